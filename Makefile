@@ -1,0 +1,48 @@
+# `make` lists what there is.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+TORCH  := torch==2.13.0
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-fast check format lock clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+install: $(VENV)/.installed  ## make the local environment
+
+# torch first and alone: the installer's own settings (find-links, extra indexes) choose the build,
+# so a CPU build is taken where the package source offers one.
+$(VENV)/.installed: pyproject.toml requirements/lock.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet $(TORCH)
+	$(PIP) install --quiet --no-deps -r requirements/lock.txt
+	$(PIP) install --quiet --no-deps -e .
+	@touch $@
+
+demo: install  ## the main job: two clusters, twelve requests, one table
+	@$(BIN)/prfaas demo
+
+test: check  ## everything CI runs: checks, then all tests, real engines included
+	$(BIN)/python -m pytest
+
+test-fast: install  ## tests that start no engine
+	$(BIN)/python -m pytest -m "not engine"
+
+check: install  ## formatter, linter, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install  ## rewrite the code in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: install  ## pin the dependencies anew
+	requirements/lock.sh
+
+clean:  ## remove what make and the demo made
+	rm -rf $(VENV) .state .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,3 @@
+"""Prefill-as-a-Service for LLM serving."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,58 @@
+"""Every error prfaas raises on purpose, by who has to act.
+
+    PrfaasError
+    ├── ConfigError      the operator: a file, a flag, a port, a missing checkpoint
+    ├── RequestError     the client: carries the HTTP status of the answer
+    ├── PeerError        the other side of a connection broke the protocol
+    ├── TransferError    the network, or a peer that went away
+    └── EngineError      an inference engine failed or is not there
+
+A message says what happened, the offending value, the limit or what was expected, and the next
+step.
+"""
+
+from __future__ import annotations
+
+
+class PrfaasError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ConfigError(PrfaasError):
+    """The operator has to change something before this can work."""
+
+
+class RequestError(PrfaasError):
+    """The client sent something that can not be served.
+
+    Args:
+        message: What is wrong, with the value and the limit.
+        status: HTTP status of the answer, 400-499.
+        param: Name of the offending request field, if one field is to blame.
+        error_type: OpenAI's `error.type`.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        error_type: str = "BadRequestError",
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.error_type = error_type
+
+
+class PeerError(PrfaasError):
+    """The other side sent bytes that the protocol does not allow."""
+
+
+class TransferError(PrfaasError):
+    """Blocks could not be moved: the link is down, the peer refused, the time is over."""
+
+
+class EngineError(PrfaasError):
+    """An engine could not be reached or answered with an error."""

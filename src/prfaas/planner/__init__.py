@@ -1,0 +1,1 @@
+"""Does Prefill-as-a-Service pay, and with what settings."""

@@ -1,0 +1,1 @@
+"""What crosses a connection: frames, messages, identities."""
