@@ -1,0 +1,171 @@
+"""The deployment file: every part of a deployment, where it runs, and how it is reached.
+
+One format serves a laptop and two sites. A part that `prfaas up` starts has a `listen` address (or
+none, then a free loopback port is taken); a part that runs elsewhere has the `url` or `address` at
+which it is reached.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from prfaas.config.quantities import DurationNs, SizeBytes
+
+FilePathText = Annotated[Path, Field(strict=False)]
+PartName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
+HostPort = Annotated[
+    str, StringConstraints(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")
+]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelTable(_Table):
+    """`[model]`: what is served."""
+
+    name: str = Field(min_length=1, max_length=256)
+    """Name that clients ask for."""
+    path: str = Field(min_length=1)
+    """Checkpoint directory, or a name the engine knows; the gateway needs its tokenizer."""
+    generate: bool = False
+    """Make the small random-weight hybrid checkpoint at `path` if nothing is there."""
+
+
+class GatewayTable(_Table):
+    """`[gateway]`: the HTTP edge."""
+
+    name: PartName = "gateway"
+    listen: HostPort = "127.0.0.1:8000"
+    body_bytes_max: SizeBytes = 8 * 2**20
+    """Larger request bodies are refused with 413."""
+    request_timeout: DurationNs = 600 * 10**9
+    """A request that takes longer is ended with 504."""
+    connect_timeout: DurationNs = 2 * 10**9
+    """An engine that does not take a connection in this time counts as absent."""
+
+
+class RoutingTable(_Table):
+    """`[routing]`: who prefills what."""
+
+    offload_threshold: int = Field(ge=0)
+    """Incremental length, tokens, above which a prompt is prefilled in the PrfaaS cluster."""
+    prefill_timeout: DurationNs = 60 * 10**9
+    """A remote prefill that takes longer is given up; the prompt is prefilled locally."""
+    transfer_timeout: DurationNs = 10 * 10**9
+    """How long decode waits for blocks after the prefill leg has answered."""
+
+
+class SecurityTable(_Table):
+    """`[security]`: identities."""
+
+    identities: FilePathText
+    """Directory with `ca.pem` and a `NAME.pem`, `NAME.key` pair for every part started here."""
+    generate: bool = False
+    """Make missing identities, the authority included. For one machine only."""
+
+
+class PoolTable(_Table):
+    """`[clusters.CLUSTER.pools.POOL]`: a pool node."""
+
+    memory: SizeBytes = 2**30
+    """Bytes of KV blocks held in host memory."""
+    listen: HostPort | None = None
+    """Where it accepts links, if `prfaas up` starts it."""
+    address: HostPort | None = None
+    """Where it is reached, if it is started elsewhere."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> PoolTable:
+        if self.listen and self.address:
+            raise ValueError("give `listen` (started here) or `address` (started elsewhere)")
+        return self
+
+
+class EngineTable(_Table):
+    """`[clusters.CLUSTER.engines.ENGINE]`: a vLLM instance."""
+
+    pool: PartName
+    """The pool node on its host."""
+    listen: HostPort | None = None
+    """Where it serves, if `prfaas up` starts it."""
+    url: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
+    """Where it is reached, if it is started elsewhere; https for another site."""
+    host_memory: SizeBytes = 2**30
+    """Memory shared between the engine and its pool node."""
+    cpus: str = ""
+    """Cores the engine is bound to, on machines without a GPU: "0" or "0-3"."""
+    kv_cache_memory: SizeBytes = 2**30
+    """Memory for the KV cache, on machines without a GPU."""
+    args: list[str] = []
+    """Further arguments for vLLM."""
+    env: dict[str, str] = {}
+    """Further environment variables for vLLM."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> EngineTable:
+        if self.listen and self.url:
+            raise ValueError("give `listen` (started here) or `url` (started elsewhere)")
+        return self
+
+
+class ClusterRole(StrEnum):
+    """What a cluster is for."""
+
+    PRFAAS = "prfaas"
+    """Remote, prefill only."""
+    PD = "pd"
+    """Local: prefill and decode."""
+
+
+class ClusterTable(_Table):
+    """`[clusters.CLUSTER]`: a site."""
+
+    role: Annotated[ClusterRole, Field(strict=False)]
+    pools: Annotated[dict[PartName, PoolTable], Field(min_length=1)]
+    engines: Annotated[dict[PartName, EngineTable], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _pools_exist(self) -> ClusterTable:
+        for name, engine in self.engines.items():
+            if engine.pool not in self.pools:
+                known = ", ".join(self.pools)
+                raise ValueError(f"engine {name}: pool {engine.pool!r} is not one of {known}")
+        return self
+
+
+class Deployment(_Table):
+    """A whole deployment file."""
+
+    model: ModelTable
+    gateway: GatewayTable = GatewayTable()
+    routing: RoutingTable
+    security: SecurityTable
+    state: FilePathText = Path(".state")
+    """Directory for sockets, logs, the tenant salt and what is generated."""
+    clusters: Annotated[dict[PartName, ClusterTable], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Deployment:
+        names = [self.gateway.name]
+        for cluster in self.clusters.values():
+            names += [*cluster.pools, *cluster.engines]
+        doubles = sorted({name for name in names if names.count(name) > 1})
+        if doubles:
+            raise ValueError(f"two parts are called {', '.join(doubles)}; names are identities")
+        return self
+
+    @model_validator(mode="after")
+    def _has_decode(self) -> Deployment:
+        if not any(cluster.role is ClusterRole.PD for cluster in self.clusters.values()):
+            raise ValueError('no cluster has role = "pd": nothing could decode')
+        return self
+
+    def with_role(self, role: ClusterRole) -> list[ClusterTable]:
+        """All clusters of a role."""
+        return [cluster for cluster in self.clusters.values() if cluster.role is role]

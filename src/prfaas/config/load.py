@@ -1,0 +1,59 @@
+"""Reading a deployment file, with errors an operator can act on."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from prfaas.config.deployment import Deployment
+from prfaas.errors import ConfigError
+
+
+def load_deployment(path: Path) -> Deployment:
+    """Read and check a deployment file. Relative paths in it start at the working directory.
+
+    Raises:
+        ConfigError: The file can not be read, is no TOML, or breaks a rule; the message has one
+            line for every problem.
+    """
+    try:
+        tables = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path} can not be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no valid TOML: {error}") from None
+    try:
+        return Deployment.model_validate(tables)
+    except ValidationError as error:
+        problems = "\n  ".join(_problem(entry) for entry in error.errors())
+        raise ConfigError(f"{path}:\n  {problems}") from None
+
+
+def _problem(entry: Any) -> str:
+    place = ".".join(str(step) for step in entry["loc"] if step != "[key]")
+    if entry["type"] == "extra_forbidden":
+        *table, key = entry["loc"]
+        nearest = difflib.get_close_matches(str(key), known_keys(table), n=1, cutoff=0.0)
+        return f"{place}: unknown key; the nearest valid one is {nearest[0]!r}"
+    if entry["type"] == "missing":
+        return f"{place}: is required"
+    message = entry["msg"].removeprefix("Value error, ")
+    shown = f", got {entry['input']!r}" if isinstance(entry["input"], (str, int, float)) else ""
+    return f"{place or 'file'}: {message}{shown if 'Value error' not in entry['msg'] else ''}"
+
+
+def known_keys(table: list[str | int]) -> list[str]:
+    """Keys that the table at this place of a deployment file may have."""
+    model: Any = Deployment
+    for step in table:
+        annotation = model.model_fields[step].annotation if _is_table(model) else model
+        model = annotation if _is_table(model) else get_args(annotation)[1]
+    return list(model.model_fields) if _is_table(model) else []
+
+
+def _is_table(annotation: Any) -> bool:
+    return get_origin(annotation) is None and issubclass(annotation, BaseModel)

@@ -1,0 +1,31 @@
+"""Field types for quantities with units."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+from prfaas.errors import ConfigError
+from prfaas.units import parse_duration, parse_size
+
+
+def _size(value: object) -> int:
+    return _parsed(value, parse_size, "16GiB")
+
+
+def _duration(value: object) -> int:
+    return _parsed(value, parse_duration, "250ms")
+
+
+def _parsed(value: object, parse: object, example: str) -> int:
+    if not isinstance(value, str) or not callable(parse):
+        raise ValueError(f'{value!r} has no unit; write it as text, as in "{example}"')
+    try:
+        return int(parse(value))
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+SizeBytes = Annotated[int, BeforeValidator(_size)]
+DurationNs = Annotated[int, BeforeValidator(_duration)]

@@ -1,0 +1,90 @@
+"""Names of KV blocks, and the layout in which those names mean bytes.
+
+A block is named by its cache group and its block hash. The hash is chained over the tokens from the
+start of the prompt and salted per tenant, so equal names mean equal content within one layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import lcm
+from typing import NamedTuple
+
+HASH_BYTES = 32
+LAYOUT_ID_BYTES = 32
+
+
+class GroupKind(StrEnum):
+    """How the blocks of a cache group may be reused."""
+
+    FULL_ATTENTION = "full_attention"
+    """One block per block of tokens; any leading run of blocks is a hit."""
+    SLIDING_WINDOW = "sliding_window"
+    """Only the last window before the hit boundary has to be there."""
+    LINEAR_STATE = "linear_state"
+    """One block per checkpoint, usable at exactly the length it was taken at."""
+
+
+class BlockKey(NamedTuple):
+    """Name of a block within one layout."""
+
+    group: int
+    block_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers that share a block table.
+
+    Attributes:
+        index: The engine's number of the group.
+        kind: How its blocks may be reused.
+        tokens_per_block: Span of one block, tokens.
+        block_bytes: Bytes of one block as it is shipped, padding left out.
+        window_tokens: Length of the window; 0 unless `kind` is SLIDING_WINDOW.
+    """
+
+    index: int
+    kind: GroupKind
+    tokens_per_block: int
+    block_bytes: int
+    window_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What has to agree before two engines can use each other's blocks.
+
+    Attributes:
+        layout_id: Digest over weights, tokenizer, chat template, dtype and cache groups; 32 bytes.
+        tokens_per_hash: Tokens covered by one link of the hash chain.
+        hash_seed: Seed that the first link of the chain is derived from.
+        groups: The cache groups, in the engine's order.
+    """
+
+    layout_id: bytes
+    tokens_per_hash: int
+    hash_seed: str
+    groups: tuple[CacheGroup, ...]
+
+    @property
+    def boundary_tokens(self) -> int:
+        """Smallest length, tokens, at which every group ends a block."""
+        return lcm(*(group.tokens_per_block for group in self.groups))
+
+    def last_boundary(self, num_tokens: int) -> int:
+        """Longest reusable prefix of a prompt: the last token always has to be computed."""
+        return max(0, num_tokens - 1) // self.boundary_tokens * self.boundary_tokens
+
+
+def block_key(layout: Layout, group: CacheGroup, hashes: list[bytes], end_token: int) -> BlockKey:
+    """Name of the block of `group` that ends at `end_token`.
+
+    Args:
+        layout: The layout that `hashes` were made for.
+        group: One of its groups.
+        hashes: Hash chain of the prompt, one entry per `layout.tokens_per_hash` tokens.
+        end_token: A multiple of the group's block span, at most the length the chain covers.
+    """
+    return BlockKey(group.index, hashes[end_token // layout.tokens_per_hash - 1])

@@ -1,0 +1,132 @@
+"""A connection that carries frames, on asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+
+from prfaas.errors import PeerError
+from prfaas.wire.frames import BlockFrame, ControlFrame, Frame, FrameDecoder, encode_block_header
+from prfaas.wire.messages import Message, encode
+
+WRITE_BUFFER_BYTES = 1 << 20
+
+
+class Channel(asyncio.Protocol):
+    """One framed connection. Lives on one event loop; not thread-safe.
+
+    Args:
+        on_frame: Called with every frame, in order. A `PeerError` it raises closes the channel.
+        on_close: Called once when the connection is gone, with the reason.
+        on_open: Called once when the connection, TLS included, stands. A `PeerError` it raises
+            refuses the peer before any frame is read.
+    """
+
+    def __init__(
+        self,
+        on_frame: Callable[[Channel, Frame], None],
+        on_close: Callable[[Channel, str], None],
+        on_open: Callable[[Channel], None] = lambda _: None,
+        decoder: FrameDecoder | None = None,
+    ) -> None:
+        self._on_frame = on_frame
+        self._on_close = on_close
+        self._on_open = on_open
+        self._decoder = decoder or FrameDecoder()
+        self._transport: asyncio.Transport | None = None
+        self._writable = asyncio.Event()
+        self._reason = "the peer closed the connection"
+        self.peer = ""
+        """Name of the peer, once somebody found out."""
+        self.heard_at = 0.0
+        """Loop time of the last bytes from the peer."""
+
+    # --- asyncio's side ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio."""
+        if not isinstance(transport, asyncio.Transport):
+            raise TypeError(f"{type(transport).__name__} is not a stream transport")
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._writable.set()
+        self.heard_at = asyncio.get_running_loop().time()
+        self._guard(lambda: self._on_open(self))
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio."""
+        self.heard_at = asyncio.get_running_loop().time()
+        self._guard(lambda: self._deliver(data))
+
+    def pause_writing(self) -> None:
+        """Called by asyncio."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """Called by asyncio."""
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by asyncio."""
+        if exc is not None:
+            self._reason = f"{type(exc).__name__}: {exc}"
+        self._transport = None
+        self._writable.set()
+        self._on_close(self, self._reason)
+
+    # --- our side ---
+
+    @property
+    def is_open(self) -> bool:
+        """Whether frames can be sent."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def ssl_object(self) -> ssl.SSLObject | None:
+        """The TLS session; None on a plain connection."""
+        return self._transport.get_extra_info("ssl_object") if self._transport else None
+
+    @property
+    def socket(self) -> socket.socket | None:
+        """The socket underneath, for options."""
+        return self._transport.get_extra_info("socket") if self._transport else None
+
+    def send(self, message: Message) -> None:
+        """Send a message; dropped if the channel is closed."""
+        if self._transport is not None:
+            self._transport.write(encode(message))
+
+    def send_block(self, frame: BlockFrame) -> None:
+        """Send a block; dropped if the channel is closed. Await `drained` before the next one."""
+        if self._transport is not None:
+            header = encode_block_header(
+                frame.transfer_id, frame.layout_id, frame.key, frame.digest, len(frame.data)
+            )
+            self._transport.writelines([header, frame.data])
+
+    async def drained(self) -> None:
+        """Wait until the connection takes more, or is gone."""
+        await self._writable.wait()
+
+    def close(self, reason: str) -> None:
+        """Close at once; what was not sent yet is dropped."""
+        if self._transport is not None:
+            self._reason = reason
+            self._transport.abort()
+
+    def _deliver(self, data: bytes) -> None:
+        for frame in self._decoder.feed(data):
+            if not self.is_open:
+                return
+            self._on_frame(self, frame)
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except PeerError as error:
+            self.close(f"protocol error: {error}")
+
+
+__all__ = ["BlockFrame", "Channel", "ControlFrame", "Frame"]

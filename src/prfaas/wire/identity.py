@@ -1,0 +1,186 @@
+"""Who is at the other end: mutual TLS between gateways, pools and engines.
+
+Every process that crosses a site boundary has an identity: a certificate whose DNS name is the
+process's name in the deployment file, signed by the deployment's own authority. A peer is let in
+only if the authority signed it and its name is on the list.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from prfaas.errors import ConfigError, PeerError
+
+VALID_DAYS = 825
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Files of one identity. Only the key is secret."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+    def server_context(self) -> ssl.SSLContext:
+        """TLS 1.3 for accepting: a client without a certificate of ours is refused.
+
+        Raises:
+            ConfigError: A file is missing or does not fit the others.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        return self._load(context)
+
+    def client_context(self) -> ssl.SSLContext:
+        """TLS 1.3 for dialling. The peer's name is checked by `peer_name`, not by host name.
+
+        Raises:
+            ConfigError: A file is missing or does not fit the others.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        return self._load(context)
+
+    def _load(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(self.authority)
+            context.load_cert_chain(self.certificate, self.key)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"identity {self.certificate} can not be used: {error}; "
+                "make one with `prfaas identity`"
+            ) from None
+        return context
+
+
+def identity_in(directory: Path, name: str) -> Identity:
+    """Where `make_identity` puts the files of `name`."""
+    return Identity(directory / "ca.pem", directory / f"{name}.pem", directory / f"{name}.key")
+
+
+def peer_name(ssl_object: ssl.SSLObject | ssl.SSLSocket | None, allowed: frozenset[str]) -> str:
+    """Name of the peer of an established connection.
+
+    Raises:
+        PeerError: There is no certificate, or its name is not in `allowed`.
+    """
+    certificate = ssl_object.getpeercert() if ssl_object is not None else None
+    entries = (certificate or {}).get("subjectAltName", ())
+    names = [str(entry[1]) for entry in entries if entry[0] == "DNS"]
+    for name in names:
+        if name in allowed:
+            return name
+    raise PeerError(f"peer {names or 'without a name'} is not on the list {sorted(allowed)}")
+
+
+def make_authority(directory: Path) -> None:
+    """Create `ca.pem` and `ca.key` in `directory`, unless they are there."""
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if (directory / "ca.pem").exists():
+        return
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "prfaas deployment authority")])
+    certificate = (
+        _builder(name, name, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(
+            x509.KeyUsage(False, False, False, False, False, True, True, False, False),
+            critical=True,
+        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    _write(directory / "ca.key", _private_bytes(key), 0o600)
+    _write(directory / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+
+
+def make_identity(directory: Path, name: str, addresses: list[str] | None = None) -> Identity:
+    """Create the identity of `name` with the authority in `directory`, unless it is there.
+
+    Args:
+        directory: Holds `ca.pem` and `ca.key`.
+        name: Name in the deployment file.
+        addresses: Further host names or IP addresses that the process is reached at, for servers
+            whose clients check host names (vLLM behind `https`).
+
+    Raises:
+        ConfigError: The authority's key is not there.
+    """
+    identity = identity_in(directory, name)
+    if identity.certificate.exists() and identity.key.exists():
+        return identity
+    try:
+        authority = x509.load_pem_x509_certificate(identity.authority.read_bytes())
+        loaded = serialization.load_pem_private_key((directory / "ca.key").read_bytes(), None)
+    except OSError as error:
+        raise ConfigError(f"no authority in {directory}: {error}") from None
+    if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{directory / 'ca.key'} is not an elliptic-curve key")
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    certificate = (
+        _builder(subject, authority.subject, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.DNSName(name), *map(_alt_name, addresses or [])]),
+            critical=False,
+        )
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(loaded.public_key()),
+            critical=False,
+        )
+        .sign(loaded, hashes.SHA256())
+    )
+    _write(identity.key, _private_bytes(key), 0o600)
+    _write(identity.certificate, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    return identity
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+    )
+
+
+def _alt_name(address: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(address))
+    except ValueError:
+        return x509.DNSName(address)
+
+
+def _private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)

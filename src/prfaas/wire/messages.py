@@ -1,0 +1,328 @@
+"""The messages that control frames carry, as typed structs in msgpack.
+
+Three conversations use them: engine and pool on a unix socket, pool and pool, gateway and pool.
+Unknown message types and missing fields are a `PeerError`; unknown fields are ignored, so that one
+side can be newer than the other.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from prfaas.core.blocks import (
+    HASH_BYTES,
+    LAYOUT_ID_BYTES,
+    BlockKey,
+    CacheGroup,
+    GroupKind,
+    Layout,
+)
+from prfaas.errors import PeerError
+from prfaas.wire.frames import TRANSFER_ID_BYTES, encode_control
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+Text = Annotated[str, msgspec.Meta(max_length=512)]
+LayoutId = Annotated[bytes, msgspec.Meta(min_length=LAYOUT_ID_BYTES, max_length=LAYOUT_ID_BYTES)]
+TransferId = Annotated[
+    bytes, msgspec.Meta(min_length=TRANSFER_ID_BYTES, max_length=TRANSFER_ID_BYTES)
+]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+BlockHash = Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
+Key = tuple[Count, BlockHash]
+Extent = tuple[Count, Count]
+"""Offset and length, bytes, within a row of the engine's shared memory."""
+
+
+class Message(msgspec.Struct, tag_field="t", kw_only=True):
+    """Base of all messages."""
+
+
+# --- both ways, first ---------------------------------------------------------------------------
+
+
+class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A cache group as it is announced."""
+
+    index: Count
+    kind: GroupKind
+    tokens_per_block: Annotated[int, msgspec.Meta(ge=1)]
+    block_bytes: Annotated[int, msgspec.Meta(ge=1)]
+    window_tokens: Count = 0
+
+
+class LayoutSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A layout as it is announced."""
+
+    layout_id: LayoutId
+    tokens_per_hash: Annotated[int, msgspec.Meta(ge=1)]
+    hash_seed: Text
+    groups: Annotated[list[GroupSpec], msgspec.Meta(min_length=1, max_length=256)]
+
+    def layout(self) -> Layout:
+        """The same, as the core knows it."""
+        groups = tuple(
+            CacheGroup(g.index, g.kind, g.tokens_per_block, g.block_bytes, g.window_tokens)
+            for g in self.groups
+        )
+        return Layout(self.layout_id, self.tokens_per_hash, self.hash_seed, groups)
+
+
+def layout_spec(layout: Layout) -> LayoutSpec:
+    """A layout, ready to announce."""
+    groups = [
+        GroupSpec(
+            index=g.index,
+            kind=g.kind,
+            tokens_per_block=g.tokens_per_block,
+            block_bytes=g.block_bytes,
+            window_tokens=g.window_tokens,
+        )
+        for g in layout.groups
+    ]
+    return LayoutSpec(
+        layout_id=layout.layout_id,
+        tokens_per_hash=layout.tokens_per_hash,
+        hash_seed=layout.hash_seed,
+        groups=groups,
+    )
+
+
+class Ping(Message, tag="ping"):
+    """Nothing to say for a while: still here."""
+
+
+# --- engine to pool, on a unix socket -----------------------------------------------------------
+
+
+class EngineHello(Message, tag="engine_hello"):
+    """First message of an engine; its shared memory's descriptor travels with it.
+
+    `extents` says, for every cache group, which parts of a row carry its bytes.
+    """
+
+    engine: Name
+    layout: LayoutSpec
+    row_bytes: Annotated[int, msgspec.Meta(ge=1)]
+    num_rows: Annotated[int, msgspec.Meta(ge=1)]
+    extents: dict[int, list[Extent]]
+
+
+class Push(Message, tag="push"):
+    """From now on, `Store`s that name this transfer are pushed to `peer` as well."""
+
+    transfer_id: TransferId
+    peer: Name
+
+
+class Store(Message, tag="store"):
+    """Keep these rows as blocks; `pushed` are the ones that the transfer still needs."""
+
+    job: Count
+    keys: list[Key]
+    rows: list[Count]
+    transfer_id: TransferId | None = None
+    pushed: list[bool] = []
+
+
+class StoreDone(Message, tag="store_done"):
+    """Answer to `Store`: the rows may be reused."""
+
+    job: Count
+    stored: bool
+
+
+class PushDone(Message, tag="push_done"):
+    """The engine finished the request of this transfer: what was stored is all there is."""
+
+    transfer_id: TransferId
+
+
+class Lookup(Message, tag="lookup"):
+    """Which of these blocks are there? Asked anew until none is on its way."""
+
+    job: Count
+    keys: list[Key]
+    transfer_id: TransferId | None = None
+    source: Text = ""
+
+
+class LookupDone(Message, tag="lookup_done"):
+    """Answer to `Lookup`: one byte a key, `HIT`, `MISS` or `ON_ITS_WAY`."""
+
+    job: Count
+    found: bytes
+
+
+MISS, HIT, ON_ITS_WAY = 0, 1, 2
+
+
+class Load(Message, tag="load"):
+    """Copy these blocks into these rows."""
+
+    job: Count
+    keys: list[Key]
+    rows: list[Count]
+
+
+class LoadDone(Message, tag="load_done"):
+    """Answer to `Load`: one byte a key, 1 if the row now holds the block."""
+
+    job: Count
+    loaded: bytes
+
+
+class Touch(Message, tag="touch"):
+    """These blocks were used: they should be evicted later than others."""
+
+    keys: list[Key]
+
+
+# --- pool to pool, over TLS ---------------------------------------------------------------------
+
+
+class PoolHello(Message, tag="pool_hello"):
+    """First message on a link; the name has to be the one in the certificate."""
+
+    pool: Name
+    epoch: Text
+
+
+class Offer(Message, tag="offer"):
+    """Blocks of this transfer will follow as block frames."""
+
+    transfer_id: TransferId
+
+
+class Commit(Message, tag="commit"):
+    """All blocks of this transfer were sent."""
+
+    transfer_id: TransferId
+    num_blocks: Count
+
+
+class Abort(Message, tag="abort"):
+    """This transfer is over without a commit. Pools and gateways send it."""
+
+    transfer_id: TransferId
+    reason: Text
+
+
+# --- gateway to pool, over TLS ------------------------------------------------------------------
+
+
+class Subscribe(Message, tag="subscribe"):
+    """Tell me what you hold, and every change from then on."""
+
+    gateway: Name
+
+
+class Snapshot(Message, tag="snapshot"):
+    """Part of what a pool holds. The last part is followed by events from `next_seq` on."""
+
+    epoch: Text
+    next_seq: Count
+    layout_id: LayoutId
+    keys: list[Key]
+
+
+class SnapshotEnd(Message, tag="snapshot_end"):
+    """The snapshot is complete."""
+
+    epoch: Text
+    next_seq: Count
+
+
+class Stored(Message, tag="stored"):
+    """Event: blocks were stored."""
+
+    seq: Count
+    layout_id: LayoutId
+    keys: list[Key]
+
+
+class Evicted(Message, tag="evicted"):
+    """Event: blocks were dropped."""
+
+    seq: Count
+    layout_id: LayoutId
+    keys: list[Key]
+
+
+class TransferEnded(Message, tag="transfer_ended"):
+    """Event: a transfer ended at this pool. Durations in nanoseconds."""
+
+    seq: Count
+    transfer_id: TransferId
+    direction: Name
+    peer: Text
+    state: Name
+    reason: Text
+    num_blocks: Count
+    num_bytes: Count
+    duration_ns: Count
+    last_block_age_ns: Count
+    """How long before this event the last block arrived or left."""
+
+
+class PoolState(Message, tag="pool_state"):
+    """Event: engines and links of this pool, sent when one changes."""
+
+    seq: Count
+    layouts: dict[str, LayoutSpec]
+    """By engine name."""
+    links: dict[str, bool]
+    """By peer name: whether the link is up."""
+
+
+AnyMessage = (
+    Ping
+    | EngineHello
+    | Push
+    | Store
+    | StoreDone
+    | PushDone
+    | Lookup
+    | LookupDone
+    | Load
+    | LoadDone
+    | Touch
+    | PoolHello
+    | Offer
+    | Commit
+    | Abort
+    | Subscribe
+    | Snapshot
+    | SnapshotEnd
+    | Stored
+    | Evicted
+    | TransferEnded
+    | PoolState
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode(message: Message) -> bytes:
+    """A whole control frame."""
+    return encode_control(_encoder.encode(message))
+
+
+def decode(payload: bytes) -> AnyMessage:
+    """The message in a control frame.
+
+    Raises:
+        PeerError: The payload is no known message.
+    """
+    try:
+        message: AnyMessage = _decoder.decode(payload)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise PeerError(f"not a prfaas message: {error}") from None
+    return message
+
+
+def keys_of(keys: list[Key]) -> list[BlockKey]:
+    """Wire keys as the core knows them."""
+    return [BlockKey(group, block_hash) for group, block_hash in keys]
