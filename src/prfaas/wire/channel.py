@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable
 
 from prfaas.errors import PeerError
-from prfaas.wire.frames import BlockFrame, ControlFrame, Frame, FrameDecoder, encode_block_header
+from prfaas.wire.frames import BlockFrame, Frame, FrameDecoder, encode_block_header
 from prfaas.wire.messages import Message, encode
 
 WRITE_BUFFER_BYTES = 1 << 20
@@ -93,6 +93,11 @@ class Channel(asyncio.Protocol):
         """The socket underneath, for options."""
         return self._transport.get_extra_info("socket") if self._transport else None
 
+    @property
+    def backlog_bytes(self) -> int:
+        """Bytes accepted by `send` that the socket has not taken yet."""
+        return self._transport.get_write_buffer_size() if self._transport else 0
+
     def send(self, message: Message) -> None:
         """Send a message; dropped if the channel is closed."""
         if self._transport is not None:
@@ -127,6 +132,3 @@ class Channel(asyncio.Protocol):
             action()
         except PeerError as error:
             self.close(f"protocol error: {error}")
-
-
-__all__ = ["BlockFrame", "Channel", "ControlFrame", "Frame"]

@@ -7,6 +7,7 @@ side can be newer than the other.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
@@ -326,3 +327,8 @@ def decode(payload: bytes) -> AnyMessage:
 def keys_of(keys: list[Key]) -> list[BlockKey]:
     """Wire keys as the core knows them."""
     return [BlockKey(group, block_hash) for group, block_hash in keys]
+
+
+def wire_keys(keys: Iterable[BlockKey]) -> list[Key]:
+    """Keys of the core, ready for the wire."""
+    return [(key.group, key.block_hash) for key in keys]

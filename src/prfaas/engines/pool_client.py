@@ -1,0 +1,148 @@
+"""An engine's connection to its pool node, for code that must never wait.
+
+vLLM calls a tier from its scheduler loop. Everything here that the tier calls returns at once: two
+threads of their own do the socket work. When the pool node is gone, everything that was asked of it
+fails at once, and the connection is tried again in the background.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from prfaas.errors import PeerError
+from prfaas.wire.frames import ControlFrame, FrameDecoder
+from prfaas.wire.messages import AnyMessage, EngineHello, Message, Ping, decode, encode
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.2
+OUTBOX_MAX = 100_000
+"""Messages not yet written; a pool node that far behind is treated as gone."""
+
+
+class PoolClient:
+    """Keeps one connection to the pool node.
+
+    Args:
+        path: The pool node's unix socket.
+        hello: What this engine says first.
+        descriptor: Of the engine's shared memory; stays the caller's.
+        on_message: Called from the reader thread with every answer.
+        on_lost: Called from the reader thread when the connection is gone.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        hello: EngineHello,
+        descriptor: int,
+        on_message: Callable[[AnyMessage], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._path = path
+        self._hello = encode(hello)
+        self._descriptor = os.dup(descriptor)
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._connected = threading.Event()
+        self._stopped = threading.Event()
+        self._socket: socket.socket | None = None
+        self._outbox: queue.Queue[bytes | None] = queue.Queue(OUTBOX_MAX)
+        self._thread = threading.Thread(target=self._run, name="prfaas-pool", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the pool node has accepted this engine."""
+        return self._connected.is_set()
+
+    def send(self, message: Message) -> bool:
+        """Queue a message.
+
+        Returns:
+            False if there is no connection or the queue is full: nothing will come of it.
+        """
+        if not self.is_connected:
+            return False
+        try:
+            self._outbox.put_nowait(encode(message))
+        except queue.Full:
+            self._hang_up()
+            return False
+        return True
+
+    def close(self) -> None:
+        """End the connection and the threads."""
+        self._stopped.set()
+        self._hang_up()
+        self._thread.join(timeout=5)
+        os.close(self._descriptor)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._converse()
+            except (OSError, PeerError) as error:
+                log.debug("pool node at %s: %s", self._path, error)
+            if self._connected.is_set():
+                self._connected.clear()
+                log.warning("the pool node at %s is gone", self._path)
+                self._on_lost()
+            self._stopped.wait(RETRY_S)
+
+    def _converse(self) -> None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with connection:
+            connection.connect(str(self._path))
+            socket.send_fds(connection, [self._hello], [self._descriptor])
+            self._outbox = queue.Queue(OUTBOX_MAX)
+            self._socket = connection
+            writer = threading.Thread(
+                target=_write,
+                args=(connection, self._outbox),
+                name="prfaas-pool-writer",
+                daemon=True,
+            )
+            writer.start()
+            try:
+                self._read(connection)
+            finally:
+                self._socket = None
+                self._outbox.put(None)
+                connection.close()
+                writer.join()
+
+    def _read(self, connection: socket.socket) -> None:
+        decoder = FrameDecoder()
+        while data := connection.recv(1 << 18):
+            for frame in decoder.feed(data):
+                if not isinstance(frame, ControlFrame):
+                    raise PeerError("a pool node sends no block frames to engines")
+                message = decode(frame.payload)
+                if not self.is_connected:
+                    log.info("connected to the pool node at %s", self._path)
+                    self._connected.set()
+                if not isinstance(message, Ping):
+                    self._on_message(message)
+
+    def _hang_up(self) -> None:
+        connection = self._socket
+        if connection is not None:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError as error:
+                log.debug("hanging up: %s", error)
+
+
+def _write(connection: socket.socket, outbox: queue.Queue[bytes | None]) -> None:
+    while (data := outbox.get()) is not None:
+        try:
+            connection.sendall(data)
+        except OSError:
+            return

@@ -1,0 +1,218 @@
+"""The unix socket at which local engines hand over and take back blocks.
+
+An engine maps its host-memory KV cache from a file and passes the file's descriptor here, so blocks
+are copied between that memory and the store without going through a socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from prfaas.core.blocks import BlockKey, Layout
+from prfaas.errors import PeerError
+from prfaas.wire.channel import Channel
+from prfaas.wire.frames import ControlFrame, Frame, FrameDecoder
+from prfaas.wire.messages import AnyMessage, EngineHello, Key, Ping, decode, keys_of
+
+log = logging.getLogger(__name__)
+
+HELLO_BYTES_MAX = 1 << 20
+HELLO_TIMEOUT_S = 10.0
+
+
+class EngineMemory:
+    """The rows of an engine's shared memory, and where blocks lie in them.
+
+    Args:
+        descriptor: Of the shared file; taken over and closed.
+        hello: The engine's description of it.
+
+    Raises:
+        PeerError: The description contradicts itself or the file.
+    """
+
+    def __init__(self, descriptor: int, hello: EngineHello) -> None:
+        self.layout: Layout = hello.layout.layout()
+        self._row_bytes = hello.row_bytes
+        self._num_rows = hello.num_rows
+        self._extents = hello.extents
+        try:
+            self._check(hello, os.fstat(descriptor).st_size)
+            self._memory = mmap.mmap(descriptor, hello.row_bytes * hello.num_rows)
+        except (OSError, ValueError) as error:
+            raise PeerError(f"shared memory can not be mapped: {error}") from None
+        finally:
+            os.close(descriptor)
+
+    def block_bytes(self, group: int) -> int:
+        """Bytes of a block of `group`.
+
+        Raises:
+            PeerError: There is no such group.
+        """
+        if group not in self._extents:
+            raise PeerError(f"cache group {group}; the engine announced {sorted(self._extents)}")
+        return sum(length for _, length in self._extents[group])
+
+    def read(self, key: BlockKey, row: int) -> bytearray:
+        """Copy a block out of a row."""
+        data = bytearray(self.block_bytes(key.group))
+        at = 0
+        for start, length in self._places(key.group, row):
+            data[at : at + length] = self._memory[start : start + length]
+            at += length
+        return data
+
+    def write(self, key: BlockKey, row: int, data: bytearray | memoryview) -> None:
+        """Copy a block into a row."""
+        view = memoryview(data)
+        at = 0
+        for start, length in self._places(key.group, row):
+            self._memory[start : start + length] = view[at : at + length]
+            at += length
+
+    def close(self) -> None:
+        """Unmap."""
+        self._memory.close()
+
+    def _places(self, group: int, row: int) -> list[tuple[int, int]]:
+        if not 0 <= row < self._num_rows:
+            raise PeerError(f"row {row}; the engine announced {self._num_rows}")
+        base = row * self._row_bytes
+        return [(base + offset, length) for offset, length in self._extents[group]]
+
+    def _check(self, hello: EngineHello, file_bytes: int) -> None:
+        if hello.row_bytes * hello.num_rows > file_bytes:
+            raise PeerError(f"{hello.num_rows} rows do not fit into {file_bytes} shared bytes")
+        for group in self.layout.groups:
+            extents = self._extents.get(group.index, [])
+            if any(offset + length > hello.row_bytes for offset, length in extents):
+                raise PeerError(f"cache group {group.index} reaches beyond its row")
+            if sum(length for _, length in extents) != group.block_bytes:
+                raise PeerError(f"extents of cache group {group.index} are not its block size")
+
+
+class EngineSession:
+    """One connected engine."""
+
+    def __init__(self, name: str, hello: EngineHello, memory: EngineMemory) -> None:
+        self.name = name
+        self.hello = hello
+        self.memory = memory
+        self.channel: Channel | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """The layout its blocks are named in."""
+        return self.memory.layout
+
+    def named_rows(self, keys: list[Key], rows: list[int]) -> list[tuple[BlockKey, int]]:
+        """Keys with their rows.
+
+        Raises:
+            PeerError: There are not as many of one as of the other.
+        """
+        if len(keys) != len(rows):
+            raise PeerError(f"{len(keys)} keys for {len(rows)} rows")
+        return list(zip(keys_of(keys), rows, strict=True))
+
+
+class EnginePort:
+    """Accepts engines on a unix socket.
+
+    Args:
+        path: Of the socket; only the owner may connect.
+        on_open: Told of an engine that said hello.
+        on_message: Told of its messages; a `PeerError` it raises ends the session.
+        on_close: Told when the engine is gone.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        on_open: Callable[[EngineSession], None],
+        on_message: Callable[[EngineSession, AnyMessage], None],
+        on_close: Callable[[EngineSession], None],
+    ) -> None:
+        self._path = path
+        self._on_open = on_open
+        self._on_message = on_message
+        self._on_close = on_close
+
+    async def run(self) -> None:
+        """Accept until cancelled."""
+        self._path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(self._path))
+        self._path.chmod(0o600)
+        listener.listen()
+        listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                connection, _ = await loop.sock_accept(listener)
+                task = asyncio.create_task(self._welcome(connection))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+        finally:
+            listener.close()
+            self._path.unlink(missing_ok=True)
+
+    async def _welcome(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            hello, descriptor = await loop.run_in_executor(None, _receive_hello, connection)
+            session = EngineSession(hello.engine, hello, EngineMemory(descriptor, hello))
+        except (PeerError, OSError) as error:
+            log.warning("engine refused: %s", error)
+            connection.close()
+            return
+        connection.setblocking(False)
+        self._on_open(session)
+        _, session.channel = await loop.connect_accepted_socket(
+            lambda: Channel(
+                lambda _, frame: self._deliver(session, frame),
+                lambda _, reason: self._closed(session, reason),
+            ),
+            connection,
+        )
+        session.channel.send(Ping())
+
+    def _deliver(self, session: EngineSession, frame: Frame) -> None:
+        if not isinstance(frame, ControlFrame):
+            raise PeerError("an engine sends no block frames: its blocks are in shared memory")
+        self._on_message(session, decode(frame.payload))
+
+    def _closed(self, session: EngineSession, reason: str) -> None:
+        log.info("engine %s is gone: %s", session.name, reason)
+        session.memory.close()
+        self._on_close(session)
+
+
+def _receive_hello(connection: socket.socket) -> tuple[EngineHello, int]:
+    """Read the hello and the descriptor that comes with its first byte. Blocks."""
+    connection.settimeout(HELLO_TIMEOUT_S)
+    decoder = FrameDecoder(control_bytes_max=HELLO_BYTES_MAX)
+    descriptors: list[int] = []
+    while True:
+        data, received, _, _ = socket.recv_fds(connection, 1 << 16, 1)
+        descriptors += received
+        if not data:
+            raise PeerError("the engine left before it said hello")
+        frames = decoder.feed(data)
+        if not frames:
+            continue
+        frame = frames[0]
+        message = decode(frame.payload) if isinstance(frame, ControlFrame) else None
+        if len(frames) > 1 or not isinstance(message, EngineHello) or len(descriptors) != 1:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise PeerError("an engine has to say hello first, with one descriptor, and then wait")
+        return message, descriptors[0]

@@ -1,0 +1,150 @@
+"""What local engines ask of the pool node, and the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from prfaas.core.blocks import BlockKey
+from prfaas.errors import PeerError
+from prfaas.pool.engine_port import EngineSession
+from prfaas.pool.inbound import InboundTransfers
+from prfaas.pool.metrics import PoolMetrics
+from prfaas.pool.outbound import OutboundLink
+from prfaas.pool.store import BlockStore, StoredBlock
+from prfaas.wire.frames import block_digest
+from prfaas.wire.messages import (
+    HIT,
+    MISS,
+    ON_ITS_WAY,
+    AnyMessage,
+    Load,
+    LoadDone,
+    Lookup,
+    LookupDone,
+    Message,
+    Ping,
+    Push,
+    PushDone,
+    Store,
+    StoreDone,
+    Touch,
+    keys_of,
+)
+
+
+class EngineRequests:
+    """Answers engines.
+
+    Args:
+        is_connected: Whether the link from a pool of that name stands.
+    """
+
+    def __init__(
+        self,
+        store: BlockStore,
+        inbound: InboundTransfers,
+        links: Mapping[str, OutboundLink],
+        is_connected: Callable[[str], bool],
+        metrics: PoolMetrics,
+    ) -> None:
+        self._store = store
+        self._inbound = inbound
+        self._links = links
+        self._is_connected = is_connected
+        self._metrics = metrics
+        self._pushes: dict[bytes, OutboundLink] = {}
+
+    def handle(self, engine: EngineSession, message: AnyMessage) -> None:
+        """Act on one message.
+
+        Raises:
+            PeerError: The engine broke the protocol.
+        """
+        match message:
+            case Store():
+                self._store_rows(engine, message)
+            case Load():
+                self._load_rows(engine, message)
+            case Lookup():
+                self._look_up(engine, message)
+            case Touch():
+                self._store.touch(engine.layout.layout_id, keys_of(message.keys))
+            case Push():
+                self._open_push(message)
+            case PushDone():
+                link = self._pushes.pop(message.transfer_id, None)
+                if link is not None:
+                    link.finish(message.transfer_id)
+            case Ping():
+                return
+            case _:
+                raise PeerError(f"{type(message).__name__} is not for an engine to say")
+
+    def _open_push(self, message: Push) -> None:
+        link = self._links.get(message.peer)
+        if link is None:
+            self._metrics.blocks_dropped.labels(reason="unknown_peer").inc()
+            return
+        link.open(message.transfer_id)
+        self._pushes[message.transfer_id] = link
+
+    def _store_rows(self, engine: EngineSession, message: Store) -> None:
+        stored = True
+        pushed = message.pushed or [False] * len(message.keys)
+        named = zip(engine.named_rows(message.keys, message.rows), pushed, strict=False)
+        for (key, row), wanted in named:
+            block = self._keep(engine, key, row)
+            stored = stored and block is not None
+            if wanted and message.transfer_id is not None:
+                self._push(engine, message.transfer_id, key, block)
+        _answer(engine, StoreDone(job=message.job, stored=stored))
+
+    def _keep(self, engine: EngineSession, key: BlockKey, row: int) -> StoredBlock | None:
+        layout_id = engine.layout.layout_id
+        block = self._store.get(layout_id, key)
+        if block is not None:
+            return block
+        data = engine.memory.read(key, row)
+        if not self._store.put(layout_id, key, data, block_digest(layout_id, key, data)):
+            self._metrics.blocks_dropped.labels(reason="no_room").inc()
+            return None
+        self._metrics.blocks_stored.labels(group=key.group).inc()
+        return self._store.get(layout_id, key)
+
+    def _push(
+        self, engine: EngineSession, transfer_id: bytes, key: BlockKey, block: StoredBlock | None
+    ) -> None:
+        link = self._pushes.get(transfer_id)
+        if link is None:
+            return
+        if block is None:
+            link.abort(transfer_id, "no_room", tell_peer=True)
+        else:
+            link.push(transfer_id, engine.layout.layout_id, key, block)
+
+    def _load_rows(self, engine: EngineSession, message: Load) -> None:
+        loaded = bytearray()
+        for key, row in engine.named_rows(message.keys, message.rows):
+            block = self._store.get(engine.layout.layout_id, key)
+            fits = block is not None and len(block.data) == engine.memory.block_bytes(key.group)
+            if block is not None and fits:
+                engine.memory.write(key, row, block.data)
+                self._metrics.blocks_loaded.labels(group=key.group).inc()
+            loaded.append(fits)
+        _answer(engine, LoadDone(job=message.job, loaded=bytes(loaded)))
+
+    def _look_up(self, engine: EngineSession, message: Lookup) -> None:
+        layout_id = engine.layout.layout_id
+        coming = message.transfer_id is not None and self._inbound.is_on_its_way(
+            message.transfer_id, self._is_connected(message.source)
+        )
+        absent = ON_ITS_WAY if coming else MISS
+        found = bytes(
+            HIT if (layout_id, key) in self._store else absent for key in keys_of(message.keys)
+        )
+        _answer(engine, LookupDone(job=message.job, found=found))
+
+
+def _answer(engine: EngineSession, message: Message) -> None:
+    if engine.channel is not None:
+        engine.channel.send(message)

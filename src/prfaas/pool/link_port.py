@@ -1,0 +1,148 @@
+"""The TLS port at which other pools push blocks and gateways subscribe to events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+
+from prfaas.errors import PeerError
+from prfaas.pool.inbound import InboundTransfers
+from prfaas.pool.metrics import PoolMetrics
+from prfaas.wire.channel import Channel
+from prfaas.wire.frames import BlockFrame, Frame
+from prfaas.wire.identity import peer_name
+from prfaas.wire.liveness import keep_alive
+from prfaas.wire.messages import (
+    Abort,
+    AnyMessage,
+    Commit,
+    Offer,
+    Ping,
+    PoolHello,
+    Subscribe,
+    decode,
+)
+
+log = logging.getLogger(__name__)
+
+
+class LinkPort:
+    """Accepts peers whose certificate our authority signed and whose name is on a list.
+
+    Args:
+        address: Host and port; port 0 takes a free one.
+        sources: Pools that may push.
+        gateways: Gateways that may subscribe and abort.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        tls: ssl.SSLContext,
+        *,
+        sources: frozenset[str],
+        gateways: frozenset[str],
+        inbound: InboundTransfers,
+        metrics: PoolMetrics,
+        on_subscribe: Callable[[Channel], None],
+        on_unsubscribe: Callable[[Channel], None],
+        on_abort: Callable[[bytes, str], None],
+    ) -> None:
+        self._address = address
+        self._tls = tls
+        self._sources = sources
+        self._gateways = gateways
+        self._inbound = inbound
+        self._metrics = metrics
+        self._on_subscribe = on_subscribe
+        self._on_unsubscribe = on_unsubscribe
+        self._on_abort = on_abort
+        self._server: asyncio.Server | None = None
+        self._channels: dict[Channel, asyncio.Task[None]] = {}
+
+    async def open(self) -> None:
+        """Start to listen."""
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: Channel(self._deliver, self._closed, self._greet),
+            *self._address,
+            ssl=self._tls,
+            ssl_handshake_timeout=5.0,
+        )
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        if self._server is None:
+            raise RuntimeError("the port is not open")
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def close(self) -> None:
+        """Stop listening and drop every connection."""
+        if self._server is not None:
+            self._server.close()
+        for channel in list(self._channels):
+            channel.close("this pool node stops")
+
+    def is_connected(self, source: str) -> bool:
+        """Whether a link from the pool `source` stands."""
+        return any(channel.peer == source and channel.is_open for channel in self._channels)
+
+    def _greet(self, channel: Channel) -> None:
+        try:
+            channel.peer = peer_name(channel.ssl_object, self._sources | self._gateways)
+        except PeerError:
+            self._metrics.refused.labels(port="link").inc()
+            raise
+        self._channels[channel] = asyncio.get_running_loop().create_task(keep_alive(channel))
+
+    def _deliver(self, channel: Channel, frame: Frame) -> None:
+        try:
+            if isinstance(frame, BlockFrame):
+                self._require(channel, self._sources)
+                if not self._inbound.block(frame, channel.peer):
+                    channel.send(Abort(transfer_id=frame.transfer_id, reason="not wanted"))
+            else:
+                self._handle(channel, decode(frame.payload))
+        except PeerError:
+            self._metrics.refused.labels(port="link").inc()
+            raise
+
+    def _handle(self, channel: Channel, message: AnyMessage) -> None:
+        match message:
+            case Ping():
+                return
+            case PoolHello():
+                self._require(channel, self._sources)
+            case Offer():
+                self._require(channel, self._sources)
+                self._inbound.offered(message.transfer_id, channel.peer)
+            case Commit():
+                self._require(channel, self._sources)
+                self._inbound.committed(message, channel.peer)
+            case Subscribe():
+                self._require(channel, self._gateways)
+                self._on_subscribe(channel)
+            case Abort() if channel.peer in self._gateways:
+                self._on_abort(message.transfer_id, message.reason)
+            case Abort():
+                self._inbound.aborted_by(message.transfer_id, channel.peer, message.reason)
+            case _:
+                raise PeerError(f"{type(message).__name__} has no meaning on this port")
+
+    def _require(self, channel: Channel, role: frozenset[str]) -> None:
+        if channel.peer not in role:
+            raise PeerError(f"{channel.peer} may not do this; its role is another")
+
+    def _closed(self, channel: Channel, reason: str) -> None:
+        task = self._channels.pop(channel, None)
+        if task is None:
+            log.warning("connection refused: %s", reason)
+            return
+        task.cancel()
+        log.warning("connection of %s closed: %s", channel.peer, reason)
+        self._on_unsubscribe(channel)
+        if channel.peer in self._sources and not self.is_connected(channel.peer):
+            self._inbound.peer_lost(channel.peer)

@@ -1,0 +1,55 @@
+"""What a pool node counts."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+
+class PoolMetrics:
+    """Counters and gauges of one pool node, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.used_bytes = self._gauge("pool_used_bytes", "Bytes of KV blocks held.")
+        self.capacity_bytes = self._gauge("pool_capacity_bytes", "Limit on bytes held.")
+        self.blocks = self._gauge("pool_blocks", "KV blocks held.")
+        self.blocks_stored = Counter(
+            "prfaas_pool_blocks_stored",
+            "Blocks taken from local engines.",
+            ["group"],
+            registry=self.registry,
+        )
+        self.blocks_loaded = Counter(
+            "prfaas_pool_blocks_loaded",
+            "Blocks given to local engines.",
+            ["group"],
+            registry=self.registry,
+        )
+        self.blocks_dropped = Counter(
+            "prfaas_pool_blocks_dropped",
+            "Blocks that were not kept.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.link_bytes = Counter(
+            "prfaas_link_bytes",
+            "Bytes of KV blocks over a link.",
+            ["peer", "direction"],
+            registry=self.registry,
+        )
+        self.link_up = self._gauge("link_up", "Whether a link stands.", "peer")
+        self.transfers = Counter(
+            "prfaas_transfers",
+            "Transfers that ended.",
+            ["direction", "state"],
+            registry=self.registry,
+        )
+        self.refused = Counter(
+            "prfaas_connections_refused",
+            "Connections closed for what they sent or who they are.",
+            ["port"],
+            registry=self.registry,
+        )
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"prfaas_{name}", text, labels, registry=self.registry)

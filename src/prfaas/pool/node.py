@@ -1,0 +1,222 @@
+"""The pool node: one store, local engines on one side, other pools and gateways on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from prfaas.core.transfers import Transfer
+from prfaas.errors import ConfigError
+from prfaas.pool.engine_port import EnginePort, EngineSession
+from prfaas.pool.engine_requests import EngineRequests
+from prfaas.pool.events import EventFeed
+from prfaas.pool.inbound import InboundTransfers
+from prfaas.pool.link_port import LinkPort
+from prfaas.pool.metrics import PoolMetrics
+from prfaas.pool.outbound import OutboundLink
+from prfaas.pool.store import BlockStore
+from prfaas.wire.identity import Identity
+from prfaas.wire.messages import PoolState, TransferEnded
+
+log = logging.getLogger(__name__)
+
+TRANSFER_LIFETIME_NS = 300 * 10**9
+"""A transfer that is still open after this is abandoned: longer than any prefill is waited for."""
+HOUSEKEEPING_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """What a pool node is told at start.
+
+    Attributes:
+        name: Name in the deployment file and in the certificate.
+        memory_bytes: Limit on KV blocks held.
+        listen: Host and port for pools and gateways.
+        socket_path: Unix socket for local engines.
+        admin: Host and port for `/health` and `/metrics`, plain HTTP.
+        identity: Certificate, key, authority.
+        peers: Pools to push to, by name.
+        sources: Names of pools that may push to this one.
+        gateways: Names of gateways that may subscribe.
+    """
+
+    name: str
+    memory_bytes: int
+    listen: tuple[str, int]
+    socket_path: Path
+    admin: tuple[str, int]
+    identity: Identity
+    peers: dict[str, tuple[str, int]]
+    sources: frozenset[str]
+    gateways: frozenset[str]
+
+
+class PoolNode:
+    """Wires the parts of a pool node together."""
+
+    def __init__(
+        self, settings: PoolSettings, clock_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self.settings = settings
+        self.metrics = PoolMetrics()
+        self.feed = EventFeed()
+        self.store = BlockStore(settings.memory_bytes, self.feed)
+        self._clock_ns = clock_ns
+        self._engines: dict[str, EngineSession] = {}
+        self.inbound = InboundTransfers(
+            self.store,
+            self.metrics,
+            lambda transfer: self._transfer_ended("received", transfer),
+            clock_ns,
+            TRANSFER_LIFETIME_NS,
+        )
+        tls = settings.identity.client_context()
+        self.links = {
+            peer: self._link(peer, address, tls) for peer, address in settings.peers.items()
+        }
+        self.link_port = LinkPort(
+            settings.listen,
+            settings.identity.server_context(),
+            sources=settings.sources,
+            gateways=settings.gateways,
+            inbound=self.inbound,
+            metrics=self.metrics,
+            on_subscribe=lambda channel: self.feed.subscribe(channel, self.store, self._state()),
+            on_unsubscribe=self.feed.unsubscribe,
+            on_abort=self._abort,
+        )
+        requests = EngineRequests(
+            self.store, self.inbound, self.links, self.link_port.is_connected, self.metrics
+        )
+        self._engine_port = EnginePort(
+            settings.socket_path, self._engine_came, requests.handle, self._engine_went
+        )
+
+    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until cancelled.
+
+        Args:
+            ready: Called once all ports are open.
+
+        Raises:
+            ConfigError: A port is taken.
+        """
+        await _open_port(self.link_port.open, self.settings.listen)
+        runner = web.AppRunner(self._admin_app())
+        await runner.setup()
+        site = web.TCPSite(runner, *self.settings.admin)
+        await _open_port(site.start, self.settings.admin)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for link in self.links.values():
+                    tasks.create_task(link.run())
+                tasks.create_task(self._engine_port.run())
+                tasks.create_task(self._keep_house())
+                ready()
+        finally:
+            await self.link_port.close()
+            await runner.cleanup()
+
+    def _link(self, peer: str, address: tuple[str, int], tls: ssl.SSLContext) -> OutboundLink:
+        return OutboundLink(
+            pool=self.settings.name,
+            epoch=self.feed.epoch,
+            peer=peer,
+            address=address,
+            tls=tls,
+            metrics=self.metrics,
+            on_change=self._state_changed,
+            on_ended=lambda transfer: self._transfer_ended("sent", transfer),
+            clock_ns=self._clock_ns,
+            lifetime_ns=TRANSFER_LIFETIME_NS,
+        )
+
+    def _state(self) -> PoolState:
+        layouts = {name: engine.hello.layout for name, engine in self._engines.items()}
+        links = {peer: link.is_up for peer, link in self.links.items()}
+        return PoolState(seq=0, layouts=layouts, links=links)
+
+    def _state_changed(self) -> None:
+        state = self._state()
+        self.feed.state_changed(state.layouts, state.links)
+
+    def _engine_came(self, session: EngineSession) -> None:
+        log.info("engine %s is here", session.name)
+        self._engines[session.name] = session
+        self._state_changed()
+
+    def _engine_went(self, session: EngineSession) -> None:
+        if self._engines.get(session.name) is session:
+            del self._engines[session.name]
+            self._state_changed()
+
+    def _abort(self, transfer_id: bytes, reason: str) -> None:
+        self.inbound.aborted(transfer_id, reason)
+        for link in self.links.values():
+            link.abort(transfer_id, reason, tell_peer=True)
+
+    def _transfer_ended(self, direction: str, transfer: Transfer) -> None:
+        now = self._clock_ns()
+        self.metrics.transfers.labels(direction=direction, state=transfer.state).inc()
+        log.info(
+            "transfer %s %s %s: %d blocks, %d bytes %s",
+            transfer.transfer_id.hex(),
+            direction,
+            transfer.state,
+            transfer.num_blocks,
+            transfer.num_bytes,
+            transfer.reason,
+        )
+        self.feed.transfer_ended(
+            TransferEnded(
+                seq=0,
+                transfer_id=transfer.transfer_id,
+                direction=direction,
+                peer=transfer.peer,
+                state=transfer.state,
+                reason=transfer.reason,
+                num_blocks=transfer.num_blocks,
+                num_bytes=transfer.num_bytes,
+                duration_ns=now - transfer.opened_at_ns,
+                last_block_age_ns=now - (transfer.last_block_at_ns or now),
+            )
+        )
+
+    async def _keep_house(self) -> None:
+        self.metrics.capacity_bytes.set(self.store.capacity_bytes)
+        while True:
+            self.inbound.expire()
+            for link in self.links.values():
+                link.expire()
+            self.metrics.used_bytes.set(self.store.used_bytes)
+            self.metrics.blocks.set(len(self.store))
+            await asyncio.sleep(HOUSEKEEPING_S)
+
+    def _admin_app(self) -> web.Application:
+        async def health(_: web.Request) -> web.Response:
+            return web.Response()
+
+        async def metrics(_: web.Request) -> web.Response:
+            body = generate_latest(self.metrics.registry)
+            return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+        app = web.Application()
+        app.add_routes([web.get("/health", health), web.get("/metrics", metrics)])
+        return app
+
+
+async def _open_port(start: Callable[[], Awaitable[None]], address: tuple[str, int]) -> None:
+    try:
+        await start()
+    except OSError as error:
+        host, port = address
+        raise ConfigError(f"can not listen on {host}:{port}: {error.strerror}") from None

@@ -1,0 +1,23 @@
+"""Noticing that a peer is gone although nobody said so."""
+
+from __future__ import annotations
+
+import asyncio
+
+from prfaas.wire.channel import Channel
+from prfaas.wire.messages import Ping
+
+PING_INTERVAL_S = 1.0
+SILENCE_MAX_S = 5.0
+"""A path that carries nothing for this long is dead: five lost pings in a row."""
+
+
+async def keep_alive(channel: Channel) -> None:
+    """Ping the peer, and close the channel when nothing is heard of it. Ends with the channel."""
+    loop = asyncio.get_running_loop()
+    while channel.is_open:
+        if loop.time() - channel.heard_at > SILENCE_MAX_S:
+            channel.close(f"nothing heard for {SILENCE_MAX_S:.0f} s")
+            return
+        channel.send(Ping())
+        await asyncio.sleep(PING_INTERVAL_S)
