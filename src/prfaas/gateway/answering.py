@@ -1,0 +1,83 @@
+"""What the client is sent: whole answers, streams, and errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from prfaas.gateway.jsons import to_json
+from prfaas.gateway.sse import DONE_EVENT, encode_event
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection while it was written to."""
+
+
+STREAM_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+def error_object(message: str, error_type: str, param: str | None, code: int) -> dict[str, object]:
+    """OpenAI's error body."""
+    return {"error": {"message": message, "type": error_type, "param": param, "code": code}}
+
+
+def json_response(
+    value: object, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """A JSON answer."""
+    return web.Response(
+        body=to_json(value), status=status, headers=headers, content_type="application/json"
+    )
+
+
+class ClientStream:
+    """A stream to the client that starts with its first event.
+
+    Until then an error can still be an ordinary HTTP error.
+    """
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._response: web.StreamResponse | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the status line is out."""
+        return self._response is not None
+
+    async def begin(self, headers: Mapping[str, str]) -> None:
+        """Send the head."""
+        self._response = web.StreamResponse(headers={**STREAM_HEADERS, **headers})
+        await self._response.prepare(self._request)
+
+    async def send(self, value: object) -> None:
+        """Send one event."""
+        await self._write(encode_event(value))
+
+    async def finish(self) -> web.StreamResponse:
+        """Send the end mark."""
+        await self._write(DONE_EVENT)
+        await self._started.write_eof()
+        return self._started
+
+    async def fail(self, error: object) -> web.StreamResponse:
+        """End with an error event."""
+        await self.send(error)
+        return await self.finish()
+
+    async def _write(self, data: bytes) -> None:
+        try:
+            await self._started.write(data)
+        except ConnectionResetError:
+            raise ClientGoneError from None
+
+    @property
+    def _started(self) -> web.StreamResponse:
+        if self._response is None:
+            raise RuntimeError("the stream has not begun")
+        return self._response

@@ -1,0 +1,195 @@
+"""The engines: which are ready, and how requests are posted to them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+
+from prfaas.config.deployment import ClusterRole, Deployment
+from prfaas.errors import EngineError
+from prfaas.gateway.endpoints import Endpoints
+from prfaas.gateway.jsons import JsonObject, as_object, from_json, to_json
+from prfaas.units import NS_PER_S
+
+KEEPALIVE_S = 3.0
+"""Below the 5 s after which uvicorn closes an idle connection under our hands."""
+
+_log = logging.getLogger(__name__)
+
+
+class EngineUnreachableError(EngineError):
+    """The engine took no connection, or dropped it before it answered."""
+
+
+@dataclass(slots=True)
+class Engine:
+    """One engine, as the gateway sees it.
+
+    Attributes:
+        name: Name in the deployment file.
+        url: Base URL.
+        role: Role of its cluster.
+        pool: Name of the pool node on its host.
+        max_model_len: Longest sequence, tokens; 0 until the engine is ready.
+        num_in_flight: Legs that this gateway has running on it.
+    """
+
+    name: str
+    url: str
+    role: ClusterRole
+    pool: str
+    max_model_len: int = 0
+    num_in_flight: int = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it answered when it was last looked at."""
+        return self.max_model_len > 0
+
+
+class Engines:
+    """All engines of a deployment.
+
+    Args:
+        deployment: Who there is.
+        endpoints: Where they are.
+        tls: For engines behind https.
+        poll_s: Time between two looks at an engine.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        endpoints: Endpoints,
+        tls: ssl.SSLContext,
+        poll_s: float = 1.0,
+    ) -> None:
+        self._model = deployment.model.name
+        self._tls = tls
+        self._poll_s = poll_s
+        self._connect_s = deployment.gateway.connect_timeout / NS_PER_S
+        self._session: aiohttp.ClientSession | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.by_name = {
+            name: Engine(name, endpoints.engines[name].rstrip("/"), cluster.role, table.pool)
+            for cluster in deployment.clusters.values()
+            for name, table in cluster.engines.items()
+        }
+
+    def start(self) -> None:
+        """Begin to look after the engines."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=self._tls),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_s),
+            trust_env=False,
+        )
+        self._tasks = [asyncio.create_task(self._watch(e)) for e in self.by_name.values()]
+
+    async def close(self) -> None:
+        """Stop, and close all connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    def choose(
+        self, role: ClusterRole, *, without: Iterable[str] = (), longer_than: int = 0
+    ) -> Engine | None:
+        """The ready engine with the fewest legs in flight; names break ties.
+
+        Args:
+            role: Role of its cluster.
+            without: Names of engines that were tried already.
+            longer_than: Prompt length, tokens, that it has to be able to extend.
+        """
+        candidates = [
+            engine
+            for engine in self.by_name.values()
+            if engine.role is role
+            and engine.name not in without
+            and engine.max_model_len > longer_than
+        ]
+        return min(candidates, key=lambda e: (e.num_in_flight, e.name), default=None)
+
+    @asynccontextmanager
+    async def post(
+        self, engine: Engine, path: str, body: JsonObject, headers: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Run one leg. Leaving early closes the connection, which makes the engine abort.
+
+        Raises:
+            EngineUnreachableError: There was no connection or no answer; the engine is marked down.
+        """
+        engine.num_in_flight += 1
+        try:
+            response = await self._open(engine, path, body, headers)
+            try:
+                yield response
+            finally:
+                # Keeps the connection if the answer was read to its end, else closes it.
+                response.release()
+        finally:
+            engine.num_in_flight -= 1
+
+    async def _open(
+        self, engine: Engine, path: str, body: JsonObject, headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
+        try:
+            return await self._http.post(
+                engine.url + path,
+                data=to_json(body),
+                headers={"Content-Type": "application/json", **headers},
+                allow_redirects=False,
+            )
+        except aiohttp.ClientError as error:
+            reason = f"{type(error).__name__}: {error}"
+            self._mark_down(engine, reason)
+            raise EngineUnreachableError(f"engine {engine.name}: {reason}") from None
+
+    @property
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise RuntimeError("the engines were not started")
+        return self._session
+
+    async def _watch(self, engine: Engine) -> None:
+        while True:
+            await self._look(engine)
+            await asyncio.sleep(self._poll_s)
+
+    async def _look(self, engine: Engine) -> None:
+        try:
+            async with asyncio.timeout(self._connect_s):
+                await self._get(engine, "/health")
+                if not engine.is_ready:
+                    models = from_json(await self._get(engine, "/v1/models"))
+                    self._mark_ready(engine, models)
+        except (aiohttp.ClientError, TimeoutError, ValueError, EngineError) as error:
+            self._mark_down(engine, f"{type(error).__name__}: {error}")
+
+    async def _get(self, engine: Engine, path: str) -> bytes:
+        async with self._http.get(engine.url + path, allow_redirects=False) as response:
+            if response.status != 200:
+                raise EngineError(f"{path} answers {response.status}")
+            return await response.read()
+
+    def _mark_ready(self, engine: Engine, models: object) -> None:
+        for model in as_object(models).get("data") or []:
+            length = as_object(model).get("max_model_len")
+            if as_object(model).get("id") == self._model and isinstance(length, int):
+                engine.max_model_len = length
+                _log.info("engine %s is ready: %s tokens", engine.name, length)
+                return
+        raise EngineError(f"it does not serve {self._model!r}")
+
+    def _mark_down(self, engine: Engine, reason: str) -> None:
+        if engine.is_ready:
+            _log.warning("engine %s is down: %s", engine.name, reason)
+        engine.max_model_len = 0

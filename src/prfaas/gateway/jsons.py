@@ -1,0 +1,59 @@
+"""JSON in and out of the gateway."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+JsonObject = dict[str, Any]
+"""A JSON object of somebody else's making: a request body, an engine's answer."""
+
+_encoder = msgspec.json.Encoder()
+
+
+def to_json(value: object) -> bytes:
+    """Compact UTF-8 JSON."""
+    return _encoder.encode(value)
+
+
+def from_json(data: bytes) -> Any:
+    """The value in `data`.
+
+    Raises:
+        ValueError: `data` is no strict JSON in UTF-8, or nests too deeply.
+    """
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def as_object(value: object) -> JsonObject:
+    """`value` if it is a JSON object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_count(value: object) -> int:
+    """`value` if it is a non-negative integer, else 0."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def is_deeper_than(value: object, levels_max: int) -> bool:
+    """Whether arrays and objects nest more than `levels_max` deep."""
+    level = [value]
+    for _ in range(levels_max + 1):
+        level = [child for parent in level for child in _children(parent)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return [child for child in value.values() if isinstance(child, (dict, list))]
+    if isinstance(value, list):
+        return [child for child in value if isinstance(child, (dict, list))]
+    return []

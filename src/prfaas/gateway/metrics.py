@@ -1,0 +1,125 @@
+"""What the gateway counts, in Prometheus' terms. Every label is bounded by the deployment."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from prfaas.core.prefix_index import PrefixIndex, SourceState
+from prfaas.gateway.engines import Engine, Engines
+from prfaas.gateway.pools import Pools
+from prfaas.gateway.records import Outcome, Record
+from prfaas.gateway.transfers import TransferView
+from prfaas.units import NS_PER_S
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0)
+_LATENCY = (*_SECONDS, 120.0, 300.0, 600.0)
+
+
+class Metrics:
+    """All metrics of one gateway, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = self._counter("requests", "Requests by how they ended", "path", "outcome")
+        self._decisions = self._counter("route_decisions", "Routing decisions", "path", "reason")
+        self._fallbacks = self._counter(
+            "fallback", "Offloaded requests that fell back to local compute", "stage", "reason"
+        )
+        self._kv_bytes = self._counter(
+            "kv_bytes", "Bytes of KV cache that arrived", "source", "destination"
+        )
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens", "path")
+        self._cached_tokens = self._counter(
+            "cached_tokens", "Prompt tokens that were cached before the request", "path"
+        )
+        self._transfer = self._histogram(
+            "kv_transfer_seconds", "From a transfer's opening to its last block", _SECONDS
+        )
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "From request to first token, streams", _LATENCY, "path"
+        )
+        self._e2e = self._histogram(
+            "e2e_request_latency_seconds", "From request to last byte", _LATENCY, "path"
+        )
+        self._in_flight = self._gauge("requests_in_flight", "Requests being served")
+        self._threshold = self._gauge(
+            "offload_threshold_tokens", "New tokens above which a prompt is offloaded"
+        )
+        self._connected = self._gauge("pool_connected", "1 while a pool's events come in", "pool")
+        self._blocks = self._gauge("index_blocks", "Blocks a pool is known to hold", "pool")
+        self._index = self._gauge("index_state", "1 at the index's state", "pool", "state")
+        self._ready = self._gauge("engine_ready", "1 while an engine is ready", "engine")
+
+    def watch(
+        self, engines: Engines, pools: Pools, index: PrefixIndex, offload_threshold: int
+    ) -> None:
+        """Read the gauges from the live objects whenever somebody scrapes."""
+        self._threshold.set(offload_threshold)
+        for engine in engines.by_name.values():
+            self._ready.labels(engine.name).set_function(partial(_is_ready, engine))
+        for pool in pools.names():
+            self._connected.labels(pool).set_function(partial(pools.is_live, pool))
+            self._blocks.labels(pool).set_function(partial(index.num_blocks, pool))
+            for state in SourceState:
+                self._index.labels(pool, state.value).set_function(
+                    partial(_is_at, index, pool, state)
+                )
+
+    def began(self) -> None:
+        """A request came in."""
+        self._in_flight.inc()
+
+    def decided(self, record: Record) -> None:
+        """A request was routed."""
+        if record.decision:
+            self._decisions.labels(record.path, record.decision.reason.value).inc()
+
+    def fell_back(self, record: Record) -> None:
+        """A request left the remote path, or gained nothing from it."""
+        if record.fallback:
+            self._fallbacks.labels(record.fallback.stage, record.fallback.reason).inc()
+
+    def arrived(self, transfer: TransferView) -> None:
+        """A transfer ended at its destination."""
+        self._kv_bytes.labels(transfer.source, transfer.destination).inc(transfer.num_bytes)
+        if transfer.num_bytes:
+            self._transfer.observe(transfer.duration_ns / NS_PER_S)
+
+    def ended(self, record: Record) -> None:
+        """A request ended, whichever way."""
+        self._in_flight.dec()
+        self._requests.labels(record.path, record.outcome.value).inc()
+        if record.outcome is not Outcome.FINISHED:
+            return
+        self._prompt_tokens.labels(record.path).inc(record.num_prompt_tokens)
+        self._cached_tokens.labels(record.path).inc(record.cached_tokens or 0)
+        if record.ttft_ns is not None:
+            self._ttft.labels(record.path).observe(record.ttft_ns / NS_PER_S)
+        if record.e2e_ns is not None:
+            self._e2e.labels(record.path).observe(record.e2e_ns / NS_PER_S)
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"prfaas_{name}", what, labels, registry=self._registry)
+
+    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
+        return Gauge(f"prfaas_{name}", what, labels, registry=self._registry)
+
+    def _histogram(
+        self, name: str, what: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(f"prfaas_{name}", what, labels, buckets=buckets, registry=self._registry)
+
+
+def _is_ready(engine: Engine) -> float:
+    return float(engine.is_ready)
+
+
+def _is_at(index: PrefixIndex, pool: str, state: SourceState) -> float:
+    return float(index.state(pool) is state)

@@ -1,0 +1,195 @@
+"""Connections to the pool nodes: subscribed while they last, made anew when they break."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from dataclasses import dataclass
+
+from prfaas.core.blocks import Layout
+from prfaas.core.prefix_index import PrefixIndex
+from prfaas.errors import PeerError
+from prfaas.gateway.endpoints import Endpoints
+from prfaas.gateway.subscription import Subscription
+from prfaas.gateway.transfers import Transfers, TransferView
+from prfaas.wire.channel import Channel
+from prfaas.wire.frames import ControlFrame, Frame
+from prfaas.wire.identity import peer_name
+from prfaas.wire.messages import Abort, Ping, Subscribe, decode
+
+_REASON_CHARS_MAX = 200
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTiming:
+    """Times of a subscription, seconds.
+
+    Attributes:
+        ping_s: Between two pings.
+        silence_s: A pool that is not heard for this long is given up.
+        backoff_s: Wait before the first attempt to reconnect; doubles from there.
+        backoff_max_s: Longest such wait.
+        connect_s: Limit for connection and TLS handshake.
+    """
+
+    ping_s: float = 1.0
+    silence_s: float = 5.0
+    backoff_s: float = 0.1
+    backoff_max_s: float = 2.0
+    connect_s: float = 5.0
+
+
+class PoolClient:
+    """The subscription to one pool, kept up."""
+
+    def __init__(
+        self,
+        pool: str,
+        address: tuple[str, int],
+        gateway: str,
+        tls: ssl.SSLContext,
+        subscription: Subscription,
+        timing: PoolTiming,
+    ) -> None:
+        self._pool = pool
+        self._address = address
+        self._gateway = gateway
+        self._tls = tls
+        self._timing = timing
+        self._channel: Channel | None = None
+        self._closed = asyncio.Event()
+        self._was_live = False
+        self.subscription = subscription
+
+    async def run(self) -> None:
+        """Connect, follow, reconnect; until cancelled."""
+        backoff_s = self._timing.backoff_s
+        try:
+            while True:
+                self._closed.clear()
+                if await self._connect():
+                    await self._keep_alive()
+                    if self._was_live:
+                        backoff_s = self._timing.backoff_s
+                # Jitter spreads the gateways that lost a pool at the same moment.
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311
+                backoff_s = min(2 * backoff_s, self._timing.backoff_max_s)
+        finally:
+            if self._channel is not None:
+                self._channel.close("the gateway stops")
+
+    def abort(self, transfer_id: bytes, reason: str) -> None:
+        """Tell the pool that a transfer is over; nothing happens without a connection."""
+        if self._channel is not None:
+            self._channel.send(Abort(transfer_id=transfer_id, reason=reason[:_REASON_CHARS_MAX]))
+
+    async def _connect(self) -> bool:
+        host, port = self._address
+        channel = Channel(self._on_frame, self._on_close, self._on_open)
+        try:
+            async with asyncio.timeout(self._timing.connect_s):
+                await asyncio.get_running_loop().create_connection(
+                    lambda: channel, host, port, ssl=self._tls
+                )
+        except (OSError, TimeoutError) as error:
+            _log.debug("pool %s at %s:%s: %s", self._pool, host, port, error)
+            return False
+        return channel.is_open
+
+    async def _keep_alive(self) -> None:
+        """Ping until the connection is gone."""
+        loop = asyncio.get_running_loop()
+        while not self._closed.is_set():
+            if self._channel is None:
+                return
+            self._channel.send(Ping())
+            if loop.time() - self._channel.heard_at > self._timing.silence_s:
+                self._channel.close(f"nothing heard for {self._timing.silence_s:g} s")
+            try:
+                await asyncio.wait_for(self._closed.wait(), self._timing.ping_s)
+            except TimeoutError:
+                continue
+
+    def _on_open(self, channel: Channel) -> None:
+        channel.peer = peer_name(channel.ssl_object, frozenset({self._pool}))
+        self._channel = channel
+        self.subscription.begin()
+        channel.send(Subscribe(gateway=self._gateway))
+        _log.info("pool %s is connected", self._pool)
+
+    def _on_frame(self, channel: Channel, frame: Frame) -> None:
+        if not isinstance(frame, ControlFrame):
+            raise PeerError("a block frame; a gateway takes none")
+        self.subscription.receive(decode(frame.payload))
+
+    def _on_close(self, channel: Channel, reason: str) -> None:
+        _log.warning("pool %s is disconnected: %s", self._pool, reason)
+        self._channel = None
+        self._was_live = self.subscription.is_live
+        self.subscription.lose()
+        self._closed.set()
+
+
+class Pools:
+    """All pool nodes of a deployment.
+
+    Args:
+        endpoints: Where they are.
+        gateway: Our name.
+        tls: Our identity, for dialling.
+        index: Follows what they hold.
+        transfers: Follows what they move.
+        timing: Times of the subscriptions.
+    """
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        gateway: str,
+        tls: ssl.SSLContext,
+        index: PrefixIndex,
+        transfers: Transfers,
+        timing: PoolTiming,
+    ) -> None:
+        self._clients = {
+            pool: PoolClient(
+                pool, address, gateway, tls, Subscription(pool, index, transfers), timing
+            )
+            for pool, address in endpoints.pools.items()
+        }
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._tasks = [asyncio.create_task(client.run()) for client in self._clients.values()]
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def names(self) -> list[str]:
+        """Names of all pools."""
+        return list(self._clients)
+
+    def is_live(self, pool: str) -> bool:
+        """Whether all that happens at `pool` is heard here."""
+        return self._clients[pool].subscription.is_live
+
+    def layout(self, pool: str, engine: str) -> Layout | None:
+        """Layout of an engine, as its pool announced it."""
+        return self._clients[pool].subscription.layouts.get(engine)
+
+    def link_up(self, source: str, destination: str) -> bool:
+        """Whether a transfer between two pools can begin, and be followed."""
+        reaches = self._clients[source].subscription.links.get(destination, False)
+        return reaches and self.is_live(source) and self.is_live(destination)
+
+    def abort(self, transfer: TransferView, reason: str) -> None:
+        """Tell both pools that a transfer is over."""
+        for pool in (transfer.source, transfer.destination):
+            self._clients[pool].abort(transfer.transfer_id, reason)

@@ -1,0 +1,124 @@
+"""The prefill leg: run in the PrfaaS cluster, watched, and given up without loss."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from prfaas.config.deployment import RoutingTable
+from prfaas.errors import EngineError
+from prfaas.gateway.bodies import COMPLETIONS_PATH, prefill_body
+from prfaas.gateway.deciding import Plan
+from prfaas.gateway.engines import Engine, Engines, EngineUnreachableError
+from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json
+from prfaas.gateway.records import Fallback, Record
+from prfaas.gateway.transfers import TransferView
+from prfaas.units import NS_PER_S
+
+_log = logging.getLogger(__name__)
+
+
+class PrefillGivenUpError(EngineError):
+    """The remote prefill did not happen; `fallback` says why."""
+
+    def __init__(self, stage: str, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.fallback = Fallback(stage, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLeg:
+    """Runs prefill legs.
+
+    Attributes:
+        engines: Posts the leg.
+        model: Name of the model.
+        cache_salt: The tenant's salt.
+        limits: Timeouts.
+    """
+
+    engines: Engines
+    model: str
+    cache_salt: str
+    limits: RoutingTable
+
+    async def run(
+        self,
+        plan: Plan,
+        engine: Engine,
+        transfer: TransferView,
+        record: Record,
+        headers: Mapping[str, str],
+    ) -> int:
+        """Compute the prompt's KV cache on `engine` and have it pushed.
+
+        Returns:
+            Prompt tokens that were cached over there.
+
+        Raises:
+            PrefillGivenUpError: Any failure; nothing is running any more then.
+        """
+        body = prefill_body(
+            self.model,
+            plan.prompt,
+            self.cache_salt,
+            {
+                "transfer": transfer.transfer_id.hex(),
+                "push_to": transfer.destination,
+                "have_tokens": plan.pd_hit_tokens,
+                "final_tokens": plan.final_tokens,
+            },
+        )
+        started_ns = time.monotonic_ns()
+        leg = asyncio.create_task(self._post(engine, body, headers))
+        try:
+            either: set[asyncio.Future[Any]] = {leg, transfer.broken}
+            await asyncio.wait(
+                either,
+                timeout=self.limits.prefill_timeout / NS_PER_S,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        except asyncio.CancelledError:
+            await _stop(leg)
+            raise
+        record.prefill_ns = time.monotonic_ns() - started_ns
+        if leg.done():
+            return leg.result()
+        await _stop(leg)
+        if transfer.broken.done():
+            reason = transfer.broken.result()
+            raise PrefillGivenUpError("transfer", reason, f"the transfer broke: {reason}")
+        limit_s = self.limits.prefill_timeout / NS_PER_S
+        raise PrefillGivenUpError("prefill", "timeout", f"no answer within {limit_s:g} s")
+
+    async def _post(self, engine: Engine, body: JsonObject, headers: Mapping[str, str]) -> int:
+        try:
+            async with self.engines.post(engine, COMPLETIONS_PATH, body, headers) as response:
+                status, answer = response.status, await response.read()
+        except EngineUnreachableError as error:
+            raise PrefillGivenUpError("prefill", "unreachable", str(error)) from None
+        except aiohttp.ClientError as error:
+            raise PrefillGivenUpError("prefill", "broken", f"{type(error).__name__}") from None
+        if status != 200:
+            label = f"status_{status // 100}xx"
+            raise PrefillGivenUpError("prefill", label, f"{engine.name} answers {status}")
+        return _cached_tokens(answer)
+
+
+def _cached_tokens(answer: bytes) -> int:
+    try:
+        usage = as_object(as_object(from_json(answer)).get("usage"))
+    except ValueError:
+        raise PrefillGivenUpError("prefill", "bad_answer", "the answer is no JSON") from None
+    return as_count(as_object(usage.get("prompt_tokens_details")).get("cached_tokens"))
+
+
+async def _stop(leg: asyncio.Task[int]) -> None:
+    leg.cancel()
+    await asyncio.gather(leg, return_exceptions=True)

@@ -1,0 +1,131 @@
+"""What happened to recent requests: numbers and reasons, never prompts or salts."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from prfaas.core.routing import Decision
+from prfaas.gateway.jsons import JsonObject
+from prfaas.gateway.transfers import TransferView
+
+RECORDS_MAX = 1000
+_NS_PER_MS = 1_000_000
+
+
+class Outcome(StrEnum):
+    """How a request ended; every request has exactly one."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    REJECTED = "rejected"
+    """The client's fault: 4xx."""
+    FAILED = "failed"
+    """Ours or an engine's: 5xx, or an error within a stream."""
+    CANCELLED = "cancelled"
+    """The client left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """Why the remote path was left, or did not pay off.
+
+    Attributes:
+        stage: "prefill", "transfer" or "decode".
+        reason: One of a bounded set; labels a metric.
+    """
+
+    stage: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Record:
+    """One request. Durations in nanoseconds, None while unknown."""
+
+    request_id: str
+    api: str
+    stream: bool = False
+    started_at_ns: int = field(default_factory=time.monotonic_ns)
+    started_unix_s: float = field(default_factory=time.time)
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    cached_tokens: int | None = None
+    pd_hit_tokens: int = 0
+    prfaas_hit_tokens: int = 0
+    decision: Decision | None = None
+    prefill_engine: str | None = None
+    decode_engine: str | None = None
+    transfer: TransferView | None = None
+    prefill_ns: int | None = None
+    ttft_ns: int | None = None
+    e2e_ns: int | None = None
+    outcome: Outcome = Outcome.RUNNING
+    fallback: Fallback | None = None
+
+    @property
+    def path(self) -> str:
+        """Label: where the prompt was sent, "none" if it never came to that."""
+        return self.decision.path.value if self.decision else "none"
+
+    def age_ns(self) -> int:
+        """Time since the request came in."""
+        return time.monotonic_ns() - self.started_at_ns
+
+    def as_json(self) -> JsonObject:
+        """The record as `/control/requests` shows it."""
+        decision, transfer = self.decision, self.transfer
+        return {
+            "request_id": self.request_id,
+            "api": self.api,
+            "stream": self.stream,
+            "started_at": self.started_unix_s,
+            "outcome": self.outcome.value,
+            "path": self.path,
+            "reason": decision.reason.value if decision else None,
+            "explanation": decision.explanation if decision else None,
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "num_new_tokens": decision.num_new_tokens if decision else None,
+            "num_output_tokens": self.num_output_tokens,
+            "cached_tokens": self.cached_tokens,
+            "pd_hit_tokens": self.pd_hit_tokens,
+            "prfaas_hit_tokens": self.prfaas_hit_tokens,
+            "kv_bytes": transfer.num_bytes if transfer else 0,
+            "transfer_ms": _ms(transfer.duration_ns or None) if transfer else None,
+            "prefill_ms": _ms(self.prefill_ns),
+            "ttft_ms": _ms(self.ttft_ns),
+            "e2e_ms": _ms(self.e2e_ns),
+            "prefill_engine": self.prefill_engine,
+            "decode_engine": self.decode_engine,
+            "source_pool": transfer.source if transfer else None,
+            "destination_pool": transfer.destination if transfer else None,
+            "fallback": {"stage": self.fallback.stage, "reason": self.fallback.reason}
+            if self.fallback
+            else None,
+        }
+
+
+class Records:
+    """The last requests, the oldest forgotten first."""
+
+    def __init__(self, records_max: int = RECORDS_MAX) -> None:
+        self._records: deque[Record] = deque(maxlen=records_max)
+
+    def add(self, record: Record) -> None:
+        """Remember a request from its start."""
+        self._records.append(record)
+
+    def latest(self, limit: int) -> list[Record]:
+        """Up to `limit` records, the newest first."""
+        newest_first = reversed(self._records)
+        return [record for _, record in zip(range(limit), newest_first, strict=False)]
+
+    def find(self, request_id: str) -> Record | None:
+        """The newest record of this id."""
+        return next((r for r in reversed(self._records) if r.request_id == request_id), None)
+
+
+def _ms(duration_ns: int | None) -> float | None:
+    return None if duration_ns is None else round(duration_ns / _NS_PER_MS, 3)

@@ -1,0 +1,157 @@
+"""Engine answers in the client's words.
+
+Every answer and chunk of an engine passes through one `Replies`: `Relay` where engine and client
+speak the same API, `ChatFromCompletions` where the gateway rendered the chat template itself and
+the engine only ever saw a completion.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from prfaas.gateway.jsons import JsonObject, as_object
+from prfaas.gateway.requests import Api, ClientRequest
+
+_LOWEST_LOGPROB = -9999.0
+"""What vLLM writes for a token without a probability."""
+_PRIVATE_KEYS = ("kv_transfer_params", "ec_transfer_params")
+
+
+class Replies(Protocol):
+    """Turns the engine's JSON objects into the client's."""
+
+    def whole(self, answer: JsonObject) -> JsonObject:
+        """A complete answer."""
+        ...
+
+    def chunks(self, chunk: JsonObject) -> list[JsonObject]:
+        """A chunk of a stream: what to send for it, in order."""
+        ...
+
+
+def replies_for(client: ClientRequest, request_id: str) -> Replies:
+    """The right `Replies` for a request."""
+    if client.api is Api.CHAT and not client.by_chat_endpoint:
+        return ChatFromCompletions(client, request_id)
+    return Relay("chatcmpl-" if client.api is Api.CHAT else "cmpl-", request_id)
+
+
+class Relay:
+    """Same API on both sides: only ids change, and transfer parameters stay inside."""
+
+    def __init__(self, prefix: str, request_id: str) -> None:
+        self._id = prefix + request_id
+
+    def whole(self, answer: JsonObject) -> JsonObject:
+        """See `Replies`."""
+        kept = {key: value for key, value in answer.items() if key not in _PRIVATE_KEYS}
+        return kept | {"id": self._id}
+
+    def chunks(self, chunk: JsonObject) -> list[JsonObject]:
+        """See `Replies`."""
+        return [self.whole(chunk)]
+
+
+class ChatFromCompletions:
+    """Completion objects as chat objects, as vLLM's chat endpoint writes them.
+
+    References:
+        vLLM 0.32, `entrypoints/openai/chat_completion/serving.py`.
+    """
+
+    def __init__(self, client: ClientRequest, request_id: str) -> None:
+        self._id = f"chatcmpl-{request_id}"
+        self._num_choices = client.num_choices
+        self._num_top = client.body.get("top_logprobs") or 0
+        renders_turn = client.body.get("add_generation_prompt") is not False
+        self._role = "assistant" if renders_turn else client.messages[-1]["role"]
+        self._opened = False
+
+    def whole(self, answer: JsonObject) -> JsonObject:
+        """See `Replies`."""
+        kept = {key: value for key, value in answer.items() if key not in _PRIVATE_KEYS}
+        choices = [self._choice(choice) for choice in answer.get("choices", [])]
+        return kept | {"id": self._id, "object": "chat.completion", "choices": choices}
+
+    def chunks(self, chunk: JsonObject) -> list[JsonObject]:
+        """See `Replies`. The first chunk is preceded by one with the role for every choice."""
+        head = chunk | {"id": self._id, "object": "chat.completion.chunk"}
+        out = [head | {"choices": [self._delta(choice) for choice in chunk.get("choices", [])]}]
+        if not self._opened and chunk.get("choices"):
+            self._opened = True
+            return [*self._openings(head), *out]
+        return out
+
+    def _openings(self, head: JsonObject) -> list[JsonObject]:
+        if usage := as_object(head.get("usage")):
+            prompt_tokens = usage.get("prompt_tokens", 0)
+            none_yet = {"completion_tokens": 0, "total_tokens": prompt_tokens}
+            head = head | {"usage": usage | none_yet}
+        return [
+            head
+            | {
+                "choices": [
+                    {
+                        "index": index,
+                        "delta": {"role": self._role, "content": ""},
+                        "logprobs": None,
+                        "finish_reason": None,
+                    }
+                ]
+            }
+            for index in range(self._num_choices)
+        ]
+
+    def _choice(self, choice: JsonObject) -> JsonObject:
+        return {
+            "index": choice.get("index", 0),
+            "message": {
+                "role": self._role,
+                "content": choice.get("text", ""),
+                "refusal": None,
+                "annotations": None,
+                "audio": None,
+                "function_call": None,
+                "reasoning": None,
+            },
+            "logprobs": self._logprobs(choice.get("logprobs")),
+            "finish_reason": choice.get("finish_reason") or "stop",
+            "stop_reason": choice.get("stop_reason"),
+        }
+
+    def _delta(self, choice: JsonObject) -> JsonObject:
+        delta = {
+            "index": choice.get("index", 0),
+            "delta": {"content": choice.get("text", "")},
+            "logprobs": self._logprobs(choice.get("logprobs")),
+            "finish_reason": choice.get("finish_reason"),
+        }
+        if choice.get("finish_reason") is not None:
+            delta["stop_reason"] = choice.get("stop_reason")
+        return delta
+
+    def _logprobs(self, logprobs: JsonObject | None) -> JsonObject | None:
+        if logprobs is None:
+            return None
+        tokens: list[str] = logprobs.get("tokens", [])
+        chosen: list[float | None] = logprobs.get("token_logprobs", [])
+        tops: list[dict[str, float] | None] = logprobs.get("top_logprobs", [])
+        return {
+            "content": [
+                _token(token, logprob) | {"top_logprobs": self._top(top or {})}
+                for token, logprob, top in zip(tokens, chosen, tops, strict=True)
+            ]
+        }
+
+    def _top(self, top: dict[str, float]) -> list[JsonObject]:
+        """The completions API lists the sampled token first and one more than was asked for."""
+        limit = len(top) if self._num_top == -1 else self._num_top
+        return [_token(token, logprob) for token, logprob in list(top.items())[:limit]]
+
+
+def _token(token: str, logprob: float | None) -> JsonObject:
+    return {
+        "token": token,
+        "logprob": _LOWEST_LOGPROB if logprob is None else logprob,
+        "bytes": list(token.encode("utf-8", errors="replace")),
+    }

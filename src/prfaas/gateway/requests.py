@@ -1,0 +1,231 @@
+"""Client bodies, checked and stripped, as one frozen request.
+
+Nothing that steers the engines' caches or transfers gets past this module: such keys are removed,
+wherever vLLM would read them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from prfaas.errors import RequestError
+from prfaas.gateway.fields import bad, check_types, integer, is_integer, shown
+from prfaas.gateway.jsons import JsonObject, from_json, is_deeper_than
+from prfaas.gateway.messages import has_other_parts, parse_messages
+
+NESTING_MAX = 64
+"""Levels of arrays and objects in a body; tool schemas stay far below."""
+NUM_CHOICES_MAX = 128
+NUM_PROMPTS_MAX = 128
+DEFAULT_MAX_TOKENS = 16
+"""What the completions API generates if the client sets no limit."""
+
+_CONTROL_KEYS = frozenset(
+    {"kv_transfer_params", "cache_salt", "ec_transfer_params", "kv_hints", "request_id"}
+)
+_CONTROL_PREFIX = "bootstrap_"
+_CHAT_ENDPOINT_KEYS = frozenset(
+    {
+        "tools",
+        "prompt_logprobs",
+        "logprob_token_ids",
+        "reasoning_effort",
+        "include_reasoning",
+        "return_prompt_text",
+        "return_token_ids",
+        "truncate_prompt_tokens",
+        "media_io_kwargs",
+        "mm_processor_kwargs",
+    }
+)
+_UNSPLITTABLE_KEYS = frozenset(
+    {"echo", "prompt_logprobs", "use_beam_search", "truncate_prompt_tokens", "suffix"}
+)
+
+
+class Api(StrEnum):
+    """Which of OpenAI's APIs the client speaks."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRequest:
+    """One request, checked.
+
+    Attributes:
+        api: Which API.
+        body: What the client sent, control keys removed.
+        prompts: Prompts of a completions request: text or token ids each. Empty for chat.
+        messages: Messages of a chat request, text parts joined. Empty for completions.
+        stream: Whether the client wants server-sent events.
+        include_usage: Whether it wants a usage chunk at the end of the stream.
+        continuous_usage: Whether it wants usage in every chunk.
+        num_choices: Answers per prompt.
+        max_tokens: Output limit, tokens; None for what the model's length leaves.
+        max_tokens_field: Where the client wrote it.
+        by_chat_endpoint: Whether decode needs the engine's chat endpoint: tool and reasoning
+            parsers live there.
+        offloadable: Whether prefill and decode may be split.
+        is_exact: Whether the gateway's token ids are exactly what the engine computes on. False
+            with images and the like, and where the engine cuts the prompt.
+    """
+
+    api: Api
+    body: JsonObject
+    prompts: list[str | list[int]]
+    messages: list[JsonObject]
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    num_choices: int
+    max_tokens: int | None
+    max_tokens_field: str
+    by_chat_endpoint: bool
+    offloadable: bool
+    is_exact: bool
+
+
+def parse_request(data: bytes, api: Api, model: str, vocab_size: int) -> ClientRequest:
+    """Check a body.
+
+    Args:
+        data: The raw body.
+        api: Which API it was sent to.
+        model: Name of the model that is served.
+        vocab_size: Token ids have to be below this.
+
+    Raises:
+        RequestError: 400 or 404.
+    """
+    body = _strip(_parse_object(data))
+    _check_model(body, model)
+    check_types(body)
+    max_tokens, max_tokens_field = _max_tokens(body, api)
+    stream, options = bool(body.get("stream")), body.get("stream_options") or {}
+    if options and not stream:
+        raise bad("stream_options can only be set when stream is true", "stream_options")
+    given = {key for key, value in body.items() if value is not None}
+    switched_off = {key for key, value in body.items() if value is False}
+    chat = api is Api.CHAT
+    prompts = [] if chat else _prompts(body.get("prompt"), vocab_size)
+    messages = parse_messages(body.get("messages")) if chat else []
+    is_multimodal = chat and has_other_parts(body["messages"])
+    include_usage = bool(options.get("include_usage"))
+    return ClientRequest(
+        api=api,
+        body=body,
+        prompts=prompts,
+        messages=messages,
+        stream=stream,
+        include_usage=include_usage,
+        continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
+        num_choices=_num_choices(body),
+        max_tokens=max_tokens,
+        max_tokens_field=max_tokens_field,
+        by_chat_endpoint=chat and (is_multimodal or _needs_chat_endpoint(body, given)),
+        offloadable=not is_multimodal
+        and len(prompts) <= 1
+        and not (given - switched_off) & _UNSPLITTABLE_KEYS,
+        is_exact=not is_multimodal and "truncate_prompt_tokens" not in given,
+    )
+
+
+def _parse_object(data: bytes) -> JsonObject:
+    try:
+        body = from_json(data)
+    except ValueError as error:
+        raise bad(f"the body is not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise bad(f"the body must be a JSON object, got {type(body).__name__}")
+    if is_deeper_than(body, NESTING_MAX):
+        raise bad(f"the body nests more than {NESTING_MAX} levels deep")
+    return body
+
+
+def _strip(body: JsonObject) -> JsonObject:
+    kept = {key: value for key, value in body.items() if not _is_control(key)}
+    # vLLM merges this object into the very dictionary that carries kv_transfer_params.
+    if isinstance(extra := kept.get("vllm_xargs"), dict):
+        kept["vllm_xargs"] = {key: value for key, value in extra.items() if not _is_control(key)}
+    return kept
+
+
+def _is_control(key: str) -> bool:
+    return key in _CONTROL_KEYS or key.startswith(_CONTROL_PREFIX)
+
+
+def _check_model(body: JsonObject, model: str) -> None:
+    wanted = body.get("model")
+    if wanted is not None and not isinstance(wanted, str):
+        raise bad(f"model must be a string, got {shown(wanted)}", "model")
+    if wanted and wanted != model:
+        raise RequestError(
+            f"The model {shown(wanted)} does not exist; this gateway serves {model!r}.",
+            status=404,
+            param="model",
+            error_type="NotFoundError",
+        )
+    body["model"] = model
+
+
+def _max_tokens(body: JsonObject, api: Api) -> tuple[int | None, str]:
+    field, value = "max_tokens", integer(body, "max_tokens")
+    if api is Api.CHAT and body.get("max_completion_tokens") is not None:
+        field = "max_completion_tokens"
+        value = integer(body, field)
+    elif api is Api.COMPLETIONS and value is None:
+        value = DEFAULT_MAX_TOKENS
+    least = 0 if api is Api.COMPLETIONS and body.get("echo") else 1
+    if value is not None and value < least:
+        raise bad(f"{field} must be at least {least}, got {value}", field)
+    return value, field
+
+
+def _num_choices(body: JsonObject) -> int:
+    value = integer(body, "n")
+    if value is not None and not 1 <= value <= NUM_CHOICES_MAX:
+        raise bad(f"n must be between 1 and {NUM_CHOICES_MAX}, got {value}", "n")
+    return value or 1
+
+
+def _needs_chat_endpoint(body: JsonObject, given: set[str]) -> bool:
+    wants_tool = body.get("tool_choice") not in (None, "none")
+    return wants_tool or body.get("echo") is True or bool(_CHAT_ENDPOINT_KEYS & given)
+
+
+def _prompts(prompt: object, vocab_size: int) -> list[str | list[int]]:
+    if prompt is None or prompt in ("", []):
+        raise bad("prompt must be given and not be empty", "prompt")
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list):
+        raise bad(f"prompt must be a string or an array, got {shown(prompt)}", "prompt")
+    if is_integer(prompt[0]):
+        return [_token_ids(prompt, vocab_size)]
+    if len(prompt) > NUM_PROMPTS_MAX:
+        raise bad(f"prompt holds {len(prompt)} prompts; the limit is {NUM_PROMPTS_MAX}", "prompt")
+    return [_one_of_several(entry, vocab_size) for entry in prompt]
+
+
+def _one_of_several(entry: object, vocab_size: int) -> str | list[int]:
+    if isinstance(entry, str) and entry:
+        return entry
+    if isinstance(entry, list) and entry:
+        return _token_ids(entry, vocab_size)
+    raise bad(
+        f"an entry of prompt must be text or token ids, not empty; got {shown(entry)}", "prompt"
+    )
+
+
+def _token_ids(ids: list[object], vocab_size: int) -> list[int]:
+    checked = [token for token in ids if isinstance(token, int) and not isinstance(token, bool)]
+    if len(checked) != len(ids):
+        wrong = next(token for token in ids if not is_integer(token))
+        raise bad(f"token ids must be integers, got {shown(wrong)}", "prompt")
+    for extreme in (min(checked), max(checked)):
+        if not 0 <= extreme < vocab_size:
+            raise bad(f"token id {extreme} is out of vocabulary: 0 to {vocab_size - 1}", "prompt")
+    return checked

@@ -1,0 +1,81 @@
+"""Server-sent events, the part that OpenAI's streams use: data fields and blank lines."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from aiohttp import StreamReader
+
+from prfaas.errors import EngineError
+from prfaas.gateway.jsons import to_json
+
+DONE = b"[DONE]"
+EVENT_BYTES_MAX = 16 * 2**20
+"""Far above any chunk of a real engine; a runaway one is cut off."""
+
+
+def encode_event(value: object) -> bytes:
+    """One event."""
+    return b"data: " + to_json(value) + b"\n\n"
+
+
+DONE_EVENT = b"data: " + DONE + b"\n\n"
+
+
+class EventDecoder:
+    """Turns a byte stream into the data of its events, however the stream is cut."""
+
+    def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
+        self._event_bytes_max = event_bytes_max
+        self._pending = bytearray()
+        self._data: list[bytes] = []
+
+    def feed(self, received: bytes) -> list[bytes]:
+        """Take the next bytes.
+
+        Returns:
+            Data of the events that these bytes complete, in order.
+
+        Raises:
+            EngineError: An event is longer than the limit.
+        """
+        self._pending += received
+        *lines, rest = self._pending.split(b"\n")
+        self._pending = bytearray(rest)
+        events = [event for line in lines if (event := self._line(bytes(line))) is not None]
+        if len(self._pending) + sum(map(len, self._data)) > self._event_bytes_max:
+            raise EngineError(f"an event of the stream is over {self._event_bytes_max} bytes")
+        return events
+
+    def _line(self, line: bytes) -> bytes | None:
+        line = line.removesuffix(b"\r")
+        if line.startswith(b"data:"):
+            self._data.append(line[len(b"data:") :].removeprefix(b" "))
+            return None
+        if line or not self._data:
+            return None
+        event, self._data = b"\n".join(self._data), []
+        return event
+
+
+class EventReader:
+    """Reads events from an HTTP body, one at a time."""
+
+    def __init__(self, content: StreamReader) -> None:
+        self._content = content
+        self._decoder = EventDecoder()
+        self._ready: deque[bytes] = deque()
+
+    async def next(self) -> bytes | None:
+        """Data of the next event; None at the end of the body.
+
+        Raises:
+            aiohttp.ClientError: The connection broke.
+            EngineError: An event is longer than the limit.
+        """
+        while not self._ready:
+            received = await self._content.readany()
+            if not received:
+                return None
+            self._ready.extend(self._decoder.feed(received))
+        return self._ready.popleft()

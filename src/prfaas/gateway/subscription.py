@@ -1,0 +1,99 @@
+"""One pool's events, checked for order and applied: a protocol without I/O."""
+
+from __future__ import annotations
+
+from prfaas.core.blocks import Layout
+from prfaas.core.prefix_index import PrefixIndex, SourceState
+from prfaas.errors import PeerError
+from prfaas.gateway.transfers import Transfers
+from prfaas.wire.messages import (
+    AnyMessage,
+    Evicted,
+    Ping,
+    PoolState,
+    Snapshot,
+    SnapshotEnd,
+    Stored,
+    TransferEnded,
+    keys_of,
+)
+
+
+class Subscription:
+    """What is known of one pool: snapshot first, then events without a gap.
+
+    Args:
+        pool: Name of the pool.
+        index: Follows the pool's blocks.
+        transfers: Hears of the transfers that end.
+    """
+
+    def __init__(self, pool: str, index: PrefixIndex, transfers: Transfers) -> None:
+        self._pool = pool
+        self._index = index
+        self._transfers = transfers
+        self._next_seq = 0
+        self.layouts: dict[str, Layout] = {}
+        """Layouts by engine name."""
+        self.links: dict[str, bool] = {}
+        """Whether the link to a peer is up, by the peer's name."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the snapshot is complete and no event was missed since."""
+        return self._index.state(self._pool) is SourceState.EXACT
+
+    def begin(self) -> None:
+        """A connection stands; a snapshot comes next."""
+        self._index.begin_snapshot(self._pool)
+
+    def lose(self) -> None:
+        """The connection is gone: nothing that was known holds any more."""
+        self._index.lose(self._pool)
+        self.layouts, self.links = {}, {}
+        self._transfers.lost(self._pool)
+
+    def receive(self, message: AnyMessage) -> None:
+        """Apply the next message of the stream.
+
+        Raises:
+            PeerError: It may not come now: events before the snapshot's end, a gap, an unknown one.
+        """
+        match message:
+            case Ping():
+                return
+            case Snapshot() | SnapshotEnd():
+                self._snapshot(message)
+            case Stored() | Evicted() | TransferEnded() | PoolState():
+                self._in_order(message.seq)
+                self._event(message)
+            case _:
+                raise PeerError(f"{type(message).__name__} is no message for a gateway")
+
+    def _snapshot(self, message: Snapshot | SnapshotEnd) -> None:
+        if self.is_live:
+            raise PeerError("a snapshot after its end")
+        if isinstance(message, Snapshot):
+            self._index.add(self._pool, message.layout_id, keys_of(message.keys))
+        else:
+            self._next_seq = message.next_seq
+            self._index.end_snapshot(self._pool)
+
+    def _in_order(self, seq: int) -> None:
+        if not self.is_live:
+            raise PeerError(f"event {seq} before the end of the snapshot")
+        if seq != self._next_seq:
+            raise PeerError(f"event {seq}, expected {self._next_seq}: events were lost")
+        self._next_seq += 1
+
+    def _event(self, event: Stored | Evicted | TransferEnded | PoolState) -> None:
+        match event:
+            case Stored():
+                self._index.add(self._pool, event.layout_id, keys_of(event.keys))
+            case Evicted():
+                self._index.remove(self._pool, event.layout_id, keys_of(event.keys))
+            case TransferEnded():
+                self._transfers.ended(self._pool, event)
+            case PoolState():
+                self.layouts = {name: spec.layout() for name, spec in event.layouts.items()}
+                self.links = dict(event.links)

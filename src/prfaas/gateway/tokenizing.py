@@ -1,0 +1,190 @@
+"""Prompts as token ids and block hashes: made once, and off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from prfaas.core.blocks import Layout
+from prfaas.core.hashing import hash_chain
+from prfaas.errors import ConfigError
+from prfaas.gateway.fields import bad
+from prfaas.gateway.jsons import JsonObject
+from prfaas.gateway.requests import Api, ClientRequest
+
+THREADS = 2
+_RESERVED_TEMPLATE_NAMES = frozenset(
+    {
+        "conversation",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+        "messages",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as the engines see it.
+
+    Attributes:
+        sequences: Token ids; one entry unless the client sent several prompts.
+        hashes: Block hash chain of the first sequence; empty without a layout.
+    """
+
+    sequences: list[list[int]]
+    hashes: list[bytes]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Token ids of the only, or first, sequence."""
+        return self.sequences[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in all sequences."""
+        return sum(len(sequence) for sequence in self.sequences)
+
+
+class PromptMaker:
+    """Makes prompts with the model's own tokenizer and chat template.
+
+    Args:
+        path: Checkpoint directory or name.
+        cache_salt: The tenant's salt, for the hash chain.
+
+    Raises:
+        ConfigError: There is no tokenizer at `path`.
+    """
+
+    def __init__(self, path: str, cache_salt: str) -> None:
+        self._tokenizer, self.vocab_size = _load(path)
+        self._cache_salt = cache_salt
+        self._chars_per_token_max = max(map(len, self._tokenizer.get_vocab()), default=1)
+        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def prompt(
+        self, client: ClientRequest, layout: Layout | None, max_model_len: int
+    ) -> Prompt:
+        """Render, tokenise and hash, on another thread.
+
+        Args:
+            client: The request.
+            layout: What to hash for; None skips hashing.
+            max_model_len: Text that can not possibly fit is refused untokenised.
+
+        Raises:
+            RequestError: 400, the chat template refuses the messages or the text is far too long.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._make, client, layout, max_model_len)
+
+    def _make(self, client: ClientRequest, layout: Layout | None, max_model_len: int) -> Prompt:
+        if client.api is Api.CHAT:
+            special = bool(client.body.get("add_special_tokens"))
+            sequences = [self._encode(self._render(client), special, max_model_len, "messages")]
+        else:
+            special = client.body.get("add_special_tokens") is not False
+            sequences = [
+                self._encode(prompt, special, max_model_len, "prompt")
+                if isinstance(prompt, str)
+                else prompt
+                for prompt in client.prompts
+            ]
+        if not sequences[0]:
+            raise bad("the prompt has no tokens; at least 1 is needed")
+        return Prompt(sequences, self._hash(sequences[0], layout))
+
+    def _hash(self, token_ids: list[int], layout: Layout | None) -> list[bytes]:
+        if layout is None:
+            return []
+        return hash_chain(
+            token_ids,
+            tokens_per_hash=layout.tokens_per_hash,
+            seed=layout.hash_seed,
+            cache_salt=self._cache_salt,
+        )
+
+    def _encode(self, text: str, special: bool, max_model_len: int, param: str) -> list[int]:
+        chars_max = max_model_len * self._chars_per_token_max
+        if len(text) > chars_max:
+            raise bad(
+                f"the prompt has {len(text)} characters; {max_model_len} tokens, the model's "
+                f"length, are at most {chars_max} characters",
+                param,
+            )
+        ids = self._tokenizer.encode(text, add_special_tokens=special)
+        return [int(token) for token in ids]
+
+    def _render(self, client: ClientRequest) -> str:
+        body = client.body
+        if body.get("chat_template") is not None:
+            raise bad("chat_template is not accepted from clients", "chat_template")
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    self._for_template(client.messages),
+                    tools=None if body.get("tool_choice") == "none" else body.get("tools"),
+                    documents=body.get("documents"),
+                    add_generation_prompt=body.get("add_generation_prompt") is not False,
+                    continue_final_message=bool(body.get("continue_final_message")),
+                    tokenize=False,
+                    **_template_variables(body),
+                )
+            )
+        except Exception as error:
+            # A template is the model's own program: it refuses input by raising what it likes.
+            raise bad(f"the chat template refuses the messages: {error}", "messages") from None
+
+    def _for_template(self, messages: list[JsonObject]) -> list[JsonObject]:
+        """Developer messages become system messages where the template knows no developer."""
+        template = self._tokenizer.chat_template
+        if isinstance(template, str) and "developer" in template:
+            return messages
+        return [
+            message | {"role": "system"} if message["role"] == "developer" else message
+            for message in messages
+        ]
+
+
+def _template_variables(body: JsonObject) -> JsonObject:
+    variables: JsonObject = dict(body.get("chat_template_kwargs") or {})
+    reserved = sorted(_RESERVED_TEMPLATE_NAMES & variables.keys())
+    if reserved:
+        raise bad(f"chat_template_kwargs must not set {', '.join(reserved)}")
+    effort = body.get("reasoning_effort")
+    if effort is not None:
+        variables.setdefault("enable_thinking", effort != "none")
+        variables["reasoning_effort"] = effort
+    return variables
+
+
+def _load(path: str) -> tuple[Any, int]:
+    """Tokenizer, and the number of token ids that the model knows."""
+    from transformers import AutoTokenizer, PretrainedConfig
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        config, _ = PretrainedConfig.get_config_dict(path)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"no tokenizer for model.path {path!r}: {reason}") from None
+    vocab_size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 0
+    return tokenizer, max(len(tokenizer), int(vocab_size))

@@ -1,0 +1,116 @@
+"""Transfers of recent requests, as their two pools report them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from prfaas.core.transfers import TransferState
+from prfaas.wire.messages import TransferEnded
+
+VIEWS_MAX = 4096
+"""Transfers that are remembered; more than ever run at once, and late events find the others."""
+
+
+@dataclass(slots=True)
+class TransferView:
+    """What the gateway knows of one transfer.
+
+    Attributes:
+        transfer_id: 16 bytes.
+        source: Pool that sends.
+        destination: Pool that receives.
+        broken: Resolves with a reason once the transfer can not complete any more.
+        ended: How it ended, by pool.
+        lost_pools: Pools whose event stream broke since it began.
+    """
+
+    transfer_id: bytes
+    source: str
+    destination: str
+    broken: asyncio.Future[str]
+    ended: dict[str, TransferEnded] = field(default_factory=dict)
+    lost_pools: set[str] = field(default_factory=set)
+
+    @property
+    def num_bytes(self) -> int:
+        """Payload bytes moved: as they arrived, or as they were sent if that is all we know."""
+        event = self.best_event
+        return event.num_bytes if event else 0
+
+    @property
+    def duration_ns(self) -> int:
+        """From its opening to its last block; 0 while unknown."""
+        event = self.best_event
+        return max(0, event.duration_ns - event.last_block_age_ns) if event else 0
+
+    @property
+    def best_event(self) -> TransferEnded | None:
+        """The destination's report, else the source's."""
+        return self.ended.get(self.destination) or self.ended.get(self.source)
+
+    @property
+    def failure(self) -> str:
+        """Why blocks are missing: one of a bounded set, for metrics."""
+        for pool in (self.destination, self.source):
+            event = self.ended.get(pool)
+            if event is not None and event.state != TransferState.COMMITTED:
+                return failure_label(event)
+        return "pool_down" if self.lost_pools else "unknown"
+
+    def break_with(self, reason: str) -> None:
+        """The transfer can not complete."""
+        if not self.broken.done():
+            self.broken.set_result(reason)
+
+
+def failure_label(event: TransferEnded) -> str:
+    """Why a transfer ended without a commit: expired, digest, link_lost, pool_down or aborted."""
+    if event.state == TransferState.EXPIRED:
+        return "expired"
+    reason = event.reason.lower()
+    for word, label in (("digest", "digest"), ("link", "link_lost"), ("pool", "pool_down")):
+        if word in reason:
+            return label
+    return "aborted"
+
+
+class Transfers:
+    """Views by transfer id, the oldest forgotten first.
+
+    Args:
+        on_arrived: Called once a transfer, when its destination reported its end.
+    """
+
+    def __init__(self, on_arrived: Callable[[TransferView], None] = lambda _: None) -> None:
+        self._on_arrived = on_arrived
+        self._views: OrderedDict[bytes, TransferView] = OrderedDict()
+
+    def open(self, transfer_id: bytes, source: str, destination: str) -> TransferView:
+        """Begin to follow a transfer."""
+        broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        view = TransferView(transfer_id, source, destination, broken)
+        self._views[transfer_id] = view
+        while len(self._views) > VIEWS_MAX:
+            self._views.popitem(last=False)
+        return view
+
+    def ended(self, pool: str, event: TransferEnded) -> None:
+        """`pool` reports an end. Transfers of others and repetitions change nothing."""
+        view = self._views.get(event.transfer_id)
+        if view is None or pool in view.ended or pool not in (view.source, view.destination):
+            return
+        view.ended[pool] = event
+        if event.state != TransferState.COMMITTED:
+            view.break_with(failure_label(event))
+        if pool == view.destination:
+            self._on_arrived(view)
+
+    def lost(self, pool: str) -> None:
+        """The event stream of `pool` broke: what runs over it can not be followed any more."""
+        for view in self._views.values():
+            if pool in (view.source, view.destination) and pool not in view.ended:
+                view.lost_pools.add(pool)
+                view.break_with("pool_down")

@@ -1,0 +1,39 @@
+"""Token counts that the client is told and billed by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prfaas.gateway.jsons import JsonObject, as_count, as_object
+from prfaas.gateway.records import Record
+
+
+@dataclass(slots=True)
+class Usage:
+    """Corrects the decode leg's counts.
+
+    To the decode engine, blocks that came over the link are cached tokens. The client is told only
+    of tokens that were cached before its request: at most what the prefill leg found, and where
+    that leg failed half-way, at most what the decode engine's pool held.
+
+    Attributes:
+        record: Takes the counts.
+        cached_max: Upper bound; None on the local path.
+        decode_cached: What the decode leg found, once known.
+    """
+
+    record: Record
+    cached_max: int | None = None
+    decode_cached: int | None = None
+
+    def corrected(self, usage: object) -> JsonObject:
+        """The final usage object of a decode leg, as the client gets it."""
+        counts = as_object(usage)
+        details = as_object(counts.get("prompt_tokens_details"))
+        self.decode_cached = cached = as_count(details.get("cached_tokens"))
+        if self.cached_max is not None:
+            cached = min(cached, self.cached_max)
+        self.record.cached_tokens = cached
+        self.record.num_prompt_tokens = as_count(counts.get("prompt_tokens"))
+        self.record.num_output_tokens = as_count(counts.get("completion_tokens"))
+        return counts | {"prompt_tokens_details": details | {"cached_tokens": cached}}

@@ -1,0 +1,207 @@
+"""Two clusters without a model: scripted engines, scripted pools, a real gateway between them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from prfaas.config.deployment import Deployment
+from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.core.hashing import hash_chain
+from prfaas.gateway.app import Gateway
+from prfaas.gateway.endpoints import Endpoints
+from prfaas.gateway.pools import PoolTiming
+from prfaas.wire.identity import make_authority, make_identity
+
+from .scripted_engine import ScriptedEngine
+from .scripted_pool import ScriptedPool
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if tools %}<tools>{{ tools | length }}{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+THRESHOLD = 100
+LAYOUT = Layout(
+    layout_id=b"L" * 32,
+    tokens_per_hash=16,
+    hash_seed="7",
+    groups=(
+        CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 1024),
+        CacheGroup(1, GroupKind.LINEAR_STATE, 64, 2048),
+    ),
+)
+TIMING = PoolTiming(ping_s=0.05, silence_s=2.0, backoff_s=0.01, backoff_max_s=0.05)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level tokenizer with a ChatML template."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    path = tmp_path_factory.mktemp("checkpoint")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(
+        [AddedToken(text, special=True) for text in ("<|im_start|>", "<|im_end|>")]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(path)
+    (path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 300}))
+    return path
+
+
+@pytest.fixture(scope="session")
+def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("identities")
+    make_authority(directory)
+    for name in ("gateway", "prfaas-pool", "pd-pool", "stranger"):
+        make_identity(directory, name)
+    return directory
+
+
+@dataclass
+class World:
+    """Everything around one gateway."""
+
+    gateway: Gateway
+    url: str
+    http: aiohttp.ClientSession
+    openai: openai.AsyncOpenAI
+    prefill: ScriptedEngine
+    decode: ScriptedEngine
+    spare: ScriptedEngine
+    prfaas_pool: ScriptedPool
+    pd_pool: ScriptedPool
+    state: Path
+
+    @property
+    def salt(self) -> str:
+        return (self.state / "tenant.salt").read_text()
+
+    def hashes(self, ids: list[int]) -> list[bytes]:
+        return hash_chain(ids, tokens_per_hash=16, seed="7", cache_salt=self.salt)
+
+    def keys(self, ids: list[int], num_tokens: int) -> list[BlockKey]:
+        """Names of all blocks that make up a usable prefix of `num_tokens`."""
+        hashes = self.hashes(ids)
+        attention = [BlockKey(0, hashes[end // 16 - 1]) for end in range(16, num_tokens + 1, 16)]
+        return [*attention, BlockKey(1, hashes[num_tokens // 16 - 1])]
+
+    async def metric(self, sample: str) -> float:
+        """Value of one sample line, 0 if there is none."""
+        async with self.http.get(f"{self.url}/metrics") as response:
+            text = await response.text()
+        for line in text.splitlines():
+            name, _, value = line.rpartition(" ")
+            if name == sample:
+                return float(value)
+        return 0.0
+
+    async def record(self, index: int = 0) -> dict[str, Any]:
+        async with self.http.get(f"{self.url}/control/requests") as response:
+            record: dict[str, Any] = (await response.json())["requests"][index]
+            return record
+
+    async def post(self, body: object, path: str = "/v1/completions") -> tuple[int, dict[str, Any]]:
+        async with self.http.post(self.url + path, json=body) as response:
+            return response.status, await response.json()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the event loop run until `condition` holds; the test's timeout is the limit."""
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def deployment_for(checkpoint: Path, identities: Path, state: Path, **tables: Any) -> Deployment:
+    return Deployment.model_validate(
+        {
+            "model": {"name": "tiny", "path": str(checkpoint)},
+            "gateway": {"listen": "127.0.0.1:0", **tables.get("gateway", {})},
+            "routing": {"offload_threshold": THRESHOLD, **tables.get("routing", {})},
+            "security": {"identities": str(identities)},
+            "state": str(state),
+            "clusters": {
+                "prfaas": {
+                    "role": "prfaas",
+                    "pools": {"prfaas-pool": {}},
+                    "engines": {"prefill": {"pool": "prfaas-pool"}},
+                },
+                "pd": {
+                    "role": "pd",
+                    "pools": {"pd-pool": {}},
+                    "engines": {"decode": {"pool": "pd-pool"}, "spare": {"pool": "pd-pool"}},
+                },
+            },
+        }
+    )
+
+
+@asynccontextmanager
+async def running(checkpoint: Path, identities: Path, state: Path, **tables: Any) -> Any:
+    """A world in which all is well, except that the spare decode engine is down."""
+    engines = [ScriptedEngine(name) for name in ("prefill", "decode", "spare")]
+    prefill, decode, spare = engines
+    spare.healthy = False
+    prfaas_pool = ScriptedPool("prfaas-pool", identities, {"prefill": LAYOUT}, {"pd-pool": True})
+    pd_pool = ScriptedPool("pd-pool", identities, {"decode": LAYOUT, "spare": LAYOUT})
+    parts = [*engines, prfaas_pool, pd_pool]
+    for part in parts:
+        await part.start()
+    gateway = Gateway(
+        deployment_for(checkpoint, identities, state, **tables),
+        Endpoints(
+            engines={engine.name: engine.url for engine in engines},
+            pools={pool.name: ("127.0.0.1", pool.port) for pool in (prfaas_pool, pd_pool)},
+        ),
+        poll_s=0.02,
+        timing=TIMING,
+    )
+    url = await gateway.start()
+    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    async with aiohttp.ClientSession() as http, client:
+        world = World(
+            gateway, url, http, client, prefill, decode, spare, prfaas_pool, pd_pool, state
+        )
+        await until(lambda: is_well(world))
+        try:
+            yield world
+        finally:
+            await gateway.close()
+            for part in parts:
+                await part.stop()
+
+
+def is_well(world: World) -> bool:
+    """Both clusters are ready for a transfer."""
+    engines, pools = world.gateway.engines.by_name, world.gateway.pools
+    announced = pools.layout("pd-pool", "decode") and pools.layout("prfaas-pool", "prefill")
+    ready = engines["prefill"].is_ready and engines["decode"].is_ready
+    return bool(ready and announced and pools.link_up("prfaas-pool", "pd-pool"))
+
+
+@pytest.fixture
+async def world(checkpoint: Path, identities: Path, tmp_path: Path) -> AsyncIterator[World]:
+    async with running(checkpoint, identities, tmp_path / "state") as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    yield

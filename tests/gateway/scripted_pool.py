@@ -1,0 +1,130 @@
+"""A pool node that says what a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prfaas.core.blocks import BlockKey, Layout
+from prfaas.wire.channel import Channel
+from prfaas.wire.frames import ControlFrame, Frame
+from prfaas.wire.identity import identity_in, peer_name
+from prfaas.wire.messages import (
+    Abort,
+    Evicted,
+    Message,
+    PoolState,
+    Snapshot,
+    SnapshotEnd,
+    Stored,
+    Subscribe,
+    TransferEnded,
+    decode,
+    layout_spec,
+)
+
+
+@dataclass
+class ScriptedPool:
+    name: str
+    identities: Path
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    links: dict[str, bool] = field(default_factory=dict)
+    blocks: list[tuple[bytes, BlockKey]] = field(default_factory=list)
+    """What the next snapshot holds."""
+    next_seq: int = 7
+    aborts: list[Abort] = field(default_factory=list)
+    num_subscriptions: int = 0
+    is_mute: bool = False
+    """Subscribed to, but says nothing."""
+    port: int = 0
+    _server: asyncio.Server | None = None
+    _channels: list[Channel] = field(default_factory=list)
+
+    async def start(self) -> None:
+        identity = identity_in(self.identities, self.name)
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: Channel(self._on_frame, self._on_close, self._on_open),
+            "127.0.0.1",
+            self.port,
+            ssl=identity.server_context(),
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self.disconnect()
+            await self._server.wait_closed()
+            self._server = None
+
+    def disconnect(self) -> None:
+        for channel in list(self._channels):
+            channel.close("test")
+
+    def _on_open(self, channel: Channel) -> None:
+        channel.peer = peer_name(channel.ssl_object, frozenset({"gateway"}))
+        self._channels.append(channel)
+
+    def _on_close(self, channel: Channel, reason: str) -> None:
+        if channel in self._channels:
+            self._channels.remove(channel)
+
+    def _on_frame(self, channel: Channel, frame: Frame) -> None:
+        assert isinstance(frame, ControlFrame)
+        match decode(frame.payload):
+            case Subscribe():
+                self.num_subscriptions += 1
+                if not self.is_mute:
+                    self._snapshot(channel)
+            case Abort() as abort:
+                self.aborts.append(abort)
+
+    def _snapshot(self, channel: Channel) -> None:
+        for layout_id, key in self.blocks:
+            channel.send(
+                Snapshot(epoch="e", next_seq=self.next_seq, layout_id=layout_id, keys=[key])
+            )
+        channel.send(SnapshotEnd(epoch="e", next_seq=self.next_seq))
+        self.tell_state()
+
+    # --- events ---
+
+    def send(self, message: Message) -> None:
+        for channel in self._channels:
+            channel.send(message)
+
+    def seq(self) -> int:
+        self.next_seq += 1
+        return self.next_seq - 1
+
+    def tell_state(self) -> None:
+        layouts = {name: layout_spec(layout) for name, layout in self.layouts.items()}
+        self.send(PoolState(seq=self.seq(), layouts=layouts, links=self.links))
+
+    def store(self, layout: Layout, keys: list[BlockKey]) -> None:
+        wire = [(key.group, key.block_hash) for key in keys]
+        self.send(Stored(seq=self.seq(), layout_id=layout.layout_id, keys=wire))
+
+    def evict(self, layout: Layout, keys: list[BlockKey]) -> None:
+        wire = [(key.group, key.block_hash) for key in keys]
+        self.send(Evicted(seq=self.seq(), layout_id=layout.layout_id, keys=wire))
+
+    def end_transfer(
+        self, transfer: str, state: str = "committed", reason: str = "", num_bytes: int = 1000
+    ) -> None:
+        self.send(
+            TransferEnded(
+                seq=self.seq(),
+                transfer_id=bytes.fromhex(transfer),
+                direction="in",
+                peer="x",
+                state=state,
+                reason=reason,
+                num_blocks=2,
+                num_bytes=num_bytes,
+                duration_ns=5_000_000,
+                last_block_age_ns=2_000_000,
+            )
+        )
