@@ -54,6 +54,7 @@ def engine_command(
         "kv_connector": "PrfaasConnector",
         "kv_connector_module_path": "prfaas.engines.vllm_connector",
         "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
         "engine_id": engine_id(name, run),
         "kv_connector_extra_config": {
             "cpu_bytes_to_use": engine.host_memory,

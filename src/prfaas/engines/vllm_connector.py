@@ -30,22 +30,41 @@ class PrfaasConnector(OffloadingConnector):
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
-        extra: dict[str, Any] = vllm_config.kv_transfer_config.kv_connector_extra_config
-        for key in ("prfaas_engine", "prfaas_pool", "cpu_bytes_to_use"):
-            if not extra.get(key):
-                raise ConfigError(f"kv_connector_extra_config.{key} is required by PrfaasConnector")
-        if current_platform.is_cpu():
-            extra["spec_name"] = "CpuPlatformSpec"
-            extra["spec_module_path"] = "prfaas.engines.vllm_cpu"
-        else:
-            extra["spec_name"] = "TieringOffloadingSpec"
-        tier: dict[str, Any] = {
-            "type": "PrfaasTier",
-            "module_path": "prfaas.engines.vllm_tier",
-            "engine": extra["prfaas_engine"],
-            "pool": extra["prfaas_pool"],
-        }
+        tier = _choose_tier(vllm_config)
         if role == KVConnectorRole.SCHEDULER:
             tier["row_layout"] = describe(vllm_config, kv_cache_config)
-        extra["secondary_tiers"] = [tier]
         super().__init__(vllm_config, role, kv_cache_config)
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Any:
+        """Metrics of the tier; asked for in the API server, where no connector is made."""
+        _choose_tier(vllm_config)
+        return super().build_prom_metrics(vllm_config, *args, **kwargs)
+
+
+def _choose_tier(vllm_config: VllmConfig) -> dict[str, Any]:
+    """Complete the connector's settings: which spec, which tier.
+
+    Returns:
+        The tier's settings, part of the configuration.
+
+    Raises:
+        ConfigError: A setting is missing.
+    """
+    extra: dict[str, Any] = vllm_config.kv_transfer_config.kv_connector_extra_config
+    for key in ("prfaas_engine", "prfaas_pool", "cpu_bytes_to_use"):
+        if not extra.get(key):
+            raise ConfigError(f"kv_connector_extra_config.{key} is required by PrfaasConnector")
+    if current_platform.is_cpu():
+        extra["spec_name"] = "CpuPlatformSpec"
+        extra["spec_module_path"] = "prfaas.engines.vllm_cpu"
+    else:
+        extra["spec_name"] = "TieringOffloadingSpec"
+    tier: dict[str, Any] = {
+        "type": "PrfaasTier",
+        "module_path": "prfaas.engines.vllm_tier",
+        "engine": extra["prfaas_engine"],
+        "pool": extra["prfaas_pool"],
+    }
+    extra["secondary_tiers"] = [tier]
+    return tier

@@ -30,10 +30,11 @@ Blocks = npt.NDArray[np.int32]
 class CpuPlatformSpec(TieringOffloadingSpec):
     """`TieringOffloadingSpec` with a worker that copies by `memmove`."""
 
+    _memmove_worker: MemmoveWorker | None = None
+
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """The worker of this rank."""
-        worker: OffloadingWorker | None = self._worker
-        if worker is None:
+        if self._memmove_worker is None:
             region = SharedOffloadRegion(
                 engine_id=self._engine_id,
                 num_chunks=self.num_chunks,
@@ -41,8 +42,8 @@ class CpuPlatformSpec(TieringOffloadingSpec):
                 kv_bytes_per_chunk=self.kv_bytes_per_chunk,
                 cpu_page_size=self.cpu_page_size_per_worker,
             )
-            worker = self._worker = MemmoveWorker(kv_caches, self.blocks_per_chunk, region)
-        return worker
+            self._memmove_worker = MemmoveWorker(kv_caches, self.blocks_per_chunk, region)
+        return self._memmove_worker
 
 
 class MemmoveWorker(OffloadingWorker):

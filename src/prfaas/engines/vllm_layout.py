@@ -67,9 +67,25 @@ def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> RowLayo
         _group(config, kv_cache_config, group.group_id, group.tokens_per_block, extents)
         for group in config.groups
     )
+    _check_block_size(vllm_config.cache_config.block_size, groups)
     unnamed = Layout(b"", config.cache.tokens_per_hash, get_none_hash_seed(), groups)
     layout_id = _layout_id(vllm_config, unnamed, extents)
     return RowLayout(replace(unnamed, layout_id=layout_id), extents)
+
+
+def _check_block_size(scheduled: int, groups: tuple[CacheGroup, ...]) -> None:
+    """Refuse a scheduler that would not stop where linear state can be stored.
+
+    vLLM enlarges the block of a hybrid model in its workers; a scheduler that was not told cuts
+    prefill at multiples of the default, where no block of state ends, and nothing is reusable.
+    """
+    for group in groups:
+        if group.kind is GroupKind.LINEAR_STATE and scheduled % group.tokens_per_block:
+            raise ConfigError(
+                f"linear state is kept every {group.tokens_per_block} tokens, but the scheduler "
+                f"cuts prefill every {scheduled}; start the engine with "
+                f"--block-size {group.tokens_per_block}"
+            )
 
 
 def _group(
@@ -141,11 +157,14 @@ def _extents(config: Any, kv_cache_config: KVCacheConfig) -> dict[int, list[tupl
 def _pages(
     kv_cache_config: KVCacheConfig, group_ids: tuple[int, ...]
 ) -> list[tuple[int, int, int, int]]:
-    """Group, tensor, page bytes and data bytes of every layer, in the worker's order."""
+    """Group, address, page bytes and data bytes of every layer, in the worker's order.
+
+    Layers of different groups at the same address share a tensor.
+    """
     tensor_of = {
-        layer: number
-        for number, tensor in enumerate(kv_cache_config.kv_cache_tensors)
-        for layer in tensor.shared_by
+        layer: tensor.offset + number * tensor.layer_stride
+        for tensor in kv_cache_config.kv_cache_tensors
+        for number, layer in enumerate(tensor.layers)
     }
     pages: list[tuple[int, int, int, int]] = []
     for group_id in group_ids:

@@ -1,0 +1,196 @@
+"""`prfaas pool`, `prfaas gateway`, `prfaas identity`: single parts of a deployment."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import ssl
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import click
+
+from prfaas.errors import ConfigError
+from prfaas.units import parse_size
+from prfaas.wire.identity import identity_in, make_authority, make_identity
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+
+class AddressType(click.ParamType[tuple[str, int]]):
+    """`HOST:PORT`."""
+
+    name = "host:port"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        """Split an address."""
+        host, _, port = str(value).rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65535:
+            self.fail(f"{value!r} is not HOST:PORT", param, ctx)
+        return host.strip("[]"), int(port)
+
+
+class PeerType(click.ParamType[tuple[str, tuple[str, int]]]):
+    """`NAME=HOST:PORT`."""
+
+    name = "name=host:port"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, tuple[str, int]]:
+        """Split a named address."""
+        name, _, address = str(value).partition("=")
+        if not name:
+            self.fail(f"{value!r} is not NAME=HOST:PORT", param, ctx)
+        return name, AddressType().convert(address, param, ctx)
+
+
+def set_up_logging(level: int = logging.INFO) -> None:
+    """One line an event, on standard error."""
+    logging.basicConfig(level=level, format=LOG_FORMAT, stream=sys.stderr)
+
+
+def run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Run `main` on an event loop; SIGINT and SIGTERM set the event it is given."""
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        await main(stop)
+
+    asyncio.run(run())
+
+
+@click.command()
+@click.option("--name", required=True, help="Name in the deployment file and the certificate.")
+@click.option("--listen", type=AddressType(), required=True, help="Where pools and gateways come.")
+@click.option("--memory", default="1GiB", show_default=True, help="Limit on KV blocks held.")
+@click.option(
+    "--socket",
+    "socket_path",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Unix socket for the engines of this host.",
+)
+@click.option(
+    "--admin",
+    type=AddressType(),
+    default="127.0.0.1:0",
+    show_default=True,
+    help="Where /health and /metrics are served, plain HTTP; keep it on this host.",
+)
+@click.option(
+    "--identities",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    required=True,
+    help="Directory with ca.pem, NAME.pem and NAME.key.",
+)
+@click.option("--peer", "peers", type=PeerType(), multiple=True, help="A pool to push to.")
+@click.option("--source", "sources", multiple=True, help="A pool that may push to this one.")
+@click.option("--gateway", "gateways", multiple=True, help="A gateway that may subscribe.")
+def pool(
+    *,
+    name: str,
+    listen: tuple[str, int],
+    memory: str,
+    socket_path: Path,
+    admin: tuple[str, int],
+    identities: Path,
+    peers: tuple[tuple[str, tuple[str, int]], ...],
+    sources: tuple[str, ...],
+    gateways: tuple[str, ...],
+) -> None:
+    """Run one pool node: the store of KV blocks beside the engines of a host.
+
+    \b
+    Examples:
+      prfaas pool --name prfaas-pool --listen 0.0.0.0:7100 --memory 64GiB \\
+          --socket /run/prfaas/pool.sock --identities /etc/prfaas \\
+          --peer pd-pool=pd.example.net:7100 --gateway gateway
+      prfaas pool --name pd-pool --listen 0.0.0.0:7100 --memory 64GiB \\
+          --socket /run/prfaas/pool.sock --identities /etc/prfaas \\
+          --source prfaas-pool --gateway gateway
+    """
+    from prfaas.pool.node import PoolNode, PoolSettings
+
+    set_up_logging()
+    settings = PoolSettings(
+        name=name,
+        memory_bytes=parse_size(memory),
+        listen=listen,
+        socket_path=socket_path,
+        admin=admin,
+        identity=identity_in(identities, name),
+        peers=dict(peers),
+        sources=frozenset(sources),
+        gateways=frozenset(gateways),
+    )
+
+    async def serve(stop: asyncio.Event) -> None:
+        node = asyncio.create_task(PoolNode(settings).run())
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({node, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if node.done():
+            raise_first(node)
+        node.cancel()
+        await asyncio.wait({node})
+
+    run_until_stopped(serve)
+
+
+def raise_first(task: asyncio.Task[None]) -> None:
+    """Raise what ended a task, the operator's mistake first if it is in a group."""
+    error = task.exception()
+    if isinstance(error, BaseExceptionGroup):
+        mistakes = error.subgroup((ConfigError, ssl.SSLError, OSError))
+        raise (mistakes or error).exceptions[0]
+    if error is not None:
+        raise error
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True)
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Where the files go; the authority is made there if it is missing.",
+)
+@click.option("--address", "addresses", multiple=True, help="Host name or IP for https clients.")
+def identity(names: tuple[str, ...], directory: Path, addresses: tuple[str, ...]) -> None:
+    """Make identities: a certificate and a key for each NAME, signed by one authority.
+
+    Carry NAME.pem, NAME.key and ca.pem to the host of each part; keep ca.key where you made it.
+
+    \b
+    Examples:
+      prfaas identity gateway pd-pool prfaas-pool --directory identities
+      prfaas identity prfaas-engine --address prefill.example.net --directory identities
+    """
+    make_authority(directory)
+    for name in names:
+        made = make_identity(directory, name, list(addresses))
+        click.echo(f"{made.certificate}\n{made.key}")
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--engine", "engines", multiple=True, metavar="NAME=URL", help="Where an engine is.")
+@click.option("--pool", "pools", type=PeerType(), multiple=True, help="Where a pool node is.")
+def gateway(
+    *, file: Path, engines: tuple[str, ...], pools: tuple[tuple[str, tuple[str, int]], ...]
+) -> None:
+    """Run the gateway of the deployment in FILE, beside parts that run already.
+
+    \b
+    Examples:
+      prfaas gateway examples/two-sites.toml
+    """
+    raise NotImplementedError
