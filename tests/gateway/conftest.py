@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,7 +123,7 @@ class World:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the event loop run until `condition` holds; the test's timeout is the limit."""
-    while not condition():
+    while not condition():  # noqa: ASYNC110 - the conditions are attributes, nobody signals them
         await asyncio.sleep(0.001)
 
 
@@ -152,14 +152,16 @@ def deployment_for(checkpoint: Path, identities: Path, state: Path, **tables: An
 
 
 @asynccontextmanager
-async def running(checkpoint: Path, identities: Path, state: Path, **tables: Any) -> Any:
+async def running(
+    checkpoint: Path, identities: Path, state: Path, **tables: Any
+) -> AsyncIterator[World]:
     """A world in which all is well, except that the spare decode engine is down."""
     engines = [ScriptedEngine(name) for name in ("prefill", "decode", "spare")]
     prefill, decode, spare = engines
     spare.healthy = False
     prfaas_pool = ScriptedPool("prfaas-pool", identities, {"prefill": LAYOUT}, {"pd-pool": True})
     pd_pool = ScriptedPool("pd-pool", identities, {"decode": LAYOUT, "spare": LAYOUT})
-    parts = [*engines, prfaas_pool, pd_pool]
+    parts: list[ScriptedEngine | ScriptedPool] = [*engines, prfaas_pool, pd_pool]
     for part in parts:
         await part.start()
     gateway = Gateway(
@@ -201,7 +203,6 @@ async def world(checkpoint: Path, identities: Path, tmp_path: Path) -> AsyncIter
 
 
 @pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-    yield

@@ -144,7 +144,7 @@ class ScriptedEngine:
                     "logprobs": self._logprobs(body, (word,)),
                     "finish_reason": "stop" if last else None,
                 }
-                chunk = head | {"choices": [choice]}
+                chunk: dict[str, Any] = head | {"choices": [choice]}
                 if options.get("continuous_usage_stats"):
                     usage = self.usage(body, k + 1)
                     del usage["prompt_tokens_details"]

@@ -13,6 +13,15 @@ from prfaas.wire.messages import TransferEnded
 VIEWS_MAX = 4096
 """Transfers that are remembered; more than ever run at once, and late events find the others."""
 
+_LABELS = {
+    "digest": "digest",
+    "link": "link_lost",
+    "pool": "pool_down",
+    "no_room": "no_room",
+    "missing": "blocks_missing",
+}
+"""Words in a pool's reason, and what they are counted as."""
+
 
 @dataclass(slots=True)
 class TransferView:
@@ -67,14 +76,11 @@ class TransferView:
 
 
 def failure_label(event: TransferEnded) -> str:
-    """Why a transfer ended without a commit: expired, digest, link_lost, pool_down or aborted."""
+    """Why a transfer ended without a commit: "expired", a value of `_LABELS`, or "aborted"."""
     if event.state == TransferState.EXPIRED:
         return "expired"
     reason = event.reason.lower()
-    for word, label in (("digest", "digest"), ("link", "link_lost"), ("pool", "pool_down")):
-        if word in reason:
-            return label
-    return "aborted"
+    return next((label for word, label in _LABELS.items() if word in reason), "aborted")
 
 
 class Transfers:
