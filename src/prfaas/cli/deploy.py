@@ -1,13 +1,177 @@
 """`prfaas up` and `prfaas check`."""
 
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
 import click
+from rich.console import Console
+
+from prfaas.cli.parts import run_until_stopped
+from prfaas.cli.processes import Part, Supervisor
+from prfaas.cli.progress import StartProgress
+from prfaas.cli.topology import Topology, check_ports, lay_out, parts, prepare_identities
+from prfaas.config.deployment import Deployment
+from prfaas.config.load import load_deployment
+from prfaas.errors import ConfigError, EngineError
+
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
 @click.command()
-def up() -> None:
-    """Run."""
+@click.argument("file", type=click.Path(path_type=Path))
+def check(file: Path) -> None:
+    """Is the deployment in FILE right? Starts nothing; exit code 2 if not.
+
+    \b
+    Examples:
+      prfaas check examples/laptop.toml
+    """
+    deployment = load_deployment(file)
+    check_deployment(deployment)
+    check_ports(deployment)
+    for cluster_name, cluster in deployment.clusters.items():
+        here = [name for name, engine in cluster.engines.items() if not engine.url]
+        console.print(
+            f"cluster {cluster_name} ({cluster.role}): "
+            f"{len(cluster.engines)} engines, {len(cluster.pools)} pool nodes, "
+            f"{len(here)} engines started here"
+        )
+    console.print(f"{file}: ok")
 
 
 @click.command()
-def check() -> None:
-    """Check."""
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--restart", is_flag=True, help="Start a part that ends anew, and say so.")
+def up(file: Path, restart: bool) -> None:
+    """Run the deployment in FILE until stopped, in the foreground.
+
+    Starts every part that FILE gives no `url` or `address` for, prints the endpoint, and says so
+    when a part ends. Ctrl-C stops everything.
+
+    \b
+    Examples:
+      prfaas up examples/laptop.toml
+    """
+    deployment = load_deployment(file)
+
+    async def run(stop: asyncio.Event) -> None:
+        async with running(deployment, file, stop) as (topology, supervisor):
+            _announce(topology)
+            await _watch(supervisor, stop, restart)
+
+    run_until_stopped(run)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    deployment: Deployment, file: Path, stop: asyncio.Event
+) -> AsyncIterator[tuple[Topology, Supervisor]]:
+    """A deployment that runs for as long as the context is open.
+
+    Raises:
+        ConfigError: Something in the file, or on this machine, has to change first.
+        EngineError: A part ended while it was starting.
+    """
+    check_deployment(deployment)
+    check_ports(deployment)
+    deployment.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    prepare_identities(deployment)
+    await _prepare_model(deployment, stop)
+    topology = lay_out(deployment, file)
+    with StartProgress(console) as progress:
+        supervisor = Supervisor(parts(topology), progress.show)
+        started = asyncio.create_task(supervisor.start())
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({started, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not started.done():
+                raise EngineError("stopped before everything was ready")
+            started.result()
+        except BaseException:
+            started.cancel()
+            await supervisor.stop()
+            raise
+        finally:
+            stopped.cancel()
+    try:
+        yield topology, supervisor
+    finally:
+        console.print("stopping")
+        await supervisor.stop()
+
+
+def check_deployment(deployment: Deployment) -> None:
+    """What can be wrong beyond the file's own rules.
+
+    Raises:
+        ConfigError: The checkpoint is missing.
+    """
+    path = Path(deployment.model.path)
+    looks_local = path.is_absolute() or deployment.model.path.startswith(".")
+    if looks_local and not deployment.model.generate and not (path / "config.json").exists():
+        raise ConfigError(
+            f"no checkpoint at {path}: there is no {path / 'config.json'}; "
+            "set model.path, or model.generate = true for the small random-weight one"
+        )
+
+
+async def _prepare_model(deployment: Deployment, stop: asyncio.Event) -> None:
+    path = Path(deployment.model.path)
+    if not deployment.model.generate or (path / "config.json").exists():
+        return
+    console.print(f"making a small random-weight hybrid checkpoint in {path}")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "prfaas.engines.checkpoint",
+        str(path),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    _, errors = await process.communicate()
+    if process.returncode:
+        lines = errors.decode(errors="replace").splitlines()
+        raise ConfigError(f"the checkpoint could not be made: {lines[-1] if lines else stop}")
+
+
+def _announce(topology: Topology) -> None:
+    url, model = topology.gateway_url, topology.deployment.model.name
+    console.print(f"\nready at {url}/v1   (model {model})\n")
+    console.print(
+        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
+        f'-d \'{{"model": "{model}", "max_tokens": 32, '
+        '"messages": [{"role": "user", "content": "Hello"}]}\'\n',
+        soft_wrap=True,
+        markup=False,
+    )
+    console.print(f"logs in {topology.deployment.state / 'logs'}; Ctrl-C stops everything")
+
+
+async def _watch(supervisor: Supervisor, stop: asyncio.Event, restart: bool) -> None:
+    """Say so when a part ends, until stopped."""
+    stopped = asyncio.create_task(stop.wait())
+    while not stop.is_set():
+        died = asyncio.create_task(supervisor.died())
+        await asyncio.wait({died, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not died.done():
+            died.cancel()
+            return
+        await _part_died(supervisor, died.result(), restart)
+
+
+async def _part_died(supervisor: Supervisor, part: Part, restart: bool) -> None:
+    console.print(f"{part.kind} {part.name} ended with code {part.exit_code}; see {part.log}")
+    if restart:
+        console.print(f"starting {part.name} anew")
+        await supervisor.restart(part.name)
+        console.print(f"{part.kind} {part.name} is ready again")
+    else:
+        console.print("it is not started anew; `prfaas up --restart` would do so")

@@ -7,6 +7,7 @@ import sys
 import click
 
 from prfaas import __version__
+from prfaas.cli.demo import demo
 from prfaas.cli.deploy import check, up
 from prfaas.cli.parts import gateway, identity, pool
 from prfaas.errors import PrfaasError
@@ -28,7 +29,7 @@ def cli() -> None:
     """
 
 
-for command in (check, gateway, identity, pool, up):
+for command in (check, demo, gateway, identity, pool, up):
     cli.add_command(command)
 
 

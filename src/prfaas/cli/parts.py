@@ -9,13 +9,16 @@ import ssl
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
+from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
 from prfaas.units import parse_size
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 
+T = TypeVar("T")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
@@ -180,17 +183,71 @@ def identity(names: tuple[str, ...], directory: Path, addresses: tuple[str, ...]
         click.echo(f"{made.certificate}\n{made.key}")
 
 
+class UrlType(click.ParamType[tuple[str, str]]):
+    """`NAME=URL`."""
+
+    name = "name=url"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """Split a named URL."""
+        name, _, url = str(value).partition("=")
+        if not name or not url.startswith(("http://", "https://")):
+            self.fail(f"{value!r} is not NAME=URL", param, ctx)
+        return name, url.rstrip("/")
+
+
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--engine", "engines", multiple=True, metavar="NAME=URL", help="Where an engine is.")
+@click.option("--listen", type=AddressType(), help="Instead of gateway.listen in FILE.")
+@click.option("--engine", "engines", type=UrlType(), multiple=True, help="Where an engine is.")
 @click.option("--pool", "pools", type=PeerType(), multiple=True, help="Where a pool node is.")
 def gateway(
-    *, file: Path, engines: tuple[str, ...], pools: tuple[tuple[str, tuple[str, int]], ...]
+    *,
+    file: Path,
+    listen: tuple[str, int] | None,
+    engines: tuple[tuple[str, str], ...],
+    pools: tuple[tuple[str, tuple[str, int]], ...],
 ) -> None:
-    """Run the gateway of the deployment in FILE, beside parts that run already.
+    """Run the gateway of the deployment in FILE beside parts that run already.
+
+    Where FILE gives a part no `url` or `address`, say here where it is.
 
     \b
     Examples:
       prfaas gateway examples/two-sites.toml
+      prfaas gateway examples/laptop.toml --engine pd-engine=http://127.0.0.1:8101 ...
     """
-    raise NotImplementedError
+    from prfaas.config.load import load_deployment
+    from prfaas.gateway.app import serve
+    from prfaas.gateway.endpoints import Endpoints
+
+    set_up_logging()
+    deployment = load_deployment(file)
+    if listen is not None:
+        deployment = listen_on(deployment, listen)
+    known_engines, known_pools = dict(engines), dict(pools)
+    for cluster in deployment.clusters.values():
+        for name, engine in cluster.engines.items():
+            _know(known_engines, name, engine.url, f"--engine {name}=URL")
+        for name, pool_table in cluster.pools.items():
+            host, _, port = (pool_table.address or "").rpartition(":")
+            address = (host.strip("[]"), int(port)) if port else None
+            _know(known_pools, name, address, f"--pool {name}=HOST:PORT")
+    run_until_stopped(lambda stop: serve(deployment, Endpoints(known_engines, known_pools), stop))
+
+
+def listen_on(deployment: Deployment, address: tuple[str, int]) -> Deployment:
+    """The same deployment with its gateway at another address."""
+    host, port = address
+    table = deployment.gateway.model_copy(update={"listen": f"{host}:{port}"})
+    return deployment.model_copy(update={"gateway": table})
+
+
+def _know(known: dict[str, T], name: str, place: T | None, option: str) -> None:
+    if name in known:
+        return
+    if place is None:
+        raise ConfigError(f"it is not known where {name} is; say {option}, or use `prfaas up`")
+    known[name] = place

@@ -8,6 +8,7 @@ depend on every token of the prompt, so a wrong KV block shows as a wrong answer
 from __future__ import annotations
 
 import string
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +109,7 @@ def _speak_in_letters(model: Any, tokenizer: Any) -> None:
     mute[spoken] = False
     with torch.no_grad():
         model.lm_head.weight[mute] = 0.0
+
+
+if __name__ == "__main__":
+    make_checkpoint(Path(sys.argv[1]))

@@ -16,7 +16,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
     build_offloading_config,
     get_offloading_group_ids,
 )
-from vllm.v1.core.kv_cache_utils import get_none_hash_seed
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -68,7 +69,12 @@ def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> RowLayo
         for group in config.groups
     )
     _check_block_size(vllm_config.cache_config.block_size, groups)
-    unnamed = Layout(b"", config.cache.tokens_per_hash, get_none_hash_seed(), groups)
+    unnamed = Layout(
+        b"",
+        config.cache.tokens_per_hash,
+        resolve_none_hash_seed(get_hash_fn_by_name(algorithm)),
+        groups,
+    )
     layout_id = _layout_id(vllm_config, unnamed, extents)
     return RowLayout(replace(unnamed, layout_id=layout_id), extents)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +79,11 @@ class WaitOrder(msgspec.Struct, frozen=True):
     wait_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Push:
     transfer_id: bytes
     order: PushOrder
+    sent: set[Key] = field(default_factory=set)
 
 
 class PrfaasTier(SecondaryTierManager):
@@ -153,7 +154,8 @@ class PrfaasTier(SecondaryTierManager):
         self._requests.end(req_context.req_id)
         push = self._pushes.pop(req_context.req_id, None)
         if push is not None:
-            self._client.send(PushDone(transfer_id=push.transfer_id))
+            rest = self._wanted(push, req_context) - push.sent
+            self._client.send(PushDone(transfer_id=push.transfer_id, rest=sorted(rest)))
 
     # --- lookups ---
 
@@ -176,28 +178,34 @@ class PrfaasTier(SecondaryTierManager):
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Hand rows over to the pool node, and have them pushed if the request wants it."""
-        keys = list(job_metadata.keys)
+        keys = [_key(key) for key in job_metadata.keys]
         push = self._pushes.get(job_metadata.req_context.req_id)
+        wanted = self._wanted(push, job_metadata.req_context) if push else set()
+        if push:
+            push.sent |= wanted.intersection(keys)
         self._requests.submit(
             Store(
                 job=job_metadata.job_id,
-                keys=[_key(key) for key in keys],
+                keys=keys,
                 rows=[int(row) for row in job_metadata.chunk_ids],
                 transfer_id=push.transfer_id if push else None,
-                pushed=[self._is_wanted(push, key, job_metadata.req_context) for key in keys],
+                pushed=[key in wanted for key in keys],
             )
         )
 
-    def _is_wanted(self, push: _Push | None, key: OffloadKey, context: ReqContext) -> bool:
-        end_token = context.get_offload_key_position(key)
-        if push is None or end_token is None:
-            return push is not None
-        return is_worth_sending(
-            self._groups[get_offload_group_idx(key)],
-            end_token,
-            have_tokens=push.order.have_tokens,
-            final_tokens=push.order.final_tokens,
-        )
+    def _wanted(self, push: _Push, context: ReqContext) -> set[Key]:
+        """Blocks of the prompt that the other side can use and does not have."""
+        # vLLM offers positions only one by one; the set of keys is what it was asked to offload.
+        return {
+            _key(key)
+            for key, end_token in context._offload_key_positions.items()
+            if is_worth_sending(
+                self._groups[get_offload_group_idx(key)],
+                end_token,
+                have_tokens=push.order.have_tokens,
+                final_tokens=push.order.final_tokens,
+            )
+        }
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Have the pool node fill rows."""

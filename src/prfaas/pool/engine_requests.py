@@ -72,9 +72,7 @@ class EngineRequests:
             case Push():
                 self._open_push(message)
             case PushDone():
-                link = self._pushes.pop(message.transfer_id, None)
-                if link is not None:
-                    link.finish(message.transfer_id)
+                self._close_push(engine, message)
             case Ping():
                 return
             case _:
@@ -87,6 +85,17 @@ class EngineRequests:
             return
         link.open(message.transfer_id)
         self._pushes[message.transfer_id] = link
+
+    def _close_push(self, engine: EngineSession, message: PushDone) -> None:
+        link = self._pushes.pop(message.transfer_id, None)
+        if link is None:
+            return
+        layout_id = engine.layout.layout_id
+        for key in keys_of(message.rest):
+            block = self._store.get(layout_id, key)
+            if block is not None:
+                link.push(message.transfer_id, layout_id, key, block)
+        link.finish(message.transfer_id)
 
     def _store_rows(self, engine: EngineSession, message: Store) -> None:
         stored = True

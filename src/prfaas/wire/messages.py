@@ -135,9 +135,14 @@ class StoreDone(Message, tag="store_done"):
 
 
 class PushDone(Message, tag="push_done"):
-    """The engine finished the request of this transfer: what was stored is all there is."""
+    """The engine finished the request of this transfer.
+
+    `rest` are blocks that the transfer needs and that were not stored for it: the engine had them
+    cached. What the pool node holds of them is pushed, then the transfer is committed.
+    """
 
     transfer_id: TransferId
+    rest: list[Key] = []
 
 
 class Lookup(Message, tag="lookup"):

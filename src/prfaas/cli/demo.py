@@ -1,0 +1,239 @@
+"""`prfaas demo`: two clusters on this machine, twelve requests, one table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import click
+from rich.live import Live
+from rich.table import Table
+
+from prfaas.cli.demo_requests import DemoRequest, demo_requests
+from prfaas.cli.deploy import console, running
+from prfaas.cli.parts import listen_on, run_until_stopped
+from prfaas.cli.topology import Topology
+from prfaas.config.deployment import ClusterRole
+from prfaas.config.load import load_deployment
+from prfaas.errors import EngineError
+from prfaas.units import format_size
+
+OUTPUT_TOKENS = 32
+NUM_REMOTE_MIN = 4
+RECORD_WAIT_S = 5.0
+
+JsonObject = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Row:
+    """One request of the demo, and what became of it."""
+
+    request: DemoRequest
+    messages: list[JsonObject]
+    answer: str = ""
+    record: JsonObject = field(default_factory=dict)
+    alone: str | None = None
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether one engine alone gave the same answer."""
+        return self.alone == self.answer
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), default="examples/laptop.toml")
+def demo(file: Path) -> None:
+    """Two clusters on this machine, twelve requests, and where each went and why.
+
+    Runs the deployment in FILE, sends chat turns and documents of real text, and asks one engine
+    alone for the same answers. Exit code 0 if all twelve are identical and at least four were
+    prefilled in the PrfaaS cluster.
+
+    \b
+    Examples:
+      prfaas demo
+      prfaas demo examples/laptop.toml
+    """
+    outcome: list[bool] = []
+
+    async def run(stop: asyncio.Event) -> None:
+        deployment = listen_on(load_deployment(file), ("127.0.0.1", 0))
+        async with running(deployment, file, stop) as (topology, _):
+            work = asyncio.create_task(_run(topology))
+            stopped = asyncio.create_task(stop.wait())
+            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            if not work.done():
+                work.cancel()
+                await asyncio.wait({work})
+                return
+            outcome.append(work.result())
+
+    run_until_stopped(run)
+    sys.exit(0 if outcome == [True] else 1)
+
+
+async def _run(topology: Topology) -> bool:
+    rows: list[Row] = []
+    async with aiohttp.ClientSession() as session:
+        began = time.monotonic()
+        with Live(console=console, refresh_per_second=4) as live:
+
+            def show() -> None:
+                if console.is_terminal:
+                    live.update(_table(rows))
+
+            await _serve_all(session, topology, rows, show)
+            served_s = time.monotonic() - began
+            for row in rows:
+                row.alone = await _ask_alone(session, topology, row)
+                show()
+            live.update(_table(rows))
+    return _summarise(rows, served_s)
+
+
+async def _serve_all(
+    session: aiohttp.ClientSession, topology: Topology, rows: list[Row], show: Callable[[], None]
+) -> None:
+    answers: list[Row] = []
+    for number, request in enumerate(demo_requests()):
+        row = Row(request, _messages(request, answers))
+        rows.append(row)
+        show()
+        request_id = f"demo-{number + 1:02}-{secrets.token_hex(4)}"
+        row.answer = await _stream(session, topology, row.messages, request_id)
+        row.record = await _record(session, topology, request_id)
+        answers.append(row)
+        show()
+
+
+def _messages(request: DemoRequest, earlier: list[Row]) -> list[JsonObject]:
+    """The conversation so far, and the new turn."""
+    history: list[JsonObject] = []
+    if request.follows is not None:
+        before = earlier[request.follows]
+        history = [*before.messages, {"role": "assistant", "content": before.answer}]
+    return [*history, {"role": "user", "content": request.text}]
+
+
+def _body(topology: Topology, messages: list[JsonObject]) -> JsonObject:
+    return {
+        "model": topology.deployment.model.name,
+        "messages": messages,
+        "max_tokens": OUTPUT_TOKENS,
+        "temperature": 0,
+    }
+
+
+async def _stream(
+    session: aiohttp.ClientSession, topology: Topology, messages: list[JsonObject], request_id: str
+) -> str:
+    """Ask the gateway, streamed, as a client would."""
+    url = f"{topology.gateway_url}/v1/chat/completions"
+    body = _body(topology, messages) | {"stream": True}
+    pieces: list[str] = []
+    async with session.post(url, json=body, headers={"X-Request-Id": request_id}) as reply:
+        if reply.status != 200:
+            raise EngineError(f"the gateway answered {reply.status}: {await reply.text()}")
+        async for line in reply.content:
+            data = line.decode().removeprefix("data: ").strip()
+            if data and data != "[DONE]":
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise EngineError(f"the stream broke: {chunk['error']}")
+                pieces += [choice["delta"].get("content") or "" for choice in chunk["choices"]]
+    return "".join(pieces)
+
+
+async def _record(
+    session: aiohttp.ClientSession, topology: Topology, request_id: str
+) -> JsonObject:
+    """What the gateway says of a request, once it has ended."""
+    deadline = time.monotonic() + RECORD_WAIT_S
+    while True:
+        url = f"{topology.gateway_url}/control/requests/{request_id}"
+        async with session.get(url) as reply:
+            record: JsonObject = await reply.json()
+        if record.get("outcome") != "running" or time.monotonic() > deadline:
+            return record
+        await asyncio.sleep(0.02)
+
+
+async def _ask_alone(session: aiohttp.ClientSession, topology: Topology, row: Row) -> str:
+    """The same question to one engine alone, with an empty cache: its salt is new."""
+    cluster = topology.deployment.with_role(ClusterRole.PD)[0]
+    url = f"{topology.engines[next(iter(cluster.engines))]}/v1/chat/completions"
+    body = _body(topology, row.messages) | {"cache_salt": secrets.token_hex(16)}
+    async with session.post(url, json=body) as reply:
+        if reply.status != 200:
+            raise EngineError(f"the engine answered {reply.status}: {await reply.text()}")
+        answer: JsonObject = await reply.json()
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    for name in ("#", "request"):
+        table.add_column(name, justify="right" if name == "#" else "left", no_wrap=True)
+    for name in ("prompt", "cached", "new"):
+        table.add_column(name, justify="right")
+    table.add_column("path")
+    table.add_column("why", no_wrap=True)
+    for name in ("KV shipped", "transfer", "TTFT"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("as alone")
+    for number, row in enumerate(rows, 1):
+        table.add_row(str(number), row.request.title, *_cells(row))
+    return table
+
+
+def _cells(row: Row) -> list[str]:
+    record = row.record
+    if not record:
+        return ["", "", "", "…", "", "", "", "", ""]
+    remote = record["path"] == "remote"
+    same = "" if row.alone is None else ("identical" if row.is_identical else "DIFFERS")
+    fallback = record.get("fallback")
+    why = record["explanation"] + (
+        f"; fell back: {fallback['stage']} {fallback['reason']}" if fallback else ""
+    )
+    return [
+        f"{record['num_prompt_tokens']:,}",
+        f"{record['cached_tokens'] or 0:,}",
+        f"{record['num_new_tokens']:,}",
+        "[cyan]REMOTE[/]" if remote else "local",
+        why,
+        format_size(record["kv_bytes"]) if remote else "",
+        f"{record['transfer_ms']:.0f} ms" if record["transfer_ms"] else "",
+        f"{record['ttft_ms']:.0f} ms" if record["ttft_ms"] else "",
+        same,
+    ]
+
+
+def _summarise(rows: list[Row], served_s: float) -> bool:
+    remote = [row for row in rows if row.record["path"] == "remote"]
+    tokens = sum(row.record["num_new_tokens"] for row in rows)
+    shipped = sum(row.record["num_new_tokens"] for row in remote)
+    egress = sum(row.record["kv_bytes"] for row in rows)
+    identical = sum(row.is_identical for row in rows)
+    cached = sum(bool(row.record["cached_tokens"]) for row in rows)
+    console.print(
+        f"\noffloaded   {len(remote)} of {len(rows)} requests, "
+        f"{shipped / tokens:.0%} of {tokens:,} new tokens"
+    )
+    console.print(
+        f"egress      {format_size(egress)} of KV cache over TLS in {served_s:.1f} s, "
+        f"{egress / max(shipped, 1):,.0f} bytes a token"
+    )
+    console.print(f"cached      {cached} requests found a prefix in a cluster's cache")
+    console.print(f"identical   {identical} of {len(rows)} answers to those of one engine alone")
+    return identical == len(rows) and len(remote) >= NUM_REMOTE_MIN and cached > 0

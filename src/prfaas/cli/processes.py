@@ -1,0 +1,196 @@
+"""Starting, watching and stopping the processes of a deployment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from prfaas.engines.launch import Command
+from prfaas.errors import ConfigError, EngineError
+
+STOP_S = 15.0
+"""How long a process may take to stop before it is killed."""
+POLL_S = 0.2
+LOG_LINES = 12
+"""Last lines of a log shown when its process ends during start-up."""
+EXIT_MISTAKE = 2
+
+
+@dataclass(slots=True)
+class Part:
+    """A process of a deployment.
+
+    Attributes:
+        name: Name in the deployment file.
+        kind: "pool node", "engine" or "gateway".
+        command: What to run.
+        health_url: Answers 200 once the part is ready.
+        log: Where its output goes.
+        leftovers: Files to remove once it is gone.
+        warm_up: Request that makes a ready engine do its first, slow work; None for none.
+    """
+
+    name: str
+    kind: str
+    command: Command
+    health_url: str
+    log: Path
+    leftovers: list[Path] = field(default_factory=list)
+    warm_up: tuple[str, dict[str, object]] | None = None
+    process: subprocess.Popen[bytes] | None = None
+    ready_after_s: float | None = None
+    reported: bool = False
+    """Whether its end was told by `Supervisor.died`."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the process; None while it runs or before it was started."""
+        return self.process.poll() if self.process else None
+
+    def start(self) -> None:
+        """Start the process, in a session of its own so that Ctrl-C reaches only us."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.ready_after_s, self.reported = None, False
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command.args,
+                env=self.command.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process and all it started; harmless if they are gone."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+
+    def clean_up(self) -> None:
+        """End what the process left behind, and remove its files."""
+        self.signal(signal.SIGKILL)
+        if self.process is not None:
+            self.process.wait()
+        for path in self.leftovers:
+            path.unlink(missing_ok=True)
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return "\n".join(f"    {line}" for line in lines[-LOG_LINES:])
+
+
+class Supervisor:
+    """Runs the parts of one deployment. Restarts nothing by itself.
+
+    Args:
+        stages: Parts that are started together; a stage starts when the one before is ready.
+        on_progress: Called whenever a part is started or becomes ready.
+    """
+
+    def __init__(
+        self, stages: list[list[Part]], on_progress: Callable[[Part], None] = lambda _: None
+    ) -> None:
+        self.stages = stages
+        self._on_progress = on_progress
+
+    @property
+    def parts(self) -> list[Part]:
+        """All parts, in the order they start in."""
+        return [part for stage in self.stages for part in stage]
+
+    def part(self, name: str) -> Part:
+        """The part of that name."""
+        return next(part for part in self.parts if part.name == name)
+
+    async def start(self) -> None:
+        """Start everything and wait until all of it is ready.
+
+        Raises:
+            ConfigError: A part found a mistake in its settings; its own line says which.
+            EngineError: A part ended before it was ready.
+        """
+        async with aiohttp.ClientSession() as session:
+            for stage in self.stages:
+                for part in stage:
+                    part.start()
+                    self._on_progress(part)
+                waits = [asyncio.create_task(self._ready(session, part)) for part in stage]
+                try:
+                    await asyncio.gather(*waits)
+                finally:
+                    for wait in waits:
+                        wait.cancel()
+
+    async def restart(self, name: str) -> None:
+        """Start one part anew and wait until it is ready."""
+        part = self.part(name)
+        part.clean_up()
+        part.start()
+        async with aiohttp.ClientSession() as session:
+            await self._ready(session, part)
+
+    async def stop(self) -> None:
+        """Stop everything, the last started first; what does not stop in time is killed."""
+        for stage in reversed(self.stages):
+            running = [part for part in stage if part.process and part.exit_code is None]
+            for part in running:
+                part.process.terminate() if part.process else None
+            deadline = time.monotonic() + STOP_S
+            while any(part.exit_code is None for part in running):
+                if time.monotonic() > deadline:
+                    break
+                await asyncio.sleep(POLL_S / 4)
+            for part in stage:
+                if part.process is not None:
+                    part.clean_up()
+
+    async def died(self) -> Part:
+        """Wait until a part ends by itself; every end is reported once."""
+        while True:
+            for part in self.parts:
+                if part.process and part.exit_code is not None and not part.reported:
+                    part.reported = True
+                    return part
+            await asyncio.sleep(POLL_S)
+
+    async def _ready(self, session: aiohttp.ClientSession, part: Part) -> None:
+        began = time.monotonic()
+        while not await _answers(session, part.health_url):
+            if part.exit_code is not None:
+                raise _start_failure(part)
+            await asyncio.sleep(POLL_S)
+        if part.warm_up is not None:
+            url, body = part.warm_up
+            async with session.post(url, json=body) as reply:
+                await reply.read()
+        part.ready_after_s = time.monotonic() - began
+        self._on_progress(part)
+
+
+def _start_failure(part: Part) -> Exception:
+    words = part.last_words()
+    if part.exit_code == EXIT_MISTAKE:
+        return ConfigError(f"{part.kind} {part.name} refused to start:\n{words}")
+    return EngineError(
+        f"{part.kind} {part.name} ended with code {part.exit_code} before it was ready; "
+        f"the end of {part.log}:\n{words}"
+    )
+
+
+async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(url, timeout=aiohttp.ClientTimeout(total=2)) as reply:
+            return reply.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False

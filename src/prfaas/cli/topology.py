@@ -1,0 +1,240 @@
+"""From a deployment file to processes: who gets which port, who may talk to whom."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from prfaas.cli.processes import Part
+from prfaas.config.deployment import ClusterRole, ClusterTable, Deployment
+from prfaas.engines.launch import Command, engine_command, shared_memory_file
+from prfaas.errors import ConfigError
+from prfaas.gateway.endpoints import Endpoints
+from prfaas.wire.identity import identity_in, make_authority, make_identity
+
+Address = tuple[str, int]
+WARM_UP_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A deployment with an address for every part.
+
+    Attributes:
+        deployment: The deployment.
+        file: Its file.
+        run: Tells this start from others.
+        pools: Where each pool node is reached.
+        engines: Base URL of each engine.
+        gateway: Where the gateway listens.
+    """
+
+    deployment: Deployment
+    file: Path
+    run: str
+    pools: dict[str, Address]
+    engines: dict[str, str]
+    gateway: Address
+
+    @property
+    def endpoints(self) -> Endpoints:
+        """The same, as the gateway wants it."""
+        return Endpoints(engines=self.engines, pools=self.pools)
+
+    @property
+    def gateway_url(self) -> str:
+        """Base URL of the gateway."""
+        host, port = self.gateway
+        return f"http://{host}:{port}"
+
+
+def lay_out(deployment: Deployment, file: Path) -> Topology:
+    """Give every part of a deployment its address.
+
+    Raises:
+        ConfigError: A `listen` address is taken.
+    """
+    pools: dict[str, Address] = {}
+    engines: dict[str, str] = {}
+    for cluster in deployment.clusters.values():
+        for name, pool in cluster.pools.items():
+            pools[name] = (
+                split_address(pool.address) if pool.address else _own_address(name, pool.listen)
+            )
+        for name, engine in cluster.engines.items():
+            host, port = ("", 0) if engine.url else _own_address(name, engine.listen)
+            engines[name] = engine.url or f"http://{host}:{port}"
+    gateway = _own_address(deployment.gateway.name, deployment.gateway.listen)
+    return Topology(deployment, file, secrets.token_hex(4), pools, engines, gateway)
+
+
+def parts(topology: Topology) -> list[list[Part]]:
+    """The processes that this machine starts, by stage: pool nodes first."""
+    deployment = topology.deployment
+    pools: list[Part] = []
+    engines: list[Part] = []
+    for cluster in deployment.clusters.values():
+        pools += [
+            _pool_part(topology, cluster, name)
+            for name, pool in cluster.pools.items()
+            if not pool.address
+        ]
+        engines += [
+            _engine_part(topology, cluster, name)
+            for name, engine in cluster.engines.items()
+            if not engine.url
+        ]
+    return [stage for stage in (pools, [*engines, _gateway_part(topology)]) if stage]
+
+
+def prepare_identities(deployment: Deployment) -> None:
+    """See that every part started here has an identity.
+
+    Raises:
+        ConfigError: One is missing and may not be made.
+    """
+    directory = deployment.security.identities
+    names = [deployment.gateway.name]
+    for cluster in deployment.clusters.values():
+        names += [name for name, pool in cluster.pools.items() if not pool.address]
+    if deployment.security.generate:
+        make_authority(directory)
+        for name in names:
+            make_identity(directory, name)
+        return
+    for name in names:
+        identity = identity_in(directory, name)
+        for path in (identity.authority, identity.certificate, identity.key):
+            if not path.exists():
+                raise ConfigError(
+                    f"identity file {path} is missing; "
+                    f"`prfaas identity {name} --directory {directory}` makes one"
+                )
+
+
+def check_ports(deployment: Deployment) -> None:
+    """See that every `listen` address is free.
+
+    Raises:
+        ConfigError: One is not.
+    """
+    _bind("gateway", split_address(deployment.gateway.listen))
+    for cluster in deployment.clusters.values():
+        listens = [(name, pool.listen) for name, pool in cluster.pools.items()]
+        listens += [(name, engine.listen) for name, engine in cluster.engines.items()]
+        for name, listen in listens:
+            if listen:
+                _bind(name, split_address(listen))
+
+
+def split_address(text: str) -> Address:
+    """Host and port of a checked `HOST:PORT`."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
+    deployment = topology.deployment
+    admin = _own_address(name, None)
+    host, port = topology.pools[name]
+    args = [sys.executable, "-m", "prfaas", "pool", "--name", name]
+    args += ["--listen", f"{host}:{port}", "--admin", f"{admin[0]}:{admin[1]}"]
+    args += ["--memory", f"{cluster.pools[name].memory}B"]
+    args += ["--socket", str(pool_socket(deployment, name))]
+    args += ["--identities", str(deployment.security.identities)]
+    args += ["--gateway", deployment.gateway.name]
+    if cluster.role is ClusterRole.PRFAAS:
+        for peer in _pool_names(deployment, ClusterRole.PD):
+            peer_host, peer_port = topology.pools[peer]
+            args += ["--peer", f"{peer}={peer_host}:{peer_port}"]
+    else:
+        for source in _pool_names(deployment, ClusterRole.PRFAAS):
+            args += ["--source", source]
+    return Part(
+        name=name,
+        kind="pool node",
+        command=Command(args, dict(os.environ)),
+        health_url=f"http://{admin[0]}:{admin[1]}/health",
+        log=_log(deployment, name),
+    )
+
+
+def _engine_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
+    deployment, engine = topology.deployment, cluster.engines[name]
+    url = topology.engines[name]
+    return Part(
+        name=name,
+        kind="engine",
+        command=engine_command(
+            name,
+            engine,
+            deployment.model,
+            split_address(url.removeprefix("http://")),
+            pool_socket(deployment, engine.pool),
+            topology.run,
+        ),
+        health_url=f"{url}/health",
+        log=_log(deployment, name),
+        leftovers=[shared_memory_file(name, topology.run)],
+        warm_up=(
+            f"{url}/v1/completions",
+            {
+                "model": deployment.model.name,
+                "prompt": list(range(WARM_UP_TOKENS)),
+                "max_tokens": 2,
+            },
+        ),
+    )
+
+
+def _gateway_part(topology: Topology) -> Part:
+    args = [sys.executable, "-m", "prfaas", "gateway", str(topology.file)]
+    args += ["--listen", "{}:{}".format(*topology.gateway)]
+    for name, url in topology.engines.items():
+        args += ["--engine", f"{name}={url}"]
+    for name, (host, port) in topology.pools.items():
+        args += ["--pool", f"{name}={host}:{port}"]
+    return Part(
+        name=topology.deployment.gateway.name,
+        kind="gateway",
+        command=Command(args, dict(os.environ)),
+        health_url=f"{topology.gateway_url}/health",
+        log=_log(topology.deployment, topology.deployment.gateway.name),
+    )
+
+
+def pool_socket(deployment: Deployment, pool: str) -> Path:
+    """Unix socket of a pool node started here."""
+    return deployment.state / f"{pool}.sock"
+
+
+def _log(deployment: Deployment, name: str) -> Path:
+    return deployment.state / "logs" / f"{name}.log"
+
+
+def _pool_names(deployment: Deployment, role: ClusterRole) -> list[str]:
+    return [name for cluster in deployment.with_role(role) for name in cluster.pools]
+
+
+def _own_address(name: str, listen: str | None) -> Address:
+    return _bind(name, split_address(listen) if listen else ("127.0.0.1", 0))
+
+
+def _bind(name: str, address: Address) -> Address:
+    """Try an address; port 0 finds a free one."""
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(
+                f"{name} can not listen on {address[0]}:{address[1]}: {reason}; "
+                "name another address, or stop what uses it"
+            ) from None
+        return address[0], probe.getsockname()[1]
