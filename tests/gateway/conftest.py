@@ -40,7 +40,7 @@ LAYOUT = Layout(
         CacheGroup(1, GroupKind.LINEAR_STATE, 64, 2048),
     ),
 )
-TIMING = PoolTiming(ping_s=0.05, silence_s=2.0, backoff_s=0.01, backoff_max_s=0.05)
+TIMING = PoolTiming(backoff_s=0.01, backoff_max_s=0.05)
 
 
 @pytest.fixture(scope="session")

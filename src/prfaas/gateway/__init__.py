@@ -2,10 +2,12 @@
 
 A request passes through these modules, in this order:
 
-    app        routes, errors, start and stop
+    app        requests in, start and stop               (views, failures)
     requests   the body, checked and stripped            (fields, messages)
     deciding   token ids, cache hits, the policy's word  (tokenizing, subscription → core)
-    flow       both legs, fallback                       (prefill, bodies, engines, pools)
+    flow       both legs, fallback                       (prefill, decode, bodies, exchange)
+    engines    posts to engines, knows who is ready
+    pools      follows pool nodes and transfers          (subscription, transfers)
     replies    the engine's answer in the client's words (sse, usage, answering)
     records    what happened                             (metrics)
 """

@@ -1,34 +1,36 @@
-"""The HTTP edge: routes, errors, start and stop."""
+"""The HTTP edge: requests in, start and stop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
-import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from aiohttp import web
 
-from prfaas.config.deployment import ClusterRole, Deployment
+from prfaas.config.deployment import Deployment
 from prfaas.core.prefix_index import PrefixIndex
 from prfaas.core.routing import ThresholdPolicy
-from prfaas.errors import ConfigError, EngineError, PrfaasError, RequestError
-from prfaas.gateway import metrics as metrics_module
-from prfaas.gateway.answering import ClientGoneError, ClientStream, error_object, json_response
-from prfaas.gateway.deciding import Planner, UnavailableError
+from prfaas.errors import ConfigError, PrfaasError, RequestError
+from prfaas.gateway.answering import ClientGoneError, ClientStream
+from prfaas.gateway.deciding import Planner
+from prfaas.gateway.decode import DecodeLeg
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.engines import Engines
-from prfaas.gateway.flow import NS_PER_MS, Exchange, Flow, reply_headers
+from prfaas.gateway.exchange import Exchange, reply_headers
+from prfaas.gateway.failures import error_body, error_response, openai_errors, status_of
+from prfaas.gateway.flow import Flow
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools, PoolTiming
 from prfaas.gateway.prefill import PrefillLeg
-from prfaas.gateway.records import RECORDS_MAX, Outcome, Record, Records
+from prfaas.gateway.records import NS_PER_MS, Outcome, Record, Records
 from prfaas.gateway.requests import Api, parse_request
 from prfaas.gateway.salt import tenant_salt
 from prfaas.gateway.tokenizing import PromptMaker
 from prfaas.gateway.transfers import Transfers
+from prfaas.gateway.views import Views
 from prfaas.units import NS_PER_S
 from prfaas.wire.identity import identity_in
 
@@ -38,7 +40,6 @@ SHUTDOWN_S = 5.0
 """How long requests in flight may go on when the gateway stops."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-_RETRY_LATER = {"Retry-After": "1"}
 _log = logging.getLogger(__name__)
 
 
@@ -88,38 +89,36 @@ class Gateway:
         poll_s: float = 1.0,
         timing: PoolTiming | None = None,
     ) -> None:
-        self._deployment = deployment
-        identity = identity_in(deployment.security.identities, deployment.gateway.name)
-        engine_tls = identity.client_context()
+        name, model = deployment.gateway.name, deployment.model.name
+        identity = identity_in(deployment.security.identities, name)
+        engine_tls, pool_tls = identity.client_context(), identity.client_context()
         engine_tls.check_hostname = True
         salt = tenant_salt(deployment.state)
         policy = ThresholdPolicy(deployment.routing.offload_threshold)
+        self._table = deployment.gateway
+        self._model = model
+        self._prompts = PromptMaker(deployment.model.path, salt)
         self.index = PrefixIndex()
         self.metrics = Metrics()
         self.records = Records()
         self.transfers = Transfers(self.metrics.arrived)
         self.engines = Engines(deployment, endpoints, engine_tls, poll_s)
         self.pools = Pools(
-            endpoints,
-            deployment.gateway.name,
-            identity.client_context(),
-            self.index,
-            self.transfers,
-            timing or PoolTiming(),
+            endpoints, name, pool_tls, self.index, self.transfers, timing or PoolTiming()
         )
         self.metrics.watch(self.engines, self.pools, self.index, policy.offload_threshold)
-        self._prompts = PromptMaker(deployment.model.path, salt)
+        self._views = Views(model, self.engines, self.metrics, self.records)
         self._flow = Flow(
             planner=Planner(self.engines, self.pools, self.index, self._prompts, policy),
             engines=self.engines,
-            prefill_leg=PrefillLeg(self.engines, deployment.model.name, salt, deployment.routing),
+            prefill_leg=PrefillLeg(self.engines, model, salt, deployment.routing),
+            decode_leg=DecodeLeg(
+                self.engines, salt, deployment.routing.transfer_timeout // NS_PER_MS
+            ),
             pools=self.pools,
             transfers=self.transfers,
             metrics=self.metrics,
-            cache_salt=salt,
-            transfer_timeout_ms=deployment.routing.transfer_timeout // NS_PER_MS,
         )
-        self._timeout_s = deployment.gateway.request_timeout / NS_PER_S
         self._num_in_flight = 0
         self._runner: web.AppRunner | None = None
 
@@ -139,13 +138,12 @@ class Gateway:
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
         )
         await self._runner.setup()
-        listen = self._deployment.gateway.listen
-        host, _, port = listen.rpartition(":")
+        host, _, port = self._table.listen.rpartition(":")
         try:
             await web.TCPSite(self._runner, host.strip("[]"), int(port)).start()
         except (OSError, OverflowError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise ConfigError(f"gateway.listen {listen!r} can not be used: {reason}") from None
+            message = f"gateway.listen {self._table.listen!r} can not be used: {error}"
+            raise ConfigError(message) from None
         return f"http://{host}:{self._runner.addresses[0][1]}"
 
     async def close(self) -> None:
@@ -158,16 +156,11 @@ class Gateway:
 
     def _app(self) -> web.Application:
         app = web.Application(
-            middlewares=[_openai_errors],
-            client_max_size=self._deployment.gateway.body_bytes_max,
+            middlewares=[openai_errors], client_max_size=self._table.body_bytes_max
         )
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/control/requests", self._requests)
-        app.router.add_get("/control/requests/{request_id}", self._request)
+        self._views.add_to(app.router)
         return app
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
@@ -184,16 +177,16 @@ class Gateway:
         self.metrics.began()
         self._num_in_flight += 1
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._table.request_timeout / NS_PER_S):
                 return await self._answer(request, api, record, stream)
         except (PrfaasError, TimeoutError, web.HTTPException) as error:
-            return await self._fail(error, record, stream)
+            return await _fail(error, record, stream)
         except (asyncio.CancelledError, ClientGoneError):
             record.outcome = Outcome.CANCELLED
             raise asyncio.CancelledError from None
         except Exception as error:
             _log.exception("request %s failed", record.request_id)
-            return await self._fail(error, record, stream)
+            return await _fail(error, record, stream)
         finally:
             self._num_in_flight -= 1
             self._end(record)
@@ -207,25 +200,13 @@ class Gateway:
                 status=429,
                 error_type="TooManyRequestsError",
             )
-        model, vocab_size = self._deployment.model.name, self._prompts.vocab_size
-        client = parse_request(await request.read(), api, model, vocab_size)
+        data = await request.read()
+        client = parse_request(data, api, self._model, self._prompts.vocab_size)
         record.stream = client.stream
         trace = request.headers.get("traceparent", "")
         headers = {"traceparent": trace} if _TRACEPARENT.fullmatch(trace) else {}
-        return await self._flow.serve(Exchange(client, record, stream, headers))
-
-    async def _fail(
-        self, error: Exception, record: Record, stream: ClientStream
-    ) -> web.StreamResponse:
-        status, error_type, param = _status(error)
-        record.outcome = Outcome.REJECTED if status < 500 else Outcome.FAILED
-        message = _message(error, status)
-        _log.info("request %s: %s %s", record.request_id, status, error_type)
-        body = error_object(message, error_type, param, status)
-        if stream.has_begun:
-            return await stream.fail(body)
-        headers = reply_headers(record) | (_RETRY_LATER if status in (429, 503) else {})
-        return json_response(body, status, headers)
+        exchange = Exchange(client, record, stream, headers, self.metrics)
+        return await self._flow.serve(exchange)
 
     def _end(self, record: Record) -> None:
         if record.e2e_ns is None:
@@ -241,96 +222,15 @@ class Gateway:
             record.e2e_ns // NS_PER_MS,
         )
 
-    async def _models(self, request: web.Request) -> web.Response:
-        ready = self.engines.choose(ClusterRole.PD)
-        model = {
-            "id": self._deployment.model.name,
-            "object": "model",
-            "created": int(time.time()),
-            "owned_by": "prfaas",
-            "root": self._deployment.model.name,
-            "parent": None,
-            "max_model_len": ready.max_model_len if ready else None,
-        }
-        return json_response({"object": "list", "data": [model]})
 
-    async def _health(self, request: web.Request) -> web.Response:
-        if self.engines.choose(ClusterRole.PD) is None:
-            message = "no engine of a PD cluster is ready"
-            body = error_object(message, "ServiceUnavailableError", None, 503)
-            return json_response(body, 503, _RETRY_LATER)
-        return json_response({"status": "ready"})
-
-    async def _metrics(self, request: web.Request) -> web.Response:
-        headers = {"Content-Type": metrics_module.CONTENT_TYPE}
-        return web.Response(body=self.metrics.text(), headers=headers)
-
-    async def _requests(self, request: web.Request) -> web.Response:
-        limit = request.query.get("limit", "100")
-        if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= RECORDS_MAX:
-            raise RequestError(
-                f"limit must be between 1 and {RECORDS_MAX}, got {limit[:20]!r}", param="limit"
-            )
-        records = [record.as_json() for record in self.records.latest(int(limit))]
-        return json_response({"requests": records})
-
-    async def _request(self, request: web.Request) -> web.Response:
-        record = self.records.find(request.match_info["request_id"])
-        if record is None:
-            raise RequestError(
-                f"no such request among the last {RECORDS_MAX}",
-                status=404,
-                error_type="NotFoundError",
-            )
-        return json_response(record.as_json())
-
-
-@web.middleware
-async def _openai_errors(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Every error has OpenAI's shape, those of the router included."""
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
-        status, error_type, param = _status(error)
-        message = f"{error.reason}: {request.method} {request.path[:200]}"
-        return json_response(error_object(message, error_type, param, status), status, headers)
-    except RequestError as error:
-        status, error_type, param = _status(error)
-        return json_response(error_object(str(error), error_type, param, status), status)
-
-
-def _status(error: Exception) -> tuple[int, str, str | None]:
-    """HTTP status, OpenAI error type and parameter of an error."""
-    match error:
-        case RequestError():
-            return error.status, error.error_type, error.param
-        case web.HTTPException():
-            return error.status, type(error).__name__.removeprefix("HTTP") + "Error", None
-        case UnavailableError():
-            return 503, "ServiceUnavailableError", None
-        case TimeoutError():
-            return 504, "GatewayTimeoutError", None
-        case EngineError():
-            return 502, "BadGatewayError", None
-        case _:
-            return 500, "InternalServerError", None
-
-
-def _message(error: Exception, status: int) -> str:
-    match error:
-        case web.HTTPRequestEntityTooLarge():
-            return error.text or error.reason
-        case web.HTTPException():
-            return error.reason
-        case PrfaasError():
-            return str(error)
-        case TimeoutError():
-            return "the request took longer than gateway.request_timeout allows"
-        case _:
-            return "the gateway failed; its log says why"
+async def _fail(error: Exception, record: Record, stream: ClientStream) -> web.StreamResponse:
+    """End a request with an error, within the stream if that has begun."""
+    status = status_of(error)
+    record.outcome = Outcome.REJECTED if status < 500 else Outcome.FAILED
+    _log.info("request %s: %d %s", record.request_id, status, type(error).__name__)
+    if stream.has_begun:
+        return await stream.fail(error_body(error))
+    return error_response(error, reply_headers(record))
 
 
 def _request_id(request: web.Request) -> str:

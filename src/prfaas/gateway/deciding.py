@@ -100,11 +100,14 @@ class Planner:
         record.prfaas_hit_tokens = max(
             (self._hit(pool, layout, prompt) for pool in self._prfaas_pools()), default=0
         )
+        final_tokens = layout.last_boundary(prompt.num_tokens) if layout else 0
+        # Without a whole block beyond what is there, nothing could be shipped.
+        nothing_to_ship = layout is not None and final_tokens <= record.pd_hit_tokens
         facts = RoutingFacts(
             num_prompt_tokens=prompt.num_tokens,
             pd_hit_tokens=record.pd_hit_tokens,
             prfaas_hit_tokens=record.prfaas_hit_tokens,
-            offloadable=client.offloadable,
+            offloadable=client.offloadable and not nothing_to_ship,
             prefill_instance_ready=prefill is not None,
             link_up=self._link_up(prefill, decode, layout),
             layouts_agree=self._layouts_agree(prefill, layout),
@@ -118,7 +121,7 @@ class Planner:
             decode=decode,
             prefill=prefill if decision.path is Path.REMOTE else None,
             pd_hit_tokens=record.pd_hit_tokens,
-            final_tokens=layout.last_boundary(prompt.num_tokens) if layout else 0,
+            final_tokens=final_tokens,
         )
 
     def _hit(self, pool: str, layout: Layout | None, prompt: Prompt) -> int:

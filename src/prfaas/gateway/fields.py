@@ -25,6 +25,10 @@ _BOOLEANS = (
 )
 _OBJECTS = ("stream_options", "logit_bias", "response_format", "chat_template_kwargs", "vllm_xargs")
 _STRINGS = ("user", "reasoning_effort", "suffix")
+_ARRAYS = ("tools", "documents")
+_REFUSED = ("chat_template", "prompt_embeds")
+"""A program for the template engine, and tensors for the model: neither is taken from clients."""
+TOP_LOGPROBS_MAX = 1000
 SHOWN_CHARS = 80
 
 
@@ -60,12 +64,39 @@ def check_types(body: JsonObject) -> None:
         (_BOOLEANS, bool, "true or false"),
         (_OBJECTS, dict, "an object"),
         (_STRINGS, str, "a string"),
+        (_ARRAYS, list, "an array"),
     ):
         for name in names:
             value = body.get(name)
             if value is not None and not isinstance(value, kind):
                 raise bad(f"{name} must be {what}, got {shown(value)}", name)
     _check_stop(body.get("stop"))
+    for name in _REFUSED:
+        if body.get(name) is not None:
+            raise bad(f"{name} is not accepted from clients", name)
+
+
+def check_logprobs(body: JsonObject, *, is_chat: bool) -> None:
+    """Chat asks with a switch and `top_logprobs`, completions with one number.
+
+    Raises:
+        RequestError: 400, naming the field.
+    """
+    if not is_chat:
+        _in_range(integer(body, "logprobs"), "logprobs")
+        return
+    switch = body.get("logprobs")
+    if switch is not None and not isinstance(switch, bool):
+        raise bad(f"logprobs must be true or false, got {shown(switch)}", "logprobs")
+    num_top = integer(body, "top_logprobs")
+    _in_range(num_top, "top_logprobs")
+    if num_top and not switch:
+        raise bad("top_logprobs needs logprobs to be true", "top_logprobs")
+
+
+def _in_range(num_logprobs: int | None, name: str) -> None:
+    if num_logprobs is not None and not -1 <= num_logprobs <= TOP_LOGPROBS_MAX:
+        raise bad(f"{name} must be between -1 and {TOP_LOGPROBS_MAX}, got {num_logprobs}", name)
 
 
 def integer(body: JsonObject, name: str) -> int | None:

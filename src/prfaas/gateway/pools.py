@@ -17,7 +17,8 @@ from prfaas.gateway.transfers import Transfers, TransferView
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import ControlFrame, Frame
 from prfaas.wire.identity import peer_name
-from prfaas.wire.messages import Abort, Ping, Subscribe, decode
+from prfaas.wire.liveness import keep_alive
+from prfaas.wire.messages import Abort, Subscribe, decode
 
 _REASON_CHARS_MAX = 200
 _log = logging.getLogger(__name__)
@@ -25,18 +26,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PoolTiming:
-    """Times of a subscription, seconds.
+    """Times of a connection, seconds.
 
     Attributes:
-        ping_s: Between two pings.
-        silence_s: A pool that is not heard for this long is given up.
         backoff_s: Wait before the first attempt to reconnect; doubles from there.
         backoff_max_s: Longest such wait.
         connect_s: Limit for connection and TLS handshake.
     """
 
-    ping_s: float = 1.0
-    silence_s: float = 5.0
     backoff_s: float = 0.1
     backoff_max_s: float = 2.0
     connect_s: float = 5.0
@@ -70,8 +67,9 @@ class PoolClient:
         try:
             while True:
                 self._closed.clear()
-                if await self._connect():
-                    await self._keep_alive()
+                channel = await self._connect()
+                if channel is not None:
+                    await self._follow(channel)
                     if self._was_live:
                         backoff_s = self._timing.backoff_s
                 # Jitter spreads the gateways that lost a pool at the same moment.
@@ -86,7 +84,7 @@ class PoolClient:
         if self._channel is not None:
             self._channel.send(Abort(transfer_id=transfer_id, reason=reason[:_REASON_CHARS_MAX]))
 
-    async def _connect(self) -> bool:
+    async def _connect(self) -> Channel | None:
         host, port = self._address
         channel = Channel(self._on_frame, self._on_close, self._on_open)
         try:
@@ -96,22 +94,16 @@ class PoolClient:
                 )
         except (OSError, TimeoutError) as error:
             _log.debug("pool %s at %s:%s: %s", self._pool, host, port, error)
-            return False
-        return channel.is_open
+            return None
+        return channel
 
-    async def _keep_alive(self) -> None:
-        """Ping until the connection is gone."""
-        loop = asyncio.get_running_loop()
-        while not self._closed.is_set():
-            if self._channel is None:
-                return
-            self._channel.send(Ping())
-            if loop.time() - self._channel.heard_at > self._timing.silence_s:
-                self._channel.close(f"nothing heard for {self._timing.silence_s:g} s")
-            try:
-                await asyncio.wait_for(self._closed.wait(), self._timing.ping_s)
-            except TimeoutError:
-                continue
+    async def _follow(self, channel: Channel) -> None:
+        """Keep the connection alive until it is gone."""
+        pings = asyncio.create_task(keep_alive(channel))
+        try:
+            await self._closed.wait()
+        finally:
+            pings.cancel()
 
     def _on_open(self, channel: Channel) -> None:
         channel.peer = peer_name(channel.ssl_object, frozenset({self._pool}))

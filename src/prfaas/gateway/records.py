@@ -12,7 +12,7 @@ from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.transfers import TransferView
 
 RECORDS_MAX = 1000
-_NS_PER_MS = 1_000_000
+NS_PER_MS = 1_000_000
 
 
 class Outcome(StrEnum):
@@ -128,4 +128,4 @@ class Records:
 
 
 def _ms(duration_ns: int | None) -> float | None:
-    return None if duration_ns is None else round(duration_ns / _NS_PER_MS, 3)
+    return None if duration_ns is None else round(duration_ns / NS_PER_MS, 3)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from prfaas.errors import RequestError
-from prfaas.gateway.fields import bad, check_types, integer, is_integer, shown
+from prfaas.gateway.fields import bad, check_logprobs, check_types, integer, is_integer, shown
 from prfaas.gateway.jsons import JsonObject, from_json, is_deeper_than
 from prfaas.gateway.messages import has_other_parts, parse_messages
 
@@ -103,6 +103,7 @@ def parse_request(data: bytes, api: Api, model: str, vocab_size: int) -> ClientR
     body = _strip(_parse_object(data))
     _check_model(body, model)
     check_types(body)
+    check_logprobs(body, is_chat=api is Api.CHAT)
     max_tokens, max_tokens_field = _max_tokens(body, api)
     stream, options = bool(body.get("stream")), body.get("stream_options") or {}
     if options and not stream:

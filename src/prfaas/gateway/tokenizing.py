@@ -135,8 +135,7 @@ class PromptMaker:
 
     def _render(self, client: ClientRequest) -> str:
         body = client.body
-        if body.get("chat_template") is not None:
-            raise bad("chat_template is not accepted from clients", "chat_template")
+        variables = _template_variables(body)
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -146,7 +145,7 @@ class PromptMaker:
                     add_generation_prompt=body.get("add_generation_prompt") is not False,
                     continue_final_message=bool(body.get("continue_final_message")),
                     tokenize=False,
-                    **_template_variables(body),
+                    **variables,
                 )
             )
         except Exception as error:
@@ -168,7 +167,9 @@ def _template_variables(body: JsonObject) -> JsonObject:
     variables: JsonObject = dict(body.get("chat_template_kwargs") or {})
     reserved = sorted(_RESERVED_TEMPLATE_NAMES & variables.keys())
     if reserved:
-        raise bad(f"chat_template_kwargs must not set {', '.join(reserved)}")
+        raise bad(
+            f"chat_template_kwargs must not set {', '.join(reserved)}", "chat_template_kwargs"
+        )
     effort = body.get("reasoning_effort")
     if effort is not None:
         variables.setdefault("enable_thinking", effort != "none")

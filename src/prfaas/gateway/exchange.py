@@ -1,0 +1,83 @@
+"""One request on its way through the gateway: what it is, and what is noted about it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from prfaas.gateway.answering import ClientStream
+from prfaas.gateway.metrics import Metrics
+from prfaas.gateway.records import Fallback, Outcome, Record
+from prfaas.gateway.replies import Replies, replies_for
+from prfaas.gateway.requests import ClientRequest
+from prfaas.gateway.transfers import TransferView
+from prfaas.gateway.usage import Usage
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Exchange:
+    """State of one request.
+
+    Attributes:
+        client: What was asked.
+        record: Takes what happens.
+        stream: Where a stream is written to.
+        trace: Headers that go to both legs.
+        metrics: Count what happens.
+        usage: Corrects the token counts.
+        replies: Translates the engine's answer.
+        transfer: Blocks on their way; None on the local path, and once given up.
+        final_tokens: Prefix that decode should find once the transfer is complete.
+    """
+
+    client: ClientRequest
+    record: Record
+    stream: ClientStream
+    trace: Mapping[str, str]
+    metrics: Metrics
+    usage: Usage = field(init=False)
+    replies: Replies = field(init=False)
+    transfer: TransferView | None = None
+    final_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.usage = Usage(self.record)
+        self.replies = replies_for(self.client, self.record.request_id)
+
+    def leg_headers(self, leg: str) -> dict[str, str]:
+        """Headers of a leg, "p" or "d"; nothing else of the client's gets to an engine."""
+        return {"X-Request-Id": f"{self.record.request_id}-{leg}", **self.trace}
+
+    def fall_back(self, fallback: Fallback, message: str) -> None:
+        """The remote path was left, or did not pay off: note it, count it, log it."""
+        self.record.fallback = fallback
+        self.metrics.fell_back(self.record)
+        _log.warning(
+            "request %s falls back at %s (%s): %s",
+            self.record.request_id,
+            fallback.stage,
+            fallback.reason,
+            message,
+        )
+
+    def finish(self) -> None:
+        """The answer is complete: judge the transfer by what decode found."""
+        self.record.outcome, self.record.e2e_ns = Outcome.FINISHED, self.record.age_ns()
+        found = self.usage.decode_cached or 0
+        if self.transfer is not None and found < self.final_tokens:
+            message = f"decode found {found} of {self.final_tokens} tokens"
+            self.fall_back(Fallback("transfer", self.transfer.failure), message)
+
+
+def reply_headers(record: Record) -> dict[str, str]:
+    """Headers that tell the client where its request went."""
+    headers = {"X-Request-Id": record.request_id}
+    if record.decision is not None:
+        headers["X-Prfaas-Path"] = record.path
+        headers["X-Prfaas-Reason"] = record.decision.reason.value
+    if record.fallback is not None:
+        headers["X-Prfaas-Fallback"] = f"{record.fallback.stage}/{record.fallback.reason}"
+    return headers

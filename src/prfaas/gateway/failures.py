@@ -1,0 +1,76 @@
+"""Every error in OpenAI's shape, those of the router included."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from aiohttp import web
+
+from prfaas.errors import EngineError, PrfaasError, RequestError
+from prfaas.gateway.answering import error_object, json_response
+from prfaas.gateway.deciding import UnavailableError
+
+RETRY_LATER = {"Retry-After": "1"}
+_TRANSIENT = (429, 503)
+_PATH_CHARS_MAX = 200
+
+
+def status_of(error: Exception) -> int:
+    """HTTP status of an error."""
+    match error:
+        case RequestError() | web.HTTPException():
+            return error.status
+        case UnavailableError():
+            return 503
+        case TimeoutError():
+            return 504
+        case EngineError():
+            return 502
+        case _:
+            return 500
+
+
+def error_body(error: Exception) -> dict[str, object]:
+    """OpenAI's error object for an error. What is not ours to tell stays in the log."""
+    status = status_of(error)
+    match error:
+        case RequestError():
+            return error_object(str(error), error.error_type, error.param, status)
+        case web.HTTPRequestEntityTooLarge():
+            message, kind = error.text or error.reason, "RequestEntityTooLargeError"
+        case web.HTTPException():
+            message, kind = error.reason, type(error).__name__.removeprefix("HTTP") + "Error"
+        case UnavailableError():
+            message, kind = str(error), "ServiceUnavailableError"
+        case TimeoutError():
+            limit = "the request took longer than gateway.request_timeout allows"
+            message, kind = limit, "GatewayTimeoutError"
+        case PrfaasError():
+            message, kind = str(error), "BadGatewayError"
+        case _:
+            message, kind = "the gateway failed; its log says why", "InternalServerError"
+    return error_object(message, kind, None, status)
+
+
+def error_response(error: Exception, headers: Mapping[str, str]) -> web.Response:
+    """The HTTP answer for an error."""
+    status = status_of(error)
+    retry = RETRY_LATER if status in _TRANSIENT else {}
+    return json_response(error_body(error), status, {**headers, **retry})
+
+
+@web.middleware
+async def openai_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Answers what no handler has answered: unknown routes, wrong methods."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
+        place = f"{request.method} {request.path[:_PATH_CHARS_MAX]}"
+        kind = type(error).__name__.removeprefix("HTTP") + "Error"
+        body = error_object(f"{error.reason}: {place}", kind, None, error.status)
+        return json_response(body, error.status, headers)
+    except RequestError as error:
+        return error_response(error, {})

@@ -1,0 +1,87 @@
+"""What the gateway shows: models, health, metrics, recent requests."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from prfaas.config.deployment import ClusterRole
+from prfaas.errors import RequestError
+from prfaas.gateway.answering import json_response
+from prfaas.gateway.deciding import UnavailableError
+from prfaas.gateway.engines import Engines
+from prfaas.gateway.failures import error_response
+from prfaas.gateway.metrics import CONTENT_TYPE, Metrics
+from prfaas.gateway.records import RECORDS_MAX, Records
+
+_LIMIT_DEFAULT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """Read-only pages.
+
+    Attributes:
+        model: Name of the model that is served.
+        engines: Who is ready.
+        metrics: What was counted.
+        records: What happened lately.
+    """
+
+    model: str
+    engines: Engines
+    metrics: Metrics
+    records: Records
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Add the routes; each answers HEAD as well."""
+        router.add_get("/v1/models", self._models)
+        router.add_get("/health", self._health)
+        router.add_get("/metrics", self._metrics)
+        router.add_get("/control/requests", self._requests)
+        router.add_get("/control/requests/{request_id}", self._request)
+
+    async def _models(self, _: web.Request) -> web.Response:
+        ready = self.engines.choose(ClusterRole.PD)
+        model = {
+            "id": self.model,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "prfaas",
+            "root": self.model,
+            "parent": None,
+            "max_model_len": ready.max_model_len if ready else None,
+        }
+        return json_response({"object": "list", "data": [model]})
+
+    async def _health(self, _: web.Request) -> web.Response:
+        if self.engines.choose(ClusterRole.PD) is None:
+            return error_response(UnavailableError("no engine of a PD cluster is ready"), {})
+        return json_response({"status": "ready"})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _requests(self, request: web.Request) -> web.Response:
+        limit = _limit(request.query.get("limit", str(_LIMIT_DEFAULT)))
+        records = [record.as_json() for record in self.records.latest(limit)]
+        return json_response({"requests": records})
+
+    async def _request(self, request: web.Request) -> web.Response:
+        record = self.records.find(request.match_info["request_id"])
+        if record is None:
+            message = f"no such request among the last {RECORDS_MAX}"
+            raise RequestError(message, status=404, error_type="NotFoundError")
+        return json_response(record.as_json())
+
+
+def _limit(text: str) -> int:
+    limit = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
+    if not 1 <= limit <= RECORDS_MAX:
+        shown = text[:20]
+        raise RequestError(
+            f"limit must be between 1 and {RECORDS_MAX}, got {shown!r}", param="limit"
+        )
+    return limit

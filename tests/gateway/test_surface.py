@@ -1,0 +1,128 @@
+"""What benchmark clients and operators look at."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import World, until
+from .test_paths import LONG, SHORT
+
+
+async def test_models(world: World) -> None:
+    [model] = (await world.openai.models.list()).data
+    assert model.id == "tiny"
+    assert model.model_dump()["max_model_len"] == 4096
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("path", ["/health", "/metrics"])
+async def test_probes(world: World, method: str, path: str) -> None:
+    async with world.http.request(method, world.url + path) as response:
+        assert response.status == 200
+
+
+async def test_every_metric_is_there(world: World) -> None:
+    await world.post({"prompt": LONG})
+    async with world.http.get(f"{world.url}/metrics") as response:
+        text = await response.text()
+        assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    for name in (
+        "requests_total",
+        "route_decisions_total",
+        "fallback_total",
+        "kv_bytes_total",
+        "kv_transfer_seconds",
+        "time_to_first_token_seconds",
+        "e2e_request_latency_seconds",
+        "prompt_tokens_total",
+        "cached_tokens_total",
+        "offload_threshold_tokens",
+        "pool_connected",
+        "index_blocks",
+        "index_state",
+        "engine_ready",
+        "requests_in_flight",
+    ):
+        assert f"# HELP prfaas_{name.removesuffix('_total')}" in text, name
+    assert await world.metric("prfaas_offload_threshold_tokens") == 100
+    assert await world.metric('prfaas_engine_ready{engine="decode"}') == 1
+    assert await world.metric('prfaas_engine_ready{engine="spare"}') == 0
+    assert await world.metric('prfaas_kv_transfer_seconds_bucket{le="60.0"}') == 0
+
+
+async def test_aiperf_and_guidellm(world: World) -> None:
+    """Their headers and fields, as captured in the field notes."""
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": SHORT}],
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "max_completion_tokens": 3,
+        "ignore_eos": True,
+    }
+    headers = {
+        "X-Request-ID": "aiperf-1",
+        "X-Correlation-ID": "c",
+        "X-Session-Affinity": "s",
+        "Accept": "text/event-stream",
+        "Accept-Encoding": "gzip, deflate, br",
+    }
+    async with world.http.post(
+        f"{world.url}/v1/chat/completions", json=body, headers=headers
+    ) as response:
+        assert response.status == 200
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        assert response.headers["X-Request-Id"] == "aiperf-1"
+        assert response.headers["X-Prfaas-Path"] == "local"
+        assert response.headers["X-Prfaas-Reason"] == "below_threshold"
+        text = await response.text()
+    assert text.endswith("data: [DONE]\n\n")
+    assert '"choices":[]' in text
+    assert '"cached_tokens":0' in text
+    call = world.decode.calls[0].body
+    assert call["ignore_eos"] is True
+    assert call["max_tokens"] == 3
+
+
+async def test_records(world: World) -> None:
+    world.decode.cached_tokens = 320
+    for i in range(3):
+        headers = {"X-Request-Id": f"r{i}"}
+        async with world.http.post(
+            f"{world.url}/v1/completions", json={"prompt": LONG}, headers=headers
+        ):
+            pass
+    async with world.http.get(f"{world.url}/control/requests?limit=2") as response:
+        listed = (await response.json())["requests"]
+    assert [record["request_id"] for record in listed] == ["r2", "r1"]
+    async with world.http.get(f"{world.url}/control/requests/r0") as response:
+        record = await response.json()
+    assert record["path"] == "remote"
+    assert record["reason"] == "above_threshold"
+    assert record["explanation"] == "long: 360 new tokens against 100"
+    assert record["num_prompt_tokens"] == record["num_new_tokens"] == 360
+    assert record["prefill_engine"] == "prefill"
+    assert record["decode_engine"] == "decode"
+    assert record["source_pool"] == "prfaas-pool"
+    assert record["prefill_ms"] > 0
+    assert record["e2e_ms"] > record["prefill_ms"]
+
+
+async def test_the_least_busy_engine_decodes(world: World) -> None:
+    engines = world.gateway.engines.by_name
+    world.spare.healthy = True
+    await until(lambda: engines["spare"].is_ready)
+    engines["decode"].num_in_flight += 1
+    await world.post({"prompt": SHORT})
+    assert len(world.spare.calls) == 1
+    engines["decode"].num_in_flight -= 1
+    await world.post({"prompt": SHORT})
+    assert len(world.decode.calls) == 1
+
+
+async def test_an_engine_that_serves_another_model_is_not_ready(world: World) -> None:
+    world.spare.model = "other"
+    world.spare.healthy = True
+    world.gateway.engines.by_name["decode"].max_model_len = 0
+    await until(lambda: world.gateway.engines.by_name["decode"].is_ready)
+    assert not world.gateway.engines.by_name["spare"].is_ready
