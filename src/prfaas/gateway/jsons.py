@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -43,17 +44,17 @@ def as_count(value: object) -> int:
 
 def is_deeper_than(value: object, levels_max: int) -> bool:
     """Whether arrays and objects nest more than `levels_max` deep."""
-    level = [value]
-    for _ in range(levels_max + 1):
+    level = _containers([value])
+    for _ in range(levels_max):
         level = [child for parent in level for child in _children(parent)]
-        if not level:
-            return False
-    return True
+    return bool(level)
 
 
 def _children(value: object) -> list[object]:
     if isinstance(value, dict):
-        return [child for child in value.values() if isinstance(child, (dict, list))]
-    if isinstance(value, list):
-        return [child for child in value if isinstance(child, (dict, list))]
-    return []
+        return _containers(value.values())
+    return _containers(value) if isinstance(value, list) else []
+
+
+def _containers(values: Iterable[object]) -> list[object]:
+    return [value for value in values if isinstance(value, (dict, list))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from prfaas.errors import ConfigError
 
 FILE_NAME = "tenant.salt"
 SALT_BYTES = 32
-_SALT_CHARS_MIN = 43
+_SALT = re.compile(rb"[A-Za-z0-9_-]{43,128}")
+"""What vLLM takes, and long enough that nobody guesses it."""
 
 
 def tenant_salt(state: Path) -> str:
@@ -23,12 +25,12 @@ def tenant_salt(state: Path) -> str:
     try:
         state.mkdir(parents=True, exist_ok=True)
         _create(path)
-        salt = path.read_text().strip()
+        salt = path.read_bytes().strip()
     except OSError as error:
         raise ConfigError(f"{path} can not be used: {error.strerror}") from None
-    if len(salt) < _SALT_CHARS_MIN:
+    if not _SALT.fullmatch(salt):
         raise ConfigError(f"{path} holds no salt; remove it and a new one is made")
-    return salt
+    return salt.decode()
 
 
 def _create(path: Path) -> None:
