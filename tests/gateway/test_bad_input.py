@@ -124,6 +124,7 @@ async def refused(
         b"{'prompt': 1}",
         b'{"prompt": NaN}',
         b"\xff\xfe",
+        b'{"prompt": "\\ud800", "messages": [{"role": "user", "content": "\\ud800"}]}',
         b'{"prompt": "\xff"}',
         b'{"prompt": "hi", "x": ' + b"[" * 100 + b"]" * 100 + b"}",
         b"[" * 100_000,

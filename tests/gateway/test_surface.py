@@ -126,3 +126,21 @@ async def test_an_engine_that_serves_another_model_is_not_ready(world: World) ->
     world.gateway.engines.by_name["decode"].max_model_len = 0
     await until(lambda: world.gateway.engines.by_name["decode"].is_ready)
     assert not world.gateway.engines.by_name["spare"].is_ready
+
+
+async def test_an_engine_that_is_slow_to_say_it_is_well_stays_ready(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = world.gateway.engines.by_name["decode"]
+    looks = 0
+
+    async def no_answer(*_: object) -> bytes:
+        nonlocal looks
+        looks += 1
+        raise TimeoutError
+
+    monkeypatch.setattr(world.gateway.engines, "_get", no_answer)
+    await until(lambda: engine.num_missed == 1)
+    assert engine.is_ready
+    await until(lambda: not engine.is_ready)
+    assert engine.num_missed == 3

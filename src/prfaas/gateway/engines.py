@@ -20,6 +20,9 @@ from prfaas.units import NS_PER_S
 KEEPALIVE_S = 3.0
 """Below the 5 s after which uvicorn closes an idle connection under our hands."""
 
+MISSED_LOOKS_MAX = 3
+"""A busy engine may be slow to say that it is well; a dead one refuses the connection at once."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -38,6 +41,7 @@ class Engine:
         pool: Name of the pool node on its host.
         max_model_len: Longest sequence, tokens; 0 until the engine is ready.
         num_in_flight: Legs that this gateway has running on it.
+        num_missed: Looks in a row that it did not answer in time.
     """
 
     name: str
@@ -46,6 +50,7 @@ class Engine:
     pool: str
     max_model_len: int = 0
     num_in_flight: int = 0
+    num_missed: int = 0
 
     @property
     def is_ready(self) -> bool:
@@ -171,8 +176,13 @@ class Engines:
                 if not engine.is_ready:
                     models = from_json(await self._get(engine, "/v1/models"))
                     self._mark_ready(engine, models)
-        except (aiohttp.ClientError, TimeoutError, ValueError, EngineError) as error:
+            engine.num_missed = 0
+        except (aiohttp.ClientError, ValueError, EngineError) as error:
             self._mark_down(engine, f"{type(error).__name__}: {error}")
+        except TimeoutError:
+            engine.num_missed += 1
+            if engine.num_missed >= MISSED_LOOKS_MAX:
+                self._mark_down(engine, f"no answer to {engine.num_missed} looks")
 
     async def _get(self, engine: Engine, path: str) -> bytes:
         async with self._http.get(engine.url + path, allow_redirects=False) as response:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 from prfaas.core.blocks import Layout
@@ -71,9 +73,13 @@ class PromptMaker:
     """
 
     def __init__(self, path: str, cache_salt: str) -> None:
-        self._tokenizer, self.vocab_size = _load(path)
+        tokenizer, self.vocab_size = _load(path)
         self._cache_salt = cache_salt
-        self._chars_per_token_max = max(map(len, self._tokenizer.get_vocab()), default=1)
+        self._chars_per_token_max = max(map(len, tokenizer.get_vocab()), default=1)
+        # A tokenizer must not be used by two threads at once.
+        self._idle: SimpleQueue[Any] = SimpleQueue()
+        for _ in range(THREADS):
+            self._idle.put(copy.deepcopy(tokenizer))
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
 
     def close(self) -> None:
@@ -97,20 +103,32 @@ class PromptMaker:
         return await loop.run_in_executor(self._executor, self._make, client, layout, max_model_len)
 
     def _make(self, client: ClientRequest, layout: Layout | None, max_model_len: int) -> Prompt:
-        if client.api is Api.CHAT:
-            special = bool(client.body.get("add_special_tokens"))
-            sequences = [self._encode(self._render(client), special, max_model_len, "messages")]
-        else:
-            special = client.body.get("add_special_tokens") is not False
-            sequences = [
-                self._encode(prompt, special, max_model_len, "prompt")
-                if isinstance(prompt, str)
-                else prompt
-                for prompt in client.prompts
-            ]
-        if not sequences[0]:
+        tokenizer = self._idle.get()
+        try:
+            sequences = self._sequences(tokenizer, client, max_model_len)
+        finally:
+            self._idle.put(tokenizer)
+        if not all(sequences):
             raise bad("the prompt has no tokens; at least 1 is needed")
         return Prompt(sequences, self._hash(sequences[0], layout))
+
+    def _sequences(
+        self, tokenizer: Any, client: ClientRequest, max_model_len: int
+    ) -> list[list[int]]:
+        chars_max = max_model_len * self._chars_per_token_max
+        if client.api is Api.CHAT:
+            special = bool(client.body.get("add_special_tokens"))
+            text = _render(tokenizer, client)
+            _check_chars(text, chars_max, max_model_len, "messages")
+            return [_encode(tokenizer, text, special)]
+        special = client.body.get("add_special_tokens") is not False
+        for prompt in client.prompts:
+            if isinstance(prompt, str):
+                _check_chars(prompt, chars_max, max_model_len, "prompt")
+        return [
+            _encode(tokenizer, prompt, special) if isinstance(prompt, str) else prompt
+            for prompt in client.prompts
+        ]
 
     def _hash(self, token_ids: list[int], layout: Layout | None) -> list[bytes]:
         if layout is None:
@@ -122,45 +140,50 @@ class PromptMaker:
             cache_salt=self._cache_salt,
         )
 
-    def _encode(self, text: str, special: bool, max_model_len: int, param: str) -> list[int]:
-        chars_max = max_model_len * self._chars_per_token_max
-        if len(text) > chars_max:
-            raise bad(
-                f"the prompt has {len(text)} characters; {max_model_len} tokens, the model's "
-                f"length, are at most {chars_max} characters",
-                param,
-            )
-        ids = self._tokenizer.encode(text, add_special_tokens=special)
-        return [int(token) for token in ids]
 
-    def _render(self, client: ClientRequest) -> str:
-        body = client.body
-        variables = _template_variables(body)
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    self._for_template(client.messages),
-                    tools=None if body.get("tool_choice") == "none" else body.get("tools"),
-                    documents=body.get("documents"),
-                    add_generation_prompt=body.get("add_generation_prompt") is not False,
-                    continue_final_message=bool(body.get("continue_final_message")),
-                    tokenize=False,
-                    **variables,
-                )
-            )
-        except Exception as error:
-            # A template is the model's own program: it refuses input by raising what it likes.
-            raise bad(f"the chat template refuses the messages: {error}", "messages") from None
+def _check_chars(text: str, chars_max: int, max_model_len: int, param: str) -> None:
+    """Text that is too long whatever its tokens are is not worth tokenising."""
+    if len(text) > chars_max:
+        raise bad(
+            f"the prompt has {len(text)} characters; {max_model_len} tokens, the model's "
+            f"length, are at most {chars_max} characters",
+            param,
+        )
 
-    def _for_template(self, messages: list[JsonObject]) -> list[JsonObject]:
-        """Developer messages become system messages where the template knows no developer."""
-        template = self._tokenizer.chat_template
-        if isinstance(template, str) and "developer" in template:
-            return messages
-        return [
-            message | {"role": "system"} if message["role"] == "developer" else message
-            for message in messages
-        ]
+
+def _encode(tokenizer: Any, text: str, special: bool) -> list[int]:
+    return [int(token) for token in tokenizer.encode(text, add_special_tokens=special)]
+
+
+def _render(tokenizer: Any, client: ClientRequest) -> str:
+    body = client.body
+    variables = _template_variables(body)
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                _for_template(tokenizer, client.messages),
+                tools=body.get("tools") or None,
+                documents=body.get("documents"),
+                add_generation_prompt=body.get("add_generation_prompt") is not False,
+                continue_final_message=bool(body.get("continue_final_message")),
+                tokenize=False,
+                **variables,
+            )
+        )
+    except Exception as error:
+        # A template is the model's own program: it refuses input by raising what it likes.
+        raise bad(f"the chat template refuses the messages: {error}", "messages") from None
+
+
+def _for_template(tokenizer: Any, messages: list[JsonObject]) -> list[JsonObject]:
+    """Developer messages become system messages where the template knows no developer."""
+    template = tokenizer.chat_template
+    if isinstance(template, str) and "developer" in template:
+        return messages
+    return [
+        message | {"role": "system"} if message["role"] == "developer" else message
+        for message in messages
+    ]
 
 
 def _template_variables(body: JsonObject) -> JsonObject:
