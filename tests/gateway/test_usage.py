@@ -81,6 +81,7 @@ async def test_transfers_are_counted_when_they_arrived(world: World) -> None:
     transfer = world.prefill.calls[0].body["kv_transfer_params"]["prfaas"]["transfer"]
     record = await world.record()
     assert (record["kv_bytes"], record["transfer_ms"]) == (0, None)
+    assert record["transfer_state"] == "open"
     world.prfaas_pool.end_transfer(transfer, num_bytes=900)
     world.pd_pool.end_transfer(transfer, num_bytes=1000)
     world.pd_pool.end_transfer("ff" * 16, num_bytes=10**9)
@@ -88,6 +89,7 @@ async def test_transfers_are_counted_when_they_arrived(world: World) -> None:
     await until(lambda: "pd-pool" in view.ended)
     record = await world.record()
     assert (record["kv_bytes"], record["transfer_ms"]) == (1000, 3.0)
+    assert record["transfer_state"] == "committed"
     sample = 'prfaas_kv_bytes_total{destination="pd-pool",source="prfaas-pool"}'
     assert await world.metric(sample) == 1000
     assert await world.metric("prfaas_kv_transfer_seconds_sum") == 0.003

@@ -92,6 +92,7 @@ class Record:
             "cached_tokens": self.cached_tokens,
             "pd_hit_tokens": self.pd_hit_tokens,
             "prfaas_hit_tokens": self.prfaas_hit_tokens,
+            "transfer_state": transfer.state if transfer else None,
             "kv_bytes": transfer.num_bytes if transfer else 0,
             "transfer_ms": _ms(transfer.duration_ns or None) if transfer else None,
             "prefill_ms": _ms(self.prefill_ns),

@@ -56,6 +56,12 @@ class TransferView:
         return max(0, event.duration_ns - event.last_block_age_ns) if event else 0
 
     @property
+    def state(self) -> str:
+        """As reported; open until a report comes, which may be after the request's end."""
+        event = self.best_event
+        return event.state if event else TransferState.OPEN.value
+
+    @property
     def best_event(self) -> TransferEnded | None:
         """The destination's report, else the source's."""
         return self.ended.get(self.destination) or self.ended.get(self.source)
