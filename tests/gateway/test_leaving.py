@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from .conftest import World, until
+from prfaas.gateway import app
+
+from .conftest import World, running, until
 from .scripted_engine import Script, hang, stream_then_hang
 from .test_fallbacks import both_pools_heard_the_abort
 from .test_paths import LONG
@@ -30,6 +33,27 @@ async def test_during_decode(world: World, script: Script, stream: bool) -> None
     await leave(request)
     await world.decode.gone.wait()
     await cancelled(world)
+
+
+async def test_a_client_that_does_not_read(
+    checkpoint: Path, identities: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its buffers fill up, the request's time ends, and the connection is closed."""
+    monkeypatch.setattr(app, "LAST_WORDS_S", 0.05)
+    gateway = {"request_timeout": "300ms"}
+    async with running(checkpoint, identities, tmp_path, gateway=gateway) as world:
+        world.decode.words = ("x" * 1_000_000,) * 30
+        _, writer = await asyncio.open_connection(
+            "127.0.0.1", int(world.url.rpartition(":")[2]), limit=1
+        )
+        body = b'{"prompt": "hi", "stream": true}'
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await until(lambda: len(world.gateway.records.latest(1)) == 1)
+        record = world.gateway.records.latest(1)[0]
+        await until(lambda: record.outcome == "failed" and record.e2e_ns is not None)
+        await world.decode.gone.wait()
+        writer.transport.abort()
 
 
 async def leave(request: asyncio.Task[object]) -> None:

@@ -38,6 +38,8 @@ REQUESTS_MAX = 4096
 """Requests in flight; more are refused with 429 before their bodies are read."""
 SHUTDOWN_S = 5.0
 """How long requests in flight may go on when the gateway stops."""
+LAST_WORDS_S = 5.0
+"""How long a client may take to read the error that ends its stream."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _log = logging.getLogger(__name__)
@@ -228,9 +230,14 @@ async def _fail(error: Exception, record: Record, stream: ClientStream) -> web.S
     status = status_of(error)
     record.outcome = Outcome.REJECTED if status < 500 else Outcome.FAILED
     _log.info("request %s: %d %s", record.request_id, status, type(error).__name__)
-    if stream.has_begun:
-        return await stream.fail(error_body(error))
-    return error_response(error, reply_headers(record))
+    if not stream.has_begun:
+        return error_response(error, reply_headers(record))
+    try:
+        async with asyncio.timeout(LAST_WORDS_S):
+            return await stream.fail(error_body(error))
+    except (TimeoutError, ClientGoneError):
+        # Closes the connection: the client is gone, or does not read what it is sent.
+        raise asyncio.CancelledError from None
 
 
 def _request_id(request: web.Request) -> str:
