@@ -1,0 +1,160 @@
+"""The prefix index against a dictionary and a brute-force reading of what a hit is."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.core.prefix_index import PrefixIndex, SourceState
+
+FULL, WINDOW, STATE = GroupKind.FULL_ATTENTION, GroupKind.SLIDING_WINDOW, GroupKind.LINEAR_STATE
+LAYOUTS = [
+    Layout(b"a" * 32, 4, "0", (CacheGroup(0, FULL, 4, 10),)),
+    Layout(b"b" * 32, 4, "0", (CacheGroup(0, FULL, 4, 10), CacheGroup(1, STATE, 8, 20))),
+    Layout(b"c" * 32, 4, "0", (CacheGroup(0, FULL, 8, 10), CacheGroup(1, WINDOW, 4, 10, 10))),
+    Layout(
+        b"d" * 32,
+        4,
+        "0",
+        (
+            CacheGroup(0, FULL, 4, 10),
+            CacheGroup(1, FULL, 12, 10),
+            CacheGroup(2, STATE, 8, 10),
+            CacheGroup(3, WINDOW, 8, 10, 5),
+        ),
+    ),
+]
+NUM_HASHES = 14
+HASHES = [bytes([number]) * 32 for number in range(NUM_HASHES)]
+POOLS = ["one", "two"]
+KEYS = st.builds(BlockKey, st.integers(0, 3), st.sampled_from(HASHES))
+BATCHES = st.lists(KEYS, max_size=30)
+LENGTHS = st.integers(0, NUM_HASHES * 4 + 3)
+
+Held = set[tuple[bytes, BlockKey]]
+
+
+def can_resume(layout: Layout, held: Held, length: int) -> bool:
+    """Whether every group holds all that computing from `length` on needs, token by token."""
+    return all(
+        (layout.layout_id, BlockKey(group.index, HASHES[end // layout.tokens_per_hash - 1])) in held
+        for group in layout.groups
+        for end in needed_ends(group, length)
+    )
+
+
+def needed_ends(group: CacheGroup, length: int) -> set[int]:
+    span = group.tokens_per_block
+    match group.kind:
+        case GroupKind.FULL_ATTENTION:
+            tokens = range(length)
+        case GroupKind.SLIDING_WINDOW:
+            tokens = range(max(0, length - group.window_tokens), length)
+        case GroupKind.LINEAR_STATE:
+            return {length}
+    return {token // span * span + span for token in tokens}
+
+
+def brute_force(layout: Layout, held: Held, num_tokens: int) -> int:
+    boundary = layout.boundary_tokens
+    hits = [n for n in range(boundary, num_tokens, boundary) if can_resume(layout, held, n)]
+    return max(hits, default=0)
+
+
+@dataclass
+class Known:
+    """What the model says of one pool."""
+
+    exact: bool = False
+    held: Held = field(default_factory=set)
+
+
+class IndexAgainstModel(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = PrefixIndex()
+        self.known = {pool: Known() for pool in POOLS}
+
+    @rule(pool=st.sampled_from(POOLS))
+    def begin_snapshot(self, pool: str) -> None:
+        self.index.begin_snapshot(pool)
+        self.known[pool] = Known()
+
+    @rule(pool=st.sampled_from(POOLS))
+    def end_snapshot(self, pool: str) -> None:
+        self.index.end_snapshot(pool)
+        self.known[pool].exact = True
+
+    @rule(pool=st.sampled_from(POOLS))
+    def lose(self, pool: str) -> None:
+        self.index.lose(pool)
+        self.known[pool] = Known()
+
+    @rule(pool=st.sampled_from(POOLS), layout=st.sampled_from(LAYOUTS), keys=BATCHES)
+    def add(self, pool: str, layout: Layout, keys: list[BlockKey]) -> None:
+        self.index.add(pool, layout.layout_id, keys)
+        self.known[pool].held |= {(layout.layout_id, key) for key in keys}
+
+    @rule(pool=st.sampled_from(POOLS), layout=st.sampled_from(LAYOUTS), length=st.integers(1, 13))
+    def add_prefix(self, pool: str, layout: Layout, length: int) -> None:
+        """What a prefill leaves behind, so that long hits are common."""
+        keys = [BlockKey(group.index, HASHES[n]) for group in layout.groups for n in range(length)]
+        self.add(pool, layout, keys)
+
+    @rule(pool=st.sampled_from(POOLS), layout=st.sampled_from(LAYOUTS), keys=BATCHES)
+    def remove(self, pool: str, layout: Layout, keys: list[BlockKey]) -> None:
+        self.index.remove(pool, layout.layout_id, keys)
+        self.known[pool].held -= {(layout.layout_id, key) for key in keys}
+
+    @rule(pool=st.sampled_from(POOLS), layout=st.sampled_from(LAYOUTS), num_tokens=LENGTHS)
+    def ask(self, pool: str, layout: Layout, num_tokens: int) -> None:
+        known = self.known[pool]
+        expected = brute_force(layout, known.held, num_tokens) if known.exact else 0
+        assert self.index.usable_hit(pool, layout, HASHES, num_tokens) == expected
+
+    @invariant()
+    def counts_agree(self) -> None:
+        for pool, known in self.known.items():
+            state = SourceState.EXACT if known.exact else SourceState.REBUILDING
+            assert self.index.state(pool) is state
+            assert self.index.num_blocks(pool) == len(known.held)
+
+
+TestIndexAgainstModel = IndexAgainstModel.TestCase
+TestIndexAgainstModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@given(layout=st.sampled_from(LAYOUTS), keys=BATCHES, more=BATCHES, num_tokens=LENGTHS)
+def test_a_hit_is_a_boundary_below_the_prompt_and_more_blocks_never_shorten_it(
+    layout: Layout, keys: list[BlockKey], more: list[BlockKey], num_tokens: int
+) -> None:
+    index = PrefixIndex()
+    index.end_snapshot("pool")
+    index.add("pool", layout.layout_id, keys)
+    before = index.usable_hit("pool", layout, HASHES, num_tokens)
+    index.add("pool", layout.layout_id, more)
+    after = index.usable_hit("pool", layout, HASHES, num_tokens)
+    assert before % layout.boundary_tokens == 0
+    assert before < max(num_tokens, 1)
+    assert before <= after
+
+
+def test_state_one_block_short_of_the_attention_run_decides() -> None:
+    layout = LAYOUTS[1]
+    index = PrefixIndex()
+    index.end_snapshot("pool")
+    index.add("pool", layout.layout_id, [BlockKey(0, block_hash) for block_hash in HASHES])
+    assert index.usable_hit("pool", layout, HASHES, 50) == 0
+    index.add("pool", layout.layout_id, [BlockKey(1, HASHES[3])])
+    assert index.usable_hit("pool", layout, HASHES, 50) == 16
+    assert index.usable_hit("pool", layout, HASHES, 17) == 16
+    assert index.usable_hit("pool", layout, HASHES, 16) == 0
+
+
+def test_a_pool_of_another_layout_serves_nothing() -> None:
+    index = PrefixIndex()
+    index.end_snapshot("pool")
+    index.add("pool", b"z" * 32, [BlockKey(0, block_hash) for block_hash in HASHES])
+    assert index.usable_hit("pool", LAYOUTS[0], HASHES, 40) == 0
