@@ -324,7 +324,7 @@ def decode(payload: bytes) -> AnyMessage:
     """
     try:
         message: AnyMessage = _decoder.decode(payload)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PeerError(f"not a prfaas message: {error}") from None
     return message
 
