@@ -61,6 +61,15 @@ class LayoutSpec(msgspec.Struct, frozen=True, kw_only=True):
     hash_seed: Text
     groups: Annotated[list[GroupSpec], msgspec.Meta(min_length=1, max_length=256)]
 
+    def __post_init__(self) -> None:
+        """Refuse blocks that end between two hashes: nothing names them."""
+        for group in self.groups:
+            if group.tokens_per_block % self.tokens_per_hash:
+                raise ValueError(
+                    f"cache group {group.index}: tokens_per_block is {group.tokens_per_block}, "
+                    f"no multiple of tokens_per_hash, {self.tokens_per_hash}"
+                )
+
     def layout(self) -> Layout:
         """The same, as the core knows it."""
         groups = tuple(
