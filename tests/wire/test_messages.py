@@ -1,0 +1,225 @@
+"""Messages: each survives the trip, nothing else gets in."""
+
+import contextlib
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.errors import PeerError
+from prfaas.wire import messages
+from prfaas.wire.frames import ControlFrame, FrameDecoder
+from prfaas.wire.messages import (
+    Abort,
+    AnyMessage,
+    Commit,
+    EngineHello,
+    Evicted,
+    Load,
+    LoadDone,
+    Lookup,
+    LookupDone,
+    Message,
+    Offer,
+    Ping,
+    PoolHello,
+    PoolState,
+    Push,
+    PushDone,
+    Snapshot,
+    SnapshotEnd,
+    Store,
+    Stored,
+    StoreDone,
+    Subscribe,
+    Touch,
+    TransferEnded,
+    decode,
+    encode,
+    keys_of,
+    layout_spec,
+    wire_keys,
+)
+
+LAYOUT = Layout(
+    b"L" * 32,
+    16,
+    "seed",
+    (
+        CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 1024),
+        CacheGroup(1, GroupKind.LINEAR_STATE, 64, 2048),
+        CacheGroup(2, GroupKind.SLIDING_WINDOW, 32, 512, 128),
+    ),
+)
+SPEC = layout_spec(LAYOUT)
+KEYS = [(0, b"a" * 32), (1, b"b" * 32)]
+TRANSFER = b"t" * 16
+EVERY: list[AnyMessage] = [
+    Ping(),
+    EngineHello(
+        engine="e", layout=SPEC, row_bytes=4096, num_rows=8, extents={0: [(0, 1024)], 1: [(5, 6)]}
+    ),
+    Push(transfer_id=TRANSFER, peer="pd-pool"),
+    Store(job=1, keys=KEYS, rows=[3, 4], transfer_id=TRANSFER, pushed=[True, False]),
+    StoreDone(job=1, stored=True),
+    PushDone(transfer_id=TRANSFER, rest=KEYS),
+    Lookup(job=2, keys=KEYS, transfer_id=TRANSFER, source="prfaas-pool"),
+    LookupDone(job=2, found=b"\0\1\2"),
+    Load(job=3, keys=KEYS, rows=[0, 1]),
+    LoadDone(job=3, loaded=b"\1\0"),
+    Touch(keys=KEYS),
+    PoolHello(pool="prfaas-pool", epoch="ab"),
+    Offer(transfer_id=TRANSFER),
+    Commit(transfer_id=TRANSFER, num_blocks=7),
+    Abort(transfer_id=TRANSFER, reason="client left"),
+    Subscribe(gateway="gateway"),
+    Snapshot(epoch="ab", next_seq=4, layout_id=b"L" * 32, keys=KEYS),
+    SnapshotEnd(epoch="ab", next_seq=4),
+    Stored(seq=5, layout_id=b"L" * 32, keys=KEYS),
+    Evicted(seq=6, layout_id=b"L" * 32, keys=KEYS),
+    TransferEnded(
+        seq=7,
+        transfer_id=TRANSFER,
+        direction="sent",
+        peer="pd-pool",
+        state="committed",
+        reason="",
+        num_blocks=1,
+        num_bytes=2,
+        duration_ns=3,
+        last_block_age_ns=4,
+    ),
+    PoolState(seq=8, layouts={"e": SPEC}, links={"pd-pool": True}),
+]
+
+
+def named(message: Message) -> str:
+    return type(message).__name__
+
+
+def raw(message: Message) -> dict[str, Any]:
+    """A message as a map, to be damaged."""
+    decoded: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(message))
+    return decoded
+
+
+def test_the_list_of_messages_here_is_complete() -> None:
+    assert {type(message) for message in EVERY} == set(get_args(AnyMessage))
+
+
+@pytest.mark.parametrize("message", EVERY, ids=named)
+def test_every_message_survives_the_trip(message: Message) -> None:
+    (frame,) = FrameDecoder().feed(encode(message))
+    assert isinstance(frame, ControlFrame)
+    assert decode(frame.payload) == message
+
+
+@pytest.mark.parametrize("message", EVERY, ids=named)
+def test_unknown_fields_are_ignored(message: Message) -> None:
+    newer = raw(message) | {"from_the_future": {"x": [1, None]}}
+    assert decode(msgspec.msgpack.encode(newer)) == message
+
+
+@pytest.mark.parametrize("message", EVERY, ids=named)
+def test_a_missing_field_is_refused_unless_it_has_a_default(message: Message) -> None:
+    fields = msgspec.structs.fields(message)
+    for field in fields:
+        rest = {key: value for key, value in raw(message).items() if key != field.name}
+        if field.required:
+            with pytest.raises(PeerError, match=field.name):
+                decode(msgspec.msgpack.encode(rest))
+        else:
+            assert named(decode(msgspec.msgpack.encode(rest))) == named(message)
+
+
+@pytest.mark.parametrize("message", EVERY, ids=named)
+def test_a_field_of_another_type_is_refused(message: Message) -> None:
+    for field in msgspec.structs.fields(message):
+        wrong = raw(message) | {field.name: {"not": {"what": 1.5}}}
+        with pytest.raises(PeerError, match="not a prfaas message"):
+            decode(msgspec.msgpack.encode(wrong))
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "value"),
+    [
+        (Subscribe(gateway="g"), "gateway", "g" * 65),
+        (Subscribe(gateway="g"), "gateway", ""),
+        (PoolHello(pool="p", epoch="e"), "pool", "p" * 65),
+        (PoolHello(pool="p", epoch="e"), "epoch", "e" * 513),
+        (Abort(transfer_id=TRANSFER, reason=""), "reason", "r" * 513),
+        (Offer(transfer_id=TRANSFER), "transfer_id", b"t" * 15),
+        (Offer(transfer_id=TRANSFER), "transfer_id", b"t" * 17),
+        (Stored(seq=0, layout_id=b"L" * 32, keys=[]), "layout_id", b"L" * 33),
+        (Stored(seq=0, layout_id=b"L" * 32, keys=[]), "keys", [(0, b"short")]),
+        (Stored(seq=0, layout_id=b"L" * 32, keys=[]), "keys", [(-1, b"h" * 32)]),
+        (Commit(transfer_id=TRANSFER, num_blocks=0), "num_blocks", -1),
+        (Commit(transfer_id=TRANSFER, num_blocks=0), "num_blocks", 2**53 + 1),
+        (Load(job=0, keys=[], rows=[]), "rows", [-1]),
+    ],
+)
+def test_a_value_outside_its_limits_is_refused(message: Message, field: str, value: object) -> None:
+    assert decode(msgspec.msgpack.encode(raw(message))) == message
+    with pytest.raises(PeerError, match="not a prfaas message"):
+        decode(msgspec.msgpack.encode(raw(message) | {field: value}))
+
+
+@given(payload=st.binary(max_size=200))
+def test_garbage_is_a_peer_error(payload: bytes) -> None:
+    with pytest.raises(PeerError):
+        decode(payload)
+
+
+@given(message=st.sampled_from(EVERY), place=st.integers(0, 10_000), byte=st.integers(1, 255))
+def test_a_damaged_message_is_a_message_or_a_peer_error(
+    message: Message, place: int, byte: int
+) -> None:
+    payload = bytearray(msgspec.msgpack.encode(message))
+    payload[place % len(payload)] ^= byte
+    with contextlib.suppress(PeerError):
+        assert isinstance(decode(bytes(payload)), Message)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xc0",
+        b"\x81\xa1t\xa5nosuch",
+        b"\x81\xa1t\xa2\xff\xfe",
+        b"\x81\xa2\xff\xfe\xc0",
+        b"\x82\xa1t\xa9subscribe\xa7gateway\xa2\xff\xfe",
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\x91" * 100_000,
+        b"\x82\xa1t\xa4ping\xa1x" + b"\x91" * 100_000,
+    ],
+    ids=lambda payload: payload[:8].hex(),
+)
+def test_known_traps_are_peer_errors(payload: bytes) -> None:
+    with pytest.raises(PeerError):
+        decode(payload)
+
+
+def test_a_layout_survives_the_trip() -> None:
+    assert SPEC.layout() == LAYOUT
+
+
+@pytest.mark.parametrize("tokens_per_block", [8, 24])
+def test_a_layout_whose_blocks_end_between_hashes_is_refused(tokens_per_block: int) -> None:
+    """No hash names the end of such a block: an index fed with it would name another block."""
+    hello = raw(PoolState(seq=0, layouts={"e": SPEC}, links={}))
+    hello["layouts"]["e"]["groups"][0]["tokens_per_block"] = tokens_per_block
+    with pytest.raises(PeerError, match="tokens_per_hash"):
+        decode(msgspec.msgpack.encode(hello))
+
+
+@given(
+    keys=st.lists(st.tuples(st.integers(0, 2**53), st.binary(min_size=32, max_size=32)), max_size=5)
+)
+def test_keys_survive_the_trip(keys: list[messages.Key]) -> None:
+    assert keys_of(keys) == [BlockKey(*key) for key in keys]
+    assert wire_keys(keys_of(keys)) == keys
