@@ -116,7 +116,7 @@ def make_identity(directory: Path, name: str, addresses: list[str] | None = None
             whose clients check host names (vLLM behind `https`).
 
     Raises:
-        ConfigError: The authority's key is not there.
+        ConfigError: The authority's files are not there, or are no PEM files of ours.
     """
     identity = identity_in(directory, name)
     if identity.certificate.exists() and identity.key.exists():
@@ -126,6 +126,11 @@ def make_identity(directory: Path, name: str, addresses: list[str] | None = None
         loaded = serialization.load_pem_private_key((directory / "ca.key").read_bytes(), None)
     except OSError as error:
         raise ConfigError(f"no authority in {directory}: {error}") from None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"ca.pem and ca.key in {directory} can not be read as an authority: {error}; "
+            "name another directory, or remove both to make a new one"
+        ) from None
     if not isinstance(loaded, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{directory / 'ca.key'} is not an elliptic-curve key")
     key = ec.generate_private_key(ec.SECP256R1())
