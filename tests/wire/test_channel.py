@@ -1,0 +1,164 @@
+"""A channel: closes on nonsense, tells once, holds back a sender, notices silence."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from prfaas.core.blocks import BlockKey
+from prfaas.errors import PeerError
+from prfaas.wire import liveness
+from prfaas.wire.channel import WRITE_BUFFER_BYTES, Channel
+from prfaas.wire.frames import BlockFrame, ControlFrame, Frame, block_digest
+from prfaas.wire.liveness import keep_alive
+from prfaas.wire.messages import Ping, Subscribe, decode, encode
+
+from .conftest import until
+
+
+@dataclass
+class Pair:
+    """A channel, and a bare socket at its other end."""
+
+    far: socket.socket
+    frames: list[Frame] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+    refuse: bool = False
+
+    def __post_init__(self) -> None:
+        self.channel = Channel(self.take, lambda _, reason: self.closed.append(reason))
+
+    async def hear(self, num_bytes: int) -> bytes:
+        return await asyncio.get_running_loop().sock_recv(self.far, num_bytes)
+
+    async def say(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.far, data)
+
+    def take(self, _: Channel, frame: Frame) -> None:
+        self.frames.append(frame)
+        if self.refuse:
+            raise PeerError("not what was agreed")
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    near, far = socket.socketpair()
+    far.setblocking(False)
+    made = Pair(far)
+    await asyncio.get_running_loop().connect_accepted_socket(lambda: made.channel, near)
+    yield made
+    made.channel.close("the test is over")
+    await until(lambda: bool(made.closed))
+    assert len(made.closed) == 1
+    far.close()
+
+
+async def test_messages_and_blocks_arrive_in_order(pair: Pair) -> None:
+    data = bytes(range(256)) * 100
+    key = BlockKey(3, b"h" * 32)
+    digest = block_digest(b"L" * 32, key, data)
+    block = BlockFrame(b"t" * 16, b"L" * 32, key, digest, memoryview(data))
+    closed = asyncio.Event()
+    _, sender = await asyncio.get_running_loop().connect_accepted_socket(
+        lambda: Channel(lambda *_: None, lambda *_: closed.set()), pair.far.dup()
+    )
+    sender.send(Subscribe(gateway="g"))
+    sender.send_block(block)
+    sender.send(Ping())
+    await until(lambda: len(pair.frames) == 3)
+    first, second, third = pair.frames
+    assert isinstance(first, ControlFrame)
+    assert decode(first.payload) == Subscribe(gateway="g")
+    assert isinstance(second, BlockFrame)
+    assert second == block
+    assert second.is_intact
+    assert third == ControlFrame(encode(Ping())[12:])
+    sender.close("done")
+    await closed.wait()
+
+
+async def test_garbage_closes_the_channel_with_the_reason(pair: Pair) -> None:
+    await pair.say(encode(Ping()) + b"GET / HTTP/1.1\r\n\r\n")
+    await until(lambda: bool(pair.closed))
+    assert "not a prfaas peer" in pair.closed[0]
+    assert pair.frames == []
+    assert await pair.hear(1) == b""
+
+
+async def test_a_frame_that_is_refused_is_the_last_one(pair: Pair) -> None:
+    pair.refuse = True
+    await pair.say(encode(Ping()) * 3)
+    await until(lambda: bool(pair.closed))
+    assert pair.closed == ["protocol error: not what was agreed"]
+    assert len(pair.frames) == 1
+
+
+async def test_a_peer_that_leaves_is_told_once(pair: Pair) -> None:
+    pair.far.close()
+    await until(lambda: bool(pair.closed))
+    assert pair.closed == ["the peer closed the connection"]
+    assert not pair.channel.is_open
+    assert pair.channel.backlog_bytes == 0
+    assert pair.channel.socket is None
+    pair.channel.send(Ping())
+    pair.channel.close("too late")
+
+
+async def test_a_sender_waits_for_a_slow_reader_and_goes_on(pair: Pair) -> None:
+    data = bytearray(WRITE_BUFFER_BYTES)
+    block = BlockFrame(b"t" * 16, b"L" * 32, BlockKey(0, b"h" * 32), b"d" * 32, data)
+    sent = 0
+    while pair.channel.backlog_bytes <= WRITE_BUFFER_BYTES:
+        pair.channel.send_block(block)
+        sent += 1
+    waiting = asyncio.create_task(pair.channel.drained())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert sent < 10
+    while not waiting.done():
+        assert await pair.hear(1 << 20)
+    await waiting
+
+
+async def test_a_sender_that_waits_is_let_go_when_the_connection_ends(pair: Pair) -> None:
+    block = BlockFrame(
+        b"t" * 16, b"L" * 32, BlockKey(0, b"h" * 32), b"d" * 32, bytearray(8 * WRITE_BUFFER_BYTES)
+    )
+    pair.channel.send_block(block)
+    waiting = asyncio.create_task(pair.channel.drained())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    pair.channel.close("enough")
+    await waiting
+    assert not pair.channel.is_open
+
+
+async def test_a_silent_peer_is_pinged_and_then_given_up(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "PING_INTERVAL_S", 0.005)
+    monkeypatch.setattr(liveness, "SILENCE_MAX_S", 0.05)
+    await keep_alive(pair.channel)
+    await until(lambda: bool(pair.closed))
+    assert pair.closed[0].startswith("nothing heard")
+    heard = await pair.hear(1 << 16)
+    assert len(heard) >= len(encode(Ping()))
+    assert heard.replace(encode(Ping()), b"") == b""
+
+
+async def test_a_peer_that_pings_back_stays(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "PING_INTERVAL_S", 0.005)
+    monkeypatch.setattr(liveness, "SILENCE_MAX_S", 1.0)
+    watch = asyncio.create_task(keep_alive(pair.channel))
+    began = pair.channel.heard_at
+    for _ in range(3):
+        assert await pair.hear(len(encode(Ping()))) == encode(Ping())
+        await pair.say(encode(Ping()))
+    await until(lambda: len(pair.frames) == 3)
+    assert pair.channel.heard_at > began
+    assert pair.closed == []
+    assert not watch.done()
+    pair.channel.close("done")
+    await watch
