@@ -157,13 +157,14 @@ async def _stream(
 async def _record(
     session: aiohttp.ClientSession, topology: Topology, request_id: str
 ) -> JsonObject:
-    """What the gateway says of a request, once it has ended."""
+    """What the gateway says of a request, once it and its transfer have ended."""
     deadline = time.monotonic() + RECORD_WAIT_S
     while True:
         url = f"{topology.gateway_url}/control/requests/{request_id}"
         async with session.get(url) as reply:
             record: JsonObject = await reply.json()
-        if record.get("outcome") != "running" or time.monotonic() > deadline:
+        pending = record.get("outcome") == "running" or record.get("transfer_state") == "open"
+        if not pending or time.monotonic() > deadline:
             return record
         await asyncio.sleep(0.02)
 

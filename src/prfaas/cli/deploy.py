@@ -82,7 +82,7 @@ async def running(
     check_ports(deployment)
     deployment.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     prepare_identities(deployment)
-    await _prepare_model(deployment, stop)
+    await prepare_model(deployment)
     topology = lay_out(deployment, file)
     with StartProgress(console) as progress:
         supervisor = Supervisor(parts(topology), progress.show)
@@ -121,7 +121,12 @@ def check_deployment(deployment: Deployment) -> None:
         )
 
 
-async def _prepare_model(deployment: Deployment, stop: asyncio.Event) -> None:
+async def prepare_model(deployment: Deployment) -> None:
+    """Make the small checkpoint if the file asks for it and it is not there.
+
+    Raises:
+        ConfigError: It could not be made.
+    """
     path = Path(deployment.model.path)
     if not deployment.model.generate or (path / "config.json").exists():
         return
@@ -139,7 +144,7 @@ async def _prepare_model(deployment: Deployment, stop: asyncio.Event) -> None:
     _, errors = await process.communicate()
     if process.returncode:
         lines = errors.decode(errors="replace").splitlines()
-        raise ConfigError(f"the checkpoint could not be made: {lines[-1] if lines else stop}")
+        raise ConfigError(f"the checkpoint could not be made: {lines[-1:]}")
 
 
 def _announce(topology: Topology) -> None:

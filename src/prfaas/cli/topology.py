@@ -202,8 +202,17 @@ def _gateway_part(topology: Topology) -> Part:
         name=topology.deployment.gateway.name,
         kind="gateway",
         command=Command(args, dict(os.environ)),
-        health_url=f"{topology.gateway_url}/health",
+        health_url=f"{topology.gateway_url}/health{'?full=1' if _is_all_here(topology) else ''}",
         log=_log(topology.deployment, topology.deployment.gateway.name),
+    )
+
+
+def _is_all_here(topology: Topology) -> bool:
+    """Whether every part is started on this machine; what is elsewhere is not waited for."""
+    clusters = topology.deployment.clusters.values()
+    return not any(
+        [engine.url for cluster in clusters for engine in cluster.engines.values()]
+        + [pool.address for cluster in clusters for pool in cluster.pools.values()]
     )
 
 

@@ -109,7 +109,7 @@ class Gateway:
             endpoints, name, pool_tls, self.index, self.transfers, timing or PoolTiming()
         )
         self.metrics.watch(self.engines, self.pools, self.index, policy.offload_threshold)
-        self._views = Views(model, self.engines, self.metrics, self.records)
+        self._views = Views(model, self.engines, self.pools, self.metrics, self.records)
         self._flow = Flow(
             planner=Planner(self.engines, self.pools, self.index, self._prompts, policy),
             engines=self.engines,

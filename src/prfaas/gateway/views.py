@@ -14,6 +14,7 @@ from prfaas.gateway.deciding import UnavailableError
 from prfaas.gateway.engines import Engines
 from prfaas.gateway.failures import error_response
 from prfaas.gateway.metrics import CONTENT_TYPE, Metrics
+from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import RECORDS_MAX, Records
 
 _LIMIT_DEFAULT = 100
@@ -26,12 +27,14 @@ class Views:
     Attributes:
         model: Name of the model that is served.
         engines: Who is ready.
+        pools: Whose events are heard.
         metrics: What was counted.
         records: What happened lately.
     """
 
     model: str
     engines: Engines
+    pools: Pools
     metrics: Metrics
     records: Records
 
@@ -56,10 +59,32 @@ class Views:
         }
         return json_response({"object": "list", "data": [model]})
 
-    async def _health(self, _: web.Request) -> web.Response:
+    async def _health(self, request: web.Request) -> web.Response:
+        """Can it serve? With `?full=1`: is every part there, so that offloading works too?"""
         if self.engines.choose(ClusterRole.PD) is None:
             return error_response(UnavailableError("no engine of a PD cluster is ready"), {})
+        missing = self._missing() if "full" in request.query else []
+        if missing:
+            return error_response(UnavailableError(f"not there: {', '.join(missing)}"), {})
         return json_response({"status": "ready"})
+
+    def _missing(self) -> list[str]:
+        engines = self.engines.by_name.values()
+        missing = [f"engine {engine.name}" for engine in engines if not engine.is_ready]
+        missing += [f"pool {pool}" for pool in self.pools.names() if not self.pools.is_live(pool)]
+        missing += [
+            f"KV layout of engine {engine.name}"
+            for engine in engines
+            if self.pools.layout(engine.pool, engine.name) is None
+        ]
+        by_role = {role: {e.pool for e in engines if e.role is role} for role in ClusterRole}
+        missing += [
+            f"link {source} to {destination}"
+            for source in sorted(by_role[ClusterRole.PRFAAS])
+            for destination in sorted(by_role[ClusterRole.PD])
+            if not self.pools.link_up(source, destination)
+        ]
+        return missing
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})

@@ -1,0 +1,159 @@
+"""A real deployment: two vLLM engines on the CPU, two pool nodes, a gateway, and a wire to cut."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from prfaas.cli.deploy import check_deployment, prepare_model
+from prfaas.cli.parts import listen_on
+from prfaas.cli.processes import Supervisor
+from prfaas.cli.topology import Topology, lay_out, parts, prepare_identities
+from prfaas.config.load import load_deployment
+from tests.live.relay import Relay
+
+T = TypeVar("T")
+LAPTOP = Path(__file__).parents[2] / "examples" / "laptop.toml"
+
+
+@dataclass
+class Live:
+    """The running deployment."""
+
+    topology: Topology
+    supervisor: Supervisor
+    relay: Relay
+    http: aiohttp.ClientSession
+
+    @property
+    def url(self) -> str:
+        return self.topology.gateway_url
+
+    @property
+    def model(self) -> str:
+        return self.topology.deployment.model.name
+
+    def chat_body(self, text: str, **extra: Any) -> dict[str, Any]:
+        messages = [{"role": "user", "content": text}]
+        return {
+            "model": self.model,
+            "messages": messages,
+            "temperature": 0,
+            "max_tokens": 24,
+        } | extra
+
+    async def chat(self, text: str, **extra: Any) -> tuple[dict[str, Any], Mapping[str, str]]:
+        """Ask the gateway; the answer and the response headers."""
+        url = f"{self.url}/v1/chat/completions"
+        async with self.http.post(url, json=self.chat_body(text, **extra)) as reply:
+            body = await reply.json()
+            assert reply.status == 200, body
+            return body, reply.headers.copy()
+
+    async def alone(self, text: str, salt: str, **extra: Any) -> str:
+        """What the decode engine says by itself, with an empty cache."""
+        url = f"{self.topology.engines['pd-engine']}/v1/chat/completions"
+        body = self.chat_body(text, cache_salt=f"alone {salt}", **extra)
+        async with self.http.post(url, json=body) as reply:
+            answer = await reply.json()
+            assert reply.status == 200, answer
+            return str(answer["choices"][0]["message"]["content"])
+
+    async def record(self, request_id: str) -> dict[str, Any]:
+        """What the gateway says of a request that has ended."""
+
+        async def ended() -> dict[str, Any] | None:
+            async with self.http.get(f"{self.url}/control/requests/{request_id}") as reply:
+                record: dict[str, Any] = await reply.json()
+                pending = record["outcome"] == "running" or record["transfer_state"] == "open"
+                return None if pending else record
+
+        return await until(ended)
+
+    async def metric(self, url: str, name: str, **labels: str) -> float:
+        """A sample of a Prometheus page, 0 if it is not there."""
+        async with self.http.get(f"{url}/metrics") as reply:
+            page = await reply.text()
+        return sum(
+            float(value)
+            for found, value in re.findall(rf"^{name}(?:{{(.*)}})? (\S+)$", page, re.MULTILINE)
+            if all(f'{label}="{wanted}"' in found for label, wanted in labels.items())
+        )
+
+    def pool_admin(self, pool: str) -> str:
+        return self.supervisor.part(pool).health_url.removesuffix("/health")
+
+    async def remote_again(self, tag: str) -> dict[str, Any]:
+        """Send long prompts until one is prefilled remotely; its record."""
+        number = 0
+
+        async def attempt() -> dict[str, Any] | None:
+            nonlocal number
+            number += 1
+            request_id = f"{tag}-again-{number}".replace(" ", "-")
+            text = f"{tag} {number} " + document(2500)
+            async with self.http.post(
+                f"{self.url}/v1/chat/completions",
+                json=self.chat_body(text, max_tokens=1),
+                headers={"X-Request-Id": request_id},
+            ) as reply:
+                assert reply.status == 200, await reply.text()
+            record = await self.record(request_id)
+            arrived = record["path"] == "remote" and record["fallback"] is None
+            return record if arrived else None
+
+        return await until(attempt)
+
+
+async def until(probe: Callable[[], Awaitable[T | None]], timeout_s: float = 30.0) -> T:
+    """Ask until the answer is something; polls real state, bounded."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            found = await probe()
+            if found:
+                return found
+            await asyncio.sleep(0.02)
+
+
+def document(num_chars: int, start: int = 0) -> str:
+    """Real text of that length."""
+    text = (LAPTOP.parents[1] / "LICENSE").read_text()
+    return (text * 2)[start : start + num_chars]
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
+    """Started once; every test leaves it whole."""
+    home = tmp_path_factory.mktemp("live")
+    file = home / "live.toml"
+    file.write_text(
+        LAPTOP.read_text()
+        .replace(".state/laptop", str(home / "state"))
+        .replace(".state/demo-model", str(home / "model"))
+    )
+    deployment = listen_on(load_deployment(file), ("127.0.0.1", 0))
+    check_deployment(deployment)
+    deployment.state.mkdir(mode=0o700)
+    prepare_identities(deployment)
+    await prepare_model(deployment)
+    topology = lay_out(deployment, file)
+    relay = Relay(topology.pools["pd-pool"])
+    port = await relay.start()
+    supervisor = Supervisor(parts(topology))
+    source = supervisor.part("prfaas-pool").command.args
+    source[source.index("--peer") + 1] = f"pd-pool=127.0.0.1:{port}"
+    try:
+        await supervisor.start()
+        async with aiohttp.ClientSession() as http:
+            yield Live(topology, supervisor, relay, http)
+    finally:
+        await supervisor.stop()
+        await relay.stop()

@@ -1,0 +1,140 @@
+"""The main job on real engines: prefill there, decode here, the same words."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from tests.live.conftest import Live, document
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+ATTENTION_BLOCK_BYTES = 384 * 2 * 2 * 64 * 2
+"""384 tokens x (key + value) x 2 KV heads x 64 x bf16."""
+STATE_BYTES = 8 * 64 * 64 * 4 + 3 * (2 * 4 * 64 + 8 * 64) * 2
+"""Gated DeltaNet: 8 value heads x 64 x 64 in fp32, and 3 steps of convolution input in bf16."""
+BLOCK_TOKENS = 384
+LINEAR_GROUPS = ("0", "1", "2")
+ATTENTION_GROUP = "3"
+
+
+@pytest.mark.parametrize("num_chars", [2000, 5000, 9000, 12000])
+async def test_a_long_prompt_is_prefilled_remotely_with_the_same_answer(
+    live: Live, num_chars: int
+) -> None:
+    text = f"[{num_chars}] " + document(num_chars)
+    pd_pool = live.pool_admin("pd-pool")
+    before = {
+        group: await live.metric(pd_pool, "prfaas_pool_blocks_loaded_total", group=group)
+        for group in (*LINEAR_GROUPS, ATTENTION_GROUP)
+    }
+    answer, headers = await live.chat(text)
+    record = await live.record(headers["X-Request-Id"])
+
+    assert headers["X-Prfaas-Path"] == "remote"
+    assert record["fallback"] is None
+    assert answer["choices"][0]["message"]["content"] == await live.alone(text, str(num_chars))
+
+    num_tokens = answer["usage"]["prompt_tokens"]
+    num_blocks = (num_tokens - 1) // BLOCK_TOKENS
+    loaded = {
+        group: await live.metric(pd_pool, "prfaas_pool_blocks_loaded_total", group=group) - count
+        for group, count in before.items()
+    }
+    assert loaded[ATTENTION_GROUP] == num_blocks
+    assert [loaded[group] for group in LINEAR_GROUPS] == [1, 1, 1]
+    assert record["kv_bytes"] == num_blocks * ATTENTION_BLOCK_BYTES + 3 * STATE_BYTES
+
+
+async def test_a_short_prompt_stays_local(live: Live) -> None:
+    text = "What is a prefix cache good for?"
+    answer, headers = await live.chat(text)
+    assert headers["X-Prfaas-Path"] == "local"
+    assert headers["X-Prfaas-Reason"] == "below_threshold"
+    assert answer["choices"][0]["message"]["content"] == await live.alone(text, "short")
+
+
+async def test_a_follow_up_finds_the_document_in_the_pd_cluster(live: Live) -> None:
+    text = "Remember this. " + document(4000, start=500)
+    first, _ = await live.chat(text)
+    reply = first["choices"][0]["message"]["content"]
+    messages = [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": reply},
+        {"role": "user", "content": "And now?"},
+    ]
+    second, headers = await live.chat("", messages=messages)
+    assert headers["X-Prfaas-Path"] == "local"
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached == (first["usage"]["prompt_tokens"] - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    expected = await live.alone("", "follow-up", messages=messages)
+    assert second["choices"][0]["message"]["content"] == expected
+
+
+async def test_cached_tokens_are_those_of_the_cluster_that_prefilled(live: Live) -> None:
+    """The decode leg finds everything cached; the client must not be told so."""
+    answer, headers = await live.chat("Never seen. " + document(3000, start=2000))
+    assert headers["X-Prfaas-Path"] == "remote"
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+async def test_the_openai_client_streams(live: Live) -> None:
+    text = "Stream this. " + document(3500, start=1500)
+    async with openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key="none") as client:
+        stream = await client.chat.completions.create(
+            model=live.model,
+            messages=[{"role": "user", "content": text}],
+            max_tokens=24,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == await live.alone(text, "stream")
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert usage.completion_tokens == 24
+
+
+async def test_completions_take_text_and_token_ids(live: Live) -> None:
+    text = document(2600, start=3000)
+    url = f"{live.topology.engines['pd-engine']}/tokenize"
+    async with live.http.post(url, json={"model": live.model, "prompt": text}) as reply:
+        token_ids = (await reply.json())["tokens"]
+    async with openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key="none") as client:
+        answers = [
+            await client.completions.create(
+                model=live.model, prompt=prompt, max_tokens=16, temperature=0
+            )
+            for prompt in (text, token_ids)
+        ]
+    assert answers[0].choices[0].text == answers[1].choices[0].text
+    assert [answer.usage.prompt_tokens for answer in answers if answer.usage] == [2600, 2600]
+
+
+async def test_prompts_are_tokenised_as_the_engine_does(live: Live) -> None:
+    text = "Grüße, 東京! \n\t<|im_end|> {{ 7 * 7 }}"
+    body = live.chat_body(text)
+    url = f"{live.topology.engines['pd-engine']}/tokenize"
+    async with live.http.post(
+        url, json={"model": live.model, "messages": body["messages"]}
+    ) as reply:
+        expected = (await reply.json())["count"]
+    answer, _ = await live.chat(text)
+    assert answer["usage"]["prompt_tokens"] == expected
+
+
+async def test_logs_hold_no_prompt_and_no_salt(live: Live) -> None:
+    secret = "xylophone-prompt-4711"
+    await live.chat(f"{secret} " + document(2000))
+    await live.chat(secret)
+    salt = (live.topology.deployment.state / "tenant.salt").read_text().strip()
+    for log in (live.topology.deployment.state / "logs").iterdir():
+        words = log.read_text(errors="replace")
+        assert secret not in words, log
+        assert salt not in words, log
