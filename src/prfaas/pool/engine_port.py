@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from prfaas.core.blocks import BlockKey, Layout
-from prfaas.errors import PeerError
+from prfaas.errors import ConfigError, PeerError
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import ControlFrame, Frame, FrameDecoder
 from prfaas.wire.messages import AnyMessage, EngineHello, Key, Ping, decode, keys_of
@@ -144,16 +144,16 @@ class EnginePort:
         self._on_open = on_open
         self._on_message = on_message
         self._on_close = on_close
+        self._sessions: set[EngineSession] = set()
 
     async def run(self) -> None:
-        """Accept until cancelled."""
-        self._path.unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(self._path))
-        self._path.chmod(0o600)
-        listener.listen()
-        listener.setblocking(False)
+        """Accept until cancelled; then every engine is left.
+
+        Raises:
+            ConfigError: The socket can not be made.
+        """
         loop = asyncio.get_running_loop()
+        listener = self._listen()
         tasks: set[asyncio.Task[None]] = set()
         try:
             while True:
@@ -164,6 +164,27 @@ class EnginePort:
         finally:
             listener.close()
             self._path.unlink(missing_ok=True)
+            for task in tasks:
+                task.cancel()
+            for session in list(self._sessions):
+                if session.channel is not None:
+                    session.channel.close("this pool node stops")
+
+    def _listen(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._path.unlink(missing_ok=True)
+            listener.bind(str(self._path))
+            self._path.chmod(0o600)
+            listener.listen()
+        except OSError as error:
+            listener.close()
+            raise ConfigError(
+                f"engines can not be awaited at {self._path}: {error.strerror or error}; "
+                "name another path for the socket"
+            ) from None
+        listener.setblocking(False)
+        return listener
 
     async def _welcome(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -175,6 +196,7 @@ class EnginePort:
             connection.close()
             return
         connection.setblocking(False)
+        self._sessions.add(session)
         self._on_open(session)
         _, session.channel = await loop.connect_accepted_socket(
             lambda: Channel(
@@ -193,6 +215,7 @@ class EnginePort:
     def _closed(self, session: EngineSession, reason: str) -> None:
         log.info("engine %s is gone: %s", session.name, reason)
         session.memory.close()
+        self._sessions.discard(session)
         self._on_close(session)
 
 

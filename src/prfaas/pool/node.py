@@ -110,12 +110,12 @@ class PoolNode:
         Raises:
             ConfigError: A port is taken.
         """
-        await _open_port(self.link_port.open, self.settings.listen)
         runner = web.AppRunner(self._admin_app())
         await runner.setup()
-        site = web.TCPSite(runner, *self.settings.admin)
-        await _open_port(site.start, self.settings.admin)
         try:
+            await _open_port(self.link_port.open, self.settings.listen)
+            site = web.TCPSite(runner, *self.settings.admin)
+            await _open_port(site.start, self.settings.admin)
             async with asyncio.TaskGroup() as tasks:
                 for link in self.links.values():
                     tasks.create_task(link.run())

@@ -183,6 +183,7 @@ class OutboundLink:
         try:
             await closed.wait()
         finally:
+            channel.close("this pool node stops")
             for task in tasks:
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
