@@ -52,7 +52,7 @@ class EngineRequests:
         self._links = links
         self._is_connected = is_connected
         self._metrics = metrics
-        self._pushes: dict[bytes, OutboundLink] = {}
+        self._pushes: dict[bytes, tuple[EngineSession, OutboundLink]] = {}
 
     def handle(self, engine: EngineSession, message: AnyMessage) -> None:
         """Act on one message.
@@ -70,7 +70,7 @@ class EngineRequests:
             case Touch():
                 self._store.touch(engine.layout.layout_id, keys_of(message.keys))
             case Push():
-                self._open_push(message)
+                self._open_push(engine, message)
             case PushDone():
                 self._close_push(engine, message)
             case Ping():
@@ -78,16 +78,23 @@ class EngineRequests:
             case _:
                 raise PeerError(f"{type(message).__name__} is not for an engine to say")
 
-    def _open_push(self, message: Push) -> None:
+    def left(self, engine: EngineSession) -> None:
+        """An engine is gone: nothing more of its transfers will come."""
+        for transfer_id, (owner, link) in list(self._pushes.items()):
+            if owner is engine:
+                del self._pushes[transfer_id]
+                link.abort(transfer_id, "engine_lost", tell_peer=True)
+
+    def _open_push(self, engine: EngineSession, message: Push) -> None:
         link = self._links.get(message.peer)
         if link is None:
             self._metrics.blocks_dropped.labels(reason="unknown_peer").inc()
             return
         link.open(message.transfer_id)
-        self._pushes[message.transfer_id] = link
+        self._pushes[message.transfer_id] = engine, link
 
     def _close_push(self, engine: EngineSession, message: PushDone) -> None:
-        link = self._pushes.pop(message.transfer_id, None)
+        _, link = self._pushes.pop(message.transfer_id, (engine, None))
         if link is None:
             return
         layout_id = engine.layout.layout_id
@@ -123,7 +130,7 @@ class EngineRequests:
     def _push(
         self, engine: EngineSession, transfer_id: bytes, key: BlockKey, block: StoredBlock | None
     ) -> None:
-        link = self._pushes.get(transfer_id)
+        _, link = self._pushes.get(transfer_id, (engine, None))
         if link is None:
             return
         if block is None:

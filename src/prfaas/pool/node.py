@@ -94,11 +94,11 @@ class PoolNode:
             on_unsubscribe=self.feed.unsubscribe,
             on_abort=self._abort,
         )
-        requests = EngineRequests(
+        self._requests = EngineRequests(
             self.store, self.inbound, self.links, self.link_port.is_connected, self.metrics
         )
         self._engine_port = EnginePort(
-            settings.socket_path, self._engine_came, requests.handle, self._engine_went
+            settings.socket_path, self._engine_came, self._requests.handle, self._engine_went
         )
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
@@ -155,6 +155,7 @@ class PoolNode:
         self._state_changed()
 
     def _engine_went(self, session: EngineSession) -> None:
+        self._requests.left(session)
         if self._engines.get(session.name) is session:
             del self._engines[session.name]
             self._state_changed()
