@@ -115,7 +115,7 @@ class LinkPort:
             case Ping():
                 return
             case PoolHello():
-                self._require(channel, self._sources)
+                self._welcome(channel, message)
             case Offer():
                 self._require(channel, self._sources)
                 self._inbound.offered(message.transfer_id, channel.peer)
@@ -131,6 +131,18 @@ class LinkPort:
                 self._inbound.aborted_by(message.transfer_id, channel.peer, message.reason)
             case _:
                 raise PeerError(f"{type(message).__name__} has no meaning on this port")
+
+    def _welcome(self, channel: Channel, hello: PoolHello) -> None:
+        """A pool has one connection: whatever stood before a new one is dead."""
+        self._require(channel, self._sources)
+        if hello.pool != channel.peer:
+            raise PeerError(f"a pool calls itself {hello.pool}, its certificate {channel.peer}")
+        older = [other for other in self._channels if other.peer == channel.peer]
+        older.remove(channel)
+        for other in older:
+            other.close("the pool has connected anew")
+        if older:
+            self._inbound.peer_lost(channel.peer)
 
     def _require(self, channel: Channel, role: frozenset[str]) -> None:
         if channel.peer not in role:
