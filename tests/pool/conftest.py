@@ -1,0 +1,101 @@
+"""The two sites of most tests, and what has to hold when a test is over."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from prfaas.pool.node import PoolSettings
+from prfaas.wire.identity import identity_in, make_authority, make_identity
+
+from .sites import LOOPBACK, MEMORY, Engine, Relay, Site, until
+
+SETTLE_S = 10.0
+
+
+@pytest.fixture(scope="session")
+def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("identities")
+    make_authority(directory)
+    for name in ("gateway", "prfaas-pool", "pd-pool", "stranger"):
+        make_identity(directory, name)
+    return directory
+
+
+@dataclass
+class World:
+    """A PrfaaS site that pushes to a PD site through a relay, and an engine at each."""
+
+    identities: Path
+    sockets: Path
+    relay: Relay
+    sites: list[Site] = field(default_factory=list)
+    engines: list[Engine] = field(default_factory=list)
+
+    async def start(self, name: str, **settings: object) -> Site:
+        defaults = {
+            "name": name,
+            "memory_bytes": MEMORY,
+            "listen": (LOOPBACK, 0),
+            "socket_path": self.sockets / f"{name}.sock",
+            "admin": (LOOPBACK, 0),
+            "identity": identity_in(self.identities, name),
+            "peers": {"pd-pool": (LOOPBACK, self.relay.port)} if name == "prfaas-pool" else {},
+            "sources": frozenset({"prfaas-pool"} if name == "pd-pool" else ()),
+            "gateways": frozenset({"gateway"}),
+        }
+        site = Site(PoolSettings(**(defaults | settings)))  # type: ignore[arg-type]
+        await site.ready()
+        self.sites.append(site)
+        return site
+
+    async def start_pd(self, **settings: object) -> Site:
+        site = await self.start("pd-pool", **settings)
+        self.relay.target = site.port
+        return site
+
+    async def engine(self, pool: str) -> Engine:
+        engine = Engine(f"engine-of-{pool}", self.sockets / f"{pool}.sock")
+        self.engines.append(engine)
+        await engine.connected()
+        return engine
+
+    async def linked(self, prfaas: Site, pd: Site) -> None:
+        link = prfaas.node.links["pd-pool"]
+        await until(lambda: link.is_up and pd.node.link_port.is_connected("prfaas-pool"))
+
+    async def two_sites(self, **pd: object) -> tuple[Site, Site, Engine, Engine]:
+        """Both sites, linked, with an engine each."""
+        receiver = await self.start_pd(**pd)
+        sender = await self.start("prfaas-pool")
+        await self.linked(sender, receiver)
+        return sender, receiver, await self.engine("prfaas-pool"), await self.engine("pd-pool")
+
+
+@pytest.fixture
+async def world(identities: Path, tmp_path: Path) -> AsyncIterator[World]:
+    relay = Relay()
+    await relay.open()
+    made = World(identities, tmp_path, relay)
+    yield made
+    for engine in made.engines:
+        await asyncio.to_thread(engine.close)
+    running = [site for site in made.sites if site.is_running]
+    async with asyncio.timeout(SETTLE_S):
+        await until(lambda: all(is_settled(site) for site in running))
+    for site in running:
+        site.check()
+    for site in running:
+        await site.kill()
+    await relay.close()
+
+
+def is_settled(site: Site) -> bool:
+    """Whether nothing is under way any more."""
+    try:
+        site.check()
+    except AssertionError:
+        return False
+    return True

@@ -1,0 +1,316 @@
+"""Two pool nodes on loopback, and what talks to them: engines, a gateway, a link to cut."""
+
+import asyncio
+import hashlib
+import mmap
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.engines.block_requests import BlockRequests, JobDone
+from prfaas.engines.pool_client import PoolClient
+from prfaas.pool.node import PoolNode, PoolSettings
+from prfaas.wire.channel import Channel
+from prfaas.wire.frames import ControlFrame, Frame
+from prfaas.wire.identity import identity_in
+from prfaas.wire.messages import (
+    AnyMessage,
+    EngineHello,
+    Load,
+    Lookup,
+    LookupDone,
+    Message,
+    PoolHello,
+    Push,
+    PushDone,
+    Store,
+    Subscribe,
+    decode,
+    layout_spec,
+    wire_keys,
+)
+
+LOOPBACK = "127.0.0.1"
+MEMORY = 1 << 20
+ROW_BYTES, NUM_ROWS = 512, 64
+PADDING = 0xEE
+EXTENTS = {0: [(0, 100), (200, 28)], 1: [(120, 64)]}
+LAYOUT = Layout(
+    b"L" * 32,
+    16,
+    "0",
+    (
+        CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 128),
+        CacheGroup(1, GroupKind.LINEAR_STATE, 64, 64),
+    ),
+)
+PROMPT = [BlockKey(0, bytes([n]) * 32) for n in range(8)] + [
+    BlockKey(1, bytes([n]) * 32) for n in (3, 7)
+]
+"""A prompt of 128 tokens: eight blocks of attention, two checkpoints of state."""
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the event loop run until `condition` holds; the test's timeout is the limit."""
+    while not condition():  # noqa: ASYNC110 - the conditions are attributes, nobody signals them
+        await asyncio.sleep(0.001)
+
+
+def content(key: BlockKey) -> bytes:
+    """The bytes of a block."""
+    size = sum(length for _, length in EXTENTS[key.group])
+    return hashlib.shake_128(bytes([key.group]) + key.block_hash).digest(size)
+
+
+class Site:
+    """One running pool node."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        self.node = PoolNode(settings)
+        self._ready = asyncio.Event()
+        self._task = asyncio.create_task(self.node.run(self._ready.set))
+
+    async def ready(self) -> None:
+        opened = asyncio.create_task(self._ready.wait())
+        await asyncio.wait({opened, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        opened.cancel()
+        if self._task.done():
+            self._task.result()
+
+    async def kill(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    @property
+    def is_running(self) -> bool:
+        return not self._task.done()
+
+    @property
+    def port(self) -> int:
+        return self.node.link_port.port
+
+    def held(self) -> set[BlockKey]:
+        return {key for _, key in self.node.store.names()}
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.node.metrics.registry.get_sample_value(f"prfaas_{name}", labels) or 0.0
+
+    def check(self) -> None:
+        """What has to hold once everybody is done."""
+        store = self.node.store
+        blocks = [store.get(*name) for name in list(store.names())]
+        assert [block.pins for block in blocks if block] == [0] * len(blocks)
+        assert store.used_bytes == sum(len(block.data) for block in blocks if block)
+        assert store.used_bytes <= store.capacity_bytes
+        assert self.node.inbound.num_open == 0
+        assert [link.num_open for link in self.node.links.values()] == [0] * len(self.node.links)
+
+
+class Engine:
+    """An engine's half of the conversation, with real shared memory."""
+
+    def __init__(self, name: str, socket_path: Path) -> None:
+        self.descriptor = os.memfd_create(name)
+        os.truncate(self.descriptor, ROW_BYTES * NUM_ROWS)
+        self.memory = mmap.mmap(self.descriptor, ROW_BYTES * NUM_ROWS)
+        self.memory[:] = bytes([PADDING]) * len(self.memory)
+        self.found: dict[int, bytes] = {}
+        self.done: dict[int, JobDone] = {}
+        self._next_job = 1_000_000
+        self.requests = BlockRequests(self.send, time.monotonic_ns)
+        self.client = PoolClient(
+            socket_path,
+            hello(name),
+            self.descriptor,
+            self._on_message,
+            self.requests.on_lost,
+        )
+
+    def send(self, message: Message) -> bool:
+        return self.client.send(message)
+
+    def _on_message(self, message: AnyMessage) -> None:
+        if isinstance(message, LookupDone):
+            self.found[message.job] = message.found
+        self.requests.on_message(message)
+
+    async def connected(self) -> None:
+        await until(lambda: self.client.is_connected)
+
+    def fill(self, keys: list[BlockKey]) -> list[int]:
+        """Compute blocks into rows."""
+        for row, key in enumerate(keys):
+            data, at = content(key), row * ROW_BYTES
+            self.memory[at : at + ROW_BYTES] = bytes([PADDING]) * ROW_BYTES
+            for offset, length in EXTENTS[key.group]:
+                self.memory[at + offset : at + offset + length] = data[:length]
+                data = data[length:]
+        return list(range(len(keys)))
+
+    def row(self, row: int, group: int) -> bytes:
+        at = row * ROW_BYTES
+        return b"".join(self.memory[at + o : at + o + n] for o, n in EXTENTS[group])
+
+    def padding(self, row: int, group: int) -> set[int]:
+        """Every byte of a row that is no block's."""
+        data = {o + i for o, n in EXTENTS[group] for i in range(n)}
+        return {self.memory[row * ROW_BYTES + i] for i in range(ROW_BYTES) if i not in data}
+
+    async def finish(self, job: Store | Load) -> JobDone:
+        self.requests.submit(job)
+        while job.job not in self.done:
+            self.done |= {done.job: done for done in self.requests.take_done()}
+            await asyncio.sleep(0.001)
+        return self.done[job.job]
+
+    async def store(self, keys: list[BlockKey], transfer: bytes | None = None) -> bool:
+        message = Store(
+            job=self.job(),
+            keys=wire_keys(keys),
+            rows=self.fill(keys),
+            transfer_id=transfer,
+            pushed=[transfer is not None] * len(keys),
+        )
+        return (await self.finish(message)).ok
+
+    async def load(self, keys: list[BlockKey]) -> list[bool]:
+        self.memory[:] = bytes([PADDING]) * len(self.memory)
+        rows = list(range(len(keys)))
+        done = await self.finish(Load(job=self.job(), keys=wire_keys(keys), rows=rows))
+        return done.loaded
+
+    async def look_up(
+        self, keys: list[BlockKey], transfer: bytes | None = None, source: str = "prfaas-pool"
+    ) -> list[int]:
+        job = self.job()
+        lookup = Lookup(job=job, keys=wire_keys(keys), transfer_id=transfer, source=source)
+        assert self.send(lookup)
+        await until(lambda: job in self.found)
+        return list(self.found[job])
+
+    def push(self, peer: str = "pd-pool") -> bytes:
+        transfer = secrets.token_bytes(16)
+        assert self.send(Push(transfer_id=transfer, peer=peer))
+        return transfer
+
+    def push_done(self, transfer: bytes, rest: Iterable[BlockKey] = ()) -> None:
+        assert self.send(PushDone(transfer_id=transfer, rest=wire_keys(rest)))
+
+    def job(self) -> int:
+        self._next_job += 1
+        return self._next_job
+
+    def close(self) -> None:
+        self.client.close()
+        self.memory.close()
+        os.close(self.descriptor)
+
+
+def hello(name: str) -> EngineHello:
+    return EngineHello(
+        engine=name,
+        layout=layout_spec(LAYOUT),
+        row_bytes=ROW_BYTES,
+        num_rows=NUM_ROWS,
+        extents={group: list(extents) for group, extents in EXTENTS.items()},
+    )
+
+
+@dataclass
+class Peer:
+    """Somebody with a certificate at a pool node's link port."""
+
+    channel: Channel
+    messages: list[AnyMessage]
+    closed: list[str]
+
+    def of(self, kind: type[AnyMessage]) -> list[AnyMessage]:
+        return [message for message in self.messages if isinstance(message, kind)]
+
+
+async def dial(site: Site, identities: Path, name: str) -> Peer:
+    messages: list[AnyMessage] = []
+    closed: list[str] = []
+
+    def take(_: Channel, frame: Frame) -> None:
+        assert isinstance(frame, ControlFrame)
+        messages.append(decode(frame.payload))
+
+    _, channel = await asyncio.get_running_loop().create_connection(
+        lambda: Channel(take, lambda _, reason: closed.append(reason)),
+        LOOPBACK,
+        site.port,
+        ssl=identity_in(identities, name).client_context(),
+    )
+    return Peer(channel, messages, closed)
+
+
+async def subscribe(site: Site, identities: Path) -> Peer:
+    gateway = await dial(site, identities, "gateway")
+    gateway.channel.send(Subscribe(gateway="gateway"))
+    return gateway
+
+
+async def source(site: Site, identities: Path) -> Peer:
+    """A sender that has our source pool's certificate, to misbehave with."""
+    peer = await dial(site, identities, "prfaas-pool")
+    peer.channel.send(PoolHello(pool="prfaas-pool", epoch="e"))
+    return peer
+
+
+@dataclass
+class Relay:
+    """A wire between two pools that can be cut, and plugged in again."""
+
+    target: int = 0
+    port: int = 0
+    is_plugged: bool = True
+    _writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._carry, LOOPBACK, 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def cut(self) -> None:
+        self.is_plugged = False
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def close(self) -> None:
+        self.cut()
+        if self._server is not None:
+            self._server.close()
+        await until(lambda: not self._tasks)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        if not self.is_plugged:
+            writer.transport.abort()
+            return
+        try:
+            far_reader, far_writer = await asyncio.open_connection(LOOPBACK, self.target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers.append(far_writer)
+        for ends in ((reader, far_writer), (far_reader, writer)):
+            task = asyncio.create_task(_pump(*ends))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    writer.transport.abort()

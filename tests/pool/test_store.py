@@ -1,0 +1,127 @@
+"""The block store against a model: a list of names in the order of their last use."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from prfaas.core.blocks import BlockKey
+from prfaas.pool.store import BlockStore
+
+CAPACITY = 100
+LAYOUTS = st.sampled_from([b"a" * 32, b"b" * 32])
+KEYS = st.builds(BlockKey, st.integers(0, 1), st.sampled_from([b"x" * 32, b"y" * 32, b"z" * 32]))
+
+Name = tuple[bytes, BlockKey]
+
+
+class Mirror:
+    """An observer that follows the events, as a gateway would."""
+
+    def __init__(self) -> None:
+        self.held: set[Name] = set()
+
+    def stored(self, layout_id: bytes, keys: list[BlockKey]) -> None:
+        for key in keys:
+            assert (layout_id, key) not in self.held, "stored twice without having gone"
+            self.held.add((layout_id, key))
+
+    def evicted(self, layout_id: bytes, keys: list[BlockKey]) -> None:
+        for key in keys:
+            self.held.remove((layout_id, key))
+
+
+class StoreAgainstModel(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mirror = Mirror()
+        self.store = BlockStore(CAPACITY, self.mirror)
+        self.sizes: dict[Name, int] = {}
+        """Sizes by name, the least recently used first."""
+        self.pins: dict[Name, int] = {}
+
+    def use(self, name: Name) -> None:
+        if name in self.sizes:
+            self.sizes[name] = self.sizes.pop(name)
+
+    def room_for(self, size: int) -> list[Name] | None:
+        """Who has to go for a block of that size; None if not enough may go."""
+        victims: list[Name] = []
+        free = CAPACITY - sum(self.sizes.values())
+        for name, held in self.sizes.items():
+            if free >= size:
+                break
+            if not self.pins.get(name):
+                victims.append(name)
+                free += held
+        return victims if free >= size else None
+
+    @rule(layout_id=LAYOUTS, key=KEYS, size=st.integers(1, CAPACITY + 10))
+    def put(self, layout_id: bytes, key: BlockKey, size: int) -> None:
+        name = (layout_id, key)
+        kept = self.store.put(layout_id, key, bytearray(size), b"d" * 32)
+        if name in self.sizes:
+            assert kept
+            self.use(name)
+            return
+        victims = self.room_for(size)
+        assert kept == (victims is not None)
+        if victims is not None:
+            for victim in victims:
+                del self.sizes[victim]
+            self.sizes[name] = size
+
+    @rule(layout_id=LAYOUTS, key=KEYS)
+    def get(self, layout_id: bytes, key: BlockKey) -> None:
+        block = self.store.get(layout_id, key)
+        name = (layout_id, key)
+        assert (block is not None) == (name in self.sizes) == (name in self.store)
+        assert block is None or len(block.data) == self.sizes[name]
+        self.use(name)
+
+    @rule(layout_id=LAYOUTS, keys=st.lists(KEYS, max_size=4))
+    def touch(self, layout_id: bytes, keys: list[BlockKey]) -> None:
+        self.store.touch(layout_id, keys)
+        for key in keys:
+            self.use((layout_id, key))
+
+    @rule(layout_id=LAYOUTS, key=KEYS)
+    def pin(self, layout_id: bytes, key: BlockKey) -> None:
+        block = self.store.get(layout_id, key)
+        if block is not None:
+            block.pins += 1
+            name = (layout_id, key)
+            self.pins[name] = self.pins.get(name, 0) + 1
+            self.use(name)
+
+    @precondition(lambda self: any(self.pins.values()))
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from([name for name, pins in self.pins.items() if pins]))
+        block = self.store.get(*name)
+        assert block is not None, "a pinned block was evicted"
+        block.pins -= 1
+        self.pins[name] -= 1
+        self.use(name)
+
+    @invariant()
+    def content_is_the_models(self) -> None:
+        assert list(self.store.names()) == list(self.sizes)
+        assert len(self.store) == len(self.sizes)
+        assert self.mirror.held == set(self.sizes)
+        assert self.store.used_bytes == sum(self.sizes.values()) <= CAPACITY
+
+
+TestStoreAgainstModel = StoreAgainstModel.TestCase
+TestStoreAgainstModel.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+
+
+def test_a_block_that_does_not_fit_evicts_nobody() -> None:
+    store = BlockStore(10, Mirror())
+    key, other = BlockKey(0, b"x" * 32), BlockKey(0, b"y" * 32)
+    assert store.put(b"a" * 32, key, bytearray(10), b"d" * 32)
+    assert not store.put(b"a" * 32, other, bytearray(11), b"d" * 32)
+    block = store.get(b"a" * 32, key)
+    assert block is not None
+    block.pins = 1
+    assert not store.put(b"a" * 32, other, bytearray(1), b"d" * 32)
+    assert list(store.names()) == [(b"a" * 32, key)]

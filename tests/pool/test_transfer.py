@@ -1,0 +1,119 @@
+"""Blocks that travel: from one engine's memory through two pools into another's."""
+
+import secrets
+
+from prfaas.core.blocks import BlockKey
+from prfaas.core.prefix_index import PrefixIndex
+from prfaas.wire.messages import HIT, MISS, ON_ITS_WAY
+
+from .conftest import World
+from .sites import LAYOUT, PADDING, PROMPT, content, until
+
+
+async def test_what_one_engine_stored_another_loads_byte_for_byte(world: World) -> None:
+    prfaas, pd, prefill, decode = await world.two_sites()
+    transfer = prefill.push()
+    assert await prefill.store(PROMPT, transfer)
+    prefill.push_done(transfer)
+    await until(lambda: pd.metric("transfers_total", direction="received", state="committed"))
+    assert pd.held() == set(PROMPT)
+    assert await decode.load(PROMPT) == [True] * len(PROMPT)
+    for row, key in enumerate(PROMPT):
+        assert decode.row(row, key.group) == content(key)
+        assert decode.padding(row, key.group) == {PADDING}
+    for group, count in (("0", 8), ("1", 2)):
+        assert prfaas.metric("pool_blocks_stored_total", group=group) == count
+        assert pd.metric("pool_blocks_loaded_total", group=group) == count
+
+
+async def test_bytes_sent_are_bytes_received_and_padding_stays_at_home(world: World) -> None:
+    prfaas, pd, prefill, _ = await world.two_sites()
+    transfer = prefill.push()
+    assert await prefill.store(PROMPT, transfer)
+    prefill.push_done(transfer)
+    await until(lambda: pd.metric("transfers_total", direction="received", state="committed"))
+    data = sum(len(content(key)) for key in PROMPT)
+    assert prfaas.metric("link_bytes_total", peer="pd-pool", direction="sent") == data
+    assert pd.metric("link_bytes_total", peer="prfaas-pool", direction="received") == data
+    blocks = [pd.node.store.get(LAYOUT.layout_id, key) for key in PROMPT]
+    assert [bytes(block.data) for block in blocks if block] == [content(key) for key in PROMPT]
+
+
+async def test_blocks_of_an_earlier_request_are_sent_with_the_rest(world: World) -> None:
+    _, pd, prefill, decode = await world.two_sites()
+    assert await prefill.store(PROMPT[:4])
+    transfer = prefill.push()
+    assert await prefill.store(PROMPT[2:6], transfer)
+    unknown = BlockKey(0, b"\xff" * 32)
+    prefill.push_done(transfer, rest=[*PROMPT[:2], unknown])
+    await until(lambda: pd.metric("transfers_total", direction="received", state="committed"))
+    assert pd.held() == set(PROMPT[:6])
+    assert await decode.look_up([*PROMPT[:7], unknown]) == [HIT] * 6 + [MISS] * 2
+
+
+async def test_only_what_the_transfer_needs_is_pushed(world: World) -> None:
+    _, pd, prefill, _ = await world.two_sites()
+    transfer = prefill.push()
+    assert await prefill.store(PROMPT[:4])
+    assert await prefill.store(PROMPT[4:], transfer)
+    prefill.push_done(transfer)
+    await until(lambda: pd.metric("transfers_total", direction="received", state="committed"))
+    assert pd.held() == set(PROMPT[4:])
+
+
+async def test_a_block_is_on_its_way_until_the_commit(world: World) -> None:
+    _, pd, prefill, decode = await world.two_sites()
+    transfer = prefill.push()
+    assert await decode.look_up(PROMPT[:2], transfer) == [ON_ITS_WAY] * 2
+    assert await prefill.store(PROMPT[:1], transfer)
+    await until(lambda: pd.held() == {PROMPT[0]})
+    assert await decode.look_up(PROMPT[:2], transfer) == [HIT, ON_ITS_WAY]
+    assert await decode.look_up(PROMPT[:2]) == [HIT, MISS]
+    prefill.push_done(transfer)
+    await until(lambda: pd.node.inbound.num_open == 0)
+    assert await decode.look_up(PROMPT[:2], transfer) == [HIT, MISS]
+
+
+async def test_nothing_is_on_its_way_from_where_nobody_is_connected(world: World) -> None:
+    _, _, _, decode = await world.two_sites()
+    transfer = secrets.token_bytes(16)
+    assert await decode.look_up(PROMPT[:1], transfer, source="nobody") == [MISS]
+    assert await decode.look_up(PROMPT[:1], transfer, source="") == [MISS]
+    assert await decode.look_up(PROMPT[:1], transfer) == [ON_ITS_WAY]
+
+
+async def test_a_push_to_a_pool_nobody_knows_is_dropped_and_counted(world: World) -> None:
+    prfaas, pd, prefill, _ = await world.two_sites()
+    transfer = prefill.push("somewhere")
+    assert await prefill.store(PROMPT, transfer)
+    prefill.push_done(transfer)
+    assert prfaas.metric("pool_blocks_dropped_total", reason="unknown_peer") == 1
+    assert prfaas.held() == set(PROMPT)
+    assert pd.held() == set()
+
+
+async def test_many_transfers_at_once_all_arrive(world: World) -> None:
+    _, pd, prefill, _ = await world.two_sites()
+    prompts = [[BlockKey(0, bytes([n, m] * 16)) for m in range(20)] for n in range(20)]
+    transfers = [prefill.push() for _ in prompts]
+    for keys, transfer in zip(prompts, transfers, strict=True):
+        assert await prefill.store(keys, transfer)
+    for transfer in transfers:
+        prefill.push_done(transfer)
+    done = {"direction": "received", "state": "committed"}
+    await until(lambda: pd.metric("transfers_total", **done) == len(prompts))
+    assert pd.held() == {key for keys in prompts for key in keys}
+
+
+async def test_what_arrived_is_a_usable_prefix(world: World) -> None:
+    _, pd, prefill, _ = await world.two_sites()
+    transfer = prefill.push()
+    assert await prefill.store(PROMPT, transfer)
+    prefill.push_done(transfer)
+    await until(lambda: pd.metric("transfers_total", direction="received", state="committed"))
+    index = PrefixIndex()
+    index.end_snapshot("pd-pool")
+    for layout_id, key in pd.node.store.names():
+        index.add("pd-pool", layout_id, [key])
+    hashes = [bytes([n]) * 32 for n in range(9)]
+    assert index.usable_hit("pd-pool", LAYOUT, hashes, 140) == 128
