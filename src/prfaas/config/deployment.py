@@ -23,7 +23,9 @@ HostPort = Annotated[
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
 
 
 class ModelTable(_Table):
@@ -41,7 +43,9 @@ class GatewayTable(_Table):
     """`[gateway]`: the HTTP edge."""
 
     name: PartName = "gateway"
+    """Its name in the certificate that pool nodes and engines ask for."""
     listen: HostPort = "127.0.0.1:8000"
+    """Where clients come; port 0 takes a free one."""
     body_bytes_max: SizeBytes = 8 * 2**20
     """Larger request bodies are refused with 413."""
     request_timeout: DurationNs = 600 * 10**9
@@ -127,6 +131,7 @@ class ClusterTable(_Table):
     """`[clusters.CLUSTER]`: a site."""
 
     role: Annotated[ClusterRole, Field(strict=False)]
+    """"prfaas": remote, prefill only; "pd": local, prefill and decode."""
     pools: Annotated[dict[PartName, PoolTable], Field(min_length=1)]
     engines: Annotated[dict[PartName, EngineTable], Field(min_length=1)]
 

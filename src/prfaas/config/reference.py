@@ -1,0 +1,79 @@
+"""The reference of the deployment file, written from its types.
+
+python -m prfaas.config.reference > docs/deployment-file.md
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from prfaas.config.deployment import (
+    ClusterTable,
+    Deployment,
+    EngineTable,
+    GatewayTable,
+    ModelTable,
+    PoolTable,
+    RoutingTable,
+    SecurityTable,
+)
+from prfaas.config.quantities import DurationNs, SizeBytes
+from prfaas.units import format_seconds, format_size
+
+INTRODUCTION = """# The deployment file
+
+TOML; one format for one machine and for several sites. Sizes and durations are text with a unit:
+"16GiB", "250ms". Unknown keys are errors. `prfaas check FILE` validates a file,
+[`examples/laptop.toml`](../examples/laptop.toml) and
+[`examples/two-sites.toml`](../examples/two-sites.toml) are two of them.
+
+This page is written from the types in `src/prfaas/config/deployment.py`.
+"""
+TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
+    ("top level", Deployment, ("state",)),
+    ("[model]", ModelTable, ()),
+    ("[gateway]", GatewayTable, ()),
+    ("[routing]", RoutingTable, ()),
+    ("[security]", SecurityTable, ()),
+    ("[clusters.CLUSTER]", ClusterTable, ("role",)),
+    ("[clusters.CLUSTER.pools.POOL]", PoolTable, ()),
+    ("[clusters.CLUSTER.engines.ENGINE]", EngineTable, ()),
+]
+
+
+def reference() -> str:
+    """The whole page, Markdown."""
+    return "\n".join([INTRODUCTION, *(_section(*table) for table in TABLES)])
+
+
+def _section(title: str, table: type[Any], only: tuple[str, ...]) -> str:
+    fields: dict[str, FieldInfo] = table.model_fields
+    rows = [_row(name, fields[name]) for name in fields if not only or name in only]
+    head = f"## `{title}`\n\n| key | default | what |\n|---|---|---|\n"
+    return head + "\n".join(rows) + "\n"
+
+
+def _row(name: str, field: FieldInfo) -> str:
+    text = " ".join((field.description or "").split())
+    return f"| `{name}` | {_default(field)} | {text} |"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.default
+    if value is None:
+        return ""
+    if field.metadata and field.metadata[0] in SizeBytes.__metadata__:
+        return f'`"{format_size(value).replace(".0 ", "").replace(" ", "")}"`'
+    if field.metadata and field.metadata[0] in DurationNs.__metadata__:
+        return f'`"{format_seconds(value).replace(".00 ", "").replace(" ", "")}"`'
+    if isinstance(value, bool | list | dict):
+        return f"`{str(value).lower()}`"
+    return f'`"{value}"`'
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -1,0 +1,36 @@
+"""Documentation is held to the code."""
+
+import re
+from pathlib import Path
+
+import pytest
+from click import Group
+
+from prfaas.cli.main import cli
+from prfaas.config.reference import reference
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+
+
+def test_the_deployment_reference_is_written_from_the_types() -> None:
+    page = (ROOT / "docs" / "deployment-file.md").read_text()
+    assert page == reference(), "run: python -m prfaas.config.reference > docs/deployment-file.md"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_make_targets_in_the_readme_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"make ([a-z-]+) {2,}", (ROOT / "README.md").read_text()):
+        assert f"\n{target}:" in makefile
+
+
+def test_every_command_shows_examples() -> None:
+    assert isinstance(cli, Group)
+    for name, command in cli.commands.items():
+        assert "Examples:" in (command.help or ""), name
