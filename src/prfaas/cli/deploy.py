@@ -15,7 +15,14 @@ from rich.console import Console
 from prfaas.cli.parts import run_until_stopped
 from prfaas.cli.processes import Part, Supervisor
 from prfaas.cli.progress import StartProgress
-from prfaas.cli.topology import Topology, check_ports, lay_out, parts, prepare_identities
+from prfaas.cli.topology import (
+    Topology,
+    check_ports,
+    lay_out,
+    missing_identity,
+    parts,
+    prepare_identities,
+)
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError, EngineError
@@ -42,6 +49,8 @@ def check(file: Path) -> None:
             f"{len(cluster.engines)} engines, {len(cluster.pools)} pool nodes, "
             f"{len(here)} engines started here"
         )
+    if not deployment.security.generate and (problem := missing_identity(deployment)):
+        console.print(f"not on this machine yet: {problem}")
     console.print(f"{file}: ok")
 
 

@@ -84,7 +84,7 @@ def run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
 @click.option(
     "--admin",
     type=AddressType(),
-    default="127.0.0.1:0",
+    default="127.0.0.1:7180",
     show_default=True,
     help="Where /health and /metrics are served, plain HTTP; keep it on this host.",
 )

@@ -97,23 +97,35 @@ def prepare_identities(deployment: Deployment) -> None:
     Raises:
         ConfigError: One is missing and may not be made.
     """
-    directory = deployment.security.identities
-    names = [deployment.gateway.name]
-    for cluster in deployment.clusters.values():
-        names += [name for name, pool in cluster.pools.items() if not pool.address]
+    directory, names = deployment.security.identities, _identity_names(deployment)
     if deployment.security.generate:
         make_authority(directory)
         for name in names:
             make_identity(directory, name)
-        return
-    for name in names:
+    problem = missing_identity(deployment)
+    if problem:
+        raise ConfigError(problem)
+
+
+def missing_identity(deployment: Deployment) -> str:
+    """What is missing of the identities of the parts started here; empty if nothing is."""
+    directory = deployment.security.identities
+    for name in _identity_names(deployment):
         identity = identity_in(directory, name)
         for path in (identity.authority, identity.certificate, identity.key):
             if not path.exists():
-                raise ConfigError(
+                return (
                     f"identity file {path} is missing; "
                     f"`prfaas identity {name} --directory {directory}` makes one"
                 )
+    return ""
+
+
+def _identity_names(deployment: Deployment) -> list[str]:
+    names = [deployment.gateway.name]
+    for cluster in deployment.clusters.values():
+        names += [name for name, pool in cluster.pools.items() if not pool.address]
+    return names
 
 
 def check_ports(deployment: Deployment) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 from prfaas.errors import PeerError
 from prfaas.pool.inbound import InboundTransfers
@@ -26,6 +27,11 @@ from prfaas.wire.messages import (
 )
 
 log = logging.getLogger(__name__)
+
+BACKLOG = 100
+HANDSHAKE_TIMEOUT_S = 5.0
+ACCEPT_RETRY_S = 0.1
+"""Out of file descriptors, say: some are given back soon."""
 
 
 class LinkPort:
@@ -59,36 +65,73 @@ class LinkPort:
         self._on_subscribe = on_subscribe
         self._on_unsubscribe = on_unsubscribe
         self._on_abort = on_abort
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        """The accept loop, and handshakes under way."""
         self._channels: dict[Channel, asyncio.Task[None]] = {}
 
     async def open(self) -> None:
-        """Start to listen."""
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: Channel(self._deliver, self._closed, self._greet),
-            *self._address,
-            ssl=self._tls,
-            ssl_handshake_timeout=5.0,
-        )
+        """Start to listen.
+
+        Raises:
+            OSError: The address can not be had.
+        """
+        family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
+        self._listener = socket.create_server(self._address, family=family, backlog=BACKLOG)
+        self._listener.setblocking(False)
+        self._start(self._accept(self._listener))
 
     @property
     def port(self) -> int:
         """The port that is listened on."""
-        if self._server is None:
+        if self._listener is None:
             raise RuntimeError("the port is not open")
-        port: int = self._server.sockets[0].getsockname()[1]
+        port: int = self._listener.getsockname()[1]
         return port
 
     async def close(self) -> None:
         """Stop listening and drop every connection."""
-        if self._server is not None:
-            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
         for channel in list(self._channels):
             channel.close("this pool node stops")
 
     def is_connected(self, source: str) -> bool:
         """Whether a link from the pool `source` stands."""
         return any(channel.peer == source and channel.is_open for channel in self._channels)
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                log.warning("no connection can be accepted: %s", error)
+                await asyncio.sleep(ACCEPT_RETRY_S)
+                continue
+            self._start(self._shake_hands(connection))
+
+    async def _shake_hands(self, connection: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: Channel(self._deliver, self._closed, self._greet),
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
+            )
+        except ConnectionResetError:
+            log.debug("a caller left before it said who it is")
+        except OSError as error:
+            self._metrics.refused.labels(port="link").inc()
+            log.warning("connection refused: %s", error)
 
     def _greet(self, channel: Channel) -> None:
         try:
