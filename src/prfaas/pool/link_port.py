@@ -12,7 +12,7 @@ from prfaas.errors import PeerError
 from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.wire.channel import Channel
-from prfaas.wire.frames import BlockFrame, Frame
+from prfaas.wire.frames import ControlFrame, Frame
 from prfaas.wire.identity import peer_name
 from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages import (
@@ -134,24 +134,16 @@ class LinkPort:
             log.warning("connection refused: %s", error)
 
     def _greet(self, channel: Channel) -> None:
-        try:
-            channel.peer = peer_name(channel.ssl_object, self._sources | self._gateways)
-        except PeerError:
-            self._metrics.refused.labels(port="link").inc()
-            raise
+        channel.peer = peer_name(channel.ssl_object, self._sources | self._gateways)
         self._channels[channel] = asyncio.get_running_loop().create_task(keep_alive(channel))
 
     def _deliver(self, channel: Channel, frame: Frame) -> None:
-        try:
-            if isinstance(frame, BlockFrame):
-                self._require(channel, self._sources)
-                if not self._inbound.block(frame, channel.peer):
-                    channel.send(Abort(transfer_id=frame.transfer_id, reason="not wanted"))
-            else:
-                self._handle(channel, decode(frame.payload))
-        except PeerError:
-            self._metrics.refused.labels(port="link").inc()
-            raise
+        if isinstance(frame, ControlFrame):
+            self._handle(channel, decode(frame.payload))
+            return
+        self._require(channel, self._sources)
+        if not self._inbound.block(frame, channel.peer):
+            channel.send(Abort(transfer_id=frame.transfer_id, reason="not wanted"))
 
     def _handle(self, channel: Channel, message: AnyMessage) -> None:
         match message:
@@ -192,6 +184,8 @@ class LinkPort:
             raise PeerError(f"{channel.peer} may not do this; its role is another")
 
     def _closed(self, channel: Channel, reason: str) -> None:
+        if channel.broke_protocol:
+            self._metrics.refused.labels(port="link").inc()
         task = self._channels.pop(channel, None)
         if task is None:
             log.warning("connection refused: %s", reason)

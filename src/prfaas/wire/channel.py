@@ -42,6 +42,8 @@ class Channel(asyncio.Protocol):
         """Name of the peer, once somebody found out."""
         self.heard_at = 0.0
         """Loop time of the last bytes from the peer."""
+        self.broke_protocol = False
+        """Whether it was closed for who the peer is or what the peer sent."""
 
     # --- asyncio's side ---
 
@@ -131,4 +133,5 @@ class Channel(asyncio.Protocol):
         try:
             action()
         except PeerError as error:
+            self.broke_protocol = True
             self.close(f"protocol error: {error}")
