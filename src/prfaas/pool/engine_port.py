@@ -7,6 +7,7 @@ are copied between that memory and the store without going through a socket.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import mmap
 import os
@@ -145,30 +146,41 @@ class EnginePort:
         self._on_message = on_message
         self._on_close = on_close
         self._sessions: set[EngineSession] = set()
+        self._listener: socket.socket | None = None
 
-    async def run(self) -> None:
-        """Accept until cancelled; then every engine is left.
+    def open(self) -> None:
+        """Make the socket.
 
         Raises:
-            ConfigError: The socket can not be made.
+            ConfigError: It can not be made.
         """
+        self._listener = self._listen()
+
+    def close(self) -> None:
+        """Remove the socket, and leave every engine."""
+        if self._listener is not None:
+            self._listener.close()
+            self._path.unlink(missing_ok=True)
+        for session in list(self._sessions):
+            if session.channel is not None:
+                session.channel.close("this pool node stops")
+
+    async def run(self) -> None:
+        """Accept until cancelled."""
+        if self._listener is None:
+            raise RuntimeError("the port is not open")
         loop = asyncio.get_running_loop()
-        listener = self._listen()
         tasks: set[asyncio.Task[None]] = set()
         try:
             while True:
-                connection, _ = await loop.sock_accept(listener)
+                connection, _ = await loop.sock_accept(self._listener)
                 task = asyncio.create_task(self._welcome(connection))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
         finally:
-            listener.close()
-            self._path.unlink(missing_ok=True)
             for task in tasks:
                 task.cancel()
-            for session in list(self._sessions):
-                if session.channel is not None:
-                    session.channel.close("this pool node stops")
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _listen(self) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -195,6 +207,12 @@ class EnginePort:
             log.warning("engine refused: %s", error)
             connection.close()
             return
+        except asyncio.CancelledError:
+            # Wakes the thread that waits for the hello.
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+            raise
         connection.setblocking(False)
         self._sessions.add(session)
         self._on_open(session)
@@ -222,20 +240,27 @@ class EnginePort:
 def _receive_hello(connection: socket.socket) -> tuple[EngineHello, int]:
     """Read the hello and the descriptor that comes with its first byte. Blocks."""
     connection.settimeout(HELLO_TIMEOUT_S)
-    decoder = FrameDecoder(control_bytes_max=HELLO_BYTES_MAX)
     descriptors: list[int] = []
+    try:
+        frames = _first_frames(connection, descriptors)
+        frame = frames[0]
+        message = decode(frame.payload) if isinstance(frame, ControlFrame) else None
+        if len(frames) > 1 or not isinstance(message, EngineHello) or len(descriptors) != 1:
+            raise PeerError("an engine has to say hello first, with one descriptor, and then wait")
+    except (PeerError, OSError):
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    return message, descriptors[0]
+
+
+def _first_frames(connection: socket.socket, descriptors: list[int]) -> list[Frame]:
+    decoder = FrameDecoder(control_bytes_max=HELLO_BYTES_MAX)
     while True:
         data, received, _, _ = socket.recv_fds(connection, 1 << 16, 1)
         descriptors += received
         if not data:
             raise PeerError("the engine left before it said hello")
         frames = decoder.feed(data)
-        if not frames:
-            continue
-        frame = frames[0]
-        message = decode(frame.payload) if isinstance(frame, ControlFrame) else None
-        if len(frames) > 1 or not isinstance(message, EngineHello) or len(descriptors) != 1:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            raise PeerError("an engine has to say hello first, with one descriptor, and then wait")
-        return message, descriptors[0]
+        if frames:
+            return frames

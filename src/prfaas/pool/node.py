@@ -108,11 +108,12 @@ class PoolNode:
             ready: Called once all ports are open.
 
         Raises:
-            ConfigError: A port is taken.
+            ConfigError: A port is taken, or the socket can not be made.
         """
         runner = web.AppRunner(self._admin_app())
         await runner.setup()
         try:
+            self._engine_port.open()
             await _open_port(self.link_port.open, self.settings.listen)
             site = web.TCPSite(runner, *self.settings.admin)
             await _open_port(site.start, self.settings.admin)
@@ -123,6 +124,7 @@ class PoolNode:
                 tasks.create_task(self._keep_house())
                 ready()
         finally:
+            self._engine_port.close()
             await self.link_port.close()
             await runner.cleanup()
 
