@@ -91,8 +91,11 @@ class EngineMemory:
     def _check(self, hello: EngineHello, file_bytes: int) -> None:
         if hello.row_bytes * hello.num_rows > file_bytes:
             raise PeerError(f"{hello.num_rows} rows do not fit into {file_bytes} shared bytes")
+        named = sorted(group.index for group in self.layout.groups)
+        if named != sorted(self._extents):
+            raise PeerError(f"cache groups {named} with extents of {sorted(self._extents)}")
         for group in self.layout.groups:
-            extents = self._extents.get(group.index, [])
+            extents = self._extents[group.index]
             if any(offset + length > hello.row_bytes for offset, length in extents):
                 raise PeerError(f"cache group {group.index} reaches beyond its row")
             if sum(length for _, length in extents) != group.block_bytes:
