@@ -107,8 +107,10 @@ class EngineRequests:
     def _store_rows(self, engine: EngineSession, message: Store) -> None:
         stored = True
         pushed = message.pushed or [False] * len(message.keys)
-        named = zip(engine.named_rows(message.keys, message.rows), pushed, strict=False)
-        for (key, row), wanted in named:
+        if len(pushed) != len(message.keys):
+            raise PeerError(f"{len(pushed)} push flags for {len(message.keys)} keys")
+        named = engine.named_rows(message.keys, message.rows)
+        for (key, row), wanted in zip(named, pushed, strict=True):
             block = self._keep(engine, key, row)
             stored = stored and block is not None
             if wanted and message.transfer_id is not None:
