@@ -48,6 +48,7 @@ class EventFeed:
         for message in self._snapshot(store):
             channel.send(message)
         channel.send(SnapshotEnd(epoch=self.epoch, next_seq=self._next_seq))
+        self.unsubscribe(channel)
         self._subscribers.append(channel)
         self._emit(state)
 
