@@ -29,6 +29,8 @@ from prfaas.units import format_size
 OUTPUT_TOKENS = 32
 NUM_REMOTE_MIN = 4
 RECORD_WAIT_S = 5.0
+WIDE = 145
+"""Columns of a terminal that has room for reasons in words."""
 
 JsonObject = dict[str, Any]
 
@@ -204,9 +206,9 @@ def _cells(row: Row) -> list[str]:
     remote = record["path"] == "remote"
     same = "" if row.alone is None else ("identical" if row.is_identical else "DIFFERS")
     fallback = record.get("fallback")
-    why = record["explanation"] + (
-        f"; fell back: {fallback['stage']} {fallback['reason']}" if fallback else ""
-    )
+    why = record["explanation"] if console.width >= WIDE else record["reason"]
+    if fallback:
+        why += f"; fell back: {fallback['stage']} {fallback['reason']}"
     return [
         f"{record['num_prompt_tokens']:,}",
         f"{record['cached_tokens'] or 0:,}",
