@@ -1,0 +1,151 @@
+"""What a subscriber is told, and that it can follow: an index made of it is the store."""
+
+import pytest
+
+from prfaas.core.blocks import BlockKey
+from prfaas.core.prefix_index import PrefixIndex
+from prfaas.errors import ConfigError
+from prfaas.pool import events
+from prfaas.wire.messages import (
+    AnyMessage,
+    Evicted,
+    PoolState,
+    Snapshot,
+    SnapshotEnd,
+    Stored,
+    Subscribe,
+    TransferEnded,
+    keys_of,
+    layout_spec,
+)
+
+from .conftest import World
+from .sites import LAYOUT, LOOPBACK, PROMPT, Peer, content, subscribe, until
+
+Event = Stored | Evicted | TransferEnded | PoolState
+MANY = [BlockKey(0, bytes([n, m] * 16)) for n in range(10) for m in range(10)]
+
+
+def events_of(peer: Peer) -> list[Event]:
+    return [message for message in peer.messages if isinstance(message, Event)]
+
+
+def followed(messages: list[AnyMessage]) -> tuple[PrefixIndex, set[BlockKey]]:
+    """Apply a stream as a gateway would; raises where the sequence breaks."""
+    index, held, expected = PrefixIndex(), set[BlockKey](), -1
+    for message in messages:
+        match message:
+            case Snapshot():
+                index.add("pool", message.layout_id, keys_of(message.keys))
+                held |= set(keys_of(message.keys))
+            case SnapshotEnd():
+                index.end_snapshot("pool")
+                expected = message.next_seq
+            case Stored() | Evicted() | TransferEnded() | PoolState():
+                assert message.seq == expected
+                expected += 1
+        if isinstance(message, Stored):
+            index.add("pool", message.layout_id, keys_of(message.keys))
+            held |= set(keys_of(message.keys))
+        elif isinstance(message, Evicted):
+            index.remove("pool", message.layout_id, keys_of(message.keys))
+            held -= set(keys_of(message.keys))
+    return index, held
+
+
+async def test_a_subscriber_follows_stores_and_evictions(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "SNAPSHOT_KEYS", 4)
+    pd = await world.start_pd(memory_bytes=20 * len(content(MANY[0])))
+    engine = await world.engine("pd-pool")
+    assert await engine.store(MANY[:10])
+    early = await subscribe(pd, world.identities)
+    await until(lambda: events_of(early))
+    assert [len(m.keys) for m in early.messages if isinstance(m, Snapshot)] == [4, 4, 2]
+    assert await engine.store(MANY[10:50])
+    late = await subscribe(pd, world.identities)
+    assert await engine.store(MANY[50:100])
+    last = MANY[99]
+    await until(lambda: followed(early.messages)[1] == pd.held())
+    await until(lambda: followed(late.messages)[1] == pd.held())
+    for peer in (early, late):
+        index, held = followed(peer.messages)
+        assert last in held
+        assert len(held) == index.num_blocks("pool") == 20
+    assert any(isinstance(event, Evicted) for event in events_of(early))
+    for peer in (early, late):
+        peer.channel.close("done")
+
+
+async def test_a_subscriber_learns_of_engines_links_and_transfers(world: World) -> None:
+    prfaas, pd, prefill, _ = await world.two_sites()
+    watch = await subscribe(prfaas, world.identities)
+    await until(lambda: events_of(watch))
+    (state,) = events_of(watch)
+    assert isinstance(state, PoolState)
+    assert state.links == {"pd-pool": True}
+    assert state.layouts == {"engine-of-prfaas-pool": layout_spec(LAYOUT)}
+    transfer = prefill.push()
+    assert await prefill.store(PROMPT, transfer)
+    prefill.push_done(transfer)
+    ended = await transfer_end(watch)
+    assert ended.transfer_id == transfer
+    assert (ended.direction, ended.peer, ended.state) == ("sent", "pd-pool", "committed")
+    assert ended.num_blocks == len(PROMPT)
+    assert ended.num_bytes == sum(len(content(key)) for key in PROMPT)
+    assert 0 <= ended.last_block_age_ns <= ended.duration_ns
+    await pd.kill()
+    await until(
+        lambda: any(
+            isinstance(event, PoolState) and event.links == {"pd-pool": False}
+            for event in events_of(watch)
+        )
+    )
+    followed(watch.messages)
+    watch.channel.close("done")
+
+
+async def transfer_end(peer: Peer) -> TransferEnded:
+    def ends() -> list[TransferEnded]:
+        return [event for event in events_of(peer) if isinstance(event, TransferEnded)]
+
+    await until(ends)
+    return ends()[0]
+
+
+async def test_subscribing_twice_does_not_double_the_events(world: World) -> None:
+    pd = await world.start_pd()
+    engine = await world.engine("pd-pool")
+    peer = await subscribe(pd, world.identities)
+    peer.channel.send(Subscribe(gateway="gateway"))
+    await until(lambda: len(peer.of(SnapshotEnd)) == 2)
+    assert await engine.store(PROMPT[:1])
+    await until(lambda: bool(peer.of(Stored)))
+    assert await engine.store(PROMPT[1:2])
+    await until(lambda: len(peer.of(Stored)) >= 2)
+    assert len(peer.of(Stored)) == 2
+    peer.channel.close("done")
+
+
+async def test_a_subscriber_that_does_not_keep_up_is_dropped(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "BACKLOG_BYTES_MAX", -1)
+    pd = await world.start_pd()
+    peer = await subscribe(pd, world.identities)
+    await until(lambda: bool(peer.closed))
+    engine = await world.engine("pd-pool")
+    assert await engine.store(PROMPT)
+
+
+@pytest.mark.parametrize("which", ["listen", "admin", "socket_path"])
+async def test_a_place_that_can_not_be_had_is_one_clear_mistake(world: World, which: str) -> None:
+    pd = await world.start_pd()
+    if which == "socket_path":
+        place: object = world.sockets / "no" / "such" / "pool.sock"
+        shown = "no/such/pool.sock"
+    else:
+        place, shown = (LOOPBACK, pd.port), str(pd.port)
+    with pytest.raises(ConfigError, match=shown):
+        await world.start("prfaas-pool", **{which: place})
