@@ -84,16 +84,18 @@ class BlockRequests:
     def begin(self, request: str, transfer_id: bytes | None, source: str, wait_ns: int) -> None:
         """A request came. Blocks that are on their way with `transfer_id` are waited for."""
         deadline = self._clock_ns() + wait_ns
-        self._requests[request] = _Request(transfer_id, source, deadline)
+        with self._lock:
+            self._requests[request] = _Request(transfer_id, source, deadline)
 
     def end(self, request: str) -> None:
         """A request is over."""
-        self._requests.pop(request, None)
+        with self._lock:
+            self._requests.pop(request, None)
 
     def look_up(self, request: str, key: Key) -> Answer:
         """What is known of a block; the first question about it is answered with WAIT."""
-        state = self._requests.setdefault(request, _Request(None, "", 0))
         with self._lock:
+            state = self._requests.setdefault(request, _Request(None, "", 0))
             answer = state.answers.get(key)
             if answer is None:
                 if key not in state.asked and key not in state.waiting:
