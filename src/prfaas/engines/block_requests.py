@@ -27,6 +27,8 @@ from prfaas.wire.messages import (
 
 ASK_AGAIN_NS = 5_000_000
 """A block on its way is asked for again after this long."""
+ANSWER_MAX_NS = 1_000_000_000
+"""A pool node that leaves a lookup unanswered for this long hangs; it answers in microseconds."""
 
 
 class Answer(Enum):
@@ -56,7 +58,8 @@ class _Request:
     deadline_ns: int
     answers: dict[Key, int] = field(default_factory=dict)
     unasked: dict[Key, None] = field(default_factory=dict)
-    asked: dict[Key, None] = field(default_factory=dict)
+    asked: dict[Key, int] = field(default_factory=dict)
+    """When each was asked, while there is no answer."""
     waiting: dict[Key, None] = field(default_factory=dict)
     waited_at_ns: int = 0
 
@@ -98,9 +101,12 @@ class BlockRequests:
             state = self._requests.setdefault(request, _Request(None, "", 0))
             answer = state.answers.get(key)
             if answer is None:
-                if key not in state.asked and key not in state.waiting:
+                asked_at = state.asked.get(key)
+                if asked_at is None:
                     state.unasked[key] = None
-                return Answer.WAIT
+                    return Answer.WAIT
+                limit = max(state.deadline_ns, asked_at + ANSWER_MAX_NS)
+                return Answer.WAIT if self._clock_ns() < limit else Answer.MISS
         if answer == ON_ITS_WAY:
             return Answer.WAIT if self._clock_ns() < state.deadline_ns else Answer.MISS
         return Answer.HIT if answer == HIT else Answer.MISS
@@ -129,7 +135,7 @@ class BlockRequests:
         job = self._next_lookup
         self._next_lookup += 1
         with self._lock:
-            state.asked.update(dict.fromkeys(keys))
+            state.asked.update(dict.fromkeys(keys, self._clock_ns()))
             self._lookups[job] = (state, keys)
         lookup = Lookup(job=job, keys=keys, transfer_id=state.transfer_id, source=state.source)
         if not self._send(lookup):
