@@ -147,7 +147,8 @@ class BlockRequests:
             if state is None:
                 return
             state.waited_at_ns = self._clock_ns()
-            for key, answer in zip(keys, found, strict=False):
+            # What the answer leaves out is missing.
+            for key, answer in zip(keys, found.ljust(len(keys), b"\0"), strict=False):
                 state.asked.pop(key, None)
                 state.answers[key] = answer
                 if answer == ON_ITS_WAY:
@@ -178,8 +179,12 @@ class BlockRequests:
             message = self._jobs.pop(job, None)
             if message is None:
                 return
-            flags = [bool(flag) for flag in loaded] or [False] * len(message.keys)
-            self._done.append(JobDone(job, ok, flags if isinstance(message, Load) else []))
+            if isinstance(message, Store):
+                self._done.append(JobDone(job, ok))
+                return
+            # An answer about other keys than were asked for says nothing about these.
+            good = loaded if len(loaded) == len(message.keys) else bytes(len(message.keys))
+            self._done.append(JobDone(job, all(good), [bool(flag) for flag in good]))
 
     # --- from the reader thread ---
 
@@ -190,7 +195,7 @@ class BlockRequests:
         elif isinstance(message, StoreDone):
             self._finish(message.job, ok=message.stored, loaded=b"")
         elif isinstance(message, LoadDone):
-            self._finish(message.job, ok=all(message.loaded), loaded=message.loaded)
+            self._finish(message.job, ok=True, loaded=message.loaded)
 
     def on_lost(self) -> None:
         """The pool node is gone: nothing that was asked will be answered, nothing is on its way."""
