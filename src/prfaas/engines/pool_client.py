@@ -7,6 +7,7 @@ fails at once, and the connection is tried again in the background.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -106,6 +107,8 @@ class PoolClient:
             socket.send_fds(connection, [self._hello], [self._descriptor])
             self._outbox = queue.Queue(OUTBOX_MAX)
             self._socket = connection
+            if self._stopped.is_set():
+                return  # Closed before there was anything to hang up.
             writer = threading.Thread(
                 target=_write,
                 args=(connection, self._outbox),
@@ -117,8 +120,10 @@ class PoolClient:
                 self._read(connection)
             finally:
                 self._socket = None
-                self._outbox.put(None)
-                connection.close()
+                # Closing alone would leave the writer in a send that a full socket holds up.
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+                _end(self._outbox)
                 writer.join()
 
     def _read(self, connection: socket.socket) -> None:
@@ -141,6 +146,18 @@ class PoolClient:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError as error:
                 log.debug("hanging up: %s", error)
+
+
+def _end(outbox: queue.Queue[bytes | None]) -> None:
+    """Wake the writer for the last time; what a full queue holds can not be sent any more."""
+    while True:
+        try:
+            outbox.put_nowait(None)
+        except queue.Full:
+            with contextlib.suppress(queue.Empty):
+                outbox.get_nowait()
+        else:
+            return
 
 
 def _write(connection: socket.socket, outbox: queue.Queue[bytes | None]) -> None:
