@@ -28,7 +28,7 @@ _DURATION_NS = {
     "h": 3600 * NS_PER_S,
 }
 _RATE_BITS = {"bps": 1, "kbps": 10**3, "Mbps": 10**6, "Gbps": 10**9, "Tbps": 10**12}
-_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
+_QUANTITY = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]+)\s*")
 
 
 def _parse(text: str, table: dict[str, int], what: str, example: str) -> int:
