@@ -11,14 +11,32 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 
 from prfaas.config.quantities import DurationNs, SizeBytes
 
 FilePathText = Annotated[Path, Field(strict=False)]
 PartName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
+PORT_MAX = 65535
+
+
+def _has_port(text: str) -> str:
+    if int(text.rpartition(":")[2]) > PORT_MAX:
+        raise ValueError(f"{text!r} has a port over {PORT_MAX}")
+    return text
+
+
 HostPort = Annotated[
-    str, StringConstraints(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")
+    str,
+    StringConstraints(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"),
+    AfterValidator(_has_port),
 ]
 
 
