@@ -1,0 +1,199 @@
+"""Deployment files: what is right loads, what is wrong says what, where and what instead."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prfaas.config.deployment import ClusterRole, Deployment
+from prfaas.config.load import known_keys, load_deployment
+from prfaas.errors import ConfigError
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
+GOOD: dict[str, Any] = {
+    "model": {"name": "tiny", "path": "/models/tiny"},
+    "gateway": {"listen": "127.0.0.1:8000"},
+    "routing": {"offload_threshold": 1000, "transfer_timeout": "5s"},
+    "security": {"identities": "identities"},
+    "clusters": {
+        "far": {
+            "role": "prfaas",
+            "pools": {"far-pool": {"memory": "1GiB"}},
+            "engines": {"far-engine": {"pool": "far-pool"}},
+        },
+        "home": {
+            "role": "pd",
+            "pools": {"home-pool": {"listen": "0.0.0.0:7100"}},
+            "engines": {"home-engine": {"pool": "home-pool", "url": "http://10.0.0.1:8101"}},
+        },
+    },
+}
+Change = Callable[[dict[str, Any]], object]
+
+
+def toml(table: dict[str, Any], place: str = "") -> str:
+    """A TOML text of nested tables with plain values."""
+    lines = [f"[{place}]"] if place else []
+    lines += [f"{key} = {_value(v)}" for key, v in table.items() if not isinstance(v, dict)]
+    for key, v in table.items():
+        if isinstance(v, dict):
+            lines.append(toml(v, f"{place}.{key}" if place else key))
+    return "\n".join(lines)
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def load(tmp_path: Path, change: Change = lambda _: None) -> Deployment:
+    tables = copy.deepcopy(GOOD)
+    change(tables)
+    path = tmp_path / "deployment.toml"
+    path.write_text(toml(tables))
+    return load_deployment(path)
+
+
+def problems(tmp_path: Path, change: Change) -> list[str]:
+    """The lines of the error, without the one that names the file."""
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, change)
+    first, *lines = str(caught.value).splitlines()
+    assert first == f"{tmp_path / 'deployment.toml'}:"
+    return [line.strip() for line in lines]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_the_examples_load(path: Path) -> None:
+    deployment = load_deployment(path)
+    assert deployment.with_role(ClusterRole.PD)
+    assert deployment.with_role(ClusterRole.PRFAAS)
+
+
+def test_quantities_are_read_with_their_units(tmp_path: Path) -> None:
+    deployment = load(tmp_path)
+    assert deployment.routing.transfer_timeout == 5 * 10**9
+    assert deployment.clusters["far"].pools["far-pool"].memory == 2**30
+    assert deployment.gateway.body_bytes_max == 8 * 2**20
+
+
+UNKNOWN: list[tuple[list[str], str, str]] = [
+    ([], "modle", "model"),
+    (["model"], "nam", "name"),
+    (["gateway"], "lisen", "listen"),
+    (["routing"], "threshold", "offload_threshold"),
+    (["security"], "identites", "identities"),
+    (["clusters", "far"], "rolle", "role"),
+    (["clusters", "far", "pools", "far-pool"], "memmory", "memory"),
+    (["clusters", "home", "engines", "home-engine"], "cpu", "cpus"),
+]
+
+
+@pytest.mark.parametrize(("table", "key", "nearest"), UNKNOWN, ids=str)
+def test_an_unknown_key_names_itself_its_place_and_the_nearest(
+    tmp_path: Path, table: list[str], key: str, nearest: str
+) -> None:
+    def change(tables: dict[str, Any]) -> None:
+        for step in table:
+            tables = tables[step]
+        tables[key] = "x"
+
+    (line,) = problems(tmp_path, change)
+    assert line == f"{'.'.join([*table, key])}: unknown key; the nearest valid one is {nearest!r}"
+
+
+@pytest.mark.parametrize("key", ["x", "q" * 200, "schlüssel"])
+def test_a_key_like_no_other_still_gets_an_answer(tmp_path: Path, key: str) -> None:
+    (line,) = problems(tmp_path, lambda t: t["routing"].update({f'"{key}"': 1}))
+    assert line.startswith(f"routing.{key}: unknown key; the nearest valid one is")
+
+
+def test_every_problem_gets_its_line(tmp_path: Path) -> None:
+    def change(tables: dict[str, Any]) -> None:
+        tables["routing"]["offload_threshold"] = -1
+        tables["gateway"]["lisen"] = "x"
+        del tables["model"]["path"]
+
+    lines = problems(tmp_path, change)
+    assert len(lines) == 3
+    assert "model.path: is required" in lines
+
+
+WRONG: list[tuple[Change, str, str]] = [
+    (lambda t: t["routing"].update(transfer_timeout=5), "routing.transfer_timeout", "250ms"),
+    (lambda t: t["routing"].update(transfer_timeout="5"), "routing.transfer_timeout", "250ms"),
+    (lambda t: t["routing"].update(transfer_timeout="5 parsecs"), "transfer_timeout", "parsecs"),
+    (lambda t: t["gateway"].update(body_bytes_max=8), "gateway.body_bytes_max", "16GiB"),
+    (lambda t: t["gateway"].update(body_bytes_max="8gb"), "gateway.body_bytes_max", "GiB"),
+    (lambda t: t["gateway"].update(body_bytes_max="9" * 400 + "GiB"), "body_bytes_max", "999"),
+    (lambda t: t["gateway"].update(listen="here"), "gateway.listen", "here"),
+    (lambda t: t["gateway"].update(listen="127.0.0.1:70000"), "gateway.listen", "70000"),
+    (lambda t: t["routing"].update(offload_threshold="many"), "offload_threshold", "many"),
+    (lambda t: t["routing"].update(offload_threshold=1.5), "offload_threshold", "1.5"),
+    (lambda t: t["clusters"]["far"].update(role="king"), "clusters.far.role", "'prfaas' or 'pd'"),
+    (lambda t: t["clusters"].update(Far=t["clusters"].pop("far")), "clusters.Far", "pattern"),
+    (
+        lambda t: t["clusters"]["home"]["engines"]["home-engine"].update(listen="127.0.0.1:1"),
+        "clusters.home.engines.home-engine",
+        "`url`",
+    ),
+    (
+        lambda t: t["clusters"]["home"]["pools"]["home-pool"].update(address="10.0.0.1:7100"),
+        "clusters.home.pools.home-pool",
+        "`address`",
+    ),
+    (
+        lambda t: t["clusters"]["home"]["engines"]["home-engine"].update(url="ftp://there"),
+        "clusters.home.engines.home-engine.url",
+        "ftp://there",
+    ),
+    (
+        lambda t: t["clusters"]["home"]["engines"]["home-engine"].update(pool="far-pool"),
+        "clusters.home",
+        "home-pool",
+    ),
+    (lambda t: t["clusters"]["home"].update(engines={}), "clusters.home.engines", "at least 1"),
+    (
+        lambda t: t["clusters"]["far"]["engines"].update({"home-pool": {"pool": "far-pool"}}),
+        "file",
+        "home-pool",
+    ),
+    (lambda t: t["gateway"].update(name="far-pool"), "file", "far-pool"),
+    (lambda t: t["clusters"]["home"].update(role="prfaas"), "file", 'role = "pd"'),
+    (lambda t: t.pop("clusters"), "clusters", "is required"),
+]
+
+
+@pytest.mark.parametrize(("change", "place", "hint"), WRONG)
+def test_a_mistake_names_its_place_and_what_is_wrong(
+    tmp_path: Path, change: Change, place: str, hint: str
+) -> None:
+    (line,) = problems(tmp_path, change)
+    where, _, what = line.partition(": ")
+    assert where.endswith(place)
+    assert hint in what
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.toml can not be read: No such file"):
+        load_deployment(tmp_path / "nowhere.toml")
+
+
+def test_a_directory_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can not be read"):
+        load_deployment(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"[model\n", b"\xff\xfe", b"a = 1\na = 2\n"])
+def test_what_is_no_toml_says_so(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "deployment.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"deployment\.toml is no valid TOML"):
+        load_deployment(path)
+
+
+def test_known_keys_follow_the_tables() -> None:
+    assert "offload_threshold" in known_keys(["routing"])
+    assert known_keys(["clusters", "anything"]) == ["role", "pools", "engines"]
+    assert "memory" in known_keys(["clusters", "anything", "pools", "some-pool"])
