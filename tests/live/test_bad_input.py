@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from typing import Any
 
 import pytest
@@ -32,7 +34,8 @@ async def test_errors_are_openais(
     live: Live, change: dict[str, Any], status: int, said: str
 ) -> None:
     url = f"{live.url}/v1/chat/completions"
-    async with live.http.post(url, json=live.chat_body("Hello") | change) as reply:
+    body = io.BytesIO(json.dumps(live.chat_body("Hello") | change).encode())
+    async with live.http.post(url, data=body) as reply:
         assert reply.status == status, await reply.text()
         error = (await reply.json())["error"]
     assert said in error["message"]

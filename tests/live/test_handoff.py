@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import openai
 import pytest
 
@@ -138,3 +140,31 @@ async def test_logs_hold_no_prompt_and_no_salt(live: Live) -> None:
         words = log.read_text(errors="replace")
         assert secret not in words, log
         assert salt not in words, log
+
+
+async def test_only_what_the_pd_cluster_lacks_is_shipped(live: Live) -> None:
+    seen = "A prefix. " + document(4000, start=700)
+    first, _ = await live.chat(seen)
+    known_blocks = (first["usage"]["prompt_tokens"] - 1) // BLOCK_TOKENS
+
+    longer = seen[: known_blocks * BLOCK_TOKENS + 100] + document(5000, start=5000)
+    answer, headers = await live.chat(longer)
+    record = await live.record(headers["X-Request-Id"])
+    assert (record["path"], record["fallback"]) == ("remote", None)
+    assert record["pd_hit_tokens"] == known_blocks * BLOCK_TOKENS
+    num_blocks = (answer["usage"]["prompt_tokens"] - 1) // BLOCK_TOKENS - known_blocks
+    assert record["kv_bytes"] == num_blocks * ATTENTION_BLOCK_BYTES + 3 * STATE_BYTES
+    cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached == known_blocks * BLOCK_TOKENS
+    assert answer["choices"][0]["message"]["content"] == await live.alone(longer, "longer")
+
+
+async def test_several_at_once_are_all_answered(live: Live) -> None:
+    """Batches change the last bits of bf16, so only completeness is compared here."""
+    sizes = [300, 2500, 6000, 4000, 300, 9000, 2500, 5000]
+    texts = [f"[{number} at once] " + document(size) for number, size in enumerate(sizes)]
+    answers = await asyncio.gather(*(live.chat(text) for text in texts))
+    records = [await live.record(headers["X-Request-Id"]) for _, headers in answers]
+    assert [record["path"] for record in records].count("remote") == 6
+    assert all(record["fallback"] is None for record in records)
+    assert all(answer["usage"]["completion_tokens"] == 24 for answer, _ in answers)
