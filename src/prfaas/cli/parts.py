@@ -16,7 +16,7 @@ import click
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
 from prfaas.units import parse_size
-from prfaas.wire.identity import identity_in, make_authority, make_identity
+from prfaas.wire.identity import check_name, identity_in, make_authority, make_identity
 
 T = TypeVar("T")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -177,10 +177,15 @@ def identity(names: tuple[str, ...], directory: Path, addresses: tuple[str, ...]
       prfaas identity gateway pd-pool prfaas-pool --directory identities
       prfaas identity prfaas-engine --address prefill.example.net --directory identities
     """
-    make_authority(directory)
     for name in names:
-        made = make_identity(directory, name, list(addresses))
-        click.echo(f"{made.certificate}\n{made.key}")
+        check_name(name)
+    try:
+        make_authority(directory)
+        for name in names:
+            made = make_identity(directory, name, list(addresses))
+            click.echo(f"{made.certificate}\n{made.key}")
+    except OSError as error:
+        raise ConfigError(f"{error.filename} can not be written: {error.strerror}") from None
 
 
 class UrlType(click.ParamType[tuple[str, str]]):

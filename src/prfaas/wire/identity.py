@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from prfaas.errors import ConfigError, PeerError
 
 VALID_DAYS = 825
+AUTHORITY = "ca"
+NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
+"""As parts are named in a deployment file."""
+HOST_NAME = re.compile(r"[A-Za-z0-9*_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,19 @@ def make_authority(directory: Path) -> None:
     _write(directory / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM), 0o644)
 
 
+def check_name(name: str) -> None:
+    """See that a part can have this name.
+
+    Raises:
+        ConfigError: It can not, and no file may be named after it.
+    """
+    if not NAME.fullmatch(name) or name == AUTHORITY:
+        raise ConfigError(
+            f"{name!r} can not be the name of an identity: names are lower-case letters, digits "
+            f"and dashes, start with a letter, have 63 characters at most and are not {AUTHORITY!r}"
+        )
+
+
 def make_identity(directory: Path, name: str, addresses: list[str] | None = None) -> Identity:
     """Create the identity of `name` with the authority in `directory`, unless it is there.
 
@@ -116,8 +134,11 @@ def make_identity(directory: Path, name: str, addresses: list[str] | None = None
             whose clients check host names (vLLM behind `https`).
 
     Raises:
-        ConfigError: The authority's files are not there, or are no PEM files of ours.
+        ConfigError: The authority's files are not there, or are no PEM files of ours; no part can
+            have this name, or no certificate this address.
     """
+    check_name(name)
+    further = [_alt_name(address) for address in addresses or []]
     identity = identity_in(directory, name)
     if identity.certificate.exists() and identity.key.exists():
         return identity
@@ -141,7 +162,7 @@ def make_identity(directory: Path, name: str, addresses: list[str] | None = None
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         .add_extension(
-            x509.SubjectAlternativeName([x509.DNSName(name), *map(_alt_name, addresses or [])]),
+            x509.SubjectAlternativeName([x509.DNSName(name), *further]),
             critical=False,
         )
         .add_extension(
@@ -174,7 +195,10 @@ def _alt_name(address: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(address))
     except ValueError:
-        return x509.DNSName(address)
+        pass
+    if not HOST_NAME.fullmatch(address):
+        raise ConfigError(f"{address!r} is neither an IP address nor a host name in ASCII")
+    return x509.DNSName(address)
 
 
 def _private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
