@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import click
@@ -90,6 +91,34 @@ async def running(
     check_deployment(deployment)
     check_ports(deployment)
     deployment.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with state_lock(deployment):
+        async with _running_locked(deployment, file, stop) as running_parts:
+            yield running_parts
+
+
+@contextlib.contextmanager
+def state_lock(deployment: Deployment) -> Iterator[None]:
+    """Keep a second start of the same deployment away from the sockets and logs of the first.
+
+    Raises:
+        ConfigError: It runs already.
+    """
+    path = deployment.state / "lock"
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"a deployment with state = {str(deployment.state)!r} runs already; "
+                "stop it, or name another state directory"
+            ) from None
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _running_locked(
+    deployment: Deployment, file: Path, stop: asyncio.Event
+) -> AsyncIterator[tuple[Topology, Supervisor]]:
     prepare_identities(deployment)
     await prepare_model(deployment)
     topology = lay_out(deployment, file)
