@@ -129,18 +129,28 @@ def _identity_names(deployment: Deployment) -> list[str]:
 
 
 def check_ports(deployment: Deployment) -> None:
-    """See that every `listen` address is free.
+    """See that every `listen` address is free, and given to one part only.
 
     Raises:
         ConfigError: One is not.
     """
-    _bind("gateway", split_address(deployment.gateway.listen))
+    owners: dict[Address, str] = {}
+    for name, address in _listens(deployment):
+        other = owners.setdefault(address, name)
+        if other != name and address[1]:
+            raise ConfigError(
+                f"{other} and {name} can not both listen on {address[0]}:{address[1]}; "
+                "name another port for one of them"
+            )
+        _bind(name, address)
+
+
+def _listens(deployment: Deployment) -> list[tuple[str, Address]]:
+    listens = [(deployment.gateway.name, deployment.gateway.listen)]
     for cluster in deployment.clusters.values():
-        listens = [(name, pool.listen) for name, pool in cluster.pools.items()]
-        listens += [(name, engine.listen) for name, engine in cluster.engines.items()]
-        for name, listen in listens:
-            if listen:
-                _bind(name, split_address(listen))
+        listens += [(name, pool.listen or "") for name, pool in cluster.pools.items()]
+        listens += [(name, engine.listen or "") for name, engine in cluster.engines.items()]
+    return [(name, split_address(listen)) for name, listen in listens if listen]
 
 
 def split_address(text: str) -> Address:
