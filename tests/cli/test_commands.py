@@ -1,0 +1,289 @@
+"""The command line: help everywhere, and one clear line for every mistake."""
+
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from prfaas.cli.main import cli, main
+from prfaas.wire.identity import identity_in, make_authority, make_identity
+
+LAPTOP = (Path(__file__).parents[2] / "examples" / "laptop.toml").read_text()
+COMMANDS = sorted(cli.commands)
+
+Outcome = tuple[int, str, str]
+Prfaas = Callable[..., Outcome]
+
+
+@pytest.fixture
+def prfaas(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Prfaas:
+    """Run the command as the shell would: exit code, output, errors."""
+
+    def run(*args: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["prfaas", *map(str, args)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert isinstance(caught.value.code, int)
+        output = capsys.readouterr()
+        return caught.value.code, output.out, output.err
+
+    return run
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The laptop example in a place of its own, its gateway at a free port."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "laptop.toml"
+    path.write_text(LAPTOP.replace("127.0.0.1:8000", f"127.0.0.1:{free_port()}"))
+    return path
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def one_line(outcome: Outcome) -> str:
+    """The line of a mistake; exit code 2, and nothing but that line."""
+    code, _, errors = outcome
+    assert code == 2
+    (line,) = errors.splitlines()
+    assert line.startswith("prfaas: ")
+    return line
+
+
+# --- help ---
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_every_command_has_help_with_examples(command: str, option: str) -> None:
+    result = CliRunner().invoke(cli, [command, option])
+    assert result.exit_code == 0
+    examples = result.output.partition("Examples:")[2]
+    assert f"prfaas {command}" in examples
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_says_what_it_is(command: str) -> None:
+    for parameter in cli.commands[command].params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, parameter.name
+
+
+def test_the_command_itself_runs_and_names_its_commands() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "prfaas", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "Examples:" in result.stdout
+    for command in COMMANDS:
+        assert f"  {command}" in result.stdout
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("pool", "--name", "p", "--listen", "nowhere", "--socket", "s", "--identities", "."),
+        ("pool", "--name", "p", "--listen", "h:99999", "--socket", "s", "--identities", "."),
+        ("pool", "--peer", "no-address"),
+        ("gateway", "f.toml", "--engine", "e=ftp://x"),
+        ("identity",),
+        ("nonsense",),
+        ("up",),
+    ],
+)
+def test_wrong_arguments_are_a_mistake(prfaas: Prfaas, args: tuple[str, ...]) -> None:
+    code, _, errors = prfaas(*args)
+    assert code == 2
+    assert "Traceback" not in errors
+    assert "Error: " in errors
+
+
+# --- check and up ---
+
+
+def test_check_says_ok_and_starts_nothing(prfaas: Prfaas, laptop: Path) -> None:
+    code, output, errors = prfaas("check", laptop)
+    assert (code, errors) == (0, "")
+    assert f"{laptop}: ok" in output.replace("\n", "")
+    assert "cluster prfaas (prfaas): 1 engines, 1 pool nodes, 1 engines started here" in output
+    assert [path.name for path in laptop.parent.iterdir()] == ["laptop.toml"]
+
+
+@pytest.mark.parametrize("command", ["check", "up", "demo"])
+def test_a_missing_file_is_one_line(prfaas: Prfaas, laptop: Path, command: str) -> None:
+    assert "nowhere.toml can not be read" in one_line(prfaas(command, "nowhere.toml"))
+
+
+@pytest.mark.parametrize("command", ["check", "up"])
+def test_a_port_in_use_is_one_line(prfaas: Prfaas, laptop: Path, command: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        edit(laptop, "[gateway]\nlisten = ", f'[gateway]\nlisten = "127.0.0.1:{port}" # ')
+        line = one_line(prfaas(command, laptop))
+    assert f"gateway can not listen on 127.0.0.1:{port}" in line
+    assert "Address already in use" in line
+
+
+@pytest.mark.parametrize("command", ["check", "up"])
+def test_a_missing_checkpoint_is_one_line(prfaas: Prfaas, laptop: Path, command: str) -> None:
+    edit(laptop, "generate = true        #", "generate = false       #")
+    line = one_line(prfaas(command, laptop))
+    assert "no checkpoint at .state/demo-model" in line
+    assert "model.generate = true" in line
+
+
+@pytest.mark.parametrize("command", ["check", "up", "demo"])
+def test_a_mistake_in_the_file_is_a_list(prfaas: Prfaas, laptop: Path, command: str) -> None:
+    edit(laptop, "offload_threshold", "offload_treshold")
+    code, output, errors = prfaas(command, laptop)
+    assert code == 2
+    assert output == ""
+    assert errors.splitlines() == [
+        f"prfaas: {laptop}:",
+        "  routing.offload_threshold: is required",
+        "  routing.offload_treshold: unknown key; the nearest valid one is 'offload_threshold'",
+    ]
+
+
+def test_a_missing_identity_is_said_by_check_and_stops_up(prfaas: Prfaas, laptop: Path) -> None:
+    edit(laptop, 'identities"\ngenerate = true', 'identities"\ngenerate = false')
+    code, output, _ = prfaas("check", laptop)
+    assert code == 0
+    assert "identities/ca.pem is missing" in output.replace("\n", "")
+    line = one_line(prfaas("up", laptop))
+    assert "identities/ca.pem is missing" in line
+    assert "`prfaas identity gateway --directory .state/laptop/identities`" in line
+
+
+def test_a_missing_key_of_one_part_is_named(prfaas: Prfaas, laptop: Path) -> None:
+    edit(laptop, 'identities"\ngenerate = true', 'identities"\ngenerate = false')
+    directory = Path(".state/laptop/identities")
+    make_authority(directory)
+    for name in ("gateway", "prfaas-pool", "pd-pool"):
+        make_identity(directory, name)
+    identity_in(directory, "pd-pool").key.unlink()
+    assert "pd-pool.key is missing" in one_line(prfaas("up", laptop))
+
+
+def test_two_parts_at_one_address_are_one_line(prfaas: Prfaas, laptop: Path) -> None:
+    place = f'listen = "127.0.0.1:{free_port()}"'
+    edit(laptop, "[clusters.pd.pools.pd-pool]\n", f"[clusters.pd.pools.pd-pool]\n{place}\n")
+    edit(
+        laptop,
+        "[clusters.prfaas.pools.prfaas-pool]\n",
+        f"[clusters.prfaas.pools.prfaas-pool]\n{place}\n",
+    )
+    line = one_line(prfaas("check", laptop))
+    assert "pd-pool" in line
+    assert "prfaas-pool" in line
+
+
+# --- single parts ---
+
+
+def pool_args(directory: Path, listen: str, socket_path: Path) -> tuple[object, ...]:
+    return (
+        *("pool", "--name", "pd-pool", "--listen", listen, "--admin", "127.0.0.1:0"),
+        *("--socket", socket_path, "--identities", directory),
+    )
+
+
+@pytest.fixture
+def identities(tmp_path: Path) -> Path:
+    directory = tmp_path / "identities"
+    make_authority(directory)
+    make_identity(directory, "pd-pool")
+    return directory
+
+
+def test_a_pool_whose_port_is_taken_says_so(
+    prfaas: Prfaas, tmp_path: Path, identities: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        line = one_line(prfaas(*pool_args(identities, listen, tmp_path / "pool.sock")))
+    assert f"can not listen on {listen}" in line
+    assert not (tmp_path / "pool.sock").exists()
+
+
+def test_a_pool_whose_socket_can_not_be_made_says_so(
+    prfaas: Prfaas, tmp_path: Path, identities: Path
+) -> None:
+    for path in (tmp_path / "no" / "pool.sock", tmp_path / ("x" * 120)):
+        line = one_line(prfaas(*pool_args(identities, "127.0.0.1:0", path)))
+        assert str(path) in line
+
+
+@pytest.mark.parametrize("memory", ["5", "many", "1 gb"])
+def test_a_pool_needs_memory_with_a_unit(
+    prfaas: Prfaas, tmp_path: Path, identities: Path, memory: str
+) -> None:
+    args = pool_args(identities, "127.0.0.1:0", tmp_path / "pool.sock")
+    assert "is not a size" in one_line(prfaas(*args, "--memory", memory))
+
+
+def test_a_pool_without_its_identity_says_how_to_make_one(prfaas: Prfaas, tmp_path: Path) -> None:
+    line = one_line(prfaas(*pool_args(tmp_path, "127.0.0.1:0", tmp_path / "pool.sock")))
+    assert "pd-pool.pem" in line
+    assert "`prfaas identity`" in line
+
+
+def test_a_gateway_that_is_not_told_where_an_engine_is_says_which_option(
+    prfaas: Prfaas, laptop: Path
+) -> None:
+    assert "--engine prfaas-engine=URL" in one_line(prfaas("gateway", laptop))
+
+
+def test_identities_are_made_once_with_keys_for_the_owner(prfaas: Prfaas, tmp_path: Path) -> None:
+    directory = tmp_path / "new" / "identities"
+    assert prfaas("identity", "gateway", "pd-pool", "--directory", directory)[0] == 0
+    names = {"ca.pem", "ca.key", "gateway.pem", "gateway.key", "pd-pool.pem", "pd-pool.key"}
+    assert {path.name for path in directory.iterdir()} == names
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    for path in directory.glob("*.key"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    before = {path.name: path.read_bytes() for path in directory.iterdir()}
+    code, output, _ = prfaas("identity", "pd-pool", "--directory", directory)
+    assert code == 0
+    assert output.splitlines() == [str(directory / "pd-pool.pem"), str(directory / "pd-pool.key")]
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
+    identity_in(directory, "gateway").server_context()
+
+
+@pytest.mark.parametrize("name", ["../escaped", "a/b", "ca", "Upper", "zürich", "x" * 70])
+def test_a_name_that_no_part_can_have_gets_no_identity(
+    prfaas: Prfaas, tmp_path: Path, name: str
+) -> None:
+    directory = tmp_path / "identities"
+    assert repr(name) in one_line(prfaas("identity", name, "--directory", directory))
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize("address", ["zürich.example", ""])
+def test_an_address_that_fits_no_certificate_is_one_line(
+    prfaas: Prfaas, tmp_path: Path, address: str
+) -> None:
+    args = ("identity", "engine", "--directory", tmp_path, "--address", address)
+    assert repr(address) in one_line(prfaas(*args))
+
+
+def test_a_place_that_can_not_be_written_is_one_line(prfaas: Prfaas, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "file" in one_line(prfaas("identity", "engine", "--directory", tmp_path / "file"))
