@@ -36,8 +36,9 @@ def _has_port(text: str) -> str:
 HostPort = Annotated[
     str,
     StringConstraints(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"),
-    AfterValidator(_has_port),
 ]
+FarHostPort = Annotated[HostPort, AfterValidator(_has_port)]
+"""An address that is not tried before it is dialled."""
 
 
 class _Table(BaseModel):
@@ -99,7 +100,7 @@ class PoolTable(_Table):
     """Bytes of KV blocks held in host memory."""
     listen: HostPort | None = None
     """Where it accepts links, if `prfaas up` starts it."""
-    address: HostPort | None = None
+    address: FarHostPort | None = None
     """Where it is reached, if it is started elsewhere."""
 
     @model_validator(mode="after")
