@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 HELLO_BYTES_MAX = 1 << 20
 HELLO_TIMEOUT_S = 10.0
+ACCEPT_RETRY_S = 0.1
+"""Out of file descriptors, say: some are given back soon."""
 
 
 class EngineMemory:
@@ -176,7 +178,12 @@ class EnginePort:
         tasks: set[asyncio.Task[None]] = set()
         try:
             while True:
-                connection, _ = await loop.sock_accept(self._listener)
+                try:
+                    connection, _ = await loop.sock_accept(self._listener)
+                except OSError as error:
+                    log.warning("no connection can be accepted: %s", error)
+                    await asyncio.sleep(ACCEPT_RETRY_S)
+                    continue
                 task = asyncio.create_task(self._welcome(connection))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
