@@ -196,7 +196,8 @@ class OutboundLink:
                 await channel.drained()
                 if not channel.is_open:
                     return
-                self._send_next(channel)
+                if self._queue:  # What waited may have been given up meanwhile.
+                    self._send_next(channel)
             self._work.clear()
 
     def _send_next(self, channel: Channel) -> None:
@@ -205,8 +206,6 @@ class OutboundLink:
             self._commit(channel, item.transfer_id)
             return
         item.block.pins -= 1
-        if not item.transfer.is_open:
-            return
         channel.send_block(
             BlockFrame(
                 item.transfer.transfer_id,
@@ -249,4 +248,17 @@ class OutboundLink:
     def _end(self, transfer: Transfer, event: TransferEvent, reason: str = "") -> None:
         if transfer.apply(event, reason):
             del self._transfers[transfer.transfer_id]
+            self._let_go(transfer)
             self._on_ended(transfer)
+
+    def _let_go(self, transfer: Transfer) -> None:
+        """Take what waits out of the queue: the link may not take anything for a while."""
+        for _ in range(len(self._queue)):
+            item = self._queue.popleft()
+            if isinstance(item, Commit):
+                is_over = item.transfer_id == transfer.transfer_id
+            else:
+                is_over = item.transfer is transfer
+                item.block.pins -= is_over
+            if not is_over:
+                self._queue.append(item)
