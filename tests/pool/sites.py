@@ -271,16 +271,20 @@ class Relay:
     target: int = 0
     port: int = 0
     is_plugged: bool = True
+    flows: asyncio.Event = field(default_factory=asyncio.Event)
+    """Cleared: bytes pile up in the sockets, as behind a slow link."""
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _server: asyncio.Server | None = None
 
     async def open(self) -> None:
+        self.flows.set()
         self._server = await asyncio.start_server(self._carry, LOOPBACK, 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def cut(self) -> None:
         self.is_plugged = False
+        self.flows.set()
         for writer in self._writers:
             writer.transport.abort()
         self._writers.clear()
@@ -303,14 +307,14 @@ class Relay:
             return
         self._writers.append(far_writer)
         for ends in ((reader, far_writer), (far_reader, writer)):
-            task = asyncio.create_task(_pump(*ends))
+            task = asyncio.create_task(self._pump(*ends))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-            await writer.drain()
-    writer.transport.abort()
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                await self.flows.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.transport.abort()
