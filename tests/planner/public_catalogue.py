@@ -43,7 +43,9 @@ def _dense(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mla(fields: dict[str, Any]) -> dict[str, Any]:
-    return fields | {"model_type": "deepseek_v3"}
+    # Which layers have an indexer follows from index_topk_freq, not from their own count.
+    own = {key: value for key, value in fields.items() if key != "indexer_full_layers"}
+    return own | {"model_type": "deepseek_v3"}
 
 
 def _gdn(fields: dict[str, Any]) -> dict[str, Any]:

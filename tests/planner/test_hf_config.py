@@ -70,6 +70,23 @@ def test_packed_latent_is_656_bytes() -> None:
     assert _one(DEEPSEEK, kv_dtype="fp8_ds_mla").token_bytes == 61 * 656
 
 
+@pytest.mark.parametrize(
+    ("fields", "num_indexers"),
+    [
+        ({}, 61),
+        ({"index_topk_freq": 4, "index_skip_topk_offset": 3}, 17),
+        ({"index_topk_pattern": "F" + "S" * 60}, 1),
+        ({"indexer_types": ["full", "shared"] * 30 + ["full"]}, 31),
+    ],
+)
+def test_layers_may_share_an_indexer(fields: dict[str, Any], num_indexers: int) -> None:
+    # vLLM 0.32, `deepseek_v2.py`: 128 fp8 elements and one fp32 scale in layers that are not
+    # skipped.
+    geometry = _one({**find_model("deepseek_v3_2").config, **fields})
+    indexer = next(g for g in geometry.groups if g.kind is LayerKind.INDEXER)
+    assert (indexer.num_layers, indexer.token_bytes) == (num_indexers, 132)
+
+
 def test_shared_layers_store_nothing() -> None:
     config = {**LLAMA, "num_kv_shared_layers": 12}
     assert _one(config).token_bytes == 20 * 8 * 2 * 256

@@ -18,6 +18,7 @@ from prfaas.planner.geometry import KvGeometry
 from prfaas.planner.hf_config import geometry_from_config
 from prfaas.planner.html_report import html_report
 from prfaas.planner.load import load_question, read_config_json
+from prfaas.planner.parameters import active_parameters
 from prfaas.planner.plan import Plan, make_plan
 from prfaas.planner.profiles import PrefillProfile
 from prfaas.planner.roofline import ModelSize
@@ -39,7 +40,8 @@ class ModelView:
         accelerator: Catalogue name, for the roofline.
         gpus: GPUs of the roofline's instance.
         efficiency: Share of the tensor peak, in (0, 1].
-        active_parameters: Weights that one token uses, or None for the catalogue's.
+        active_parameters: Weights that one token uses, or None for the catalogue's or an
+            estimate from the config.
         as_json: JSON instead of tables.
     """
 
@@ -104,7 +106,8 @@ def show_model(view: ModelView) -> None:
 def _model(view: ModelView) -> tuple[KvGeometry, ModelSize | None]:
     path = Path(view.config)
     if path.suffix == ".json" or path.is_file():
-        name, fields, parameters = path.name, read_config_json(path), view.active_parameters
+        name, fields = path.name, read_config_json(path)
+        parameters = view.active_parameters or active_parameters(fields, name)
     else:
         known = find_model(view.config)
         name, fields = known.name, known.config

@@ -135,10 +135,22 @@ def _mla(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> list[LayerGro
     index_dim = config.integer("index_head_dim", default=0)
     if index_dim:
         scales = -(-index_dim // _INDEXER_SCALED_ELEMENTS) * 4
-        indexers = config.integer("indexer_full_layers", default=num_layers)
+        indexers = _num_indexers(config, num_layers)
         detail = f"{index_dim} fp8 + {scales} B of scales"
         groups.append(LayerGroup(LayerKind.INDEXER, indexers, index_dim + scales, detail=detail))
     return groups
+
+
+def _num_indexers(config: ConfigReader, num_layers: int) -> int:
+    """Layers with an indexer of their own; the others reuse the nearest earlier one's choice."""
+    if config.has("indexer_types"):
+        return config.strings("indexer_types")[:num_layers].count("full")
+    if config.has("index_topk_pattern"):
+        pattern = config.strings("index_topk_pattern")[:num_layers]
+        return num_layers - pattern.count("S") - pattern.count("shared")
+    every = max(config.integer("index_topk_freq", default=1), 1)
+    offset = config.integer("index_skip_topk_offset", default=2)
+    return sum(max(i - offset + 1, 0) % every == 0 for i in range(num_layers))
 
 
 def _state_group(
@@ -196,8 +208,7 @@ def _mamba2(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> LayerGroup
 
 
 def _mamba1(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> LayerGroup:
-    inner = config.integer("intermediate_size_mamba", default=0)
-    inner = inner or config.integer("mamba_expand", "expand") * config.integer("hidden_size")
+    inner = config.integer("mamba_expand", "expand") * config.integer("hidden_size")
     state = config.integer("mamba_d_state", "state_size")
     conv = (config.integer("mamba_d_conv", "conv_kernel") - 1) * inner
     return _state_group(num_layers, dtypes, conv, (inner, state), "Mamba-1")

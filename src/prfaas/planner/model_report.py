@@ -52,7 +52,10 @@ def roofline_prefill(
     """Prefill times of fp8 weights on a roofline; with efficiency 1 no instance is faster."""
     found = find_accelerator(accelerator)
     roofline = Roofline(found, num_gpus, "fp8", efficiency, 1.0, 0.0, "--efficiency")
-    name = f"roofline of {num_gpus} x {found.name}, fp8, {efficiency:.0%} of the peak"
+    name = (
+        f"roofline of {num_gpus} x {found.name}, fp8, {efficiency:.0%} of the peak, "
+        f"{w.count(size.active_parameters)} active parameters"
+    )
     return prefill_profile(name, roofline, geometry, size)
 
 

@@ -44,3 +44,8 @@ def price(amount: float | None) -> str:
     if amount is None:
         return "-"
     return "inf" if math.isinf(amount) else f"{amount:.3g}"
+
+
+def count(number: float) -> str:
+    """A large count: 17 B, 3.15 M."""
+    return f"{number / 1e9:.3g} B" if number >= 1e9 else f"{number / 1e6:.3g} M"
