@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from prfaas.planner.load import Question, load_question
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "plan"
+from .paths import EXAMPLES
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from prfaas.errors import ConfigError
 from prfaas.planner.plan_file import PlanFile
 
 from . import tiny_models
-from .conftest import EXAMPLES
+from .paths import EXAMPLES, REPOSITORY
 
 CASE = str(EXAMPLES / "paper-case-study.toml")
 
@@ -149,7 +149,7 @@ def test_model_lists_the_catalogue_and_suggests() -> None:
 
 
 def test_every_key_of_a_plan_file_is_documented() -> None:
-    documentation = (EXAMPLES.parents[1] / "docs" / "planner.md").read_text(encoding="utf-8")
+    documentation = (REPOSITORY / "docs" / "planner.md").read_text(encoding="utf-8")
     missing = [key for key in _keys(PlanFile) if f"`{key}`" not in documentation]
     assert not missing
 

@@ -124,6 +124,20 @@ def test_an_unknown_architecture_with_known_fields_is_accepted() -> None:
     assert _one({**LLAMA, "model_type": "novel"}) == _one(LLAMA)
 
 
+def test_a_window_without_layers_is_refused_for_an_unknown_architecture() -> None:
+    with pytest.raises(ConfigError, match="nothing says which layers of model_type 'novel' use it"):
+        _one({**LLAMA, "model_type": "novel", "sliding_window": 4096})
+    mistral = _one({**LLAMA, "model_type": "mistral", "sliding_window": 4096})
+    assert mistral.groups[0].kind is LayerKind.SLIDING
+
+
+def test_a_head_dim_that_does_not_come_out_even_is_refused() -> None:
+    config = {k: v for k, v in LLAMA.items() if k != "head_dim"}
+    assert _one(config) == _one(LLAMA)
+    with pytest.raises(ConfigError, match="hidden_size 4096 is no multiple of .* 96"):
+        _one({**config, "num_attention_heads": 96})
+
+
 def test_a_missing_field_is_named() -> None:
     config = {k: v for k, v in DEEPSEEK.items() if k != "qk_rope_head_dim"}
     with pytest.raises(ConfigError, match="qk_rope_head_dim"):

@@ -12,7 +12,7 @@ from prfaas.planner.plan import make_plan
 from prfaas.planner.search import at_threshold
 from prfaas.planner.throughput import Mode
 
-from .conftest import EXAMPLES
+from .paths import EXAMPLES
 
 CASE = EXAMPLES / "paper-case-study.toml"
 

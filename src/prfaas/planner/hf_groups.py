@@ -217,4 +217,9 @@ def _mamba1(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> LayerGroup
 def _derived_head_dim(config: ConfigReader) -> int:
     width = config.integer("hidden_size", "n_embd")
     heads = config.integer("num_attention_heads", "n_head")
+    if width % heads:
+        raise ConfigError(
+            f"{config.name}: field head_dim is missing, and hidden_size {width} is no multiple of "
+            f"num_attention_heads {heads}"
+        )
     return width // heads

@@ -38,6 +38,8 @@ _WORDS = {
 
 # Layer i is global when (i + 1) is a multiple of this, for families whose configs leave it out.
 _GLOBAL_EVERY = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4, "gpt_oss": 2}
+# Every layer is windowed in these families when sliding_window is set.
+_ALL_WINDOWED = {"mistral", "mixtral", "phi3"}
 _PURE_STATE = {"mamba", "mamba2", "falcon_mamba", "bamba"}
 
 
@@ -150,7 +152,14 @@ def _windows(config: ConfigReader, num_layers: int) -> list[str]:
         "_sliding_window_pattern",
         default=_GLOBAL_EVERY.get(config.model_type, 0),
     )
-    return _every(num_layers, every, SLIDING) if every else [SLIDING] * num_layers
+    if every:
+        return _every(num_layers, every, SLIDING)
+    if config.model_type in _ALL_WINDOWED or config.is_set("use_sliding_window"):
+        return [SLIDING] * num_layers
+    raise ConfigError(
+        f"{config.name}: field sliding_window is set, but nothing says which layers of model_type "
+        f"{config.model_type!r} use it; add layer_types to the config"
+    )
 
 
 # Field -> how it assigns kinds; the first field that is there decides.

@@ -15,7 +15,7 @@ _CACHE_WORDS = re.compile(
     r"|kda|state|cache|multi_query|n_head_kv|layer_types|block_type|hybrid|attn_|attention|chunk|head_dim|shared_layers"
 )
 _HARMLESS = re.compile(
-    r"bias|dropout|pdrop|num_attention_heads|use_cache|q_lora|output_|return_|scal|softcap|implementation|sinks?$|multipl"
+    r"bias|mlp|dropout|pdrop|num_attention_heads|use_cache|q_lora|output_|return_|scal|softcap|implementation|sinks?$|multipl"
     r"|hidden_states|temperature|norm|gate|clamp|decay|proj|cache_implementation|o_lora"
 )
 
