@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tomllib
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from prfaas.cli.plan import model, plan
 from prfaas.errors import ConfigError
+from prfaas.planner.load import load_question
+from prfaas.planner.plan import make_plan
 from prfaas.planner.plan_file import PlanFile
+from prfaas.planner.terminal import print_plan
 
 from . import tiny_models
 from .paths import EXAMPLES, REPOSITORY
@@ -48,6 +53,15 @@ def test_the_terminal_shows_the_case_study() -> None:
         "extrapolated outside 1,024-130,000 tokens",
     ):
         assert words in output
+
+
+def test_the_terminal_fits_80_columns() -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    print_plan(make_plan(load_question(Path(CASE))), console)
+    text = console.export_text()
+    assert "homogeneous, equal GPUs    96" in text
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "…" not in text
 
 
 def test_json_has_every_number() -> None:

@@ -134,7 +134,7 @@ def test_a_window_without_layers_is_refused_for_an_unknown_architecture() -> Non
 def test_a_head_dim_that_does_not_come_out_even_is_refused() -> None:
     config = {k: v for k, v in LLAMA.items() if k != "head_dim"}
     assert _one(config) == _one(LLAMA)
-    with pytest.raises(ConfigError, match="hidden_size 4096 is no multiple of .* 96"):
+    with pytest.raises(ConfigError, match=r"hidden_size 4096 is no multiple of .* 96"):
         _one({**config, "num_attention_heads": 96})
 
 

@@ -24,7 +24,7 @@ from prfaas.planner.profiles import PrefillProfile
 from prfaas.planner.roofline import ModelSize
 from prfaas.planner.terminal import print_plan
 
-_DEFAULT_WIDTH = 110  # of output that goes to a file or a pipe
+_DEFAULT_WIDTH = 100  # of output that goes to a file or a pipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ def _latency(plan: Plan) -> str:
         rows.append((name, *(w.seconds(value) for value in figures_s)))
     note = (
         f"Queued: Allen-Cunneen approximation at {times.arrival_per_s:.2f} req/s; the simulator "
-        "is the judge."
+        "is the judge. inf: the design can not carry this load."
     )
     return f"{_rows(head, rows)}<small>{escape(note)}</small>"
 

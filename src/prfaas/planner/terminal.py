@@ -39,6 +39,7 @@ def _parts(plan: Plan) -> list[RenderableType]:
     return [
         _designs_table("Exact expectations E[T(L)]", plan.exact),
         _designs_table("The paper's representative lengths T(E[L])", plan.paper),
+        _throughputs_table(plan),
         _stages_table(plan),
         _latency_table(plan),
         Group(_shadow_table(plan), _facts(plan)),
@@ -47,17 +48,27 @@ def _parts(plan: Plan) -> list[RenderableType]:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
+    """A table without lines, narrow enough for 80 columns."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+        table.add_column(column, justify="left" if i == 0 else "right", vertical="bottom")
     return table
 
 
 def _designs_table(title: str, comparison: Comparison) -> Table:
     table = _table(
         f"{title}: {w.percent(comparison.gain, signed=True)} at equal cost",
-        "design", "t, tokens", "PrfaaS/N_p/N_d", "Λ req/s", "egress", "price/h", "per Mtoken",
+        "design", "GPUs", "t", "instances", "Λ/s", "egress", "per Mtok",
     )  # fmt: skip
+    table.caption = "t in tokens; instances of PrfaaS/PD-P/PD-D; price of 1 M prompt tokens"
+    table.caption_justify = "left"
     for design in comparison.all:
         table.add_row(*_design_row(design))
     return table
@@ -66,14 +77,26 @@ def _designs_table(title: str, comparison: Comparison) -> Table:
 def _design_row(design: Design) -> tuple[str, ...]:
     found = design.operation
     return (
-        f"{design.name} ({design.num_gpus} GPUs)",
+        design.name,
+        str(design.num_gpus),
         w.tokens(found.offload_threshold),
         f"{found.num_prfaas}/{found.num_prefill}/{found.num_decode}",
         w.rate(found.rate_per_s),
         w.bandwidth(found.egress_bits_per_s) if found.egress_bits_per_s else "-",
-        w.price(design.price_per_h),
         w.price(design.price_per_mtoken),
     )
+
+
+def _throughputs_table(plan: Plan) -> Table:
+    table = _table(
+        "Stage throughputs Θ, req/s",
+        "design", "exact\nprfaas", "\npd-p", "\npd-d", "paper's\nprfaas", "\npd-p", "\npd-d",
+    )  # fmt: skip
+    for exact, paper in zip(plan.exact.all, plan.paper.all, strict=True):
+        both = (exact.operation, paper.operation)
+        rates = [r for o in both for r in (o.prfaas_per_s, o.pd_prefill_per_s, o.decode_per_s)]
+        table.add_row(exact.name, *(w.rate(rate) for rate in rates))
+    return table
 
 
 def _stages_table(plan: Plan) -> Table:
@@ -90,20 +113,15 @@ def _stages_table(plan: Plan) -> Table:
 def _latency_table(plan: Plan) -> Table:
     times = plan.latencies
     table = _table(
-        f"Time to first token; queueing at {times.arrival_per_s:.2f} req/s (approximate)",
-        "design", "mean, paper's way", "P90", "mean, overlapped", "mean, queued", "P90", "P99",
+        f"Time to first token; queued at {times.arrival_per_s:.2f} req/s (approximate)",
+        "design", "service\nmean", "\nP90", "overlap\nmean", "queued\nmean", "\nP90", "\nP99",
     )  # fmt: skip
+    table.caption = "service: the paper's way; inf: the design can not carry this load"
+    table.caption_justify = "left"
     for name, service in times.service.items():
-        queued = times.queued[name]
-        table.add_row(
-            name,
-            w.seconds(service.mean),
-            w.seconds(service.p90),
-            w.seconds(times.overlapped[name].mean),
-            w.seconds(queued.mean),
-            w.seconds(queued.p90),
-            w.seconds(queued.p99),
-        )
+        overlapped, queued = times.overlapped[name], times.queued[name]
+        shown = (service.mean, service.p90, overlapped.mean, queued.mean, queued.p90, queued.p99)
+        table.add_row(name, *(w.seconds(value) for value in shown))
     return table
 
 

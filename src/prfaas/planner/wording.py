@@ -23,9 +23,9 @@ def bandwidth(bits_per_s: float | None) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration; "saturated" when it has no bound."""
+    """A duration; "inf" when it has no bound."""
     if math.isinf(value):
-        return "saturated"
+        return "inf"
     return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
