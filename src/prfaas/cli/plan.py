@@ -42,9 +42,16 @@ def plan(
 ) -> None:
     """Does Prefill-as-a-Service pay, and with what settings?
 
-    FILE is a plan file: model, workload, clusters, links and prices; see examples/plan.
+    FILE is a plan file: model, workload, clusters, links and prices; see docs/planner.md.
+
+    \b
+    Examples:
+      prfaas plan examples/plan/paper-case-study.toml
+      prfaas plan FILE --set 'prfaas.0.link.bandwidth="10Gbps"' --set pd.instances=10
+      prfaas plan FILE --report plan.html       one file, opens without a network
+      prfaas plan FILE --emit                   settings for `prfaas up`
     """
-    from prfaas.cli.plan_actions import show_plan  # noqa: PLC0415
+    from prfaas.cli.plan_actions import show_plan
 
     show_plan(file, settings, as_json=as_json, report=report, emit=emit)
 
@@ -90,8 +97,14 @@ def model(
     """What a model leaves in the KV cache, and its KV throughput.
 
     CONFIG is a Hugging Face config.json, or the name of a model in the catalogue.
+
+    \b
+    Examples:
+      prfaas model config.json --block-size 384
+      prfaas model llama_3_3_70b --gpus 2 --efficiency 0.43
+      prfaas model --list
     """
-    from prfaas.cli.plan_actions import ModelView, show_catalogue, show_model  # noqa: PLC0415
+    from prfaas.cli.plan_actions import ModelView, show_catalogue, show_model
 
     if list_all:
         show_catalogue()
@@ -160,12 +173,17 @@ def profile(
     URL is the engine, such as http://localhost:8000. It should serve nothing else meanwhile.
     Prompts are random token ids, so its prefix cache does not help. A used seed meets its own
     prompts in the cache.
+
+    \b
+    Examples:
+      prfaas profile http://localhost:8000 --model m --hardware 8xH200 --out h200.toml
+      prfaas profile URL --model m --hardware 8xH20 --batches 1,8,32 --out h20.toml
     """
     if len(lengths) < 2:
         raise ConfigError(f"--lengths has {len(lengths)} value; a curve needs at least 2")
     if seed is None:
         seed = random.SystemRandom().randrange(2**32)
-    from prfaas.cli.measure_actions import Sweep, measure_engine  # noqa: PLC0415
+    from prfaas.cli.measure_actions import Sweep, measure_engine
 
     sweep = Sweep(
         url=url,
