@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from prfaas.cli.plan import model, plan
+from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
 from prfaas.planner.load import load_question
 from prfaas.planner.plan import make_plan
@@ -78,6 +79,12 @@ def test_emit_is_a_fragment_of_a_deployment_file() -> None:
     output = run(CASE, "--emit").output
     assert tomllib.loads(output) == {"routing": {"offload_threshold": 19_600}}
     assert "# H20 cluster                     decode            5" in output
+
+
+def test_prfaas_up_takes_the_emitted_settings() -> None:
+    deployment = tomllib.loads((REPOSITORY / "examples" / "laptop.toml").read_text())
+    deployment["routing"] |= tomllib.loads(run(CASE, "--emit").output)["routing"]
+    assert Deployment.model_validate(deployment).routing.offload_threshold == 19_600
 
 
 def test_emit_of_a_plan_that_offloads_nothing() -> None:
