@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcache_sim.calculator import (  # type: ignore[import-untyped]
+from kvcache_sim.calculator import (
     calculate_cache_size,
     load_models_data,
 )

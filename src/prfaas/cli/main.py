@@ -10,6 +10,7 @@ from prfaas import __version__
 from prfaas.cli.demo import demo
 from prfaas.cli.deploy import check, up
 from prfaas.cli.parts import gateway, identity, pool
+from prfaas.cli.plan import model, plan, profile
 from prfaas.errors import PrfaasError
 
 EXIT_MISTAKE = 2
@@ -29,7 +30,7 @@ def cli() -> None:
     """
 
 
-for command in (check, demo, gateway, identity, pool, up):
+for command in (check, demo, gateway, identity, model, plan, pool, profile, up):
     cli.add_command(command)
 
 

@@ -1,0 +1,110 @@
+"""Real processes of a deployment: they stop when told, and nothing stays when one can not start."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from prfaas.cli import topology
+from prfaas.cli.main import main
+from prfaas.engines.launch import Command
+from prfaas.wire.identity import make_authority, make_identity
+
+PATIENCE_S = 30.0
+DEPLOYMENT = """
+state = "state"
+[model]
+name = "tiny"
+path = "./model"
+[gateway]
+listen = "127.0.0.1:0"
+[routing]
+offload_threshold = 1000
+[security]
+identities = "identities"
+generate = true
+[clusters.pd]
+role = "pd"
+[clusters.pd.pools.pd-pool]
+memory = "1MiB"
+[clusters.pd.engines.pd-engine]
+pool = "pd-pool"
+"""
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def mentioning(place: Path) -> list[str]:
+    """Command lines of living processes that name a place, this one left out."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(place) in line and int(path.parent.name) != os.getpid():
+            lines.append(line)
+    return lines
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_pool_node_stops_when_told_and_removes_its_socket(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    make_authority(tmp_path)
+    make_identity(tmp_path, "pd-pool")
+    place = tmp_path / "pool.sock"
+    args = ["--name", "pd-pool", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+    args += ["--socket", str(place), "--identities", str(tmp_path)]
+    command = [sys.executable, "-m", "prfaas", "pool", *args]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        until(place.exists)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+    assert not place.exists()
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("print('prfaas: use another block size'); raise SystemExit(2)", "use another block size"),
+        ("print('no memory'); raise SystemExit(1)", "no memory"),
+    ],
+)
+def test_an_engine_that_can_not_start_takes_everything_down(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    engine: str,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    path = tmp_path / "deployment.toml"
+    path.write_text(DEPLOYMENT.replace('"state"', f'"{tmp_path / "state"}"'))
+    command = Command([sys.executable, "-S", "-c", engine, str(tmp_path)], dict(os.environ))
+    monkeypatch.setattr(topology, "engine_command", lambda *_: command)
+    monkeypatch.setattr(sys, "argv", ["prfaas", "up", str(path)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    output = capsys.readouterr()
+    assert "engine pd-engine" in output.err
+    assert said in output.err
+    assert "Traceback" not in output.err
+    assert "pool node  pd-pool          ready" in output.out
+    until(lambda: mentioning(tmp_path) == [])
+    assert not (tmp_path / "state" / "pd-pool.sock").exists()
