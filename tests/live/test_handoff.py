@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 
 import openai
 import pytest
 
+from prfaas.planner.geometry import LayerKind, page_bytes
+from prfaas.planner.hf_config import geometry_from_config
 from tests.live.conftest import Live, document
 
 pytestmark = [
@@ -15,13 +19,20 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
-ATTENTION_BLOCK_BYTES = 384 * 2 * 2 * 64 * 2
-"""384 tokens x (key + value) x 2 KV heads x 64 x bf16."""
-STATE_BYTES = 8 * 64 * 64 * 4 + 3 * (2 * 4 * 64 + 8 * 64) * 2
-"""Gated DeltaNet: 8 value heads x 64 x 64 in fp32, and 3 steps of convolution input in bf16."""
 BLOCK_TOKENS = 384
 LINEAR_GROUPS = ("0", "1", "2")
 ATTENTION_GROUP = "3"
+
+
+def planned_bytes(live: Live, num_tokens: int, first_token: int = 0) -> int:
+    """What the planner says that full blocks and one state of every linear layer take."""
+    config = json.loads((Path(live.topology.deployment.model.path) / "config.json").read_text())
+    geometry = geometry_from_config(config, state_dtype="float32")
+    num_blocks = (num_tokens - 1) // BLOCK_TOKENS - first_token // BLOCK_TOKENS
+    attention = [group for group in geometry.groups if group.kind is LayerKind.FULL]
+    states = [group for group in geometry.groups if group.kind is LayerKind.LINEAR]
+    per_block = sum(group.num_layers * page_bytes(group, BLOCK_TOKENS) for group in attention)
+    return num_blocks * per_block + sum(g.num_layers * g.state_bytes for g in states)
 
 
 @pytest.mark.parametrize("num_chars", [2000, 5000, 9000, 12000])
@@ -49,7 +60,7 @@ async def test_a_long_prompt_is_prefilled_remotely_with_the_same_answer(
     }
     assert loaded[ATTENTION_GROUP] == num_blocks
     assert [loaded[group] for group in LINEAR_GROUPS] == [1, 1, 1]
-    assert record["kv_bytes"] == num_blocks * ATTENTION_BLOCK_BYTES + 3 * STATE_BYTES
+    assert record["kv_bytes"] == planned_bytes(live, num_tokens)
 
 
 async def test_a_short_prompt_stays_local(live: Live) -> None:
@@ -152,8 +163,8 @@ async def test_only_what_the_pd_cluster_lacks_is_shipped(live: Live) -> None:
     record = await live.record(headers["X-Request-Id"])
     assert (record["path"], record["fallback"]) == ("remote", None)
     assert record["pd_hit_tokens"] == known_blocks * BLOCK_TOKENS
-    num_blocks = (answer["usage"]["prompt_tokens"] - 1) // BLOCK_TOKENS - known_blocks
-    assert record["kv_bytes"] == num_blocks * ATTENTION_BLOCK_BYTES + 3 * STATE_BYTES
+    num_tokens = answer["usage"]["prompt_tokens"]
+    assert record["kv_bytes"] == planned_bytes(live, num_tokens, known_blocks * BLOCK_TOKENS)
     cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached == known_blocks * BLOCK_TOKENS
     assert answer["choices"][0]["message"]["content"] == await live.alone(longer, "longer")
