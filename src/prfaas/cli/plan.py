@@ -137,7 +137,13 @@ def model(
     show_default=True,
     help="Prompt lengths, tokens.",
 )
-@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Measurements of each length.",
+)
 @click.option(
     "--batches", callback=_counts, default="", help="Also measure decode with so many requests."
 )
@@ -148,11 +154,28 @@ def model(
     show_default=True,
     help="Prompt lengths for decode, tokens.",
 )
-@click.option("--output-tokens", type=click.IntRange(min=4), default=64, show_default=True)
-@click.option("--max-token-id", type=click.IntRange(min=10), default=500, show_default=True)
+@click.option(
+    "--output-tokens",
+    type=click.IntRange(min=4),
+    default=64,
+    show_default=True,
+    help="Output of each decode request, tokens.",
+)
+@click.option(
+    "--max-token-id",
+    type=click.IntRange(min=10),
+    default=500,
+    show_default=True,
+    help="Largest token id in a prompt; below the size of the vocabulary.",
+)
 @click.option("--seed", type=int, default=None, help="Seed of the prompts; random if absent.")
 @click.option("--api-key", envvar="PRFAAS_API_KEY", help="Bearer token.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="Where the profile is written, TOML.",
+)
 def profile(
     *,
     url: str,
