@@ -134,6 +134,7 @@ async def test_a_client_that_leaves_ends_the_transfer_at_both_ends(
         assert await prefill.store(PROMPT[2:4], transfer)
     await until(lambda: prfaas.metric("transfers_total", direction="sent", state="aborted") == 1)
     await until(lambda: pd.metric("transfers_total", **ABORTED) == 1)
+    assert prfaas.metric("transfers_total", **ABORTED) == 0
     assert await decode.look_up(PROMPT[:5], transfer) == [HIT, HIT, MISS, MISS, MISS]
     gateway.channel.close("done")
 

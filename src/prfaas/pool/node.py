@@ -163,7 +163,8 @@ class PoolNode:
             self._state_changed()
 
     def _abort(self, transfer_id: bytes, reason: str) -> None:
-        self.inbound.aborted(transfer_id, reason)
+        if self.settings.sources:
+            self.inbound.aborted(transfer_id, reason)
         for link in self.links.values():
             link.abort(transfer_id, reason, tell_peer=True)
 
