@@ -31,16 +31,25 @@ from prfaas.errors import ConfigError, EngineError
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
+OVERLAY = click.option(
+    "--with",
+    "overlay",
+    type=click.Path(path_type=Path),
+    help="Settings that take precedence over FILE's, as `prfaas plan --emit` writes them.",
+)
+
+
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-def check(file: Path) -> None:
+@OVERLAY
+def check(file: Path, overlay: Path | None) -> None:
     """Is the deployment in FILE right? Starts nothing; exit code 2 if not.
 
     \b
     Examples:
       prfaas check examples/laptop.toml
     """
-    deployment = load_deployment(file)
+    deployment = load_deployment(file, overlay)
     check_deployment(deployment)
     check_ports(deployment)
     for cluster_name, cluster in deployment.clusters.items():
@@ -57,8 +66,9 @@ def check(file: Path) -> None:
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
+@OVERLAY
 @click.option("--restart", is_flag=True, help="Start a part that ends anew, and say so.")
-def up(file: Path, restart: bool) -> None:
+def up(file: Path, overlay: Path | None, restart: bool) -> None:
     """Run the deployment in FILE until stopped, in the foreground.
 
     Starts every part that FILE gives no `url` or `address` for, prints the endpoint, and says so
@@ -67,11 +77,13 @@ def up(file: Path, restart: bool) -> None:
     \b
     Examples:
       prfaas up examples/laptop.toml
+      prfaas plan plan.toml --emit > settings.toml
+      prfaas up two-sites.toml --with settings.toml
     """
-    deployment = load_deployment(file)
+    deployment = load_deployment(file, overlay)
 
     async def run(stop: asyncio.Event) -> None:
-        async with running(deployment, file, stop) as (topology, supervisor):
+        async with running(deployment, file, stop, overlay) as (topology, supervisor):
             _announce(topology)
             await _watch(supervisor, stop, restart)
 
@@ -80,7 +92,7 @@ def up(file: Path, restart: bool) -> None:
 
 @contextlib.asynccontextmanager
 async def running(
-    deployment: Deployment, file: Path, stop: asyncio.Event
+    deployment: Deployment, file: Path, stop: asyncio.Event, overlay: Path | None = None
 ) -> AsyncIterator[tuple[Topology, Supervisor]]:
     """A deployment that runs for as long as the context is open.
 
@@ -92,7 +104,7 @@ async def running(
     check_ports(deployment)
     deployment.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     with state_lock(deployment):
-        async with _running_locked(deployment, file, stop) as running_parts:
+        async with _running_locked(deployment, file, stop, overlay) as running_parts:
             yield running_parts
 
 
@@ -117,11 +129,11 @@ def state_lock(deployment: Deployment) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def _running_locked(
-    deployment: Deployment, file: Path, stop: asyncio.Event
+    deployment: Deployment, file: Path, stop: asyncio.Event, overlay: Path | None
 ) -> AsyncIterator[tuple[Topology, Supervisor]]:
     prepare_identities(deployment)
     await prepare_model(deployment)
-    topology = lay_out(deployment, file)
+    topology = lay_out(deployment, file, overlay)
     with StartProgress(console) as progress:
         supervisor = Supervisor(parts(topology), progress.show)
         started = asyncio.create_task(supervisor.start())

@@ -205,12 +205,14 @@ class UrlType(click.ParamType[tuple[str, str]]):
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
+@click.option("--with", "overlay", type=click.Path(path_type=Path), help="Settings over FILE's.")
 @click.option("--listen", type=AddressType(), help="Instead of gateway.listen in FILE.")
 @click.option("--engine", "engines", type=UrlType(), multiple=True, help="Where an engine is.")
 @click.option("--pool", "pools", type=PeerType(), multiple=True, help="Where a pool node is.")
 def gateway(
     *,
     file: Path,
+    overlay: Path | None,
     listen: tuple[str, int] | None,
     engines: tuple[tuple[str, str], ...],
     pools: tuple[tuple[str, tuple[str, int]], ...],
@@ -229,7 +231,7 @@ def gateway(
     from prfaas.gateway.endpoints import Endpoints
 
     set_up_logging()
-    deployment = load_deployment(file)
+    deployment = load_deployment(file, overlay)
     if listen is not None:
         deployment = listen_on(deployment, listen)
     known_engines, known_pools = dict(engines), dict(pools)

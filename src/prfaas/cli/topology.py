@@ -27,6 +27,7 @@ class Topology:
     Attributes:
         deployment: The deployment.
         file: Its file.
+        overlay: Settings that take precedence over the file's; None for none.
         run: Tells this start from others.
         pools: Where each pool node is reached.
         engines: Base URL of each engine.
@@ -35,6 +36,7 @@ class Topology:
 
     deployment: Deployment
     file: Path
+    overlay: Path | None
     run: str
     pools: dict[str, Address]
     engines: dict[str, str]
@@ -52,7 +54,7 @@ class Topology:
         return f"http://{host}:{port}"
 
 
-def lay_out(deployment: Deployment, file: Path) -> Topology:
+def lay_out(deployment: Deployment, file: Path, overlay: Path | None = None) -> Topology:
     """Give every part of a deployment its address.
 
     Raises:
@@ -69,7 +71,7 @@ def lay_out(deployment: Deployment, file: Path) -> Topology:
             host, port = ("", 0) if engine.url else _own_address(name, engine.listen)
             engines[name] = engine.url or f"http://{host}:{port}"
     gateway = _own_address(deployment.gateway.name, deployment.gateway.listen)
-    return Topology(deployment, file, secrets.token_hex(4), pools, engines, gateway)
+    return Topology(deployment, file, overlay, secrets.token_hex(4), pools, engines, gateway)
 
 
 def parts(topology: Topology) -> list[list[Part]]:
@@ -216,6 +218,8 @@ def _engine_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
 def _gateway_part(topology: Topology) -> Part:
     args = [sys.executable, "-m", "prfaas", "gateway", str(topology.file)]
     args += ["--listen", "{}:{}".format(*topology.gateway)]
+    if topology.overlay is not None:
+        args += ["--with", str(topology.overlay)]
     for name, url in topology.engines.items():
         args += ["--engine", f"{name}={url}"]
     for name, (host, port) in topology.pools.items():

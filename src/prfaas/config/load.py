@@ -13,24 +13,47 @@ from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
 
 
-def load_deployment(path: Path) -> Deployment:
+def load_deployment(path: Path, overlay: Path | None = None) -> Deployment:
     """Read and check a deployment file. Relative paths in it start at the working directory.
 
+    Args:
+        path: The file.
+        overlay: A file of the same form whose keys take precedence, such as the settings that
+            `prfaas plan --emit` writes.
+
     Raises:
-        ConfigError: The file can not be read, is no TOML, or breaks a rule; the message has one
+        ConfigError: A file can not be read, is no TOML, or breaks a rule; the message has one
             line for every problem.
     """
-    try:
-        tables = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path} can not be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no valid TOML: {error}") from None
+    tables = _read(path)
+    if overlay is not None:
+        tables = _merged(tables, _read(overlay))
     try:
         return Deployment.model_validate(tables)
     except ValidationError as error:
         problems = "\n  ".join(_problem(entry) for entry in error.errors())
         raise ConfigError(f"{path}:\n  {problems}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path} can not be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no valid TOML: {error}") from None
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Tables of both; where both have a key, tables are merged and other values are `above`'s."""
+    merged = dict(below)
+    for key, value in above.items():
+        known = merged.get(key)
+        if isinstance(known, dict) and isinstance(value, dict):
+            merged[key] = _merged(known, value)
+        else:
+            merged[key] = value
+    return merged
 
 
 def _problem(entry: Any) -> str:
