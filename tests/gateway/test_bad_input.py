@@ -259,3 +259,13 @@ def test_any_body_is_either_parsed_or_refused(body: dict[str, Any], api: Api) ->
 def test_any_bytes_are_either_parsed_or_refused(data: bytes, api: Api) -> None:
     with pytest.raises(RequestError):
         parse_request(data, api, "tiny", 300)
+
+
+async def test_a_body_that_is_not_encoded_as_it_says(world: World) -> None:
+    async with world.http.post(
+        f"{world.url}/v1/chat/completions",
+        data=b'{"model": "m"}',
+        headers={"Content-Encoding": "gzip", "Content-Type": "application/json"},
+    ) as reply:
+        assert reply.status == 400
+        assert "Content-Encoding" in (await reply.json())["error"]["message"]

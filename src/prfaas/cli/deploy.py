@@ -18,6 +18,7 @@ from prfaas.cli.processes import Part, Supervisor
 from prfaas.cli.progress import StartProgress
 from prfaas.cli.topology import (
     Topology,
+    check_addresses,
     check_ports,
     lay_out,
     missing_identity,
@@ -26,7 +27,7 @@ from prfaas.cli.topology import (
 )
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
-from prfaas.errors import ConfigError, EngineError
+from prfaas.errors import ConfigError
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
@@ -51,7 +52,6 @@ def check(file: Path, overlay: Path | None) -> None:
     """
     deployment = load_deployment(file, overlay)
     check_deployment(deployment)
-    check_ports(deployment)
     for cluster_name, cluster in deployment.clusters.items():
         here = [name for name, engine in cluster.engines.items() if not engine.url]
         console.print(
@@ -59,9 +59,19 @@ def check(file: Path, overlay: Path | None) -> None:
             f"{len(cluster.engines)} engines, {len(cluster.pools)} pool nodes, "
             f"{len(here)} engines started here"
         )
-    if not deployment.security.generate and (problem := missing_identity(deployment)):
-        console.print(f"not on this machine yet: {problem}")
+    for problem in _not_here_yet(deployment):
+        console.print(f"not on this machine now: {problem}")
     console.print(f"{file}: ok")
+
+
+def _not_here_yet(deployment: Deployment) -> Iterator[str]:
+    """What stands in the way of a start on this machine; the file can be right all the same."""
+    if not deployment.security.generate and (problem := missing_identity(deployment)):
+        yield problem
+    try:
+        check_ports(deployment)
+    except ConfigError as error:
+        yield str(error)
 
 
 @click.command()
@@ -99,9 +109,9 @@ async def running(
     Raises:
         ConfigError: Something in the file, or on this machine, has to change first.
         EngineError: A part ended while it was starting.
+        KeyboardInterrupt: Stopped while it was starting.
     """
     check_deployment(deployment)
-    check_ports(deployment)
     deployment.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     with state_lock(deployment):
         async with _running_locked(deployment, file, stop, overlay) as running_parts:
@@ -131,6 +141,7 @@ def state_lock(deployment: Deployment) -> Iterator[None]:
 async def _running_locked(
     deployment: Deployment, file: Path, stop: asyncio.Event, overlay: Path | None
 ) -> AsyncIterator[tuple[Topology, Supervisor]]:
+    check_ports(deployment)
     prepare_identities(deployment)
     await prepare_model(deployment)
     topology = lay_out(deployment, file, overlay)
@@ -141,10 +152,11 @@ async def _running_locked(
         try:
             await asyncio.wait({started, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not started.done():
-                raise EngineError("stopped before everything was ready")
+                raise KeyboardInterrupt
             started.result()
         except BaseException:
             started.cancel()
+            console.print("stopping")
             await supervisor.stop()
             raise
         finally:
@@ -160,8 +172,9 @@ def check_deployment(deployment: Deployment) -> None:
     """What can be wrong beyond the file's own rules.
 
     Raises:
-        ConfigError: The checkpoint is missing.
+        ConfigError: The checkpoint is missing, or two parts listen at one address.
     """
+    check_addresses(deployment)
     path = Path(deployment.model.path)
     looks_local = path.is_absolute() or deployment.model.path.startswith(".")
     if looks_local and not deployment.model.generate and not (path / "config.json").exists():

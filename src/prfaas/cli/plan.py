@@ -31,6 +31,13 @@ def _counts(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[in
     return found
 
 
+def _finite(_ctx: click.Context, _param: click.Parameter, number: float | None) -> float | None:
+    """A positive number, neither infinite nor NaN."""
+    if number is not None and not 0 < number < float("inf"):
+        raise click.BadParameter(f"{number} is not a positive finite number")
+    return number
+
+
 @click.command()
 @click.argument("file", type=_FILE)
 @click.option("--set", "settings", multiple=True, metavar="A.B=V", help="Change one setting.")
@@ -78,7 +85,12 @@ def plan(
     show_default=True,
     help="Share of the tensor peak that prefill reaches; 1 gives a ceiling.",
 )
-@click.option("--active-parameters", type=float, help="Weights that one token uses, as in 17e9.")
+@click.option(
+    "--active-parameters",
+    type=float,
+    callback=_finite,
+    help="Weights that one token uses, as in 17e9.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def model(
     config: str | None,

@@ -23,6 +23,7 @@ from prfaas.planner.plan import Plan, make_plan
 from prfaas.planner.profiles import PrefillProfile
 from prfaas.planner.roofline import ModelSize
 from prfaas.planner.terminal import print_plan
+from prfaas.planner.verdict import Answer
 
 _DEFAULT_WIDTH = 100  # of output that goes to a file or a pipe
 
@@ -65,11 +66,15 @@ def show_plan(
     Raises:
         ConfigError: The question is wrong, or the report can not be written.
     """
+    if emit and as_json:
+        raise ConfigError("--emit prints TOML and --json prints JSON; choose one")
     answer = make_plan(load_question(file, settings))
     if report is not None:
         _write_report(answer, report)
     if emit:
         click.echo(deployment_settings(answer), nl=False)
+        if answer.verdict.answer is not Answer.PAYS:
+            click.echo(f"note: {answer.verdict.sentence}", err=True)
     elif as_json:
         click.echo(json.dumps(machine_report.as_dict(answer), indent=2, ensure_ascii=False))
     else:

@@ -14,11 +14,14 @@ from pathlib import Path
 
 import aiohttp
 
+from prfaas.cli.process_group import die_with_parent, kill_group, members, shared_segments
 from prfaas.engines.launch import Command
 from prfaas.errors import ConfigError, EngineError
 
 STOP_S = 15.0
 """How long a process may take to stop before it is killed."""
+GRACE_S = 3.0
+"""How long what it started may go on after it, to tidy up shared memory."""
 POLL_S = 0.2
 LOG_LINES = 12
 """Last lines of a log shown when its process ends during start-up."""
@@ -50,6 +53,8 @@ class Part:
     ready_after_s: float | None = None
     reported: bool = False
     """Whether its end was told by `Supervisor.died`."""
+    _segments: set[Path] = field(default_factory=set)
+    _is_clean: bool = False
 
     @property
     def exit_code(self) -> int | None:
@@ -59,7 +64,7 @@ class Part:
     def start(self) -> None:
         """Start the process, in a session of its own so that Ctrl-C reaches only us."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        self.ready_after_s, self.reported = None, False
+        self.ready_after_s, self.reported, self._is_clean = None, False, False
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command.args,
@@ -68,7 +73,9 @@ class Part:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread of ours holds a lock
             )
+        self._segments = set()
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process and all it started; harmless if they are gone."""
@@ -76,13 +83,32 @@ class Part:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
 
+    def terminate(self) -> None:
+        """Ask the process to stop, and note what shared memory its group holds."""
+        if self.process is not None and self.exit_code is None:
+            self._note_segments(self.process.pid)
+            self.process.terminate()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process and all it started have ended."""
+        return self.process is None or (
+            self.exit_code is not None and not members(self.process.pid)
+        )
+
     def clean_up(self) -> None:
-        """End what the process left behind, and remove its files."""
-        self.signal(signal.SIGKILL)
-        if self.process is not None:
-            self.process.wait()
-        for path in self.leftovers:
+        """End what the process left behind, and remove its files and shared memory."""
+        if self.process is None or self._is_clean:
+            return
+        self._note_segments(self.process.pid)
+        kill_group(self.process.pid)
+        self.process.wait()
+        self._is_clean = True
+        for path in [*self.leftovers, *self._segments]:
             path.unlink(missing_ok=True)
+
+    def _note_segments(self, group: int) -> None:
+        self._segments |= shared_segments(members(group))
 
     def last_words(self) -> str:
         """The end of its log."""
@@ -143,24 +169,21 @@ class Supervisor:
     async def stop(self) -> None:
         """Stop everything, the last started first; what does not stop in time is killed."""
         for stage in reversed(self.stages):
-            running = [part for part in stage if part.process and part.exit_code is None]
-            for part in running:
-                part.process.terminate() if part.process else None
-            deadline = time.monotonic() + STOP_S
-            while any(part.exit_code is None for part in running):
-                if time.monotonic() > deadline:
-                    break
-                await asyncio.sleep(POLL_S / 4)
-            for part in stage:
-                if part.process is not None:
-                    part.clean_up()
+            started = [part for part in stage if part.process]
+            for part in started:
+                part.terminate()
+            await _within(STOP_S, started, lambda part: part.exit_code is not None)
+            await _within(GRACE_S, started, lambda part: part.is_gone)
+            for part in started:
+                part.clean_up()
 
     async def died(self) -> Part:
-        """Wait until a part ends by itself; every end is reported once."""
+        """Wait until a part ends by itself, and end what it leaves behind; reported once."""
         while True:
             for part in self.parts:
                 if part.process and part.exit_code is not None and not part.reported:
                     part.reported = True
+                    part.clean_up()
                     return part
             await asyncio.sleep(POLL_S)
 
@@ -176,6 +199,15 @@ class Supervisor:
                 await reply.read()
         part.ready_after_s = time.monotonic() - began
         self._on_progress(part)
+
+
+async def _within(limit_s: float, parts: list[Part], done: Callable[[Part], bool]) -> None:
+    """Wait until all parts are done, or the time is over."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        if all(done(part) for part in parts) or time.monotonic() > deadline:
+            return
+        await asyncio.sleep(POLL_S / 4)
 
 
 def _start_failure(part: Part) -> Exception:

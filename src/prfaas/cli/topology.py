@@ -117,8 +117,8 @@ def missing_identity(deployment: Deployment) -> str:
         for path in (identity.authority, identity.certificate, identity.key):
             if not path.exists():
                 return (
-                    f"identity file {path} is missing; "
-                    f"`prfaas identity {name} --directory {directory}` makes one"
+                    f"identity file {path} is missing; make it with `prfaas identity {name}` where "
+                    f"the deployment's ca.key is, and carry it to {directory}"
                 )
     return ""
 
@@ -130,8 +130,8 @@ def _identity_names(deployment: Deployment) -> list[str]:
     return names
 
 
-def check_ports(deployment: Deployment) -> None:
-    """See that every `listen` address is free, and given to one part only.
+def check_addresses(deployment: Deployment) -> None:
+    """See that every `listen` address is given to one part only.
 
     Raises:
         ConfigError: One is not.
@@ -144,6 +144,15 @@ def check_ports(deployment: Deployment) -> None:
                 f"{other} and {name} can not both listen on {address[0]}:{address[1]}; "
                 "name another port for one of them"
             )
+
+
+def check_ports(deployment: Deployment) -> None:
+    """See that every `listen` address is free on this machine.
+
+    Raises:
+        ConfigError: One is not.
+    """
+    for name, address in _listens(deployment):
         _bind(name, address)
 
 

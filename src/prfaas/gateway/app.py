@@ -202,7 +202,12 @@ class Gateway:
                 status=429,
                 error_type="TooManyRequestsError",
             )
-        data = await request.read()
+        try:
+            data = await request.read()
+        except web.RequestPayloadError:
+            raise RequestError(
+                "the request body can not be read as its Content-Encoding says"
+            ) from None
         client = parse_request(data, api, self._model, self._prompts.vocab_size)
         record.stream = client.stream
         trace = request.headers.get("traceparent", "")

@@ -61,9 +61,9 @@ class Views:
 
     async def _health(self, request: web.Request) -> web.Response:
         """Can it serve? With `?full=1`: is every part there, so that offloading works too?"""
-        if self.engines.choose(ClusterRole.PD) is None:
-            return error_response(UnavailableError("no engine of a PD cluster is ready"), {})
         missing = self._missing() if "full" in request.query else []
+        if not missing and self.engines.choose(ClusterRole.PD) is None:
+            return error_response(UnavailableError("no engine of a PD cluster is ready"), {})
         if missing:
             return error_response(UnavailableError(f"not there: {', '.join(missing)}"), {})
         return json_response({"status": "ready"})

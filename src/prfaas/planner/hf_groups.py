@@ -188,7 +188,7 @@ def _kda(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> LayerGroup:
 
 
 def _lightning(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> LayerGroup:
-    heads = config.integer("num_attention_heads")
+    heads = config.positive("num_attention_heads")
     dim = config.integer("head_dim", default=0) or _derived_head_dim(config)
     return _state_group(num_layers, dtypes, 0, (heads, dim, dim), "Lightning")
 
@@ -216,7 +216,7 @@ def _mamba1(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> LayerGroup
 
 def _derived_head_dim(config: ConfigReader) -> int:
     width = config.integer("hidden_size", "n_embd")
-    heads = config.integer("num_attention_heads", "n_head")
+    heads = config.positive("num_attention_heads", "n_head")
     if width % heads:
         raise ConfigError(
             f"{config.name}: field head_dim is missing, and hidden_size {width} is no multiple of "

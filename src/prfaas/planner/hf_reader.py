@@ -66,6 +66,17 @@ class ConfigReader:
             )
         return default
 
+    def positive(self, *names: str) -> int:
+        """As `integer`, for a count that cannot be 0.
+
+        Raises:
+            ConfigError: None is there, or the value is no integer >= 1.
+        """
+        value = self.integer(*names)
+        if value == 0:
+            raise ConfigError(f"{self.name}: field {names[0]} is 0; expected at least 1")
+        return value
+
     def integers(self, name: str) -> list[int]:
         """A list of integers.
 

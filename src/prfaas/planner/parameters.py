@@ -43,7 +43,7 @@ def _active(config: ConfigReader) -> float:
 
 
 def _attention(config: ConfigReader) -> int:
-    width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    width, heads = config.integer("hidden_size"), config.positive("num_attention_heads")
     rank = config.integer("kv_lora_rank", default=0)
     if rank:
         nope, rope = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
@@ -72,7 +72,7 @@ def _recurrent(config: ConfigReader) -> int:
         return 4 * width * heads * source.integer("head_dim", "linear_head_dim")
     if config.has("mamba_n_heads") or config.has("mamba_num_heads"):
         return width * (3 * _mamba_width(config))
-    heads = config.integer("num_attention_heads")
+    heads = config.positive("num_attention_heads")
     return 5 * width * heads * config.integer("head_dim", default=width // heads)
 
 

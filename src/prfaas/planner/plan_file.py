@@ -43,7 +43,7 @@ Ratio = Annotated[float, Field(gt=0, le=1)]
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelTable(_Table):

@@ -120,7 +120,7 @@ def prefill_flops(geometry: KvGeometry, model: ModelSize, num_tokens: FloatArray
 
 def _query_key_value(config: ConfigReader) -> float:
     """Query heads times (key dimension + value dimension) of one attention layer."""
-    heads = config.integer("num_attention_heads", "n_head")
+    heads = config.positive("num_attention_heads", "n_head")
     if config.integer("kv_lora_rank", default=0):
         key = config.integer("qk_nope_head_dim") + config.integer("qk_rope_head_dim")
         return heads * (key + config.integer("v_head_dim"))

@@ -122,6 +122,14 @@ class PoolNode:
                     tasks.create_task(link.run())
                 tasks.create_task(self._engine_port.run())
                 tasks.create_task(self._keep_house())
+                log.info(
+                    "pool node %s: links at %s:%d, engines at %s, health and metrics at %s",
+                    self.settings.name,
+                    self.settings.listen[0],
+                    self.link_port.port,
+                    self.settings.socket_path,
+                    site.name,
+                )
                 ready()
         finally:
             self._engine_port.close()

@@ -1,0 +1,57 @@
+"""Process groups: who is in one, what shared memory they hold, and how they die with us.
+
+A vLLM engine is several processes. When the one that was started is killed, the others go on and
+keep their memory; named segments in `/dev/shm` outlive them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+PROC = Path("/proc")
+SHARED_MEMORY = "/dev/shm/"  # noqa: S108
+SEGMENT_PREFIXES = ("psm_", "sem.mp-")
+"""Names that Python's `multiprocessing` gives to segments and semaphores."""
+PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent() -> None:
+    """Called in a new process: have the kernel stop it when the one that started it is gone."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def members(group: int) -> list[int]:
+    """Processes of a group; empty once all are gone."""
+    found = []
+    for entry in PROC.iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                # The name in parentheses may hold anything; what follows it may not.
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[2]) == group and fields[0] != "Z":
+                    found.append(int(entry.name))
+    return found
+
+
+def shared_segments(pids: list[int]) -> set[Path]:
+    """Segments and semaphores of `multiprocessing` that processes have mapped."""
+    found: set[Path] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in (PROC / str(pid) / "maps").read_text().splitlines():
+                _, _, name = line.partition(SHARED_MEMORY)
+                if name.startswith(SEGMENT_PREFIXES):
+                    found.add(Path(SHARED_MEMORY + name.removesuffix(" (deleted)")))
+    return found
+
+
+def kill_group(group: int) -> None:
+    """Kill whatever is left of a group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
