@@ -88,9 +88,10 @@ def test_prfaas_up_takes_the_emitted_settings() -> None:
 
 
 def test_emit_of_a_plan_that_offloads_nothing() -> None:
-    output = run(CASE, "--emit", "--set", "prfaas.0.instances=0").output
-    assert tomllib.loads(output)["routing"]["offload_threshold"] == 131_072
-    assert "Nothing is offloaded" in output
+    result = run(CASE, "--emit", "--set", "prfaas.0.instances=0")
+    assert tomllib.loads(result.stdout)["routing"]["offload_threshold"] == 131_072
+    assert "Nothing is offloaded" in result.stdout
+    assert "note: Prefill-as-a-Service" in result.stderr
 
 
 def test_the_report_is_one_file_that_needs_no_network(tmp_path: Path) -> None:
