@@ -1,0 +1,167 @@
+"""A TCP relay that does to connections what networks do: the fault proxy. Needs no privilege."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+CHUNK_BYTES = 1 << 16
+_LINGER_RESET = struct.pack("ii", 1, 0)
+
+
+class Fault(StrEnum):
+    """What to do to a connection."""
+
+    CUT = "cut"
+    """Both ends get an orderly end of the stream."""
+    RESET = "reset"
+    """Both ends get a reset."""
+    HALF_OPEN = "half_open"
+    """Nothing more is carried, and nobody is told."""
+    CORRUPT = "corrupt"
+    """A bit of the next bytes towards the target is flipped."""
+
+
+@dataclass(eq=False, slots=True)
+class _Relayed:
+    """One connection through the proxy."""
+
+    near: asyncio.StreamWriter
+    far: asyncio.StreamWriter
+    held: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while bytes may pass."""
+    corrupts: bool = False
+
+
+class FaultProxy:
+    """Relays connections to a target, and breaks them when told to.
+
+    Args:
+        target: Host and port that connections are relayed to; may be changed.
+
+    Attributes:
+        is_plugged: Whether new connections are taken; they are reset otherwise.
+        read_bits_per_s: Rate at which bytes towards the target are taken, each connection for
+            itself; 0 is unlimited. A small one is a slow reader.
+        num_bytes: Carried towards the target so far.
+    """
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self.target = target
+        self.is_plugged = True
+        self.read_bits_per_s = 0
+        self.num_bytes = 0
+        self._connections: list[_Relayed] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._server: asyncio.Server | None = None
+
+    @property
+    def port(self) -> int:
+        """Where it listens on loopback."""
+        if self._server is None:
+            raise RuntimeError("the proxy is not open")
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    @property
+    def num_connections(self) -> int:
+        """Connections being relayed, half-open ones included."""
+        return len(self._connections)
+
+    async def open(self) -> None:
+        """Start to listen on a free port of loopback."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+
+    async def close(self) -> None:
+        """End everything."""
+        if self._server is not None:
+            self._server.close()
+        self.strike(Fault.RESET)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def strike(self, fault: Fault, index: int | None = None) -> None:
+        """Break one connection, by its age, or all of them.
+
+        Args:
+            fault: How.
+            index: Of the connection, the oldest is 0; None is all.
+        """
+        struck = self._connections if index is None else self._connections[index : index + 1]
+        for connection in list(struck):
+            self._strike(connection, fault)
+
+    def _strike(self, connection: _Relayed, fault: Fault) -> None:
+        match fault:
+            case Fault.HALF_OPEN:
+                connection.held.clear()
+            case Fault.CORRUPT:
+                connection.corrupts = True
+            case Fault.CUT | Fault.RESET:
+                for writer in (connection.near, connection.far):
+                    _drop(writer, is_reset=fault is Fault.RESET)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self.is_plugged:
+            _drop(writer, is_reset=True)
+            return
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*self.target)
+        except OSError:
+            _drop(writer, is_reset=True)
+            return
+        connection = _Relayed(writer, far_writer)
+        connection.held.set()
+        self._connections.append(connection)
+        pumps = [
+            asyncio.create_task(self._pump(reader, far_writer, connection, is_forth=True)),
+            asyncio.create_task(self._pump(far_reader, writer, connection, is_forth=False)),
+        ]
+        self._tasks.update(pumps)
+        try:
+            await asyncio.wait(pumps)
+        finally:
+            self._connections.remove(connection)
+            self._tasks.difference_update(pumps)
+
+    async def _pump(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        connection: _Relayed,
+        *,
+        is_forth: bool,
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(CHUNK_BYTES):
+                await connection.held.wait()
+                if is_forth:
+                    data = await self._towards_target(connection, data)
+                writer.write(data)
+                await writer.drain()
+        _drop(writer, is_reset=False)
+
+    async def _towards_target(self, connection: _Relayed, data: bytes) -> bytes:
+        self.num_bytes += len(data)
+        if self.read_bits_per_s:
+            await asyncio.sleep(len(data) * 8 / self.read_bits_per_s)
+        if not connection.corrupts:
+            return data
+        connection.corrupts = False
+        middle = len(data) // 2
+        return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+def _drop(writer: asyncio.StreamWriter, *, is_reset: bool) -> None:
+    """Close now, with a reset if asked for."""
+    connection = writer.get_extra_info("socket")
+    if is_reset and connection is not None and not writer.is_closing():
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
+    writer.transport.abort()
