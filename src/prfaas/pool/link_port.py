@@ -4,28 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
+import threading
 from collections.abc import Callable
 
+from prfaas.core.blocks import BlockKey
+from prfaas.core.transfers import TransferState
 from prfaas.errors import PeerError
+from prfaas.pool.data_in import HANDSHAKE_TIMEOUT_S, Assembly, DataHandlers, DataReceiver
 from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import BlockFrame, Frame
-from prfaas.wire.identity import peer_name
+from prfaas.wire.identity import DATA_PROTOCOL, peer_name
 from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages import (
     Abort,
     AnyMessage,
+    Arrived,
     Commit,
+    Committed,
     Offer,
     Ping,
+    Pong,
     PoolHello,
+    Resumed,
     Subscribe,
     decode,
+    wire_keys,
 )
 
 log = logging.getLogger(__name__)
+
+BACKLOG = 128
+ACCEPT_RETRY_S = 0.1
+DATA_CONNECTIONS_MAX = 128
+"""Of all peers together; each has a thread."""
+KEYS_AT_ONCE = 4096
+TLS_HANDSHAKE, TLS_HEADER_BYTES = 0x16, 5
 
 
 class LinkPort:
@@ -33,6 +50,9 @@ class LinkPort:
 
     Args:
         address: Host and port; port 0 takes a free one.
+        tls: Our identity, for connections with messages.
+        data_tls: Our identity, for data connections.
+        epoch: Our event epoch: tells a peer that comes back whether we are still the same.
         sources: Pools that may push.
         gateways: Gateways that may subscribe and abort.
     """
@@ -41,7 +61,9 @@ class LinkPort:
         self,
         address: tuple[str, int],
         tls: ssl.SSLContext,
+        data_tls: ssl.SSLContext,
         *,
+        epoch: str,
         sources: frozenset[str],
         gateways: frozenset[str],
         inbound: InboundTransfers,
@@ -59,32 +81,59 @@ class LinkPort:
         self._on_subscribe = on_subscribe
         self._on_unsubscribe = on_unsubscribe
         self._on_abort = on_abort
-        self._server: asyncio.Server | None = None
+        self._data_tls = data_tls
+        self._epoch = epoch
+        self._links: dict[str, tuple[str, Assembly]] = {}
+        """By peer: the word of its present link, and the blocks that come over it."""
+        self._listener: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._welcoming: set[asyncio.Task[None]] = set()
+        self._receivers: set[DataReceiver] = set()
+        self._distrusted: set[Channel] = set()
+        self._handlers = DataHandlers(
+            find_assembly=self._find_assembly,
+            wants=inbound.wants,
+            has=lambda f: inbound.has(f.transfer_id, (f.layout_id, f.key)),
+            on_block=self._take_block,
+            on_unwanted=self._refuse_transfer,
+            on_broken=self._broken,
+            on_end=self._receivers.discard,
+        )
         self._channels: dict[Channel, asyncio.Task[None]] = {}
 
     async def open(self) -> None:
         """Start to listen."""
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: Channel(self._deliver, self._closed, self._greet),
-            *self._address,
-            ssl=self._tls,
-            ssl_handshake_timeout=5.0,
-        )
+        host, port = self._address
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._loop = asyncio.get_running_loop()
+        self._listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        self._listener.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept(self._listener))
 
     @property
     def port(self) -> int:
         """The port that is listened on."""
-        if self._server is None:
+        if self._listener is None:
             raise RuntimeError("the port is not open")
-        port: int = self._server.sockets[0].getsockname()[1]
+        port: int = self._listener.getsockname()[1]
         return port
 
     async def close(self) -> None:
         """Stop listening and drop every connection."""
-        if self._server is not None:
-            self._server.close()
+        if self._listener is None:
+            return
+        tasks = [*self._welcoming, *([self._accepting] if self._accepting else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._listener.close()
         for channel in list(self._channels):
             channel.close("this pool node stops")
+        threads = [receiver.thread for receiver in self._receivers]
+        for receiver in self._receivers:
+            receiver.kill()
+        await asyncio.to_thread(_join_all, threads)
 
     def is_connected(self, source: str) -> bool:
         """Whether a link from the pool `source` stands."""
@@ -102,18 +151,41 @@ class LinkPort:
         try:
             if isinstance(frame, BlockFrame):
                 self._require(channel, self._sources)
-                if not self._inbound.block(frame, channel.peer):
-                    channel.send(Abort(transfer_id=frame.transfer_id, reason="not wanted"))
+                self._keep(channel, frame, is_checked=False)
             else:
                 self._handle(channel, decode(frame.payload))
         except PeerError:
+            self._distrusted.add(channel)
             self._metrics.refused.labels(port="link").inc()
             raise
+
+    def _keep(self, channel: Channel | None, frame: BlockFrame, *, is_checked: bool) -> None:
+        """Store a block and tell its sender."""
+        peer = channel.peer if channel is not None else ""
+        is_wanted = self._inbound.block(frame, peer, is_checked=is_checked)
+        if channel is None:
+            return
+        if not is_wanted:
+            channel.send(Abort(transfer_id=frame.transfer_id, reason="not wanted"))
+            return
+        channel.send(
+            Arrived(
+                transfer_id=frame.transfer_id,
+                layout_id=frame.layout_id,
+                keys=wire_keys([frame.key]),
+            )
+        )
+        self._settle(channel, frame.transfer_id)
+
+    def _settle(self, channel: Channel, transfer_id: bytes) -> None:
+        if self._inbound.settle(transfer_id) is TransferState.COMMITTED:
+            channel.send(Committed(transfer_id=transfer_id))
 
     def _handle(self, channel: Channel, message: AnyMessage) -> None:
         match message:
             case Ping():
-                return
+                if message.at_ns:
+                    channel.send(Pong(at_ns=message.at_ns))
             case PoolHello():
                 self._welcome(channel, message)
             case Offer():
@@ -121,7 +193,9 @@ class LinkPort:
                 self._inbound.offered(message.transfer_id, channel.peer)
             case Commit():
                 self._require(channel, self._sources)
-                self._inbound.committed(message, channel.peer)
+                may_follow = channel.peer in self._links
+                self._inbound.committed(message, channel.peer, may_follow=may_follow)
+                self._settle(channel, message.transfer_id)
             case Subscribe():
                 self._require(channel, self._gateways)
                 self._on_subscribe(channel)
@@ -133,7 +207,7 @@ class LinkPort:
                 raise PeerError(f"{type(message).__name__} has no meaning on this port")
 
     def _welcome(self, channel: Channel, hello: PoolHello) -> None:
-        """A pool has one connection: whatever stood before a new one is dead."""
+        """A pool has one link: whatever stood before a new one is dead."""
         self._require(channel, self._sources)
         if hello.pool != channel.peer:
             raise PeerError(f"a pool calls itself {hello.pool}, its certificate {channel.peer}")
@@ -141,8 +215,135 @@ class LinkPort:
         older.remove(channel)
         for other in older:
             other.close("the pool has connected anew")
-        if older:
-            self._inbound.peer_lost(channel.peer)
+        self._drop_link(channel.peer)
+        if hello.link:
+            self._links[channel.peer] = hello.link, Assembly()
+        self._inbound.resumed(channel.peer, hello.resumes)
+        for transfer_id in hello.resumes:
+            self._resume(channel, transfer_id)
+        channel.send(Resumed(epoch=self._epoch))
+
+    def _resume(self, channel: Channel, transfer_id: bytes) -> None:
+        """Tell a peer that came back what became of one of its transfers."""
+        transfer = self._inbound.ending(transfer_id, channel.peer)
+        if transfer is None or transfer.state in (TransferState.ABORTED, TransferState.EXPIRED):
+            reason = transfer.reason if transfer is not None else "not yours"
+            channel.send(Abort(transfer_id=transfer_id, reason=reason))
+            return
+        by_layout: dict[bytes, list[BlockKey]] = {}
+        for layout_id, key in self._inbound.arrived(transfer_id):
+            by_layout.setdefault(layout_id, []).append(key)
+        for layout_id, keys in by_layout.items():
+            for start in range(0, len(keys), KEYS_AT_ONCE):
+                part = wire_keys(keys[start : start + KEYS_AT_ONCE])
+                channel.send(Arrived(transfer_id=transfer_id, layout_id=layout_id, keys=part))
+        self._settle(channel, transfer_id)
+
+    # --- data connections ---
+
+    def forget(self, transfer_id: bytes) -> None:
+        """Drop what is unfinished of a transfer that ended."""
+        for _, assembly in self._links.values():
+            assembly.forget(transfer_id)
+
+    def _find_assembly(self, peer: str, link: str) -> Assembly | None:
+        """Asked from the threads of data connections."""
+        word, assembly = self._links.get(peer, ("", None))
+        return assembly if word == link else None
+
+    def _channel_of(self, peer: str) -> Channel | None:
+        return next((c for c in self._channels if c.peer == peer and c.is_open), None)
+
+    def _take_block(self, peer: str, frame: BlockFrame, done: Callable[[], None]) -> None:
+        channel = self._channel_of(peer)
+        self._inbound.offered(frame.transfer_id, peer)
+        if channel is not None:
+            self._keep(channel, frame, is_checked=True)
+        else:
+            self._inbound.block(frame, peer, is_checked=True)
+        done()
+
+    def _refuse_transfer(self, peer: str, transfer_id: bytes) -> None:
+        self._metrics.blocks_dropped.labels(reason="late").inc()
+        channel = self._channel_of(peer)
+        if channel is not None:
+            channel.send(Abort(transfer_id=transfer_id, reason="not wanted"))
+
+    def _broken(self, peer: str, reason: str) -> None:
+        """A data connection broke the protocol: its peer can not be trusted."""
+        log.warning("data connection of %s closed: %s", peer or "a stranger", reason)
+        self._metrics.refused.labels(port="link").inc()
+        if "digest" in reason:
+            self._inbound.broken_block()
+        channel = self._channel_of(peer) if peer else None
+        if channel is not None:
+            self._distrusted.add(channel)
+            channel.close(f"protocol error: {reason}")
+
+    def _drop_link(self, peer: str) -> None:
+        self._links.pop(peer, None)
+        for receiver in list(self._receivers):
+            if receiver.peer == peer:
+                receiver.kill()
+
+    # --- accepting ---
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:  # out of descriptors, or the caller has gone
+                log.warning("a connection could not be accepted: %s", error)
+                await asyncio.sleep(ACCEPT_RETRY_S)
+                continue
+            task = asyncio.create_task(self._admit(connection))
+            self._welcoming.add(task)
+            task.add_done_callback(self._welcoming.discard)
+
+    async def _admit(self, connection: socket.socket) -> None:
+        """Find out what a connection is for, and hand it on."""
+        loop = asyncio.get_running_loop()
+        is_taken = False
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                is_data = DATA_PROTOCOL.encode() in await client_hello(connection)
+            if is_data:
+                self._start_receiver(connection)
+                is_taken = True
+                return
+            is_taken = True  # by the transport, which also closes it when the handshake fails
+            await loop.connect_accepted_socket(
+                lambda: Channel(self._deliver, self._closed, self._greet),
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
+            )
+        except (OSError, TimeoutError, PeerError) as error:
+            log.warning("connection refused: %r", error)
+            self._metrics.refused.labels(port="link").inc()
+        finally:
+            if not is_taken:
+                connection.close()
+
+    def _start_receiver(self, connection: socket.socket) -> None:
+        if len(self._receivers) >= DATA_CONNECTIONS_MAX:
+            raise PeerError(f"there are {DATA_CONNECTIONS_MAX} data connections already")
+        receiver = DataReceiver(
+            connection, self._data_tls, self._sources, self._handlers, self._tell
+        )
+        self._receivers.add(receiver)
+        receiver.thread.start()
+
+    def _tell(self, what: Callable[..., None], *about: object) -> bool:
+        """Have something done on the loop, from a thread; False if the loop has ended."""
+        if self._loop is None:
+            return False
+        try:
+            self._loop.call_soon_threadsafe(what, *about)
+        except RuntimeError:
+            return False
+        return True
 
     def _require(self, channel: Channel, role: frozenset[str]) -> None:
         if channel.peer not in role:
@@ -156,5 +357,52 @@ class LinkPort:
         task.cancel()
         log.warning("connection of %s closed: %s", channel.peer, reason)
         self._on_unsubscribe(channel)
-        if channel.peer in self._sources and not self.is_connected(channel.peer):
+        is_distrusted = channel in self._distrusted
+        self._distrusted.discard(channel)
+        if channel.peer not in self._sources or self.is_connected(channel.peer):
+            return
+        self._drop_link(channel.peer)
+        if is_distrusted:
             self._inbound.peer_lost(channel.peer)
+        else:
+            self._inbound.peer_away(channel.peer)
+
+
+async def client_hello(connection: socket.socket) -> bytes:
+    """The first TLS record of a connection, left unread.
+
+    Says in clear which protocol the caller wants to speak inside, before any handshake.
+
+    Raises:
+        PeerError: It is no TLS.
+        OSError: The caller left.
+    """
+    connection.setblocking(False)
+    wanted = TLS_HEADER_BYTES
+    while True:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+        await _readable(connection)
+        data = connection.recv(wanted, socket.MSG_PEEK)
+        if data and data[0] != TLS_HANDSHAKE:
+            raise PeerError(f"a caller starts with {data!r}, which is no TLS")
+        if len(data) < wanted:
+            raise OSError("a caller left before it said hello")
+        if wanted > TLS_HEADER_BYTES:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            return data
+        wanted += int.from_bytes(data[3:5], "big")
+
+
+async def _readable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(connection, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(connection)
+
+
+def _join_all(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(2 * HANDSHAKE_TIMEOUT_S)
