@@ -42,6 +42,7 @@ ACCEPT_RETRY_S = 0.1
 DATA_CONNECTIONS_MAX = 128
 """Of all peers together; each has a thread."""
 KEYS_AT_ONCE = 4096
+REFUSED_BYTES = 1 << 16
 TLS_HANDSHAKE, TLS_HEADER_BYTES = 0x16, 5
 
 
@@ -357,7 +358,9 @@ class LinkPort:
         task.cancel()
         log.warning("connection of %s closed: %s", channel.peer, reason)
         self._on_unsubscribe(channel)
-        is_distrusted = channel in self._distrusted
+        is_distrusted = channel in self._distrusted or reason.startswith("protocol error")
+        if is_distrusted and channel not in self._distrusted:
+            self._metrics.refused.labels(port="link").inc()
         self._distrusted.discard(channel)
         if channel.peer not in self._sources or self.is_connected(channel.peer):
             return
@@ -384,6 +387,7 @@ async def client_hello(connection: socket.socket) -> bytes:
         await _readable(connection)
         data = connection.recv(wanted, socket.MSG_PEEK)
         if data and data[0] != TLS_HANDSHAKE:
+            connection.recv(REFUSED_BYTES)  # what is left unread would make the end a reset
             raise PeerError(f"a caller starts with {data!r}, which is no TLS")
         if len(data) < wanted:
             raise OSError("a caller left before it said hello")
