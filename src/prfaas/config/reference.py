@@ -5,7 +5,7 @@ python -m prfaas.config.reference > docs/deployment-file.md
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
@@ -66,9 +66,9 @@ def _default(field: FieldInfo) -> str:
     value = field.default
     if value is None:
         return ""
-    if field.metadata and field.metadata[0] in SizeBytes.__metadata__:
+    if field.metadata and field.metadata[0] in get_args(SizeBytes):
         return f'`"{format_size(value).replace(".0 ", "").replace(" ", "")}"`'
-    if field.metadata and field.metadata[0] in DurationNs.__metadata__:
+    if field.metadata and field.metadata[0] in get_args(DurationNs):
         return f'`"{format_seconds(value).replace(".00 ", "").replace(" ", "")}"`'
     if isinstance(value, bool | list | dict):
         return f"`{str(value).lower()}`"
