@@ -26,6 +26,8 @@ from .sites import LAYOUT, Site, until
 
 BLOCK_BYTES = 3 * FRAGMENT_BYTES + 17
 MEMORY = 64 << 20
+GRACE_NS = 6 * 10**9
+"""Longer than the default: a busy machine must not make an outage of a moment's hold-up."""
 SENT = {"direction": "sent", "state": "committed"}
 RECEIVED = {"direction": "received", "state": "committed"}
 
@@ -71,11 +73,14 @@ class Rig:
 
 @pytest.fixture
 async def rig(world: World, identities: Path) -> AsyncIterator[Rig]:
-    pd = await world.start("pd-pool", memory_bytes=MEMORY)
+    pd = await world.start("pd-pool", memory_bytes=MEMORY, link_grace_ns=GRACE_NS)
     proxy = FaultProxy(("127.0.0.1", pd.port))
     await proxy.open()
     prfaas = await world.start(
-        "prfaas-pool", memory_bytes=MEMORY, peers={"pd-pool": ("127.0.0.1", proxy.port)}
+        "prfaas-pool",
+        memory_bytes=MEMORY,
+        link_grace_ns=GRACE_NS,
+        peers={"pd-pool": ("127.0.0.1", proxy.port)},
     )
     made = Rig(proxy, prfaas, pd)
     await until(lambda: made.link.telemetry.num_connections == outbound.CONNECTIONS_DEFAULT)

@@ -173,7 +173,10 @@ class DataReceiver:
         self._socket.setblocking(True)
         self._socket.settimeout(HANDSHAKE_TIMEOUT_S)
         keep_alive(self._socket)
-        self._socket = secured = self._tls.wrap_socket(self._socket, server_side=True)
+        self._socket = secured = self._tls.wrap_socket(
+            self._socket, server_side=True, do_handshake_on_connect=False
+        )
+        secured.do_handshake()
         name = peer_name(secured, self._sources)
         join = self._read_join()
         if join.pool != name:

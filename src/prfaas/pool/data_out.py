@@ -141,8 +141,9 @@ class _DataConnection:
         self.socket = connection
         if senders.is_closed:
             raise OSError("the link is being closed")
-        secured = senders.tls.wrap_socket(connection)
-        self.socket = secured
+        secured = senders.tls.wrap_socket(connection, do_handshake_on_connect=False)
+        self.socket = secured  # before the handshake, so that `kill` can end that as well
+        secured.do_handshake()
         peer_name(secured, frozenset({senders.peer}))
         secured.sendall(senders.join)
         secured.settimeout(None)
