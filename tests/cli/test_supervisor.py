@@ -220,3 +220,32 @@ async def test_a_restarted_part_is_another_process_and_can_end_again(make: Make)
         assert part.log.read_text().count("serving") == 2
         await die(part)
         assert await supervisor.died() is part
+
+
+async def test_a_part_that_is_killed_takes_its_children_and_shared_memory_with_it(
+    make: Make,
+) -> None:
+    segment = Path("/dev/shm") / f"psm_prfaas_test_{os.getpid()}"  # noqa: S108
+    hold = f"""
+import mmap, os, signal, subprocess, sys
+if sys.argv[2] != "child":
+    open({str(segment)!r}, "wb").write(bytes(4096))
+    subprocess.Popen([sys.executable, "-S", "-c", open("/proc/self/cmdline").read().split("\\0")[3],
+                      sys.argv[1], "child"])
+    {SERVE.replace(chr(10), chr(10) + "    ")}
+memory = mmap.mmap(os.open({str(segment)!r}, os.O_RDWR), 4096)
+print("mapped", flush=True)
+signal.pause()
+"""
+    part = make("engine", hold)
+    supervisor = Supervisor([[part]])
+    async with stopped(supervisor):
+        await supervisor.start()
+        assert part.process is not None
+        async with asyncio.timeout(10):
+            while "mapped" not in part.log.read_text():  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        os.kill(part.process.pid, signal.SIGKILL)
+        assert await supervisor.died() is part
+        assert living_members(part.process.pid) == []
+        assert not segment.exists()

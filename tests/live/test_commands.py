@@ -29,6 +29,12 @@ def processes_of(marker: str) -> list[str]:
     return found
 
 
+def shared_memory() -> set[Path]:
+    """Segments, semaphores and engines' files."""
+    names = ("psm_*", "sem.mp-*", "vllm_offload_*")
+    return {path for name in names for path in Path("/dev/shm").glob(name)}  # noqa: S108
+
+
 async def test_ctrl_c_during_start_leaves_nothing_running(tmp_path: Path) -> None:
     file = tmp_path / "laptop.toml"
     file.write_text(
@@ -36,15 +42,18 @@ async def test_ctrl_c_during_start_leaves_nothing_running(tmp_path: Path) -> Non
         .replace(".state/", f"{tmp_path}/")
         .replace("127.0.0.1:8000", "127.0.0.1:0")
     )
+    before = shared_memory()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "prfaas", "up", str(file), stdout=asyncio.subprocess.PIPE
     )
 
-    async def engines_run() -> bool:
-        return len(processes_of("pd-engine")) > 0
+    async def engines_share_memory() -> bool:
+        return any(path.name.startswith("psm_") for path in shared_memory() - before)
 
-    await until(engines_run, timeout_s=60)
+    await until(engines_share_memory, timeout_s=90)
     process.send_signal(signal.SIGINT)
-    await process.communicate()
+    output, _ = await process.communicate()
     assert process.returncode != 0
+    assert b"stopping" in output
     assert processes_of(str(tmp_path)) == []
+    assert shared_memory() - before == set()

@@ -40,14 +40,21 @@ def members(group: int) -> list[int]:
 
 
 def shared_segments(pids: list[int]) -> set[Path]:
-    """Segments and semaphores of `multiprocessing` that processes have mapped."""
-    found: set[Path] = set()
+    """Segments and semaphores of `multiprocessing` that processes have mapped.
+
+    Told apart by inode: the mapping of a semaphore shows the name it had before it got its own.
+    """
+    inodes: set[int] = set()
     for pid in pids:
         with contextlib.suppress(OSError):
             for line in (PROC / str(pid) / "maps").read_text().splitlines():
-                _, _, name = line.partition(SHARED_MEMORY)
-                if name.startswith(SEGMENT_PREFIXES):
-                    found.add(Path(SHARED_MEMORY + name.removesuffix(" (deleted)")))
+                if SHARED_MEMORY in line:
+                    inodes.add(int(line.split()[4]))
+    found: set[Path] = set()
+    for path in Path(SHARED_MEMORY).iterdir() if inodes else ():
+        with contextlib.suppress(OSError):
+            if path.name.startswith(SEGMENT_PREFIXES) and path.stat().st_ino in inodes:
+                found.add(path)
     return found
 
 

@@ -84,31 +84,36 @@ class Part:
                 os.killpg(self.process.pid, number)
 
     def terminate(self) -> None:
-        """Ask the process to stop, and note what shared memory its group holds."""
+        """Ask the process to stop."""
         if self.process is not None and self.exit_code is None:
-            self._note_segments(self.process.pid)
+            self._look()
             self.process.terminate()
 
-    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended; all it started may go on."""
+        self._look()
+        return self.exit_code is not None
+
     def is_gone(self) -> bool:
         """Whether the process and all it started have ended."""
-        return self.process is None or (
-            self.exit_code is not None and not members(self.process.pid)
-        )
+        return not self._look() and self.exit_code is not None
 
     def clean_up(self) -> None:
         """End what the process left behind, and remove its files and shared memory."""
         if self.process is None or self._is_clean:
             return
-        self._note_segments(self.process.pid)
+        self._look()
         kill_group(self.process.pid)
         self.process.wait()
         self._is_clean = True
         for path in [*self.leftovers, *self._segments]:
             path.unlink(missing_ok=True)
 
-    def _note_segments(self, group: int) -> None:
-        self._segments |= shared_segments(members(group))
+    def _look(self) -> list[int]:
+        """Who is left, having noted what shared memory they hold: they may leave it behind."""
+        left = members(self.process.pid) if self.process else []
+        self._segments |= shared_segments(left)
+        return left
 
     def last_words(self) -> str:
         """The end of its log."""
@@ -172,8 +177,8 @@ class Supervisor:
             started = [part for part in stage if part.process]
             for part in started:
                 part.terminate()
-            await _within(STOP_S, started, lambda part: part.exit_code is not None)
-            await _within(GRACE_S, started, lambda part: part.is_gone)
+            await _within(STOP_S, started, Part.has_ended)
+            await _within(GRACE_S, started, Part.is_gone)
             for part in started:
                 part.clean_up()
 
