@@ -21,7 +21,8 @@ from prfaas.planner.geometry import FloatArray
 LengthFunction = Callable[[FloatArray], FloatArray]
 
 _NUM_CELLS = 256
-_NUM_NODES = 8  # Gauss-Legendre nodes in a cell; the integrand is smooth between profile knots
+# Gauss-Legendre rule of a cell; the integrand is smooth between profile knots.
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _NUM_QUANTILES = 4000
 
 
@@ -126,12 +127,11 @@ class LogNormalLengths:
         return np.linspace(a, b, _NUM_CELLS + 1)
 
     def _integrate(self, function: LengthFunction, z0: FloatArray, z1: FloatArray) -> FloatArray:
-        nodes, weights = np.polynomial.legendre.leggauss(_NUM_NODES)
         half = (z1 - z0)[:, None] / 2
-        z = z0[:, None] + half * (nodes + 1)
+        z = z0[:, None] + half * (_NODES + 1)
         density = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) / self._range[2]
         values = function(np.exp(self.mu + self.sigma * z))
-        return np.asarray(np.sum(values * density * weights * half, axis=1), dtype=np.float64)
+        return np.asarray(np.sum(values * density * _WEIGHTS * half, axis=1), dtype=np.float64)
 
     def quantile(self, ratio: float) -> float:
         """Inverse of the distribution function."""

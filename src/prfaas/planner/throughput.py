@@ -81,7 +81,7 @@ def stage_terms(problem: Problem, threshold: FloatArray, mode: Mode) -> StageTer
     lengths = problem.workload.lengths
     fraction = np.clip(lengths.prob_above(threshold), 0.0, 1.0)
     split = _Split(lengths, threshold, fraction)
-    mean_long, mean_short = split.long(lambda x: x), split.short(lambda x: x)
+    mean_short, mean_long = split.sides(lengths.mean_up_to)
 
     def kv(tokens: FloatArray) -> FloatArray:
         return kv_bytes_at(problem.geometry, tokens)
@@ -90,8 +90,8 @@ def stage_terms(problem: Problem, threshold: FloatArray, mode: Mode) -> StageTer
         long_s = [c.prefill.at(mean_long) for c in problem.prfaas]
         kv_long, short_s = kv(mean_long), problem.pd.prefill.at(mean_short)
     else:
-        long_s = [split.long(c.prefill.at) for c in problem.prfaas]
-        kv_long, short_s = split.long(kv), split.short(problem.pd.prefill.at)
+        long_s = [split.expectations(c.prefill.at)[1] for c in problem.prfaas]
+        kv_long, short_s = split.expectations(kv)[1], split.expectations(problem.pd.prefill.at)[0]
     rows = np.array(long_s, dtype=np.float64).reshape(len(problem.prfaas), len(threshold))
     return StageTerms(threshold, fraction, mean_long, mean_short, rows, kv_long, short_s)
 
@@ -104,16 +104,17 @@ class _Split:
     threshold: FloatArray
     offload_fraction: FloatArray
 
-    def short(self, function: Callable[[FloatArray], FloatArray]) -> FloatArray:
-        return _ratio(self._up_to(function)[:-1], 1 - self.offload_fraction)
+    def expectations(
+        self, function: Callable[[FloatArray], FloatArray]
+    ) -> tuple[FloatArray, FloatArray]:
+        """E[f(L)] of local and of offloaded requests."""
+        return self.sides(lambda ends: self.lengths.expectation_up_to(function, ends))
 
-    def long(self, function: Callable[[FloatArray], FloatArray]) -> FloatArray:
-        up_to = self._up_to(function)
-        return _ratio(up_to[-1] - up_to[:-1], self.offload_fraction)
-
-    def _up_to(self, function: Callable[[FloatArray], FloatArray]) -> FloatArray:
-        ends = np.append(self.threshold, self.lengths.high)
-        return self.lengths.expectation_up_to(function, ends)
+    def sides(self, up_to: Callable[[FloatArray], FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """Means on both sides from a function that integrates up to each threshold."""
+        integral = up_to(np.append(self.threshold, self.lengths.high))
+        short = _ratio(integral[:-1], 1 - self.offload_fraction)
+        return short, _ratio(integral[-1] - integral[:-1], self.offload_fraction)
 
 
 def _ratio(part: FloatArray, share: FloatArray) -> FloatArray:
