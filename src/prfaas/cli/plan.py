@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from prfaas.cli.profile import profile
 from prfaas.errors import ConfigError
 from prfaas.planner import machine_report, model_report
 from prfaas.planner.catalogue import find_model, models
@@ -17,6 +18,8 @@ from prfaas.planner.html_report import html_report
 from prfaas.planner.load import load_question, read_config_json
 from prfaas.planner.plan import make_plan
 from prfaas.planner.terminal import print_plan
+
+__all__ = ["model", "plan", "profile"]
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _DEFAULT_WIDTH = 110
@@ -63,7 +66,7 @@ def plan(
 @click.option("--kv-dtype", default="auto", help="Format of keys and values, such as fp8.")
 @click.option("--state-dtype", default="auto", help="Format of recurrent states.")
 @click.option("--block-size", type=click.IntRange(min=1), help="Block, tokens; pads pages.")
-@click.option("--profile", type=_FILE, help="Prefill profile, to show the KV throughput.")
+@click.option("--profile", "times", type=_FILE, help="Prefill profile, for the KV throughput.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def model(
     config: str | None,
@@ -72,7 +75,7 @@ def model(
     kv_dtype: str,
     state_dtype: str,
     block_size: int | None,
-    profile: Path | None,
+    times: Path | None,
     as_json: bool,
 ) -> None:
     """What a model leaves in the KV cache.
@@ -92,8 +95,8 @@ def model(
         known = find_model(config)
         name, fields = known.name, known.config
     geometry = geometry_from_config(fields, name=name, kv_dtype=kv_dtype, state_dtype=state_dtype)
-    times = model_report.load_prefill(profile) if profile else None
+    prefill = model_report.load_prefill(times) if times else None
     if as_json:
-        click.echo(json.dumps(model_report.as_dict(geometry, block_size, times), indent=2))
+        click.echo(json.dumps(model_report.as_dict(geometry, block_size, prefill), indent=2))
     else:
-        model_report.print_geometry(geometry, block_size, times, console)
+        model_report.print_geometry(geometry, block_size, prefill, console)

@@ -84,7 +84,6 @@ class _Loader:
             prfaas=tuple(self._prfaas(table) for table in file.prfaas),
             pd=self._pd(file.pd),
             step_tokens=file.search.step,
-            parameters_active=self._size.active_parameters if self._size else None,
         )
         return Question(problem, file.workload.arrival_rate, file.search.chunk)
 

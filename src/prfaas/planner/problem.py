@@ -128,7 +128,6 @@ class Problem:
         prfaas: PrfaaS clusters, each with its link.
         pd: The PD cluster.
         step_tokens: Distance between thresholds that the search tries, tokens.
-        parameters_active: Weights that one token uses, or None when unknown.
 
     Raises:
         ConfigError: A setting is impossible.
@@ -140,7 +139,6 @@ class Problem:
     prfaas: tuple[PrfaasCluster, ...]
     pd: PdCluster
     step_tokens: int = 100
-    parameters_active: float | None = None
 
     def __post_init__(self) -> None:
         self._check_counts()

@@ -114,6 +114,12 @@ def inputs(problem: Problem) -> Iterator[tuple[str, Change]]:
         f"{pd.name}: GPU price",
         lambda f: replace(problem, pd=replace(pd, price_per_gpu_h=pd.price_per_gpu_h * f)),
     )
+    capacity = pd.kv_capacity_bytes
+    if capacity is not None:
+        yield (
+            f"{pd.name}: KV memory",
+            lambda f: replace(problem, pd=replace(pd, kv_capacity_bytes=capacity * f)),
+        )
     yield "prompt length", lambda f: _with_profiles_for(problem, work.with_lengths_scaled(f))
     yield (
         "output length",
@@ -146,6 +152,8 @@ def _cluster_inputs(
         lambda f: changed(price_per_gpu_h=cluster.price_per_gpu_h * f),
     )
     yield f"{cluster.name}: bandwidth", lambda f: linked(f, "bits_per_s")
+    if cluster.link.rtt_s:
+        yield f"{cluster.name}: round trip", lambda f: linked(f, "rtt_s")
     if cluster.link.price_per_tb:
         yield f"{cluster.name}: price per TB", lambda f: linked(f, "price_per_tb")
 
