@@ -36,6 +36,7 @@ CASE = EXAMPLES / "paper-case-study.toml"
         ("workload.mu", "expected key=value"),
         ("prfaas.5.instances=1", "'5' is not an index below 1"),
         ("title.x=1", "'title' is a value, not a table"),
+        ("search.threshold=200000", "threshold 200000 is outside the workload's lengths, 128 to"),
         ("search.step=0", "search.step is 0; it has to be at least 1 token"),
         ('workload.distribution="trace"', 'distribution = "trace" needs trace'),
         ('pd.profile="missing.toml"', "missing.toml can not be read"),
@@ -89,3 +90,10 @@ def test_a_broken_file_is_refused(tmp_path: Path) -> None:
     path.write_text("title = ")
     with pytest.raises(ConfigError, match="is no valid TOML"):
         load_question(path)
+
+
+def test_a_given_threshold_is_kept() -> None:
+    question = load_question(CASE, ["search.threshold=10000"])
+    found = make_plan(question).exact.prfaas.operation
+    assert found.offload_threshold == 10_000
+    assert found.rate_per_s < 3.17

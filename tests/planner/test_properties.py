@@ -44,7 +44,7 @@ def _producers(problem: Problem, mode: Mode) -> tuple[np.ndarray, np.ndarray, np
     terms = tp.stage_terms(problem, thresholds(problem), mode)
     p = terms.offload_fraction
     inner = (p > 1e-6) & (p < 1 - 1e-6)
-    remote = tp.prfaas_throughput(problem, terms)
+    remote = tp.prfaas_throughput(terms, tp.cluster_throughputs(problem, terms))
     local = tp.pd_prefill_throughput(terms, np.array([[1.0]]))[0]
     p = p[inner]
     return p, remote[inner] / p, local[inner] / (1 - p)

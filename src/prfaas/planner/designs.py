@@ -73,7 +73,10 @@ def homogeneous(problem: Problem, mode: Mode, num_instances: int, name: str) -> 
     grid = grid_for(alone, tp.stage_terms(alone, nothing, mode))
     row = int(np.argmax(grid.rate[:, 0]))
     found = replace(operation(alone, mode, grid, row, 0), offload_threshold=None)
-    return _priced(name, alone, found)
+    return replace(
+        _priced(name, alone, found),
+        operation=replace(found, cluster_shares=tuple(0.0 for _ in problem.prfaas)),
+    )
 
 
 def equal_gpus(problem: Problem, mode: Mode) -> Design:
@@ -108,7 +111,7 @@ def _priced(name: str, problem: Problem, found: Operation) -> Design:
         operation=found,
         num_gpus=_num_gpus(problem),
         gpu_price_per_h=problem.gpu_price_per_h,
-        link_price_per_h=terabytes_per_h(found) * mean_link_price(problem),
+        link_price_per_h=terabytes_per_h(found) * mean_link_price(problem, found),
         prompt_tokens_per_s=found.rate_per_s * problem.workload.mean_prompt_tokens,
     )
 
@@ -118,9 +121,7 @@ def terabytes_per_h(found: Operation) -> float:
     return found.egress_bits_per_s / tp.BITS * SECONDS_PER_H / BYTES_PER_TB
 
 
-def mean_link_price(problem: Problem) -> float:
-    """Price of 10**12 bytes, averaged over clusters by their instances."""
-    total = sum(c.num_instances for c in problem.prfaas)
-    if not total:
-        return 0.0
-    return sum(c.num_instances * c.link.price_per_tb for c in problem.prfaas) / total
+def mean_link_price(problem: Problem, found: Operation) -> float:
+    """Price of 10**12 bytes, averaged over clusters by what each ships."""
+    shared = zip(problem.prfaas, found.cluster_shares, strict=True)
+    return sum(share * cluster.link.price_per_tb for cluster, share in shared)

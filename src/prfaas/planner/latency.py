@@ -22,7 +22,7 @@ import numpy as np
 
 from prfaas.errors import ConfigError
 from prfaas.planner.geometry import FloatArray, kv_bytes_at
-from prfaas.planner.problem import PrfaasCluster, Problem
+from prfaas.planner.problem import Problem
 from prfaas.planner.search import Operation
 from prfaas.planner.throughput import BITS
 
@@ -130,7 +130,9 @@ def _classes(
     if local.any():
         seconds = problem.pd.prefill.at(tokens[local])
         classes.append(_Class(seconds, seconds, weight[local], found.num_prefill))
-    for cluster, share in _shares(problem.prfaas, tokens[remote], weight[remote]):
+    for cluster, share in zip(problem.prfaas, found.cluster_shares, strict=True):
+        if not remote.any() or not share:
+            continue
         prefill = cluster.prefill.at(tokens[remote])
         bits_per_s = cluster.link.bits_per_s * (1 - link_load)
         arrival = _arrival(
@@ -153,17 +155,6 @@ def _threshold(problem: Problem, found: Operation) -> float:
         return found.offload_threshold
     lengths = problem.workload.lengths
     return lengths.high if found.offload_fraction == 0 else float(np.nextafter(lengths.low, 0))
-
-
-def _shares(
-    clusters: tuple[PrfaasCluster, ...], tokens: FloatArray, weight: FloatArray
-) -> list[tuple[PrfaasCluster, float]]:
-    """Clusters with their share of long requests, in proportion to what they can prefill."""
-    if not tokens.size:
-        return []
-    used = [c for c in clusters if c.num_instances]
-    rates = [c.num_instances / np.average(c.prefill.at(tokens), weights=weight) for c in used]
-    return [(c, float(rate / sum(rates))) for c, rate in zip(used, rates, strict=True)]
 
 
 def _arrival(

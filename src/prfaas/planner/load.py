@@ -32,6 +32,7 @@ from prfaas.planner.plan_file import (
 from prfaas.planner.problem import Link, PdCluster, PrfaasCluster, Problem, Workload
 from prfaas.planner.profiles import DecodeProfile, PrefillProfile
 from prfaas.planner.roofline import ModelSize, Roofline
+from prfaas.planner.search import check_threshold
 from prfaas.planner.toml_tables import override, read_toml, validated
 from prfaas.planner.traces import read_trace
 
@@ -84,7 +85,10 @@ class _Loader:
             prfaas=tuple(self._prfaas(table) for table in file.prfaas),
             pd=self._pd(file.pd),
             step_tokens=file.search.step,
+            threshold=file.search.threshold,
         )
+        if problem.threshold is not None:
+            check_threshold(problem, problem.threshold)
         return Question(problem, file.workload.arrival_rate, file.search.chunk)
 
     def _model(self, table: ModelTable) -> tuple[KvGeometry, ModelSize | None]:

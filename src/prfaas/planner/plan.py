@@ -14,6 +14,7 @@ from prfaas.planner.throughput import Mode
 from prfaas.planner.verdict import Verdict, judge
 from prfaas.planner.whatif import ShadowValue, Swing
 
+_TIGHT = 0.005  # stages with less slack are said to bind
 DEFAULT_LOAD_RATIO = 0.8  # of Λ_max, for latency with queueing when no arrival rate is given
 
 
@@ -149,9 +150,11 @@ def _latencies(question: Question, comparison: Comparison) -> Latencies:
 
 def _reason(comparison: Comparison) -> str:
     ours, other = comparison.prfaas.operation, comparison.equal_cost.operation
+    tight = [s.value for s in ours.capacity_per_s if ours.slack(s) < _TIGHT]
     return (
         f"{ours.rate_per_s:.3g} req/s against {other.rate_per_s:.3g} for the same money, "
-        f"{ours.offload_fraction:.0%} of requests offloaded, {ours.binding.value} binds"
+        f"{ours.offload_fraction:.0%} of requests offloaded, {' and '.join(tight)} "
+        f"{'bind' if len(tight) > 1 else 'binds'}"
     )
 
 

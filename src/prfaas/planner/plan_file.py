@@ -224,6 +224,8 @@ class SearchTable(_Table):
 
     step: int = 100
     """Distance between thresholds, tokens."""
+    threshold: float | None = None
+    """Keep this threshold and search the split only, tokens."""
     chunk: Annotated[int, Field(ge=1)] = 8192
     """Prefill chunk, tokens, for overlapped transfers."""
 

@@ -128,6 +128,7 @@ class Problem:
         prfaas: PrfaaS clusters, each with its link.
         pd: The PD cluster.
         step_tokens: Distance between thresholds that the search tries, tokens.
+        threshold: The only threshold to try, tokens; None searches.
 
     Raises:
         ConfigError: A setting is impossible.
@@ -139,6 +140,7 @@ class Problem:
     prfaas: tuple[PrfaasCluster, ...]
     pd: PdCluster
     step_tokens: int = 100
+    threshold: float | None = None
 
     def __post_init__(self) -> None:
         self._check_counts()

@@ -33,6 +33,7 @@ class SearchGrid:
     Args:
         num_prefill: N_p of each row, shape (S,).
         terms: Loads at each of T thresholds.
+        clusters: What each PrfaaS cluster carries, req/s, shape (clusters, T).
         prfaas: Θ_prfaas, req/s, shape (T,).
         pd_prefill: Θ_pd-p, req/s, shape (S, T).
         decode: Θ_pd-d, req/s, shape (S, T).
@@ -41,6 +42,7 @@ class SearchGrid:
 
     num_prefill: FloatArray
     terms: StageTerms
+    clusters: FloatArray
     prfaas: FloatArray
     pd_prefill: FloatArray
     decode: FloatArray
@@ -65,6 +67,7 @@ class Operation:
         decode_per_s: Θ_pd-d, req/s.
         rate_per_s: Λ_max, req/s.
         egress_bits_per_s: Traffic of all PrfaaS links at Λ_max.
+        cluster_shares: Share of the offloaded requests that each PrfaaS cluster takes.
         capacity_per_s: Rate Λ at which each stage alone would bind, req/s.
     """
 
@@ -81,6 +84,7 @@ class Operation:
     decode_per_s: float
     rate_per_s: float
     egress_bits_per_s: float
+    cluster_shares: tuple[float, ...]
     capacity_per_s: dict[Stage, float]
 
     @property
@@ -97,8 +101,11 @@ class Operation:
 def thresholds(problem: Problem) -> FloatArray:
     """Thresholds that the search tries: multiples of the step, and both ends of the lengths.
 
-    The lower end offloads everything, the upper end nothing.
+    The lower end offloads everything, the upper end nothing. A threshold given by the problem is
+    the only one.
     """
+    if problem.threshold is not None:
+        return np.array([problem.threshold], dtype=np.float64)
     lengths, step = problem.workload.lengths, problem.step_tokens
     first, last = np.floor(lengths.low / step) + 1, np.ceil(lengths.high / step)
     inner = np.arange(first, last) * step
@@ -115,11 +122,12 @@ def grid_for(problem: Problem, terms: StageTerms) -> SearchGrid:
     """Λ for given stage terms and every split with at least one decode instance."""
     num_prefill = np.arange(problem.pd.num_instances, dtype=np.float64)
     num_decode = problem.pd.num_instances - num_prefill
-    prfaas = tp.prfaas_throughput(problem, terms)
+    clusters = tp.cluster_throughputs(problem, terms)
+    prfaas = tp.prfaas_throughput(terms, clusters)
     pd_prefill = tp.pd_prefill_throughput(terms, num_prefill[:, None])
     decode = tp.decode_throughput(problem, terms, num_decode[:, None])
     rate = tp.sustained_rate(terms.offload_fraction, prfaas, pd_prefill, decode)
-    return SearchGrid(num_prefill, terms, prfaas, pd_prefill, decode, rate)
+    return SearchGrid(num_prefill, terms, clusters, prfaas, pd_prefill, decode, rate)
 
 
 def optimum(problem: Problem, mode: Mode, grid: SearchGrid | None = None) -> Operation:
@@ -150,8 +158,16 @@ def operation(problem: Problem, mode: Mode, grid: SearchGrid, row: int, column: 
         decode_per_s=float(grid.decode[row, column]),
         rate_per_s=rate,
         egress_bits_per_s=rate * p * float(terms.kv_long_bytes[column]) * tp.BITS,
+        cluster_shares=_shares(grid.clusters[:, column]),
         capacity_per_s=_capacities(problem, grid, row, column),
     )
+
+
+def _shares(carried: FloatArray) -> tuple[float, ...]:
+    total = float(carried.sum())
+    if not 0 < total < np.inf:
+        return tuple(0.0 for _ in carried)
+    return tuple((carried / total).tolist())
 
 
 def _capacities(problem: Problem, grid: SearchGrid, row: int, column: int) -> dict[Stage, float]:
@@ -181,12 +197,21 @@ def at_threshold(problem: Problem, mode: Mode, threshold: float) -> Operation:
     Raises:
         ConfigError: The threshold is outside the workload's lengths.
     """
+    check_threshold(problem, threshold)
+    terms = tp.stage_terms(problem, np.array([float(threshold)]), mode)
+    grid = grid_for(problem, terms)
+    return operation(problem, mode, grid, int(np.argmax(grid.rate[:, 0])), 0)
+
+
+def check_threshold(problem: Problem, threshold: float) -> None:
+    """Refuse a threshold that no prompt, or every prompt, exceeds.
+
+    Raises:
+        ConfigError: The threshold is outside the workload's lengths.
+    """
     lengths = problem.workload.lengths
     if not lengths.low <= threshold <= lengths.high:
         raise ConfigError(
             f"threshold {threshold:.0f} is outside the workload's lengths, {lengths.low:.0f} to "
             f"{lengths.high:.0f} tokens"
         )
-    terms = tp.stage_terms(problem, np.array([float(threshold)]), mode)
-    grid = grid_for(problem, terms)
-    return operation(problem, mode, grid, int(np.argmax(grid.rate[:, 0])), 0)

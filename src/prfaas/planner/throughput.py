@@ -124,14 +124,19 @@ def _ratio(part: FloatArray, share: FloatArray) -> FloatArray:
     return out
 
 
-def prfaas_throughput(problem: Problem, terms: StageTerms) -> FloatArray:
-    """Θ_prfaas at each threshold, req/s: equation (3), summed over clusters; inf where p is 0."""
-    total = np.zeros_like(terms.threshold)
-    for cluster, prefill_s in zip(problem.prfaas, terms.prefill_long_s, strict=True):
-        compute = _rate(cluster.num_instances, prefill_s)
+def cluster_throughputs(problem: Problem, terms: StageTerms) -> FloatArray:
+    """What each PrfaaS cluster carries, req/s, shape (clusters, T): equation (3)."""
+    carried = np.zeros_like(terms.prefill_long_s)
+    for row, cluster in enumerate(problem.prfaas):
+        compute = _rate(cluster.num_instances, terms.prefill_long_s[row])
         network = _rate(cluster.link.bits_per_s, terms.kv_long_bytes * BITS)
-        total += np.minimum(compute, network)
-    return np.where(terms.offload_fraction > 1e-12, total, np.inf)
+        carried[row] = np.minimum(compute, network)
+    return carried
+
+
+def prfaas_throughput(terms: StageTerms, clusters: FloatArray) -> FloatArray:
+    """Θ_prfaas at each threshold, req/s: the sum over clusters; inf where nothing is offloaded."""
+    return np.where(terms.offload_fraction > 1e-12, clusters.sum(axis=0), np.inf)
 
 
 def pd_prefill_throughput(terms: StageTerms, num_prefill: FloatArray) -> FloatArray:
