@@ -125,6 +125,21 @@ def test_model_shows_kv_throughput_with_a_profile() -> None:
     assert by_length[8192]["kv_bits_per_s"] == pytest.approx(6.28e9, rel=0.01)
 
 
+def test_model_shows_a_ceiling_of_kv_throughput_without_a_profile() -> None:
+    output = run_model("llama_3_3_70b", "--gpus", "2", "--efficiency", "0.43").output
+    assert "roofline of 2 x NVIDIA H200 SXM, fp8, 43% of the peak" in output
+    # 8,192 tokens x 320 KiB in 0.731 s, near silicon's 0.733 s.
+    assert "731 ms" in output
+    assert "29.4 Gbit/s" in output
+
+
+def test_model_of_a_config_json_takes_the_number_of_parameters(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(tiny_models.DEMO))
+    assert "Φ_kv needs prefill times" in run_model(str(path)).output
+    assert "Gbit/s" in run_model(str(path), "--active-parameters", "1e7").output
+
+
 def test_model_lists_the_catalogue_and_suggests() -> None:
     assert "Qwen3.5-397B-A17B" in run_model("--list").output
     with pytest.raises(ConfigError, match="did you mean 'deepseek_v3'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -11,7 +12,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from click.testing import CliRunner
 
+from prfaas.cli.profile import profile
 from prfaas.errors import EngineError
 from prfaas.planner.engine_http import HttpEngine
 from prfaas.planner.fit import fit_prefill, profile_toml
@@ -156,3 +159,29 @@ async def test_an_absent_engine_is_an_error() -> None:
     async with aiohttp.ClientSession() as session:
         with pytest.raises(EngineError, match="engine http"):
             await HttpEngine(session, gone, "m").complete([5], 1)
+
+
+async def test_the_command_writes_a_profile_that_a_plan_can_use(tmp_path: Path) -> None:
+    out = tmp_path / "profile.toml"
+    async with _server(_answer) as url:
+        arguments = ["--model", "m", "--hardware", "a test", "--out", str(out)]
+        arguments += ["--lengths", "16,64,256,1024", "--batches", "1", "--contexts", "16"]
+        result = await asyncio.to_thread(CliRunner().invoke, profile, [url, *arguments])
+    assert result.exit_code == 0, result.output
+    assert "R^2" in result.output
+    file = validated(ProfileFile, read_toml(out), out)
+    assert file.prefill is not None
+    assert file.prefill.lengths == [16, 64, 256, 1024]
+    assert "m on a test" in file.prefill.source
+    assert file.decode is not None
+    assert file.decode.batches == [1]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("--lengths=5", "at least 2"), ("--lengths=9,3", "rise"), ("--lengths=a", "list of integers")],
+)
+def test_lengths_have_to_make_a_curve(tmp_path: Path, option: str, message: str) -> None:
+    arguments = ["http://127.0.0.1:9", "--model", "m", "--hardware", "x", option]
+    result = CliRunner().invoke(profile, [*arguments, "--out", str(tmp_path / "p.toml")])
+    assert message in f"{result.output} {result.exception}"

@@ -17,6 +17,7 @@ from prfaas.planner.hf_config import geometry_from_config
 from prfaas.planner.html_report import html_report
 from prfaas.planner.load import load_question, read_config_json
 from prfaas.planner.plan import make_plan
+from prfaas.planner.roofline import ModelSize
 from prfaas.planner.terminal import print_plan
 
 __all__ = ["model", "plan", "profile"]
@@ -67,6 +68,16 @@ def plan(
 @click.option("--state-dtype", default="auto", help="Format of recurrent states.")
 @click.option("--block-size", type=click.IntRange(min=1), help="Block, tokens; pads pages.")
 @click.option("--profile", "times", type=_FILE, help="Prefill profile, for the KV throughput.")
+@click.option("--accelerator", default="h200", show_default=True, help="For a roofline of Φ_kv.")
+@click.option("--gpus", type=click.IntRange(min=1), default=8, show_default=True)
+@click.option(
+    "--efficiency",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Share of the tensor peak that prefill reaches; 1 gives a ceiling.",
+)
+@click.option("--active-parameters", type=float, help="Weights that one token uses, as in 17e9.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def model(
     config: str | None,
@@ -76,6 +87,10 @@ def model(
     state_dtype: str,
     block_size: int | None,
     times: Path | None,
+    accelerator: str,
+    gpus: int,
+    efficiency: float,
+    active_parameters: float | None,
     as_json: bool,
 ) -> None:
     """What a model leaves in the KV cache.
@@ -90,12 +105,20 @@ def model(
         raise click.UsageError("give a config.json or a model's name, or --list")
     path = Path(config)
     if path.suffix == ".json" or path.is_file():
-        name, fields = path.name, read_config_json(path)
+        name, fields, parameters = path.name, read_config_json(path), active_parameters
     else:
         known = find_model(config)
         name, fields = known.name, known.config
+        parameters = active_parameters or known.active_parameters
     geometry = geometry_from_config(fields, name=name, kv_dtype=kv_dtype, state_dtype=state_dtype)
-    prefill = model_report.load_prefill(times) if times else None
+    prefill = None
+    if times is not None:
+        prefill = model_report.load_prefill(times)
+    elif parameters:
+        size = ModelSize(parameters, parameters, fields)
+        prefill = model_report.roofline_prefill(
+            geometry, size, accelerator, num_gpus=gpus, efficiency=efficiency
+        )
     if as_json:
         click.echo(json.dumps(model_report.as_dict(geometry, block_size, prefill), indent=2))
     else:

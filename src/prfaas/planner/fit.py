@@ -117,7 +117,7 @@ def profile_toml(
     ]
     if decode:
         spread = max(sample.spread for row in decode for sample in row)
-        steps = [", ".join(f'"{s.median * 1e6:.0f}us"' for s in row) for row in decode]
+        steps = [", ".join(f'"{s.median * 1e9:.0f}ns"' for s in row) for row in decode]
         lines += [
             "",
             "[decode]",

@@ -16,6 +16,8 @@ from typing import Protocol
 
 from prfaas.errors import EngineError
 
+_MANY = 10  # samples from which single outliers do not count as spread
+
 Report = Callable[[str], None]
 
 
@@ -72,8 +74,11 @@ class Sample:
 
     @property
     def spread(self) -> float:
-        """Distance between the slowest and the fastest, relative to the median."""
-        return (max(self.seconds) - min(self.seconds)) / self.median
+        """Slowest less fastest, or 90th less 10th percentile of many, relative to the median."""
+        if len(self.seconds) < _MANY:
+            return (max(self.seconds) - min(self.seconds)) / self.median
+        deciles = statistics.quantiles(self.seconds, n=10)
+        return (deciles[-1] - deciles[0]) / self.median
 
 
 @dataclass(frozen=True, slots=True)

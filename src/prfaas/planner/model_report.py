@@ -12,7 +12,7 @@ from rich.text import Text
 
 from prfaas.errors import ConfigError
 from prfaas.planner import wording as w
-from prfaas.planner.catalogue import CatalogueModel
+from prfaas.planner.catalogue import CatalogueModel, find_accelerator
 from prfaas.planner.geometry import (
     KvGeometry,
     LayerGroup,
@@ -25,6 +25,7 @@ from prfaas.planner.geometry import (
 from prfaas.planner.load import prefill_from
 from prfaas.planner.plan_file import ProfileFile
 from prfaas.planner.profiles import PrefillProfile
+from prfaas.planner.roofline import ModelSize, Roofline, prefill_profile
 from prfaas.planner.throughput import kv_throughput
 from prfaas.planner.toml_tables import read_toml, validated
 from prfaas.units import format_size
@@ -45,6 +46,16 @@ def load_prefill(path: Path) -> PrefillProfile:
     return prefill_from(table, path.name)
 
 
+def roofline_prefill(
+    geometry: KvGeometry, size: ModelSize, accelerator: str, *, num_gpus: int, efficiency: float
+) -> PrefillProfile:
+    """Prefill times of fp8 weights on a roofline; with efficiency 1 no instance is faster."""
+    found = find_accelerator(accelerator)
+    roofline = Roofline(found, num_gpus, "fp8", efficiency, 1.0, 0.0, "--efficiency")
+    name = f"roofline of {num_gpus} x {found.name}, fp8, {efficiency:.0%} of the peak"
+    return prefill_profile(name, roofline, geometry, size)
+
+
 def print_geometry(
     geometry: KvGeometry, block_size: int | None, times: PrefillProfile | None, console: Console
 ) -> None:
@@ -59,7 +70,10 @@ def print_geometry(
         if block_size < smallest:
             console.print(f"vLLM would take blocks of at least {smallest} tokens for this model.")
     if times is None:
-        console.print(Text("Give --profile to see the KV throughput Φ_kv.", style="dim"))
+        hint = "Φ_kv needs prefill times: give --profile, or --active-parameters for a roofline."
+        console.print(Text(hint, style="dim"))
+    else:
+        console.print(Text(f"T_prefill and Φ_kv: {times.name}", style="dim"))
 
 
 def _groups_table(geometry: KvGeometry, block_size: int | None) -> Table:
@@ -131,6 +145,7 @@ def as_dict(
             for group in geometry.groups
         ],
         "padded_page_bytes": padded_page_bytes(geometry, block_size) if block_size else None,
+        "prefill_source": times.name if times else None,
         "lengths": [_length(geometry, length, times) for length in LENGTHS],
     }
 
