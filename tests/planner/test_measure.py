@@ -153,6 +153,19 @@ async def test_an_error_of_the_engine_is_passed_on() -> None:
             await HttpEngine(session, url, "m").complete([5], 1)
 
 
+async def _refuse_late(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    await response.write(b'data: {"error": {"message": "Token id 499 is out of vocabulary"}}\n\n')
+    return response
+
+
+async def test_an_error_inside_the_stream_is_passed_on() -> None:
+    async with _server(_refuse_late) as url, aiohttp.ClientSession() as session:
+        with pytest.raises(EngineError, match="Token id 499 is out of vocabulary"):
+            await HttpEngine(session, url, "m").complete([499], 1)
+
+
 async def test_an_absent_engine_is_an_error() -> None:
     async with _server(_refuse) as url:
         gone = url

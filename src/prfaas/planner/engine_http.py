@@ -25,9 +25,14 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
 class _Event(msgspec.Struct):
     choices: list[msgspec.Raw] = []
     usage: _Usage | None = None
+    error: _Error | None = None
 
 
 class HttpEngine:
@@ -105,6 +110,8 @@ class HttpEngine:
                 text = (await answer.text())[:300]
                 raise EngineError(f"engine {self._url} answered {answer.status}: {text}")
             async for event in _events(answer):
+                if event.error is not None:
+                    raise EngineError(f"engine {self._url}: {event.error.message[:300]}")
                 if event.choices:
                     times.append(time.perf_counter() - start)
                 usage = event.usage or usage
