@@ -37,6 +37,7 @@ CASE = EXAMPLES / "paper-case-study.toml"
         ("prfaas.5.instances=1", "'5' is not an index below 1"),
         ("title.x=1", "'title' is a value, not a table"),
         ("search.threshold=200000", "threshold 200000 is outside the workload's lengths, 128 to"),
+        ("workload.max_tokens=90000000", "search.step = 100 makes 7,199,990 points"),
         ("search.step=0", "search.step is 0; it has to be at least 1 token"),
         ('workload.distribution="trace"', 'distribution = "trace" needs trace'),
         ('pd.profile="missing.toml"', "missing.toml can not be read"),

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from prfaas.cli.profile import profile
+from prfaas.cli.plan import profile
 from prfaas.errors import EngineError
 from prfaas.planner.engine_http import HttpEngine
 from prfaas.planner.fit import fit_prefill, profile_toml

@@ -1,36 +1,34 @@
-"""`prfaas plan`, `prfaas model`, `prfaas profile`: ask before buying."""
+"""`prfaas plan`, `prfaas model`, `prfaas profile`: ask before buying.
+
+The actions are imported when a command runs: scipy, plotly and plotext take most of a second, and
+the other commands of `prfaas` do without them.
+"""
 
 from __future__ import annotations
 
-import json
+import random
 from pathlib import Path
 
 import click
-from rich.console import Console
 
-from prfaas.cli.profile import profile
 from prfaas.errors import ConfigError
-from prfaas.planner import machine_report, model_report
-from prfaas.planner.catalogue import find_model, models
-from prfaas.planner.emit import deployment_settings
-from prfaas.planner.hf_config import geometry_from_config
-from prfaas.planner.html_report import html_report
-from prfaas.planner.load import load_question, read_config_json
-from prfaas.planner.plan import make_plan
-from prfaas.planner.roofline import ModelSize
-from prfaas.planner.terminal import print_plan
 
 __all__ = ["model", "plan", "profile"]
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-_DEFAULT_WIDTH = 110
 
 
-def _console() -> Console:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_DEFAULT_WIDTH)
-    return console
+def _counts(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[int, ...]:
+    """Rising positive integers, as in 1024,8192."""
+    if not text:
+        return ()
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of integers, as in 1024,8192") from None
+    if min(found) < 1 or list(found) != sorted(set(found)):
+        raise click.BadParameter(f"{text!r}: the numbers have to be above 0 and rise")
+    return found
 
 
 @click.command()
@@ -46,19 +44,9 @@ def plan(
 
     FILE is a plan file: model, workload, clusters, links and prices; see examples/plan.
     """
-    answer = make_plan(load_question(file, settings))
-    if report is not None:
-        try:
-            report.write_text(html_report(answer), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--report {report}: {error.strerror}") from None
-        click.echo(f"wrote {report}", err=True)
-    if emit:
-        click.echo(deployment_settings(answer), nl=False)
-    elif as_json:
-        click.echo(json.dumps(machine_report.as_dict(answer), indent=2, ensure_ascii=False))
-    else:
-        print_plan(answer, _console())
+    from prfaas.cli.plan_actions import show_plan  # noqa: PLC0415
+
+    show_plan(file, settings, as_json=as_json, report=report, emit=emit)
 
 
 @click.command()
@@ -69,7 +57,13 @@ def plan(
 @click.option("--block-size", type=click.IntRange(min=1), help="Block, tokens; pads pages.")
 @click.option("--profile", "times", type=_FILE, help="Prefill profile, for the KV throughput.")
 @click.option("--accelerator", default="h200", show_default=True, help="For a roofline of Φ_kv.")
-@click.option("--gpus", type=click.IntRange(min=1), default=8, show_default=True)
+@click.option(
+    "--gpus",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="GPUs of the roofline's instance.",
+)
 @click.option(
     "--efficiency",
     type=click.FloatRange(0, 1, min_open=True),
@@ -93,33 +87,97 @@ def model(
     active_parameters: float | None,
     as_json: bool,
 ) -> None:
-    """What a model leaves in the KV cache.
+    """What a model leaves in the KV cache, and its KV throughput.
 
     CONFIG is a Hugging Face config.json, or the name of a model in the catalogue.
     """
-    console = _console()
+    from prfaas.cli.plan_actions import ModelView, show_catalogue, show_model  # noqa: PLC0415
+
     if list_all:
-        console.print(model_report.catalogue_table(models()))
+        show_catalogue()
         return
     if config is None:
         raise click.UsageError("give a config.json or a model's name, or --list")
-    path = Path(config)
-    if path.suffix == ".json" or path.is_file():
-        name, fields, parameters = path.name, read_config_json(path), active_parameters
-    else:
-        known = find_model(config)
-        name, fields = known.name, known.config
-        parameters = active_parameters or known.active_parameters
-    geometry = geometry_from_config(fields, name=name, kv_dtype=kv_dtype, state_dtype=state_dtype)
-    prefill = None
-    if times is not None:
-        prefill = model_report.load_prefill(times)
-    elif parameters:
-        size = ModelSize(parameters, parameters, fields)
-        prefill = model_report.roofline_prefill(
-            geometry, size, accelerator, num_gpus=gpus, efficiency=efficiency
-        )
-    if as_json:
-        click.echo(json.dumps(model_report.as_dict(geometry, block_size, prefill), indent=2))
-    else:
-        model_report.print_geometry(geometry, block_size, prefill, console)
+    view = ModelView(
+        config=config,
+        kv_dtype=kv_dtype,
+        state_dtype=state_dtype,
+        block_size=block_size,
+        times=times,
+        accelerator=accelerator,
+        gpus=gpus,
+        efficiency=efficiency,
+        active_parameters=active_parameters,
+        as_json=as_json,
+    )
+    show_model(view)
+
+
+@click.command()
+@click.argument("url")
+@click.option("--model", required=True, help="Name of the served model.")
+@click.option("--hardware", required=True, help="What it runs on, for the provenance.")
+@click.option(
+    "--lengths",
+    callback=_counts,
+    default="512,1024,2048,4096,8192,16384,32768",
+    show_default=True,
+    help="Prompt lengths, tokens.",
+)
+@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option(
+    "--batches", callback=_counts, default="", help="Also measure decode with so many requests."
+)
+@click.option(
+    "--contexts",
+    callback=_counts,
+    default="1024,8192",
+    show_default=True,
+    help="Prompt lengths for decode, tokens.",
+)
+@click.option("--output-tokens", type=click.IntRange(min=4), default=64, show_default=True)
+@click.option("--max-token-id", type=click.IntRange(min=10), default=500, show_default=True)
+@click.option("--seed", type=int, default=None, help="Seed of the prompts; random if absent.")
+@click.option("--api-key", envvar="PRFAAS_API_KEY", help="Bearer token.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True)
+def profile(
+    *,
+    url: str,
+    model: str,
+    hardware: str,
+    lengths: tuple[int, ...],
+    repeats: int,
+    batches: tuple[int, ...],
+    contexts: tuple[int, ...],
+    output_tokens: int,
+    max_token_id: int,
+    seed: int | None,
+    api_key: str | None,
+    out: Path,
+) -> None:
+    """Measure prefill (and decode) times of a running OpenAI-compatible engine.
+
+    URL is the engine, such as http://localhost:8000. It should serve nothing else meanwhile.
+    Prompts are random token ids, so its prefix cache does not help. A used seed meets its own
+    prompts in the cache.
+    """
+    if len(lengths) < 2:
+        raise ConfigError(f"--lengths has {len(lengths)} value; a curve needs at least 2")
+    if seed is None:
+        seed = random.SystemRandom().randrange(2**32)
+    from prfaas.cli.measure_actions import Sweep, measure_engine  # noqa: PLC0415
+
+    sweep = Sweep(
+        url=url,
+        model=model,
+        hardware=hardware,
+        lengths=lengths,
+        repeats=repeats,
+        batches=batches,
+        contexts=contexts,
+        output_tokens=output_tokens,
+        token_id_max=max_token_id,
+        seed=seed,
+        api_key=api_key,
+    )
+    measure_engine(sweep, out)

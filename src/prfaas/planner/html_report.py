@@ -10,7 +10,7 @@ from prfaas.planner import html_figures as figures
 from prfaas.planner import wording as w
 from prfaas.planner.designs import Design
 from prfaas.planner.plan import Comparison, Plan
-from prfaas.planner.terminal import facts
+from prfaas.planner.summary import facts
 from prfaas.planner.verdict import Answer
 
 _ANSWER_CLASS = {

@@ -113,7 +113,7 @@ def queued_ttft(
     capacity = sum(c.link.bits_per_s for c in problem.prfaas) or np.inf
     scale = arrival_per_s / found.rate_per_s if found.rate_per_s else np.inf
     link_load = found.egress_bits_per_s * scale / capacity
-    if link_load >= 1:
+    if link_load >= 1 or arrival_per_s >= found.decode_per_s:
         return Latency(*[float("inf")] * 4)
     classes = _classes(problem, found, Transfer.OVERLAPPED, chunk_tokens, link_load)
     waits = [_wait(c, arrival_per_s, problem.workload.arrival_cv) for c in classes]

@@ -232,7 +232,9 @@ def _whole_prompts(table: WorkloadTable) -> LengthDistribution:
 
 
 def _geometry_by_hand(table: ModelTable) -> KvGeometry:
-    groups = [LayerGroup(LayerKind.FULL, 1, token_bytes=table.kv_bytes_per_token or 0)]
+    by_hand = "all layers, as given in the plan file"
+    tokens = table.kv_bytes_per_token or 0
+    groups = [LayerGroup(LayerKind.FULL, 1, token_bytes=tokens, detail=by_hand)]
     if table.kv_state:
-        groups.append(LayerGroup(LayerKind.LINEAR, 1, state_bytes=table.kv_state))
+        groups.append(LayerGroup(LayerKind.LINEAR, 1, state_bytes=table.kv_state, detail=by_hand))
     return KvGeometry(table.name or "model", tuple(groups))

@@ -10,6 +10,7 @@ from prfaas.planner.lengths import LengthDistribution, mean_length
 from prfaas.planner.profiles import DecodeProfile, PrefillProfile
 
 BYTES_PER_TB = 1e12
+SEARCH_POINTS_MAX = 4_000_000  # about 1 GB of arrays
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,13 @@ class Problem:
             )
         if self.step_tokens < 1:
             raise ConfigError(f"search.step is {self.step_tokens}; it has to be at least 1 token")
+        lengths = self.workload.lengths
+        points = (lengths.high - lengths.low) / self.step_tokens * self.pd.num_instances
+        if points > SEARCH_POINTS_MAX:
+            raise ConfigError(
+                f"search.step = {self.step_tokens} makes {points:,.0f} points of thresholds and "
+                f"splits, at most {SEARCH_POINTS_MAX:,} are tried; take a larger step"
+            )
         for cluster in self.prfaas:
             if cluster.num_instances < 0:
                 raise ConfigError(

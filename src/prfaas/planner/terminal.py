@@ -12,6 +12,7 @@ from prfaas.planner import wording as w
 from prfaas.planner.curves import Curve, against_threshold
 from prfaas.planner.designs import Design
 from prfaas.planner.plan import Comparison, Plan
+from prfaas.planner.summary import facts
 from prfaas.planner.verdict import Answer
 
 _ANSWER_STYLE = {Answer.PAYS: "green", Answer.DOES_NOT_PAY: "red", Answer.DEPENDS: "yellow"}
@@ -111,24 +112,6 @@ def _shadow_table(plan: Plan) -> Table:
     for value in plan.shadow:
         table.add_row(value.what, f"{value.rate_gain_per_s:+.3f}")
     return table
-
-
-def facts(plan: Plan) -> list[tuple[str, str]]:
-    """Single figures of the plan: name and value in words."""
-    found = plan.exact.prfaas.operation
-    return [
-        ("offloaded", f"{w.percent(found.offload_fraction)} of requests"),
-        ("mean length offloaded / local", f"{found.mean_long:,.0f} / {found.mean_short:,.0f}"),
-        ("pays above a bandwidth of", w.bandwidth(plan.break_even_bits_per_s)),
-        ("fetching beats recomputing above", w.bandwidth(plan.recompute_bits_per_s)),
-        ("break-even price of 1 TB", _break_even_price(plan.break_even_price_per_tb)),
-    ]
-
-
-def _break_even_price(price: float | None) -> str:
-    if price is not None and price < 0:
-        return "none: it loses on a free link"
-    return w.price(price)
 
 
 def _facts(plan: Plan) -> Table:
