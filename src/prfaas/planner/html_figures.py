@@ -21,6 +21,7 @@ _COLOURS = {
 }
 _LOSS = "#d55e00"
 _HEIGHT = 380
+_TICKS_MAX = 9
 _VIEW = 0.97  # the threshold axis ends where 97 % of requests are local
 _STAGE_VIEW = 3.0  # stages that bind at more than three times Λ are cut off
 _HEADROOM = 1.7  # stages far above Λ are cut off, not drawn in full
@@ -59,7 +60,8 @@ def split_figure(plan: Plan) -> Any:
         line={"color": "#666666", "dash": "dot"},
     )
     _mark(figure, labels[found.num_prefill], found.rate_per_s, "best")
-    figure.update_xaxes(title="N_p : N_d")
+    every = -(-len(labels) // _TICKS_MAX)
+    figure.update_xaxes(title="N_p : N_d", tickvals=labels[::every], tickangle=0)
     return _titled(
         figure, f"Λ against the split at t = {w.tokens(found.offload_threshold)} tokens", curve
     )
