@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import factorial, inf
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,9 +11,12 @@ from hypothesis import strategies as st
 from prfaas.errors import ConfigError
 from prfaas.planner.latency import Transfer, erlang_c, queued_ttft, service_ttft
 from prfaas.planner.load import Question
-from prfaas.planner.search import optimum
+from prfaas.planner.problem import Problem
+from prfaas.planner.search import Operation, optimum
 from prfaas.planner.throughput import Mode
 from prfaas.planner.whatif import with_bandwidth
+
+from .queue_simulation import waits
 
 
 @given(st.integers(1, 30), st.floats(0.01, 0.99))
@@ -80,3 +84,33 @@ def test_a_rate_of_nothing_is_an_error(case_study: Question) -> None:
     found = optimum(case_study.problem, Mode.EXACT)
     with pytest.raises(ConfigError, match="arrival rate is 0"):
         queued_ttft(case_study.problem, found, 0)
+
+
+def _simulated(problem: Problem, found: Operation, rate_per_s: float) -> tuple[float, float, float]:
+    """Mean, P90 and P99 TTFT of 300,000 requests with Poisson arrivals on an infinite link."""
+    rng, count = np.random.default_rng(1), 300_000
+    lengths = rng.choice(problem.workload.lengths.sample()[0], count)
+    arrivals = np.cumsum(rng.exponential(1 / rate_per_s, count))
+    assert found.offload_threshold is not None
+    remote = lengths > found.offload_threshold
+    ttft = np.empty(count)
+    for mask, profile, servers in (
+        (remote, problem.prfaas[0].prefill, found.num_prfaas),
+        (~remote, problem.pd.prefill, found.num_prefill),
+    ):
+        service = profile.at(lengths[mask])
+        ttft[mask] = service + waits(arrivals[mask], service, servers)
+    p90, p99 = np.quantile(ttft, [0.9, 0.99])
+    return float(ttft.mean()), float(p90), float(p99)
+
+
+@pytest.mark.parametrize("load", [0.5, 0.7, 0.8])
+def test_the_approximation_is_near_a_simulation(case_study: Question, load: float) -> None:
+    problem = with_bandwidth(case_study.problem, 1e9)
+    found = optimum(problem, Mode.EXACT)
+    rate = load * found.rate_per_s
+    mean, p90, p99 = _simulated(problem, found, rate)
+    queued = queued_ttft(problem, found, rate)
+    assert queued.mean == pytest.approx(mean, rel=0.05)
+    assert queued.p90 == pytest.approx(p90, rel=0.05)
+    assert queued.p99 == pytest.approx(p99, rel=0.08)
