@@ -1,0 +1,132 @@
+"""What `prfaas plan` and `prfaas model` do; apart, because its imports take most of a second."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from prfaas.errors import ConfigError
+from prfaas.planner import machine_report, model_report
+from prfaas.planner.catalogue import find_model, models
+from prfaas.planner.emit import deployment_settings
+from prfaas.planner.geometry import KvGeometry
+from prfaas.planner.hf_config import geometry_from_config
+from prfaas.planner.html_report import html_report
+from prfaas.planner.load import load_question, read_config_json
+from prfaas.planner.plan import Plan, make_plan
+from prfaas.planner.profiles import PrefillProfile
+from prfaas.planner.roofline import ModelSize
+from prfaas.planner.terminal import print_plan
+
+_DEFAULT_WIDTH = 110  # of output that goes to a file or a pipe
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """What to show of a model.
+
+    Args:
+        config: Path of a `config.json`, or a name in the catalogue.
+        kv_dtype: Format of keys and values, or "auto".
+        state_dtype: Format of recurrent states, or "auto".
+        block_size: Block, tokens, or None.
+        times: Profile file with prefill times, or None for a roofline.
+        accelerator: Catalogue name, for the roofline.
+        gpus: GPUs of the roofline's instance.
+        efficiency: Share of the tensor peak, in (0, 1].
+        active_parameters: Weights that one token uses, or None for the catalogue's.
+        as_json: JSON instead of tables.
+    """
+
+    config: str
+    kv_dtype: str
+    state_dtype: str
+    block_size: int | None
+    times: Path | None
+    accelerator: str
+    gpus: int
+    efficiency: float
+    active_parameters: float | None
+    as_json: bool
+
+
+def show_plan(
+    file: Path, settings: Sequence[str], *, as_json: bool, report: Path | None, emit: bool
+) -> None:
+    """Answer a plan file in the form that was asked for.
+
+    Raises:
+        ConfigError: The question is wrong, or the report can not be written.
+    """
+    answer = make_plan(load_question(file, settings))
+    if report is not None:
+        _write_report(answer, report)
+    if emit:
+        click.echo(deployment_settings(answer), nl=False)
+    elif as_json:
+        click.echo(json.dumps(machine_report.as_dict(answer), indent=2, ensure_ascii=False))
+    else:
+        print_plan(answer, _console())
+
+
+def _write_report(answer: Plan, report: Path) -> None:
+    try:
+        report.write_text(html_report(answer), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--report {report}: {error.strerror}") from None
+    click.echo(f"wrote {report}", err=True)
+
+
+def show_catalogue() -> None:
+    """List the models of the catalogue."""
+    _console().print(model_report.catalogue_table(models()))
+
+
+def show_model(view: ModelView) -> None:
+    """Show the KV geometry and Φ_kv of a model.
+
+    Raises:
+        ConfigError: The model is unknown or not understood.
+    """
+    geometry, size = _model(view)
+    times = _times(view, geometry, size)
+    if view.as_json:
+        click.echo(json.dumps(model_report.as_dict(geometry, view.block_size, times), indent=2))
+    else:
+        model_report.print_geometry(geometry, view.block_size, times, _console())
+
+
+def _model(view: ModelView) -> tuple[KvGeometry, ModelSize | None]:
+    path = Path(view.config)
+    if path.suffix == ".json" or path.is_file():
+        name, fields, parameters = path.name, read_config_json(path), view.active_parameters
+    else:
+        known = find_model(view.config)
+        name, fields = known.name, known.config
+        parameters = view.active_parameters or known.active_parameters
+    geometry = geometry_from_config(
+        fields, name=name, kv_dtype=view.kv_dtype, state_dtype=view.state_dtype
+    )
+    return geometry, ModelSize(parameters, parameters, fields) if parameters else None
+
+
+def _times(view: ModelView, geometry: KvGeometry, size: ModelSize | None) -> PrefillProfile | None:
+    if view.times is not None:
+        return model_report.load_prefill(view.times)
+    if size is None:
+        return None
+    return model_report.roofline_prefill(
+        geometry, size, view.accelerator, num_gpus=view.gpus, efficiency=view.efficiency
+    )
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_DEFAULT_WIDTH)
+    return console

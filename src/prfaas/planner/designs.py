@@ -1,0 +1,127 @@
+"""The designs that are compared, and what a million prompt tokens costs in each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from prfaas.planner import throughput as tp
+from prfaas.planner.problem import BYTES_PER_TB, Problem
+from prfaas.planner.search import Operation, grid_for, operation, optimum
+from prfaas.planner.throughput import Mode
+
+SECONDS_PER_H = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A set of machines, how they are run, and what that costs.
+
+    Args:
+        name: For people.
+        operation: Settings and rates at Λ_max.
+        num_gpus: GPUs of the design.
+        gpu_price_per_h: Price of them for one hour.
+        link_price_per_h: Price of the traffic at Λ_max for one hour.
+        prompt_tokens_per_s: Prompt tokens, cached ones included, at Λ_max.
+    """
+
+    name: str
+    operation: Operation
+    num_gpus: int
+    gpu_price_per_h: float
+    link_price_per_h: float
+    prompt_tokens_per_s: float
+
+    @property
+    def price_per_h(self) -> float:
+        """Price of machines and traffic for one hour."""
+        return self.gpu_price_per_h + self.link_price_per_h
+
+    @property
+    def price_per_mtoken(self) -> float:
+        """Price of one million prompt tokens; inf when the design sustains nothing."""
+        mtokens_per_h = self.prompt_tokens_per_s * SECONDS_PER_H / 1e6
+        return self.price_per_h / mtokens_per_h if mtokens_per_h > 0 else float("inf")
+
+
+def gain_at_equal_cost(design: Design, other: Design) -> float:
+    """How much more a unit of money carries in `design` than in `other`: 0.15 is 15 % more."""
+    if np.isinf(design.price_per_mtoken):
+        return -1.0
+    return other.price_per_mtoken / design.price_per_mtoken - 1
+
+
+def prfaas_pd(problem: Problem, mode: Mode) -> Design:
+    """PrfaaS-PD at its optimum."""
+    return _priced("PrfaaS-PD", problem, optimum(problem, mode))
+
+
+def naive_heterogeneous(problem: Problem, mode: Mode) -> Design:
+    """All prefill on the PrfaaS clusters, all decode in the PD cluster."""
+    everything = np.array([np.nextafter(problem.workload.lengths.low, 0)])
+    grid = grid_for(problem, tp.stage_terms(problem, everything, mode))
+    found = replace(operation(problem, mode, grid, 0, 0), offload_threshold=None)
+    return _priced("naive heterogeneous", problem, found)
+
+
+def homogeneous(problem: Problem, mode: Mode, num_instances: int, name: str) -> Design:
+    """PD instances alone, at their best split."""
+    alone = replace(problem, prfaas=(), pd=replace(problem.pd, num_instances=num_instances))
+    nothing = np.array([problem.workload.lengths.high])
+    grid = grid_for(alone, tp.stage_terms(alone, nothing, mode))
+    row = int(np.argmax(grid.rate[:, 0]))
+    found = replace(operation(alone, mode, grid, row, 0), offload_threshold=None)
+    return replace(
+        _priced(name, alone, found),
+        operation=replace(found, cluster_shares=tuple(0.0 for _ in problem.prfaas)),
+    )
+
+
+def equal_gpus(problem: Problem, mode: Mode) -> Design:
+    """The homogeneous design with as many GPUs."""
+    gpus = _num_gpus(problem)
+    return homogeneous(
+        problem, mode, max(gpus // problem.pd.gpus_per_instance, 1), "homogeneous, equal GPUs"
+    )
+
+
+def equal_cost(problem: Problem, mode: Mode, budget_per_h: float | None = None) -> Design:
+    """The homogeneous design that the same money buys, in whole instances.
+
+    Args:
+        problem: The question.
+        mode: How stage terms are computed.
+        budget_per_h: Money for one hour; None is what the GPUs of `problem` cost.
+    """
+    budget = problem.gpu_price_per_h if budget_per_h is None else budget_per_h
+    instances = int(budget / problem.pd.price_per_instance_h + 1e-9)
+    return homogeneous(problem, mode, max(instances, 1), "homogeneous, equal cost")
+
+
+def _num_gpus(problem: Problem) -> int:
+    pd = problem.pd.num_instances * problem.pd.gpus_per_instance
+    return pd + sum(c.num_instances * c.gpus_per_instance for c in problem.prfaas)
+
+
+def _priced(name: str, problem: Problem, found: Operation) -> Design:
+    return Design(
+        name=name,
+        operation=found,
+        num_gpus=_num_gpus(problem),
+        gpu_price_per_h=problem.gpu_price_per_h,
+        link_price_per_h=terabytes_per_h(found) * mean_link_price(problem, found),
+        prompt_tokens_per_s=found.rate_per_s * problem.workload.mean_prompt_tokens,
+    )
+
+
+def terabytes_per_h(found: Operation) -> float:
+    """Traffic of all links at Λ_max, 10**12 bytes an hour."""
+    return found.egress_bits_per_s / tp.BITS * SECONDS_PER_H / BYTES_PER_TB
+
+
+def mean_link_price(problem: Problem, found: Operation) -> float:
+    """Price of 10**12 bytes, averaged over clusters by what each ships."""
+    shared = zip(problem.prfaas, found.cluster_shares, strict=True)
+    return sum(share * cluster.link.price_per_tb for cluster, share in shared)

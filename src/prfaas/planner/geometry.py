@@ -1,0 +1,190 @@
+"""What a sequence leaves in the KV cache: S_kv(l), exact in integers.
+
+A model is a list of *layer groups*. A group either grows with the prompt (full attention, MLA,
+indexer keys), grows up to a window (sliding or chunked attention), or is a state of fixed size
+(linear and recurrent layers, short convolutions). S_kv is the sum over groups, which is all the
+throughput model needs to know about an architecture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+
+class LayerKind(StrEnum):
+    """How the cache of a layer behaves as the prompt grows."""
+
+    FULL = "full attention"
+    MLA = "MLA"
+    SLIDING = "sliding window"
+    INDEXER = "sparse-attention indexer"
+    LINEAR = "linear / recurrent state"
+    SHORT_CONV = "short convolution"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers whose caches have the same size and behave the same way.
+
+    Args:
+        kind: How the cache grows.
+        num_layers: Layers in the group, at least 1.
+        token_bytes: Bytes per token in one layer; 0 for a pure state.
+        state_bytes: Bytes per sequence in one layer that do not depend on its length.
+        window: Tokens kept at most; None keeps all.
+        detail: The shape in words, for people.
+    """
+
+    kind: LayerKind
+    num_layers: int
+    token_bytes: int = 0
+    state_bytes: int = 0
+    window: int | None = None
+    detail: str = ""
+
+    def kept_tokens(self, num_tokens: int) -> int:
+        """Tokens of a prompt of `num_tokens` whose keys the group still holds."""
+        return num_tokens if self.window is None else min(num_tokens, self.window)
+
+    def kept_blocks(self, num_tokens: int, block_size: int) -> int:
+        """Blocks that hold `kept_tokens`; a window may straddle one block more than it fills."""
+        blocks = -(-num_tokens // block_size)
+        if self.window is None:
+            return blocks
+        return min(blocks, -(-(self.window - 1) // block_size) + 1)
+
+    def num_bytes(self, num_tokens: int) -> int:
+        """Bytes of all layers of the group for one sequence."""
+        per_layer = self.token_bytes * self.kept_tokens(num_tokens) + self.state_bytes
+        return self.num_layers * per_layer
+
+
+@dataclass(frozen=True, slots=True)
+class KvGeometry:
+    """The KV cache of one model.
+
+    Args:
+        name: Model name, for people.
+        groups: At least one layer group.
+        kv_dtype: Format of keys, values and latents.
+        state_dtype: Format of recurrent states.
+    """
+
+    name: str
+    groups: tuple[LayerGroup, ...]
+    kv_dtype: str = "bfloat16"
+    state_dtype: str = "bfloat16"
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that one more token adds to a prompt longer than every window."""
+        return sum(g.num_layers * g.token_bytes for g in self.groups if g.window is None)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all fixed-size states of one sequence."""
+        return sum(g.num_layers * g.state_bytes for g in self.groups)
+
+
+def kv_bytes(geometry: KvGeometry, num_tokens: int) -> int:
+    """Bytes of KV cache that prefill hands to decode for one sequence, S_kv(l).
+
+    Args:
+        geometry: Layer groups of the model.
+        num_tokens: Prompt length, tokens; at least 1.
+
+    Returns:
+        Bytes before block rounding, compression and framing.
+
+    Raises:
+        ValueError: `num_tokens` is below 1.
+
+    References:
+        arXiv:2604.15039, S_kv of equation (1).
+    """
+    _check_tokens(num_tokens)
+    return sum(group.num_bytes(num_tokens) for group in geometry.groups)
+
+
+def kv_bytes_at(geometry: KvGeometry, num_tokens: FloatArray) -> FloatArray:
+    """`kv_bytes` for an array of lengths, which may be fractional as mean lengths are.
+
+    Args:
+        geometry: Layer groups of the model.
+        num_tokens: Lengths in tokens, any shape.
+
+    Returns:
+        Bytes, same shape; exact below 2**53.
+    """
+    total = np.full_like(num_tokens, float(geometry.state_bytes), dtype=np.float64)
+    for group in geometry.groups:
+        kept = num_tokens if group.window is None else np.minimum(num_tokens, group.window)
+        total += float(group.num_layers * group.token_bytes) * kept
+    return total
+
+
+def block_kv_bytes(geometry: KvGeometry, num_tokens: int, block_size: int) -> int:
+    """`kv_bytes` when token-wise groups are stored in whole blocks of `block_size` tokens.
+
+    States are stored once per sequence at their own, unpadded size; `state_page_bytes` gives the
+    padded one.
+
+    Raises:
+        ValueError: `num_tokens` or `block_size` is below 1.
+    """
+    _check_tokens(num_tokens)
+    if block_size < 1:
+        raise ValueError(f"block_size is {block_size}; it has to be at least 1 token")
+    total = geometry.state_bytes
+    for group in geometry.groups:
+        blocks = group.kept_blocks(num_tokens, block_size)
+        total += group.num_layers * group.token_bytes * blocks * block_size
+    return total
+
+
+def page_bytes(group: LayerGroup, block_size: int) -> int:
+    """Bytes of one block (or one state) of one layer of a group, without padding."""
+    return group.token_bytes * block_size + group.state_bytes
+
+
+def padded_page_bytes(geometry: KvGeometry, block_size: int) -> int:
+    """Bytes of the page that all layers share when an engine keeps them in one block pool.
+
+    vLLM makes every page as large as the largest one: a state is padded to the attention page
+    (`mamba_page_size_padded`).
+
+    Args:
+        geometry: Layer groups of the model.
+        block_size: Tokens in a block, at least 1.
+    """
+    return max(page_bytes(group, block_size) for group in geometry.groups)
+
+
+def hybrid_block_size(geometry: KvGeometry, alignment: int) -> int:
+    """Smallest block, in tokens, whose attention page is not smaller than any state.
+
+    This is the rule of vLLM's `_align_hybrid_block_size`.
+
+    Args:
+        geometry: A model with token-wise groups.
+        alignment: Tokens of which the block is a multiple: what the engine's kernels accept.
+
+    Returns:
+        A multiple of `alignment`; `alignment` itself for a model without states.
+    """
+    state = max(group.state_bytes for group in geometry.groups)
+    token = min((g.token_bytes for g in geometry.groups if g.token_bytes), default=0)
+    if not state or not token:
+        return alignment
+    return alignment * -(-state // (alignment * token))
+
+
+def _check_tokens(num_tokens: int) -> None:
+    if num_tokens < 1:
+        raise ValueError(f"num_tokens is {num_tokens}; a prompt has at least 1 token")

@@ -1,0 +1,69 @@
+"""The plan as JSON values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from prfaas.planner.designs import Design
+from prfaas.planner.latency import Latency
+from prfaas.planner.plan import Comparison, Plan
+
+
+def as_dict(plan: Plan) -> dict[str, Any]:
+    """Nested dicts, lists and numbers; infinity, which JSON lacks, becomes None."""
+    verdict, times = plan.verdict, plan.latencies
+    found: dict[str, Any] = {
+        "title": plan.question.problem.title,
+        "verdict": asdict(verdict),
+        "exact": _comparison(plan.exact),
+        "paper": _comparison(plan.paper),
+        "latency": {
+            "service": _latencies(times.service),
+            "overlapped": _latencies(times.overlapped),
+            "queued": _latencies(times.queued),
+            "queued_arrival_per_s": times.arrival_per_s,
+        },
+        "shadow_values": [asdict(value) for value in plan.shadow],
+        "tornado": [asdict(swing) for swing in plan.tornado],
+        "break_even_bits_per_s": plan.break_even_bits_per_s,
+        "recompute_bits_per_s": plan.recompute_bits_per_s,
+        "break_even_price_per_tb": plan.break_even_price_per_tb,
+        "notes": plan.notes,
+    }
+    cleaned: dict[str, Any] = _without_infinity(found)
+    return cleaned
+
+
+def _comparison(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "gain_at_equal_cost": comparison.gain,
+        "designs": [_design(design) for design in comparison.all],
+    }
+
+
+def _design(design: Design) -> dict[str, Any]:
+    found = design.operation
+    return {
+        "name": design.name,
+        "num_gpus": design.num_gpus,
+        "price_per_h": design.price_per_h,
+        "price_per_mtoken": design.price_per_mtoken,
+        **asdict(found),
+        "capacity_per_s": {stage.value: rate for stage, rate in found.capacity_per_s.items()},
+        "binding": found.binding.value,
+        "slack": {stage.value: found.slack(stage) for stage in found.capacity_per_s},
+    }
+
+
+def _latencies(times: dict[str, Latency]) -> dict[str, Any]:
+    return {name: asdict(latency) for name, latency in times.items()}
+
+
+def _without_infinity(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_infinity(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_infinity(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

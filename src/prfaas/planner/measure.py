@@ -1,0 +1,204 @@
+"""Measuring a running engine: prefill times by length, decode step times by batch and context.
+
+Every prompt is drawn at random, so no prefix cache serves it; the engine's own count of cached
+tokens is checked where it reports one. Each figure is a median over repeats after one discarded
+warm-up. The time of a prefill includes the request's way to the engine and back.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+from prfaas.errors import EngineError
+
+_MANY = 10  # samples from which single outliers do not count as spread
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One answer of an engine.
+
+    Args:
+        prompt_tokens: Prompt tokens as the engine counted them.
+        cached_tokens: Prompt tokens served by its prefix cache; None when it does not say.
+        token_times_s: When each output token arrived, counted from sending the request, s.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int | None
+    token_times_s: tuple[float, ...]
+
+
+class Engine(Protocol):
+    """An engine that completes prompts given as token ids.
+
+    A call does not change anything that later calls see, except the engine's prefix cache.
+    """
+
+    async def complete(self, prompt: Sequence[int], num_tokens: int) -> Completion:
+        """Generate exactly `num_tokens`; costs one prefill and as many decode steps.
+
+        Raises:
+            EngineError: The engine can not be reached or answers with an error.
+        """
+
+    async def complete_all(
+        self, prompts: Sequence[Sequence[int]], num_tokens: int
+    ) -> list[Completion]:
+        """Generate for all prompts at once; times count from one common start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Repeated measurements of one point.
+
+    Args:
+        x: Length in tokens, or batch.
+        seconds: One time for each repeat, s.
+    """
+
+    x: float
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Median, s."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Slowest less fastest, or 90th less 10th percentile of many, relative to the median."""
+        if len(self.seconds) < _MANY:
+            return (max(self.seconds) - min(self.seconds)) / self.median
+        deciles = statistics.quantiles(self.seconds, n=10)
+        return (deciles[-1] - deciles[0]) / self.median
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Prompts that no cache has seen.
+
+    Args:
+        rng: Source of randomness.
+        token_id_max: Highest token id used; ids below 3 are left to special tokens.
+    """
+
+    rng: random.Random
+    token_id_max: int
+
+    def draw(self, num_tokens: int) -> list[int]:
+        """Token ids of a new prompt."""
+        return [self.rng.randint(3, self.token_id_max) for _ in range(num_tokens)]
+
+
+async def measure_prefill(
+    engine: Engine, prompts: Prompts, lengths: Sequence[int], repeats: int, report: Report
+) -> list[Sample]:
+    """Prefill times at each length.
+
+    Args:
+        engine: Engine to measure; should have no other load.
+        prompts: Source of prompts.
+        lengths: Prompt lengths, tokens.
+        repeats: Measurements of each length, at least 1.
+        report: Called with a line for each length.
+
+    Raises:
+        EngineError: The engine fails, miscounts the prompt, or served it from its cache.
+    """
+    samples = []
+    for length in lengths:
+        times = []
+        for attempt in range(repeats + 1):
+            answer = await engine.complete(prompts.draw(length), 1)
+            _check(answer, length)
+            if attempt:
+                times.append(answer.token_times_s[0])
+        sample = Sample(length, tuple(times))
+        report(f"prefill {length:>8,} tokens  {_shown(sample)}")
+        samples.append(sample)
+    return samples
+
+
+async def measure_decode(
+    engine: Engine,
+    prompts: Prompts,
+    *,
+    batches: Sequence[int],
+    contexts: Sequence[int],
+    num_tokens: int,
+    report: Report,
+) -> list[list[Sample]]:
+    """Decode step times: one row for each batch, one sample for each context.
+
+    Args:
+        engine: Engine to measure; should have no other load.
+        prompts: Source of prompts.
+        batches: Requests at once.
+        contexts: Prompt lengths, tokens.
+        num_tokens: Output tokens of each request; more make the overlap longer.
+        report: Called with a line for each point.
+
+    Raises:
+        EngineError: The engine fails, or the requests never ran all at once.
+    """
+    table = []
+    for batch in batches:
+        row = []
+        for context in contexts:
+            drawn = [prompts.draw(context) for _ in range(batch)]
+            answers = await engine.complete_all(drawn, num_tokens)
+            sample = Sample(batch, step_times([a.token_times_s for a in answers]))
+            report(f"decode batch {batch:>4}, {context:>8,} tokens  {_shown(sample)}")
+            row.append(sample)
+        table.append(row)
+    return table
+
+
+def step_times(streams: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Gaps between tokens while all streams were running, s.
+
+    Args:
+        streams: Arrival times of the tokens of each stream, s.
+
+    Raises:
+        EngineError: The last stream started after the first had ended.
+    """
+    start = max(times[0] for times in streams)
+    end = min(times[-1] for times in streams)
+    gaps = [
+        later - earlier
+        for times in streams
+        for earlier, later in pairwise(times)
+        if earlier >= start and later <= end
+    ]
+    if not gaps:
+        raise EngineError(
+            f"{len(streams)} requests never ran at once: the last began at {start:.2f} s, the "
+            f"first ended at {end:.2f} s; ask for more output tokens or a smaller batch"
+        )
+    return tuple(gaps)
+
+
+def _check(answer: Completion, length: int) -> None:
+    if answer.cached_tokens:
+        raise EngineError(
+            f"{answer.cached_tokens} of {length} random prompt tokens came from the engine's "
+            "cache; raise --max-token-id, so that prompts do not repeat"
+        )
+    if answer.prompt_tokens != length:
+        raise EngineError(
+            f"the engine counted {answer.prompt_tokens} prompt tokens, {length} were sent; it does "
+            "not take token ids as they are"
+        )
+
+
+def _shown(sample: Sample) -> str:
+    return f"{sample.median * 1e3:10.1f} ms  spread {sample.spread:5.1%}"

@@ -1,0 +1,207 @@
+"""What the planner is asked about: model, workload, clusters, links, prices. Plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from prfaas.errors import ConfigError
+from prfaas.planner.geometry import KvGeometry
+from prfaas.planner.lengths import LengthDistribution, mean_length
+from prfaas.planner.profiles import DecodeProfile, PrefillProfile
+
+BYTES_PER_TB = 1e12
+SEARCH_POINTS_MAX = 4_000_000  # about 1 GB of arrays
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The traffic.
+
+    Args:
+        lengths: Incremental (uncached) prompt length.
+        mean_prompt_tokens: Mean whole prompt, cached prefix included.
+        output_tokens: Mean output length, above 0.
+        arrival_cv: Coefficient of variation of the gaps between arrivals; 1 is Poisson.
+    """
+
+    lengths: LengthDistribution
+    mean_prompt_tokens: float
+    output_tokens: float
+    arrival_cv: float = 1.0
+
+    @property
+    def mean_context(self) -> float:
+        """Mean context of a running decode: the prompt and half of the output, tokens."""
+        return self.mean_prompt_tokens + self.output_tokens / 2
+
+    def with_lengths_scaled(self, factor: float) -> Workload:
+        """Every prompt `factor` times as long."""
+        return replace(
+            self,
+            lengths=self.lengths.scaled(factor),
+            mean_prompt_tokens=self.mean_prompt_tokens * factor,
+        )
+
+    def with_more_hits(self, ratio: float) -> Workload:
+        """A share `ratio` of the tokens that now miss the prefix cache hits it."""
+        return replace(self, lengths=self.lengths.scaled(1 - ratio))
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The path between a PrfaaS cluster and the PD cluster.
+
+    Args:
+        bits_per_s: Bandwidth that transfers can use, above 0.
+        rtt_s: Round-trip time, s.
+        price_per_tb: Price of moving 10**12 bytes.
+    """
+
+    bits_per_s: float
+    rtt_s: float = 0.0
+    price_per_tb: float = 0.0
+
+
+@dataclass(frozen=True)
+class PrfaasCluster:
+    """A prefill-only cluster behind a link.
+
+    Args:
+        name: For people.
+        num_instances: Prefill instances, 0 or more.
+        gpus_per_instance: GPUs of one instance.
+        prefill: T_prefill of one instance.
+        link: Path to the PD cluster.
+        price_per_gpu_h: Price of one GPU for one hour, in any unit that all clusters share.
+    """
+
+    name: str
+    num_instances: int
+    gpus_per_instance: int
+    prefill: PrefillProfile
+    link: Link
+    price_per_gpu_h: float = 1.0
+
+    @property
+    def price_per_h(self) -> float:
+        """Price of the cluster for one hour, without its link."""
+        return self.num_instances * self.gpus_per_instance * self.price_per_gpu_h
+
+
+@dataclass(frozen=True)
+class PdCluster:
+    """The local cluster, whose instances prefill or decode.
+
+    Args:
+        name: For people.
+        num_instances: Instances to be split, at least 1.
+        gpus_per_instance: GPUs of one instance.
+        prefill: T_prefill of one instance.
+        decode: Decode step time of one instance.
+        tpot_max_s: Target for the time per output token, s; None takes the largest batch.
+        kv_capacity_bytes: KV cache of one decode instance; None means it never binds.
+        price_per_gpu_h: Price of one GPU for one hour.
+    """
+
+    name: str
+    num_instances: int
+    gpus_per_instance: int
+    prefill: PrefillProfile
+    decode: DecodeProfile
+    tpot_max_s: float | None = None
+    kv_capacity_bytes: float | None = None
+    price_per_gpu_h: float = 1.0
+
+    @property
+    def price_per_instance_h(self) -> float:
+        """Price of one instance for one hour."""
+        return self.gpus_per_instance * self.price_per_gpu_h
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question to the planner.
+
+    Args:
+        title: For people.
+        geometry: KV cache of the model.
+        workload: The traffic.
+        prfaas: PrfaaS clusters, each with its link.
+        pd: The PD cluster.
+        step_tokens: Distance between thresholds that the search tries, tokens.
+        threshold: The only threshold to try, tokens; None searches.
+
+    Raises:
+        ConfigError: A setting is impossible.
+    """
+
+    title: str
+    geometry: KvGeometry
+    workload: Workload
+    prfaas: tuple[PrfaasCluster, ...]
+    pd: PdCluster
+    step_tokens: int = 100
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        self._check_counts()
+        self._check_links()
+        lengths = self.workload.lengths
+        for profile in self.prefill_profiles:
+            profile.require(lengths.low, lengths.high)
+
+    def _check_counts(self) -> None:
+        if self.pd.num_instances < 1:
+            raise ConfigError(
+                f"pd.instances is {self.pd.num_instances}; at least 1 is needed, or nothing decodes"
+            )
+        if self.workload.output_tokens <= 0:
+            raise ConfigError(
+                f"workload.output_tokens is {self.workload.output_tokens}; it has to be above 0"
+            )
+        if self.step_tokens < 1:
+            raise ConfigError(f"search.step is {self.step_tokens}; it has to be at least 1 token")
+        lengths = self.workload.lengths
+        points = (lengths.high - lengths.low) / self.step_tokens * self.pd.num_instances
+        if points > SEARCH_POINTS_MAX:
+            raise ConfigError(
+                f"search.step = {self.step_tokens} makes {points:,.0f} points of thresholds and "
+                f"splits, at most {SEARCH_POINTS_MAX:,} are tried; take a larger step"
+            )
+        for cluster in self.prfaas:
+            if cluster.num_instances < 0:
+                raise ConfigError(
+                    f"prfaas {cluster.name!r}: instances is {cluster.num_instances}; it has to be "
+                    "0 or more"
+                )
+
+    def _check_links(self) -> None:
+        for cluster in self.prfaas:
+            if cluster.link.bits_per_s <= 0:
+                raise ConfigError(
+                    f"prfaas {cluster.name!r}: link.bandwidth is {cluster.link.bits_per_s:.0f} "
+                    'bit/s; it has to be above 0, as in "100Gbps"; leave the cluster out to plan '
+                    "without it"
+                )
+
+    @property
+    def prefill_profiles(self) -> tuple[PrefillProfile, ...]:
+        """Profiles of all clusters, the PD cluster's last."""
+        return (*(cluster.prefill for cluster in self.prfaas), self.pd.prefill)
+
+    @property
+    def mean_new_tokens(self) -> float:
+        """E[L], tokens."""
+        return mean_length(self.workload.lengths)
+
+    @property
+    def gpu_price_per_h(self) -> float:
+        """Price of all GPUs for one hour."""
+        pd = self.pd.num_instances * self.pd.price_per_instance_h
+        return pd + sum(cluster.price_per_h for cluster in self.prfaas)
+
+    def with_cluster(self, index: int, cluster: PrfaasCluster) -> Problem:
+        """The same question with one PrfaaS cluster replaced."""
+        clusters = list(self.prfaas)
+        clusters[index] = cluster
+        return replace(self, prfaas=tuple(clusters))

@@ -1,0 +1,24 @@
+"""Single figures of a plan, for every kind of output."""
+
+from __future__ import annotations
+
+from prfaas.planner import wording as w
+from prfaas.planner.plan import Plan
+
+
+def facts(plan: Plan) -> list[tuple[str, str]]:
+    """Single figures of the plan: name and value in words."""
+    found = plan.exact.prfaas.operation
+    return [
+        ("offloaded", f"{w.percent(found.offload_fraction)} of requests"),
+        ("mean length offloaded / local", f"{found.mean_long:,.0f} / {found.mean_short:,.0f}"),
+        ("pays above a bandwidth of", w.bandwidth(plan.break_even_bits_per_s)),
+        ("fetching beats recomputing above", w.bandwidth(plan.recompute_bits_per_s)),
+        ("break-even price of 1 TB", _break_even_price(plan.break_even_price_per_tb)),
+    ]
+
+
+def _break_even_price(price: float | None) -> str:
+    if price is not None and price < 0:
+        return "none: it loses on a free link"
+    return w.price(price)

@@ -1,0 +1,46 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+
+_RATES = ((1e12, "Tbit/s"), (1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"))
+
+
+def rate(per_s: float) -> str:
+    """Requests per second, or a dash for a stage that has no load."""
+    return "-" if math.isinf(per_s) else f"{per_s:.2f}"
+
+
+def bandwidth(bits_per_s: float | None) -> str:
+    """A bandwidth with its unit; "never" for None."""
+    if bits_per_s is None:
+        return "never"
+    for size, unit in _RATES:
+        if bits_per_s >= size:
+            return f"{bits_per_s / size:.1f} {unit}"
+    return f"{bits_per_s:.0f} bit/s"
+
+
+def seconds(value: float) -> str:
+    """A duration; "saturated" when it has no bound."""
+    if math.isinf(value):
+        return "saturated"
+    return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def percent(ratio: float, *, signed: bool = False) -> str:
+    """A share or a gain."""
+    return f"{ratio:+.1%}" if signed else f"{ratio:.1%}"
+
+
+def tokens(count: float | None) -> str:
+    """A length in tokens, or a dash."""
+    return "-" if count is None else f"{count:,.0f}"
+
+
+def price(amount: float | None) -> str:
+    """A price without its unit, which the plan file chose."""
+    if amount is None:
+        return "-"
+    return "inf" if math.isinf(amount) else f"{amount:.3g}"

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from prfaas.planner import designs, whatif
+from prfaas.planner.load import Question
+from prfaas.planner.plan import compare, make_plan
+from prfaas.planner.problem import Problem
+from prfaas.planner.search import Stage, optimum
+from prfaas.planner.throughput import Mode
+from prfaas.planner.verdict import Answer, judge
+from prfaas.planner.whatif import Swing
+
+
+@pytest.fixture(scope="module")
+def problem(case_study: Question) -> Problem:
+    return case_study.problem
+
+
+def test_two_half_clusters_are_one_cluster(problem: Problem) -> None:
+    whole = problem.prfaas[0]
+    half = replace(
+        whole, num_instances=2, link=replace(whole.link, bits_per_s=whole.link.bits_per_s / 2)
+    )
+    two = replace(problem, prfaas=(half, replace(half, name="other")))
+    for mode in Mode:
+        one, both = optimum(problem, mode), optimum(two, mode)
+        assert both.rate_per_s == pytest.approx(one.rate_per_s)
+        assert both.offload_threshold == one.offload_threshold
+
+
+def test_a_second_cluster_on_a_thin_link_adds_what_the_link_carries(problem: Problem) -> None:
+    thin = replace(
+        problem.prfaas[0], name="thin", link=replace(problem.prfaas[0].link, bits_per_s=1e9)
+    )
+    more = optimum(replace(problem, prfaas=(*problem.prfaas, thin)), Mode.EXACT)
+    base = optimum(problem, Mode.EXACT)
+    assert base.rate_per_s < more.rate_per_s < base.rate_per_s * 1.1
+
+
+def test_the_link_binds_when_it_is_thin(problem: Problem) -> None:
+    found = optimum(whatif.with_bandwidth(problem, 0.05), Mode.EXACT)
+    assert found.capacity_per_s[Stage.PRFAAS_NETWORK] == pytest.approx(found.rate_per_s, rel=0.01)
+
+
+def test_held_transfers_cost_decode_slots(problem: Problem) -> None:
+    tight = replace(problem.pd, kv_capacity_bytes=20 * 0.67e9)
+    slow = whatif.with_bandwidth(replace(problem, pd=tight), 0.2)
+    fast = whatif.with_bandwidth(replace(problem, pd=tight), 100)
+    slow_found, fast_found = optimum(slow, Mode.EXACT), optimum(fast, Mode.EXACT)
+    assert slow_found.decode_per_s / slow_found.num_decode < (
+        fast_found.decode_per_s / fast_found.num_decode
+    )
+
+
+def test_break_even_points_are_where_the_gain_is_zero(problem: Problem) -> None:
+    bandwidth = whatif.break_even_bandwidth(problem, Mode.EXACT)
+    assert bandwidth is not None
+    factor = bandwidth / problem.prfaas[0].link.bits_per_s
+    assert whatif.gain(whatif.with_bandwidth(problem, factor * 1.001), Mode.EXACT) > 0
+    assert whatif.gain(whatif.with_bandwidth(problem, factor * 0.99), Mode.EXACT) < 0
+    price = whatif.break_even_price_per_tb(problem, Mode.EXACT)
+    assert price is not None
+    cluster = problem.prfaas[0]
+    costly = problem.with_cluster(
+        0, replace(cluster, link=replace(cluster.link, price_per_tb=price))
+    )
+    ours = designs.prfaas_pd(costly, Mode.EXACT)
+    same = designs.equal_cost(costly, Mode.EXACT)
+    assert ours.price_per_mtoken == pytest.approx(same.price_per_mtoken)
+
+
+def test_recompute_bandwidth_is_the_kv_throughput_of_the_local_hardware(problem: Problem) -> None:
+    seconds = problem.pd.prefill.seconds_at(20_000)
+    size = 182_373_581 + 17_280 * 20_000
+    assert whatif.recompute_bandwidth(problem, 20_000) == pytest.approx(size * 8 / seconds)
+
+
+def test_without_a_prfaas_cluster_the_design_is_homogeneous(problem: Problem) -> None:
+    alone = replace(problem, prfaas=())
+    found = compare(alone, Mode.EXACT)
+    assert found.naive is None
+    assert found.prfaas.operation.rate_per_s == pytest.approx(found.equal_gpus.operation.rate_per_s)
+
+
+def test_a_plan_without_prfaas_clusters_can_be_made(case_study: Question) -> None:
+    alone = replace(case_study, problem=replace(case_study.problem, prfaas=()))
+    plan = make_plan(alone)
+    assert plan.verdict.answer is not Answer.PAYS
+    assert plan.break_even_price_per_tb is None
+
+
+@pytest.mark.parametrize(
+    ("paper", "exact", "swing", "answer"),
+    [
+        (0.1, 0.1, Swing("x", 0.05, 0.2), Answer.PAYS),
+        (-0.1, -0.1, Swing("x", -0.2, 0.0), Answer.DOES_NOT_PAY),
+        (0.1, 0.1, Swing("x", -0.05, 0.2), Answer.DEPENDS),
+        (-0.01, 0.1, Swing("x", 0.05, 0.2), Answer.DEPENDS),
+        (-0.1, -0.1, Swing("x", -0.2, 0.1), Answer.DEPENDS),
+    ],
+)
+def test_verdicts(paper: float, exact: float, swing: Swing, answer: Answer) -> None:
+    verdict = judge(paper, exact, [swing], "something binds")
+    assert verdict.answer is answer
+    assert f"{exact:+.1%}" in verdict.sentence
+    assert verdict.sentence.endswith("something binds.")

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from prfaas.errors import ConfigError
+from prfaas.planner.traces import BlockCache, read_trace
+
+PUBLIC = Path("/work/shared/traces/mooncake/conversation_trace.jsonl.gz")
+
+
+def _write(path: Path, rows: list[dict[str, object]]) -> Path:
+    text = "\n".join(json.dumps(row) for row in rows)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
+def test_prefix_hits_shorten_prompts(tmp_path: Path, name: str) -> None:
+    rows: list[dict[str, object]] = [
+        {"timestamp": 0, "input_length": 1200, "output_length": 10, "hash_ids": [1, 2, 3]},
+        {"timestamp": 1, "input_length": 1300, "output_length": 30, "hash_ids": [1, 2, 4]},
+        {"timestamp": 2, "input_length": 1200, "output_length": 20, "hash_ids": [1, 2, 3]},
+    ]
+    trace = read_trace(_write(tmp_path / name, rows))
+    # The third is the first again: its last, partial block counts as 512 tokens, and at least the
+    # last token is computed.
+    assert trace.new_tokens == (1200, 1300 - 1024, 1)
+    assert trace.mean_output_tokens == 20
+    assert trace.prefix_hit_ratio == pytest.approx(1 - 1477 / 3700)
+
+
+def test_a_small_cache_forgets_the_oldest() -> None:
+    cache = BlockCache(3)
+    assert cache.match_and_store([1, 2]) == 0
+    assert cache.match_and_store([3, 4]) == 0
+    assert cache.match_and_store([1, 2]) == 1  # 2 is older than 1 and was evicted
+    assert BlockCache(None).match_and_store([9]) == 0
+
+
+def test_lengths_of_a_csv(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n0,10,5\n1,30,15\n")
+    trace = read_trace(path)
+    assert trace.new_tokens == (10, 30)
+    assert trace.mean_prompt_tokens == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("t.csv", "a,b\n1,2\n", "none of the columns ContextTokens"),
+        ("t.jsonl", "{}\n", "missing required field `input_length`"),
+        ("t.jsonl", "", "holds no requests"),
+        ("t.parquet", "x", r"expected a name ending in .jsonl, .csv"),
+    ],
+)
+def test_broken_traces_are_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_trace(path)
+
+
+@pytest.mark.skipif(not PUBLIC.exists(), reason="the public traces are not on this machine")
+@pytest.mark.parametrize(
+    ("cache_blocks", "hit_ratio"), [(None, 0.374), (30_000, 0.332), (10_000, 0.215), (3_000, 0.066)]
+)
+def test_hits_of_the_mooncake_trace(cache_blocks: int | None, hit_ratio: float) -> None:
+    # kvcache-ai/Mooncake, FAST25 conversation trace: 12,031 requests, mean input 12,035 tokens.
+    trace = read_trace(PUBLIC, cache_blocks)
+    assert len(trace.new_tokens) == 12_031
+    assert trace.mean_prompt_tokens == pytest.approx(12_035, abs=1)
+    assert trace.prefix_hit_ratio == pytest.approx(hit_ratio, abs=0.001)
