@@ -44,7 +44,7 @@ def plan(
 
     FILE is a plan file: model, workload, clusters, links and prices; see examples/plan.
     """
-    from prfaas.cli.plan_actions import show_plan  # noqa: PLC0415
+    from prfaas.cli.plan_actions import show_plan
 
     show_plan(file, settings, as_json=as_json, report=report, emit=emit)
 
@@ -91,7 +91,7 @@ def model(
 
     CONFIG is a Hugging Face config.json, or the name of a model in the catalogue.
     """
-    from prfaas.cli.plan_actions import ModelView, show_catalogue, show_model  # noqa: PLC0415
+    from prfaas.cli.plan_actions import ModelView, show_catalogue, show_model
 
     if list_all:
         show_catalogue()
@@ -165,7 +165,7 @@ def profile(
         raise ConfigError(f"--lengths has {len(lengths)} value; a curve needs at least 2")
     if seed is None:
         seed = random.SystemRandom().randrange(2**32)
-    from prfaas.cli.measure_actions import Sweep, measure_engine  # noqa: PLC0415
+    from prfaas.cli.measure_actions import Sweep, measure_engine
 
     sweep = Sweep(
         url=url,

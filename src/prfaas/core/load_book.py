@@ -31,6 +31,7 @@ class LoadBook:
 
     def __init__(self, names: list[str], stale_after_ns: int) -> None:
         self._stale_after_ns = stale_after_ns
+        self.names = tuple(names)
         self._loads = {name: _Load() for name in names}
         self._order = [(0, name, 0) for name in names]
         heapq.heapify(self._order)
