@@ -10,6 +10,7 @@ from prfaas import __version__
 from prfaas.cli.demo import demo
 from prfaas.cli.deploy import check, up
 from prfaas.cli.parts import gateway, identity, pool
+from prfaas.cli.simulate import simulate
 from prfaas.errors import PrfaasError
 
 EXIT_MISTAKE = 2
@@ -26,10 +27,11 @@ def cli() -> None:
       prfaas demo                        two clusters on this machine, twelve requests
       prfaas up examples/laptop.toml     run a deployment until stopped
       prfaas check examples/laptop.toml  is this file right?
+      prfaas simulate examples/sim/link-cut.toml   what if the link is cut?
     """
 
 
-for command in (check, demo, gateway, identity, pool, up):
+for command in (check, demo, gateway, identity, pool, simulate, up):
     cli.add_command(command)
 
 
