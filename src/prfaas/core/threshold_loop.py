@@ -18,7 +18,8 @@ class LoopSettings:
     Attributes:
         step_ratio_max: Largest move of one interval, as a share of the threshold.
         step_ratio_min: Smaller moves are not made.
-        utilisation_high: Share of the link above which the remote side counts as pressed.
+        utilisation_high: Share of the link above which the remote side counts as pressed, unless
+            waiting is longer at home.
         wait_gap_ns: Difference between both waits below which neither side is pressed.
         span: The threshold stays within the planned one divided and multiplied by this.
         num_moves_to_grow: Moves in one direction after which a step doubles.
@@ -79,9 +80,11 @@ class ThresholdLoop:
 
     def _pressure(self, utilisation: float, local_wait_ns: int, remote_wait_ns: int) -> int:
         gap = remote_wait_ns - local_wait_ns
-        if utilisation > self._settings.utilisation_high or gap > self._settings.wait_gap_ns:
-            return 1
-        return -1 if gap < -self._settings.wait_gap_ns else 0
+        if gap < -self._settings.wait_gap_ns:
+            return -1
+        # A full link alone is no harm: it has to cost more waiting than there is at home.
+        full = utilisation > self._settings.utilisation_high and gap >= 0
+        return 1 if full or gap > self._settings.wait_gap_ns else 0
 
     def _move(self, direction: int) -> None:
         settings = self._settings

@@ -66,7 +66,7 @@ class RoutingTable(_Table):
     """Offload threshold, tokens; the planner's optimum if absent."""
     prefill_instances: Count | None = None
     """PD instances that prefill; the planner's optimum if absent."""
-    moving_threshold: bool = True
+    moving_threshold: bool = False
     """Let the short-term loop move the threshold of the adaptive policy."""
     admission: bool = False
     """Refuse at the door what is predicted to miss slo.ttft."""

@@ -109,7 +109,7 @@ class RoutingSetup:
     policy: PolicyName
     offload_threshold: int
     bandwidth: Bandwidth = Bandwidth.SCARCE
-    moving_threshold: bool = True
+    moving_threshold: bool = False
     admission: bool = False
 
 
