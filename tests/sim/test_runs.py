@@ -218,3 +218,9 @@ def test_the_knee_is_where_the_targets_stop_to_hold() -> None:
 def test_a_wrong_scenario_is_one_clear_error(setting: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_scenario(EXAMPLES / "paper-poisson.toml", [setting]).requests()
+
+
+def test_a_failure_of_an_instance_that_is_not_there_is_refused() -> None:
+    failure = 'failure=[{kind="decode", at="1s", duration="1s", index=5}]'
+    with pytest.raises(ConfigError, match="decode instance 5: there are 5"):
+        load_scenario(EXAMPLES / "paper-poisson.toml", [failure])

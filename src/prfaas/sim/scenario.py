@@ -20,6 +20,7 @@ from prfaas.sim.scenario_file import FailureTable, ScenarioFile
 from prfaas.sim.setup import (
     CacheSetup,
     Failure,
+    FailureKind,
     LinkSetup,
     RoutingSetup,
     Setup,
@@ -179,8 +180,10 @@ class _Loader:
             )
         batch, _ = pd.decode.largest_batch(problem.workload.mean_context, pd.tpot_max_s)
         capacity = None if pd.kv_capacity_bytes is None else int(pd.kv_capacity_bytes)
+        num_prfaas = away.num_instances if away else 0
+        self._check_failures(num_prfaas, num_prefill, pd.num_instances - num_prefill)
         return Setup(
-            num_prfaas=away.num_instances if away else 0,
+            num_prfaas=num_prfaas,
             num_prefill=num_prefill,
             num_decode=pd.num_instances - num_prefill,
             costs=make_costs(
@@ -201,6 +204,20 @@ class _Loader:
             failures=tuple(f for table in file.failure for f in _failures(table)),
             price_per_h=problem.gpu_price_per_h,
         )
+
+    def _check_failures(self, num_prfaas: int, num_prefill: int, num_decode: int) -> None:
+        counts = {
+            FailureKind.PRFAAS: num_prfaas,
+            FailureKind.PREFILL: num_prefill,
+            FailureKind.DECODE: num_decode,
+        }
+        for table in self._file.failure:
+            count = counts.get(table.kind, 1)
+            if table.kind is not FailureKind.LINK and table.index >= count:
+                raise ConfigError(
+                    f"failure of {table.kind} instance {table.index}: there are {count}, counted "
+                    "from 0"
+                )
 
     def _operation(self) -> Operation:
         return optimum(self._problem, Mode.EXACT)

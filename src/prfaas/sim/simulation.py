@@ -56,8 +56,8 @@ class Simulation:
         self.locals = {n: self._prefill_instance(n, remote=False) for n in self.front.local.names}
         self.remotes = {n: self._prefill_instance(n, remote=True) for n in self.front.remote.names}
         self.decoders = [self._decode_instance(f"d{i:05}") for i in range(setup.num_decode)]
-        self._balancer = Balancer(setup.num_decode)
-        self._decoder_of: dict[Request, int] = {}
+        self.balancer = Balancer(setup.num_decode)
+        self.decoder_of: dict[Request, int] = {}
         self._flows: dict[Request, Flow | None] = {}
         self._promised: dict[Request, tuple[int, int]] = {}
         self._next = 0
@@ -107,7 +107,7 @@ class Simulation:
     @property
     def num_assigned(self) -> int:
         """Requests that hold a place in a decode instance."""
-        return self._balancer.num_assigned
+        return self.balancer.num_assigned
 
     # Arrival and dispatch
 
@@ -250,65 +250,32 @@ class Simulation:
             return
         self.front.link_up = False
         for request in sorted(self._flows, key=lambda r: r.index):
-            self._again(request)
+            self.again(request)
 
     def _alive(self, _argument: None) -> None:
         self.front.link_up = self.link.bits_per_s > 0
 
-    def _again(self, request: Request) -> None:
+    def again(self, request: Request) -> None:
         """What a request had is lost: route it anew."""
         if request in self._promised:
             self._settle(request)
-        index = self._decoder_of.pop(request, None)
+        index = self.decoder_of.pop(request, None)
         if index is not None:
             self.decoders[index].release(request)
-            self._balancer.leave(index)
+            self.balancer.leave(index)
         self.num_recomputed += 1
         self._route(request)
-
-    # Instances that fail
-
-    def fail_prefill(self, *, remote: bool, index: int) -> None:
-        """A prefill instance stops; its requests are routed anew."""
-        book = self.front.remote if remote else self.front.local
-        name = book.names[index]
-        book.set_ready(name, ready=False)
-        for job in (self.remotes if remote else self.locals)[name].fail():
-            if job.attempt == job.request.attempt:
-                self._again(job.request)
-
-    def mend_prefill(self, *, remote: bool, index: int) -> None:
-        """It works again, with an empty queue."""
-        book = self.front.remote if remote else self.front.local
-        name = book.names[index]
-        (self.remotes if remote else self.locals)[name].recover()
-        book.report(name, self.clock.now_ns, 0)
-        book.set_ready(name, ready=True)
-
-    def fail_decode(self, index: int) -> None:
-        """A decode instance stops; its requests are prefilled again."""
-        self._balancer.set_up(index, up=False)
-        lost = self.decoders[index].fail()
-        gone = set(lost)
-        coming = [r for r, i in self._decoder_of.items() if i == index and r not in gone]
-        for request in (*lost, *coming):
-            self._again(request)
-
-    def mend_decode(self, index: int) -> None:
-        """It works again, empty."""
-        self.decoders[index].recover()
-        self._balancer.set_up(index, up=True)
 
     # Decode and the end
 
     def _decoder_for(self, request: Request) -> DecodeInstance | None:
         """The instance that decodes a request, chosen when it is first needed."""
-        index = self._decoder_of.get(request)
+        index = self.decoder_of.get(request)
         if index is None:
-            index = self._balancer.choose()
+            index = self.balancer.choose()
             if index is None:
                 return None
-            self._decoder_of[request] = index
+            self.decoder_of[request] = index
         return self.decoders[index]
 
     def _decode(self, request: Request) -> None:
@@ -332,9 +299,9 @@ class Simulation:
         request.outcome = outcome
         request.finished_at_ns = self.clock.now_ns
         self.num_open -= 1
-        index = self._decoder_of.pop(request, None)
+        index = self.decoder_of.pop(request, None)
         if index is not None:
-            self._balancer.leave(index)
+            self.balancer.leave(index)
 
 
 def _nothing(_job: Job, _tokens: int) -> None:
