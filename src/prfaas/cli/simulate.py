@@ -1,0 +1,58 @@
+"""`prfaas simulate`: the same decisions, on a virtual clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_POLICIES = ("local", "remote", "paper", "adaptive")
+
+
+@click.command()
+@click.argument("scenario", type=_FILE)
+@click.option("--set", "settings", multiple=True, metavar="A.B=V", help="Change one setting.")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    type=click.Choice(_POLICIES),
+    help="Routing policy; several are compared on the same requests.",
+)
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of arrivals and lengths.")
+@click.option("--sweep", is_flag=True, help="Find the highest load that holds the targets.")
+@click.option(
+    "--attainment",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.9,
+    show_default=True,
+    help="Share of requests that have to meet every target, for --sweep.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def simulate(
+    *,
+    scenario: Path,
+    settings: tuple[str, ...],
+    policies: tuple[str, ...],
+    seed: int | None,
+    sweep: bool,
+    attainment: float,
+    as_json: bool,
+) -> None:
+    """Run a scenario on a virtual clock, with the policies that serve traffic.
+
+    SCENARIO is a TOML file: a plan file with clusters and model, what arrives, and what breaks;
+    see docs/simulator.md.
+
+    \b
+    Examples:
+      prfaas simulate examples/sim/paper-poisson.toml
+      prfaas simulate examples/sim/link-cut.toml --policy paper --policy adaptive
+      prfaas simulate examples/sim/bursty.toml --set workload.rate=2.8 --seed 7 --json
+      prfaas simulate examples/sim/scarce-link.toml --sweep
+    """
+    from prfaas.cli.simulate_actions import show_knees, show_runs
+
+    show = show_knees if sweep else show_runs
+    show(scenario, settings, policies, seed, attainment=attainment, as_json=as_json)

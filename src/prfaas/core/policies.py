@@ -1,0 +1,196 @@
+"""The routing policies that can be selected, behind one interface.
+
+| name | rule |
+|---|---|
+| `local` | never offload |
+| `remote` | always offload: the naive heterogeneous design |
+| `paper` | static threshold, with the paper's scarce and abundant rules |
+| `adaptive` | the threshold as prior; predicted completion on both paths may overrule it |
+
+No policy sees output lengths, or anything else that a gateway would not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import exp, log
+from typing import Protocol
+
+from prfaas.core.predictions import CostModel, PathSignals, Prediction, predict
+from prfaas.core.routing import Decision, Path, Reason, RoutingFacts, ThresholdPolicy, obstacle
+
+
+class Policy(Protocol):
+    """Decides where a request is prefilled. May keep state; does no I/O; costs O(1)."""
+
+    def decide(self, facts: RoutingFacts, signals: PathSignals) -> Decision:
+        """Decide for one request."""
+
+
+class PolicyName(StrEnum):
+    """Policies by name."""
+
+    LOCAL = "local"
+    REMOTE = "remote"
+    PAPER = "paper"
+    ADAPTIVE = "adaptive"
+
+
+class Bandwidth(StrEnum):
+    """The paper's two regimes."""
+
+    SCARCE = "scarce"
+    ABUNDANT = "abundant"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPolicy:
+    """Never offload."""
+
+    offload_threshold: int = 0
+
+    def decide(self, facts: RoutingFacts, _signals: PathSignals) -> Decision:
+        """LOCAL."""
+        new = facts.num_prompt_tokens - facts.pd_hit_tokens
+        return Decision(Path.LOCAL, Reason.ALWAYS_LOCAL, new, self.offload_threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePolicy:
+    """Always offload, unless it is impossible."""
+
+    offload_threshold: int = 0
+
+    def decide(self, facts: RoutingFacts, _signals: PathSignals) -> Decision:
+        """REMOTE, unless something stands in the way."""
+        new = facts.num_prompt_tokens - facts.pd_hit_tokens
+        hindrance = obstacle(facts)
+        path = Path.REMOTE if hindrance is None else Path.LOCAL
+        return Decision(path, hindrance or Reason.ALWAYS_REMOTE, new, self.offload_threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class PaperPolicy:
+    """The paper's rule with a static threshold.
+
+    Attributes:
+        offload_threshold: t, tokens.
+        bandwidth: SCARCE judges by the PD cluster's cache alone. ABUNDANT takes the longer of both
+            caches, and pulls it over the link when it lies on the other side.
+
+    References:
+        arXiv:2604.15039, section on routing.
+    """
+
+    offload_threshold: int
+    bandwidth: Bandwidth = Bandwidth.SCARCE
+
+    def decide(self, facts: RoutingFacts, _signals: PathSignals) -> Decision:
+        """Compare the incremental length with the threshold."""
+        if self.bandwidth is Bandwidth.SCARCE:
+            return ThresholdPolicy(self.offload_threshold).decide(facts)
+        best = max(facts.pd_hit_tokens, facts.prfaas_hit_tokens)
+        new = facts.num_prompt_tokens - best
+        if new <= self.offload_threshold:
+            pull = best - facts.pd_hit_tokens if facts.link_up else 0
+            here = facts.num_prompt_tokens - facts.pd_hit_tokens - pull
+            return Decision(
+                Path.LOCAL, Reason.BELOW_THRESHOLD, here, self.offload_threshold, pull_tokens=pull
+            )
+        hindrance = obstacle(facts)
+        if hindrance is not None:
+            return Decision(Path.LOCAL, hindrance, new, self.offload_threshold)
+        return Decision(Path.REMOTE, Reason.ABOVE_THRESHOLD, new, self.offload_threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveSettings:
+    """How readily predictions overrule the threshold.
+
+    Attributes:
+        margin_ratio: Gain, as a share of the usual path's prediction, below which nothing changes.
+        margin_ns: The same as a duration.
+        prior_weight: How much more gain a request needs for each factor of e that its length is
+            away from the threshold: long prompts profit most from fast prefill, and a short one
+            in their place costs everybody who waits behind it.
+        hysteresis_ratio: Share of the margins that keeps an overruling going, in (0, 1].
+    """
+
+    margin_ratio: float = 0.10
+    margin_ns: int = 200_000_000
+    prior_weight: float = 0.5
+    hysteresis_ratio: float = 0.5
+
+
+class AdaptivePolicy:
+    """The threshold as prior, overruled where the other path is predicted to be clearly faster.
+
+    Unknown signals leave the threshold's decision as it is.
+
+    Args:
+        costs: Predicts compute and bytes.
+        offload_threshold: t, tokens; a control loop may move it.
+        settings: How readily predictions overrule it.
+    """
+
+    def __init__(
+        self,
+        costs: CostModel,
+        offload_threshold: int,
+        settings: AdaptiveSettings = AdaptiveSettings(),
+    ) -> None:
+        self._costs = costs
+        self.offload_threshold = offload_threshold
+        self._settings = settings
+        self._overruling = dict.fromkeys(Path, False)
+
+    def decide(self, facts: RoutingFacts, signals: PathSignals) -> Decision:
+        """The threshold's decision, or the other path where that is clearly faster."""
+        usual = ThresholdPolicy(self.offload_threshold).decide(facts)
+        found = predict(facts, signals, self._costs)
+        path, reason = usual.path, usual.reason
+        if obstacle(facts) is None and self._overrule(usual, found):
+            remote = usual.path is Path.LOCAL
+            path = Path.REMOTE if remote else Path.LOCAL
+            reason = Reason.FASTER_REMOTE if remote else Reason.FASTER_LOCAL
+        return Decision(
+            path,
+            reason,
+            usual.num_new_tokens,
+            self.offload_threshold,
+            found.local_ns,
+            found.remote_ns,
+        )
+
+    def _overrule(self, usual: Decision, found: Prediction) -> bool:
+        if found.local_ns is None or found.remote_ns is None:
+            return False
+        local = usual.path is Path.LOCAL
+        here, there = (
+            (found.local_ns, found.remote_ns) if local else (found.remote_ns, found.local_ns)
+        )
+        ease = self._settings.hysteresis_ratio if self._overruling[usual.path] else 1.0
+        distance = abs(log(max(usual.num_new_tokens, 1) / max(self.offload_threshold, 1)))
+        needed = there * exp(self._settings.prior_weight * distance)
+        margin = max(self._settings.margin_ns, self._settings.margin_ratio * here)
+        self._overruling[usual.path] = needed + ease * margin < here
+        return self._overruling[usual.path]
+
+
+def make_policy(
+    name: PolicyName,
+    offload_threshold: int,
+    costs: CostModel,
+    bandwidth: Bandwidth = Bandwidth.SCARCE,
+) -> Policy:
+    """The policy of a name."""
+    match name:
+        case PolicyName.LOCAL:
+            return LocalPolicy(offload_threshold)
+        case PolicyName.REMOTE:
+            return RemotePolicy(offload_threshold)
+        case PolicyName.PAPER:
+            return PaperPolicy(offload_threshold, bandwidth)
+        case PolicyName.ADAPTIVE:
+            return AdaptivePolicy(costs, offload_threshold)

@@ -1,0 +1,87 @@
+"""When the first token would come, on either path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from prfaas.core.routing import RoutingFacts
+from prfaas.units import NS_PER_S
+
+BITS_PER_BYTE = 8
+
+
+class CostModel(Protocol):
+    """What compute and bytes cost; made from profiles and the model's geometry. Pure."""
+
+    def local_prefill_ns(self, num_new_tokens: int) -> int:
+        """Prefill time of one PD-P instance, ns."""
+
+    def remote_prefill_ns(self, num_new_tokens: int) -> int:
+        """Prefill time of one PrfaaS instance, ns."""
+
+    def shipped_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
+        """KV bytes of a prompt beyond a prefix that is there already."""
+
+    def tail_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
+        """Bytes among them that can leave only once prefill has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathSignals:
+    """Queues and link as the gateway knows them; None is unknown or too old to be trusted.
+
+    Attributes:
+        local_wait_ns: Wait for the PD-P instance that is free first.
+        remote_wait_ns: The same in the PrfaaS cluster.
+        link_backlog_bytes: Bytes that were promised to the link and have not crossed it.
+        link_bits_per_s: What the link carries.
+        rtt_ns: Round-trip time.
+    """
+
+    local_wait_ns: int | None = None
+    remote_wait_ns: int | None = None
+    link_backlog_bytes: int | None = None
+    link_bits_per_s: float | None = None
+    rtt_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Time from now to the first token on each path, ns; None is unknown."""
+
+    local_ns: int | None
+    remote_ns: int | None
+
+
+def predict(facts: RoutingFacts, signals: PathSignals, costs: CostModel) -> Prediction:
+    """Predict both paths.
+
+    The remote path ships while it computes: it ends when the last bytes have left after prefill,
+    or when the link has worked off its backlog and all bytes of this request, whichever is later.
+    """
+    return Prediction(_local(facts, signals, costs), _remote(facts, signals, costs))
+
+
+def _local(facts: RoutingFacts, signals: PathSignals, costs: CostModel) -> int | None:
+    if signals.local_wait_ns is None:
+        return None
+    new = facts.num_prompt_tokens - facts.pd_hit_tokens
+    return signals.local_wait_ns + costs.local_prefill_ns(new)
+
+
+def _remote(facts: RoutingFacts, signals: PathSignals, costs: CostModel) -> int | None:
+    wait_ns, backlog, rate = (
+        signals.remote_wait_ns,
+        signals.link_backlog_bytes,
+        signals.link_bits_per_s,
+    )
+    if wait_ns is None or backlog is None or rate is None:
+        return None
+    prompt, present = facts.num_prompt_tokens, facts.pd_hit_tokens
+    computed_ns = wait_ns + costs.remote_prefill_ns(prompt - facts.prfaas_hit_tokens)
+    ns_per_byte = BITS_PER_BYTE * NS_PER_S / max(rate, 1.0)  # a dead link: centuries, not unknown
+    after_compute = computed_ns + costs.tail_bytes(prompt, present) * ns_per_byte
+    link_free_ns = max(wait_ns, backlog * ns_per_byte)
+    after_link = link_free_ns + costs.shipped_bytes(prompt, present) * ns_per_byte
+    return round(max(after_compute, after_link)) + signals.rtt_ns

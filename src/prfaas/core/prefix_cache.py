@@ -1,0 +1,105 @@
+"""A prefix cache with a limit: least recently used blocks, and checkpoints of linear state.
+
+Blocks of full attention are named by ids that are chained over the prompt, so any leading run of
+them is a hit. A model with linear layers can resume only where a checkpoint of its state lies: the
+usable hit is then the longest run that ends at a checkpoint. Both live in one least-recently-used
+order and share one limit.
+
+Of one prompt the last block is the first to be evicted: a prefix outlives what follows it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+
+class PrefixCache:
+    """Block ids and checkpoints, least recently used first.
+
+    Args:
+        capacity_blocks: Room, in blocks of full attention; None for no limit, else at least 1.
+        checkpoint_blocks: Room that one checkpoint takes, in blocks; 0 means that the model has no
+            linear state and every leading run is usable.
+
+    Raises:
+        ValueError: A limit is out of range.
+    """
+
+    def __init__(self, capacity_blocks: int | None = None, checkpoint_blocks: int = 0) -> None:
+        if capacity_blocks is not None and capacity_blocks < 1:
+            raise ValueError(f"capacity_blocks is {capacity_blocks}; it has to be at least 1")
+        if checkpoint_blocks < 0:
+            raise ValueError(f"checkpoint_blocks is {checkpoint_blocks}; it has to be 0 or more")
+        self._capacity = capacity_blocks
+        self._checkpoint_blocks = checkpoint_blocks
+        # Checkpoints are kept under the complement of their block's id, which is negative.
+        self._held: OrderedDict[int, None] = OrderedDict()
+        self._used = 0
+        self.num_evicted = 0
+
+    @property
+    def used_blocks(self) -> int:
+        """Room taken, in blocks; never more than the capacity."""
+        return self._used
+
+    def leading_run(self, block_ids: Sequence[int]) -> int:
+        """Number of leading blocks that are held. Changes nothing."""
+        held = self._held
+        for count, block in enumerate(block_ids):
+            if block not in held:
+                return count
+        return len(block_ids)
+
+    def usable_hit(self, block_ids: Sequence[int]) -> int:
+        """Number of leading blocks that a prefill can resume after. Changes nothing."""
+        run = self.leading_run(block_ids)
+        if not self._checkpoint_blocks:
+            return run
+        while run and ~block_ids[run - 1] not in self._held:
+            run -= 1
+        return run
+
+    def store(self, block_ids: Sequence[int], checkpoint_at: int | None = None) -> None:
+        """Hold the blocks of a prompt, now the most recently used.
+
+        Args:
+            block_ids: Ids from the start of the prompt, each at least 0.
+            checkpoint_at: Number of leading blocks after which the linear state was kept; None is
+                the end of `block_ids`.
+        """
+        end = len(block_ids) if checkpoint_at is None else checkpoint_at
+        for count in range(len(block_ids), 0, -1):
+            if self._checkpoint_blocks and count == end:
+                self._touch(~block_ids[count - 1], self._checkpoint_blocks)
+            self._touch(block_ids[count - 1], 1)
+        self._evict()
+
+    def touch(self, block_ids: Sequence[int], num_used: int) -> None:
+        """Note that the first `num_used` blocks served a hit."""
+        for count in range(num_used, 0, -1):
+            if self._checkpoint_blocks and count == num_used:
+                self._renew(~block_ids[count - 1])
+            self._renew(block_ids[count - 1])
+
+    def clear(self) -> None:
+        """Lose everything, as when a host restarts."""
+        self._held.clear()
+        self._used = 0
+
+    def _touch(self, key: int, room: int) -> None:
+        if key in self._held:
+            self._held.move_to_end(key)
+        else:
+            self._held[key] = None
+            self._used += room
+
+    def _renew(self, key: int) -> None:
+        if key in self._held:
+            self._held.move_to_end(key)
+
+    def _evict(self) -> None:
+        while self._capacity is not None and self._used > self._capacity:
+            key, _ = self._held.popitem(last=False)
+            self._used -= 1 if key >= 0 else self._checkpoint_blocks
+            self.num_evicted += 1

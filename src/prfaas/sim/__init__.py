@@ -1,0 +1,1 @@
+"""The simulator: the decisions of `prfaas.core`, on a virtual clock."""

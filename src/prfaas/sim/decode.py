@@ -1,0 +1,182 @@
+"""A decode instance: a running batch that advances one token a step, and a queue before it.
+
+Between two changes of the batch every sequence advances at the same pace, so one counter of steps
+serves all: a sequence that joins at step v leaves at step v + its remaining tokens. A change of the
+batch costs O(log batch), no matter how many tokens lie between.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prfaas.sim.clock import Clock
+from prfaas.sim.request import Request
+from prfaas.sim.timing import StepTime
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLimits:
+    """Limits of one instance.
+
+    Attributes:
+        batch_max: Sequences that run at once.
+        kv_capacity_bytes: KV cache; None when it never binds.
+    """
+
+    batch_max: int
+    kv_capacity_bytes: int | None = None
+
+
+class DecodeInstance:
+    """One instance.
+
+    Args:
+        name: Unique.
+        clock: Virtual time.
+        step_ns: Step time by batch and mean context.
+        limits: Batch and KV cache.
+        kv_bytes: KV bytes of a request, its output included.
+        on_first: A sequence was admitted and streams its first token.
+        on_done: A sequence has all its tokens.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        step_ns: StepTime,
+        limits: DecodeLimits,
+        *,
+        kv_bytes: Callable[[Request], int],
+        on_first: Callable[[Request], None],
+        on_done: Callable[[Request], None],
+    ) -> None:
+        self.name, self.up = name, True
+        self.kv_used_bytes = 0
+        self.batch_ns = 0.0
+        self._clock, self._step_ns, self._limits = clock, step_ns, limits
+        self._kv_bytes, self._on_first, self._on_done = kv_bytes, on_first, on_done
+        self._waiting: deque[Request] = deque()
+        self._held: dict[Request, int] = {}
+        self._running: list[tuple[float, int, Request]] = []
+        self._steps, self._stepped_at_ns, self._pace_ns = 0.0, 0, 1
+        self._context_sum = 0.0
+        self._version = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a slot or for KV blocks."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in the batch."""
+        return len(self._running)
+
+    def hold(self, request: Request) -> None:
+        """Take KV blocks before a transfer, as engines do that allocate first; if there is room."""
+        size = self._kv_bytes(request)
+        if request not in self._held and self._has_room(size):
+            self._hold(request, size)
+
+    def release(self, request: Request) -> None:
+        """Give KV blocks back, if any are held."""
+        self.kv_used_bytes -= self._held.pop(request, 0)
+
+    def fits(self, request: Request) -> bool:
+        """Whether an empty instance could hold the request at all."""
+        capacity = self._limits.kv_capacity_bytes
+        return capacity is None or self._kv_bytes(request) <= capacity
+
+    def submit(self, request: Request) -> None:
+        """Queue a prefilled request."""
+        self._waiting.append(request)
+        self._advance()
+        self._admit()
+        self._plan_next()
+
+    def fail(self) -> list[Request]:
+        """Stop; the requests that are lost, oldest first."""
+        self._advance()
+        lost = [r for _, _, r in sorted(self._running, key=lambda entry: entry[1])]
+        lost += self._waiting
+        for request in lost:
+            self.release(request)
+        self._running.clear()
+        self._waiting.clear()
+        self._context_sum, self.up = 0.0, False
+        self._version += 1
+        return lost
+
+    def recover(self) -> None:
+        """Work again."""
+        self.up = True
+
+    def _has_room(self, size: int) -> bool:
+        capacity = self._limits.kv_capacity_bytes
+        return capacity is None or self.kv_used_bytes + size <= capacity
+
+    def _hold(self, request: Request, size: int) -> None:
+        self._held[request] = size
+        self.kv_used_bytes += size
+
+    def _advance(self) -> None:
+        """Bring the counter of steps up to now."""
+        elapsed = self._clock.now_ns - self._stepped_at_ns
+        self._stepped_at_ns = self._clock.now_ns
+        if self._running:
+            self.batch_ns += elapsed * len(self._running)
+            self._steps += elapsed / self._pace_ns
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._limits.batch_max:
+            request = self._next_that_fits()
+            if request is None:
+                return
+            self._on_first(request)
+            self._context_sum += request.num_prompt_tokens - self._steps
+            end = self._steps + max(request.num_output_tokens - 1, 0)
+            heapq.heappush(self._running, (end, request.index, request))
+
+    def _next_that_fits(self) -> Request | None:
+        """The oldest request if it has blocks or gets them, else the oldest that holds some.
+
+        Without the second, a request without blocks would wait for those of one behind it.
+        """
+        oldest = self._waiting[0]
+        if oldest not in self._held:
+            size = self._kv_bytes(oldest)
+            if self._has_room(size):
+                self._hold(oldest, size)
+        found = next((request for request in self._waiting if request in self._held), None)
+        if found is not None:
+            self._waiting.remove(found)
+        return found
+
+    def _plan_next(self) -> None:
+        self._version += 1
+        if not self._running:
+            return
+        batch = len(self._running)
+        context = self._context_sum / batch + self._steps
+        self._pace_ns = self._step_ns(batch, context)
+        left = max(self._running[0][0] - self._steps, 0.0)
+        self._clock.after(round(left * self._pace_ns), self._leave, self._version)
+
+    def _leave(self, version: int) -> None:
+        if version != self._version:
+            return
+        self._advance()
+        # The instant was rounded to whole nanoseconds: take the counter to the planned end.
+        self._steps = max(self._steps, self._running[0][0])
+        while self._running and self._running[0][0] <= self._steps + 1e-6:
+            end, _, request = heapq.heappop(self._running)
+            steps = max(request.num_output_tokens - 1, 0)
+            self._context_sum -= request.num_prompt_tokens - (end - steps)
+            self.release(request)
+            self._on_done(request)
+        self._admit()
+        self._plan_next()

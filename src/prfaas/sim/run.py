@@ -1,0 +1,97 @@
+"""Run a scenario, check it, sum it up; compare policies; find the knee."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from prfaas.core.policies import PolicyName
+from prfaas.sim.checks import check
+from prfaas.sim.results import Results, summarise
+from prfaas.sim.scenario import Scenario
+from prfaas.sim.simulation import Simulation
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended and passed all checks."""
+
+    scenario: Scenario
+    simulation: Simulation
+    results: Results
+
+
+def run(
+    scenario: Scenario, on_progress: Progress | None = None, stop_at_ns: int | None = None
+) -> Run:
+    """Simulate.
+
+    Args:
+        scenario: What.
+        on_progress: Called with arrived and all requests, now and then.
+        stop_at_ns: Stop there with requests unfinished; None runs until all have ended.
+
+    Raises:
+        BrokenInvariantError: The simulator contradicts itself.
+    """
+    requests = scenario.requests()
+    total = len(requests)
+    report = None if on_progress is None else (lambda n: on_progress(n, total))
+    simulation = Simulation(scenario.setup, requests, report)
+    simulation.run(stop_at_ns)
+    check(simulation)
+    last_ns = requests[-1].arrived_at_ns + 1 if requests else 1
+    end_ns = scenario.end_ns or last_ns
+    results = summarise(simulation, start_ns=min(scenario.start_ns, end_ns - 1), end_ns=end_ns)
+    return Run(scenario, simulation, results)
+
+
+def compare(
+    scenario: Scenario, policies: Sequence[PolicyName], on_progress: Progress | None = None
+) -> dict[PolicyName, Run]:
+    """The same requests under several policies."""
+    return {p: run(scenario.with_policy(p), on_progress) for p in policies}
+
+
+@dataclass(frozen=True, slots=True)
+class Knee:
+    """The highest load that holds the targets.
+
+    Attributes:
+        scale: Factor on the scenario's arrival rate.
+        results: Figures there.
+    """
+
+    scale: float
+    results: Results
+
+
+def find_knee(
+    scenario: Scenario, attainment_min: float = 0.9, tolerance: float = 0.02
+) -> Knee | None:
+    """Highest arrival rate at which a share `attainment_min` of requests meets every target.
+
+    Args:
+        scenario: Its targets and its rate, which is scaled.
+        attainment_min: In (0, 1].
+        tolerance: Width at which the bisection stops, as a share of the rate.
+
+    Returns:
+        None when not even 1/64 of the rate holds.
+    """
+    low, high, best = 0.0, 1.0, None
+    while high <= 64:
+        found = run(scenario.with_rate_scaled(high)).results
+        if found.slo_attainment < attainment_min:
+            break
+        low, best, high = high, Knee(high, found), high * 2
+    while high > 1 / 64 and high - low > tolerance * high:
+        middle = (low + high) / 2
+        found = run(scenario.with_rate_scaled(middle)).results
+        if found.slo_attainment >= attainment_min:
+            low, best = middle, Knee(middle, found)
+        else:
+            high = middle
+    return best

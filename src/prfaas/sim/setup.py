@@ -1,0 +1,150 @@
+"""Everything a run depends on, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from prfaas.core.policies import Bandwidth, PolicyName
+from prfaas.sim.decode import DecodeLimits
+from prfaas.sim.timing import Costs, StepTime
+from prfaas.units import NS_PER_S
+
+
+class FailureKind(StrEnum):
+    """What can break."""
+
+    LINK = "link"
+    PREFILL = "prefill"
+    """An instance of the PD cluster that prefills."""
+    PRFAAS = "prfaas"
+    """An instance of the PrfaaS cluster."""
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Something breaks at an instant and recovers later.
+
+    Attributes:
+        kind: What.
+        at_ns: When.
+        for_ns: How long.
+        index: Which instance; ignored for the link.
+        capacity_ratio: What is left of the link's capacity; 0 is a cut.
+    """
+
+    kind: FailureKind
+    at_ns: int
+    for_ns: int
+    index: int = 0
+    capacity_ratio: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSetup:
+    """The link from the PrfaaS cluster to the PD cluster.
+
+    Attributes:
+        bits_per_s: Capacity.
+        rtt_ns: Round-trip time.
+        flow_bits_per_s: What one transfer gets at most; loss decides it.
+        dead_after_ns: Silence after which both ends take the link for dead.
+        price_per_tb: Price of 10**12 bytes.
+    """
+
+    bits_per_s: float
+    rtt_ns: int = 0
+    flow_bits_per_s: float = float("inf")
+    dead_after_ns: int = 5 * NS_PER_S
+    price_per_tb: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSetup:
+    """Prefix caches, one for each cluster.
+
+    Attributes:
+        pd_blocks: Limit in blocks; None is unlimited, 0 is no cache.
+        prfaas_blocks: The same in the PrfaaS cluster.
+        block_tokens: Tokens of a block.
+        checkpoint_blocks: Room of a checkpoint of linear state, in blocks; 0 is a model without.
+    """
+
+    pd_blocks: int | None = 0
+    prfaas_blocks: int | None = 0
+    block_tokens: int = 512
+    checkpoint_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SignalSetup:
+    """How the gateway sees the world.
+
+    Attributes:
+        interval_ns: Between two observations.
+        delay_ns: From an observation to the gateway.
+        stale_after_ns: Age beyond which a signal counts as unknown.
+        loop_interval_ns: Between two moves of the threshold.
+    """
+
+    interval_ns: int = NS_PER_S // 2
+    delay_ns: int = NS_PER_S // 20
+    stale_after_ns: int = 3 * NS_PER_S
+    loop_interval_ns: int = 5 * NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingSetup:
+    """How requests are routed.
+
+    Attributes:
+        policy: Which policy.
+        offload_threshold: t, tokens.
+        bandwidth: Regime of the paper's rule.
+        moving_threshold: Run the short-term loop; only `adaptive` uses it.
+        admission: Refuse what is predicted to miss the TTFT target.
+    """
+
+    policy: PolicyName
+    offload_threshold: int
+    bandwidth: Bandwidth = Bandwidth.SCARCE
+    moving_threshold: bool = False
+    admission: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SloSetup:
+    """Targets of one request; None is no target. TTFT in ns, TPOT in ns."""
+
+    ttft_ns: int | None = None
+    tpot_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The system that is simulated.
+
+    Attributes:
+        num_prfaas: PrfaaS instances.
+        num_prefill: PD-P instances.
+        num_decode: PD-D instances.
+        costs: Times and bytes.
+        step_ns: Decode step time.
+        decode: Limits of a decode instance.
+        price_per_h: Price of all GPUs for one hour.
+    """
+
+    num_prfaas: int
+    num_prefill: int
+    num_decode: int
+    costs: Costs
+    step_ns: StepTime
+    decode: DecodeLimits
+    link: LinkSetup
+    routing: RoutingSetup
+    cache: CacheSetup = CacheSetup()
+    signals: SignalSetup = SignalSetup()
+    slo: SloSetup = SloSetup()
+    failures: tuple[Failure, ...] = ()
+    price_per_h: float = 0.0

@@ -1,0 +1,120 @@
+"""Signals as the gateway gets them: observed now and then, delivered late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from prfaas.sim.link import BITS_PER_BYTE
+from prfaas.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from prfaas.sim.simulation import Simulation
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What was seen at one instant."""
+
+    at_ns: int
+    local: tuple[tuple[str, int], ...]
+    remote: tuple[tuple[str, int], ...]
+    link_bits_per_s: float
+    link_sent_bytes: int
+    link_utilisation: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A point of the time series: seconds, waits, flows, threshold, waiting decodes."""
+
+    at_ns: int
+    local_backlog_ns: int
+    remote_backlog_ns: int
+    num_flows: int
+    offload_threshold: int
+    num_decode_waiting: int
+    num_decode_running: int
+
+
+class Telemetry:
+    """Observes a simulation, tells its gateway, and moves the threshold.
+
+    Args:
+        simulation: What is observed.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._sim = simulation
+        self._sent_before = 0.0
+        self._observed_before_ns = 0
+        self.samples: list[Sample] = []
+
+    def start(self) -> None:
+        """Observe from the start of the run to its end."""
+        clock, signals = self._sim.clock, self._sim.setup.signals
+        clock.at(0, self._observe)
+        clock.after(signals.loop_interval_ns, self._move)
+
+    def _observe(self, _argument: None) -> None:
+        sim = self._sim
+        if not sim.busy:
+            return
+        signals = sim.setup.signals
+        sim.clock.after(signals.delay_ns, self._deliver, self._look())
+        sim.clock.after(signals.interval_ns, self._observe)
+
+    def _look(self) -> Observation:
+        sim, now = self._sim, self._sim.clock.now_ns
+        link = sim.link
+        flows = link.flows()
+        sent_open = round(sum(link.sent_of(flow) for flow in flows))
+        return Observation(
+            now,
+            tuple((name, i.backlog_ns()) for name, i in sim.locals.items() if i.up),
+            tuple((name, i.backlog_ns()) for name, i in sim.remotes.items() if i.up),
+            link.bits_per_s,
+            sent_open,
+            self._utilisation(now),
+        )
+
+    def _utilisation(self, now_ns: int) -> float:
+        link = self._sim.link
+        elapsed_ns = now_ns - self._observed_before_ns
+        sent = link.sent_bytes
+        moved, self._sent_before = sent - self._sent_before, sent
+        self._observed_before_ns = now_ns
+        if elapsed_ns == 0:
+            return 0.0
+        if link.bits_per_s <= 0:
+            return 1.0 if link.num_active else 0.0
+        return min(1.0, moved * BITS_PER_BYTE * NS_PER_S / elapsed_ns / link.bits_per_s)
+
+    def _deliver(self, seen: Observation) -> None:
+        front = self._sim.front
+        for name, backlog_ns in seen.local:
+            front.local.report(name, seen.at_ns, backlog_ns)
+        for name, backlog_ns in seen.remote:
+            front.remote.report(name, seen.at_ns, backlog_ns)
+        front.link.report(
+            seen.at_ns, seen.link_bits_per_s, seen.link_sent_bytes, seen.link_utilisation
+        )
+
+    def _move(self, _argument: None) -> None:
+        sim, now = self._sim, self._sim.clock.now_ns
+        if not sim.busy:
+            return
+        if sim.setup.routing.moving_threshold:
+            sim.front.move_threshold(now)
+        self.samples.append(
+            Sample(
+                now,
+                max((i.backlog_ns() for i in sim.locals.values()), default=0),
+                max((i.backlog_ns() for i in sim.remotes.values()), default=0),
+                sim.link.num_active,
+                sim.front.offload_threshold,
+                sum(d.num_waiting for d in sim.decoders),
+                sum(d.num_running for d in sim.decoders),
+            )
+        )
+        sim.clock.after(sim.setup.signals.loop_interval_ns, self._move)

@@ -1,0 +1,168 @@
+"""The selectable policies: laws over all facts and signals."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.core.policies import (
+    AdaptivePolicy,
+    Bandwidth,
+    PaperPolicy,
+    PolicyName,
+    make_policy,
+)
+from prfaas.core.predictions import PathSignals, predict
+from prfaas.core.routing import Path, Reason, RoutingFacts, ThresholdPolicy, obstacle
+from prfaas.units import NS_PER_S
+
+LENGTHS = st.integers(0, 100_000)
+WAITS = st.none() | st.integers(0, 100 * NS_PER_S)
+
+
+@st.composite
+def facts_of_a_request(draw: st.DrawFn) -> RoutingFacts:
+    prompt = draw(st.integers(1, 100_000))
+    return RoutingFacts(
+        num_prompt_tokens=prompt,
+        pd_hit_tokens=draw(st.integers(0, prompt - 1)),
+        prfaas_hit_tokens=draw(st.integers(0, prompt - 1)),
+        offloadable=draw(st.booleans()),
+        prefill_instance_ready=draw(st.booleans()),
+        link_up=draw(st.booleans()),
+        layouts_agree=draw(st.booleans()),
+    )
+
+
+SIGNALS = st.builds(
+    PathSignals,
+    local_wait_ns=WAITS,
+    remote_wait_ns=WAITS,
+    link_backlog_bytes=st.none() | st.integers(0, 10**12),
+    link_bits_per_s=st.none() | st.floats(0, 1e12),
+    rtt_ns=st.integers(0, NS_PER_S),
+)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """100 µs a token remotely, 300 locally; 1,000 bytes a token."""
+
+    def local_prefill_ns(self, num_new_tokens: int) -> int:
+        return 300_000 * num_new_tokens
+
+    def remote_prefill_ns(self, num_new_tokens: int) -> int:
+        return 100_000 * num_new_tokens
+
+    def shipped_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
+        return 1000 * (num_prompt_tokens - present_tokens)
+
+    def tail_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
+        return min(1_000_000, self.shipped_bytes(num_prompt_tokens, present_tokens))
+
+
+COSTS = Costs()
+IDLE = PathSignals(0, 0, 0, 1e10, 0)
+
+
+@pytest.mark.parametrize("name", PolicyName)
+@given(facts=facts_of_a_request(), signals=SIGNALS, threshold=st.integers(1, 100_000))
+def test_no_policy_sends_away_what_cannot_go(
+    name: PolicyName, facts: RoutingFacts, signals: PathSignals, threshold: int
+) -> None:
+    decision = make_policy(name, threshold, COSTS).decide(facts, signals)
+    if decision.path is Path.REMOTE:
+        assert obstacle(facts) is None
+    assert decision.explanation
+
+
+@given(facts=facts_of_a_request(), signals=SIGNALS)
+def test_local_never_and_remote_always(facts: RoutingFacts, signals: PathSignals) -> None:
+    assert make_policy(PolicyName.LOCAL, 1, COSTS).decide(facts, signals).path is Path.LOCAL
+    remote = make_policy(PolicyName.REMOTE, 1, COSTS).decide(facts, signals)
+    assert (remote.path is Path.REMOTE) == (obstacle(facts) is None)
+
+
+@given(facts=facts_of_a_request(), signals=SIGNALS, threshold=LENGTHS)
+def test_paper_with_scarce_bandwidth_is_the_live_rule(
+    facts: RoutingFacts, signals: PathSignals, threshold: int
+) -> None:
+    assert PaperPolicy(threshold).decide(facts, signals) == ThresholdPolicy(threshold).decide(facts)
+
+
+@given(facts=facts_of_a_request(), threshold=LENGTHS)
+def test_paper_with_abundant_bandwidth_takes_the_longer_cache(
+    facts: RoutingFacts, threshold: int
+) -> None:
+    decision = PaperPolicy(threshold, Bandwidth.ABUNDANT).decide(facts, IDLE)
+    new = facts.num_prompt_tokens - max(facts.pd_hit_tokens, facts.prfaas_hit_tokens)
+    assert (decision.path is Path.REMOTE) == (new > threshold and obstacle(facts) is None)
+    if decision.reason is Reason.BELOW_THRESHOLD and facts.link_up:
+        assert decision.pull_tokens == max(0, facts.prfaas_hit_tokens - facts.pd_hit_tokens)
+
+
+@given(facts=facts_of_a_request(), threshold=st.integers(1, 100_000), signals=SIGNALS)
+def test_adaptive_without_signals_is_the_threshold_rule(
+    facts: RoutingFacts, threshold: int, signals: PathSignals
+) -> None:
+    blind = replace(signals, local_wait_ns=None)
+    decision = AdaptivePolicy(COSTS, threshold).decide(facts, blind)
+    usual = ThresholdPolicy(threshold).decide(facts)
+    assert (decision.path, decision.reason) == (usual.path, usual.reason)
+
+
+@given(facts=facts_of_a_request(), threshold=st.integers(1, 100_000), signals=SIGNALS)
+def test_adaptive_overrules_only_for_a_predicted_gain(
+    facts: RoutingFacts, threshold: int, signals: PathSignals
+) -> None:
+    decision = AdaptivePolicy(COSTS, threshold).decide(facts, signals)
+    local, remote = decision.predicted_local_ns, decision.predicted_remote_ns
+    if decision.reason is Reason.FASTER_LOCAL:
+        assert local is not None
+        assert remote is not None
+        assert local < remote
+    if decision.reason is Reason.FASTER_REMOTE:
+        assert local is not None
+        assert remote is not None
+        assert remote < local
+
+
+def test_adaptive_leaves_a_jammed_link_and_a_jammed_cluster() -> None:
+    long, short = RoutingFacts(num_prompt_tokens=30_000), RoutingFacts(num_prompt_tokens=9_000)
+    jammed_link = replace(IDLE, link_backlog_bytes=10**11)
+    jammed_home = replace(IDLE, local_wait_ns=60 * NS_PER_S)
+    policy = AdaptivePolicy(COSTS, 10_000)
+    assert policy.decide(long, IDLE).reason is Reason.ABOVE_THRESHOLD
+    assert policy.decide(long, jammed_link).reason is Reason.FASTER_LOCAL
+    tiny = RoutingFacts(num_prompt_tokens=1_000)
+    assert policy.decide(tiny, IDLE).reason is Reason.BELOW_THRESHOLD
+    assert policy.decide(short, jammed_home).reason is Reason.FASTER_REMOTE
+
+
+def test_hysteresis_keeps_an_overruling_going_at_half_the_margin() -> None:
+    request = RoutingFacts(num_prompt_tokens=10_000)
+    slightly = replace(IDLE, remote_wait_ns=0, local_wait_ns=0)
+    policy = AdaptivePolicy(COSTS, 10_000)
+    # Home takes 3 s plus the wait, away 1 s: a gain of 10 % of home's prediction is the margin.
+    worse, little = replace(slightly, remote_wait_ns=1_600_000_000), 1_800_000_000
+    small_gain = replace(slightly, remote_wait_ns=little)
+    assert policy.decide(request, small_gain).path is Path.LOCAL
+    assert policy.decide(request, worse).path is Path.REMOTE
+    assert policy.decide(request, small_gain).path is Path.REMOTE
+
+
+@given(facts=facts_of_a_request(), wait=st.integers(0, 10**11), more=st.integers(0, 10**11))
+def test_a_longer_queue_never_shortens_a_prediction(
+    facts: RoutingFacts, wait: int, more: int
+) -> None:
+    before = predict(facts, replace(IDLE, local_wait_ns=wait, remote_wait_ns=wait), COSTS)
+    after = predict(
+        facts, replace(IDLE, local_wait_ns=wait + more, remote_wait_ns=wait + more), COSTS
+    )
+    assert before.local_ns is not None
+    assert after.local_ns is not None
+    assert before.local_ns <= after.local_ns
+    assert before.remote_ns is not None
+    assert after.remote_ns is not None
+    assert before.remote_ns <= after.remote_ns

@@ -1,0 +1,65 @@
+"""Small systems for tests: constant or given service times, no surprises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prfaas.core.policies import PolicyName
+from prfaas.sim.decode import DecodeLimits
+from prfaas.sim.request import Request
+from prfaas.sim.setup import LinkSetup, RoutingSetup, Setup, SignalSetup
+from prfaas.sim.timing import Costs
+from prfaas.units import NS_PER_S
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "sim"
+MS = NS_PER_S // 1000
+NUM_TOKENS_MAX = 20_000
+QUIET = SignalSetup(interval_ns=1000 * NS_PER_S, loop_interval_ns=1000 * NS_PER_S)
+"""Hardly any reports: the gateway lives on what it sent itself."""
+
+
+def linear_costs(
+    *, local_ns: int = MS, remote_ns: int = MS, token_bytes: int = 1000, state_bytes: int = 0
+) -> Costs:
+    """Prefill times and bytes in proportion to tokens."""
+    tokens = range(NUM_TOKENS_MAX + 1)
+    return Costs(
+        [n * local_ns for n in tokens],
+        [n * remote_ns for n in tokens],
+        [state_bytes + n * token_bytes for n in tokens],
+        state_bytes,
+        chunk_tokens=1000,
+    )
+
+
+def system(
+    *,
+    policy: PolicyName = PolicyName.LOCAL,
+    threshold: int = 1000,
+    num_prfaas: int = 1,
+    num_prefill: int = 1,
+    num_decode: int = 1,
+    bits_per_s: float = 1e9,
+    costs: Costs | None = None,
+    batch_max: int = 1_000_000,
+    step_ns: int = MS,
+    signals: SignalSetup = QUIET,
+) -> Setup:
+    """A setup whose decode never binds unless told otherwise."""
+    return Setup(
+        num_prfaas=num_prfaas,
+        num_prefill=num_prefill,
+        num_decode=num_decode,
+        costs=costs or linear_costs(),
+        step_ns=lambda _batch, _context: step_ns,
+        decode=DecodeLimits(batch_max),
+        link=LinkSetup(bits_per_s),
+        routing=RoutingSetup(policy, threshold),
+        signals=signals,
+    )
+
+
+def requests_at(instants_ns: list[int], prompts: list[int], output: int = 1) -> list[Request]:
+    """Requests at given instants."""
+    rows = zip(instants_ns, prompts, strict=True)
+    return [Request(i, at, prompt, output) for i, (at, prompt) in enumerate(rows)]
