@@ -215,7 +215,7 @@ def _announce(topology: Topology) -> None:
     console.print(f"\nready at {url}/v1   (model {model})\n")
     console.print(
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
-        f'-d \'{{"model": "{model}", "max_tokens": 32, '
+        f'-d \'{{"model": "{model}", "max_tokens": 32, "temperature": 0, '
         '"messages": [{"role": "user", "content": "Hello"}]}\'\n',
         soft_wrap=True,
         markup=False,

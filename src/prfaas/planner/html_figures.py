@@ -67,6 +67,15 @@ def split_figure(plan: Plan) -> Any:
     )
 
 
+_ON_BAR = {
+    Stage.PRFAAS_COMPUTE: "white",
+    Stage.PRFAAS_NETWORK: "#1f2328",
+    Stage.PD_PREFILL: "#1f2328",
+    Stage.PD_DECODE: "white",
+}
+"""Colour of the text on each stage's bar, dark on the light ones."""
+
+
 def stages_figure(plan: Plan) -> Any:
     """Rate at which each stage alone would bind, and Λ."""
     found = plan.exact.prfaas.operation
@@ -86,9 +95,10 @@ def stages_figure(plan: Plan) -> Any:
         text=[f"{c:.2f} req/s, {found.slack(s):.0%} slack" for s, c in finite.items()],
         textposition="inside",
         insidetextanchor="start",
-        insidetextfont={"color": "white"},
+        insidetextfont={"color": [_ON_BAR[stage] for stage in finite]},
     )
-    figure.add_vline(x=found.rate_per_s, line={"color": _COLOURS["Λ"], "dash": "dash"})
+    rate_line = {"color": _COLOURS["Λ"], "dash": "dash"}
+    figure.add_vline(x=found.rate_per_s, line=rate_line, layer="below")
     figure.update_yaxes(autorange="reversed")
     last = min(max(finite.values()), _STAGE_VIEW * found.rate_per_s) * 1.02
     figure.update_xaxes(
