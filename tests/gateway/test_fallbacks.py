@@ -93,21 +93,22 @@ async def test_pool_is_lost_during_prefill(world: World, which: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "reason", "label"),
+    ("state", "reason", "stage", "label"),
     [
-        ("aborted", "link_lost", "link_lost"),
-        ("aborted", "a digest was wrong", "digest"),
-        ("aborted", "no_room", "no_room"),
-        ("aborted", "3 blocks missing", "blocks_missing"),
-        ("aborted", "whatever", "aborted"),
-        ("expired", "lifetime", "expired"),
+        ("aborted", "link_lost", "transfer", "link_lost"),
+        ("aborted", "engine_lost", "prefill", "engine_lost"),
+        ("aborted", "a digest was wrong", "transfer", "digest"),
+        ("aborted", "no_room", "transfer", "no_room"),
+        ("aborted", "3 blocks missing", "transfer", "blocks_missing"),
+        ("aborted", "whatever", "transfer", "aborted"),
+        ("expired", "lifetime", "transfer", "expired"),
     ],
 )
 async def test_transfer_ends_during_prefill(
-    world: World, state: str, reason: str, label: str
+    world: World, state: str, reason: str, stage: str, label: str
 ) -> None:
     world.prefill.script = hang
-    request = asyncio.create_task(answered(world, "transfer", label))
+    request = asyncio.create_task(answered(world, stage, label))
     await world.prefill.hanging.wait()
     transfer = world.prefill.calls[0].body["kv_transfer_params"]["prfaas"]["transfer"]
     world.pd_pool.end_transfer(transfer, state, reason)

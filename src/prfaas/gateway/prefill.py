@@ -18,7 +18,7 @@ from prfaas.gateway.deciding import Plan
 from prfaas.gateway.engines import Engine, Engines, EngineUnreachableError
 from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json
 from prfaas.gateway.records import Fallback, Record
-from prfaas.gateway.transfers import TransferView
+from prfaas.gateway.transfers import ENGINE_LOST, TransferView
 from prfaas.units import NS_PER_S
 
 _log = logging.getLogger(__name__)
@@ -93,7 +93,8 @@ class PrefillLeg:
         await _stop(leg)
         if transfer.broken.done():
             reason = transfer.broken.result()
-            raise PrefillGivenUpError("transfer", reason, f"the transfer broke: {reason}")
+            stage = "prefill" if reason == ENGINE_LOST else "transfer"
+            raise PrefillGivenUpError(stage, reason, f"the transfer broke: {reason}")
         limit_s = self.limits.prefill_timeout / NS_PER_S
         raise PrefillGivenUpError("prefill", "timeout", f"no answer within {limit_s:g} s")
 

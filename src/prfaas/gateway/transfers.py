@@ -13,8 +13,11 @@ from prfaas.wire.messages import TransferEnded
 VIEWS_MAX = 4096
 """Transfers that are remembered; more than ever run at once, and late events find the others."""
 
+ENGINE_LOST = "engine_lost"
+"""The prefill engine is gone: its pool node says so, often before its own connection breaks."""
 _LABELS = {
     "digest": "digest",
+    ENGINE_LOST: ENGINE_LOST,
     "link": "link_lost",
     "pool": "pool_down",
     "no_room": "no_room",
