@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import signal
 from pathlib import Path
 
@@ -56,9 +55,3 @@ def shared_segments(pids: list[int]) -> set[Path]:
             if path.name.startswith(SEGMENT_PREFIXES) and path.stat().st_ino in inodes:
                 found.add(path)
     return found
-
-
-def kill_group(group: int) -> None:
-    """Kill whatever is left of a group."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)

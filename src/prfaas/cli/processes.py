@@ -14,7 +14,7 @@ from pathlib import Path
 
 import aiohttp
 
-from prfaas.cli.process_group import die_with_parent, kill_group, members, shared_segments
+from prfaas.cli.process_group import die_with_parent, members, shared_segments
 from prfaas.engines.launch import Command
 from prfaas.errors import ConfigError, EngineError
 
@@ -103,7 +103,7 @@ class Part:
         if self.process is None or self._is_clean:
             return
         self._look()
-        kill_group(self.process.pid)
+        self.signal(signal.SIGKILL)
         self.process.wait()
         self._is_clean = True
         for path in [*self.leftovers, *self._segments]:

@@ -52,7 +52,10 @@ def simulate(
       prfaas simulate examples/sim/bursty.toml --set workload.rate=2.8 --seed 7 --json
       prfaas simulate examples/sim/scarce-link.toml --sweep
     """
-    from prfaas.cli.simulate_actions import show_knees, show_runs
+    from prfaas.cli.simulate_actions import load_scenarios, show_knees, show_runs
 
-    show = show_knees if sweep else show_runs
-    show(scenario, settings, policies, seed, attainment=attainment, as_json=as_json)
+    scenarios = load_scenarios(scenario, settings, policies, seed)
+    if sweep:
+        show_knees(scenarios, attainment=attainment, as_json=as_json)
+    else:
+        show_runs(scenarios, as_json=as_json)

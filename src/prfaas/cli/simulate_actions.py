@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -19,21 +19,8 @@ from prfaas.sim.scenario import Scenario, load_scenario
 _DEFAULT_WIDTH = 110  # of output that goes to a file or a pipe
 
 
-def show_runs(
-    file: Path,
-    settings: Sequence[str],
-    policies: Sequence[str],
-    seed: int | None,
-    *,
-    attainment: float,
-    as_json: bool,
-) -> None:
-    """Run a scenario under each policy.
-
-    Raises:
-        ConfigError: The scenario is wrong.
-    """
-    scenarios = _scenarios(file, settings, policies, seed)
+def show_runs(scenarios: Mapping[str, Scenario], *, as_json: bool) -> None:
+    """Run a scenario under each policy."""
     found = {name: _with_progress(name, scenario) for name, scenario in scenarios.items()}
     first = next(iter(scenarios.values()))
     if as_json:
@@ -49,21 +36,8 @@ def show_runs(
         console.print(f"{name}: {reasons}; digest {results.digest[:12]}", soft_wrap=True)
 
 
-def show_knees(
-    file: Path,
-    settings: Sequence[str],
-    policies: Sequence[str],
-    seed: int | None,
-    *,
-    attainment: float,
-    as_json: bool,
-) -> None:
-    """Find the highest load that holds the targets, under each policy.
-
-    Raises:
-        ConfigError: The scenario is wrong.
-    """
-    scenarios = _scenarios(file, settings, policies, seed)
+def show_knees(scenarios: Mapping[str, Scenario], *, attainment: float, as_json: bool) -> None:
+    """Find the highest load that holds the targets, under each policy."""
     found = {name: find_knee(scenario, attainment) for name, scenario in scenarios.items()}
     rates = {
         name: None if knee is None else knee.results.num_requests / knee.results.window_s
@@ -77,9 +51,14 @@ def show_knees(
         click.echo(f"{name}: {said}")
 
 
-def _scenarios(
+def load_scenarios(
     file: Path, settings: Sequence[str], policies: Sequence[str], seed: int | None
 ) -> dict[str, Scenario]:
+    """The scenario of a file under each policy, by the policy's name.
+
+    Raises:
+        ConfigError: The scenario is wrong.
+    """
     scenario = load_scenario(file, settings)
     if seed is not None:
         scenario = scenario.with_seed(seed)
