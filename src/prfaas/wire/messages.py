@@ -30,6 +30,9 @@ TransferId = Annotated[
     bytes, msgspec.Meta(min_length=TRANSFER_ID_BYTES, max_length=TRANSFER_ID_BYTES)
 ]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+TICKET_BYTES_MAX = 16 << 10
+TicketBytes = Annotated[bytes, msgspec.Meta(max_length=TICKET_BYTES_MAX)]
+"""A sealed ticket (`wire/tickets.py`). An empty one is refused where it is checked."""
 BlockHash = Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 Key = tuple[Count, BlockHash]
 Extent = tuple[Count, Count]
@@ -124,6 +127,7 @@ class Push(Message, tag="push"):
 
     transfer_id: TransferId
     peer: Name
+    ticket: TicketBytes = b""
 
 
 class Store(Message, tag="store"):
