@@ -32,17 +32,14 @@ def test_nothing_follows_an_end(state: TransferState) -> None:
 
 
 @pytest.mark.parametrize("state", OPEN)
-def test_whatever_is_open_can_be_given_up_and_runs_out(state: TransferState) -> None:
+def test_whatever_is_open_can_be_refused_or_given_up_and_runs_out(state: TransferState) -> None:
+    assert TRANSITIONS[state, E.REFUSE] is S.REFUSED
     assert TRANSITIONS[state, E.ABORT] is S.ABORTED
     assert TRANSITIONS[state, E.EXPIRE] is S.EXPIRED
 
 
 def test_only_what_was_sent_commits() -> None:
     assert [state for state in S if (state, E.COMMIT) in TRANSITIONS] == [S.SENT]
-
-
-def test_what_was_accepted_is_not_refused_any_more() -> None:
-    assert (S.ACCEPTED, E.REFUSE) not in TRANSITIONS
 
 
 @pytest.mark.parametrize("event", E)

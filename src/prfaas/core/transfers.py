@@ -4,10 +4,11 @@ A transfer moves the blocks of one prompt from one pool to another. Both ends ke
 each and feed it the same events:
 
     OFFERED ──accept──► ACCEPTED ──send──► SENT ──commit──► COMMITTED
-       │ └────────────send─────────────────►│
-       └───────────refuse───────────────────┴─────────────► REFUSED    by the receiver's check
-    OFFERED, ACCEPTED, SENT ──abort───────────────────────► ABORTED    given up, link lost
-                            ──expire──────────────────────► EXPIRED    its time is over
+       └──────────────send─────────────────►┘
+
+    OFFERED, ACCEPTED, SENT ──refuse──► REFUSED     its ticket does not allow it
+                            ──abort───► ABORTED     given up, link lost
+                            ──expire──► EXPIRED     its time is over
 
 `send` means that the sender has said how many blocks there are; it need not wait for the answer to
 its offer, so blocks are on their way a round trip earlier. Only the receiver commits, when every
@@ -52,6 +53,7 @@ TRANSITIONS: dict[tuple[TransferState, TransferEvent], TransferState] = {
     (_S.OFFERED, _E.ABORT): _S.ABORTED,
     (_S.OFFERED, _E.EXPIRE): _S.EXPIRED,
     (_S.ACCEPTED, _E.SEND): _S.SENT,
+    (_S.ACCEPTED, _E.REFUSE): _S.REFUSED,
     (_S.ACCEPTED, _E.ABORT): _S.ABORTED,
     (_S.ACCEPTED, _E.EXPIRE): _S.EXPIRED,
     (_S.SENT, _E.COMMIT): _S.COMMITTED,

@@ -251,9 +251,26 @@ class Committed(Message, tag="committed"):
 
 
 class Offer(Message, tag="offer"):
-    """Blocks of this transfer will follow as block frames."""
+    """Blocks of this transfer follow, if the ticket allows it. They need not wait for the answer.
+
+    Saying it again, as after a lost connection, changes nothing while the transfer is open.
+    """
 
     transfer_id: TransferId
+    ticket: TicketBytes = b""
+
+
+class Accepted(Message, tag="accepted"):
+    """Answer to `Offer`: blocks of this transfer are taken."""
+
+    transfer_id: TransferId
+
+
+class Refused(Message, tag="refused"):
+    """Answer to `Offer`: blocks of this transfer are dropped."""
+
+    transfer_id: TransferId
+    reason: Text
 
 
 class Commit(Message, tag="commit"):
@@ -380,6 +397,8 @@ AnyMessage = (
     | Arrived
     | Committed
     | Offer
+    | Accepted
+    | Refused
     | Commit
     | Abort
     | Subscribe
