@@ -70,7 +70,7 @@ async def receive(identities: Path, host: str) -> None:
         lambda _: None,
         time.monotonic_ns,
         TicketChecks("pd-pool", opener, metrics),
-        lambda: frozenset(),
+        frozenset,
         GRACE_NS,
     )
     port = LinkPort(

@@ -81,6 +81,7 @@ class PoolNode:
         self.store = BlockStore(settings.memory_bytes, self.feed)
         self._clock_ns = clock_ns
         self._engines: dict[str, EngineSession] = {}
+        tls = settings.identity.dialling()
         opener = TicketOpener(settings.identity.authority, settings.gateways)
         self._tickets = TicketChecks(settings.name, opener, self.metrics)
         self.inbound = InboundTransfers(
@@ -93,7 +94,6 @@ class PoolNode:
             settings.link_grace_ns,
             self._forget,
         )
-        tls = settings.identity.dialling()
         self.links = {
             peer: self._link(peer, address, tls) for peer, address in settings.peers.items()
         }
