@@ -14,7 +14,7 @@ from pathlib import Path
 from prfaas.core.policies import PolicyName
 from prfaas.sim.run import run
 from prfaas.sim.scenario import Scenario, load_scenario
-from prfaas.sim.workload import Synthetic
+from prfaas.sim.workloads.synthetic import Synthetic
 from prfaas.units import NS_PER_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "sim"
@@ -37,8 +37,8 @@ def timed(name: str, scenario: Scenario) -> None:
 def scaled(base: Scenario, instances: int, requests: int) -> Scenario:
     """The paper's shape (4 : 3 : 5 instances of 12) at another size."""
     factor = instances / 12
-    workload = base.workload
-    assert isinstance(workload, Synthetic)
+    source = base.workload.source
+    assert isinstance(source, Synthetic)
     rate = 2.5 * factor
     duration_ns = round(requests / rate * NS_PER_S)
     setup = replace(
@@ -48,7 +48,8 @@ def scaled(base: Scenario, instances: int, requests: int) -> Scenario:
         num_decode=max(round(5 * factor), 1),
         link=replace(base.setup.link, bits_per_s=100e9 * factor),
     )
-    workload = replace(workload, rate_per_s=rate, duration_ns=duration_ns)
+    source = replace(source, rate_per_s=rate, duration_ns=duration_ns)
+    workload = replace(base.workload, source=source)
     return replace(base, setup=setup, workload=workload, start_ns=0, end_ns=duration_ns)
 
 

@@ -21,7 +21,7 @@ from prfaas.sim.failures import schedule
 from prfaas.sim.front import Front
 from prfaas.sim.link import Flow, SharedLink
 from prfaas.sim.prefill import Job, PrefillInstance
-from prfaas.sim.request import UNSET, Outcome, Request
+from prfaas.sim.request import UNSET, Follower, Outcome, Request
 from prfaas.sim.setup import Setup
 from prfaas.sim.telemetry import Telemetry
 
@@ -33,14 +33,14 @@ class Simulation:
 
     Args:
         setup: The system.
-        requests: In order of arrival.
+        requests: In order of arrival; those that follow others are appended when they come.
         on_progress: Called with the number of requests that have arrived, now and then.
     """
 
     def __init__(
         self, setup: Setup, requests: Sequence[Request], on_progress: Progress | None = None
     ) -> None:
-        self.setup, self.requests = setup, requests
+        self.setup, self.requests = setup, list(requests)
         self.clock = Clock()
         self.front = Front(setup)
         self.num_open = 0
@@ -60,7 +60,8 @@ class Simulation:
         self.decoder_of: dict[Request, int] = {}
         self._flows: dict[Request, Flow | None] = {}
         self._promised: dict[Request, tuple[int, int]] = {}
-        self._next = 0
+        self._roots = tuple(requests)
+        self._next = self._num_expected = 0
         self.telemetry = Telemetry(self)
 
     def _prefill_instance(self, name: str, *, remote: bool) -> PrefillInstance:
@@ -89,11 +90,11 @@ class Simulation:
 
     def run(self, stop_at_ns: int | None = None) -> None:
         """Run until every request has ended, or until an instant."""
-        if self.requests:
-            self.clock.at(self.requests[0].arrived_at_ns, self._arrive)
+        if self._roots:
+            self.clock.at(self._roots[0].arrived_at_ns, self._arrive)
         self.telemetry.start()
         schedule(self, self.setup.failures)
-        while self.num_open or self._next < len(self.requests):
+        while self.busy:
             if stop_at_ns is not None and self.clock.now_ns >= stop_at_ns:
                 break
             if not self.clock.step():
@@ -102,7 +103,7 @@ class Simulation:
     @property
     def busy(self) -> bool:
         """Whether requests are under way or yet to come."""
-        return self.num_open > 0 or self._next < len(self.requests)
+        return self.num_open > 0 or self._next < len(self._roots) or self._num_expected > 0
 
     @property
     def num_assigned(self) -> int:
@@ -112,13 +113,26 @@ class Simulation:
     # Arrival and dispatch
 
     def _arrive(self, _argument: None) -> None:
-        request = self.requests[self._next]
+        request = self._roots[self._next]
         self._next += 1
-        if self._next < len(self.requests):
-            self.clock.at(self.requests[self._next].arrived_at_ns, self._arrive)
+        if self._next < len(self._roots):
+            self.clock.at(self._roots[self._next].arrived_at_ns, self._arrive)
         if self._on_progress is not None and self._next % 256 == 0:
             self._on_progress(self._next)
         self.num_open += 1
+        self._route(request)
+
+    def _expect(self, follower: Follower) -> None:
+        """A request that waited for another comes later, if there is time for it."""
+        if self.clock.now_ns + follower.after_ns < follower.until_ns:
+            self._num_expected += 1
+            self.clock.after(follower.after_ns, self._follow, follower.request)
+
+    def _follow(self, request: Request) -> None:
+        self._num_expected -= 1
+        self.num_open += 1
+        request.arrived_at_ns = self.clock.now_ns
+        self.requests.append(request)
         self._route(request)
 
     def _route(self, request: Request) -> None:
@@ -302,6 +316,8 @@ class Simulation:
         index = self.decoder_of.pop(request, None)
         if index is not None:
             self.balancer.leave(index)
+        for follower in request.followers:
+            self._expect(follower)
 
 
 def _nothing(_job: Job, _tokens: int) -> None:
