@@ -28,10 +28,11 @@ import numpy as np
 from prfaas.core.policies import PolicyName
 from prfaas.sim.run import run
 from prfaas.sim.scenario import Scenario, load_scenario
-from prfaas.sim.workload import Synthetic, Trace
+from prfaas.sim.workloads.synthetic import Synthetic
 from prfaas.units import NS_PER_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "sim"
+TRACE = EXAMPLES / "traces" / "mooncake_conversation.jsonl.gz"
 ROUNDS = 3
 PEER_MODES = [
     (mode, router)
@@ -87,8 +88,8 @@ def scaled(instances: int, requests: int) -> Timed:
     """The paper's shape (4 : 3 : 5 instances of 12) at another size."""
     base = load_scenario(EXAMPLES / "paper-poisson.toml").with_policy(PolicyName.ADAPTIVE)
     factor = instances / 12
-    workload = base.workload
-    assert isinstance(workload, Synthetic)
+    source = base.workload.source
+    assert isinstance(source, Synthetic)
     rate = 2.5 * factor
     duration_ns = round(requests / rate * NS_PER_S)
     setup = replace(
@@ -98,7 +99,8 @@ def scaled(instances: int, requests: int) -> Timed:
         num_decode=max(round(5 * factor), 1),
         link=replace(base.setup.link, bits_per_s=100e9 * factor),
     )
-    workload = replace(workload, rate_per_s=rate, duration_ns=duration_ns)
+    source = replace(source, rate_per_s=rate, duration_ns=duration_ns)
+    workload = replace(base.workload, source=source)
     return timed(replace(base, setup=setup, workload=workload, start_ns=0, end_ns=duration_ns))
 
 
@@ -114,10 +116,9 @@ def apart(function: Callable[..., Timed], *arguments: int) -> Timed:
 def peer_specs(directory: Path) -> Iterator[dict[str, object]]:
     """The same trace, instances, limits and PD profile, in the peer's words."""
     scenario = load_scenario(EXAMPLES / "mooncake.toml")
-    setup, workload = scenario.setup, scenario.workload
-    assert isinstance(workload, Trace)
+    setup = scenario.setup
     trace, profile = directory / "trace.jsonl", directory / "profile.npz"
-    trace.write_bytes(gzip.decompress(workload.path.read_bytes()))
+    trace.write_bytes(gzip.decompress(TRACE.read_bytes()))
     costs = setup.costs
     lengths = np.linspace(1, len(costs.local_ns) - 1, 200).astype(int)
     np.savez(
