@@ -43,7 +43,6 @@ class Simulation:
         self.setup, self.requests = setup, requests
         self.clock = Clock()
         self.front = Front(setup)
-        self.num_open = 0
         self.num_recomputed = 0
         self._on_progress = on_progress
         self.transport = Transport(
@@ -59,6 +58,7 @@ class Simulation:
         self.remotes = {n: self._prfaas_instance(n) for n in self.front.prfaas_names}
         self.decoders = {n: self._decode_instance(n) for n in self.front.decode_names}
         self._next = 0
+        self._open: dict[int, Request] = {}
         self.telemetry = Telemetry(self)
 
     def _prefill_instance(self, name: str) -> PrefillInstance:
@@ -107,6 +107,15 @@ class Simulation:
                 break
 
     @property
+    def num_open(self) -> int:
+        """Requests that have arrived and not ended."""
+        return len(self._open)
+
+    def open_request(self, index: int) -> Request:
+        """A request that has arrived and not ended."""
+        return self._open[index]
+
+    @property
     def busy(self) -> bool:
         """Whether requests are under way or yet to come."""
         return self.num_open > 0 or self._next < len(self.requests)
@@ -120,17 +129,23 @@ class Simulation:
             self.clock.at(self.requests[self._next].arrived_at_ns, self._arrive)
         if self._on_progress is not None and self._next % 256 == 0:
             self._on_progress(self._next)
-        self.num_open += 1
+        self._open[request.index] = request
         self._route(request, again=False)
 
     def again(self, request: Request) -> None:
         """What a request had is lost: route it anew."""
         self.transport.give_up(request)
+        self._withdraw(request)
         decoder = self.front.decoder_of(request)
         if decoder is not None:
             self.decoders[decoder].release(request)
         self.num_recomputed += 1
         self._route(request, again=True)
+
+    def _withdraw(self, request: Request) -> None:
+        name = self.front.prefills(request)
+        if name is not None:
+            (self.locals.get(name) or self.remotes[name]).withdraw(request)
 
     def _route(self, request: Request, *, again: bool) -> None:
         found = self.front.route(request, self.clock.now_ns, again=again)
@@ -175,13 +190,20 @@ class Simulation:
     def _local_done(self, job: Job) -> None:
         if job.attempt == job.request.attempt:
             job.request.prefilled_at_ns = self.clock.now_ns
+            self.front.prefilled(job.request, self.clock.now_ns)
             self.front.caches.store(PD_POOL, job.request)
             self._decode(job.request)
 
     def _remote_done(self, job: Job) -> None:
         if job.attempt == job.request.attempt:
             job.request.prefilled_at_ns = self.clock.now_ns
+            self.clock.after(self.setup.link.rtt_ns // 2, self._heard_of, job)
         self.front.caches.store(PRFAAS_POOL, job.request)
+
+    def _heard_of(self, job: Job) -> None:
+        """The answer of a prefill leg has crossed the link."""
+        if job.attempt == job.request.attempt:
+            self.front.prefilled(job.request, self.clock.now_ns)
 
     # Link
 
@@ -192,7 +214,7 @@ class Simulation:
 
     def _link_changed(self, alive: bool) -> None:
         for index in sorted(self.front.set_link(up=alive)):
-            self.again(self.requests[index])
+            self.again(self._open[index])
 
     # Decode and the end
 
@@ -217,8 +239,8 @@ class Simulation:
     def _end(self, request: Request, outcome: Outcome) -> None:
         request.outcome = outcome
         request.finished_at_ns = self.clock.now_ns
-        self.num_open -= 1
-        self.front.ended(request)
+        del self._open[request.index]
+        self.front.ended(request, self.clock.now_ns)
 
 
 def _nothing(_job: Job, _tokens: int) -> None:
