@@ -43,6 +43,11 @@ def toml(table: dict[str, Any], place: str = "") -> str:
     return "\n".join(lines)
 
 
+def far_pool(tables: dict[str, Any]) -> dict[str, Any]:
+    pool: dict[str, Any] = tables["clusters"]["far"]["pools"]["far-pool"]
+    return pool
+
+
 def _value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
@@ -78,6 +83,13 @@ def test_quantities_are_read_with_their_units(tmp_path: Path) -> None:
     assert deployment.gateway.body_bytes_max == 8 * 2**20
 
 
+def test_a_link_has_a_budget_in_bits_and_a_number_of_connections(tmp_path: Path) -> None:
+    link = {"budget": "1.5Gbps", "connections": 8}
+    deployment = load(tmp_path, lambda t: far_pool(t).update(links={"home-pool": link}))
+    loaded = deployment.clusters["far"].pools["far-pool"].links["home-pool"]
+    assert (loaded.budget, loaded.connections) == (1_500_000_000, 8)
+
+
 UNKNOWN: list[tuple[list[str], str, str]] = [
     ([], "modle", "model"),
     (["model"], "nam", "name"),
@@ -86,6 +98,7 @@ UNKNOWN: list[tuple[list[str], str, str]] = [
     (["security"], "identites", "identities"),
     (["clusters", "far"], "rolle", "role"),
     (["clusters", "far", "pools", "far-pool"], "memmory", "memory"),
+    (["clusters", "far", "pools", "far-pool", "links", "home-pool"], "budgett", "budget"),
     (["clusters", "home", "engines", "home-engine"], "cpu", "cpus"),
 ]
 
@@ -96,7 +109,7 @@ def test_an_unknown_key_names_itself_its_place_and_the_nearest(
 ) -> None:
     def change(tables: dict[str, Any]) -> None:
         for step in table:
-            tables = tables[step]
+            tables = tables.setdefault(step, {})
         tables[key] = "x"
 
     (line,) = problems(tmp_path, change)
@@ -162,6 +175,17 @@ WRONG: list[tuple[Change, str, str]] = [
         lambda t: t["clusters"]["far"]["engines"].update({"home-pool": {"pool": "far-pool"}}),
         "file",
         "home-pool",
+    ),
+    (lambda t: far_pool(t).update(links={"nobody": {}}), "file", "it pushes to home-pool"),
+    (
+        lambda t: far_pool(t).update(links={"home-pool": {"budget": "1 GB/s"}}),
+        "far-pool.links.home-pool.budget",
+        "10Gbps",
+    ),
+    (
+        lambda t: far_pool(t).update(links={"home-pool": {"connections": 17}}),
+        "far-pool.links.home-pool.connections",
+        "16",
     ),
     (lambda t: t["gateway"].update(name="far-pool"), "file", "far-pool"),
     (lambda t: t["clusters"]["home"].update(role="prfaas"), "file", 'role = "pd"'),

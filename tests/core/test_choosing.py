@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from prfaas.core.admission import admit
 from prfaas.core.load_book import LoadBook
 from prfaas.core.picking import DEFAULT_FILTERS, Candidate, cached_prefix, pick, short_wait
+from prfaas.core.routing import Reason
 from prfaas.core.threshold_loop import ThresholdLoop
 from prfaas.units import NS_PER_S
 
@@ -18,20 +19,55 @@ CANDIDATES = st.lists(
         wait_ns=st.none() | st.integers(0, 10**10),
         hit_tokens=st.integers(0, 5000),
         num_tokens_max=st.integers(1, 10_000),
+        layouts_agree=st.booleans(),
+        link_up=st.booleans(),
     ),
     unique_by=lambda c: c.name,
     max_size=6,
 )
 
 
+def in_order(candidates: list[Candidate]) -> list[Candidate]:
+    """Those that wait less first, unknown waits in front."""
+    return sorted(candidates, key=lambda c: -1 if c.wait_ns is None else c.wait_ns)
+
+
 @given(candidates=CANDIDATES, num_tokens=st.integers(1, 10_000))
 def test_the_chosen_instance_passed_every_filter(
     candidates: list[Candidate], num_tokens: int
 ) -> None:
-    chosen = pick(candidates, num_tokens)
-    passing = [c for c in candidates if all(f(c, num_tokens) for f in DEFAULT_FILTERS)]
+    found = pick(in_order(candidates), num_tokens, hit_tokens_max=5000)
+    chosen = found.candidate
+    passing = [c for c in candidates if all(f(c, num_tokens) for f, _ in DEFAULT_FILTERS)]
     assert (chosen is None) == (not passing)
     assert chosen is None or chosen in passing
+    assert (found.obstacle is None) == (chosen is not None)
+
+
+@given(candidates=CANDIDATES, num_tokens=st.integers(1, 10_000), hits=st.booleans())
+def test_looking_no_further_than_needed_finds_the_best_of_all(
+    candidates: list[Candidate], num_tokens: int, hits: bool
+) -> None:
+    scorers = ((short_wait, 1.0), (cached_prefix, 0.5)) if hits else ((short_wait, 1.0),)
+    chosen = pick(in_order(candidates), num_tokens, hit_tokens_max=5000, scorers=scorers).candidate
+    passing = [c for c in candidates if all(f(c, num_tokens) for f, _ in DEFAULT_FILTERS)]
+    scores = [sum(w * score(c, num_tokens) for score, w in scorers) for c in passing]
+    if chosen is not None:
+        assert sum(w * score(chosen, num_tokens) for score, w in scorers) == max(scores)
+
+
+def test_the_obstacle_is_what_stopped_the_one_that_got_furthest() -> None:
+    down, short = Candidate("a", ready=False), Candidate("b", num_tokens_max=5)
+    other, cut = Candidate("c", layouts_agree=False), Candidate("d", link_up=False)
+    cases = [
+        ([], Reason.NO_PREFILL_INSTANCE),
+        ([down, short], Reason.NO_PREFILL_INSTANCE),
+        ([other, short], Reason.LAYOUT_MISMATCH),
+        ([down, cut, other], Reason.LINK_DOWN),
+        ([cut, Candidate("e")], None),
+    ]
+    for candidates, obstacle in cases:
+        assert pick(candidates, 10, hit_tokens_max=0).obstacle is obstacle
 
 
 @given(candidates=CANDIDATES, num_tokens=st.integers(1, 5000), extra=st.integers(1, 10**9))
@@ -39,12 +75,15 @@ def test_a_worse_candidate_changes_nothing(
     candidates: list[Candidate], num_tokens: int, extra: int
 ) -> None:
     scorers = ((short_wait, 1.0), (cached_prefix, 0.5))
-    chosen = pick(candidates, num_tokens, scorers=scorers)
+    ordered = in_order(candidates)
+    chosen = pick(ordered, num_tokens, hit_tokens_max=5000, scorers=scorers).candidate
     if chosen is None:
         return
     worse = Candidate("z", wait_ns=(chosen.wait_ns or 10**10) + extra, hit_tokens=0)
     if chosen.wait_ns is not None:
-        assert pick([*candidates, worse], num_tokens, scorers=scorers) == chosen
+        more = in_order([*ordered, worse])
+        again = pick(more, num_tokens, hit_tokens_max=5000, scorers=scorers).candidate
+        assert again == chosen
 
 
 ACTIONS = st.lists(
@@ -73,8 +112,13 @@ def test_the_book_picks_what_the_picker_picks(
             ready[name] = action == "up"
             book.set_ready(name, ready=ready[name])
         waits = {n: book.wait_ns(n, now) for n in "abc"}
-        chosen = pick([Candidate(n, ready[n], waits[n]) for n in "abc"], 1)
+        alone = [Candidate(n, ready[n], waits[n]) for n in "abc"]
+        chosen = pick(in_order(alone), 1, hit_tokens_max=0, scorers=((short_wait, 1.0),)).candidate
         least = book.least()
+        order = list(book.in_order())
+        assert sorted(order) == [n for n in "abc" if ready[n]]
+        assert order[:1] == ([] if least is None else [least])
+        assert [waits[n] for n in order] == sorted(waits[n] or 0 for n in order)
         assert (chosen is None) == (least is None)
         if chosen is not None and least is not None:
             assert waits[least] == waits[chosen.name]

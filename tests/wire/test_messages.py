@@ -15,9 +15,12 @@ from prfaas.wire.frames import ControlFrame, FrameDecoder
 from prfaas.wire.messages import (
     Abort,
     AnyMessage,
+    Arrived,
     Commit,
+    Committed,
     EngineHello,
     Evicted,
+    Join,
     Load,
     LoadDone,
     Lookup,
@@ -25,10 +28,12 @@ from prfaas.wire.messages import (
     Message,
     Offer,
     Ping,
+    Pong,
     PoolHello,
     PoolState,
     Push,
     PushDone,
+    Resumed,
     Snapshot,
     SnapshotEnd,
     Store,
@@ -59,6 +64,12 @@ KEYS = [(0, b"a" * 32), (1, b"b" * 32)]
 TRANSFER = b"t" * 16
 EVERY: list[AnyMessage] = [
     Ping(),
+    Ping(at_ns=7),
+    Pong(at_ns=7),
+    Join(pool="prfaas-pool", link="word"),
+    Resumed(epoch="e"),
+    Arrived(transfer_id=TRANSFER, layout_id=b"L" * 32, keys=[(0, b"h" * 32)]),
+    Committed(transfer_id=TRANSFER),
     EngineHello(
         engine="e", layout=SPEC, row_bytes=4096, num_rows=8, extents={0: [(0, 1024)], 1: [(5, 6)]}
     ),

@@ -15,10 +15,11 @@ import click
 
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
-from prfaas.units import parse_size
+from prfaas.units import parse_rate, parse_size
 from prfaas.wire.identity import check_name, identity_in, make_authority, make_identity
 
 T = TypeVar("T")
+CONNECTIONS_MAX = 16
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
@@ -52,6 +53,37 @@ class PeerType(click.ParamType[tuple[str, tuple[str, int]]]):
         return name, AddressType().convert(address, param, ctx)
 
 
+class PeerRateType(click.ParamType[tuple[str, int]]):
+    """`NAME=RATE`."""
+
+    name = "name=rate"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        """Split a named rate."""
+        name, _, rate = str(value).partition("=")
+        try:
+            return name, parse_rate(rate)
+        except ConfigError as error:
+            self.fail(f"{value!r} is not NAME=RATE: {error}", param, ctx)
+
+
+class PeerCountType(click.ParamType[tuple[str, int]]):
+    """`NAME=COUNT`."""
+
+    name = "name=count"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        """Split a named count."""
+        name, _, count = str(value).partition("=")
+        if not name or not count.isdigit() or not 1 <= int(count) <= CONNECTIONS_MAX:
+            self.fail(f"{value!r} is not NAME=COUNT, 1 to {CONNECTIONS_MAX}", param, ctx)
+        return name, int(count)
+
+
 def set_up_logging(level: int = logging.INFO) -> None:
     """One line an event, on standard error."""
     logging.basicConfig(level=level, format=LOG_FORMAT, stream=sys.stderr)
@@ -68,6 +100,9 @@ def run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
         await main(stop)
 
     asyncio.run(run())
+
+
+BUDGET_HELP = "What may be sent to a peer, such as pd-pool=1Gbps; without it, what the path takes."
 
 
 @click.command()
@@ -95,6 +130,14 @@ def run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     help="Directory with ca.pem, NAME.pem and NAME.key.",
 )
 @click.option("--peer", "peers", type=PeerType(), multiple=True, help="A pool to push to.")
+@click.option("--link-budget", "budgets", type=PeerRateType(), multiple=True, help=BUDGET_HELP)
+@click.option(
+    "--link-connections",
+    "connections",
+    type=PeerCountType(),
+    multiple=True,
+    help="Data connections to a peer; without it, as many as rate and round trip ask for.",
+)
 @click.option("--source", "sources", multiple=True, help="A pool that may push to this one.")
 @click.option("--gateway", "gateways", multiple=True, help="A gateway that may subscribe.")
 def pool(
@@ -106,6 +149,8 @@ def pool(
     admin: tuple[str, int],
     identities: Path,
     peers: tuple[tuple[str, tuple[str, int]], ...],
+    budgets: tuple[tuple[str, int], ...],
+    connections: tuple[tuple[str, int], ...],
     sources: tuple[str, ...],
     gateways: tuple[str, ...],
 ) -> None:
@@ -115,7 +160,7 @@ def pool(
     Examples:
       prfaas pool --name prfaas-pool --listen 0.0.0.0:7100 --memory 64GiB \\
           --socket /run/prfaas/pool.sock --identities /etc/prfaas \\
-          --peer pd-pool=pd.example.net:7100 --gateway gateway
+          --peer pd-pool=pd.example.net:7100 --link-budget pd-pool=9Gbps --gateway gateway
       prfaas pool --name pd-pool --listen 0.0.0.0:7100 --memory 64GiB \\
           --socket /run/prfaas/pool.sock --identities /etc/prfaas \\
           --source prfaas-pool --gateway gateway
@@ -123,6 +168,9 @@ def pool(
     from prfaas.pool.node import PoolNode, PoolSettings
 
     set_up_logging()
+    for peer in [*dict(budgets), *dict(connections)]:
+        if peer not in dict(peers):
+            raise ConfigError(f"there is no --peer {peer} for which a link could have settings")
     settings = PoolSettings(
         name=name,
         memory_bytes=parse_size(memory),
@@ -131,6 +179,8 @@ def pool(
         admin=admin,
         identity=identity_in(identities, name),
         peers=dict(peers),
+        link_budgets=dict(budgets),
+        link_connections=dict(connections),
         sources=frozenset(sources),
         gateways=frozenset(gateways),
     )

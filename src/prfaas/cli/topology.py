@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.cli.processes import Part
-from prfaas.config.deployment import ClusterRole, ClusterTable, Deployment
+from prfaas.config.deployment import ClusterRole, ClusterTable, Deployment, LinkTable
 from prfaas.engines.launch import Command, engine_command, shared_memory_file
 from prfaas.errors import ConfigError
 from prfaas.gateway.endpoints import Endpoints
@@ -184,6 +184,7 @@ def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
         for peer in _pool_names(deployment, ClusterRole.PD):
             peer_host, peer_port = topology.pools[peer]
             args += ["--peer", f"{peer}={peer_host}:{peer_port}"]
+            args += _link_args(peer, cluster.pools[name].links.get(peer, LinkTable()))
     else:
         for source in _pool_names(deployment, ClusterRole.PRFAAS):
             args += ["--source", source]
@@ -194,6 +195,11 @@ def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
         health_url=f"http://{admin[0]}:{admin[1]}/health",
         log=_log(deployment, name),
     )
+
+
+def _link_args(peer: str, link: LinkTable) -> list[str]:
+    args = ["--link-budget", f"{peer}={link.budget}bps"] if link.budget else []
+    return args + (["--link-connections", f"{peer}={link.connections}"] if link.connections else [])
 
 
 def _engine_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from prfaas.config.quantities import DurationNs, SizeBytes
+from prfaas.config.quantities import DurationNs, RateBitsPerS, SizeBytes
 
 FilePathText = Annotated[Path, Field(strict=False)]
 PartName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
@@ -93,6 +93,16 @@ class SecurityTable(_Table):
     """Make missing identities, the authority included. For one machine only."""
 
 
+class LinkTable(_Table):
+    """`[clusters.CLUSTER.pools.POOL.links.PEER]`: the link over which a pool pushes to PEER."""
+
+    budget: Annotated[RateBitsPerS, Field(ge=1_000_000)] | None = None
+    """What it may send, such as "1Gbps": at most 93 % of what the path carries leaves its queues
+    empty."""
+    connections: int | None = Field(default=None, ge=1, le=16)
+    """Data connections; without it, as many as rate and round trip ask for."""
+
+
 class PoolTable(_Table):
     """`[clusters.CLUSTER.pools.POOL]`: a pool node."""
 
@@ -102,6 +112,8 @@ class PoolTable(_Table):
     """Where it accepts links, if `prfaas up` starts it."""
     address: FarHostPort | None = None
     """Where it is reached, if it is started elsewhere."""
+    links: dict[PartName, LinkTable] = {}
+    """Settings of links to the pool nodes it pushes to."""
 
     @model_validator(mode="after")
     def _one_place(self) -> PoolTable:
@@ -182,6 +194,20 @@ class Deployment(_Table):
         doubles = sorted({name for name in names if names.count(name) > 1})
         if doubles:
             raise ValueError(f"two parts are called {', '.join(doubles)}; names are identities")
+        return self
+
+    @model_validator(mode="after")
+    def _links_exist(self) -> Deployment:
+        targets = [name for cluster in self.with_role(ClusterRole.PD) for name in cluster.pools]
+        for cluster in self.clusters.values():
+            peers = targets if cluster.role is ClusterRole.PRFAAS else []
+            for name, pool in cluster.pools.items():
+                for peer in pool.links:
+                    if peer not in peers:
+                        known = ", ".join(peers) or "nobody"
+                        raise ValueError(
+                            f"pool {name} has no link to {peer!r}; it pushes to {known}"
+                        )
         return self
 
     @model_validator(mode="after")

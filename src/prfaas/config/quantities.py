@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from prfaas.errors import ConfigError
-from prfaas.units import parse_duration, parse_size
+from prfaas.units import parse_duration, parse_rate, parse_size
 
 
 def _size(value: object) -> int:
@@ -16,6 +16,10 @@ def _size(value: object) -> int:
 
 def _duration(value: object) -> int:
     return _parsed(value, parse_duration, "250ms")
+
+
+def _rate(value: object) -> int:
+    return _parsed(value, parse_rate, "10Gbps")
 
 
 def _parsed(value: object, parse: object, example: str) -> int:
@@ -29,3 +33,4 @@ def _parsed(value: object, parse: object, example: str) -> int:
 
 SizeBytes = Annotated[int, BeforeValidator(_size)]
 DurationNs = Annotated[int, BeforeValidator(_duration)]
+RateBitsPerS = Annotated[int, BeforeValidator(_rate)]

@@ -14,6 +14,7 @@ from prfaas.config.deployment import (
     Deployment,
     EngineTable,
     GatewayTable,
+    LinkTable,
     ModelTable,
     PoolTable,
     RoutingTable,
@@ -39,6 +40,7 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("[security]", SecurityTable, ()),
     ("[clusters.CLUSTER]", ClusterTable, ("role",)),
     ("[clusters.CLUSTER.pools.POOL]", PoolTable, ()),
+    ("[clusters.CLUSTER.pools.POOL.links.PEER]", LinkTable, ()),
     ("[clusters.CLUSTER.engines.ENGINE]", EngineTable, ()),
 ]
 

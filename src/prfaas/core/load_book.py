@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 
@@ -67,12 +68,35 @@ class LoadBook:
         Costs O(log n) amortised over the updates.
         """
         while self._order:
-            _, name, version = self._order[0]
-            load = self._loads[name]
-            if load.version == version and load.ready:
-                return name
+            if self._is_current(self._order[0]):
+                return self._order[0][1]
             heapq.heappop(self._order)
         return None
+
+    def in_order(self) -> Iterator[str]:
+        """Ready instances, the one that is free first comes first. The book must not change.
+
+        The first costs as much as `least`, each further one O(log n) plus the outdated entries
+        that are passed over.
+        """
+        if self.least() is None:
+            return
+        heap = self._order
+        yield heap[0][1]
+        # Walks the heap without taking it apart: behind an entry come its two children.
+        edge = [(heap[i], i) for i in (1, 2) if i < len(heap)]
+        heapq.heapify(edge)
+        while edge:
+            entry, index = heapq.heappop(edge)
+            if self._is_current(entry):
+                yield entry[1]
+            for child in (2 * index + 1, 2 * index + 2):
+                if child < len(heap):
+                    heapq.heappush(edge, (heap[child], child))
+
+    def _is_current(self, entry: tuple[int, str, int]) -> bool:
+        load = self._loads[entry[1]]
+        return load.version == entry[2] and load.ready
 
     def wait_ns(self, name: str, now_ns: int) -> int | None:
         """Predicted wait of a request sent now; None when the last report is too old."""

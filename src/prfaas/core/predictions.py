@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from prfaas.core.routing import RoutingFacts
+from prfaas.core.routing import RoutingFacts, Unpredicted
 from prfaas.units import NS_PER_S
 
 BITS_PER_BYTE = 8
@@ -48,19 +48,27 @@ class PathSignals:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Time from now to the first token on each path, ns; None is unknown."""
+    """Time from now to the first token on each path, ns; None is unknown, `missing` says why."""
 
     local_ns: int | None
     remote_ns: int | None
+    missing: Unpredicted | None = None
 
 
-def predict(facts: RoutingFacts, signals: PathSignals, costs: CostModel) -> Prediction:
-    """Predict both paths.
+NO_PROFILE = Prediction(None, None, Unpredicted.NO_PROFILE)
+
+
+def predict(facts: RoutingFacts, signals: PathSignals, costs: CostModel | None) -> Prediction:
+    """Predict both paths; without a cost model neither.
 
     The remote path ships while it computes: it ends when the last bytes have left after prefill,
     or when the link has worked off its backlog and all bytes of this request, whichever is later.
     """
-    return Prediction(_local(facts, signals, costs), _remote(facts, signals, costs))
+    if costs is None:
+        return NO_PROFILE
+    local_ns, remote_ns = _local(facts, signals, costs), _remote(facts, signals, costs)
+    complete = local_ns is not None and remote_ns is not None
+    return Prediction(local_ns, remote_ns, None if complete else Unpredicted.STALE_SIGNALS)
 
 
 def _local(facts: RoutingFacts, signals: PathSignals, costs: CostModel) -> int | None:

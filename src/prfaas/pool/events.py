@@ -10,7 +10,6 @@ from prfaas.pool.store import BlockStore
 from prfaas.wire.channel import Channel
 from prfaas.wire.messages import (
     Evicted,
-    LayoutSpec,
     Message,
     PoolState,
     Snapshot,
@@ -73,9 +72,9 @@ class EventFeed:
         """A transfer ended at this pool."""
         self._emit(event)
 
-    def state_changed(self, layouts: dict[str, LayoutSpec], links: dict[str, bool]) -> None:
-        """An engine or a link came or went."""
-        self._emit(PoolState(seq=0, layouts=layouts, links=links))
+    def state_changed(self, state: PoolState) -> None:
+        """An engine or a link came or went, or a busy link was measured."""
+        self._emit(state)
 
     def _emit(self, event: Stored | Evicted | TransferEnded | PoolState) -> None:
         event.seq = self._next_seq

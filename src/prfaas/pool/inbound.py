@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from prfaas.core.transfers import Transfer, TransferEvent
+from prfaas.core.link_share import BlockName
+from prfaas.core.transfers import Transfer, TransferEvent, TransferState
 from prfaas.errors import PeerError
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.store import BlockStore
@@ -24,6 +25,9 @@ class InboundTransfers:
         on_ended: Told once of every transfer that ended.
         clock_ns: Monotonic clock, nanoseconds.
         lifetime_ns: How long a transfer may stay open.
+        grace_ns: How long transfers wait for a peer whose link broke.
+        on_closed: Told once of every transfer that ended, before `on_ended`, to drop what is
+            unfinished of it.
     """
 
     def __init__(
@@ -33,13 +37,23 @@ class InboundTransfers:
         on_ended: Callable[[Transfer], None],
         clock_ns: Callable[[], int],
         lifetime_ns: int,
+        grace_ns: int = 0,
+        on_closed: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._metrics = metrics
         self._on_ended = on_ended
         self._clock_ns = clock_ns
         self._lifetime_ns = lifetime_ns
+        self._grace_ns = grace_ns
+        self._on_closed = on_closed
         self._transfers: OrderedDict[bytes, Transfer] = OrderedDict()
+        self._arrived: dict[bytes, set[BlockName]] = {}
+        """What came with each open transfer."""
+        self._expected: dict[bytes, int] = {}
+        """Blocks that a commit announced and that are not all here yet."""
+        self._away_since_ns: dict[str, int] = {}
+        """Peers whose link broke, and when."""
 
     def offered(self, transfer_id: bytes, peer: str) -> None:
         """A peer announced a transfer; announcing it twice is harmless."""
@@ -47,8 +61,25 @@ class InboundTransfers:
             now = self._clock_ns()
             self._remember(Transfer(transfer_id, peer, now, now + self._lifetime_ns))
 
-    def block(self, frame: BlockFrame, peer: str) -> bool:
-        """A block arrived: keep it if it is what it says it is.
+    def wants(self, transfer_id: bytes, peer: str) -> bool:
+        """Whether fragments of this transfer are taken from this peer. Any thread may ask.
+
+        They may overtake its offer, which comes over another connection.
+        """
+        transfer = self._transfers.get(transfer_id)
+        return transfer is None or (transfer.is_open and transfer.peer == peer)
+
+    def has(self, transfer_id: bytes, name: BlockName) -> bool:
+        """Whether a block has arrived with this transfer. Any thread may ask."""
+        return name in self._arrived.get(transfer_id, ())
+
+    def block(self, frame: BlockFrame, peer: str, *, is_checked: bool = False) -> bool:
+        """A block arrived: keep it if it is what it says it is. A second time changes nothing.
+
+        Args:
+            frame: The block.
+            peer: Who sent it.
+            is_checked: The digest was compared already.
 
         Returns:
             Whether more blocks of its transfer are wanted.
@@ -56,31 +87,78 @@ class InboundTransfers:
         Raises:
             PeerError: The block fails its digest; the connection can not be trusted.
         """
-        if not frame.is_intact:
-            self._metrics.blocks_dropped.labels(reason="digest").inc()
+        if not is_checked and not frame.is_intact:
+            self.broken_block()
             raise PeerError(f"block {frame.key.block_hash.hex()[:12]} from {peer} fails its digest")
         transfer = self._transfers.get(frame.transfer_id)
         if transfer is None or not transfer.is_open or transfer.peer != peer:
             self._metrics.blocks_dropped.labels(reason="late").inc()
             return False
+        arrived = self._arrived[frame.transfer_id]
+        name = frame.layout_id, frame.key
+        if name in arrived:
+            return True
         if not self._store.put(frame.layout_id, frame.key, frame.data, frame.digest):
             self._metrics.blocks_dropped.labels(reason="no_room").inc()
             self._end(transfer, TransferEvent.ABORT, "no_room")
             return False
+        arrived.add(name)
         transfer.moved(len(frame.data), self._clock_ns())
         self._metrics.link_bytes.labels(peer=peer, direction="received").inc(len(frame.data))
         return True
 
-    def committed(self, commit: Commit, peer: str) -> None:
-        """The peer sent all it has."""
+    def broken_block(self) -> None:
+        """Count a block that failed its digest."""
+        self._metrics.blocks_dropped.labels(reason="digest").inc()
+
+    def committed(self, commit: Commit, peer: str, *, may_follow: bool = False) -> None:
+        """The peer said how many blocks this transfer has.
+
+        Args:
+            commit: What it said.
+            peer: Who said it.
+            may_follow: Blocks may still be on the way, over other connections.
+        """
         transfer = self._transfers.get(commit.transfer_id)
-        if transfer is None or transfer.peer != peer:
+        if transfer is None or not transfer.is_open or transfer.peer != peer:
             return
-        if transfer.num_blocks == commit.num_blocks:
-            self._end(transfer, TransferEvent.COMMIT)
-        else:
-            missing = commit.num_blocks - transfer.num_blocks
+        missing = commit.num_blocks - transfer.num_blocks
+        if missing < 0 or (missing and not may_follow):
             self._end(transfer, TransferEvent.ABORT, f"{missing} blocks missing")
+        else:
+            self._expected[commit.transfer_id] = commit.num_blocks
+
+    def settle(self, transfer_id: bytes) -> TransferState | None:
+        """Commit a transfer if every block that was announced is here.
+
+        Returns:
+            Its state; None if it is unknown.
+        """
+        transfer = self._transfers.get(transfer_id)
+        if transfer is None:
+            return None
+        if self._expected.get(transfer_id) == transfer.num_blocks:
+            self._end(transfer, TransferEvent.COMMIT)
+        return transfer.state
+
+    def resumed(self, peer: str, transfer_ids: Iterable[bytes]) -> None:
+        """A peer connected anew and goes on with these transfers; its others are over."""
+        self._away_since_ns.pop(peer, None)
+        kept = set(transfer_ids)
+        for transfer in list(self._transfers.values()):
+            if transfer.peer == peer and transfer.transfer_id not in kept:
+                self._end(transfer, TransferEvent.ABORT, "link_lost")
+        for transfer_id in kept:
+            self.offered(transfer_id, peer)
+
+    def arrived(self, transfer_id: bytes) -> list[BlockName]:
+        """What came with an open transfer."""
+        return list(self._arrived.get(transfer_id, ()))
+
+    def ending(self, transfer_id: bytes, peer: str) -> Transfer | None:
+        """A transfer of this peer, open or ended; None if it is unknown or another's."""
+        transfer = self._transfers.get(transfer_id)
+        return transfer if transfer is not None and transfer.peer in (peer, "") else None
 
     def aborted(self, transfer_id: bytes, reason: str) -> None:
         """Somebody gave the transfer up. What arrived stays: every block is good by itself."""
@@ -97,15 +175,24 @@ class InboundTransfers:
         if transfer is not None and transfer.peer == peer:
             self._end(transfer, TransferEvent.ABORT, reason)
 
+    def peer_away(self, peer: str) -> None:
+        """The link to `peer` broke: its transfers go on if it comes back within the grace time."""
+        self._away_since_ns.setdefault(peer, self._clock_ns())
+        self.expire()
+
     def peer_lost(self, peer: str) -> None:
-        """The link to `peer` broke: nothing more of its transfers will come."""
+        """Nothing more of the transfers of `peer` will come."""
+        self._away_since_ns.pop(peer, None)
         for transfer in list(self._transfers.values()):
             if transfer.peer == peer:
                 self._end(transfer, TransferEvent.ABORT, "link_lost")
 
     def expire(self) -> None:
-        """End what has been open for too long."""
+        """End what has been open for too long, or waits too long for its peer."""
         now = self._clock_ns()
+        for peer, since in list(self._away_since_ns.items()):
+            if now - since >= self._grace_ns:
+                self.peer_lost(peer)
         for transfer in list(self._transfers.values()):
             if transfer.is_open and now >= transfer.deadline_ns:
                 self._end(transfer, TransferEvent.EXPIRE, "lifetime")
@@ -128,10 +215,14 @@ class InboundTransfers:
 
     def _end(self, transfer: Transfer, event: TransferEvent, reason: str = "") -> None:
         if transfer.apply(event, reason):
+            self._arrived.pop(transfer.transfer_id, None)
+            self._expected.pop(transfer.transfer_id, None)
+            self._on_closed(transfer.transfer_id)
             self._on_ended(transfer)
 
     def _remember(self, transfer: Transfer) -> None:
         self._transfers[transfer.transfer_id] = transfer
+        self._arrived[transfer.transfer_id] = set()
         while len(self._transfers) > TRANSFERS_MAX:
             _, oldest = self._transfers.popitem(last=False)
             self._end(oldest, TransferEvent.EXPIRE, "too many transfers")

@@ -5,33 +5,41 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
-from collections.abc import Callable, Coroutine
+import threading
+from collections.abc import Callable
 
+from prfaas.core.blocks import BlockKey
+from prfaas.core.transfers import TransferState
 from prfaas.errors import PeerError
+from prfaas.pool.data_in import Assembly, DataHandlers, DataReceiver
 from prfaas.pool.inbound import InboundTransfers
+from prfaas.pool.listener import HANDSHAKE_TIMEOUT_S, Listener
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.wire.channel import Channel
-from prfaas.wire.frames import ControlFrame, Frame
-from prfaas.wire.identity import peer_name
+from prfaas.wire.frames import BlockFrame, Frame
+from prfaas.wire.identity import LinkContexts, peer_name
 from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages import (
     Abort,
     AnyMessage,
+    Arrived,
     Commit,
+    Committed,
     Offer,
     Ping,
+    Pong,
     PoolHello,
+    Resumed,
     Subscribe,
     decode,
+    wire_keys,
 )
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 100
-HANDSHAKE_TIMEOUT_S = 5.0
-ACCEPT_RETRY_S = 0.1
-"""Out of file descriptors, say: some are given back soon."""
+DATA_CONNECTIONS_MAX = 128
+"""Of all peers together; each has a thread."""
+KEYS_AT_ONCE = 4096
 
 
 class LinkPort:
@@ -39,6 +47,8 @@ class LinkPort:
 
     Args:
         address: Host and port; port 0 takes a free one.
+        tls: Our identity.
+        epoch: Our event epoch: tells a peer that comes back whether we are still the same.
         sources: Pools that may push.
         gateways: Gateways that may subscribe and abort.
     """
@@ -46,8 +56,9 @@ class LinkPort:
     def __init__(
         self,
         address: tuple[str, int],
-        tls: ssl.SSLContext,
+        tls: LinkContexts,
         *,
+        epoch: str,
         sources: frozenset[str],
         gateways: frozenset[str],
         inbound: InboundTransfers,
@@ -56,7 +67,6 @@ class LinkPort:
         on_unsubscribe: Callable[[Channel], None],
         on_abort: Callable[[bytes, str], None],
     ) -> None:
-        self._address = address
         self._tls = tls
         self._sources = sources
         self._gateways = gateways
@@ -65,9 +75,27 @@ class LinkPort:
         self._on_subscribe = on_subscribe
         self._on_unsubscribe = on_unsubscribe
         self._on_abort = on_abort
-        self._listener: socket.socket | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        """The accept loop, and handshakes under way."""
+        self._epoch = epoch
+        self._links: dict[str, tuple[str, Assembly]] = {}
+        """By peer: the word of its present link, and the blocks that come over it."""
+        self._listener = Listener(
+            address,
+            tls,
+            lambda: Channel(self._deliver, self._closed, self._greet),
+            self._start_receiver,
+            self._refuse,
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._receivers: set[DataReceiver] = set()
+        self._handlers = DataHandlers(
+            find_assembly=self._find_assembly,
+            wants=inbound.wants,
+            has=lambda f: inbound.has(f.transfer_id, (f.layout_id, f.key)),
+            on_block=self._take_block,
+            on_unwanted=self._refuse_transfer,
+            on_broken=self._broken,
+            on_end=self._receivers.discard,
+        )
         self._channels: dict[Channel, asyncio.Task[None]] = {}
 
     async def open(self) -> None:
@@ -76,79 +104,66 @@ class LinkPort:
         Raises:
             OSError: The address can not be had.
         """
-        family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
-        self._listener = socket.create_server(self._address, family=family, backlog=BACKLOG)
-        self._listener.setblocking(False)
-        self._start(self._accept(self._listener))
+        self._loop = asyncio.get_running_loop()
+        self._listener.open()
 
     @property
     def port(self) -> int:
         """The port that is listened on."""
-        if self._listener is None:
-            raise RuntimeError("the port is not open")
-        port: int = self._listener.getsockname()[1]
-        return port
+        return self._listener.port
 
     async def close(self) -> None:
         """Stop listening and drop every connection."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._listener is not None:
-            self._listener.close()
+        await self._listener.close()
         for channel in list(self._channels):
             channel.close("this pool node stops")
+        threads = [receiver.thread for receiver in self._receivers]
+        for receiver in self._receivers:
+            receiver.kill()
+        await asyncio.to_thread(_join_all, threads)
 
     def is_connected(self, source: str) -> bool:
         """Whether a link from the pool `source` stands."""
         return any(channel.peer == source and channel.is_open for channel in self._channels)
-
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(listener)
-            except OSError as error:
-                log.warning("no connection can be accepted: %s", error)
-                await asyncio.sleep(ACCEPT_RETRY_S)
-                continue
-            self._start(self._shake_hands(connection))
-
-    async def _shake_hands(self, connection: socket.socket) -> None:
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: Channel(self._deliver, self._closed, self._greet),
-                connection,
-                ssl=self._tls,
-                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
-            )
-        except ConnectionResetError:
-            log.debug("a caller left before it said who it is")
-        except OSError as error:
-            self._metrics.refused.labels(port="link").inc()
-            log.warning("connection refused: %s", error)
 
     def _greet(self, channel: Channel) -> None:
         channel.peer = peer_name(channel.ssl_object, self._sources | self._gateways)
         self._channels[channel] = asyncio.get_running_loop().create_task(keep_alive(channel))
 
     def _deliver(self, channel: Channel, frame: Frame) -> None:
-        if isinstance(frame, ControlFrame):
+        if isinstance(frame, BlockFrame):
+            self._require(channel, self._sources)
+            self._keep(channel, frame, is_checked=False)
+        else:
             self._handle(channel, decode(frame.payload))
+
+    def _keep(self, channel: Channel | None, frame: BlockFrame, *, is_checked: bool) -> None:
+        """Store a block and tell its sender."""
+        peer = channel.peer if channel is not None else ""
+        is_wanted = self._inbound.block(frame, peer, is_checked=is_checked)
+        if channel is None:
             return
-        self._require(channel, self._sources)
-        if not self._inbound.block(frame, channel.peer):
+        if not is_wanted:
             channel.send(Abort(transfer_id=frame.transfer_id, reason="not wanted"))
+            return
+        channel.send(
+            Arrived(
+                transfer_id=frame.transfer_id,
+                layout_id=frame.layout_id,
+                keys=wire_keys([frame.key]),
+            )
+        )
+        self._settle(channel, frame.transfer_id)
+
+    def _settle(self, channel: Channel, transfer_id: bytes) -> None:
+        if self._inbound.settle(transfer_id) is TransferState.COMMITTED:
+            channel.send(Committed(transfer_id=transfer_id))
 
     def _handle(self, channel: Channel, message: AnyMessage) -> None:
         match message:
             case Ping():
-                return
+                if message.at_ns:
+                    channel.send(Pong(at_ns=message.at_ns))
             case PoolHello():
                 self._welcome(channel, message)
             case Offer():
@@ -156,7 +171,9 @@ class LinkPort:
                 self._inbound.offered(message.transfer_id, channel.peer)
             case Commit():
                 self._require(channel, self._sources)
-                self._inbound.committed(message, channel.peer)
+                may_follow = channel.peer in self._links
+                self._inbound.committed(message, channel.peer, may_follow=may_follow)
+                self._settle(channel, message.transfer_id)
             case Subscribe():
                 self._require(channel, self._gateways)
                 self._on_subscribe(channel)
@@ -168,7 +185,7 @@ class LinkPort:
                 raise PeerError(f"{type(message).__name__} has no meaning on this port")
 
     def _welcome(self, channel: Channel, hello: PoolHello) -> None:
-        """A pool has one connection: whatever stood before a new one is dead."""
+        """A pool has one link: whatever stood before a new one is dead."""
         self._require(channel, self._sources)
         if hello.pool != channel.peer:
             raise PeerError(f"a pool calls itself {hello.pool}, its certificate {channel.peer}")
@@ -176,8 +193,98 @@ class LinkPort:
         older.remove(channel)
         for other in older:
             other.close("the pool has connected anew")
-        if older:
-            self._inbound.peer_lost(channel.peer)
+        self._drop_link(channel.peer)
+        if hello.link:
+            self._links[channel.peer] = hello.link, Assembly()
+        self._inbound.resumed(channel.peer, hello.resumes)
+        for transfer_id in hello.resumes:
+            self._resume(channel, transfer_id)
+        channel.send(Resumed(epoch=self._epoch))
+
+    def _resume(self, channel: Channel, transfer_id: bytes) -> None:
+        """Tell a peer that came back what became of one of its transfers."""
+        transfer = self._inbound.ending(transfer_id, channel.peer)
+        if transfer is None or transfer.state in (TransferState.ABORTED, TransferState.EXPIRED):
+            reason = transfer.reason if transfer is not None else "not yours"
+            channel.send(Abort(transfer_id=transfer_id, reason=reason))
+            return
+        by_layout: dict[bytes, list[BlockKey]] = {}
+        for layout_id, key in self._inbound.arrived(transfer_id):
+            by_layout.setdefault(layout_id, []).append(key)
+        for layout_id, keys in by_layout.items():
+            for start in range(0, len(keys), KEYS_AT_ONCE):
+                part = wire_keys(keys[start : start + KEYS_AT_ONCE])
+                channel.send(Arrived(transfer_id=transfer_id, layout_id=layout_id, keys=part))
+        self._settle(channel, transfer_id)
+
+    # --- data connections ---
+
+    def forget(self, transfer_id: bytes) -> None:
+        """Drop what is unfinished of a transfer that ended."""
+        for _, assembly in self._links.values():
+            assembly.forget(transfer_id)
+
+    def _find_assembly(self, peer: str, link: str) -> Assembly | None:
+        """Asked from the threads of data connections."""
+        word, assembly = self._links.get(peer, ("", None))
+        return assembly if word == link else None
+
+    def _channel_of(self, peer: str) -> Channel | None:
+        return next((c for c in self._channels if c.peer == peer and c.is_open), None)
+
+    def _take_block(self, peer: str, frame: BlockFrame, done: Callable[[], None]) -> None:
+        channel = self._channel_of(peer)
+        self._inbound.offered(frame.transfer_id, peer)
+        if channel is not None:
+            self._keep(channel, frame, is_checked=True)
+        else:
+            self._inbound.block(frame, peer, is_checked=True)
+        done()
+
+    def _refuse_transfer(self, peer: str, transfer_id: bytes) -> None:
+        self._metrics.blocks_dropped.labels(reason="late").inc()
+        channel = self._channel_of(peer)
+        if channel is not None:
+            channel.send(Abort(transfer_id=transfer_id, reason="not wanted"))
+
+    def _broken(self, peer: str, reason: str) -> None:
+        """A data connection broke the protocol: its peer can not be trusted."""
+        log.warning("data connection of %s closed: %s", peer or "a stranger", reason)
+        if "digest" in reason:
+            self._inbound.broken_block()
+        channel = self._channel_of(peer) if peer else None
+        if channel is not None:
+            channel.distrust(reason)  # Counted when it is closed.
+        else:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        self._metrics.refused.labels(port="link").inc()
+
+    def _drop_link(self, peer: str) -> None:
+        self._links.pop(peer, None)
+        for receiver in list(self._receivers):
+            if receiver.peer == peer:
+                receiver.kill()
+
+    def _start_receiver(self, connection: socket.socket) -> None:
+        if len(self._receivers) >= DATA_CONNECTIONS_MAX:
+            raise PeerError(f"there are {DATA_CONNECTIONS_MAX} data connections already")
+        receiver = DataReceiver(
+            connection, self._tls.data, self._sources, self._handlers, self._tell
+        )
+        self._receivers.add(receiver)
+        receiver.thread.start()
+
+    def _tell(self, what: Callable[..., None], *about: object) -> bool:
+        """Have something done on the loop, from a thread; False if the loop has ended."""
+        if self._loop is None:
+            return False
+        try:
+            self._loop.call_soon_threadsafe(what, *about)
+        except RuntimeError:
+            return False
+        return True
 
     def _require(self, channel: Channel, role: frozenset[str]) -> None:
         if channel.peer not in role:
@@ -185,7 +292,7 @@ class LinkPort:
 
     def _closed(self, channel: Channel, reason: str) -> None:
         if channel.broke_protocol:
-            self._metrics.refused.labels(port="link").inc()
+            self._refuse()
         task = self._channels.pop(channel, None)
         if task is None:
             log.warning("connection refused: %s", reason)
@@ -193,5 +300,15 @@ class LinkPort:
         task.cancel()
         log.warning("connection of %s closed: %s", channel.peer, reason)
         self._on_unsubscribe(channel)
-        if channel.peer in self._sources and not self.is_connected(channel.peer):
+        if channel.peer not in self._sources or self.is_connected(channel.peer):
+            return
+        self._drop_link(channel.peer)
+        if channel.broke_protocol:
             self._inbound.peer_lost(channel.peer)
+        else:
+            self._inbound.peer_away(channel.peer)
+
+
+def _join_all(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(2 * HANDSHAKE_TIMEOUT_S)

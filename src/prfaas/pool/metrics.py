@@ -4,6 +4,19 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from prfaas.wire.messages import LinkTelemetry
+
+LINK_GAUGES = {
+    "goodput_bits_per_s": "What a link carried in its last busy half second.",
+    "rtt_ns": "Round trip of the last ping over a link.",
+    "queued_bytes": "Bytes of KV blocks that wait for a connection of a link.",
+    "in_flight_bytes": "Bytes of KV blocks sent over a link and not known to have arrived.",
+    "retransmits": "Segments sent again since the connections of a link were opened.",
+    "delivery_bits_per_s": "Delivery rate of a link as the kernel sees it.",
+    "window_segments": "Congestion windows of a link's connections together.",
+    "num_connections": "Data connections of a link.",
+}
+
 
 class PoolMetrics:
     """Counters and gauges of one pool node, in a registry of their own."""
@@ -38,6 +51,9 @@ class PoolMetrics:
             registry=self.registry,
         )
         self.link_up = self._gauge("link_up", "Whether a link stands.", "peer")
+        self._link_gauges = {
+            field: self._gauge(f"link_{field}", text, "peer") for field, text in LINK_GAUGES.items()
+        }
         self.transfers = Counter(
             "prfaas_transfers",
             "Transfers that ended.",
@@ -50,6 +66,11 @@ class PoolMetrics:
             ["port"],
             registry=self.registry,
         )
+
+    def set_link(self, peer: str, telemetry: LinkTelemetry) -> None:
+        """Show what was measured of a link."""
+        for field, gauge in self._link_gauges.items():
+            gauge.labels(peer=peer).set(getattr(telemetry, field))
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"prfaas_{name}", text, labels, registry=self.registry)

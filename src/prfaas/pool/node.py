@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
@@ -23,13 +22,15 @@ from prfaas.pool.link_port import LinkPort
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.store import BlockStore
-from prfaas.wire.identity import Identity
+from prfaas.wire.identity import Identity, LinkContexts
 from prfaas.wire.messages import PoolState, TransferEnded
 
 log = logging.getLogger(__name__)
 
 TRANSFER_LIFETIME_NS = 300 * 10**9
 """A transfer that is still open after this is abandoned: longer than any prefill is waited for."""
+LINK_GRACE_NS = 3 * 10**9
+"""Longer than it takes to connect anew; decode waits that long at most for a link that broke."""
 HOUSEKEEPING_S = 0.5
 
 
@@ -47,6 +48,10 @@ class PoolSettings:
         peers: Pools to push to, by name.
         sources: Names of pools that may push to this one.
         gateways: Names of gateways that may subscribe.
+        link_budgets: Bits per second that the link to a peer may send, by its name; others have no
+            limit.
+        link_connections: Data connections of the link to a peer, by its name; others adapt.
+        link_grace_ns: How long transfers wait for a link that broke.
     """
 
     name: str
@@ -58,6 +63,9 @@ class PoolSettings:
     peers: dict[str, tuple[str, int]]
     sources: frozenset[str]
     gateways: frozenset[str]
+    link_budgets: dict[str, int] = field(default_factory=dict)
+    link_connections: dict[str, int] = field(default_factory=dict)
+    link_grace_ns: int = LINK_GRACE_NS
 
 
 class PoolNode:
@@ -78,14 +86,17 @@ class PoolNode:
             lambda transfer: self._transfer_ended("received", transfer),
             clock_ns,
             TRANSFER_LIFETIME_NS,
+            settings.link_grace_ns,
+            self._forget,
         )
-        tls = settings.identity.client_context()
+        tls = settings.identity.dialling()
         self.links = {
             peer: self._link(peer, address, tls) for peer, address in settings.peers.items()
         }
         self.link_port = LinkPort(
             settings.listen,
-            settings.identity.server_context(),
+            settings.identity.accepting(),
+            epoch=self.feed.epoch,
             sources=settings.sources,
             gateways=settings.gateways,
             inbound=self.inbound,
@@ -136,7 +147,7 @@ class PoolNode:
             await self.link_port.close()
             await runner.cleanup()
 
-    def _link(self, peer: str, address: tuple[str, int], tls: ssl.SSLContext) -> OutboundLink:
+    def _link(self, peer: str, address: tuple[str, int], tls: LinkContexts) -> OutboundLink:
         return OutboundLink(
             pool=self.settings.name,
             epoch=self.feed.epoch,
@@ -148,16 +159,19 @@ class PoolNode:
             on_ended=lambda transfer: self._transfer_ended("sent", transfer),
             clock_ns=self._clock_ns,
             lifetime_ns=TRANSFER_LIFETIME_NS,
+            grace_ns=self.settings.link_grace_ns,
+            budget_bits_per_s=self.settings.link_budgets.get(peer, 0),
+            connections=self.settings.link_connections.get(peer, 0),
         )
 
     def _state(self) -> PoolState:
         layouts = {name: engine.hello.layout for name, engine in self._engines.items()}
         links = {peer: link.is_up for peer, link in self.links.items()}
-        return PoolState(seq=0, layouts=layouts, links=links)
+        telemetry = {peer: link.telemetry for peer, link in self.links.items()}
+        return PoolState(seq=0, layouts=layouts, links=links, telemetry=telemetry)
 
     def _state_changed(self) -> None:
-        state = self._state()
-        self.feed.state_changed(state.layouts, state.links)
+        self.feed.state_changed(self._state())
 
     def _engine_came(self, session: EngineSession) -> None:
         log.info("engine %s is here", session.name)
@@ -175,6 +189,9 @@ class PoolNode:
             self.inbound.aborted(transfer_id, reason)
         for link in self.links.values():
             link.abort(transfer_id, reason, tell_peer=True)
+
+    def _forget(self, transfer_id: bytes) -> None:
+        self.link_port.forget(transfer_id)
 
     def _transfer_ended(self, direction: str, transfer: Transfer) -> None:
         now = self._clock_ns()

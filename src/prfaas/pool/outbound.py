@@ -1,25 +1,51 @@
-"""The sending end of a link: dials a peer pool, keeps the connection warm, pushes blocks."""
+"""The sending end of a link: dials a peer pool, keeps connections warm, pushes blocks.
+
+A link is one connection for messages, on the event loop, and several data connections on threads of
+their own. It is up while both kinds stand. A transfer outlives its connections: what the peer has
+not said to have goes again when the link is back, and only when it stays away for longer than the
+grace time are transfers given up.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 import logging
+import math
+import secrets
 import ssl
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prfaas.core.blocks import BlockKey
+from prfaas.core.link_share import BlockName, OutgoingBlock
 from prfaas.core.transfers import Transfer, TransferEvent
 from prfaas.errors import PeerError
+from prfaas.pool.data_out import DataSenders, SendQueue
+from prfaas.pool.link_meter import SAMPLE_NS, LinkMeter
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.store import StoredBlock
+from prfaas.units import NS_PER_S
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import BlockFrame, Frame
-from prfaas.wire.identity import peer_name
+from prfaas.wire.identity import LinkContexts, peer_name
 from prfaas.wire.liveness import keep_alive
-from prfaas.wire.messages import Abort, Commit, Offer, Ping, PoolHello, decode
+from prfaas.wire.messages import (
+    Abort,
+    Arrived,
+    Commit,
+    Committed,
+    Join,
+    LinkTelemetry,
+    Offer,
+    Ping,
+    Pong,
+    PoolHello,
+    Resumed,
+    decode,
+    keys_of,
+)
+from prfaas.wire.sockets import tcp_info
 
 log = logging.getLogger(__name__)
 
@@ -27,34 +53,55 @@ RETRY_MIN_S, RETRY_MAX_S = 0.1, 2.0
 STABLE_S = 5.0
 """A connection that lasted this long was a good one: the next try follows at once."""
 CONNECT_TIMEOUT_S = 5.0
+CONNECTIONS_MIN, CONNECTIONS_MAX = 4, 16
+CONNECTIONS_DEFAULT = 6
+"""Without a budget: enough windows for 5 Gbit/s at 20 ms."""
+WINDOW_BYTES = 2_700_000
+"""What a connection moves per round trip under Linux's default limit on send buffers, 4 MiB."""
+TELEMETRY_EVERY = 4
+"""Samples between two reports of a busy link."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """A block waiting to be sent; pinned while it waits."""
+def num_connections(budget_bits_per_s: int, rtt_ns: int) -> int:
+    """Data connections of a link: enough windows for its budget, and one more."""
+    if not budget_bits_per_s:
+        return CONNECTIONS_DEFAULT
+    in_flight_bytes = budget_bits_per_s / 8 * rtt_ns / NS_PER_S
+    wanted = math.ceil(in_flight_bytes / WINDOW_BYTES) + 1
+    return max(CONNECTIONS_MIN, min(CONNECTIONS_MAX, wanted))
+
+
+@dataclass(eq=False, slots=True)
+class _Outgoing:
+    """A transfer and its blocks."""
 
     transfer: Transfer
-    layout_id: bytes
-    key: BlockKey
-    block: StoredBlock
+    blocks: dict[BlockName, StoredBlock] = field(default_factory=dict)
+    """Pushed and not known to have arrived; pinned."""
+    names: set[BlockName] = field(default_factory=set)
+    """All that were pushed."""
+    is_finished: bool = False
 
 
 class OutboundLink:
-    """Pushes the blocks of transfers to one peer, in the order they were stored.
+    """Pushes the blocks of transfers to one peer.
 
-    One connection, first come first served. Blocks are pinned in the store from the moment they
-    are queued until they are written or their transfer ends.
+    Blocks are pinned in the store from the moment they are queued until the peer has them or their
+    transfer ends.
 
     Args:
         pool: Our own name.
         epoch: Our event epoch, for the hello.
         peer: Name of the other pool; its certificate has to say the same.
         address: Its host and port.
-        tls: Context with our identity.
+        tls: Our identity.
         on_change: Told when the link comes up or goes down.
         on_ended: Told once of every transfer that ended here.
         clock_ns: Monotonic clock, nanoseconds.
         lifetime_ns: How long a transfer may stay open.
+        grace_ns: How long transfers wait for a link that broke.
+        budget_bits_per_s: What all data connections together may send; 0 is no limit.
+        connections: Data connections; 0 is as many as budget and round trip ask for.
     """
 
     def __init__(
@@ -64,15 +111,19 @@ class OutboundLink:
         epoch: str,
         peer: str,
         address: tuple[str, int],
-        tls: ssl.SSLContext,
+        tls: LinkContexts,
         metrics: PoolMetrics,
         on_change: Callable[[], None],
         on_ended: Callable[[Transfer], None],
         clock_ns: Callable[[], int],
         lifetime_ns: int,
+        grace_ns: int,
+        budget_bits_per_s: int = 0,
+        connections: int = 0,
     ) -> None:
         self.peer = peer
-        self._hello = PoolHello(pool=pool, epoch=epoch)
+        self._pool = pool
+        self._epoch = epoch
         self._address = address
         self._tls = tls
         self._metrics = metrics
@@ -80,71 +131,104 @@ class OutboundLink:
         self._on_ended = on_ended
         self._clock_ns = clock_ns
         self._lifetime_ns = lifetime_ns
+        self._grace_ns = grace_ns
+        self._budget_bits_per_s = budget_bits_per_s
+        self._connections = connections
         self._channel: Channel | None = None
-        self._transfers: dict[bytes, Transfer] = {}
-        self._queue: deque[_Block | Commit] = deque()
-        self._work = asyncio.Event()
+        self._senders: DataSenders | None = None
+        self._resumed = asyncio.Event()
+        self._peer_epoch = ""
+        self._link = ""
+        self._numbers = itertools.count()
+        self._was_up = False
+        self._down_since_ns = -grace_ns
+        self._transfers: dict[bytes, _Outgoing] = {}
+        sent = metrics.link_bytes.labels(peer=peer, direction="sent")
+        self._queue = SendQueue(sent.inc)
+        self._meter = LinkMeter(budget_bits_per_s)
 
     # --- what the node asks for ---
 
     @property
     def is_up(self) -> bool:
-        """Whether the connection stands and the peer is who it should be."""
-        return self._channel is not None and self._channel.is_open
+        """Whether blocks can be sent to the peer, and it is who it should be."""
+        return (
+            self._channel is not None
+            and self._channel.is_open
+            and self._senders is not None
+            and self._senders.num_open > 0
+        )
 
     @property
     def num_open(self) -> int:
         """Transfers that have not ended."""
         return len(self._transfers)
 
+    @property
+    def telemetry(self) -> LinkTelemetry:
+        """What was measured last."""
+        return self._meter.telemetry(self._clock_ns())
+
+    def seconds_to_send(self, num_bytes: int) -> float | None:
+        """What a transfer of that many bytes would take now; None if nothing is known."""
+        return self._meter.seconds_to_send(num_bytes)
+
     def open(self, transfer_id: bytes) -> None:
-        """Start a transfer; without a link it is aborted at once."""
+        """Start a transfer; without a link, and none to be hoped for, it is aborted at once."""
         if transfer_id in self._transfers:
             return
         now = self._clock_ns()
         transfer = Transfer(transfer_id, self.peer, now, now + self._lifetime_ns)
-        self._transfers[transfer_id] = transfer
-        if self._channel is None or not self.is_up:
+        self._transfers[transfer_id] = _Outgoing(transfer)
+        if not self.is_up and self._is_given_up():
             self._end(transfer, TransferEvent.ABORT, "link_down")
-            return
-        self._channel.send(Offer(transfer_id=transfer_id))
+        elif self._channel is not None and self._resumed.is_set():
+            self._channel.send(Offer(transfer_id=transfer_id))
 
     def push(self, transfer_id: bytes, layout_id: bytes, key: BlockKey, block: StoredBlock) -> None:
-        """Queue one block; ignored if the transfer has ended."""
-        transfer = self._transfers.get(transfer_id)
-        if transfer is not None:
-            block.pins += 1
-            self._queue.append(_Block(transfer, layout_id, key, block))
-            self._work.set()
+        """Queue one block; ignored if the transfer has ended or has it already."""
+        outgoing = self._transfers.get(transfer_id)
+        name = layout_id, key
+        if outgoing is None or name in outgoing.names:
+            return
+        block.pins += 1
+        outgoing.names.add(name)
+        outgoing.blocks[name] = block
+        self._queue.add(OutgoingBlock(transfer_id, name, block.digest, block.data))
 
     def finish(self, transfer_id: bytes) -> None:
-        """No more blocks will be pushed: commit once all are sent."""
-        if transfer_id in self._transfers:
-            self._queue.append(Commit(transfer_id=transfer_id, num_blocks=0))
-            self._work.set()
+        """No more blocks will be pushed: the peer commits once all are there."""
+        outgoing = self._transfers.get(transfer_id)
+        if outgoing is not None:
+            outgoing.is_finished = True
+            self._queue.finish(transfer_id)
+            if self._resumed.is_set():
+                self._announce_end(outgoing)
 
     def abort(self, transfer_id: bytes, reason: str, *, tell_peer: bool) -> None:
         """Give a transfer up; harmless if it has ended."""
-        transfer = self._transfers.get(transfer_id)
-        if transfer is None:
+        outgoing = self._transfers.get(transfer_id)
+        if outgoing is None:
             return
         if tell_peer and self._channel is not None:
             self._channel.send(Abort(transfer_id=transfer_id, reason=reason))
-        self._end(transfer, TransferEvent.ABORT, reason)
+        self._end(outgoing.transfer, TransferEvent.ABORT, reason)
 
     def expire(self) -> None:
-        """End what has been open for too long."""
+        """End what has been open for too long, or waits too long for the link."""
         now = self._clock_ns()
-        for transfer in list(self._transfers.values()):
-            if now >= transfer.deadline_ns:
-                self._end(transfer, TransferEvent.EXPIRE, "lifetime")
+        for outgoing in list(self._transfers.values()):
+            if now >= outgoing.transfer.deadline_ns:
+                self._end(outgoing.transfer, TransferEvent.EXPIRE, "lifetime")
+        if not self.is_up and self._is_given_up():
+            self._give_up("link_lost")
 
-    # --- the connection ---
+    # --- the connections ---
 
     async def run(self) -> None:
         """Keep the link up until cancelled."""
-        loop = asyncio.get_running_loop()
         delay = RETRY_MIN_S
+        loop = asyncio.get_running_loop()
         while True:
             closed = asyncio.Event()
             began = loop.time()
@@ -153,6 +237,8 @@ class OutboundLink:
                 await self._serve(closed)
             except (OSError, ssl.SSLError, TimeoutError) as error:
                 log.info("link to %s: no connection (%r)", self.peer, error)
+            finally:
+                self._disconnect()
             delay = RETRY_MIN_S if loop.time() - began > STABLE_S else min(2 * delay, RETRY_MAX_S)
             await asyncio.sleep(delay)
 
@@ -160,105 +246,177 @@ class OutboundLink:
         def lost(_: Channel, reason: str) -> None:
             log.warning("link to %s is down: %s", self.peer, reason)
             closed.set()
-            self._lost()
+            self._update()
 
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, self._channel = await loop.create_connection(
-                lambda: Channel(self._on_frame, lost, self._greet), *self._address, ssl=self._tls
+                lambda: Channel(self._on_frame, lost, self._greet),
+                *self._address,
+                ssl=self._tls.messages,
             )
 
     def _greet(self, channel: Channel) -> None:
         channel.peer = peer_name(channel.ssl_object, frozenset({self.peer}))
-        channel.send(self._hello)
+        self._link = secrets.token_hex(16)
+        hello = PoolHello(
+            pool=self._pool, epoch=self._epoch, resumes=list(self._transfers), link=self._link
+        )
+        channel.send(hello)
 
     async def _serve(self, closed: asyncio.Event) -> None:
         channel = self._channel
         if channel is None or not channel.is_open:
             return
-        log.info("link to %s is up", self.peer)
-        self._metrics.link_up.labels(peer=self.peer).set(1)
-        self._on_change()
-        tasks = [asyncio.create_task(keep_alive(channel)), asyncio.create_task(self._send(channel))]
+        tasks = [asyncio.create_task(keep_alive(channel))]
         try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                if not await self._welcomed(closed):
+                    return
+            self._senders = self._open_data(channel)
+            tasks.append(asyncio.create_task(self._measure(channel, self._senders)))
             await closed.wait()
         finally:
             channel.close("this pool node stops")
             for task in tasks:
                 task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
+            try:
                 await asyncio.gather(*tasks, return_exceptions=True)
+            finally:
+                if self._senders is not None:
+                    await self._senders.close()
 
-    async def _send(self, channel: Channel) -> None:
-        while True:
-            await self._work.wait()
-            while self._queue:
-                await channel.drained()
-                if not channel.is_open:
-                    return
-                if self._queue:  # What waited may have been given up meanwhile.
-                    self._send_next(channel)
-            self._work.clear()
+    async def _welcomed(self, closed: asyncio.Event) -> bool:
+        """Wait until the peer has said what it has; False if it leaves first."""
+        waits = [asyncio.create_task(event.wait()) for event in (self._resumed, closed)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return self._resumed.is_set() and not closed.is_set()
 
-    def _send_next(self, channel: Channel) -> None:
-        item = self._queue.popleft()
-        if isinstance(item, Commit):
-            self._commit(channel, item.transfer_id)
-            return
-        item.block.pins -= 1
-        channel.send_block(
-            BlockFrame(
-                item.transfer.transfer_id,
-                item.layout_id,
-                item.key,
-                item.block.digest,
-                item.block.data,
-            )
+    def _open_data(self, channel: Channel) -> DataSenders:
+        connection = channel.socket
+        rtt_ns = tcp_info(connection).rtt_ns if connection is not None else 0
+        return DataSenders(
+            address=self._address,
+            tls=self._tls.data,
+            peer=self.peer,
+            join=Join(pool=self._pool, link=self._link),
+            queue=self._queue,
+            numbers=lambda: next(self._numbers),
+            num_connections=self._connections or num_connections(self._budget_bits_per_s, rtt_ns),
+            budget_bits_per_s=self._budget_bits_per_s,
+            on_change=self._update,
         )
-        num_bytes = len(item.block.data)
-        item.transfer.moved(num_bytes, self._clock_ns())
-        self._metrics.link_bytes.labels(peer=self.peer, direction="sent").inc(num_bytes)
 
-    def _commit(self, channel: Channel, transfer_id: bytes) -> None:
-        transfer = self._transfers.get(transfer_id)
-        if transfer is not None:
-            channel.send(Commit(transfer_id=transfer_id, num_blocks=transfer.num_blocks))
-            self._end(transfer, TransferEvent.COMMIT)
+    async def _measure(self, channel: Channel, senders: DataSenders) -> None:
+        """Sample the connections, and report while the link is busy."""
+        for count in itertools.count():
+            queue = self._queue
+            self._meter.sample(
+                self._clock_ns(), senders.tcp_infos(), queue.queued_bytes, queue.in_flight_bytes
+            )
+            self._metrics.set_link(self.peer, self.telemetry)
+            if count % TELEMETRY_EVERY == 0:
+                channel.send(Ping(at_ns=self._clock_ns()))
+                if self._transfers and self.is_up:
+                    self._on_change()
+            await asyncio.sleep(SAMPLE_NS / NS_PER_S)
+
+    def _disconnect(self) -> None:
+        self._channel = self._senders = None
+        self._resumed.clear()
+        self._update()
+
+    def _update(self) -> None:
+        """Say so if the link came up or went down."""
+        if self.is_up == self._was_up:
+            return
+        self._was_up = self.is_up
+        if self._was_up:
+            log.info("link to %s is up", self.peer)
+        else:
+            self._down_since_ns = self._clock_ns()
+        self._metrics.link_up.labels(peer=self.peer).set(self._was_up)
+        self._on_change()
+        self.expire()
+
+    def _is_given_up(self) -> bool:
+        return self._clock_ns() - self._down_since_ns >= self._grace_ns
+
+    # --- what the peer says ---
 
     def _on_frame(self, _: Channel, frame: Frame) -> None:
         if isinstance(frame, BlockFrame):
             raise PeerError("blocks travel the other way on this connection")
         message = decode(frame.payload)
-        if isinstance(message, Abort):
-            self.abort(message.transfer_id, message.reason, tell_peer=False)
-        elif not isinstance(message, Ping):
-            raise PeerError(f"{type(message).__name__} has no meaning on a link")
+        match message:
+            case Ping():
+                return
+            case Pong():
+                self._meter.rtt_ns = max(0, self._clock_ns() - message.at_ns)
+            case Resumed():
+                self._resume(message.epoch)
+            case Arrived():
+                for key in keys_of(message.keys):
+                    self._arrived(message.transfer_id, (message.layout_id, key))
+            case Committed():
+                self._committed(message.transfer_id)
+            case Abort():
+                self.abort(message.transfer_id, message.reason, tell_peer=False)
+            case _:
+                raise PeerError(f"{type(message).__name__} has no meaning on a link")
 
-    def _lost(self) -> None:
-        self._channel = None
-        self._metrics.link_up.labels(peer=self.peer).set(0)
-        for transfer in list(self._transfers.values()):
-            self._end(transfer, TransferEvent.ABORT, "link_lost")
-        for item in self._queue:
-            if isinstance(item, _Block):
-                item.block.pins -= 1
-        self._queue.clear()
-        self._on_change()
+    def _resume(self, peer_epoch: str) -> None:
+        """The peer has said what it has; go on with the rest."""
+        if self._peer_epoch not in ("", peer_epoch):
+            self._give_up("peer_restarted")
+        self._peer_epoch = peer_epoch
+        self._resumed.set()
+        for outgoing in self._transfers.values():
+            if self._channel is not None:
+                self._channel.send(Offer(transfer_id=outgoing.transfer.transfer_id))
+            if outgoing.is_finished:
+                self._announce_end(outgoing)
+
+    def _arrived(self, transfer_id: bytes, name: BlockName) -> None:
+        outgoing = self._transfers.get(transfer_id)
+        block = outgoing.blocks.pop(name, None) if outgoing is not None else None
+        if outgoing is None or block is None:
+            return
+        block.pins -= 1
+        self._queue.arrived(transfer_id, name)
+        outgoing.transfer.moved(len(block.data), self._clock_ns())
+
+    def _committed(self, transfer_id: bytes) -> None:
+        outgoing = self._transfers.get(transfer_id)
+        if outgoing is None:
+            return
+        if not outgoing.is_finished or outgoing.blocks:
+            raise PeerError(f"transfer {transfer_id.hex()} is committed before it is complete")
+        self._end(outgoing.transfer, TransferEvent.COMMIT)
+
+    def _announce_end(self, outgoing: _Outgoing) -> None:
+        if self._channel is not None:
+            transfer_id = outgoing.transfer.transfer_id
+            self._channel.send(Commit(transfer_id=transfer_id, num_blocks=len(outgoing.names)))
+
+    # --- ends ---
+
+    def _give_up(self, reason: str) -> None:
+        for outgoing in list(self._transfers.values()):
+            if self._channel is not None:
+                transfer_id = outgoing.transfer.transfer_id
+                self._channel.send(Abort(transfer_id=transfer_id, reason=reason))
+            self._end(outgoing.transfer, TransferEvent.ABORT, reason)
 
     def _end(self, transfer: Transfer, event: TransferEvent, reason: str = "") -> None:
-        if transfer.apply(event, reason):
-            del self._transfers[transfer.transfer_id]
-            self._let_go(transfer)
-            self._on_ended(transfer)
-
-    def _let_go(self, transfer: Transfer) -> None:
-        """Take what waits out of the queue: the link may not take anything for a while."""
-        for _ in range(len(self._queue)):
-            item = self._queue.popleft()
-            if isinstance(item, Commit):
-                is_over = item.transfer_id == transfer.transfer_id
-            else:
-                is_over = item.transfer is transfer
-                item.block.pins -= is_over
-            if not is_over:
-                self._queue.append(item)
+        if not transfer.apply(event, reason):
+            return
+        outgoing = self._transfers.pop(transfer.transfer_id)
+        self._queue.drop(transfer.transfer_id)
+        for block in outgoing.blocks.values():
+            block.pins -= 1
+        self._on_ended(transfer)

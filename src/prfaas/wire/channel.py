@@ -123,6 +123,11 @@ class Channel(asyncio.Protocol):
             self._reason = reason
             self._transport.abort()
 
+    def distrust(self, reason: str) -> None:
+        """Close it for what the peer did."""
+        self.broke_protocol = True
+        self.close(f"protocol error: {reason}")
+
     def _deliver(self, data: bytes) -> None:
         for frame in self._decoder.feed(data):
             if not self.is_open:
@@ -133,5 +138,4 @@ class Channel(asyncio.Protocol):
         try:
             action()
         except PeerError as error:
-            self.broke_protocol = True
-            self.close(f"protocol error: {error}")
+            self.distrust(str(error))

@@ -122,6 +122,11 @@ class FrameDecoder:
         self._block: tuple[bytes, bytes, BlockKey, bytes] | None = None
         """The block header, once that is in."""
 
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that can be fed without going beyond the frame that is being read."""
+        return self._wanted - len(self._pending)
+
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
         """Take the next bytes of the stream.
 

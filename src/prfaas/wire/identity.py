@@ -27,6 +27,21 @@ AUTHORITY = "ca"
 NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
 """As parts are named in a deployment file."""
 HOST_NAME = re.compile(r"[A-Za-z0-9*_-]+(\.[A-Za-z0-9_-]+)*")
+DATA_PROTOCOL = "prfaas-blocks/1"
+"""ALPN name of data connections: it tells a listener what a connection is for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkContexts:
+    """What one end of a link shows who it is with.
+
+    Attributes:
+        messages: For connections that carry messages.
+        data: For connections that carry pieces of blocks; their handshake names DATA_PROTOCOL.
+    """
+
+    messages: ssl.SSLContext
+    data: ssl.SSLContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +70,30 @@ class Identity:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         return self._load(context)
+
+    def accepting(self) -> LinkContexts:
+        """For the accepting end of links.
+
+        Data connections get no session tickets: nobody reads on the other end, and unread bytes
+        turn an orderly end of a connection into a reset.
+
+        Raises:
+            ConfigError: A file is missing or does not fit the others.
+        """
+        data = self.server_context()
+        data.set_alpn_protocols([DATA_PROTOCOL])
+        data.num_tickets = 0
+        return LinkContexts(self.server_context(), data)
+
+    def dialling(self) -> LinkContexts:
+        """For the dialling end of links.
+
+        Raises:
+            ConfigError: A file is missing or does not fit the others.
+        """
+        data = self.client_context()
+        data.set_alpn_protocols([DATA_PROTOCOL])
+        return LinkContexts(self.client_context(), data)
 
     def _load(self, context: ssl.SSLContext) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_3

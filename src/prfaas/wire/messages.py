@@ -100,7 +100,15 @@ def layout_spec(layout: Layout) -> LayoutSpec:
 
 
 class Ping(Message, tag="ping"):
-    """Nothing to say for a while: still here."""
+    """Nothing to say for a while: still here. With a time, the peer answers with `Pong`."""
+
+    at_ns: Count = 0
+
+
+class Pong(Message, tag="pong"):
+    """Answer to a `Ping` that carried a time, with that time."""
+
+    at_ns: Count
 
 
 # --- engine to pool, on a unix socket -----------------------------------------------------------
@@ -198,10 +206,44 @@ class Touch(Message, tag="touch"):
 
 
 class PoolHello(Message, tag="pool_hello"):
-    """First message on a link; the name has to be the one in the certificate."""
+    """First message on a link; the name has to be the one in the certificate.
+
+    `resumes` are the sender's open transfers: what else was open over an earlier connection is
+    over. `link` is a word of the sender's that its data connections repeat; without one, blocks
+    come over this connection only.
+    """
 
     pool: Name
     epoch: Text
+    resumes: list[TransferId] = []
+    link: Text = ""
+
+
+class Join(Message, tag="join"):
+    """First message on a data connection: which link it belongs to. Fragments follow."""
+
+    pool: Name
+    link: Text
+
+
+class Resumed(Message, tag="resumed"):
+    """Answer to `PoolHello`, after an `Arrived`, `Committed` or `Abort` for what is resumed."""
+
+    epoch: Text
+
+
+class Arrived(Message, tag="arrived"):
+    """These blocks of a transfer are in the receiver's store."""
+
+    transfer_id: TransferId
+    layout_id: LayoutId
+    keys: list[Key]
+
+
+class Committed(Message, tag="committed"):
+    """Every block of the transfer arrived."""
+
+    transfer_id: TransferId
 
 
 class Offer(Message, tag="offer"):
@@ -211,7 +253,7 @@ class Offer(Message, tag="offer"):
 
 
 class Commit(Message, tag="commit"):
-    """All blocks of this transfer were sent."""
+    """This transfer has that many blocks; it is committed when all of them arrived."""
 
     transfer_id: TransferId
     num_blocks: Count
@@ -281,18 +323,43 @@ class TransferEnded(Message, tag="transfer_ended"):
     """How long before this event the last block arrived or left."""
 
 
+class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a link, as of `age_ns` before the message was made. Zero is unknown."""
+
+    age_ns: Count
+    goodput_bits_per_s: Count
+    """Of the last busy half second."""
+    rtt_ns: Count
+    """Of the last ping."""
+    queued_bytes: Count
+    """Waiting for a connection."""
+    in_flight_bytes: Count
+    """Sent, and not known to have arrived."""
+    retransmits: Count
+    """Segments sent again since the connections were opened."""
+    delivery_bits_per_s: Count
+    """Of the kernel, all connections together."""
+    window_segments: Count
+    """Congestion windows of all connections together."""
+    num_connections: Count
+    budget_bits_per_s: Count = 0
+
+
 class PoolState(Message, tag="pool_state"):
-    """Event: engines and links of this pool, sent when one changes."""
+    """Event: engines and links of this pool; sent when one changes, and while a link is busy."""
 
     seq: Count
     layouts: dict[str, LayoutSpec]
     """By engine name."""
     links: dict[str, bool]
     """By peer name: whether the link is up."""
+    telemetry: dict[str, LinkTelemetry] = {}
+    """By peer name."""
 
 
 AnyMessage = (
     Ping
+    | Pong
     | EngineHello
     | Push
     | Store
@@ -304,6 +371,10 @@ AnyMessage = (
     | LoadDone
     | Touch
     | PoolHello
+    | Join
+    | Resumed
+    | Arrived
+    | Committed
     | Offer
     | Commit
     | Abort

@@ -1,0 +1,200 @@
+"""One end of the measured link: a process in a namespace of the WAN lab.
+
+`receive` runs a pool node's link port and store; `send` runs an outbound link. `send` takes JSON
+lines on standard input, each a transfer or a question, and answers each with one JSON line.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import resource
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from prfaas.core.blocks import BlockKey
+from prfaas.core.transfers import Transfer
+from prfaas.pool.inbound import InboundTransfers
+from prfaas.pool.link_port import LinkPort
+from prfaas.pool.metrics import PoolMetrics
+from prfaas.pool.outbound import OutboundLink
+from prfaas.pool.store import BlockStore, StoredBlock
+from prfaas.wire.frames import block_digest
+from prfaas.wire.identity import identity_in
+
+PORT = 7100
+LAYOUT = b"L" * 32
+MIB = 1 << 20
+KV_BLOCK, STATE_BLOCK = 2 * MIB, MIB
+LIFETIME_NS, GRACE_NS = 120 * 10**9, 3 * 10**9
+
+
+class Unheard:
+    def stored(self, layout_id: bytes, keys: list[BlockKey]) -> None: ...
+
+    def evicted(self, layout_id: bytes, keys: list[BlockKey]) -> None: ...
+
+
+def say(value: object) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+async def lines() -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    return reader
+
+
+async def receive(identities: Path, host: str) -> None:
+    metrics = PoolMetrics()
+    store = BlockStore(1 << 30, Unheard())
+    identity = identity_in(identities, "pd-pool")
+    inbound = InboundTransfers(
+        store, metrics, lambda _: None, time.monotonic_ns, LIFETIME_NS, GRACE_NS
+    )
+    port = LinkPort(
+        (host, PORT),
+        identity.accepting(),
+        epoch="bench",
+        sources=frozenset({"prfaas-pool"}),
+        gateways=frozenset(),
+        inbound=inbound,
+        metrics=metrics,
+        on_subscribe=lambda _: None,
+        on_unsubscribe=lambda _: None,
+        on_abort=lambda *_: None,
+    )
+    await port.open()
+    say("ready")
+    commands = await lines()
+    while await commands.readline():
+        say({"cpu_s": cpu_s(), "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024})
+    await port.close()
+
+
+class Sender:
+    def __init__(self, identities: Path, host: str, budget: int) -> None:
+        identity = identity_in(identities, "prfaas-pool")
+        self.link = OutboundLink(
+            pool="prfaas-pool",
+            epoch="bench",
+            peer="pd-pool",
+            address=(host, PORT),
+            tls=identity.dialling(),
+            metrics=PoolMetrics(),
+            on_change=lambda: None,
+            on_ended=self.ended,
+            clock_ns=time.monotonic_ns,
+            lifetime_ns=LIFETIME_NS,
+            grace_ns=GRACE_NS,
+            budget_bits_per_s=budget,
+        )
+        self.waiting: dict[bytes, asyncio.Future[Transfer]] = {}
+        self.payload = os.urandom(KV_BLOCK)
+
+    def ended(self, transfer: Transfer) -> None:
+        self.waiting.pop(transfer.transfer_id).set_result(transfer)
+
+    def block(self, num_bytes: int) -> tuple[BlockKey, StoredBlock]:
+        key = BlockKey(0, secrets.token_bytes(32))
+        data = memoryview(self.payload)[:num_bytes]
+        return key, StoredBlock(data, block_digest(LAYOUT, key, data))
+
+    def begin(self) -> bytes:
+        transfer_id = secrets.token_bytes(16)
+        self.waiting[transfer_id] = asyncio.get_running_loop().create_future()
+        self.link.open(transfer_id)
+        return transfer_id
+
+    async def transfer(self, num_bytes: int) -> dict[str, Any]:
+        """Push blocks, three of attention to one of state, all at once."""
+        sizes = itertools.cycle([KV_BLOCK, KV_BLOCK, KV_BLOCK, STATE_BLOCK])
+        blocks, left = [], num_bytes
+        while left > 0:
+            blocks.append(self.block(min(left, next(sizes))))
+            left -= len(blocks[-1][1].data)
+        transfer_id = self.begin()
+        done = self.waiting[transfer_id]
+        began = time.monotonic()
+        for key, block in blocks:
+            self.link.push(transfer_id, LAYOUT, key, block)
+        self.link.finish(transfer_id)
+        outgoing = self.link._transfers[transfer_id]
+        while not done.done() and len(outgoing.blocks) == len(blocks):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        first = time.monotonic() - began
+        ended = await done
+        took = time.monotonic() - began
+        return {
+            "s": took,
+            "first_s": first,
+            "state": ended.state,
+            "bytes": ended.num_bytes,
+            "cpu_s": cpu_s(),
+        }
+
+    async def overlap(self, num_chunks: int, chunk_bytes: int, every_s: float) -> dict[str, Any]:
+        """Chunks at a steady pace; how long after the last one the receiver has everything."""
+        chunks = [[self.block(KV_BLOCK)] * 1 for _ in range(num_chunks)]
+        for chunk in chunks:
+            chunk += [self.block(KV_BLOCK) for _ in range(chunk_bytes // KV_BLOCK - 1)]
+        transfer_id = self.begin()
+        done = self.waiting[transfer_id]
+        for index, chunk in enumerate(chunks):
+            for key, block in chunk:
+                self.link.push(transfer_id, LAYOUT, key, block)
+            last = time.monotonic()
+            if index < num_chunks - 1:
+                await asyncio.sleep(every_s)
+        self.link.finish(transfer_id)
+        ended = await done
+        return {"s": time.monotonic() - last, "state": ended.state}
+
+
+async def send(identities: Path, host: str, budget: int) -> None:
+    sender = Sender(identities, host, budget)
+    running = asyncio.create_task(sender.link.run())
+    commands = await lines()
+    while not sender.link.is_up or sender.link.telemetry.num_connections < 4:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    say("ready")
+    bulk: set[asyncio.Task[Any]] = set()
+    while line := await commands.readline():
+        command = json.loads(line)
+        match command:
+            case {"transfer": num_bytes}:
+                say(await sender.transfer(num_bytes))
+            case {"bulk": num_bytes}:
+                bulk.add(asyncio.create_task(sender.transfer(num_bytes)))
+                say({})
+            case {"bulk_done": _}:
+                say([await task for task in bulk])
+                bulk.clear()
+            case {"overlap": [num_chunks, chunk_bytes, every_s]}:
+                say(await sender.overlap(num_chunks, chunk_bytes, every_s))
+            case {"telemetry": _}:
+                telemetry = sender.link.telemetry
+                values = {name: getattr(telemetry, name) for name in telemetry.__struct_fields__}
+                say(
+                    values | {"cpu_s": cpu_s(), "estimate_s": sender.link.seconds_to_send(64 * MIB)}
+                )
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+if __name__ == "__main__":
+    role, directory, address, *rest = sys.argv[1:]
+    if role == "receive":
+        asyncio.run(receive(Path(directory), address))
+    else:
+        asyncio.run(send(Path(directory), address, int(rest[0])))

@@ -1,0 +1,210 @@
+"""Which bytes go over a link next, and which have to go again.
+
+Blocks are cut into fragments, and every connection of a link takes the next fragment from here
+when it has room, so a block crosses the link at the rate of all connections together. Transfers
+share the link by bytes: the one that has been given least goes on. Two things go before the others'
+bulk: the first block of a transfer, because decode can not plan before, and the rest of a finished
+transfer
+once it is small, because decode waits for nothing else. A started block is finished first, so a
+receiver holds few unfinished ones.
+
+A fragment stays in flight until the other side has said that its block arrived. When a connection
+is lost, what was in flight on it is queued again, before everything else of its transfer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from prfaas.core.blocks import BlockKey
+
+URGENT_BYTES = 8 * 2**20
+"""The rest of a finished transfer is urgent from here on."""
+URGENT_RUN_BYTES = 16 * 2**20
+"""After that many urgent bytes one block of the others goes: a stream of small transfers can not
+keep a large one waiting for ever."""
+
+BlockName = tuple[bytes, BlockKey]
+"""Layout id and key."""
+
+
+@dataclass(eq=False, slots=True)
+class OutgoingBlock:
+    """A block to be sent for a transfer.
+
+    Attributes:
+        transfer_id: The transfer.
+        name: Layout id and key.
+        digest: Over name and bytes.
+        data: Its bytes.
+        has_arrived: The receiver said so, or nobody wants it any more.
+    """
+
+    transfer_id: bytes
+    name: BlockName
+    digest: bytes
+    data: bytes | bytearray | memoryview
+    has_arrived: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """Part of a block, for one connection."""
+
+    block: OutgoingBlock
+    offset: int
+    num_bytes: int
+
+    @property
+    def data(self) -> memoryview:
+        """Its bytes."""
+        return memoryview(self.block.data)[self.offset : self.offset + self.num_bytes]
+
+
+@dataclass(eq=False, slots=True)
+class _Lane:
+    """What a transfer has to send."""
+
+    waiting: deque[Fragment] = field(default_factory=deque)
+    blocks: dict[BlockName, OutgoingBlock] = field(default_factory=dict)
+    """Not arrived yet."""
+    share: int = 0
+    """Bytes given so far, from where the least served transfer stood when this one came."""
+    first_bytes: int = 0
+    """What is left of its first block."""
+    waiting_bytes: int = 0
+    is_finished: bool = False
+
+    @property
+    def is_urgent(self) -> bool:
+        return self.first_bytes > 0 or (self.is_finished and self.waiting_bytes <= URGENT_BYTES)
+
+
+class LinkShare:
+    """Shares a link between transfers, and remembers what is in flight.
+
+    A take costs time in proportion to the transfers that have something to send.
+
+    Args:
+        fragment_bytes: Largest fragment.
+    """
+
+    def __init__(self, fragment_bytes: int) -> None:
+        self._fragment_bytes = fragment_bytes
+        self._lanes: dict[bytes, _Lane] = {}
+        self._in_flight: dict[int, dict[OutgoingBlock, list[Fragment]]] = {}
+        self._started: dict[bool, OutgoingBlock | None] = {True: None, False: None}
+        """The block that is being sent, by whether it is urgent."""
+        self._urgent_run = 0
+        self.queued_bytes = 0
+        """Not taken by any connection yet."""
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Taken by a connection and not known to have arrived."""
+        return sum(
+            fragment.num_bytes
+            for blocks in list(self._in_flight.values())
+            for fragments in list(blocks.values())
+            for fragment in fragments
+        )
+
+    def add(self, block: OutgoingBlock) -> None:
+        """Queue a block behind the others of its transfer."""
+        lane = self._lanes.get(block.transfer_id)
+        if lane is None:
+            lane = self._lanes[block.transfer_id] = _Lane(share=self._least_share())
+            lane.first_bytes = len(block.data)
+        if not lane.waiting:
+            lane.share = max(lane.share, self._least_share())
+        lane.blocks[block.name] = block
+        for offset in range(0, len(block.data), self._fragment_bytes):
+            size = min(self._fragment_bytes, len(block.data) - offset)
+            self._put(lane, Fragment(block, offset, size), is_first=False)
+
+    def finish(self, transfer_id: bytes) -> None:
+        """Nothing more will be added to this transfer."""
+        if transfer_id in self._lanes:
+            self._lanes[transfer_id].is_finished = True
+
+    def drop(self, transfer_id: bytes) -> None:
+        """Forget a transfer; harmless if it is unknown."""
+        lane = self._lanes.pop(transfer_id, None)
+        if lane is None:
+            return
+        self.queued_bytes -= lane.waiting_bytes
+        for block in lane.blocks.values():
+            self._settle(block)
+
+    def arrived(self, transfer_id: bytes, name: BlockName) -> None:
+        """The receiver has this block: what is left of it need not go."""
+        lane = self._lanes.get(transfer_id)
+        block = lane.blocks.pop(name, None) if lane else None
+        if block is not None:
+            self._settle(block)
+
+    def take(self, connection: int) -> Fragment | None:
+        """What this connection sends next; it is in flight from now on.
+
+        Returns:
+            None if there is nothing to send.
+        """
+        while (lane := self._next_lane()) is not None:
+            fragment = lane.waiting.popleft()
+            lane.waiting_bytes -= fragment.num_bytes
+            self.queued_bytes -= fragment.num_bytes
+            if fragment.block.has_arrived:
+                continue
+            self._charge(lane, fragment)
+            blocks = self._in_flight.setdefault(connection, {})
+            blocks.setdefault(fragment.block, []).append(fragment)
+            return fragment
+        return None
+
+    def lost(self, connection: int) -> None:
+        """A connection is gone: what was in flight on it goes again."""
+        for block, fragments in self._in_flight.pop(connection, {}).items():
+            lane = self._lanes.get(block.transfer_id)
+            if lane is not None and not block.has_arrived:
+                for fragment in reversed(fragments):
+                    self._put(lane, fragment, is_first=True)
+
+    def _put(self, lane: _Lane, fragment: Fragment, *, is_first: bool) -> None:
+        lane.waiting.appendleft(fragment) if is_first else lane.waiting.append(fragment)
+        lane.waiting_bytes += fragment.num_bytes
+        self.queued_bytes += fragment.num_bytes
+
+    def _settle(self, block: OutgoingBlock) -> None:
+        block.has_arrived = True
+        for blocks in self._in_flight.values():
+            blocks.pop(block, None)
+
+    def _active(self) -> Iterator[_Lane]:
+        return (lane for lane in self._lanes.values() if lane.waiting)
+
+    def _least_share(self) -> int:
+        return min((lane.share for lane in self._active()), default=0)
+
+    def _next_lane(self) -> _Lane | None:
+        urgent = [lane for lane in self._active() if lane.is_urgent]
+        others = [lane for lane in self._active() if not lane.is_urgent]
+        if urgent and others and self._urgent_run > URGENT_RUN_BYTES:
+            urgent = []
+        lanes = urgent or others
+        if not lanes:
+            return None
+        started = self._started[bool(urgent)]
+        for lane in lanes:
+            if lane.waiting[0].block is started:
+                return lane
+        return min(lanes, key=lambda lane: lane.share)
+
+    def _charge(self, lane: _Lane, fragment: Fragment) -> None:
+        is_urgent = lane.is_urgent
+        ends = fragment.offset + fragment.num_bytes == len(fragment.block.data)
+        self._started[is_urgent] = None if ends else fragment.block
+        self._urgent_run = self._urgent_run + fragment.num_bytes if is_urgent else 0
+        lane.share += fragment.num_bytes
+        lane.first_bytes = max(0, lane.first_bytes - fragment.num_bytes)

@@ -1,0 +1,93 @@
+"""What is measured of a link while it works, and what a transfer would take now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prfaas.units import NS_PER_S
+from prfaas.wire.messages import LinkTelemetry
+from prfaas.wire.sockets import TcpInfo
+
+SAMPLE_NS = 250_000_000
+FRESH_WEIGHT = 0.6
+"""Of the newest busy sample: after two samples, half a second, 84 % of the rate is new."""
+
+
+class LinkMeter:
+    """Turns samples of the kernel's counters into rates. Gets the time as an argument.
+
+    Args:
+        budget_bits_per_s: The operator's; stands in for a rate that was not measured yet.
+    """
+
+    def __init__(self, budget_bits_per_s: int = 0) -> None:
+        self._budget_bits_per_s = budget_bits_per_s
+        self._acked_bytes = 0
+        self._sampled_at_ns = 0
+        self._was_busy = False
+        self._telemetry = LinkTelemetry(
+            age_ns=0,
+            goodput_bits_per_s=0,
+            rtt_ns=0,
+            queued_bytes=0,
+            in_flight_bytes=0,
+            retransmits=0,
+            delivery_bits_per_s=0,
+            window_segments=0,
+            num_connections=0,
+            budget_bits_per_s=budget_bits_per_s,
+        )
+        self.rtt_ns = 0
+        """Of the last ping; 0 is unknown."""
+
+    def sample(
+        self, now_ns: int, infos: Sequence[TcpInfo], queued_bytes: int, in_flight_bytes: int
+    ) -> None:
+        """Take the counters of all connections in.
+
+        A rate counts only if the link had something to send all the time: a link that waits says
+        nothing about what it could carry.
+        """
+        acked_bytes = sum(info.acked_bytes for info in infos)
+        goodput = self._telemetry.goodput_bits_per_s
+        is_busy = queued_bytes > 0
+        passed_ns = now_ns - self._sampled_at_ns
+        if self._was_busy and is_busy and passed_ns > 0 and acked_bytes >= self._acked_bytes:
+            fresh = (acked_bytes - self._acked_bytes) * 8 * NS_PER_S // passed_ns
+            goodput = round(FRESH_WEIGHT * fresh + (1 - FRESH_WEIGHT) * goodput) or fresh
+            if not self._telemetry.goodput_bits_per_s:
+                goodput = fresh
+        self._acked_bytes, self._sampled_at_ns, self._was_busy = acked_bytes, now_ns, is_busy
+        self._telemetry = LinkTelemetry(
+            age_ns=0,
+            goodput_bits_per_s=goodput,
+            rtt_ns=self.rtt_ns or min((info.rtt_ns for info in infos), default=0),
+            queued_bytes=queued_bytes,
+            in_flight_bytes=in_flight_bytes,
+            retransmits=sum(info.retransmits for info in infos),
+            delivery_bits_per_s=sum(info.delivery_bits_per_s for info in infos),
+            window_segments=sum(info.window_segments for info in infos),
+            num_connections=len(infos),
+            budget_bits_per_s=self._budget_bits_per_s,
+        )
+
+    def telemetry(self, now_ns: int) -> LinkTelemetry:
+        """The last sample, with its age."""
+        last = self._telemetry
+        values = {name: getattr(last, name) for name in last.__struct_fields__}
+        return LinkTelemetry(**values | {"age_ns": max(0, now_ns - self._sampled_at_ns)})
+
+    def seconds_to_send(self, num_bytes: int) -> float | None:
+        """Until the last of so many bytes, handed over now, would have arrived.
+
+        Half a round trip, and what is queued or under way, at the last rate that was measured.
+
+        Returns:
+            None if neither a rate was measured nor a budget is set.
+        """
+        last = self._telemetry
+        rate = last.goodput_bits_per_s or self._budget_bits_per_s
+        if not rate:
+            return None
+        ahead = last.queued_bytes + last.in_flight_bytes
+        return last.rtt_ns / 2 / NS_PER_S + (ahead + num_bytes) * 8 / rate

@@ -1,0 +1,158 @@
+"""Accepting callers at a pool node's TLS port, and finding out what each connection is for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Coroutine
+
+from prfaas.errors import PeerError
+from prfaas.wire.channel import Channel
+from prfaas.wire.identity import DATA_PROTOCOL, LinkContexts
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 128
+HANDSHAKE_TIMEOUT_S = 5.0
+ACCEPT_RETRY_S = 0.1
+"""Out of file descriptors, say: some are given back soon."""
+REFUSED_BYTES = 1 << 16
+TLS_HANDSHAKE, TLS_HEADER_BYTES = 0x16, 5
+
+
+class Listener:
+    """Accepts connections, and goes on accepting whatever becomes of one of them.
+
+    Args:
+        address: Host and port; port 0 takes a free one.
+        tls: Our identity.
+        new_channel: Makes the protocol of a connection that carries messages.
+        on_data: Takes a data connection, nothing read yet, and closes it some day. A `PeerError`
+            it raises refuses the connection.
+        on_refused: Told of every caller that is no peer.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        tls: LinkContexts,
+        new_channel: Callable[[], Channel],
+        on_data: Callable[[socket.socket], None],
+        on_refused: Callable[[], None],
+    ) -> None:
+        self._address = address
+        self._tls = tls
+        self._new_channel = new_channel
+        self._on_data = on_data
+        self._on_refused = on_refused
+        self._socket: socket.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        """The accept loop, and callers that are being looked at."""
+
+    def open(self) -> None:
+        """Start to listen.
+
+        Raises:
+            OSError: The address can not be had.
+        """
+        family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
+        self._socket = socket.create_server(self._address, family=family, backlog=BACKLOG)
+        self._socket.setblocking(False)
+        self._start(self._accept(self._socket))
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        if self._socket is None:
+            raise RuntimeError("the port is not open")
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    async def close(self) -> None:
+        """Stop listening, and leave whoever is not let in yet."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close()
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                log.warning("no connection can be accepted: %s", error)
+                await asyncio.sleep(ACCEPT_RETRY_S)
+                continue
+            self._start(self._admit(connection))
+
+    async def _admit(self, connection: socket.socket) -> None:
+        is_ours = True
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                is_data = DATA_PROTOCOL.encode() in await client_hello(connection)
+            if is_data:
+                self._on_data(connection)
+                is_ours = False
+            else:
+                is_ours = False  # The transport closes it, also when the handshake fails.
+                await self._shake_hands(connection)
+        except ConnectionResetError:
+            log.debug("a caller left before it said who it is")
+        except (OSError, PeerError) as error:
+            log.warning("connection refused: %s", str(error) or repr(error))
+            self._on_refused()
+        finally:
+            if is_ours:
+                connection.close()
+
+    async def _shake_hands(self, connection: socket.socket) -> None:
+        await asyncio.get_running_loop().connect_accepted_socket(
+            self._new_channel,
+            connection,
+            ssl=self._tls.messages,
+            ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
+        )
+
+
+async def client_hello(connection: socket.socket) -> bytes:
+    """The first TLS record of a connection, left unread.
+
+    Says in clear which protocol the caller wants to speak inside, before any handshake.
+
+    Raises:
+        PeerError: It is no TLS.
+        ConnectionResetError: The caller left.
+    """
+    connection.setblocking(False)
+    wanted = TLS_HEADER_BYTES
+    while True:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+        await _readable(connection)
+        data = connection.recv(wanted, socket.MSG_PEEK)
+        if data and data[0] != TLS_HANDSHAKE:
+            connection.recv(REFUSED_BYTES)  # What is left unread would make the end a reset.
+            raise PeerError(f"a caller starts with {data!r}, which is no TLS")
+        if len(data) < wanted:
+            raise ConnectionResetError("a caller left before it said hello")
+        if wanted > TLS_HEADER_BYTES:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            return data
+        wanted += int.from_bytes(data[3:5], "big")
+
+
+async def _readable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(connection, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(connection)

@@ -1,0 +1,95 @@
+"""TCP sockets for wide-area links: options, and what the kernel knows about a connection."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import struct
+from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
+
+CONGESTION_CONTROL = b"bbr"
+NOTSENT_LOWAT_BYTES = 128 << 10
+"""What a socket holds beyond its congestion window: deep buffers would undo the order of blocks."""
+USER_TIMEOUT_MS = 15_000
+"""Longer than a receiver stalls for good reasons; a path that is silent that long is dead."""
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 5, 2, 3
+_TCP_NOTSENT_LOWAT = 25
+_SO_MAX_PACING_RATE = 47
+_TCP_INFO_BYTES = 232
+_U8_FIELDS = 8
+
+
+def prepare(connection: socket.socket, pacing_bytes_per_s: int = 0) -> str:
+    """Set the options of a data connection, before it is connected.
+
+    Args:
+        connection: A TCP socket.
+        pacing_bytes_per_s: Ceiling; 0 is none.
+
+    Returns:
+        The congestion control that is live: BBR, unless the host forbids it.
+    """
+    tcp = socket.IPPROTO_TCP
+    with contextlib.suppress(OSError):
+        connection.setsockopt(tcp, socket.TCP_CONGESTION, CONGESTION_CONTROL)
+    connection.setsockopt(tcp, socket.TCP_NODELAY, 1)
+    connection.setsockopt(tcp, _TCP_NOTSENT_LOWAT, NOTSENT_LOWAT_BYTES)
+    keep_alive(connection)
+    if pacing_bytes_per_s:
+        rate = struct.pack("Q", pacing_bytes_per_s)
+        connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
+    return connection.getsockopt(tcp, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let the kernel notice a path that is dead."""
+    tcp = socket.IPPROTO_TCP
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(tcp, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+    connection.setsockopt(tcp, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+    connection.setsockopt(tcp, socket.TCP_KEEPCNT, KEEPALIVE_COUNT)
+    connection.setsockopt(tcp, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+
+
+def hang_up(connection: socket.socket) -> None:
+    """End a connection that another thread reads or writes; that thread closes it.
+
+    An SSL socket's own `shutdown` would make it a plain one first, and the other thread would read
+    what is still encrypted.
+    """
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+
+@dataclass(frozen=True, slots=True)
+class TcpInfo:
+    """Of `linux/tcp.h`, what links report."""
+
+    rtt_ns: int
+    window_segments: int
+    retransmits: int
+    acked_bytes: int
+    delivery_bits_per_s: int
+
+
+def tcp_info(connection: socket.socket) -> TcpInfo:
+    """What the kernel knows about a connection.
+
+    Raises:
+        OSError: It is closed.
+    """
+    raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    raw = raw.ljust(_TCP_INFO_BYTES, b"\0")
+    words = struct.unpack_from("24I", raw, _U8_FIELDS)
+    acked_bytes = struct.unpack_from("Q", raw, _U8_FIELDS + 24 * 4 + 16)[0]
+    delivery_rate = struct.unpack_from("Q", raw, 160)[0]
+    return TcpInfo(
+        rtt_ns=words[15] * 1000,
+        window_segments=words[18],
+        retransmits=words[23],
+        acked_bytes=acked_bytes,
+        delivery_bits_per_s=delivery_rate * 8,
+    )

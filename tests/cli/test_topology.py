@@ -1,0 +1,52 @@
+"""What `prfaas up` tells the parts it starts."""
+
+from pathlib import Path
+
+import click
+import pytest
+
+from prfaas.cli.parts import PeerCountType, PeerRateType, pool
+from prfaas.cli.topology import lay_out, parts
+from prfaas.config.load import load_deployment
+from prfaas.errors import ConfigError
+
+from .test_running import DEPLOYMENT
+
+FAR = """
+[clusters.far]
+role = "prfaas"
+[clusters.far.pools.far-pool]
+[clusters.far.pools.far-pool.links.pd-pool]
+budget = "930Mbps"
+connections = 5
+[clusters.far.engines.far-engine]
+pool = "far-pool"
+"""
+
+
+def test_a_pool_node_is_told_what_its_link_may_send(tmp_path: Path) -> None:
+    path = tmp_path / "deployment.toml"
+    path.write_text(DEPLOYMENT + FAR)
+    pools, _ = parts(lay_out(load_deployment(path), path))
+    commands = {part.name: part.command.args for part in pools}
+    parser = pool.make_parser(click.Context(pool))
+    told, _, _ = parser.parse_args(commands["far-pool"][4:])
+    assert told["budgets"] == ["pd-pool=930000000bps"]
+    assert told["connections"] == ["pd-pool=5"]
+    assert "--link-budget" not in commands["pd-pool"]
+
+
+def test_budgets_and_counts_are_read_with_the_peer_they_are_for() -> None:
+    assert PeerRateType().convert("pd-pool=1.5Gbps", None, None) == ("pd-pool", 1_500_000_000)
+    assert PeerCountType().convert("pd-pool=16", None, None) == ("pd-pool", 16)
+    for wrong in ("pd-pool=17", "pd-pool=0", "=3", "pd-pool"):
+        with pytest.raises(click.BadParameter, match="NAME=COUNT"):
+            PeerCountType().convert(wrong, None, None)
+    with pytest.raises(click.BadParameter, match="10Gbps"):
+        PeerRateType().convert("pd-pool=fast", None, None)
+
+
+def test_a_budget_for_a_peer_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    args = ["--name", "p", "--listen", "127.0.0.1:0", "--socket", "s", "--identities"]
+    with pytest.raises(ConfigError, match="no --peer nobody"):
+        pool.main([*args, str(tmp_path), "--link-budget", "nobody=1Gbps"], standalone_mode=False)

@@ -1,0 +1,219 @@
+"""A link of several connections: blocks in pieces, faults on the way, what is measured."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from prfaas.core.blocks import BlockKey
+from prfaas.errors import PeerError
+from prfaas.lab.faults import Fault, FaultProxy
+from prfaas.pool import outbound
+from prfaas.pool.data_in import UNFINISHED_BLOCKS_MAX, Assembly
+from prfaas.pool.data_out import FRAGMENT_BYTES
+from prfaas.pool.link_meter import LinkMeter
+from prfaas.pool.outbound import OutboundLink, num_connections
+from prfaas.pool.store import StoredBlock
+from prfaas.wire.fragments import FragmentPrefix
+from prfaas.wire.frames import block_digest
+from prfaas.wire.sockets import TcpInfo
+
+from .conftest import World
+from .sites import LAYOUT, Site, until
+
+BLOCK_BYTES = 3 * FRAGMENT_BYTES + 17
+MEMORY = 64 << 20
+GRACE_NS = 6 * 10**9
+"""Longer than the default: a busy machine must not make an outage of a moment's hold-up."""
+SENT = {"direction": "sent", "state": "committed"}
+RECEIVED = {"direction": "received", "state": "committed"}
+
+
+def a_block() -> tuple[BlockKey, StoredBlock]:
+    key, data = BlockKey(0, secrets.token_bytes(32)), bytearray(secrets.token_bytes(BLOCK_BYTES))
+    return key, StoredBlock(data, block_digest(LAYOUT.layout_id, key, data))
+
+
+@dataclass
+class Rig:
+    """Two pool nodes with a fault proxy between them."""
+
+    proxy: FaultProxy
+    prfaas: Site
+    pd: Site
+
+    @property
+    def link(self) -> OutboundLink:
+        return self.prfaas.node.links["pd-pool"]
+
+    def push(self, transfer: bytes, count: int) -> dict[BlockKey, StoredBlock]:
+        blocks = dict(a_block() for _ in range(count))
+        for key, block in blocks.items():
+            self.link.push(transfer, LAYOUT.layout_id, key, block)
+        return blocks
+
+    def begin(self) -> bytes:
+        transfer = secrets.token_bytes(16)
+        self.link.open(transfer)
+        return transfer
+
+    async def all_there(self, blocks: dict[BlockKey, StoredBlock]) -> None:
+        """Committed at both ends, byte for byte, and nothing is held any more."""
+        await until(lambda: self.pd.metric("transfers_total", **RECEIVED) == 1)
+        await until(lambda: self.prfaas.metric("transfers_total", **SENT) == 1)
+        for key, block in blocks.items():
+            stored = self.pd.node.store.get(LAYOUT.layout_id, key)
+            assert stored is not None
+            assert stored.data == block.data
+            assert block.pins == 0
+
+
+@pytest.fixture
+async def rig(world: World, identities: Path) -> AsyncIterator[Rig]:
+    pd = await world.start("pd-pool", memory_bytes=MEMORY, link_grace_ns=GRACE_NS)
+    proxy = FaultProxy(("127.0.0.1", pd.port))
+    await proxy.open()
+    prfaas = await world.start(
+        "prfaas-pool",
+        memory_bytes=MEMORY,
+        link_grace_ns=GRACE_NS,
+        peers={"pd-pool": ("127.0.0.1", proxy.port)},
+    )
+    made = Rig(proxy, prfaas, pd)
+    await until(lambda: made.link.telemetry.num_connections == outbound.CONNECTIONS_DEFAULT)
+    yield made
+    await proxy.close()
+
+
+async def test_blocks_in_pieces_arrive_whole_over_many_connections(rig: Rig) -> None:
+    transfer = rig.begin()
+    blocks = rig.push(transfer, 20)
+    rig.link.finish(transfer)
+    await rig.all_there(blocks)
+    moved = 20 * BLOCK_BYTES
+    assert rig.prfaas.metric("link_bytes_total", peer="pd-pool", direction="sent") == moved
+    assert rig.pd.metric("link_bytes_total", peer="prfaas-pool", direction="received") == moved
+    assert rig.link.num_open == 0
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT, Fault.RESET, Fault.CORRUPT])
+@pytest.mark.parametrize("which", ["all", "messages", "one of the data connections"])
+async def test_a_transfer_survives_lost_connections(rig: Rig, fault: Fault, which: str) -> None:
+    transfer = rig.begin()
+    blocks = rig.push(transfer, 10)
+    index = {"all": None, "messages": 0, "one of the data connections": 2}[which]
+    await until(lambda: rig.proxy.num_bytes > 5 * BLOCK_BYTES)
+    rig.proxy.strike(fault, index)
+    blocks |= rig.push(transfer, 10)
+    rig.link.finish(transfer)
+    await rig.all_there(blocks)
+
+
+async def test_after_an_outage_only_what_is_missing_goes(rig: Rig) -> None:
+    transfer = rig.begin()
+    first = rig.push(transfer, 10)
+    await until(lambda: not any(block.pins for block in first.values()))
+    rig.proxy.strike(Fault.RESET)
+    await until(lambda: not rig.link.is_up)
+    rest = rig.push(transfer, 2)
+    rig.link.finish(transfer)
+    await rig.all_there(first | rest)
+    sent = rig.prfaas.metric("link_bytes_total", peer="pd-pool", direction="sent")
+    assert sent <= (10 + 2 * 2) * BLOCK_BYTES
+
+
+async def test_a_transfer_that_waits_too_long_for_its_link_ends(rig: Rig) -> None:
+    transfer = rig.begin()
+    blocks = rig.push(transfer, 3)
+    rig.proxy.is_plugged = False
+    rig.proxy.strike(Fault.RESET)
+    await until(lambda: rig.link.num_open == 0)
+    await until(lambda: rig.pd.node.inbound.num_open == 0)
+    assert all(block.pins == 0 for block in blocks.values())
+
+
+async def test_a_stranger_joins_no_link(rig: Rig) -> None:
+    assert rig.pd.node.link_port._find_assembly("prfaas-pool", "another word") is None
+    assert rig.pd.node.link_port._find_assembly("nobody", "") is None
+
+
+async def test_metrics_show_the_link(rig: Rig) -> None:
+    await until(lambda: rig.prfaas.metric("link_rtt_ns", peer="pd-pool") > 0)
+    assert rig.prfaas.metric("link_num_connections", peer="pd-pool") == 6
+    assert rig.link.seconds_to_send(1000) is None
+
+
+def test_pieces_make_a_block_in_any_order_and_twice_is_once() -> None:
+    assembly = Assembly()
+    key, block = a_block()
+
+    def piece(offset: int) -> tuple[FragmentPrefix, memoryview]:
+        data = memoryview(block.data)[offset : offset + FRAGMENT_BYTES]
+        prefix = FragmentPrefix(
+            b"t" * 16, LAYOUT.layout_id, key, block.digest, BLOCK_BYTES, offset, len(data)
+        )
+        return prefix, data
+
+    offsets = list(range(0, BLOCK_BYTES, FRAGMENT_BYTES))
+    for offset in [*reversed(offsets[1:]), offsets[1]]:
+        assert assembly.add(*piece(offset)) is None
+    frame = assembly.add(*piece(0))
+    assert frame is not None
+    assert frame.is_intact
+
+
+def test_a_peer_can_not_start_any_number_of_blocks() -> None:
+    assembly, data = Assembly(), memoryview(b"x")
+    prefixes = [
+        FragmentPrefix(b"t" * 16, b"L" * 32, BlockKey(n, b"h" * 32), b"d" * 32, 10, 0, 1)
+        for n in range(UNFINISHED_BLOCKS_MAX + 1)
+    ]
+    for prefix in prefixes[:-1]:
+        assert assembly.add(prefix, data) is None
+    with pytest.raises(PeerError, match="unfinished"):
+        assembly.add(prefixes[-1], data)
+    assembly.forget(b"t" * 16)
+    assert assembly.add(prefixes[-1], data) is None
+
+
+def test_the_number_of_connections_follows_budget_and_round_trip() -> None:
+    assert num_connections(10**9, 40_000_000) == 4
+    assert num_connections(5 * 10**9, 20_000_000) == 6
+    assert num_connections(10**11, 40_000_000) == 16
+
+
+def info(acked_bytes: int) -> TcpInfo:
+    return TcpInfo(10**7, 10, 1, acked_bytes, 10**9)
+
+
+def test_an_estimate_is_what_is_ahead_at_the_rate_that_was_measured() -> None:
+    meter = LinkMeter()
+    assert meter.seconds_to_send(10**6) is None
+    meter.sample(10**9, [info(0)], 10**6, 0)
+    meter.sample(2 * 10**9, [info(125 * 10**6)], 10**6, 0)
+    assert meter.telemetry(3 * 10**9).goodput_bits_per_s == 10**9
+    assert meter.telemetry(3 * 10**9).age_ns == 10**9
+    assert meter.seconds_to_send(124 * 10**6) == pytest.approx(1.005)
+
+
+def test_an_idle_link_says_nothing_about_its_rate() -> None:
+    meter = LinkMeter(budget_bits_per_s=8 * 10**6)
+    meter.sample(10**9, [info(0)], 0, 0)
+    meter.sample(2 * 10**9, [info(10)], 0, 0)
+    assert meter.telemetry(2 * 10**9).goodput_bits_per_s == 0
+    assert meter.seconds_to_send(10**6) == pytest.approx(1.005)
+
+
+async def test_a_half_open_link_is_noticed_and_the_transfer_goes_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfer = rig.begin()
+    blocks = rig.push(transfer, 5)
+    rig.proxy.strike(Fault.HALF_OPEN)
+    blocks |= rig.push(transfer, 5)
+    rig.link.finish(transfer)
+    async with asyncio.timeout(30):
+        await rig.all_there(blocks)
