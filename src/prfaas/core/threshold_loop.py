@@ -9,8 +9,8 @@ rules keep this one still.
 - It moves only when the pressure has lasted longer than a signal takes to show a move.
 - After a turn it goes at most half as far back as it came. So a swing shrinks by half at every
   turn, whatever the system does, and below the smallest step the loop stands still.
-- Only a pressure that lasts at such an end, or a long time without any, tells another load and
-  sets it free again.
+- Pressure that lasts at such an end lets it creep on, and a long time without any sets it free:
+  what comes then is another load.
 
 Stale signals hold it where it is.
 """
@@ -37,8 +37,9 @@ class LoopSettings:
         lead_ns: How far ahead the gap is predicted.
         trend_weight: Weight of the newest interval in the trend, in (0, 1].
         num_to_move: Intervals that a pressure has to last before the first move.
-        num_to_forget: Intervals of pressure at the end of the reach, or without any pressure, after
-            which the reach is free again.
+        num_to_extend: Intervals of pressure at the end of the reach after which it grows by two
+            smallest steps.
+        num_to_forget: Intervals without pressure after which the reach is free again.
     """
 
     step_max: float = 0.05
@@ -49,6 +50,7 @@ class LoopSettings:
     lead_ns: int = 60 * NS_PER_S
     trend_weight: float = 0.2
     num_to_move: int = 3
+    num_to_extend: int = 24
     num_to_forget: int = 60
 
 
@@ -170,8 +172,8 @@ class ThresholdLoop:
 
     def _wait_for_reach(self) -> None:
         self._num_held += 1
-        if self._num_held >= self._settings.num_to_forget:
-            self._forget()
+        if self._num_held >= self._settings.num_to_extend:
+            self._reach, self._num_held = self._travelled + 2 * self._settings.step_min, 0
 
     def _forget(self) -> None:
         """What comes is another load: the swings of the one before say nothing of it."""
