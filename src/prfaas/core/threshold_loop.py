@@ -34,6 +34,8 @@ class LoopSettings:
         utilisation_high: Share of the link above which the remote side counts as pressed, unless
             waiting is longer at home.
         wait_gap_ns: Difference between both waits below which neither side is pressed.
+        wait_gap_ratio: The same as a share of the shorter wait: where both sides are late, no
+            threshold helps.
         lead_ns: How far ahead the gap is predicted.
         trend_weight: Weight of the newest interval in the trend, in (0, 1].
         num_to_move: Intervals that a pressure has to last before the first move.
@@ -44,9 +46,10 @@ class LoopSettings:
 
     step_max: float = 0.05
     step_min: float = 0.01
-    span: float = 4.0
+    span: float = 1.5
     utilisation_high: float = 0.95
     wait_gap_ns: int = 2 * NS_PER_S
+    wait_gap_ratio: float = 0.5
     lead_ns: int = 60 * NS_PER_S
     trend_weight: float = 0.2
     num_to_move: int = 3
@@ -115,20 +118,21 @@ class ThresholdLoop:
         if use is None or here is None or there is None:
             self._seen, self._num_pressed = None, 0
             return self.threshold
-        direction = self._pressure(now_ns, use, there - here)
+        direction = self._pressure(now_ns, use, here, there)
         if self._lasts(direction):
             self._move(direction)
         return self.threshold
 
-    def _pressure(self, now_ns: int, utilisation: float, gap_ns: int) -> int:
+    def _pressure(self, now_ns: int, utilisation: float, here_ns: int, there_ns: int) -> int:
         """1 when the remote side will be pressed, -1 when the local one will be, else 0."""
-        limit = self._settings.wait_gap_ns
-        ahead = gap_ns + self._settings.lead_ns * self._trend_to(now_ns, gap_ns)
+        settings, gap_ns = self._settings, there_ns - here_ns
+        limit = max(settings.wait_gap_ns, settings.wait_gap_ratio * min(here_ns, there_ns))
+        ahead = gap_ns + settings.lead_ns * self._trend_to(now_ns, gap_ns)
         # Both have to agree: a trend without a gap is noise, and a gap that closes will be gone.
         if gap_ns < -limit and ahead < -limit:
             return -1
         # A full link alone is no harm: it has to cost more waiting than there is at home.
-        full = utilisation > self._settings.utilisation_high and gap_ns > 0
+        full = utilisation > settings.utilisation_high and gap_ns > 0
         return 1 if (full or gap_ns > limit) and ahead > limit else 0
 
     def _trend_to(self, now_ns: int, gap_ns: int) -> float:
