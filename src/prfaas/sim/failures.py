@@ -68,5 +68,5 @@ def _fail_decode(simulation: Simulation, name: str) -> None:
     lost = simulation.decoders[name].fail()
     gone = {request.index for request in lost}
     coming = [i for i in simulation.front.dispatcher.decoded_by(name) if i not in gone]
-    for request in (*lost, *(simulation.requests[i] for i in coming)):
+    for request in (*lost, *(simulation.open[i] for i in coming)):
         simulation.again(request)

@@ -65,6 +65,7 @@ class Front:
             request.num_prompt_tokens,
             request.num_prompt_tokens,
             self.caches.hits(request),
+            tenant=request.tenant,
         )
         return self.dispatcher.arrive(arrival, now_ns, again=again)
 

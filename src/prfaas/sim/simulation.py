@@ -20,7 +20,7 @@ from prfaas.sim.decode import DecodeInstance
 from prfaas.sim.failures import schedule
 from prfaas.sim.front import Front
 from prfaas.sim.prefill import Job, PrefillInstance
-from prfaas.sim.request import UNSET, Outcome, Request
+from prfaas.sim.request import UNSET, Follower, Outcome, Request
 from prfaas.sim.setup import Setup
 from prfaas.sim.telemetry import Telemetry
 from prfaas.sim.transport import Transport
@@ -33,17 +33,17 @@ class Simulation:
 
     Args:
         setup: The system.
-        requests: In order of arrival.
+        requests: In order of arrival; those that follow others are appended when they come.
         on_progress: Called with the number of requests that have arrived, now and then.
     """
 
     def __init__(
         self, setup: Setup, requests: Sequence[Request], on_progress: Progress | None = None
     ) -> None:
-        self.setup, self.requests = setup, requests
+        self.setup, self.requests = setup, list(requests)
         self.clock = Clock()
         self.front = Front(setup)
-        self.num_open = 0
+        self.open: dict[int, Request] = {}
         self.num_recomputed = 0
         self._on_progress = on_progress
         self.transport = Transport(
@@ -58,7 +58,8 @@ class Simulation:
         self.locals = {n: self._prefill_instance(n) for n in self.front.prefill_names}
         self.remotes = {n: self._prfaas_instance(n) for n in self.front.prfaas_names}
         self.decoders = {n: self._decode_instance(n) for n in self.front.decode_names}
-        self._next = 0
+        self._roots = tuple(requests)
+        self._next = self._num_expected = 0
         self.telemetry = Telemetry(self)
 
     def _prefill_instance(self, name: str) -> PrefillInstance:
@@ -96,8 +97,8 @@ class Simulation:
 
     def run(self, stop_at_ns: int | None = None) -> None:
         """Run until every request has ended, or until an instant."""
-        if self.requests:
-            self.clock.at(self.requests[0].arrived_at_ns, self._arrive)
+        if self._roots:
+            self.clock.at(self._roots[0].arrived_at_ns, self._arrive)
         self.telemetry.start()
         schedule(self, self.setup.failures)
         while self.busy:
@@ -109,19 +110,39 @@ class Simulation:
     @property
     def busy(self) -> bool:
         """Whether requests are under way or yet to come."""
-        return self.num_open > 0 or self._next < len(self.requests)
+        return bool(self.open) or self._next < len(self._roots) or self._num_expected > 0
+
+    @property
+    def num_open(self) -> int:
+        """Requests under way."""
+        return len(self.open)
 
     # Arrival and dispatch
 
     def _arrive(self, _argument: None) -> None:
-        request = self.requests[self._next]
+        request = self._roots[self._next]
         self._next += 1
-        if self._next < len(self.requests):
-            self.clock.at(self.requests[self._next].arrived_at_ns, self._arrive)
+        if self._next < len(self._roots):
+            self.clock.at(self._roots[self._next].arrived_at_ns, self._arrive)
         if self._on_progress is not None and self._next % 256 == 0:
             self._on_progress(self._next)
-        self.num_open += 1
+        self._come(request)
+
+    def _come(self, request: Request) -> None:
+        self.open[request.index] = request
         self._route(request, again=False)
+
+    def _expect(self, follower: Follower) -> None:
+        """A request that waited for another comes later, if there is time for it."""
+        if self.clock.now_ns + follower.after_ns < follower.until_ns:
+            self._num_expected += 1
+            self.clock.after(follower.after_ns, self._follow, follower.request)
+
+    def _follow(self, request: Request) -> None:
+        self._num_expected -= 1
+        request.arrived_at_ns = self.clock.now_ns
+        self.requests.append(request)
+        self._come(request)
 
     def again(self, request: Request) -> None:
         """What a request had is lost: route it anew."""
@@ -192,7 +213,7 @@ class Simulation:
 
     def _link_changed(self, alive: bool) -> None:
         for index in sorted(self.front.set_link(up=alive)):
-            self.again(self.requests[index])
+            self.again(self.open[index])
 
     # Decode and the end
 
@@ -217,8 +238,10 @@ class Simulation:
     def _end(self, request: Request, outcome: Outcome) -> None:
         request.outcome = outcome
         request.finished_at_ns = self.clock.now_ns
-        self.num_open -= 1
+        del self.open[request.index]
         self.front.ended(request)
+        for follower in request.followers:
+            self._expect(follower)
 
 
 def _nothing(_job: Job, _tokens: int) -> None:
