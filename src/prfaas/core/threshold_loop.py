@@ -18,7 +18,7 @@ Stale signals hold it where it is.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, inf, log
+from math import exp, log
 
 from prfaas.units import NS_PER_S
 
@@ -30,6 +30,7 @@ class LoopSettings:
     Attributes:
         step_max: Largest move of one interval.
         step_min: Smaller moves are not made.
+        reach_max: Farthest that one run goes at full step.
         span: The threshold stays within the planned one divided and multiplied by this.
         utilisation_high: Share of the link above which the remote side counts as pressed, unless
             waiting is longer at home.
@@ -46,13 +47,14 @@ class LoopSettings:
 
     step_max: float = 0.05
     step_min: float = 0.01
+    reach_max: float = 0.20
     span: float = 1.5
     utilisation_high: float = 0.95
     wait_gap_ns: int = 2 * NS_PER_S
     wait_gap_ratio: float = 0.5
     lead_ns: int = 60 * NS_PER_S
     trend_weight: float = 0.2
-    num_to_move: int = 3
+    num_to_move: int = 6
     num_to_extend: int = 24
     num_to_forget: int = 60
 
@@ -80,10 +82,9 @@ class ThresholdLoop:
         settings: Limits.
     """
 
-    def __init__(
-        self, planned_threshold: int, settings: LoopSettings = LoopSettings()
-    ) -> None:
+    def __init__(self, planned_threshold: int, settings: LoopSettings = LoopSettings()) -> None:
         self._settings = settings
+        self._direction, self._travelled, self._num_held = 0, 0.0, 0
         self.replan(planned_threshold)
 
     def replan(self, planned_threshold: int) -> None:
@@ -181,4 +182,5 @@ class ThresholdLoop:
 
     def _forget(self) -> None:
         """What comes is another load: the swings of the one before say nothing of it."""
-        self._direction, self._travelled, self._reach, self._num_held = 0, 0.0, inf, 0
+        self._direction, self._travelled, self._num_held = 0, 0.0, 0
+        self._reach = self._settings.reach_max
