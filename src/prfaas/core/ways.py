@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from prfaas.core.dispatch import Arrival, DispatchSettings, HomeCluster, RemoteCluster
 from prfaas.core.links import Link, Links
-from prfaas.core.picking import Candidate
+from prfaas.core.picking import DEFAULT_SCORERS, MIXED_SCORERS, Candidate
 from prfaas.core.policies import PolicyName
 from prfaas.core.predictions import Prediction, predict
 from prfaas.core.routing import Path, Reason, RoutingFacts
@@ -64,7 +64,8 @@ class Ways:
         self._settings = settings
         self._remotes = tuple(remotes) or (RemoteCluster("", ()),)
         self.links = Links(settings)
-        self.home = Stage(home.prefill, settings.stale_after_ns)
+        scorers = MIXED_SCORERS if home.decode is None else DEFAULT_SCORERS
+        self.home = Stage(home.prefill, settings.stale_after_ns, scorers)
         self.away = {
             remote.name: Stage(remote.instances, settings.stale_after_ns)
             for remote in self._remotes
@@ -74,7 +75,7 @@ class Ways:
 
     def best(self, arrival: Arrival, now_ns: int) -> Way:
         """The best way that leads through a PrfaaS cluster; `obstacle` says if it is barred."""
-        home = self.home.pick(arrival.num_tokens_to_fit, arrival.hits, now_ns).candidate
+        home = self.home.pick(arrival, now_ns).candidate
         ways = (self._through(remote, arrival, home, now_ns) for remote in self._remotes)
         return min(ways, key=lambda way: way.rank)
 
@@ -111,7 +112,7 @@ class Ways:
             link_up = self.links.between(instance.pool, destination).up
             return not known or instance.layout_id == layout_id, known and link_up
 
-        found = stage.pick(arrival.num_tokens_to_fit, arrival.hits, now_ns, road)
+        found = stage.pick(arrival, now_ns, road)
         away = found.candidate
         source = stage.instances[away.name].pool if away else stage.first_pool
         link = self.links.between(source, destination)
