@@ -15,7 +15,8 @@ import ssl
 import threading
 from collections.abc import Callable
 
-from prfaas.core.link_share import BlockName, Fragment, LinkShare, OutgoingBlock
+from prfaas.core.blocks import BlockName
+from prfaas.core.link_share import Fragment, LinkShare, OutgoingBlock
 from prfaas.errors import PeerError
 from prfaas.wire.fragments import PREFIX_BYTES, encode_fragment
 from prfaas.wire.identity import peer_name

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
 
-from prfaas.core.blocks import BlockKey
+from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.errors import PeerError
 from prfaas.pool.engine_port import EngineSession
 from prfaas.pool.inbound import InboundTransfers
@@ -31,9 +32,14 @@ from prfaas.wire.messages import (
     keys_of,
 )
 
+READS_MAX = 8
+"""Blocks that one request has read from disk at a time: each holds memory."""
+ROOM_RETRY_S = 0.02
+"""Blocks that wait for the link hold memory; it is tried again after this."""
+
 
 class EngineRequests:
-    """Answers engines.
+    """Answers engines: at once what lies in memory, later what has to be read from disk.
 
     Args:
         is_connected: Whether the link from a pool of that name stands.
@@ -53,6 +59,8 @@ class EngineRequests:
         self._is_connected = is_connected
         self._metrics = metrics
         self._pushes: dict[bytes, tuple[EngineSession, OutboundLink]] = {}
+        self._tasks: dict[asyncio.Task[None], EngineSession] = {}
+        """Requests that wait for the disk."""
 
     def handle(self, engine: EngineSession, message: AnyMessage) -> None:
         """Act on one message.
@@ -84,6 +92,14 @@ class EngineRequests:
             if owner is engine:
                 del self._pushes[transfer_id]
                 link.abort(transfer_id, "engine_lost", tell_peer=True)
+        for task, owner in list(self._tasks.items()):
+            if owner is engine:
+                task.cancel()
+
+    def _start(self, engine: EngineSession, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks[task] = engine
+        task.add_done_callback(self._tasks.pop)
 
     def _open_push(self, engine: EngineSession, message: Push) -> None:
         link = self._links.get(message.peer)
@@ -97,12 +113,32 @@ class EngineRequests:
         _, link = self._pushes.pop(message.transfer_id, (engine, None))
         if link is None:
             return
-        layout_id = engine.layout.layout_id
-        for key in keys_of(message.rest):
+        names = [(engine.layout.layout_id, key) for key in keys_of(message.rest)]
+        if any(self._is_on_disk_only(name) for name in names):
+            self._start(engine, self._push_rest(link, message.transfer_id, names))
+            return
+        for layout_id, key in names:
             block = self._store.get(layout_id, key)
             if block is not None:
                 link.push(message.transfer_id, layout_id, key, block)
         link.finish(message.transfer_id)
+
+    async def _push_rest(
+        self, link: OutboundLink, transfer_id: bytes, names: list[BlockName]
+    ) -> None:
+        for layout_id, key in names:
+            block = await self._store.fetch(layout_id, key)
+            # Memory may be full of blocks that wait for the link.
+            while block is None and (layout_id, key) in self._store and link.has(transfer_id):
+                await asyncio.sleep(ROOM_RETRY_S)
+                block = await self._store.fetch(layout_id, key)
+            if block is not None:
+                link.push(transfer_id, layout_id, key, block)
+            del block
+        link.finish(transfer_id)
+
+    def _is_on_disk_only(self, name: BlockName) -> bool:
+        return name in self._store and not self._store.has_in_memory(name)
 
     def _store_rows(self, engine: EngineSession, message: Store) -> None:
         stored = True
@@ -115,6 +151,7 @@ class EngineRequests:
             stored = stored and block is not None
             if wanted and message.transfer_id is not None:
                 self._push(engine, message.transfer_id, key, block)
+            del block  # Or the memory of one that is evicted would not come back for the next.
         _answer(engine, StoreDone(job=message.job, stored=stored))
 
     def _keep(self, engine: EngineSession, key: BlockKey, row: int) -> StoredBlock | None:
@@ -122,12 +159,13 @@ class EngineRequests:
         block = self._store.get(layout_id, key)
         if block is not None:
             return block
-        data = engine.memory.read(key, row)
-        if not self._store.put(layout_id, key, data, block_digest(layout_id, key, data)):
+        buffer = self._store.allocate(engine.memory.block_bytes(key.group))
+        if buffer is None:
             self._metrics.blocks_dropped.labels(reason="no_room").inc()
             return None
+        engine.memory.read(key, row, buffer)
         self._metrics.blocks_stored.labels(group=key.group).inc()
-        return self._store.get(layout_id, key)
+        return self._store.keep(layout_id, key, buffer, block_digest(layout_id, key, buffer))
 
     def _push(
         self, engine: EngineSession, transfer_id: bytes, key: BlockKey, block: StoredBlock | None
@@ -141,15 +179,40 @@ class EngineRequests:
             link.push(transfer_id, engine.layout.layout_id, key, block)
 
     def _load_rows(self, engine: EngineSession, message: Load) -> None:
-        loaded = bytearray()
-        for key, row in engine.named_rows(message.keys, message.rows):
-            block = self._store.get(engine.layout.layout_id, key)
-            fits = block is not None and len(block.data) == engine.memory.block_bytes(key.group)
-            if block is not None and fits:
-                engine.memory.write(key, row, block.data)
-                self._metrics.blocks_loaded.labels(group=key.group).inc()
-            loaded.append(fits)
-        _answer(engine, LoadDone(job=message.job, loaded=bytes(loaded)))
+        layout_id = engine.layout.layout_id
+        named = engine.named_rows(message.keys, message.rows)
+        for key, row in named:
+            engine.memory.check(key, row)
+        if any(self._is_on_disk_only((layout_id, key)) for key, _ in named):
+            self._start(engine, self._load_from_disk(engine, message.job, named))
+            return
+        blocks = ((key, row, self._store.get(layout_id, key)) for key, row in named)
+        loaded = bytes(self._write(engine, key, row, block, "host") for key, row, block in blocks)
+        _answer(engine, LoadDone(job=message.job, loaded=loaded))
+
+    async def _load_from_disk(
+        self, engine: EngineSession, job: int, named: list[tuple[BlockKey, int]]
+    ) -> None:
+        loaded: list[bool] = []
+        for start in range(0, len(named), READS_MAX):
+            part = named[start : start + READS_MAX]
+            loaded += await asyncio.gather(*(self._load_one(engine, key, row) for key, row in part))
+        _answer(engine, LoadDone(job=job, loaded=bytes(loaded)))
+
+    async def _load_one(self, engine: EngineSession, key: BlockKey, row: int) -> bool:
+        layout_id = engine.layout.layout_id
+        tier = "disk" if self._is_on_disk_only((layout_id, key)) else "host"
+        return self._write(engine, key, row, await self._store.fetch(layout_id, key), tier)
+
+    def _write(
+        self, engine: EngineSession, key: BlockKey, row: int, block: StoredBlock | None, tier: str
+    ) -> bool:
+        if block is None or len(block.data) != engine.memory.block_bytes(key.group):
+            return False
+        engine.memory.write(key, row, block.data)
+        self._metrics.blocks_loaded.labels(group=key.group).inc()
+        self._metrics.hits.labels(tier=tier).inc()
+        return True
 
     def _look_up(self, engine: EngineSession, message: Lookup) -> None:
         layout_id = engine.layout.layout_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from prfaas.core.link_share import BlockName
+from prfaas.core.blocks import BlockName
 from prfaas.core.transfers import Transfer, TransferEvent, TransferState
 from prfaas.errors import PeerError
 from prfaas.pool.metrics import PoolMetrics

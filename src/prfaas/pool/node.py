@@ -14,6 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from prfaas.core.transfers import Transfer
 from prfaas.errors import ConfigError
+from prfaas.pool.disk import DiskTier
 from prfaas.pool.engine_port import EnginePort, EngineSession
 from prfaas.pool.engine_requests import EngineRequests
 from prfaas.pool.events import EventFeed
@@ -48,6 +49,8 @@ class PoolSettings:
         peers: Pools to push to, by name.
         sources: Names of pools that may push to this one.
         gateways: Names of gateways that may subscribe.
+        disk: Folder of the disk tier; None is none.
+        disk_bytes: Limit on its files.
         link_budgets: Bits per second that the link to a peer may send, by its name; others have no
             limit.
         link_connections: Data connections of the link to a peer, by its name; others adapt.
@@ -63,6 +66,8 @@ class PoolSettings:
     peers: dict[str, tuple[str, int]]
     sources: frozenset[str]
     gateways: frozenset[str]
+    disk: Path | None = None
+    disk_bytes: int = 0
     link_budgets: dict[str, int] = field(default_factory=dict)
     link_connections: dict[str, int] = field(default_factory=dict)
     link_grace_ns: int = LINK_GRACE_NS
@@ -77,7 +82,9 @@ class PoolNode:
         self.settings = settings
         self.metrics = PoolMetrics()
         self.feed = EventFeed()
-        self.store = BlockStore(settings.memory_bytes, self.feed)
+        not_spilled = self.metrics.blocks_dropped.labels(reason="not_spilled")
+        self.store = BlockStore(settings.memory_bytes, self.feed, on_lost=not_spilled.inc)
+        self.disk = self._disk(settings.disk) if settings.disk else None
         self._clock_ns = clock_ns
         self._engines: dict[str, EngineSession] = {}
         self.inbound = InboundTransfers(
@@ -133,6 +140,8 @@ class PoolNode:
                     tasks.create_task(link.run())
                 tasks.create_task(self._engine_port.run())
                 tasks.create_task(self._keep_house())
+                if self.disk is not None:
+                    tasks.create_task(self.disk.run())
                 log.info(
                     "pool node %s: links at %s:%d, engines at %s, health and metrics at %s",
                     self.settings.name,
@@ -146,6 +155,19 @@ class PoolNode:
             self._engine_port.close()
             await self.link_port.close()
             await runner.cleanup()
+            if self.disk is not None:
+                self.disk.close()
+
+    def _disk(self, folder: Path) -> DiskTier:
+        disk = DiskTier(
+            folder,
+            self.settings.disk_bytes,
+            self.metrics,
+            self.store.found_on_disk,
+            self.store.gone_from_disk,
+        )
+        self.store.spill_to(disk)
+        return disk
 
     def _link(self, peer: str, address: tuple[str, int], tls: LinkContexts) -> OutboundLink:
         return OutboundLink(
@@ -221,13 +243,18 @@ class PoolNode:
         )
 
     async def _keep_house(self) -> None:
-        self.metrics.capacity_bytes.set(self.store.capacity_bytes)
+        tiers: list[tuple[str, BlockStore | DiskTier]] = [("host", self.store)]
+        if self.disk is not None:
+            tiers.append(("disk", self.disk))
+        for name, tier in tiers:
+            self.metrics.capacity_bytes.labels(tier=name).set(tier.capacity_bytes)
         while True:
             self.inbound.expire()
             for link in self.links.values():
                 link.expire()
-            self.metrics.used_bytes.set(self.store.used_bytes)
-            self.metrics.blocks.set(len(self.store))
+            for name, tier in tiers:
+                self.metrics.used_bytes.labels(tier=name).set(tier.used_bytes)
+                self.metrics.blocks.labels(tier=name).set(len(tier))
             await asyncio.sleep(HOUSEKEEPING_S)
 
     def _admin_app(self) -> web.Application:

@@ -17,8 +17,8 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from prfaas.core.blocks import BlockKey
-from prfaas.core.link_share import BlockName, OutgoingBlock
+from prfaas.core.blocks import BlockKey, BlockName
+from prfaas.core.link_share import OutgoingBlock
 from prfaas.core.transfers import Transfer, TransferEvent
 from prfaas.errors import PeerError
 from prfaas.pool.data_out import DataSenders, SendQueue
@@ -184,6 +184,10 @@ class OutboundLink:
             self._end(transfer, TransferEvent.ABORT, "link_down")
         elif self._channel is not None and self._resumed.is_set():
             self._channel.send(Offer(transfer_id=transfer_id))
+
+    def has(self, transfer_id: bytes) -> bool:
+        """Whether this transfer is open."""
+        return transfer_id in self._transfers
 
     def push(self, transfer_id: bytes, layout_id: bytes, key: BlockKey, block: StoredBlock) -> None:
         """Queue one block; ignored if the transfer has ended or has it already."""
