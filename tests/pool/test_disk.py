@@ -168,7 +168,7 @@ async def test_blocks_that_come_over_the_link_are_spilled_too(world: World, fold
         memory_bytes=MEMORY, disk=folder, disk_bytes=DISK
     )
     for key in KEYS:
-        transfer = prefill.push()
+        transfer = prefill.push(bytes_max=1024)
         assert await prefill.store([key], transfer)
         prefill.push_done(transfer)
         await until(lambda key=key: key in pd.held() and not pd.node.store.is_writing)  # type: ignore[misc]

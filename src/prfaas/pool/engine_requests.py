@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 
 from prfaas.core.blocks import BlockKey, BlockName
+from prfaas.core.tickets import TicketRefusedError
 from prfaas.errors import PeerError
 from prfaas.pool.engine_port import EngineSession
 from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.store import BlockStore, StoredBlock
+from prfaas.pool.tickets import TicketChecks
 from prfaas.wire.frames import block_digest
 from prfaas.wire.messages import (
     HIT,
@@ -43,6 +45,8 @@ class EngineRequests:
 
     Args:
         is_connected: Whether the link from a pool of that name stands.
+        tickets: Check what engines are told to push.
+        on_refused: Told of a transfer that its ticket does not allow: its id, where to, and why.
     """
 
     def __init__(
@@ -51,16 +55,20 @@ class EngineRequests:
         inbound: InboundTransfers,
         links: Mapping[str, OutboundLink],
         is_connected: Callable[[str], bool],
+        tickets: TicketChecks,
+        on_refused: Callable[[bytes, str, str], None],
         metrics: PoolMetrics,
     ) -> None:
         self._store = store
         self._inbound = inbound
         self._links = links
         self._is_connected = is_connected
+        self._tickets = tickets
+        self._on_refused = on_refused
         self._metrics = metrics
         self._pushes: dict[bytes, tuple[EngineSession, OutboundLink]] = {}
-        self._tasks: dict[asyncio.Task[None], EngineSession] = {}
-        """Requests that wait for the disk."""
+        self._tasks: dict[asyncio.Task[None], EngineSession | None] = {}
+        """Requests that wait for the disk, and the engine that has to stay for them."""
 
     def handle(self, engine: EngineSession, message: AnyMessage) -> None:
         """Act on one message.
@@ -92,21 +100,33 @@ class EngineRequests:
             if owner is engine:
                 del self._pushes[transfer_id]
                 link.abort(transfer_id, "engine_lost", tell_peer=True)
-        for task, owner in list(self._tasks.items()):
-            if owner is engine:
+        for task, waiting in list(self._tasks.items()):
+            if waiting is engine:
                 task.cancel()
 
-    def _start(self, engine: EngineSession, work: Coroutine[None, None, None]) -> None:
+    def _start(self, engine: EngineSession | None, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks[task] = engine
         task.add_done_callback(self._tasks.pop)
 
     def _open_push(self, engine: EngineSession, message: Push) -> None:
+        if message.transfer_id in self._pushes:
+            return
         link = self._links.get(message.peer)
         if link is None:
             self._metrics.blocks_dropped.labels(reason="unknown_peer").inc()
             return
-        link.open(message.transfer_id)
+        try:
+            grant = self._tickets.to_send(
+                message.ticket,
+                transfer_id=message.transfer_id,
+                destination=message.peer,
+                layout_id=engine.layout.layout_id,
+            )
+        except TicketRefusedError as error:
+            self._on_refused(message.transfer_id, message.peer, error.reason.value)
+            return
+        link.open(grant)
         self._pushes[message.transfer_id] = engine, link
 
     def _close_push(self, engine: EngineSession, message: PushDone) -> None:
@@ -115,7 +135,7 @@ class EngineRequests:
             return
         names = [(engine.layout.layout_id, key) for key in keys_of(message.rest)]
         if any(self._is_on_disk_only(name) for name in names):
-            self._start(engine, self._push_rest(link, message.transfer_id, names))
+            self._start(None, self._push_rest(link, message.transfer_id, names))
             return
         for layout_id, key in names:
             block = self._store.get(layout_id, key)
@@ -126,7 +146,10 @@ class EngineRequests:
     async def _push_rest(
         self, link: OutboundLink, transfer_id: bytes, names: list[BlockName]
     ) -> None:
+        """The engine may leave meanwhile: nothing of it is needed any more."""
         for layout_id, key in names:
+            if not link.has(transfer_id):
+                return
             block = await self._store.fetch(layout_id, key)
             # Memory may be full of blocks that wait for the link.
             while block is None and (layout_id, key) in self._store and link.has(transfer_id):
