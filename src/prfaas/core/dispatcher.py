@@ -258,6 +258,7 @@ class Dispatcher:
             arrival.num_prompt_tokens,
             hit,
             hit,
+            way.facts.prfaas_hit_tokens,
             0,
         )
 
@@ -280,6 +281,7 @@ class Dispatcher:
             prompt,
             hit,
             present,
+            way.facts.prfaas_hit_tokens,
             shipped,
         )
 

@@ -1,7 +1,8 @@
 """Which pool holds which blocks, and how much of a prompt it can serve.
 
-The index is fed by ordered event streams, one per pool. A pool whose stream has a gap is not
-trusted until a snapshot has been applied: what it holds then counts as nothing.
+The index is fed by ordered event streams, one per pool. When a stream breaks or has a gap, what was
+known of the pool is no longer certain: it counts as no hit, and only draws requests to the pool,
+until a new snapshot begins. During a snapshot the pool counts as empty.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ class SourceState(StrEnum):
     """How far the index may trust what it knows of a pool."""
 
     EXACT = "exact"
+    DEGRADED = "degraded"
+    """The stream broke: what the pool held then is a hint."""
     REBUILDING = "rebuilding"
     """Waiting for a snapshot, or in the middle of one."""
 
@@ -42,8 +45,12 @@ class PrefixIndex:
         self._source(pool).state = SourceState.EXACT
 
     def lose(self, pool: str) -> None:
-        """The event stream of `pool` broke."""
-        self._sources[pool] = _Source()
+        """The event stream of `pool` broke; half a snapshot is worth nothing."""
+        source = self._source(pool)
+        if source.state is SourceState.REBUILDING:
+            self._sources[pool] = _Source()
+        else:
+            source.state = SourceState.DEGRADED
 
     def add(self, pool: str, layout_id: bytes, keys: Iterable[BlockKey]) -> None:
         """`pool` stored blocks. Adding one twice is harmless."""
@@ -74,8 +81,17 @@ class PrefixIndex:
             Tokens, a multiple of `layout.boundary_tokens`, below `num_tokens`; 0 if the pool is
             not EXACT. Costs one set lookup per block of the prompt.
         """
+        return self._longest(pool, SourceState.EXACT, layout, hashes, num_tokens)
+
+    def hint(self, pool: str, layout: Layout, hashes: list[bytes], num_tokens: int) -> int:
+        """What `usable_hit` would say of a DEGRADED pool if nothing had changed; else 0."""
+        return self._longest(pool, SourceState.DEGRADED, layout, hashes, num_tokens)
+
+    def _longest(
+        self, pool: str, state: SourceState, layout: Layout, hashes: list[bytes], num_tokens: int
+    ) -> int:
         source = self._source(pool)
-        if source.state is not SourceState.EXACT:
+        if source.state is not state or not hashes:
             return 0
         held = _Held(source.blocks, layout, hashes)
         limit = layout.last_boundary(num_tokens)

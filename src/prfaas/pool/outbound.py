@@ -167,7 +167,8 @@ class OutboundLink:
     @property
     def telemetry(self) -> LinkTelemetry:
         """What was measured last."""
-        return self._meter.telemetry(self._clock_ns())
+        arrived = sum(outgoing.transfer.num_bytes for outgoing in self._transfers.values())
+        return self._meter.telemetry(self._clock_ns(), open_arrived_bytes=arrived)
 
     def seconds_to_send(self, num_bytes: int) -> float | None:
         """What a transfer of that many bytes would take now; None if nothing is known."""

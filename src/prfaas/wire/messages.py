@@ -343,6 +343,8 @@ class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     """Congestion windows of all connections together."""
     num_connections: Count
     budget_bits_per_s: Count = 0
+    open_arrived_bytes: Count = 0
+    """What has arrived of transfers that have not ended."""
 
 
 class PoolState(Message, tag="pool_state"):
