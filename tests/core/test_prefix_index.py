@@ -67,7 +67,7 @@ def brute_force(layout: Layout, held: Held, num_tokens: int) -> int:
 class Known:
     """What the model says of one pool."""
 
-    exact: bool = False
+    state: SourceState = SourceState.REBUILDING
     held: Held = field(default_factory=set)
 
 
@@ -85,12 +85,16 @@ class IndexAgainstModel(RuleBasedStateMachine):
     @rule(pool=st.sampled_from(POOLS))
     def end_snapshot(self, pool: str) -> None:
         self.index.end_snapshot(pool)
-        self.known[pool].exact = True
+        self.known[pool].state = SourceState.EXACT
 
     @rule(pool=st.sampled_from(POOLS))
     def lose(self, pool: str) -> None:
         self.index.lose(pool)
-        self.known[pool] = Known()
+        known = self.known[pool]
+        if known.state is SourceState.REBUILDING:
+            self.known[pool] = Known()
+        else:
+            known.state = SourceState.DEGRADED
 
     @rule(pool=st.sampled_from(POOLS), layout=st.sampled_from(LAYOUTS), keys=BATCHES)
     def add(self, pool: str, layout: Layout, keys: list[BlockKey]) -> None:
@@ -111,14 +115,16 @@ class IndexAgainstModel(RuleBasedStateMachine):
     @rule(pool=st.sampled_from(POOLS), layout=st.sampled_from(LAYOUTS), num_tokens=LENGTHS)
     def ask(self, pool: str, layout: Layout, num_tokens: int) -> None:
         known = self.known[pool]
-        expected = brute_force(layout, known.held, num_tokens) if known.exact else 0
-        assert self.index.usable_hit(pool, layout, HASHES, num_tokens) == expected
+        longest = brute_force(layout, known.held, num_tokens)
+        hit = self.index.usable_hit(pool, layout, HASHES, num_tokens)
+        hint = self.index.hint(pool, layout, HASHES, num_tokens)
+        assert hit == (longest if known.state is SourceState.EXACT else 0)
+        assert hint == (longest if known.state is SourceState.DEGRADED else 0)
 
     @invariant()
     def counts_agree(self) -> None:
         for pool, known in self.known.items():
-            state = SourceState.EXACT if known.exact else SourceState.REBUILDING
-            assert self.index.state(pool) is state
+            assert self.index.state(pool) is known.state
             assert self.index.num_blocks(pool) == len(known.held)
 
 

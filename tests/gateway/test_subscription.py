@@ -59,6 +59,9 @@ def test_a_snapshot_counts_once_it_is_complete() -> None:
     made.receive(Evicted(seq=5, layout_id=LAYOUT_ID, keys=keys[:2]))
     assert index.num_blocks("p") == 4
     made.lose()
+    assert index.num_blocks("p") == 4
+    assert index.state("p") is SourceState.DEGRADED
+    made.begin()
     assert index.num_blocks("p") == 0
     assert index.state("p") is SourceState.REBUILDING
 

@@ -86,7 +86,7 @@ class RoutingTable(_Table):
     plan: FilePathText | None = None
     """Plan file of `prfaas plan` with the instances' profiles, from which paths are predicted; its
     PrfaaS clusters are found by name, a single one stands for all."""
-    moving_threshold: bool = False
+    short_term_loop: bool = False
     """Let the threshold of "adaptive" follow queues and links."""
     ttft_max: DurationNs | None = None
     """Refuse with 429 what is predicted to take longer to its first token; needs a `plan`."""

@@ -106,7 +106,7 @@ class Driver:
             DispatchSettings(
                 policy=routing.effective_policy,
                 offload_threshold=routing.offload_threshold,
-                moving_threshold=routing.moving_threshold,
+                moving_threshold=routing.short_term_loop,
                 ttft_max_ns=routing.ttft_max,
             ),
         )
@@ -155,7 +155,7 @@ class Driver:
         """What has not changed is as it was: links that are up and carry nothing."""
         for link in self.dispatcher.links:
             if link.up and not link.book.promised_bytes:
-                self._report_link(link.source, link.destination, now_ns, sent_bytes=0)
+                self._report_idle(link.source, link.destination, now_ns)
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
         """One interval of the short-term loop."""
@@ -217,34 +217,26 @@ class Driver:
 
     def _set_link(self, source: str, destination: str, now_ns: int) -> list[int]:
         """A transfer has to be able to begin, and to be followed at both ends."""
-        at_source, at_destination = (
-            self._views.get(pool, PoolView()) for pool in (source, destination)
-        )
-        alive = at_source.is_live and at_destination.is_live
-        up = alive and at_source.links.get(destination, False)
+        ends = [self._views.get(pool, PoolView()) for pool in (source, destination)]
+        up = all(end.is_live for end in ends) and ends[0].links.get(destination, False)
         if up:
-            measured = at_source.telemetry.get(destination)
-            sent_bytes = measured.open_arrived_bytes if measured else 0
-            self._report_link(source, destination, now_ns, sent_bytes=sent_bytes)
+            measured = ends[0].telemetry.get(destination)
+            if measured is None or not measured.goodput_bits_per_s:
+                self._report_idle(source, destination, now_ns)
+            else:
+                seen = _report(measured, float(measured.goodput_bits_per_s), now_ns)
+                self.dispatcher.report_link(source, destination, seen)
         return self.dispatcher.set_link(source, destination, up=up)
 
-    def _report_link(self, source: str, destination: str, now_ns: int, *, sent_bytes: int) -> None:
-        """Without a measured rate the operator's budget or plan stands in; without any, nothing."""
+    def _report_idle(self, source: str, destination: str, now_ns: int) -> None:
+        """A link that carries nothing: its last rate holds, else the operator's budget or plan."""
         measured = self._views[source].telemetry.get(destination)
-        planned = self._planned_bits_per_s[source]
-        rate = planned
-        if measured is not None:
-            rate = measured.goodput_bits_per_s or measured.budget_bits_per_s or planned
-        if not rate:
-            return
-        report = LinkReport(
-            now_ns if measured is None or not sent_bytes else now_ns - measured.age_ns,
-            float(rate),
-            sent_bytes,
-            1.0 if measured is not None and measured.queued_bytes else 0.0,
-            measured.rtt_ns if measured is not None else 0,
-        )
-        self.dispatcher.report_link(source, destination, report)
+        known = (measured.goodput_bits_per_s or measured.budget_bits_per_s) if measured else 0
+        rate = known or self._planned_bits_per_s[source]
+        if rate:
+            rtt_ns = measured.rtt_ns if measured else 0
+            report = LinkReport(now_ns, float(rate), 0, 0.0, rtt_ns)
+            self.dispatcher.report_link(source, destination, report)
 
     def _cached(self, ask: Ask) -> tuple[dict[str, int], dict[str, int]]:
         """Hits and hints by pool."""
@@ -259,6 +251,17 @@ class Driver:
             else:
                 hits[pool] = self._index.usable_hit(pool, *what)
         return hits, hints
+
+
+def _report(measured: LinkTelemetry, bits_per_s: float, now_ns: int) -> LinkReport:
+    """A link in whose queue something waits is in full use."""
+    return LinkReport(
+        now_ns - measured.age_ns,
+        bits_per_s,
+        measured.open_arrived_bytes,
+        1.0 if measured.queued_bytes else 0.0,
+        measured.rtt_ns,
+    )
 
 
 def _members(clusters: Mapping[str, ClusterTable]) -> tuple[Member, ...]:
