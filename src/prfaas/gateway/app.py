@@ -31,11 +31,13 @@ from prfaas.gateway.profiles import load_profiles
 from prfaas.gateway.records import NS_PER_MS, Outcome, Record, Records
 from prfaas.gateway.requests import Api, parse_request
 from prfaas.gateway.salt import tenant_salt
+from prfaas.gateway.tickets import TicketOffice
 from prfaas.gateway.tokenizing import PromptMaker
 from prfaas.gateway.transfers import Transfers, TransferView
 from prfaas.gateway.views import Views
 from prfaas.units import NS_PER_S
 from prfaas.wire.identity import identity_in
+from prfaas.wire.tickets import TicketSigner
 
 REQUESTS_MAX = 4096
 """Requests in flight; more are refused with 429 before their bodies are read."""
@@ -104,6 +106,10 @@ class Gateway:
         engine_tls.check_hostname = True
         salt = tenant_salt(deployment.state)
         profiles = load_profiles(deployment)
+        limits = deployment.routing
+        tickets = TicketOffice(
+            TicketSigner(identity), limits.prefill_timeout + limits.transfer_timeout
+        )
         self._table = deployment.gateway
         self._model = model
         self._prompts = PromptMaker(deployment.model.path, salt)
@@ -127,7 +133,7 @@ class Gateway:
         self._flow = Flow(
             planner=Planner(self.engines, self.pools, self._prompts, self.driver),
             driver=self.driver,
-            prefill_leg=PrefillLeg(self.engines, model, salt, deployment.routing),
+            prefill_leg=PrefillLeg(self.engines, model, salt, deployment.routing, tickets),
             decode_leg=DecodeLeg(
                 self.engines, salt, deployment.routing.transfer_timeout // NS_PER_MS
             ),

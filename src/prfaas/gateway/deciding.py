@@ -53,6 +53,11 @@ class Plan:
     final_tokens: int
 
     @property
+    def layout(self) -> Layout | None:
+        """Of the blocks; None while unknown, and then the path is local."""
+        return self.ask.layout
+
+    @property
     def pd_hit_tokens(self) -> int:
         """Prefix that decode's pool already holds."""
         return self.routed.present_tokens

@@ -107,6 +107,7 @@ class Driver:
                 policy=routing.effective_policy,
                 offload_threshold=routing.offload_threshold,
                 moving_threshold=routing.short_term_loop,
+                admission=routing.ttft_max is not None,
                 ttft_max_ns=routing.ttft_max,
             ),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from prfaas.core.blocks import Layout
-from prfaas.core.prefix_index import PrefixIndex, SourceState
+from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import PeerError
 from prfaas.gateway.driver import PoolView
 from prfaas.gateway.transfers import Transfers
@@ -55,7 +55,7 @@ class Subscription:
     @property
     def is_live(self) -> bool:
         """Whether the snapshot is complete and no event was missed since."""
-        return self._index.state(self._pool) is SourceState.EXACT
+        return self._index.state(self._pool).is_live
 
     def begin(self) -> None:
         """A connection stands; a snapshot comes next."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import threading
 from collections.abc import Callable
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.transfers import TransferState
 from prfaas.errors import PeerError
-from prfaas.pool.data_in import Assembly, DataHandlers, DataReceiver
+from prfaas.pool.assembly import Assembly
+from prfaas.pool.data_in import DataHandlers, DataReceiver
+from prfaas.pool.early import EarlyBlocks
 from prfaas.pool.inbound import InboundTransfers
-from prfaas.pool.listener import HANDSHAKE_TIMEOUT_S, Listener
+from prfaas.pool.io_thread import IoThread
+from prfaas.pool.listener import Listener
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import BlockFrame, Frame
@@ -38,7 +40,7 @@ from prfaas.wire.messages import (
 log = logging.getLogger(__name__)
 
 DATA_CONNECTIONS_MAX = 128
-"""Of all peers together; each has a thread."""
+"""Of all peers together."""
 KEYS_AT_ONCE = 4096
 
 
@@ -63,15 +65,18 @@ class LinkPort:
         gateways: frozenset[str],
         inbound: InboundTransfers,
         metrics: PoolMetrics,
+        io: IoThread,
         on_subscribe: Callable[[Channel], None],
         on_unsubscribe: Callable[[Channel], None],
         on_abort: Callable[[bytes, str], None],
+        clock_ns: Callable[[], int],
     ) -> None:
         self._tls = tls
         self._sources = sources
         self._gateways = gateways
         self._inbound = inbound
         self._metrics = metrics
+        self._io = io
         self._on_subscribe = on_subscribe
         self._on_unsubscribe = on_unsubscribe
         self._on_abort = on_abort
@@ -87,6 +92,8 @@ class LinkPort:
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._receivers: set[DataReceiver] = set()
+        self._early = EarlyBlocks(clock_ns)
+        self._is_closed = False
         self._handlers = DataHandlers(
             find_assembly=self._find_assembly,
             wants=inbound.wants,
@@ -114,13 +121,14 @@ class LinkPort:
 
     async def close(self) -> None:
         """Stop listening and drop every connection."""
+        self._is_closed = True
         await self._listener.close()
+        for peer, transfer_id in self._early.all():
+            self._drop_early(peer, transfer_id)
         for channel in list(self._channels):
             channel.close("this pool node stops")
-        threads = [receiver.thread for receiver in self._receivers]
         for receiver in self._receivers:
             receiver.kill()
-        await asyncio.to_thread(_join_all, threads)
 
     def is_connected(self, source: str) -> bool:
         """Whether a link from the pool `source` stands."""
@@ -168,7 +176,7 @@ class LinkPort:
                 self._welcome(channel, message)
             case Offer():
                 self._require(channel, self._sources)
-                self._inbound.offered(message.transfer_id, channel.peer)
+                self._offered(channel, message)
             case Commit():
                 self._require(channel, self._sources)
                 may_follow = channel.peer in self._links
@@ -184,6 +192,11 @@ class LinkPort:
             case _:
                 raise PeerError(f"{type(message).__name__} has no meaning on this port")
 
+    def _offered(self, channel: Channel, offer: Offer) -> None:
+        channel.send(self._inbound.offered(offer, channel.peer))
+        for frame, done in self._early.take(channel.peer, offer.transfer_id):
+            self._take_block(channel.peer, frame, done)
+
     def _welcome(self, channel: Channel, hello: PoolHello) -> None:
         """A pool has one link: whatever stood before a new one is dead."""
         self._require(channel, self._sources)
@@ -195,7 +208,7 @@ class LinkPort:
             other.close("the pool has connected anew")
         self._drop_link(channel.peer)
         if hello.link:
-            self._links[channel.peer] = hello.link, Assembly()
+            self._links[channel.peer] = hello.link, Assembly(bytearray)
         self._inbound.resumed(channel.peer, hello.resumes)
         for transfer_id in hello.resumes:
             self._resume(channel, transfer_id)
@@ -204,9 +217,10 @@ class LinkPort:
     def _resume(self, channel: Channel, transfer_id: bytes) -> None:
         """Tell a peer that came back what became of one of its transfers."""
         transfer = self._inbound.ending(transfer_id, channel.peer)
-        if transfer is None or transfer.state in (TransferState.ABORTED, TransferState.EXPIRED):
-            reason = transfer.reason if transfer is not None else "not yours"
-            channel.send(Abort(transfer_id=transfer_id, reason=reason))
+        if transfer is None:
+            return
+        if not transfer.is_open and transfer.state is not TransferState.COMMITTED:
+            channel.send(Abort(transfer_id=transfer_id, reason=transfer.reason))
             return
         by_layout: dict[bytes, list[BlockKey]] = {}
         for layout_id, key in self._inbound.arrived(transfer_id):
@@ -222,10 +236,10 @@ class LinkPort:
     def forget(self, transfer_id: bytes) -> None:
         """Drop what is unfinished of a transfer that ended."""
         for _, assembly in self._links.values():
-            assembly.forget(transfer_id)
+            self._io.call(assembly.forget, transfer_id)
 
     def _find_assembly(self, peer: str, link: str) -> Assembly | None:
-        """Asked from the threads of data connections."""
+        """Asked on the I/O thread."""
         word, assembly = self._links.get(peer, ("", None))
         return assembly if word == link else None
 
@@ -233,8 +247,13 @@ class LinkPort:
         return next((c for c in self._channels if c.peer == peer and c.is_open), None)
 
     def _take_block(self, peer: str, frame: BlockFrame, done: Callable[[], None]) -> None:
+        if self._is_closed:
+            done()
+            return
         channel = self._channel_of(peer)
-        self._inbound.offered(frame.transfer_id, peer)
+        if not self._inbound.is_offered(frame.transfer_id, peer):
+            self._early.add(peer, frame, done)
+            return
         if channel is not None:
             self._keep(channel, frame, is_checked=True)
         else:
@@ -261,7 +280,20 @@ class LinkPort:
     def _refuse(self) -> None:
         self._metrics.refused.labels(port="link").inc()
 
+    def expire(self) -> None:
+        """Drop blocks whose offer did not come."""
+        for peer, transfer_id in self._early.overdue():
+            self._drop_early(peer, transfer_id)
+            self._refuse_transfer(peer, transfer_id)
+
+    def _drop_early(self, peer: str, transfer_id: bytes) -> None:
+        for _, done in self._early.take(peer, transfer_id):
+            done()
+
     def _drop_link(self, peer: str) -> None:
+        for other, transfer_id in self._early.all():
+            if other == peer:
+                self._drop_early(peer, transfer_id)
         self._links.pop(peer, None)
         for receiver in list(self._receivers):
             if receiver.peer == peer:
@@ -271,10 +303,10 @@ class LinkPort:
         if len(self._receivers) >= DATA_CONNECTIONS_MAX:
             raise PeerError(f"there are {DATA_CONNECTIONS_MAX} data connections already")
         receiver = DataReceiver(
-            connection, self._tls.data, self._sources, self._handlers, self._tell
+            connection, self._tls.data, self._sources, self._handlers, self._io, self._tell
         )
         self._receivers.add(receiver)
-        receiver.thread.start()
+        receiver.start()
 
     def _tell(self, what: Callable[..., None], *about: object) -> bool:
         """Have something done on the loop, from a thread; False if the loop has ended."""
@@ -307,8 +339,3 @@ class LinkPort:
             self._inbound.peer_lost(channel.peer)
         else:
             self._inbound.peer_away(channel.peer)
-
-
-def _join_all(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.join(2 * HANDSHAKE_TIMEOUT_S)
