@@ -1,4 +1,4 @@
-"""Picking an instance, the threshold loop, admission."""
+"""Picking an instance, admission."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from prfaas.core.admission import admit
 from prfaas.core.picking import DEFAULT_FILTERS, Candidate, cached_prefix, pick, short_wait
 from prfaas.core.routing import Reason
-from prfaas.core.threshold_loop import ThresholdLoop
 from prfaas.units import NS_PER_S
 
 CANDIDATES = st.lists(
@@ -83,25 +82,6 @@ def test_a_worse_candidate_changes_nothing(
         more = in_order([*ordered, worse])
         again = pick(more, num_tokens, hit_tokens_max=5000, scorers=scorers).candidate
         assert again == chosen
-
-
-@given(load=st.floats(0.1, 4.0), planned=st.integers(500, 100_000), use=st.floats(0, 0.89))
-def test_the_threshold_settles_under_a_constant_load(load: float, planned: int, use: float) -> None:
-    loop = ThresholdLoop(planned)
-    balance, seen = planned * load, [planned]
-    for _ in range(300):
-        wait = round((balance / seen[-1] - 1) * 20 * NS_PER_S)
-        seen.append(loop.update(use, max(0, -wait), max(0, wait)))
-        assert abs(seen[-1] / seen[-2] - 1) <= 0.1 + 2 / seen[-2]
-    late = seen[-100:]
-    assert max(late) / min(late) < 1.05 + 2 / min(late)
-
-
-def test_a_full_link_raises_the_threshold_and_unknown_signals_leave_it() -> None:
-    loop = ThresholdLoop(10_000)
-    assert loop.update(None, 0, 0) == 10_000
-    assert loop.update(0.5, 0, 0) == 10_000
-    assert loop.update(0.99, 0, 0) == 11_000
 
 
 @given(predicted=st.none() | st.integers(0, 10**12), target=st.none() | st.integers(1, 10**11))

@@ -178,16 +178,16 @@ def test_a_pool_beyond_the_limit_is_known_in_part_and_never_too_well() -> None:
     index.end_snapshot("p")
     assert index.state("p") is SourceState.EXACT
     index.add("p", layout.layout_id, keys)
-    assert index.state("p") is SourceState.DEGRADED
+    assert index.state("p") is SourceState.INCOMPLETE
     assert index.num_blocks("p") == 3
     assert index.usable_hit("p", layout, HASHES, 100) == 12
     # There is room again, but what was not remembered is still not known.
     index.remove("p", layout.layout_id, keys[:1])
-    assert index.state("p") is SourceState.DEGRADED
+    assert index.state("p") is SourceState.INCOMPLETE
     index.begin_snapshot("p")
     index.add("p", layout.layout_id, keys)
     index.end_snapshot("p")
-    assert index.state("p") is SourceState.DEGRADED
+    assert index.state("p") is SourceState.INCOMPLETE
     index.begin_snapshot("p")
     index.end_snapshot("p")
     assert index.state("p") is SourceState.EXACT

@@ -67,8 +67,8 @@ class DispatchSettings:
         bandwidth: Regime of the paper's rule.
         moving_threshold: Let the short-term loop move the threshold; only `adaptive` has one that
             moves.
-        ttft_max_ns: Requests that are predicted to take longer to their first token are refused;
-            None lets everybody in.
+        ttft_max_ns: Target of the time to first token; None is no target.
+        admission: Refuse what is predicted to miss the target.
         stale_after_ns: Age beyond which a report counts as unknown.
     """
 
@@ -77,6 +77,7 @@ class DispatchSettings:
     bandwidth: Bandwidth = Bandwidth.SCARCE
     moving_threshold: bool = False
     ttft_max_ns: int | None = None
+    admission: bool = False
     stale_after_ns: int = 3 * NS_PER_S
 
 

@@ -135,12 +135,13 @@ class Dispatcher:
         self.end(arrival.request_id, now_ns)
         way = self._ways.best(arrival, now_ns)
         decision = way.link.policy.decide(way.facts, way.prediction)
-        if not again:
+        if self._settings.admission and not again:
             admission = admit(decision.predicted_ns, self._settings.ttft_max_ns)
             if not admission.admitted:
                 return Refused(Refusal.PREDICTED_LATE, admission.retry_after_s, decision)
         if way.home is None and (decision.path is Path.LOCAL or self._decode_book is None):
             return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
+        way = self._ways.apart(way, decision.path, now_ns)
         if decision.path is Path.REMOTE:
             routed = self._send_away(arrival, decision, way, now_ns)
         else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 OUTDATED_RATIO_MAX = 8
@@ -126,6 +126,11 @@ class LoadBook:
                 return self._order[0][1]
             heapq.heappop(self._order)
         return None
+
+    def last(self, names: Iterable[str]) -> str | None:
+        """The ready one of some instances that is free last, by name among equals."""
+        ready = (name for name in names if self._loads[name].ready)
+        return min(ready, key=lambda name: (-self._loads[name].free_at_ns, name), default=None)
 
     def in_order(self) -> Iterator[str]:
         """Ready instances, the one that is free first comes first. The book must not change.

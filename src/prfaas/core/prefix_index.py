@@ -17,7 +17,7 @@ class SourceState(StrEnum):
     """How far the index may trust what it knows of a pool."""
 
     EXACT = "exact"
-    DEGRADED = "degraded"
+    INCOMPLETE = "incomplete"
     """The pool holds more than the index remembers: a hit is at least what the index says."""
     REBUILDING = "rebuilding"
     """Waiting for a snapshot, or in the middle of one."""
@@ -47,7 +47,7 @@ class PrefixIndex:
 
     Args:
         num_blocks_max: Blocks of one pool that are remembered. Of a pool with more some are not
-            known, and it counts as DEGRADED until its next snapshot.
+            known, and it counts as INCOMPLETE until its next snapshot.
     """
 
     def __init__(self, num_blocks_max: int = NUM_BLOCKS_MAX) -> None:
@@ -61,7 +61,7 @@ class PrefixIndex:
     def end_snapshot(self, pool: str) -> None:
         """All blocks of the snapshot were added: trust the pool from here on."""
         source = self._source(pool)
-        source.state = SourceState.DEGRADED if source.full else SourceState.EXACT
+        source.state = SourceState.INCOMPLETE if source.full else SourceState.EXACT
 
     def lose(self, pool: str) -> None:
         """The event stream of `pool` broke."""
@@ -142,7 +142,7 @@ class PrefixIndex:
     def _overflow(source: _Source) -> None:
         source.full = True
         if source.state is SourceState.EXACT:
-            source.state = SourceState.DEGRADED
+            source.state = SourceState.INCOMPLETE
 
     def _source(self, pool: str) -> _Source:
         return self._sources.setdefault(pool, _Source())

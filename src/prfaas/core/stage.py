@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prfaas.core.dispatch import Arrival, Member
 from prfaas.core.load_book import LoadBook
@@ -87,6 +87,18 @@ class Stage:
             hit_tokens_max=most,
             scorers=self._scorers,
         )
+
+    def last_like(self, chosen: Candidate, now_ns: int) -> Candidate:
+        """The busiest instance that may stand in for a chosen one: same pool and layout."""
+        like = self.instances[chosen.name]
+        peers = (
+            i.name
+            for i in self.instances.values()
+            if (i.pool, i.layout_id) == (like.pool, like.layout_id)
+            and i.num_tokens_max >= like.num_tokens_max
+        )
+        name = self.book.last(peers) or chosen.name
+        return replace(chosen, name=name, wait_ns=self.book.wait_ns(name, now_ns))
 
     def _candidates(self, arrival: Arrival, now_ns: int, road: Road | None) -> Iterator[Candidate]:
         for name in self.book.in_order():

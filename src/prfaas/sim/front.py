@@ -51,7 +51,8 @@ class Front:
                 routing.offload_threshold,
                 routing.bandwidth,
                 routing.moving_threshold,
-                setup.slo.ttft_ns if routing.admission else None,
+                setup.slo.ttft_ns,
+                routing.admission,
                 setup.signals.stale_after_ns,
             ),
         )
