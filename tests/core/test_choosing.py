@@ -1,14 +1,12 @@
-"""Picking an instance, the load book, the threshold loop, admission."""
+"""Picking an instance, admission."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.admission import admit
-from prfaas.core.load_book import LoadBook
 from prfaas.core.picking import DEFAULT_FILTERS, Candidate, cached_prefix, pick, short_wait
 from prfaas.core.routing import Reason
-from prfaas.core.threshold_loop import ThresholdLoop
 from prfaas.units import NS_PER_S
 
 CANDIDATES = st.lists(
@@ -84,73 +82,6 @@ def test_a_worse_candidate_changes_nothing(
         more = in_order([*ordered, worse])
         again = pick(more, num_tokens, hit_tokens_max=5000, scorers=scorers).candidate
         assert again == chosen
-
-
-ACTIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["dispatch", "report", "down", "up"]),
-        st.sampled_from("abc"),
-        st.integers(0, NS_PER_S),
-        st.integers(0, 10 * NS_PER_S),
-    ),
-    max_size=40,
-)
-
-
-@given(actions=ACTIONS)
-def test_the_book_picks_what_the_picker_picks(
-    actions: list[tuple[str, str, int, int]],
-) -> None:
-    book, ready, now = LoadBook(list("abc"), stale_after_ns=10**15), dict.fromkeys("abc", True), 0
-    for action, name, after, work in actions:
-        now += after
-        if action == "dispatch":
-            book.dispatch(name, now, work)
-        elif action == "report":
-            book.report(name, now, work)
-        else:
-            ready[name] = action == "up"
-            book.set_ready(name, ready=ready[name])
-        waits = {n: book.wait_ns(n, now) for n in "abc"}
-        alone = [Candidate(n, ready[n], waits[n]) for n in "abc"]
-        chosen = pick(in_order(alone), 1, hit_tokens_max=0, scorers=((short_wait, 1.0),)).candidate
-        least = book.least()
-        order = list(book.in_order())
-        assert sorted(order) == [n for n in "abc" if ready[n]]
-        assert order[:1] == ([] if least is None else [least])
-        assert [waits[n] for n in order] == sorted(waits[n] or 0 for n in order)
-        assert (chosen is None) == (least is None)
-        if chosen is not None and least is not None:
-            assert waits[least] == waits[chosen.name]
-
-
-def test_a_late_report_does_not_forget_what_was_sent_since() -> None:
-    book = LoadBook(["a"], stale_after_ns=5 * NS_PER_S)
-    book.dispatch("a", 2 * NS_PER_S, 3 * NS_PER_S)
-    book.report("a", NS_PER_S, NS_PER_S // 2)
-    assert book.wait_ns("a", 2 * NS_PER_S) == 3 * NS_PER_S
-    book.report("a", 2 * NS_PER_S, 4 * NS_PER_S)
-    assert book.wait_ns("a", 2 * NS_PER_S) == 4 * NS_PER_S
-    assert book.wait_ns("a", 8 * NS_PER_S) is None
-
-
-@given(load=st.floats(0.1, 4.0), planned=st.integers(500, 100_000), use=st.floats(0, 0.89))
-def test_the_threshold_settles_under_a_constant_load(load: float, planned: int, use: float) -> None:
-    loop = ThresholdLoop(planned)
-    balance, seen = planned * load, [planned]
-    for _ in range(300):
-        wait = round((balance / seen[-1] - 1) * 20 * NS_PER_S)
-        seen.append(loop.update(use, max(0, -wait), max(0, wait)))
-        assert abs(seen[-1] / seen[-2] - 1) <= 0.1 + 2 / seen[-2]
-    late = seen[-100:]
-    assert max(late) / min(late) < 1.05 + 2 / min(late)
-
-
-def test_a_full_link_raises_the_threshold_and_unknown_signals_leave_it() -> None:
-    loop = ThresholdLoop(10_000)
-    assert loop.update(None, 0, 0) == 10_000
-    assert loop.update(0.5, 0, 0) == 10_000
-    assert loop.update(0.99, 0, 0) == 11_000
 
 
 @given(predicted=st.none() | st.integers(0, 10**12), target=st.none() | st.integers(1, 10**11))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from prfaas.core.policies import Bandwidth, PolicyName
@@ -67,8 +67,8 @@ class DispatchSettings:
         bandwidth: Regime of the paper's rule.
         moving_threshold: Let the short-term loop move the threshold; only `adaptive` has one that
             moves.
-        ttft_max_ns: Requests that are predicted to take longer to their first token are refused;
-            None lets everybody in.
+        ttft_max_ns: Target of the time to first token; None is no target.
+        admission: Refuse what is predicted to miss the target.
         stale_after_ns: Age beyond which a report counts as unknown.
     """
 
@@ -77,6 +77,7 @@ class DispatchSettings:
     bandwidth: Bandwidth = Bandwidth.SCARCE
     moving_threshold: bool = False
     ttft_max_ns: int | None = None
+    admission: bool = False
     stale_after_ns: int = 3 * NS_PER_S
 
 
@@ -89,6 +90,8 @@ class Arrival:
         num_prompt_tokens: Length of the prompt.
         num_tokens_to_fit: What an instance has to be able to hold, tokens; 0 takes any.
         hits: Usable cached prefix by pool, tokens; pools that are left out hold nothing.
+        hints: The same for pools whose contents are not certain: it draws a request to them, and
+            decides nothing else.
         offloadable: Whether prefill and decode may be split.
         tenant: Whose it is.
     """
@@ -97,6 +100,7 @@ class Arrival:
     num_prompt_tokens: int
     num_tokens_to_fit: int
     hits: Mapping[str, int]
+    hints: Mapping[str, int] = field(default_factory=dict)
     offloadable: bool = True
     tenant: str = ""
 
@@ -112,6 +116,7 @@ class Routed:
         decode: The instance that decodes; None while it is not chosen.
         source: Pool that ships the blocks; "" on the local path.
         destination: Pool that they are decoded from.
+        num_prompt_tokens: Length of the prompt.
         hit_tokens: Cached prefix where it is prefilled, tokens.
         present_tokens: Cached prefix at the destination, tokens; it is not shipped.
         shipped_bytes: What the link is promised; 0 on the local path or without a cost model.
@@ -123,6 +128,7 @@ class Routed:
     decode: str | None
     source: str
     destination: str
+    num_prompt_tokens: int
     hit_tokens: int
     present_tokens: int
     shipped_bytes: int

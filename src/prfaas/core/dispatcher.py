@@ -12,7 +12,7 @@ itself. Time comes in as an argument.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prfaas.core.admission import admit
 from prfaas.core.decode_book import DecodeBook
@@ -42,6 +42,7 @@ class _Open:
 
     routed: Routed
     in_transfer: bool
+    prefilling: bool = True
     decode: str | None = None
 
 
@@ -70,11 +71,11 @@ class Dispatcher:
 
     # What there is
 
-    def set_ready(self, name: str, *, ready: bool) -> None:
-        """An instance became healthy, or stopped being so."""
+    def set_ready(self, name: str, *, ready: bool, now_ns: int) -> None:
+        """An instance became healthy, with an empty queue, or stopped being so."""
         stage = self._stage_of.get(name)
         if stage is not None:
-            stage.book.set_ready(name, ready=ready)
+            stage.book.set_ready(name, ready=ready, now_ns=now_ns)
         elif self._decode_book is not None:
             self._decode_book.set_ready(name, ready=ready)
 
@@ -101,9 +102,9 @@ class Dispatcher:
 
     # Reports
 
-    def report_load(self, name: str, observed_at_ns: int, backlog_ns: int) -> None:
-        """An instance that prefills had `backlog_ns` of work left at `observed_at_ns`."""
-        self._stage_of[name].book.report(name, observed_at_ns, backlog_ns)
+    def report_load(self, name: str, observed_at_ns: int, num_waiting: int) -> None:
+        """So many requests waited for prefill at an instance at `observed_at_ns`."""
+        self._stage_of[name].book.report(name, observed_at_ns, num_waiting)
 
     def report_link(self, source: str, destination: str, report: LinkReport) -> None:
         """A pool node saw what a link carries."""
@@ -131,20 +132,23 @@ class Dispatcher:
             now_ns: Time.
             again: It was let in before; admission is not asked.
         """
-        self.end(arrival.request_id)
+        self.end(arrival.request_id, now_ns)
         way = self._ways.best(arrival, now_ns)
         decision = way.link.policy.decide(way.facts, way.prediction)
-        if not again:
+        if self._settings.admission and not again:
             admission = admit(decision.predicted_ns, self._settings.ttft_max_ns)
             if not admission.admitted:
                 return Refused(Refusal.PREDICTED_LATE, admission.retry_after_s, decision)
         if way.home is None and (decision.path is Path.LOCAL or self._decode_book is None):
             return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
+        way = self._ways.apart(way, decision.path, now_ns)
         if decision.path is Path.REMOTE:
             routed = self._send_away(arrival, decision, way, now_ns)
         else:
             routed = self._keep(arrival, decision, way, now_ns)
         self._open[arrival.request_id] = _Open(routed, decision.path is Path.REMOTE)
+        if routed.decode is not None:
+            self._ways.home.enter(routed.decode)
         return routed
 
     def choose_decode(self, request_id: int) -> str | None:
@@ -160,6 +164,32 @@ class Dispatcher:
             entry.decode = self._decode_book.choose()
         return entry.decode
 
+    def prefilled(self, request_id: int, now_ns: int) -> None:
+        """The end of a prefill was heard of."""
+        entry = self._open.get(request_id)
+        if entry is not None and entry.prefilling:
+            entry.prefilling = False
+            name = entry.routed.prefill
+            self._stage_of[name].book.done(name, request_id, now_ns)
+
+    def fall_back(self, request_id: int, now_ns: int) -> None:
+        """The remote path of a request was given up: the instance that decodes prefills as well.
+
+        For a PD cluster whose instances do both; anywhere else, and on the local path, it changes
+        nothing.
+        """
+        entry = self._open.get(request_id)
+        if entry is None or self._decode_book is not None or not entry.routed.source:
+            return
+        self.transfer_over(request_id)
+        self._withdraw(request_id, entry, now_ns)
+        name, routed = entry.routed.decode, entry.routed
+        assert name is not None  # noqa: S101 (such instances are chosen on arrival)
+        new = routed.num_prompt_tokens - routed.present_tokens
+        self._ways.home.book.dispatch(name, request_id, now_ns, self._local_work_ns(new))
+        entry.routed = replace(routed, cluster=self._home.name, prefill=name, source="")
+        entry.prefilling = True
+
     def transfer_over(self, request_id: int) -> None:
         """The blocks of a request have landed, or were given up."""
         entry = self._open.get(request_id)
@@ -169,11 +199,16 @@ class Dispatcher:
             link = self.links.between(routed.source, routed.destination)
             link.book.settle(routed.shipped_bytes)
 
-    def end(self, request_id: int) -> None:
+    def end(self, request_id: int, now_ns: int) -> None:
         """A request is over, one way or the other; one that is not open changes nothing."""
         self.transfer_over(request_id)
         entry = self._open.pop(request_id, None)
-        if entry is not None and entry.decode is not None and self._decode_book is not None:
+        if entry is None:
+            return
+        self._withdraw(request_id, entry, now_ns)
+        if self._decode_book is None:
+            self._ways.home.leave(entry.routed.decode or entry.routed.prefill)
+        elif entry.decode is not None:
             self._decode_book.leave(entry.decode)
 
     # What is held
@@ -182,6 +217,11 @@ class Dispatcher:
     def num_open(self) -> int:
         """Requests that were let in and have not ended."""
         return len(self._open)
+
+    def prefills(self, request_id: int) -> str | None:
+        """The instance that prefills a request; None once the end was heard of."""
+        entry = self._open.get(request_id)
+        return entry.routed.prefill if entry is not None and entry.prefilling else None
 
     def decoder_of(self, request_id: int) -> str | None:
         """The instance that was chosen to decode a request; None if there is none."""
@@ -207,21 +247,29 @@ class Dispatcher:
     def _keep(self, arrival: Arrival, decision: Decision, way: Way, now_ns: int) -> Routed:
         assert way.home is not None  # noqa: S101 (refused before)
         name, hit = way.home.name, way.home.hit_tokens
-        new, costs = arrival.num_prompt_tokens - hit, self._home.costs
-        work_ns = costs.local_prefill_ns(new) if costs else new * NOMINAL_NS_PER_TOKEN
-        self._ways.home.book.dispatch(name, now_ns, work_ns)
-        decode = name if self._decode_book is None else None
-        destination = way.link.destination
-        return Routed(decision, self._home.name, name, decode, "", destination, hit, hit, 0)
+        work_ns = self._local_work_ns(arrival.num_prompt_tokens - hit)
+        self._ways.home.book.dispatch(name, arrival.request_id, now_ns, work_ns)
+        return Routed(
+            decision,
+            self._home.name,
+            name,
+            name if self._decode_book is None else None,
+            "",
+            way.link.destination,
+            arrival.num_prompt_tokens,
+            hit,
+            hit,
+            0,
+        )
 
     def _send_away(self, arrival: Arrival, decision: Decision, way: Way, now_ns: int) -> Routed:
         assert way.away is not None  # noqa: S101 (no policy sends away what is barred)
         prompt, hit, costs = arrival.num_prompt_tokens, way.away.hit_tokens, way.cluster.costs
-        present = way.facts.pd_hit_tokens
-        new = prompt - hit
+        present, new = way.facts.pd_hit_tokens, prompt - hit
         work_ns = costs.remote_prefill_ns(new) if costs else new * NOMINAL_NS_PER_TOKEN
         shipped = costs.shipped_bytes(prompt, present) if costs else 0
-        self._ways.away[way.cluster.name].book.dispatch(way.away.name, now_ns, work_ns)
+        stage = self._ways.away[way.cluster.name]
+        stage.book.dispatch(way.away.name, arrival.request_id, now_ns, work_ns)
         way.link.book.promise(shipped)
         return Routed(
             decision,
@@ -230,7 +278,23 @@ class Dispatcher:
             way.home.name if way.home and self._decode_book is None else None,
             way.link.source,
             way.link.destination,
+            prompt,
             hit,
             present,
             shipped,
         )
+
+    def _local_work_ns(self, num_new_tokens: int) -> int:
+        costs = self._home.costs
+        return (
+            costs.local_prefill_ns(num_new_tokens)
+            if costs
+            else num_new_tokens * NOMINAL_NS_PER_TOKEN
+        )
+
+    def _withdraw(self, request_id: int, entry: _Open, now_ns: int) -> None:
+        """Nobody waits for the prefill any more."""
+        if entry.prefilling:
+            entry.prefilling = False
+            name = entry.routed.prefill
+            self._stage_of[name].book.drop(name, request_id, now_ns)

@@ -8,7 +8,7 @@ from prfaas.core.dispatch import DispatchSettings, ThresholdMoved
 from prfaas.core.link_book import LinkBook
 from prfaas.core.policies import AdaptivePolicy, make_policy
 from prfaas.core.predictions import BITS_PER_BYTE, PathSignals
-from prfaas.core.threshold_loop import ThresholdLoop
+from prfaas.core.threshold_loop import Pressures, ThresholdLoop
 from prfaas.units import NS_PER_S
 
 
@@ -25,7 +25,9 @@ class Link:
         self.source, self.destination = source, destination
         self.up = False
         self.book = LinkBook(settings.stale_after_ns)
-        self.policy = make_policy(settings.policy, settings.offload_threshold, settings.bandwidth)
+        self.policy = make_policy(
+            settings.policy, settings.offload_threshold, settings.bandwidth, settings.ttft_max_ns
+        )
         self._loop = ThresholdLoop(max(settings.offload_threshold, 1))
 
     def signals(
@@ -50,7 +52,8 @@ class Link:
             link_ns = backlog * BITS_PER_BYTE * NS_PER_S / seen.bits_per_s
             remote_wait_ns = max(remote_wait_ns, round(link_ns))
         use = None if seen is None else seen.utilisation
-        self.policy.offload_threshold = self._loop.update(use, local_wait_ns, remote_wait_ns)
+        pressures = Pressures(use, local_wait_ns, remote_wait_ns)
+        self.policy.offload_threshold = self._loop.update(now_ns, pressures)
         if self.policy.offload_threshold == before:
             return None
         return ThresholdMoved(self.source, self.destination, self.policy.offload_threshold)

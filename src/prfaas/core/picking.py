@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from prfaas.core.routing import Reason
 from prfaas.units import NS_PER_S
 
-LOOKS_MAX = 64
+LOOKS_MAX = 256
 """Candidates that are scored at most: those behind them wait longer."""
+HINT_WEIGHT = 0.5
+"""What a prefix that may be cached counts, against one that is."""
+OPEN_HALF = 16
+"""Open requests at which an instance counts half as attractive as an idle one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,8 @@ class Candidate:
         ready: Whether it is healthy.
         wait_ns: Predicted wait; None when unknown.
         hit_tokens: Usable cached prefix of this request, tokens.
+        hint_tokens: Prefix that may be cached, tokens.
+        num_open: Requests that it decodes or will decode.
         num_tokens_max: Longest prompt it takes, tokens.
         layouts_agree: Whether its blocks mean the same where the request will be decoded.
         link_up: Whether its blocks can get there.
@@ -34,6 +40,8 @@ class Candidate:
     ready: bool = True
     wait_ns: int | None = 0
     hit_tokens: int = 0
+    hint_tokens: int = 0
+    num_open: int = 0
     num_tokens_max: int = 2**31
     layouts_agree: bool = True
     link_up: bool = True
@@ -41,6 +49,7 @@ class Candidate:
 
 Filter = Callable[[Candidate, int], bool]
 Scorer = Callable[[Candidate, int], float]
+Scorers = tuple[tuple[Scorer, float], ...]
 
 
 def is_ready(candidate: Candidate, _num_tokens: int) -> bool:
@@ -69,8 +78,15 @@ def short_wait(candidate: Candidate, _num_tokens: int) -> float:
 
 
 def cached_prefix(candidate: Candidate, num_tokens: int) -> float:
-    """Scorer in [0, 1]: share of the prompt that is cached."""
-    return min(1.0, candidate.hit_tokens / num_tokens) if num_tokens > 0 else 0.0
+    """Scorer in [0, 1]: share of the prompt that is cached, or may be."""
+    if num_tokens <= 0:
+        return 0.0
+    return min(1.0, max(candidate.hit_tokens, HINT_WEIGHT * candidate.hint_tokens) / num_tokens)
+
+
+def few_open(candidate: Candidate, _num_tokens: int) -> float:
+    """Scorer in [0, 1]: 1 with nothing to decode, 0.5 at `OPEN_HALF` requests."""
+    return OPEN_HALF / (OPEN_HALF + candidate.num_open)
 
 
 DEFAULT_FILTERS: tuple[tuple[Filter, Reason], ...] = (
@@ -79,7 +95,11 @@ DEFAULT_FILTERS: tuple[tuple[Filter, Reason], ...] = (
     (same_layout, Reason.LAYOUT_MISMATCH),
     (reachable, Reason.LINK_DOWN),
 )
-DEFAULT_SCORERS: tuple[tuple[Scorer, float], ...] = ((short_wait, 1.0), (cached_prefix, 0.5))
+DEFAULT_SCORERS: Scorers = ((short_wait, 1.0), (cached_prefix, 0.5))
+
+
+MIXED_SCORERS: Scorers = (*DEFAULT_SCORERS, (few_open, 0.25))
+"""For instances that prefill and decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +116,7 @@ def pick(
     *,
     hit_tokens_max: int,
     filters: Sequence[tuple[Filter, Reason]] = DEFAULT_FILTERS,
-    scorers: Sequence[tuple[Scorer, float]] = DEFAULT_SCORERS,
+    scorers: Scorers = DEFAULT_SCORERS,
 ) -> Pick:
     """The candidate that passes every filter and has the highest weighted score.
 
@@ -106,7 +126,7 @@ def pick(
         candidates: The instances, those that wait less first, which also decides among equals.
             An unknown wait may stand anywhere.
         num_tokens: Length of the prompt, tokens.
-        hit_tokens_max: No candidate has a longer usable cached prefix, tokens.
+        hit_tokens_max: No candidate has a longer cached prefix, certain or not, tokens.
         filters: All have to agree; each with what it means when nobody passes it.
         scorers: Each with its weight, above 0. No score falls when a wait is shorter or a hit
             longer.

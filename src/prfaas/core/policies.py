@@ -119,12 +119,17 @@ class AdaptiveSettings:
             away from the threshold: long prompts profit most from fast prefill, and a short one
             in their place costs everybody who waits behind it.
         hysteresis_ratio: Share of the margins that keeps an overruling going, in (0, 1].
+        ttft_max_ns: Target of the time to first token; None is no target.
+        headroom_ratio: Share of the target that the other path may be predicted to take. Beyond
+            it the threshold stays: what has to be late shall not make the other path late too.
     """
 
     margin_ratio: float = 0.10
     margin_ns: int = 200_000_000
     prior_weight: float = 0.5
     hysteresis_ratio: float = 0.5
+    ttft_max_ns: int | None = None
+    headroom_ratio: float = 0.8
 
 
 class AdaptivePolicy:
@@ -169,6 +174,9 @@ class AdaptivePolicy:
         here, there = (
             (found.local_ns, found.remote_ns) if local else (found.remote_ns, found.local_ns)
         )
+        target_ns = self._settings.ttft_max_ns
+        if target_ns is not None and there > self._settings.headroom_ratio * target_ns:
+            return False
         ease = self._settings.hysteresis_ratio if self._overruling[usual.path] else 1.0
         distance = abs(log(max(usual.num_new_tokens, 1) / max(self.offload_threshold, 1)))
         needed = there * exp(self._settings.prior_weight * distance)
@@ -178,9 +186,12 @@ class AdaptivePolicy:
 
 
 def make_policy(
-    name: PolicyName, offload_threshold: int, bandwidth: Bandwidth = Bandwidth.SCARCE
+    name: PolicyName,
+    offload_threshold: int,
+    bandwidth: Bandwidth = Bandwidth.SCARCE,
+    ttft_max_ns: int | None = None,
 ) -> Policy:
-    """The policy of a name."""
+    """The policy of a name; only `adaptive` looks at the target of the time to first token."""
     match name:
         case PolicyName.LOCAL:
             return LocalPolicy(offload_threshold)
@@ -189,7 +200,7 @@ def make_policy(
         case PolicyName.PAPER:
             return PaperPolicy(offload_threshold, bandwidth)
         case PolicyName.ADAPTIVE:
-            return AdaptivePolicy(offload_threshold)
+            return AdaptivePolicy(offload_threshold, AdaptiveSettings(ttft_max_ns=ttft_max_ns))
 
 
 def _told(decision: Decision, found: Prediction) -> Decision:

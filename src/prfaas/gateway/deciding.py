@@ -33,6 +33,7 @@ class Plan:
         prefill: Engine in the PrfaaS cluster; None on the local path.
         pd_hit_tokens: Prefix that the decode engine's pool already holds.
         final_tokens: Prefix that it will hold once the transfer is complete.
+        layout: Of the decode engine's blocks; None while unknown, and then the path is local.
     """
 
     client: ClientRequest
@@ -42,6 +43,7 @@ class Plan:
     prefill: Engine | None
     pd_hit_tokens: int
     final_tokens: int
+    layout: Layout | None
 
 
 class Planner:
@@ -121,6 +123,7 @@ class Planner:
             prefill=prefill if decision.path is Path.REMOTE else None,
             pd_hit_tokens=record.pd_hit_tokens,
             final_tokens=final_tokens,
+            layout=layout,
         )
 
     def _obstacle(

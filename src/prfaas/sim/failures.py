@@ -51,7 +51,7 @@ def _mend(simulation: Simulation, failure: Failure) -> None:
         case FailureKind.DECODE:
             name = simulation.front.decode_names[failure.index]
             simulation.decoders[name].recover()
-            simulation.front.set_ready(name, ready=True)
+            simulation.front.set_ready(name, ready=True, now_ns=simulation.clock.now_ns)
 
 
 def _prefill_instance(simulation: Simulation, failure: Failure) -> PrefillInstance:
@@ -63,7 +63,7 @@ def _prefill_instance(simulation: Simulation, failure: Failure) -> PrefillInstan
 
 def _fail_prefill(simulation: Simulation, instance: PrefillInstance) -> None:
     """A prefill instance stops; its requests are routed anew."""
-    simulation.front.set_ready(instance.name, ready=False)
+    simulation.front.set_ready(instance.name, ready=False, now_ns=simulation.clock.now_ns)
     for job in instance.fail():
         if job.attempt == job.request.attempt:
             simulation.again(job.request)
@@ -72,13 +72,12 @@ def _fail_prefill(simulation: Simulation, instance: PrefillInstance) -> None:
 def _mend_prefill(simulation: Simulation, instance: PrefillInstance) -> None:
     """It works again, with an empty queue."""
     instance.recover()
-    simulation.front.report_load(instance.name, simulation.clock.now_ns, 0)
-    simulation.front.set_ready(instance.name, ready=True)
+    simulation.front.set_ready(instance.name, ready=True, now_ns=simulation.clock.now_ns)
 
 
 def _fail_decode(simulation: Simulation, name: str) -> None:
     """A decode instance stops; its requests are prefilled again."""
-    simulation.front.set_ready(name, ready=False)
+    simulation.front.set_ready(name, ready=False, now_ns=simulation.clock.now_ns)
     lost = simulation.decoders[name].fail()
     gone = {request.index for request in lost}
     coming = [i for i in simulation.front.dispatcher.decoded_by(name) if i not in gone]

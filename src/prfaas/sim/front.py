@@ -51,7 +51,8 @@ class Front:
                 routing.offload_threshold,
                 routing.bandwidth,
                 routing.moving_threshold,
-                setup.slo.ttft_ns if routing.admission else None,
+                setup.slo.ttft_ns,
+                routing.admission,
                 setup.signals.stale_after_ns,
             ),
         )
@@ -76,25 +77,33 @@ class Front:
         """Name of the instance that was chosen to decode a request."""
         return self.dispatcher.decoder_of(request.index)
 
+    def prefills(self, request: Request) -> str | None:
+        """Name of the instance that prefills a request; None once the end was heard of."""
+        return self.dispatcher.prefills(request.index)
+
+    def prefilled(self, request: Request, now_ns: int) -> None:
+        """The end of a request's prefill was heard of."""
+        self.dispatcher.prefilled(request.index, now_ns)
+
     def landed(self, request: Request) -> None:
         """All blocks of a request have crossed the link."""
         self.dispatcher.transfer_over(request.index)
 
-    def ended(self, request: Request) -> None:
-        """A request is over, or starts anew."""
-        self.dispatcher.end(request.index)
+    def ended(self, request: Request, now_ns: int) -> None:
+        """A request is over."""
+        self.dispatcher.end(request.index, now_ns)
 
     def set_link(self, *, up: bool) -> list[int]:
         """The link was found dead or alive; indices of the requests that were on it."""
         return self.dispatcher.set_link(PRFAAS_POOL, PD_POOL, up=up)
 
-    def set_ready(self, name: str, *, ready: bool) -> None:
+    def set_ready(self, name: str, *, ready: bool, now_ns: int) -> None:
         """An instance failed or recovered."""
-        self.dispatcher.set_ready(name, ready=ready)
+        self.dispatcher.set_ready(name, ready=ready, now_ns=now_ns)
 
-    def report_load(self, name: str, observed_at_ns: int, backlog_ns: int) -> None:
-        """An instance was seen with so much work left."""
-        self.dispatcher.report_load(name, observed_at_ns, backlog_ns)
+    def report_load(self, name: str, observed_at_ns: int, num_waiting: int) -> None:
+        """So many requests were seen to wait at an instance."""
+        self.dispatcher.report_load(name, observed_at_ns, num_waiting)
 
     def report_link(self, report: LinkReport) -> None:
         """The link was seen."""

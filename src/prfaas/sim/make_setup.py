@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from prfaas.errors import ConfigError
+from prfaas.planner.costs import make_costs
 from prfaas.planner.load import Question
 from prfaas.planner.problem import Problem
 from prfaas.planner.search import Operation, optimum
@@ -27,7 +28,7 @@ from prfaas.sim.setup import (
     SignalSetup,
     SloSetup,
 )
-from prfaas.sim.timing import make_costs, step_time
+from prfaas.sim.timing import step_time
 from prfaas.units import NS_PER_S
 
 

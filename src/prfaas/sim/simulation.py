@@ -149,11 +149,17 @@ class Simulation:
     def again(self, request: Request) -> None:
         """What a request had is lost: route it anew."""
         self.transport.give_up(request)
+        self._withdraw(request)
         decoder = self.front.decoder_of(request)
         if decoder is not None:
             self.decoders[decoder].release(request)
         self.num_recomputed += 1
         self._route(request, again=True)
+
+    def _withdraw(self, request: Request) -> None:
+        name = self.front.prefills(request)
+        if name is not None:
+            (self.locals.get(name) or self.remotes[name]).withdraw(request)
 
     def _route(self, request: Request, *, again: bool) -> None:
         found = self.front.route(request, self.clock.now_ns, again=again)
@@ -199,13 +205,20 @@ class Simulation:
     def _local_done(self, job: Job) -> None:
         if job.attempt == job.request.attempt:
             job.request.prefilled_at_ns = self.clock.now_ns
+            self.front.prefilled(job.request, self.clock.now_ns)
             self.front.caches.store(PD_POOL, job.request)
             self._decode(job.request)
 
     def _remote_done(self, job: Job) -> None:
         if job.attempt == job.request.attempt:
             job.request.prefilled_at_ns = self.clock.now_ns
+            self.clock.after(self.setup.link.rtt_ns // 2, self._heard_of, job)
         self.front.caches.store(PRFAAS_POOL, job.request)
+
+    def _heard_of(self, job: Job) -> None:
+        """The answer of a prefill leg has crossed the link."""
+        if job.attempt == job.request.attempt:
+            self.front.prefilled(job.request, self.clock.now_ns)
 
     # Link
 
@@ -242,7 +255,7 @@ class Simulation:
         request.outcome = outcome
         request.finished_at_ns = self.clock.now_ns
         del self.open[request.index]
-        self.front.ended(request)
+        self.front.ended(request, self.clock.now_ns)
         for follower in request.followers:
             self._expect(follower)
 

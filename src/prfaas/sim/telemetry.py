@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What was seen at one instant: the backlog of every instance that is up, and the link."""
+    """What was seen at one instant: who waits at every instance that is up, and the link."""
 
     at_ns: int
-    backlogs_ns: tuple[tuple[str, int], ...]
+    num_waiting: tuple[tuple[str, int], ...]
     link: LinkReport
 
 
@@ -56,7 +56,7 @@ class Telemetry:
         instances = (*sim.locals.values(), *sim.remotes.values())
         return Observation(
             now,
-            tuple((instance.name, instance.backlog_ns()) for instance in instances if instance.up),
+            tuple((instance.name, instance.num_waiting) for instance in instances if instance.up),
             LinkReport(
                 now,
                 link.bits_per_s,
@@ -80,8 +80,8 @@ class Telemetry:
 
     def _deliver(self, seen: Observation) -> None:
         front = self._sim.front
-        for name, backlog_ns in seen.backlogs_ns:
-            front.report_load(name, seen.at_ns, backlog_ns)
+        for name, num_waiting in seen.num_waiting:
+            front.report_load(name, seen.at_ns, num_waiting)
         front.report_link(seen.link)
 
     def _move(self, _argument: None) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from prfaas.core.costs import Costs
 from prfaas.sim.clock import Clock
 from prfaas.sim.link import Flow, SharedLink
 from prfaas.sim.prefill import Job
 from prfaas.sim.request import Request
 from prfaas.sim.setup import LinkSetup
-from prfaas.sim.timing import Costs
 
 
 @dataclass(slots=True)
