@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from prfaas.core.routing import Path
 from prfaas.sim.recorded import Attempt
 from prfaas.sim.request import UNSET
-from prfaas.sim.timing import Costs
+from prfaas.core.costs import Costs
 
 PD_PREFILL, PRFAAS_PREFILL, LINK, DECODE = "PD prefill", "PrfaaS prefill", "link", "decode"
 
