@@ -6,10 +6,10 @@ import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from prfaas.core.costs import Costs
 from prfaas.core.routing import Path
 from prfaas.sim.recorded import Attempt
 from prfaas.sim.request import UNSET
-from prfaas.core.costs import Costs
 
 PD_PREFILL, PRFAAS_PREFILL, LINK, DECODE = "PD prefill", "PrfaaS prefill", "link", "decode"
 
