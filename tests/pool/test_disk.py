@@ -12,10 +12,11 @@ from prfaas.core.blocks import BlockKey
 from prfaas.errors import ConfigError
 from prfaas.pool import disk as module
 from prfaas.pool.segments import ALIGN_BYTES, SegmentFiles
-from prfaas.wire.messages import HIT, MISS, Evicted, Load, Stored, keys_of, wire_keys
+from prfaas.wire.messages import HIT, MISS, Evicted, Load, Missing, Stored, keys_of, wire_keys
 
 from .conftest import World
-from .sites import LAYOUT, LOOPBACK, NUM_ROWS, Engine, Site, content, subscribe, until
+from .sites import LAYOUT, LOOPBACK, NUM_ROWS, PROMPT, Engine, Site, content, subscribe, until
+from .test_pulls import a_pull
 
 KEYS = [BlockKey(0, n.to_bytes(32, "big")) for n in range(64)]
 MEMORY = 16 * 128
@@ -300,3 +301,22 @@ async def test_a_node_that_did_not_start_leaves_the_folder(world: World, folder:
     with pytest.raises(ConfigError, match=str(pd.port)):
         await world.start("prfaas-pool", disk=folder, disk_bytes=DISK, listen=(LOOPBACK, pd.port))
     SegmentFiles(folder).close()
+
+
+async def test_a_pull_takes_blocks_from_disk_and_tells_what_is_missing(
+    world: World, folder: Path
+) -> None:
+    pd = await world.start_pd()
+    prfaas = await world.start("prfaas-pool", memory_bytes=MEMORY, disk=folder, disk_bytes=DISK)
+    await world.linked(prfaas, pd)
+    prefill, decode = await world.engine("prfaas-pool"), await world.engine("pd-pool")
+    await store_all(prfaas, prefill)
+    gateway = await subscribe(pd, world.identities)
+    gateway.channel.send(a_pull(world, [*KEYS, PROMPT[-1]]))
+    await until(lambda: pd.metric("transfers_total", direction="received", state="committed"))
+    assert pd.held() == set(KEYS)
+    [told] = gateway.of(Missing)
+    assert isinstance(told, Missing)
+    assert keys_of(told.keys) == [PROMPT[-1]]
+    assert await loads_right(decode, KEYS) == [True] * len(KEYS)
+    gateway.channel.close("done")

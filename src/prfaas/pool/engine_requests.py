@@ -12,6 +12,7 @@ from prfaas.pool.engine_port import EngineSession
 from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
+from prfaas.pool.sending import Sending
 from prfaas.pool.store import BlockStore, StoredBlock
 from prfaas.pool.tickets import TicketChecks
 from prfaas.wire.frames import block_digest
@@ -26,6 +27,7 @@ from prfaas.wire.messages import (
     LookupDone,
     Message,
     Ping,
+    Pull,
     Push,
     PushDone,
     Store,
@@ -36,8 +38,6 @@ from prfaas.wire.messages import (
 
 READS_MAX = 8
 """Blocks that one request has read from disk at a time: each holds memory."""
-ROOM_RETRY_S = 0.02
-"""Blocks that wait for the link hold memory; it is tried again after this."""
 
 
 class EngineRequests:
@@ -47,6 +47,8 @@ class EngineRequests:
         is_connected: Whether the link from a pool of that name stands.
         tickets: Check what engines are told to push.
         on_refused: Told of a transfer that its ticket does not allow: its id, where to, and why.
+        on_pull: Told of blocks to fetch from another pool, and whom to answer.
+        sending: Sends what a push needs and engines did not store for it.
     """
 
     def __init__(
@@ -57,6 +59,8 @@ class EngineRequests:
         is_connected: Callable[[str], bool],
         tickets: TicketChecks,
         on_refused: Callable[[bytes, str, str], None],
+        on_pull: Callable[[Pull, Callable[[Message], None]], None],
+        sending: Sending,
         metrics: PoolMetrics,
     ) -> None:
         self._store = store
@@ -65,10 +69,12 @@ class EngineRequests:
         self._is_connected = is_connected
         self._tickets = tickets
         self._on_refused = on_refused
+        self._on_pull = on_pull
+        self._sending = sending
         self._metrics = metrics
         self._pushes: dict[bytes, tuple[EngineSession, OutboundLink]] = {}
-        self._tasks: dict[asyncio.Task[None], EngineSession | None] = {}
-        """Requests that wait for the disk, and the engine that has to stay for them."""
+        self._tasks: dict[asyncio.Task[None], EngineSession] = {}
+        """Requests that wait for the disk."""
 
     def handle(self, engine: EngineSession, message: AnyMessage) -> None:
         """Act on one message.
@@ -87,6 +93,8 @@ class EngineRequests:
                 self._store.touch(engine.layout.layout_id, keys_of(message.keys))
             case Push():
                 self._open_push(engine, message)
+            case Pull():
+                self._on_pull(message, lambda answer: _answer(engine, answer))
             case PushDone():
                 self._close_push(engine, message)
             case Ping():
@@ -104,7 +112,7 @@ class EngineRequests:
             if waiting is engine:
                 task.cancel()
 
-    def _start(self, engine: EngineSession | None, work: Coroutine[None, None, None]) -> None:
+    def _start(self, engine: EngineSession, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks[task] = engine
         task.add_done_callback(self._tasks.pop)
@@ -133,32 +141,13 @@ class EngineRequests:
         _, link = self._pushes.pop(message.transfer_id, (engine, None))
         if link is None:
             return
-        names = [(engine.layout.layout_id, key) for key in keys_of(message.rest)]
-        if any(self._is_on_disk_only(name) for name in names):
-            self._start(None, self._push_rest(link, message.transfer_id, names))
-            return
-        for layout_id, key in names:
-            block = self._store.get(layout_id, key)
-            if block is not None:
-                link.push(message.transfer_id, layout_id, key, block)
-        link.finish(message.transfer_id)
-
-    async def _push_rest(
-        self, link: OutboundLink, transfer_id: bytes, names: list[BlockName]
-    ) -> None:
-        """The engine may leave meanwhile: nothing of it is needed any more."""
-        for layout_id, key in names:
-            if not link.has(transfer_id):
-                return
-            block = await self._store.fetch(layout_id, key)
-            # Memory may be full of blocks that wait for the link.
-            while block is None and (layout_id, key) in self._store and link.has(transfer_id):
-                await asyncio.sleep(ROOM_RETRY_S)
-                block = await self._store.fetch(layout_id, key)
-            if block is not None:
-                link.push(transfer_id, layout_id, key, block)
-            del block
-        link.finish(transfer_id)
+        self._sending.start(
+            link,
+            message.transfer_id,
+            engine.layout.layout_id,
+            keys_of(message.rest),
+            tell_missing=False,
+        )
 
     def _is_on_disk_only(self, name: BlockName) -> bool:
         return name in self._store and not self._store.has_in_memory(name)
