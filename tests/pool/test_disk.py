@@ -315,6 +315,7 @@ async def test_a_pull_takes_blocks_from_disk_and_tells_what_is_missing(
     gateway.channel.send(a_pull(world, [*KEYS, PROMPT[-1]]))
     await until(lambda: pd.metric("transfers_total", direction="received", state="committed"))
     assert pd.held() == set(KEYS)
+    await until(lambda: bool(gateway.of(Missing)))
     [told] = gateway.of(Missing)
     assert isinstance(told, Missing)
     assert keys_of(told.keys) == [PROMPT[-1]]
