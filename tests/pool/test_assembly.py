@@ -25,6 +25,7 @@ class Hand:
         self.is_disowned = True
 
     def claim(self, offset: int) -> memoryview | None:
+        self.assembly.begin(prefix(offset), memoryview(bytearray(len(DATA))))
         return self.assembly.claim(prefix(offset), self)
 
     def write(self, offset: int) -> BlockFrame | None:
@@ -41,7 +42,7 @@ def prefix(offset: int, num_bytes: int | None = None) -> FragmentPrefix:
 
 
 def test_fragments_make_a_block_in_any_order_and_twice_is_once() -> None:
-    hand = Hand(Assembly(bytearray))
+    hand = Hand(Assembly())
     assert [hand.write(offset) for offset in (90, 30, 60, 30)] == [None] * 4
     frame = hand.write(0)
     assert frame is not None
@@ -50,7 +51,7 @@ def test_fragments_make_a_block_in_any_order_and_twice_is_once() -> None:
 
 def test_who_brings_the_same_fragment_later_writes_it_alone() -> None:
     """The earlier connection may be dead, and nobody has noticed yet."""
-    assembly = Assembly(bytearray)
+    assembly = Assembly()
     earlier, later = Hand(assembly), Hand(assembly)
     assert earlier.claim(0) is not None
     for offset in (30, 60, 90):
@@ -62,7 +63,7 @@ def test_who_brings_the_same_fragment_later_writes_it_alone() -> None:
 
 
 def test_what_a_lost_connection_did_not_finish_can_come_again() -> None:
-    assembly = Assembly(bytearray)
+    assembly = Assembly()
     lost, other = Hand(assembly), Hand(assembly)
     lost.claim(0)
     assembly.release(prefix(0), lost)
@@ -73,7 +74,7 @@ def test_what_a_lost_connection_did_not_finish_can_come_again() -> None:
 
 
 def test_overlapping_fragments_are_refused_before_a_digest_is_compared() -> None:
-    assembly = Assembly(bytearray)
+    assembly = Assembly()
     liar = Hand(assembly)
     liar.claim(1)
     for offset in (0, 30, 60):
@@ -83,16 +84,18 @@ def test_overlapping_fragments_are_refused_before_a_digest_is_compared() -> None
 
 
 def test_a_peer_can_not_start_any_number_of_blocks() -> None:
-    assembly = Assembly(bytearray)
+    assembly = Assembly()
     hand = Hand(assembly)
     prefixes = [
         FragmentPrefix(b"t" * 16, LAYOUT_ID, BlockKey(n, b"h" * 32), DIGEST, 10, 0, 1)
         for n in range(UNFINISHED_BLOCKS_MAX + 1)
     ]
     for one in prefixes[:-1]:
+        assembly.begin(one, memoryview(bytearray(10)))
         assert assembly.claim(one, hand) is not None
     with pytest.raises(PeerError, match="unfinished"):
-        assembly.claim(prefixes[-1], hand)
+        assembly.begin(prefixes[-1], memoryview(bytearray(10)))
     assembly.forget(b"t" * 16)
     assert assembly.written(prefixes[0]) is None
-    assert assembly.claim(prefixes[-1], hand) is not None
+    assembly.begin(prefixes[-1], memoryview(bytearray(10)))
+    assert assembly.has_begun(prefixes[-1])
