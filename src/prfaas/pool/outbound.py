@@ -53,7 +53,7 @@ from prfaas.wire.messages import (
     keys_of,
     wire_keys,
 )
-from prfaas.wire.sockets import tcp_info
+from prfaas.wire.sockets import prepare_messages, tcp_info
 
 log = logging.getLogger(__name__)
 
@@ -307,6 +307,8 @@ class OutboundLink:
             )
 
     def _greet(self, channel: Channel) -> None:
+        if channel.socket is not None:
+            prepare_messages(channel.socket)
         channel.peer = peer_name(channel.ssl_object, frozenset({self.peer}))
         self._link = secrets.token_hex(16)
         hello = PoolHello(

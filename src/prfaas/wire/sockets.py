@@ -17,6 +17,7 @@ USER_TIMEOUT_MS = 15_000
 """Longer than a receiver stalls for good reasons; a path that is silent that long is dead."""
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 5, 2, 3
 _TCP_NOTSENT_LOWAT = 25
+_TCP_THIN_LINEAR_TIMEOUTS = 16
 _SO_MAX_PACING_RATE = 47
 _TCP_INFO_BYTES = 232
 _UNPACED = 2**64 - 1
@@ -39,6 +40,13 @@ def prepare(connection: socket.socket) -> str:
     connection.setsockopt(tcp, _TCP_NOTSENT_LOWAT, NOTSENT_LOWAT_BYTES)
     keep_alive(connection)
     return connection.getsockopt(tcp, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
+def prepare_messages(connection: socket.socket) -> None:
+    """Set the options of a connection with messages: nothing waits for an acknowledgement of what
+    went before, and what is lost beside bulk is sent again soon, also the third time."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, _TCP_THIN_LINEAR_TIMEOUTS, 1)
 
 
 def fit(connection: socket.socket, bytes_per_s: int, backlog_bytes: int) -> None:
