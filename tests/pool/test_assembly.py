@@ -25,7 +25,6 @@ class Hand:
         self.is_disowned = True
 
     def claim(self, offset: int) -> memoryview | None:
-        self.assembly.begin(prefix(offset), memoryview(bytearray(len(DATA))))
         return self.assembly.claim(prefix(offset), self)
 
     def write(self, offset: int) -> BlockFrame | None:
@@ -42,7 +41,7 @@ def prefix(offset: int, num_bytes: int | None = None) -> FragmentPrefix:
 
 
 def test_fragments_make_a_block_in_any_order_and_twice_is_once() -> None:
-    hand = Hand(Assembly())
+    hand = Hand(Assembly(bytearray))
     assert [hand.write(offset) for offset in (90, 30, 60, 30)] == [None] * 4
     frame = hand.write(0)
     assert frame is not None
@@ -51,7 +50,7 @@ def test_fragments_make_a_block_in_any_order_and_twice_is_once() -> None:
 
 def test_who_brings_the_same_fragment_later_writes_it_alone() -> None:
     """The earlier connection may be dead, and nobody has noticed yet."""
-    assembly = Assembly()
+    assembly = Assembly(bytearray)
     earlier, later = Hand(assembly), Hand(assembly)
     assert earlier.claim(0) is not None
     for offset in (30, 60, 90):
@@ -63,7 +62,7 @@ def test_who_brings_the_same_fragment_later_writes_it_alone() -> None:
 
 
 def test_what_a_lost_connection_did_not_finish_can_come_again() -> None:
-    assembly = Assembly()
+    assembly = Assembly(bytearray)
     lost, other = Hand(assembly), Hand(assembly)
     lost.claim(0)
     assembly.release(prefix(0), lost)
@@ -74,7 +73,7 @@ def test_what_a_lost_connection_did_not_finish_can_come_again() -> None:
 
 
 def test_overlapping_fragments_are_refused_before_a_digest_is_compared() -> None:
-    assembly = Assembly()
+    assembly = Assembly(bytearray)
     liar = Hand(assembly)
     liar.claim(1)
     for offset in (0, 30, 60):
@@ -84,18 +83,16 @@ def test_overlapping_fragments_are_refused_before_a_digest_is_compared() -> None
 
 
 def test_a_peer_can_not_start_any_number_of_blocks() -> None:
-    assembly = Assembly()
+    assembly = Assembly(bytearray)
     hand = Hand(assembly)
     prefixes = [
         FragmentPrefix(b"t" * 16, LAYOUT_ID, BlockKey(n, b"h" * 32), DIGEST, 10, 0, 1)
         for n in range(UNFINISHED_BLOCKS_MAX + 1)
     ]
     for one in prefixes[:-1]:
-        assembly.begin(one, memoryview(bytearray(10)))
         assert assembly.claim(one, hand) is not None
     with pytest.raises(PeerError, match="unfinished"):
-        assembly.begin(prefixes[-1], memoryview(bytearray(10)))
+        assembly.claim(prefixes[-1], hand)
     assembly.forget(b"t" * 16)
     assert assembly.written(prefixes[0]) is None
-    assembly.begin(prefixes[-1], memoryview(bytearray(10)))
-    assert assembly.has_begun(prefixes[-1])
+    assert assembly.claim(prefixes[-1], hand) is not None

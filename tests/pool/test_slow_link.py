@@ -12,8 +12,6 @@ from .sites import LAYOUT, Engine, Site, dial, until
 BLOCK_BYTES = 1 << 20
 KEYS = [BlockKey(0, bytes([n]) * 32) for n in range(32)]
 ROOM = len(KEYS) * BLOCK_BYTES
-IN_FLIGHT = 8 * BLOCK_BYTES
-"""What a receiver needs beside what it holds: a block that comes again has a buffer too."""
 
 
 def pins(site: Site) -> int:
@@ -23,7 +21,7 @@ def pins(site: Site) -> int:
 
 async def stalled(world: World) -> tuple[Site, Site, Engine, Engine, bytes]:
     """Two sites with a transfer between them that is stuck half way."""
-    pd = await world.start_pd(memory_bytes=ROOM + IN_FLIGHT)
+    pd = await world.start_pd(memory_bytes=ROOM)
     prfaas = await world.start("prfaas-pool", memory_bytes=ROOM)
     await world.linked(prfaas, pd)
     prefill, decode = await world.engine("prfaas-pool"), await world.engine("pd-pool")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,6 +15,7 @@ UNFINISHED_BYTES_MAX = 1 << 30
 UNFINISHED_BLOCKS_MAX = 64
 """Of one peer. A sender finishes a block before it starts the next, so these are far away."""
 
+BlockBuffer = bytearray | memoryview
 Name = tuple[bytes, bytes, BlockKey, bytes, int]
 """Transfer, layout, key, digest and size: fragments that agree in all belong to one block."""
 
@@ -42,32 +44,25 @@ class Assembly:
     is complete only when nobody writes to it any more: nothing changes it after its digest was
     compared.
 
+    Args:
+        allocate: Memory for a block of so many bytes; its content does not matter.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allocate: Callable[[int], BlockBuffer]) -> None:
+        self._allocate = allocate
         self._unfinished: dict[Name, _Unfinished] = {}
         self._bytes = 0
 
-    def has_begun(self, prefix: FragmentPrefix) -> bool:
-        """Whether there is memory for the block of a fragment."""
-        return _name(prefix) in self._unfinished
+    def claim(self, prefix: FragmentPrefix, writer: Writer) -> memoryview | None:
+        """Where a fragment is to be written.
 
-    def begin(self, prefix: FragmentPrefix, buffer: memoryview) -> None:
-        """Have memory for the block of a fragment; what is there already is kept.
+        Returns:
+            None if it is here already.
 
         Raises:
             PeerError: The peer starts more blocks than it may.
         """
-        if not self.has_begun(prefix):
-            self._start(_name(prefix), buffer)
-
-    def claim(self, prefix: FragmentPrefix, writer: Writer) -> memoryview | None:
-        """Where a fragment of a block that has begun is to be written.
-
-        Returns:
-            None if it is here already.
-        """
-        block = self._unfinished[_name(prefix)]
+        block = self._unfinished.get(_name(prefix)) or self._start(_name(prefix))
         if prefix.offset in block.writers:
             earlier = block.writers[prefix.offset]
             if earlier is None:
@@ -111,7 +106,7 @@ class Assembly:
         for name in [name for name in self._unfinished if name[0] == transfer_id]:
             self._drop(name)
 
-    def _start(self, name: Name, buffer: memoryview) -> None:
+    def _start(self, name: Name) -> _Unfinished:
         size = name[-1]
         is_full = self._unfinished and self._bytes + size > UNFINISHED_BYTES_MAX
         if is_full or len(self._unfinished) >= UNFINISHED_BLOCKS_MAX:
@@ -119,8 +114,10 @@ class Assembly:
                 f"{len(self._unfinished)} blocks are unfinished and another one is started; "
                 f"the limits are {UNFINISHED_BLOCKS_MAX} blocks and {UNFINISHED_BYTES_MAX} bytes"
             )
-        self._unfinished[name] = _Unfinished(buffer, size)
+        block = _Unfinished(memoryview(self._allocate(size)), size)
+        self._unfinished[name] = block
         self._bytes += size
+        return block
 
     def _drop(self, name: Name) -> None:
         del self._unfinished[name]

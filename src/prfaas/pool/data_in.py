@@ -43,9 +43,6 @@ class DataHandlers:
         find_assembly: Of the link that a peer of that name joins; None if it has no such link.
         wants: Whether a peer's transfer takes blocks.
         has: Whether the block of a fragment has arrived with its transfer.
-        on_room: Memory for a block of so many bytes is wanted; calls its last argument with it, or
-            with None if there is no room.
-        on_no_room: There is no room for a block of a transfer.
         on_block: A block is complete and intact; calls its last argument when it is dealt with.
         on_unwanted: Fragments of a transfer came that nobody waits for.
         on_broken: A peer broke the protocol.
@@ -55,8 +52,6 @@ class DataHandlers:
     find_assembly: Callable[[str, str], Assembly | None]
     wants: Callable[[bytes, str], bool]
     has: Callable[[FragmentPrefix], bool]
-    on_room: Callable[[int, Callable[[memoryview | None], None]], None]
-    on_no_room: Callable[[str, bytes], None]
     on_block: Callable[[str, BlockFrame, Callable[[], None]], None]
     on_unwanted: Callable[[str, bytes], None]
     on_broken: Callable[[str, str], None]
@@ -160,16 +155,6 @@ class DataReceiver:
             self._tell(self._handlers.on_unwanted, self.peer, self._unwanted)
         return False
 
-    def ask_for_room(self, prefix: FragmentPrefix, reader: _Reader) -> None:
-        """Have memory found for a block; the reader is told."""
-
-        def found(buffer: memoryview | None) -> None:
-            if buffer is None:
-                self._handlers.on_no_room(self.peer, prefix.transfer_id)
-            self._io.call(reader.place, buffer)
-
-        self._tell(self._handlers.on_room, prefix.block_bytes, found)
-
     def deliver(self, block: BlockFrame, reader: _Reader) -> bool:
         """Have a block's digest compared and hand it on.
 
@@ -215,7 +200,7 @@ class _Reader:
         self._prefix: FragmentPrefix | None = None
         """Of the fragment whose bytes come."""
         self._is_claimed = False
-        self._is_paused = self._wants_room = False
+        self._is_paused = False
         self._wakes_at = 1
         self._loop.add_reader(self._number, self._read)
         self._loop.call_soon(self._read)  # What came with the join is not announced again.
@@ -239,27 +224,10 @@ class _Reader:
 
     def go_on(self) -> None:
         """There is room for further blocks."""
-        if self._is_paused and not self._wants_room and not self.ended.done():
+        if self._is_paused and not self.ended.done():
             self._is_paused = False
             self._loop.add_reader(self._number, self._read)
             self._read()
-
-    def place(self, buffer: memoryview | None) -> None:
-        """Here is the memory that the block which comes has to have, if there is some."""
-        prefix, self._wants_room = self._prefix, False
-        if prefix is None or self.ended.done():
-            return
-        try:
-            if buffer is not None:
-                self._assembly.begin(prefix, buffer)
-            self._aim(prefix, buffer is not None)
-        except PeerError as error:
-            self.fail(error)
-        self.go_on()
-
-    def _pause(self) -> None:
-        self._is_paused = True
-        self._loop.remove_reader(self._number)
 
     def _read(self) -> None:
         left = TURN_BYTES
@@ -296,22 +264,13 @@ class _Reader:
         self._view = self._prefix_bytes
         block = self._assembly.written(prefix) if self._is_claimed else None
         if block is not None and not self._receiver.deliver(block, self):
-            self._pause()
+            self._is_paused = True
+            self._loop.remove_reader(self._number)
 
     def _begin(self, prefix: FragmentPrefix) -> None:
-        self._prefix = prefix
         is_wanted = self._receiver.takes(prefix)
-        if is_wanted and not self._assembly.has_begun(prefix):
-            self._wants_room = True
-            self._pause()
-            self._receiver.ask_for_room(prefix, self)
-        else:
-            self._aim(prefix, is_wanted)
-
-    def _aim(self, prefix: FragmentPrefix, is_wanted: bool) -> None:
-        """Find out where the bytes of a fragment go."""
         place = self._assembly.claim(prefix, self) if is_wanted else None
-        self._is_claimed = place is not None
+        self._prefix, self._is_claimed = prefix, place is not None
         self._view = self._nowhere[: prefix.num_bytes] if place is None else place
 
 

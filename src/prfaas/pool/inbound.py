@@ -162,7 +162,7 @@ class InboundTransfers:
         Args:
             frame: The block.
             peer: Who sent it.
-            is_checked: The digest was compared already, and the bytes lie in the store's memory.
+            is_checked: The digest was compared already.
 
         Returns:
             Whether more blocks of its transfer are wanted.
@@ -186,26 +186,14 @@ class InboundTransfers:
             self._tickets.refused(DESTINATION, transfer.transfer_id, beyond)
             self._end(transfer, TransferEvent.REFUSE, beyond.reason.value)
             return False
-        if is_checked and isinstance(frame.data, memoryview):
-            self._store.keep(frame.layout_id, frame.key, frame.data, frame.digest)
-        elif not self._store.put(frame.layout_id, frame.key, frame.data, frame.digest):
-            self.no_room(frame.transfer_id, peer)
+        if not self._store.put(frame.layout_id, frame.key, frame.data, frame.digest):
+            self._metrics.blocks_dropped.labels(reason="no_room").inc()
+            self._end(transfer, TransferEvent.ABORT, "no_room")
             return False
         arrived.add(name)
         transfer.moved(len(frame.data), self._clock_ns())
         self._metrics.link_bytes.labels(peer=peer, direction="received").inc(len(frame.data))
         return True
-
-    def allocate(self, num_bytes: int) -> memoryview | None:
-        """Memory to receive a block into; None if there is no room."""
-        return self._store.allocate(num_bytes)
-
-    def no_room(self, transfer_id: bytes, peer: str) -> None:
-        """A block of a peer's transfer can not be kept: the transfer is over."""
-        self._metrics.blocks_dropped.labels(reason="no_room").inc()
-        transfer = self._transfers.get(transfer_id)
-        if transfer is not None and transfer.peer == peer:
-            self._end(transfer, TransferEvent.ABORT, "no_room")
 
     def broken_block(self) -> None:
         """Count a block that failed its digest."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from prfaas.core.blocks import BlockKey
 from prfaas.core.transfers import TransferState
 from prfaas.errors import PeerError
-from prfaas.pool.assembly import Assembly
+from prfaas.pool.assembly import Assembly, BlockBuffer
 from prfaas.pool.data_in import DataHandlers, DataReceiver
 from prfaas.pool.early import EarlyBlocks
 from prfaas.pool.inbound import InboundTransfers
@@ -69,6 +69,7 @@ class LinkPort:
         inbound: InboundTransfers,
         metrics: PoolMetrics,
         io: IoThread,
+        allocate: Callable[[int], BlockBuffer],
         on_subscribe: Callable[[Channel], None],
         on_unsubscribe: Callable[[Channel], None],
         on_abort: Callable[[bytes, str], None],
@@ -82,6 +83,7 @@ class LinkPort:
         self._inbound = inbound
         self._metrics = metrics
         self._io = io
+        self._allocate = allocate
         self._on_subscribe = on_subscribe
         self._on_unsubscribe = on_unsubscribe
         self._on_abort = on_abort
@@ -105,8 +107,6 @@ class LinkPort:
             find_assembly=self._find_assembly,
             wants=inbound.wants,
             has=lambda f: inbound.has(f.transfer_id, (f.layout_id, f.key)),
-            on_room=lambda size, found: found(inbound.allocate(size)),
-            on_no_room=self._no_room,
             on_block=self._take_block,
             on_unwanted=self._refuse_transfer,
             on_broken=self._broken,
@@ -223,7 +223,7 @@ class LinkPort:
             other.close("the pool has connected anew")
         self._drop_link(channel.peer)
         if hello.link:
-            self._links[channel.peer] = hello.link, Assembly()
+            self._links[channel.peer] = hello.link, Assembly(self._allocate)
         self._inbound.resumed(channel.peer, hello.resumes)
         for transfer_id in hello.resumes:
             self._resume(channel, transfer_id)
@@ -275,12 +275,6 @@ class LinkPort:
         else:
             self._inbound.block(frame, peer, is_checked=True)
         done()
-
-    def _no_room(self, peer: str, transfer_id: bytes) -> None:
-        self._inbound.no_room(transfer_id, peer)
-        channel = self.channel_of(peer)
-        if channel is not None:
-            channel.send(Abort(transfer_id=transfer_id, reason="not wanted"))
 
     def _refuse_transfer(self, peer: str, transfer_id: bytes) -> None:
         self._metrics.blocks_dropped.labels(reason="late").inc()
