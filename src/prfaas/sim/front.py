@@ -15,6 +15,7 @@ from prfaas.core.dispatch import (
 from prfaas.core.dispatcher import Dispatcher
 from prfaas.core.link_book import LinkReport
 from prfaas.sim.caches import PD_POOL, PRFAAS_POOL, Caches
+from prfaas.sim.oracle import Heard
 from prfaas.sim.request import Request
 from prfaas.sim.setup import Setup
 
@@ -27,7 +28,7 @@ class Front:
     """
 
     def __init__(self, setup: Setup) -> None:
-        self.caches = Caches(setup.cache)
+        self.caches, self.heard = Caches(setup.cache), Heard()
         self._block_tokens = setup.cache.block_tokens
         self.prefill_names = tuple(f"p{i:05}" for i in range(setup.num_prefill))
         self.prfaas_names = tuple(f"r{i:05}" for i in range(setup.num_prfaas))

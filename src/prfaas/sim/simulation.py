@@ -19,6 +19,7 @@ from prfaas.sim.clock import Clock
 from prfaas.sim.decode import DecodeInstance
 from prfaas.sim.failures import schedule
 from prfaas.sim.front import Front
+from prfaas.sim.oracle import News
 from prfaas.sim.prefill import Job, PrefillInstance
 from prfaas.sim.request import UNSET, Follower, Outcome, Request
 from prfaas.sim.series import Series
@@ -228,6 +229,8 @@ class Simulation:
         self._decode(request)
 
     def _link_changed(self, alive: bool) -> None:
+        news = News.LINK_ALIVE if alive else News.LINK_DEAD
+        self.front.heard.note(news, self.transport.changed_at_ns, self.clock.now_ns)
         for index in sorted(self.front.set_link(up=alive)):
             self.again(self.open[index])
 

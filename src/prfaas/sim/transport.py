@@ -48,6 +48,7 @@ class Transport:
         self._on_landed, self._on_change = on_landed, on_change
         self._told_after_ns = told_after_ns
         self._taken_for_alive = True
+        self.changed_at_ns = 0
         self._open: dict[Request, _Transfer] = {}
         self.link = SharedLink(
             clock,
@@ -86,9 +87,12 @@ class Transport:
 
     def set_capacity(self, ratio: float) -> None:
         """The capacity changes to a share of the whole; a cut that lasts is noticed later."""
+        was_up = self.link.bits_per_s > 0
         self.link.set_rate(self._setup.bits_per_s * ratio)
-        if self.link.bits_per_s <= 0:
-            self._clock.after(self._setup.dead_after_ns, self._maybe_dead)
+        if was_up != (ratio > 0):
+            self.changed_at_ns = self._clock.now_ns
+        if ratio <= 0:
+            self._clock.after(self._setup.dead_after_ns, self._maybe_dead, self.changed_at_ns)
         else:
             self._clock.after(self._told_after_ns, self._tell_alive)
 
@@ -103,8 +107,8 @@ class Transport:
             del self._open[flow.request]
             self._on_landed(flow.request)
 
-    def _maybe_dead(self, _argument: None) -> None:
-        if self.link.bits_per_s <= 0 and self._taken_for_alive:
+    def _maybe_dead(self, silent_since_ns: int) -> None:
+        if silent_since_ns == self.changed_at_ns and self._taken_for_alive:
             self._taken_for_alive = False
             self._on_change(False)
 
