@@ -7,13 +7,13 @@ pays for it, over what a second of a request's time is worth. Everything here is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from math import exp2
 
+from prfaas.core.predictions import BITS_PER_BYTE, CostModel, PathSignals, Prediction
+from prfaas.core.routing import RoutingFacts
 from prfaas.units import NS_PER_S
-
-BITS_PER_BYTE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,41 @@ def choose_pull(
     if pulled + num_bytes * road.ns_per_byte + margin >= recomputed:
         return None
     return Pull(there_tokens - here_tokens, num_bytes, arrival_ns)
+
+
+def with_pull(
+    found: Prediction,
+    facts: RoutingFacts,
+    signals: PathSignals,
+    costs: CostModel,
+    ns_per_byte: float,
+) -> Prediction:
+    """The prediction with the local path by way of a pull, where that pays.
+
+    Args:
+        found: Without.
+        facts: Of the request; an obstacle on the way is one for a pull too.
+        signals: Queues and link.
+        costs: Compute and bytes.
+        ns_per_byte: Worth of a byte, as time.
+    """
+    here, there = facts.pd_hit_tokens, facts.prfaas_hit_tokens
+    if facts.obstacle is not None or there <= here:
+        return found
+    pull = choose_pull(
+        facts.num_prompt_tokens,
+        here,
+        there,
+        wait_ns=signals.local_wait_ns,
+        prefill_ns=costs.local_prefill_ns,
+        num_bytes=costs.shipped_bytes(there, here),
+        road=Road(signals.link_backlog_bytes, signals.link_bits_per_s, signals.rtt_ns, ns_per_byte),
+    )
+    if pull is None:
+        return found
+    start_ns = max(signals.local_wait_ns or 0, pull.arrival_ns)
+    local_ns = start_ns + costs.local_prefill_ns(facts.num_prompt_tokens - there)
+    return replace(found, local_ns=local_ns, pull_tokens=pull.num_tokens)
 
 
 @dataclass(frozen=True, slots=True)

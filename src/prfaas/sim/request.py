@@ -45,6 +45,7 @@ class Request:
         decision: Where it is prefilled.
         attempt: Counts prefills; events of an earlier attempt are void.
         num_new_tokens: Tokens that are prefilled.
+        kept_tokens: Prefix that decode kept of a transfer that was cut.
         remote_transfer: Whether a transfer over the link is open.
     """
 
@@ -60,6 +61,7 @@ class Request:
     attempt: int = 0
     num_new_tokens: int = 0
     num_hit_tokens: int = 0
+    kept_tokens: int = 0
     prefill_started_at_ns: int = UNSET
     prefilled_at_ns: int = UNSET
     landed_at_ns: int = UNSET
