@@ -207,6 +207,10 @@ class HotPrefixes:
     def __len__(self) -> int:
         return len(self._demands)
 
+    def __iter__(self) -> Iterator[int]:
+        """Names of the prefixes that are counted."""
+        return iter(self._demands)
+
     def miss(self, key: int, num_blocks: int, num_bytes: int, saved_ns: int, now_ns: int) -> None:
         """A request had to compute a prefix that another pool holds.
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import threading
 from collections.abc import Callable
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.transfers import TransferState
 from prfaas.errors import PeerError
-from prfaas.pool.data_in import Assembly, DataHandlers, DataReceiver
+from prfaas.pool.assembly import Assembly
+from prfaas.pool.data_in import DataHandlers, DataReceiver
 from prfaas.pool.early import EarlyBlocks
 from prfaas.pool.inbound import InboundTransfers
-from prfaas.pool.listener import HANDSHAKE_TIMEOUT_S, Listener
+from prfaas.pool.io_thread import IoThread
+from prfaas.pool.listener import Listener
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import BlockFrame, Frame
@@ -39,7 +40,7 @@ from prfaas.wire.messages import (
 log = logging.getLogger(__name__)
 
 DATA_CONNECTIONS_MAX = 128
-"""Of all peers together; each has a thread."""
+"""Of all peers together."""
 KEYS_AT_ONCE = 4096
 
 
@@ -64,6 +65,7 @@ class LinkPort:
         gateways: frozenset[str],
         inbound: InboundTransfers,
         metrics: PoolMetrics,
+        io: IoThread,
         on_subscribe: Callable[[Channel], None],
         on_unsubscribe: Callable[[Channel], None],
         on_abort: Callable[[bytes, str], None],
@@ -74,6 +76,7 @@ class LinkPort:
         self._gateways = gateways
         self._inbound = inbound
         self._metrics = metrics
+        self._io = io
         self._on_subscribe = on_subscribe
         self._on_unsubscribe = on_unsubscribe
         self._on_abort = on_abort
@@ -124,10 +127,8 @@ class LinkPort:
             self._drop_early(peer, transfer_id)
         for channel in list(self._channels):
             channel.close("this pool node stops")
-        threads = [receiver.thread for receiver in self._receivers]
         for receiver in self._receivers:
             receiver.kill()
-        await asyncio.to_thread(_join_all, threads)
 
     def is_connected(self, source: str) -> bool:
         """Whether a link from the pool `source` stands."""
@@ -207,7 +208,7 @@ class LinkPort:
             other.close("the pool has connected anew")
         self._drop_link(channel.peer)
         if hello.link:
-            self._links[channel.peer] = hello.link, Assembly()
+            self._links[channel.peer] = hello.link, Assembly(bytearray)
         self._inbound.resumed(channel.peer, hello.resumes)
         for transfer_id in hello.resumes:
             self._resume(channel, transfer_id)
@@ -235,10 +236,10 @@ class LinkPort:
     def forget(self, transfer_id: bytes) -> None:
         """Drop what is unfinished of a transfer that ended."""
         for _, assembly in self._links.values():
-            assembly.forget(transfer_id)
+            self._io.call(assembly.forget, transfer_id)
 
     def _find_assembly(self, peer: str, link: str) -> Assembly | None:
-        """Asked from the threads of data connections."""
+        """Asked on the I/O thread."""
         word, assembly = self._links.get(peer, ("", None))
         return assembly if word == link else None
 
@@ -302,10 +303,10 @@ class LinkPort:
         if len(self._receivers) >= DATA_CONNECTIONS_MAX:
             raise PeerError(f"there are {DATA_CONNECTIONS_MAX} data connections already")
         receiver = DataReceiver(
-            connection, self._tls.data, self._sources, self._handlers, self._tell
+            connection, self._tls.data, self._sources, self._handlers, self._io, self._tell
         )
         self._receivers.add(receiver)
-        receiver.thread.start()
+        receiver.start()
 
     def _tell(self, what: Callable[..., None], *about: object) -> bool:
         """Have something done on the loop, from a thread; False if the loop has ended."""
@@ -338,8 +339,3 @@ class LinkPort:
             self._inbound.peer_lost(channel.peer)
         else:
             self._inbound.peer_away(channel.peer)
-
-
-def _join_all(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.join(2 * HANDSHAKE_TIMEOUT_S)

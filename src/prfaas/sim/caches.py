@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from prfaas.core.costs import Costs
 from prfaas.core.tiered_cache import TieredCache, TieredHit
 from prfaas.sim.request import Request
 from prfaas.sim.setup import BlockSetup, CacheSetup, ClusterSetup, Setup
-from prfaas.sim.timing import Costs
 from prfaas.units import NS_PER_S
 
 BITS_PER_BYTE = 8

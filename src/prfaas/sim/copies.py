@@ -71,7 +71,7 @@ class Copier:
             road = self._road(source, destination)
             for copy in hot.choose(road, now_ns):
                 self._start(source, destination, copy.key, copy.num_bytes)
-        known = {key for hot in self._hot.values() for key in hot.keys()}
+        known = {key for hot in self._hot.values() for key in hot}
         self._prompts = {key: self._prompts[key] for key in self._prompts if key in known}
 
     def _road(self, source: str, destination: str) -> Road:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from prfaas.core.costs import Costs
 from prfaas.core.placement import CopySettings
 from prfaas.errors import ConfigError
 from prfaas.planner.costs import make_costs

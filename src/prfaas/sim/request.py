@@ -46,7 +46,8 @@ class Request:
         attempt: Counts prefills; events of an earlier attempt are void.
         num_new_tokens: Tokens that are prefilled.
         kept_tokens: Prefix that decode kept of a transfer that was cut.
-        remote_transfer: Whether a transfer over the link is open.
+        routed_at_ns: When the last attempt began.
+        offloaded: Whether it was ever sent to the PrfaaS cluster.
     """
 
     index: int
@@ -62,12 +63,12 @@ class Request:
     num_new_tokens: int = 0
     num_hit_tokens: int = 0
     kept_tokens: int = 0
+    routed_at_ns: int = UNSET
     prefill_started_at_ns: int = UNSET
     prefilled_at_ns: int = UNSET
     landed_at_ns: int = UNSET
     first_token_at_ns: int = UNSET
     finished_at_ns: int = UNSET
-    remote_transfer: bool = False
     offloaded: bool = False
 
     @property

@@ -24,6 +24,7 @@ from prfaas.sim.front import Front
 from prfaas.sim.link import SharedLink
 from prfaas.sim.prefill import Job, PrefillInstance
 from prfaas.sim.request import UNSET, Outcome, Request
+from prfaas.sim.series import Series
 from prfaas.sim.setup import ClusterSetup, Setup
 from prfaas.sim.telemetry import Telemetry
 from prfaas.sim.transport import Transport
@@ -57,7 +58,7 @@ class Simulation:
         }
         self.decoders = {n: self._decode_instance(n) for n in self.front.decode_names}
         self._arrivals = Arrivals(self.clock, requests, self._come, on_progress)
-        self.telemetry = Telemetry(self)
+        self.telemetry, self.series = Telemetry(self), Series(self)
         self.copier = Copier(self) if setup.placement.copies is not None else None
 
     def _transport(self, cluster: ClusterSetup) -> Transport:
@@ -107,6 +108,7 @@ class Simulation:
         """Run until every request has ended, or until an instant."""
         self._arrivals.start()
         self.telemetry.start()
+        self.series.start()
         schedule(self, self.setup.failures)
         while self.busy:
             if stop_at_ns is not None and self.clock.now_ns >= stop_at_ns:
@@ -163,6 +165,7 @@ class Simulation:
             self._end(request, Outcome.REJECTED if refused else Outcome.FAILED)
             return
         request.attempt += 1
+        request.routed_at_ns = self.clock.now_ns
         request.num_hit_tokens = found.hit_tokens
         request.num_new_tokens = request.num_prompt_tokens - found.hit_tokens
         read_ns = 0

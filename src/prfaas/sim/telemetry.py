@@ -23,19 +23,6 @@ class Observation:
     """Pools at both ends of each direction, and what it was seen to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A point of the time series: seconds, waits, flows, threshold, waiting decodes."""
-
-    at_ns: int
-    local_backlog_ns: int
-    remote_backlog_ns: int
-    num_flows: int
-    offload_threshold: int
-    num_decode_waiting: int
-    num_decode_running: int
-
-
 class _Watch:
     """One direction of a link, as its pool node sees it."""
 
@@ -82,7 +69,6 @@ class Telemetry:
                 (home, name, _Watch(transport.away, transport.cluster.link.rtt_ns))
                 for name, transport in simulation.transports.items()
             ]
-        self.samples: list[Sample] = []
 
     def start(self) -> None:
         """Observe from the start of the run to its end."""
@@ -121,15 +107,4 @@ class Telemetry:
         sim.front.tick(now)
         if sim.copier is not None:
             sim.copier.tick()
-        self.samples.append(
-            Sample(
-                now,
-                max((i.backlog_ns() for i in sim.locals.values()), default=0),
-                max((i.backlog_ns() for i in sim.remotes.values()), default=0),
-                sum(link.num_active for link in sim.links),
-                sim.front.offload_threshold,
-                sum(d.num_waiting for d in sim.decoders.values()),
-                sum(d.num_running for d in sim.decoders.values()),
-            )
-        )
         sim.clock.after(sim.setup.signals.loop_interval_ns, self._move)
