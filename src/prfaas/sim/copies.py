@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from prfaas.core.dispatch import Routed
-from prfaas.core.placement import HotPrefixes, Road, marks
+from prfaas.core.placement import Copy, HotPrefixes, Road, marks
 from prfaas.core.routing import Path
 from prfaas.sim.caches import Hit
 from prfaas.sim.request import Request
@@ -29,8 +29,6 @@ class Copier:
         self._home, self._blocks = setup.name, setup.blocks
         pairs = [p for c in setup.prfaas for p in ((c.name, self._home), (self._home, c.name))]
         self._hot = {pair: HotPrefixes(copies) for pair in pairs}
-        self._prompts: dict[int, tuple[tuple[int, ...], int]] = {}
-        """Block ids under the id that names a prefix, and how many of them were there."""
 
     def note(self, request: Request, routed: Routed, hits: Mapping[str, Hit]) -> None:
         """A request is prefilled somewhere: count what other pools hold of it and this does not."""
@@ -60,9 +58,14 @@ class Copier:
         prefill_ns = costs.local_prefill_ns if pair[1] == self._home else costs.remote_prefill_ns
         saved_ns = prefill_ns(prompt - present * span) - prefill_ns(prompt - length * span)
         num_bytes = costs.shipped_bytes(length * span, present * span)
-        key = request.block_ids[length - 1]
-        self._prompts[key] = (request.block_ids[:length], present)
-        self._hot[pair].miss(key, length, num_bytes, saved_ns, self._sim.clock.now_ns)
+        self._hot[pair].miss(
+            request.block_ids,
+            length,
+            present,
+            num_bytes=num_bytes,
+            saved_ns=saved_ns,
+            now_ns=self._sim.clock.now_ns,
+        )
 
     def tick(self) -> None:
         """One interval has passed: start what is worth it."""
@@ -70,9 +73,7 @@ class Copier:
         for (source, destination), hot in self._hot.items():
             road = self._road(source, destination)
             for copy in hot.choose(road, now_ns):
-                self._start(source, destination, copy.key, copy.num_bytes)
-        known = {key for hot in self._hot.values() for key in hot}
-        self._prompts = {key: self._prompts[key] for key in self._prompts if key in known}
+                self._start(source, destination, copy)
 
     def _road(self, source: str, destination: str) -> Road:
         link, now_ns = self._sim.front.link(source, destination), self._sim.clock.now_ns
@@ -84,18 +85,17 @@ class Copier:
         worth = self._sim.front.settings.ns_per_byte(price)
         return Road(link.book.backlog_bytes(now_ns), seen.bits_per_s, seen.rtt_ns, worth)
 
-    def _start(self, source: str, destination: str, key: int, num_bytes: int) -> None:
+    def _start(self, source: str, destination: str, copy: Copy) -> None:
         home = destination == self._home
         book = self._sim.front.link(source, destination).book
-        blocks, present = self._prompts[key]
         pool = self._sim.front.caches.pools[destination]
 
         def ended(landed: bool) -> None:
-            book.settle(num_bytes)
+            book.settle(copy.num_bytes)
             # What was there when the copy was chosen may have been evicted meanwhile.
-            if landed and pool.num_held(blocks) >= present:
-                pool.store(blocks)
+            if landed and pool.num_held(copy.block_ids) >= copy.num_present:
+                pool.store(copy.block_ids)
 
-        book.promise(num_bytes)
+        book.promise(copy.num_bytes)
         transport = self._sim.transports[source if home else destination]
-        transport.copy(num_bytes, home=home, ended=ended)
+        transport.copy(copy.num_bytes, home=home, ended=ended)
