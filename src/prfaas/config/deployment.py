@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from prfaas.config.quantities import DurationNs, RateBitsPerS, SizeBytes
+from prfaas.core.policies import PolicyName
 
 FilePathText = Annotated[Path, Field(strict=False)]
 PartName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
@@ -78,10 +79,34 @@ class RoutingTable(_Table):
 
     offload_threshold: int = Field(ge=0)
     """Incremental length, tokens, above which a prompt is prefilled in the PrfaaS cluster."""
+    policy: Annotated[PolicyName, Field(strict=False)] | None = None
+    """"local" never offloads, "remote" always does, "paper" compares with `offload_threshold`,
+    "adaptive" overrules the threshold where the other path is predicted to be clearly faster.
+    Without it: adaptive if there is a `plan` to predict from, else paper."""
+    plan: FilePathText | None = None
+    """Plan file of `prfaas plan` with the instances' profiles, from which paths are predicted; its
+    PrfaaS clusters are found by name, a single one stands for all."""
+    short_term_loop: bool = False
+    """Let the threshold of "adaptive" follow queues and links."""
+    ttft_max: DurationNs | None = None
+    """Refuse with 429 what is predicted to take longer to its first token; needs a `plan`."""
     prefill_timeout: DurationNs = 60 * 10**9
     """A remote prefill that takes longer is given up; the prompt is prefilled locally."""
     transfer_timeout: DurationNs = 10 * 10**9
     """How long decode waits for blocks after the prefill leg has answered."""
+
+    @model_validator(mode="after")
+    def _can_predict(self) -> RoutingTable:
+        if self.ttft_max is not None and self.plan is None:
+            raise ValueError("ttft_max needs a plan: without profiles nothing is predicted")
+        return self
+
+    @property
+    def effective_policy(self) -> PolicyName:
+        """`policy`, or what stands in for it."""
+        if self.policy is not None:
+            return self.policy
+        return PolicyName.PAPER if self.plan is None else PolicyName.ADAPTIVE
 
 
 class SecurityTable(_Table):
@@ -108,12 +133,22 @@ class PoolTable(_Table):
 
     memory: SizeBytes = 2**30
     """Bytes of KV blocks held in host memory."""
+    disk: FilePathText | None = None
+    """Folder for blocks that memory has no room for, on a disk of the host; none without it."""
+    disk_limit: SizeBytes | None = None
+    """Bytes of files in that folder; has to be given with `disk`."""
     listen: HostPort | None = None
     """Where it accepts links, if `prfaas up` starts it."""
     address: FarHostPort | None = None
     """Where it is reached, if it is started elsewhere."""
     links: dict[PartName, LinkTable] = {}
     """Settings of links to the pool nodes it pushes to."""
+
+    @model_validator(mode="after")
+    def _disk_has_a_limit(self) -> PoolTable:
+        if (self.disk is None) != (self.disk_limit is None):
+            raise ValueError("give `disk` and `disk_limit` together, or neither")
+        return self
 
     @model_validator(mode="after")
     def _one_place(self) -> PoolTable:

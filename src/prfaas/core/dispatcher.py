@@ -262,6 +262,7 @@ class Dispatcher:
             arrival.num_prompt_tokens,
             present + pull,
             present,
+            way.facts.prfaas_hit_tokens,
             shipped,
         )
 
@@ -284,6 +285,7 @@ class Dispatcher:
             prompt,
             hit,
             present,
+            way.facts.prfaas_hit_tokens,
             shipped,
         )
 

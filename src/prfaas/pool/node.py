@@ -12,9 +12,11 @@ from pathlib import Path
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from prfaas.core.blocks import BlockKey
 from prfaas.core.tickets import Refusal, TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent
 from prfaas.errors import ConfigError
+from prfaas.pool.disk import DiskTier
 from prfaas.pool.engine_port import EnginePort, EngineSession
 from prfaas.pool.engine_requests import EngineRequests
 from prfaas.pool.events import EventFeed
@@ -23,8 +25,11 @@ from prfaas.pool.io_thread import IoThread
 from prfaas.pool.link_port import LinkPort
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
+from prfaas.pool.pulls import Pulls
+from prfaas.pool.sending import Sending
 from prfaas.pool.store import BlockStore
 from prfaas.pool.tickets import SOURCE, TicketChecks
+from prfaas.wire.channel import Channel
 from prfaas.wire.identity import Identity, LinkContexts
 from prfaas.wire.messages import PoolState, TransferEnded
 from prfaas.wire.tickets import TicketOpener
@@ -50,6 +55,8 @@ class PoolSettings:
         peers: Pools to push to, by name.
         sources: Names of pools that may push to this one.
         gateways: Names of gateways that may subscribe, and whose tickets count.
+        disk: Folder of the disk tier; None is none.
+        disk_bytes: Limit on its files.
         link_budgets: Bits per second that the link to a peer may send, by its name; others have no
             limit.
         link_connections: Data connections of the link to a peer, by its name; others adapt.
@@ -65,6 +72,8 @@ class PoolSettings:
     peers: dict[str, tuple[str, int]]
     sources: frozenset[str]
     gateways: frozenset[str]
+    disk: Path | None = None
+    disk_bytes: int = 0
     link_budgets: dict[str, int] = field(default_factory=dict)
     link_connections: dict[str, int] = field(default_factory=dict)
     link_grace_ns: int = LINK_GRACE_NS
@@ -79,7 +88,9 @@ class PoolNode:
         self.settings = settings
         self.metrics = PoolMetrics()
         self.feed = EventFeed()
-        self.store = BlockStore(settings.memory_bytes, self.feed)
+        not_spilled = self.metrics.blocks_dropped.labels(reason="not_spilled")
+        self.store = BlockStore(settings.memory_bytes, self.feed, on_lost=not_spilled.inc)
+        self.disk = self._disk(settings.disk) if settings.disk else None
         self._clock_ns = clock_ns
         self._engines: dict[str, EngineSession] = {}
         tls = settings.identity.dialling()
@@ -94,7 +105,10 @@ class PoolNode:
             self._layouts,
             settings.link_grace_ns,
             self._forget,
+            self._missing,
         )
+        sending = Sending(self.store)
+        self._pulls = Pulls(sending, self.inbound, self._tickets, self._channel_of)
         self._io = IoThread()
         self.links = {
             peer: self._link(peer, address, tls) for peer, address in settings.peers.items()
@@ -111,6 +125,8 @@ class PoolNode:
             on_subscribe=lambda channel: self.feed.subscribe(channel, self.store, self._state()),
             on_unsubscribe=self.feed.unsubscribe,
             on_abort=self._abort,
+            on_pull=self._pulls.fetch,
+            on_refused=self._pulls.refused,
             clock_ns=clock_ns,
         )
         self._requests = EngineRequests(
@@ -120,6 +136,8 @@ class PoolNode:
             self.link_port.is_connected,
             self._tickets,
             self._push_refused,
+            self._pulls.fetch,
+            sending,
             self.metrics,
         )
         self._engine_port = EnginePort(
@@ -147,6 +165,8 @@ class PoolNode:
                     tasks.create_task(link.run())
                 tasks.create_task(self._engine_port.run())
                 tasks.create_task(self._keep_house())
+                if self.disk is not None:
+                    tasks.create_task(self.disk.run())
                 log.info(
                     "pool node %s: links at %s:%d, engines at %s, health and metrics at %s",
                     self.settings.name,
@@ -161,6 +181,19 @@ class PoolNode:
             await self.link_port.close()
             await self._io.close()
             await runner.cleanup()
+            if self.disk is not None:
+                self.disk.close()
+
+    def _disk(self, folder: Path) -> DiskTier:
+        disk = DiskTier(
+            folder,
+            self.settings.disk_bytes,
+            self.metrics,
+            self.store.found_on_disk,
+            self.store.gone_from_disk,
+        )
+        self.store.spill_to(disk)
+        return disk
 
     def _link(self, peer: str, address: tuple[str, int], tls: LinkContexts) -> OutboundLink:
         return OutboundLink(
@@ -175,6 +208,7 @@ class PoolNode:
             on_ended=lambda transfer: self._transfer_ended("sent", transfer),
             clock_ns=self._clock_ns,
             on_over=self._over_budget,
+            on_pull=lambda pull: self._pulls.serve(self.links[peer], pull),
             grace_ns=self.settings.link_grace_ns,
             budget_bits_per_s=self.settings.link_budgets.get(peer, 0),
             connections=self.settings.link_connections.get(peer, 0),
@@ -209,8 +243,15 @@ class PoolNode:
         for link in self.links.values():
             link.abort(transfer_id, reason, tell_peer=True)
 
+    def _missing(self, transfer_id: bytes, keys: list[BlockKey]) -> None:
+        self._pulls.missing(transfer_id, keys)
+
+    def _channel_of(self, source: str) -> Channel | None:
+        return self.link_port.channel_of(source)
+
     def _forget(self, transfer_id: bytes) -> None:
         self.link_port.forget(transfer_id)
+        self._pulls.ended(transfer_id)
 
     def _push_refused(self, transfer_id: bytes, peer: str, reason: str) -> None:
         """An engine's ticket does not allow what it was told to push: the gateway has to know."""
@@ -249,18 +290,24 @@ class PoolNode:
                 num_bytes=transfer.num_bytes,
                 duration_ns=now - transfer.opened_at_ns,
                 last_block_age_ns=now - (transfer.last_block_at_ns or now),
+                num_missing=transfer.num_missing,
             )
         )
 
     async def _keep_house(self) -> None:
-        self.metrics.capacity_bytes.set(self.store.capacity_bytes)
+        tiers: list[tuple[str, BlockStore | DiskTier]] = [("host", self.store)]
+        if self.disk is not None:
+            tiers.append(("disk", self.disk))
+        for name, tier in tiers:
+            self.metrics.capacity_bytes.labels(tier=name).set(tier.capacity_bytes)
         while True:
             self.inbound.expire()
             self.link_port.expire()
             for link in self.links.values():
                 link.expire()
-            self.metrics.used_bytes.set(self.store.used_bytes)
-            self.metrics.blocks.set(len(self.store))
+            for name, tier in tiers:
+                self.metrics.used_bytes.labels(tier=name).set(tier.used_bytes)
+                self.metrics.blocks.labels(tier=name).set(len(tier))
             await asyncio.sleep(HOUSEKEEPING_S)
 
     def _admin_app(self) -> web.Application:

@@ -33,6 +33,7 @@ class Front:
     def __init__(self, setup: Setup) -> None:
         self._home = setup.name
         self.caches = Caches(setup)
+        self._block_tokens = setup.blocks.tokens
         self.prefill_names = tuple(f"p{i:05}" for i in range(setup.num_prefill))
         self.prfaas_names = _instance_names(setup.prfaas)
         self.decode_names = tuple(f"d{i:05}" for i in range(setup.num_decode))
@@ -41,7 +42,7 @@ class Front:
             HomeCluster(
                 setup.name,
                 tuple(Member(name, setup.name) for name in self.prefill_names),
-                tuple(Member(name, setup.name) for name in self.decode_names),
+                tuple(Member(name, setup.name) for name in self.decode_names) or None,
                 setup.costs,
             ),
             [
@@ -62,11 +63,15 @@ class Front:
         self, request: Request, hits: Mapping[str, Hit], now_ns: int, *, again: bool
     ) -> Routed | Refused:
         """Decide for a request that arrives, or whose work was lost."""
+        blocks = self._block_tokens
         arrival = Arrival(
             request.index,
             request.num_prompt_tokens,
             request.num_prompt_tokens,
             {pool: hit.num_tokens for pool, hit in hits.items()},
+            shippable_tokens=(request.num_prompt_tokens - 1) // blocks * blocks
+            if request.block_ids
+            else None,
             tenant=request.tenant,
         )
         return self.dispatcher.arrive(arrival, now_ns, again=again)
