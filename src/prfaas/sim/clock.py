@@ -37,11 +37,6 @@ class Clock:
         """Call `action(argument)` after a delay."""
         self.at(self.now_ns + delay_ns, action, argument)
 
-    @property
-    def num_pending(self) -> int:
-        """Events that will happen."""
-        return len(self._heap)
-
     def step(self) -> bool:
         """Let the next event happen; False when there is none."""
         if not self._heap:

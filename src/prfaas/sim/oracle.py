@@ -52,7 +52,7 @@ def too_early(heard: Heard, needed_ns: dict[News, int]) -> list[str]:
 
 
 def reads_of_the_simulation(dispatcher: object) -> list[str]:
-    """One line for each object of `prfaas.sim` that the dispatcher could look into.
+    """One line if there are objects of `prfaas.sim` that the dispatcher could look into.
 
     Costs one visit of everything the dispatcher holds.
     """
@@ -61,7 +61,7 @@ def reads_of_the_simulation(dispatcher: object) -> list[str]:
         for held in _held_by(dispatcher)
         if type(held).__module__.startswith("prfaas.sim.")
     }
-    return [f"the dispatcher can look into a {name} of the simulation" for name in sorted(found)]
+    return [f"the dispatcher can look into {', '.join(sorted(found))}"] if found else []
 
 
 def _held_by(root: object) -> Iterator[Any]:
