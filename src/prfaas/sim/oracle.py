@@ -14,6 +14,8 @@ from enum import StrEnum
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
+from prfaas.core.costs import Costs
+
 
 class News(StrEnum):
     """What a gateway hears of."""
@@ -80,4 +82,5 @@ def _held_by(root: object) -> Iterator[Any]:
                 queue.append(other)
 
 
-_ENDS = (type, ModuleType, BuiltinFunctionType)
+_ENDS = (type, ModuleType, BuiltinFunctionType, Costs)
+"""Also tables of costs: numbers, and many of them."""
