@@ -46,8 +46,8 @@ from prfaas.wire.tickets import TicketSigner
 MIB = 1 << 20
 SIZES = {0: 2 * MIB, 1: MIB + 64 * 1024}
 """By cache group: attention and state, as of a hybrid model."""
-ROW_BYTES, NUM_ROWS = 2 * MIB, 16
-BATCH = 8
+ROW_BYTES = 2 * MIB
+BATCH = NUM_ROWS = 8
 LAYOUT = Layout(
     b"L" * 32,
     16,
@@ -65,11 +65,18 @@ PATTERN = random.Random(7).randbytes(4 * MIB)
 class Memory:
     """Of a process, bytes; the highest seen."""
 
-    own: int = 0
-    """Anonymous memory, and shared memory that is not the engine's."""
-    resident: int = 0
-    """All without the engine's memory: own, and the mapped files of Python and its libraries."""
+    anonymous: int = 0
+    """What it allocated."""
+    shared: int = 0
+    """The engine's, mapped here."""
+    all: int = 0
+    """VmHWM: also the files of Python and its libraries that are mapped."""
     at_start: int = 0
+
+    @property
+    def resident(self) -> int:
+        """All but the engine's."""
+        return self.all - self.shared
 
 
 @dataclass
@@ -80,18 +87,20 @@ class Pool:
     process: subprocess.Popen[bytes]
     admin: int
     memory: Memory = field(default_factory=Memory)
+    at_end: dict[str, float] = field(default_factory=dict)
+    """Its metrics."""
 
     def sample(self) -> None:
         fields = {
             line.split(":")[0]: int(line.split()[1]) * 1024
             for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-            if line.startswith(("VmRSS", "RssAnon", "RssShmem"))
+            if line.startswith(("VmHWM", "RssAnon", "RssShmem"))
         }
-        own = fields["RssAnon"]
-        resident = fields["VmRSS"] - fields["RssShmem"]
-        self.memory.own = max(self.memory.own, own)
-        self.memory.resident = max(self.memory.resident, resident)
-        self.memory.at_start = self.memory.at_start or resident
+        memory = self.memory
+        memory.anonymous = max(memory.anonymous, fields["RssAnon"])
+        memory.shared = max(memory.shared, fields["RssShmem"])
+        memory.all = fields["VmHWM"]
+        memory.at_start = memory.at_start or memory.all
 
     def metrics(self) -> dict[str, float]:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}/metrics") as reply:
@@ -267,7 +276,7 @@ def churn(settings: Settings, num_bytes: int) -> list[Pool]:
         stopped.set()
         sampler.join()
         for pool in pools:
-            pool.metrics_at_end = _last_metrics(pool)  # type: ignore[attr-defined]
+            pool.at_end = _last_metrics(pool)
             pool.process.terminate()
             pool.process.wait(ANSWER_S)
     return pools
@@ -341,7 +350,7 @@ def main() -> None:
     )
     print("|---|---|---|---|---|---|")
     for pool in pools:
-        own, resident = pool.memory.own / MIB, pool.memory.resident / MIB
+        own, resident = pool.memory.anonymous / MIB, pool.memory.resident / MIB
         print(
             f"| {pool.name} | {pool.memory.at_start / MIB:.0f} MiB | {own:.0f} MiB "
             f"| {own - asked.memory_mib:+.0f} MiB | {resident:.0f} MiB "
@@ -350,7 +359,7 @@ def main() -> None:
     for pool in pools:
         wanted = ("pool_blocks", "pool_hits", "pool_used", "transfers_total", "link_bytes_total")
         print(f"\n{pool.name}")
-        for name, value in pool.metrics_at_end.items():  # type: ignore[attr-defined]
+        for name, value in pool.at_end.items():
             if any(word in name for word in wanted) and "created" not in name:
                 print(f"  {name} {value:,.0f}")
 
