@@ -18,7 +18,6 @@ from typing import Any
 from prfaas.core.blocks import BlockKey
 from prfaas.core.tickets import Ticket
 from prfaas.core.transfers import Transfer
-from prfaas.pool.arena import Arena
 from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.io_thread import IoThread
 from prfaas.pool.link_port import LinkPort
@@ -63,7 +62,7 @@ async def lines() -> asyncio.StreamReader:
 
 async def receive(identities: Path, host: str) -> None:
     metrics = PoolMetrics()
-    store, arena = BlockStore(1 << 30, Unheard()), Arena(5 << 28)
+    store = BlockStore(1 << 30, Unheard())
     identity = identity_in(identities, "pd-pool")
     opener = TicketOpener(identity.authority, frozenset({"gateway"}))
     inbound = InboundTransfers(
@@ -84,7 +83,6 @@ async def receive(identities: Path, host: str) -> None:
         inbound=inbound,
         metrics=metrics,
         io=IoThread(),
-        allocate=lambda size: arena.allocate(size) or bytearray(size),
         on_subscribe=lambda _: None,
         on_unsubscribe=lambda _: None,
         on_abort=lambda *_: None,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from prfaas.core.blocks import BlockKey
 from prfaas.core.transfers import TransferState
 from prfaas.errors import PeerError
-from prfaas.pool.assembly import Assembly, BlockBuffer
+from prfaas.pool.assembly import Assembly
 from prfaas.pool.data_in import DataHandlers, DataReceiver
 from prfaas.pool.early import EarlyBlocks
 from prfaas.pool.inbound import InboundTransfers
@@ -69,7 +69,6 @@ class LinkPort:
         inbound: InboundTransfers,
         metrics: PoolMetrics,
         io: IoThread,
-        allocate: Callable[[int], BlockBuffer],
         on_subscribe: Callable[[Channel], None],
         on_unsubscribe: Callable[[Channel], None],
         on_abort: Callable[[bytes, str], None],
@@ -83,7 +82,6 @@ class LinkPort:
         self._inbound = inbound
         self._metrics = metrics
         self._io = io
-        self._allocate = allocate
         self._on_subscribe = on_subscribe
         self._on_unsubscribe = on_unsubscribe
         self._on_abort = on_abort
@@ -223,7 +221,7 @@ class LinkPort:
             other.close("the pool has connected anew")
         self._drop_link(channel.peer)
         if hello.link:
-            self._links[channel.peer] = hello.link, Assembly(self._allocate)
+            self._links[channel.peer] = hello.link, Assembly(self._inbound.buffer)
         self._inbound.resumed(channel.peer, hello.resumes)
         for transfer_id in hello.resumes:
             self._resume(channel, transfer_id)

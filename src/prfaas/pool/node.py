@@ -122,7 +122,6 @@ class PoolNode:
             inbound=self.inbound,
             metrics=self.metrics,
             io=self._io,
-            allocate=bytearray,
             on_subscribe=lambda channel: self.feed.subscribe(channel, self.store, self._state()),
             on_unsubscribe=self.feed.unsubscribe,
             on_abort=self._abort,
