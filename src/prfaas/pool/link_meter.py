@@ -77,6 +77,7 @@ class LinkMeter:
             window_segments=sum(info.window_segments for info in infos),
             num_connections=len(infos),
             budget_bits_per_s=self._budget_bits_per_s,
+            arrived_bytes=acked_bytes,
         )
 
     def telemetry(self, now_ns: int, *, open_arrived_bytes: int = 0) -> LinkTelemetry:

@@ -366,6 +366,7 @@ class OutboundLink:
 
     async def _measure(self, channel: Channel, senders: DataSenders) -> None:
         """Sample the connections, and report while the link is busy."""
+        was_busy = False
         for count in itertools.count():
             queue, now = self._queue, self._clock_ns()
             self._meter.sample(now, senders.tcp_infos(), queue.queued_bytes, queue.in_flight_bytes)
@@ -373,8 +374,9 @@ class OutboundLink:
             self._metrics.set_link(self.peer, self.telemetry)
             if count % TELEMETRY_EVERY == 0:
                 channel.send(Ping(at_ns=self._clock_ns()))
-                if self._transfers and self.is_up:
+                if (self._transfers or was_busy) and self.is_up:
                     self._on_change()
+                was_busy = bool(self._transfers)
             await asyncio.sleep(SAMPLE_NS / NS_PER_S)
 
     def _tune(self, senders: DataSenders, now_ns: int) -> None:
