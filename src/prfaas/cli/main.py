@@ -9,6 +9,7 @@ import click
 from prfaas import __version__
 from prfaas.cli.demo import demo
 from prfaas.cli.deploy import check, up
+from prfaas.cli.link import link
 from prfaas.cli.parts import gateway, identity, pool
 from prfaas.cli.plan import model, plan, profile
 from prfaas.cli.simulate import simulate
@@ -28,11 +29,12 @@ def cli() -> None:
       prfaas demo                        two clusters on this machine, twelve requests
       prfaas up examples/laptop.toml     run a deployment until stopped
       prfaas check examples/laptop.toml  is this file right?
+      prfaas link test A B --file F.toml what does the path from pool A to pool B carry?
       prfaas simulate examples/sim/link-cut.toml   what if the link is cut?
     """
 
 
-for command in (check, demo, gateway, identity, model, plan, pool, profile, simulate, up):
+for command in (check, demo, gateway, identity, link, model, plan, pool, profile, simulate, up):
     cli.add_command(command)
 
 
