@@ -72,11 +72,12 @@ async def test_rate_and_round_trip_are_those_of_the_path(identities: Path) -> No
         probes = report["probes"]
         assert [probe["connections"] for probe in probes] == [1, 4]
         for probe in probes:
-            assert 0.6 * RATE < probe["goodput_bits_per_s"] < 0.96 * RATE
+            # Bytes behind a hole count when it is filled: a window's worth may fall into the time.
+            assert 0.6 * RATE < probe["goodput_bits_per_s"] < 1.05 * RATE
             assert 0.9 * RTT_MS < probe["rtt_ns"] / 1e6 < 1.5 * RTT_MS
             assert probe["loaded_rtt_ns"] >= probe["rtt_ns"]
         assert report["best_connections"] in (1, 4)
-        assert 0.6 * RATE < report["best_budget_bits_per_s"] < RATE
+        assert 0.6 * RATE < report["best_budget_bits_per_s"] < 1.05 * RATE
         if shutil.which("iperf3"):
             other = await iperf_bits_per_s(wan, report["congestion_control"])
             assert probes[1]["goodput_bits_per_s"] > 0.75 * other
