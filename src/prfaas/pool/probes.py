@@ -21,7 +21,7 @@ from prfaas.pool.io_thread import IoThread, shake_hands
 from prfaas.pool.listener import Listener
 from prfaas.wire.channel import Channel
 from prfaas.wire.identity import LinkContexts, peer_name
-from prfaas.wire.sockets import TcpInfo, keep_alive, pace, tcp_info
+from prfaas.wire.sockets import NOTSENT_LOWAT_BYTES, TcpInfo, fit, keep_alive, tcp_info
 
 log = logging.getLogger(__name__)
 
@@ -200,7 +200,8 @@ async def probe(
     try:
         async with _dialled(address, tls, peer, num_connections) as connections:
             for connection in connections:
-                pace(connection, budget_bits_per_s // 8 // num_connections)
+                share = budget_bits_per_s // 8 // num_connections
+                fit(connection, share, NOTSENT_LOWAT_BYTES)
             control = connections[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
             measured = await _measure(connections, seconds)
     except (OSError, TimeoutError) as error:
