@@ -42,7 +42,7 @@ class LinkMeter:
         self.fresh_bits_per_s = 0
         """What arrived since the sample before; 0 if the link was not busy all the time."""
         self.path_rtt_ns = 0
-        """Smoothed round trip as the kernel sees it, of the connection where it is shortest: a queue
+        """Smoothed round trip as the kernel sees it, of the connection with the shortest: a queue
         lengthens all of them, retransmissions only one."""
 
     def sample(
