@@ -85,6 +85,7 @@ class _Outgoing:
     transfer: Transfer
     sealed: bytes
     """Its ticket."""
+    tenant: str
     blocks: dict[BlockName, StoredBlock] = field(default_factory=dict)
     """Pushed and not known to have arrived; pinned."""
     names: set[BlockName] = field(default_factory=set)
@@ -210,7 +211,9 @@ class OutboundLink:
             ticket.layout_id,
             ticket.bytes_max,
         )
-        outgoing = self._transfers[ticket.transfer_id] = _Outgoing(transfer, grant.sealed)
+        outgoing = self._transfers[ticket.transfer_id] = _Outgoing(
+            transfer, grant.sealed, ticket.tenant
+        )
         if not self.is_up and self._is_given_up():
             self._end(transfer, TransferEvent.ABORT, "link_down")
         elif self._resumed.is_set():
@@ -229,7 +232,7 @@ class OutboundLink:
         block.pins += 1
         outgoing.names.add(name)
         outgoing.blocks[name] = block
-        self._queue.add(OutgoingBlock(transfer_id, name, block.digest, block.data))
+        self._queue.add(OutgoingBlock(transfer_id, name, block.digest, block.data, outgoing.tenant))
 
     def finish(self, transfer_id: bytes, missing: Iterable[BlockKey] = ()) -> None:
         """No more blocks will be pushed: the peer commits once all are there.
