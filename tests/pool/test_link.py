@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from prfaas.pool.data_out import FRAGMENT_BYTES
 from prfaas.pool.link_meter import LinkMeter
 from prfaas.pool.outbound import OutboundLink, num_connections
 from prfaas.pool.store import StoredBlock
+from prfaas.wire import sockets
 from prfaas.wire.frames import block_digest
 from prfaas.wire.sockets import TcpInfo
 
@@ -171,6 +173,31 @@ def test_an_estimate_is_what_is_ahead_at_the_rate_that_was_measured() -> None:
     assert meter.telemetry(3 * 10**9).goodput_bits_per_s == 10**9
     assert meter.telemetry(3 * 10**9).age_ns == 10**9
     assert meter.seconds_to_send(124 * 10**6) == pytest.approx(1.005)
+
+
+class Kernel:
+    """What `getsockopt(TCP_INFO)` of a connection returns."""
+
+    def __init__(self, delivery_bytes_per_s: int) -> None:
+        self.raw = bytearray(232)
+        struct.pack_into("=I", self.raw, 148, 39_000)
+        struct.pack_into("=Q", self.raw, 160, delivery_bytes_per_s)
+        struct.pack_into("=2Q", self.raw, 200, 5000, 300)
+
+    def getsockopt(self, *_: int) -> bytes:
+        return bytes(self.raw)
+
+
+def test_what_the_kernel_says_is_read_from_where_it_says_it() -> None:
+    read = sockets.tcp_info(Kernel(125_000_000))  # type: ignore[arg-type]
+    assert read.delivery_bits_per_s == 10**9
+    assert (read.sent_bytes, read.resent_bytes) == (5000, 300)
+
+
+def test_no_rate_that_a_kernel_claims_breaks_the_report() -> None:
+    """Messages hold no number beyond 2**53; a report that can not be read ends an event stream."""
+    read = sockets.tcp_info(Kernel(2**64 - 1))  # type: ignore[arg-type]
+    assert 16 * read.delivery_bits_per_s < 2**53
 
 
 def test_an_idle_link_says_nothing_about_its_rate() -> None:

@@ -16,6 +16,8 @@ NOTSENT_LOWAT_BYTES = 128 << 10
 USER_TIMEOUT_MS = 15_000
 """Longer than a receiver stalls for good reasons; a path that is silent that long is dead."""
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 5, 2, 3
+RATE_BITS_PER_S_MAX = 10**13
+"""What the kernel derives from a few segments in no time at all can be any number."""
 _TCP_NOTSENT_LOWAT = 25
 _TCP_THIN_LINEAR_TIMEOUTS = 16
 _SO_MAX_PACING_RATE = 47
@@ -98,14 +100,14 @@ def tcp_info(connection: socket.socket) -> TcpInfo:
     raw = raw.ljust(_TCP_INFO_BYTES, b"\0")
     words = struct.unpack_from("24I", raw, _U8_FIELDS)
     acked_bytes = struct.unpack_from("Q", raw, _U8_FIELDS + 24 * 4 + 16)[0]
-    min_rtt_us, _, segments, delivery_rate = struct.unpack_from("3IQ", raw, 148)
+    min_rtt_us, _, segments, delivery_rate = struct.unpack_from("=3IQ", raw, 148)
     sent_bytes, resent_bytes = struct.unpack_from("2Q", raw, 200)
     return TcpInfo(
         rtt_ns=words[15] * 1000,
         window_segments=words[18],
         retransmits=words[23],
         acked_bytes=acked_bytes,
-        delivery_bits_per_s=delivery_rate * 8,
+        delivery_bits_per_s=min(delivery_rate * 8, RATE_BITS_PER_S_MAX),
         sent_bytes=sent_bytes,
         resent_bytes=resent_bytes,
         min_rtt_ns=min_rtt_us * 1000,
