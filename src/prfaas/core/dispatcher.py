@@ -122,6 +122,11 @@ class Dispatcher:
             moves += [link.move(local_ns, remote_ns, now_ns) for link in links]
         return [moved for moved in moves if moved is not None]
 
+    def replan(self, offload_threshold: int) -> None:
+        """The long-term loop found a better threshold, tokens, above 0; it is that of all links."""
+        for link in self.links:
+            link.replan(offload_threshold)
+
     # Requests
 
     def arrive(self, arrival: Arrival, now_ns: int, *, again: bool = False) -> Routed | Refused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from prfaas.core.role_loop import Role
 from prfaas.errors import PrfaasError
 from prfaas.sim.request import UNSET, Outcome, Request
 from prfaas.sim.simulation import Simulation
@@ -19,7 +20,12 @@ def check(simulation: Simulation) -> None:
     Raises:
         BrokenInvariantError: One line for everything that does not hold.
     """
-    broken = [*_conservation(simulation), *_causality(simulation), *_leaks(simulation)]
+    broken = [
+        *_conservation(simulation),
+        *_roles(simulation),
+        *_causality(simulation),
+        *_leaks(simulation),
+    ]
     if broken:
         raise BrokenInvariantError("the run is not consistent:\n  " + "\n  ".join(broken[:20]))
 
@@ -37,6 +43,32 @@ def _conservation(sim: Simulation) -> list[str]:
     unsent = link.added_bytes - link.sent_bytes
     if unsent < -(1 + _CONSERVED_TOLERANCE * link.added_bytes):
         found.append(f"the link sent {-unsent:.0f} bytes more than were added")
+    return found
+
+
+def _roles(sim: Simulation) -> list[str]:
+    """Every PD instance has one role, works only in it, and both roles are always taken."""
+    found = []
+    for role in Role:
+        if sim.setup.roles is not None and sim.roles.count(role) < 1:
+            found.append(f"no instance is left for {role}")
+    changed = sum(c.ended_at_ns != UNSET for c in sim.roles.changes)
+    if changed < len(sim.roles.changes) - 1:
+        found.append(f"{len(sim.roles.changes) - changed} changes of roles at once")
+    for change in sim.roles.changes:
+        instants = [change.began_at_ns, change.drained_at_ns, change.ended_at_ns]
+        happened = [at for at in instants if at != UNSET]
+        if happened != sorted(happened):
+            found.append(f"the change of instance {change.index} ended before it began")
+    if sim.setup.roles is None:
+        return found
+    for index, role in sim.roles.working:
+        prefill = sim.locals[sim.front.prefill_names[index]]
+        decode = sim.decoders[sim.front.decode_names[index]]
+        if role is Role.DECODE and (prefill.is_busy or prefill.num_waiting):
+            found.append(f"instance {index} decodes, yet has prompts to prefill")
+        if role is Role.PREFILL and (decode.num_running or decode.num_waiting):
+            found.append(f"instance {index} prefills, yet has sequences to decode")
     return found
 
 

@@ -28,9 +28,11 @@ class Front:
 
     def __init__(self, setup: Setup) -> None:
         self.caches = Caches(setup.cache)
-        self.prefill_names = tuple(f"p{i:05}" for i in range(setup.num_prefill))
+        # Instances that may change their role are known under a name in either.
+        both = setup.num_prefill + setup.num_decode if setup.roles else 0
+        self.prefill_names = tuple(f"p{i:05}" for i in range(both or setup.num_prefill))
         self.prfaas_names = tuple(f"r{i:05}" for i in range(setup.num_prfaas))
-        self.decode_names = tuple(f"d{i:05}" for i in range(setup.num_decode))
+        self.decode_names = tuple(f"d{i:05}" for i in range(both or setup.num_decode))
         routing = setup.routing
         self.dispatcher = Dispatcher(
             HomeCluster(
@@ -108,6 +110,15 @@ class Front:
     def report_link(self, report: LinkReport) -> None:
         """The link was seen."""
         self.dispatcher.report_link(PRFAAS_POOL, PD_POOL, report)
+
+    def link_bits_per_s(self, now_ns: int) -> float | None:
+        """What the link was last seen to carry; None when that is too long ago."""
+        seen = self.dispatcher.links.between(PRFAAS_POOL, PD_POOL).book.latest(now_ns)
+        return None if seen is None else seen.bits_per_s
+
+    def replan(self, offload_threshold: int) -> None:
+        """The long-term loop found a better threshold."""
+        self.dispatcher.replan(offload_threshold)
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
         """One interval of the short-term loop."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+from math import log
+
+from prfaas.core.role_loop import RoleSettings, SplitPlan
 from prfaas.errors import ConfigError
 from prfaas.planner.costs import make_costs
 from prfaas.planner.load import Question
 from prfaas.planner.problem import Problem
-from prfaas.planner.search import Operation, optimum
+from prfaas.planner.search import Operation, optimum, search_grid
 from prfaas.planner.throughput import Mode
 from prfaas.sim.decode import DecodeLimits
 from prfaas.sim.link import loss_limited_bits_per_s
@@ -23,6 +28,8 @@ from prfaas.sim.setup import (
     Failure,
     FailureKind,
     LinkSetup,
+    Plans,
+    RolesSetup,
     RoutingSetup,
     Setup,
     SignalSetup,
@@ -30,6 +37,9 @@ from prfaas.sim.setup import (
 )
 from prfaas.sim.timing import step_time
 from prfaas.units import NS_PER_S
+
+_PLAN_STEP = 1.1
+"""Links whose capacities differ by less than this factor share a plan."""
 
 
 def make_setup(
@@ -80,6 +90,7 @@ def make_setup(
         slo=_slo(file.slo),
         failures=tuple(f for table in file.failure for f in _failures(table)),
         price_per_h=problem.gpu_price_per_h,
+        roles=_roles(file, problem),
     )
     notes = [*_continued(problem, num_prompt_tokens_max), _threshold_note(file, routing)]
     return setup, notes
@@ -140,6 +151,47 @@ def _continued(problem: Problem, longest: int) -> list[str]:
         for profile in problem.prefill_profiles
         if longest > round(problem.workload.lengths.high) and not profile.covers(1, longest)
     ]
+
+
+def _roles(file: ScenarioFile, problem: Problem) -> RolesSetup | None:
+    table = file.routing
+    if not table.reroling:
+        return None
+    if any(f.kind in (FailureKind.PREFILL, FailureKind.DECODE) for f in file.failure):
+        raise ConfigError(
+            "routing.reroling: failures of PD instances are not simulated together with changes of "
+            "their roles; remove one of both"
+        )
+    settings = RoleSettings(dwell_ns=_ns(table.dwell), conversion_ns=_ns(table.conversion))
+    return RolesSetup(settings, _plans(problem))
+
+
+def _plans(problem: Problem) -> Plans:
+    """The planner's best threshold of every split, for links of any capacity."""
+
+    @cache
+    def of_link(step: int) -> dict[int, SplitPlan]:
+        bits_per_s = _PLAN_STEP**step
+        prfaas = tuple(
+            replace(c, link=replace(c.link, bits_per_s=bits_per_s)) for c in problem.prfaas
+        )
+        grid = search_grid(replace(problem, prfaas=prfaas), Mode.EXACT)
+        best = grid.rate.argmax(axis=1).tolist()
+        return {
+            round(num_prefill): SplitPlan(
+                max(1, round(float(grid.terms.threshold[column]))), float(grid.rate[row, column])
+            )
+            for row, (num_prefill, column) in enumerate(
+                zip(grid.num_prefill.tolist(), best, strict=True)
+            )
+        }
+
+    def plans(num_prefill: int, bits_per_s: float) -> SplitPlan | None:
+        if not problem.prfaas or bits_per_s < 1:
+            return None
+        return of_link(round(log(bits_per_s, _PLAN_STEP))).get(num_prefill)
+
+    return plans
 
 
 def _link(file: ScenarioFile, problem: Problem) -> LinkSetup:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from prfaas.core.role_loop import Role
 from prfaas.planner.geometry import FloatArray
 from prfaas.sim.request import UNSET, Outcome, Request
 from prfaas.sim.setup import SloSetup
@@ -43,6 +44,7 @@ class Results:
         utilisation: Share of the time each stage worked.
         decisions: Requests by reason.
         num_recomputed: Prefills that were lost and done again.
+        role_changes: When which PD instance began and ended to change to which role.
         price: GPUs and traffic for the run, and for one million prompt tokens.
         digest: Of the whole trace of the run.
     """
@@ -63,6 +65,7 @@ class Results:
     utilisation: dict[str, float]
     decisions: dict[str, int]
     num_recomputed: int
+    role_changes: list[dict[str, Any]]
     price: dict[str, float]
     num_events: int
     simulated_s: float
@@ -107,6 +110,7 @@ def summarise(sim: Simulation, *, start_ns: int, end_ns: int) -> Results:
             sorted(Counter(r.decision.reason.value for r in decided if r.decision).items())
         ),
         num_recomputed=sim.num_recomputed,
+        role_changes=[change.as_dict() for change in sim.roles.changes],
         price=_price(sim),
         num_events=sim.clock.num_events,
         simulated_s=sim.clock.now_ns / NS_PER_S,
@@ -179,19 +183,20 @@ def _egress(sim: Simulation, start_ns: int, end_ns: int) -> dict[str, float]:
 
 def _utilisation(sim: Simulation) -> dict[str, float]:
     now = max(sim.clock.now_ns, 1)
-    slots = len(sim.decoders) * sim.setup.decode.batch_max
+    prefill_ns = sim.roles.time_ns(Role.PREFILL)
+    slots_ns = sim.roles.time_ns(Role.DECODE) * sim.setup.decode.batch_max
     return {
-        "pd_prefill": _busy(sum(i.busy_ns for i in sim.locals.values()), len(sim.locals), now),
+        "pd_prefill": _busy(sum(i.busy_ns for i in sim.locals.values()), prefill_ns),
         "prfaas_prefill": _busy(
-            sum(i.busy_ns for i in sim.remotes.values()), len(sim.remotes), now
+            sum(i.busy_ns for i in sim.remotes.values()), len(sim.remotes) * now
         ),
         "link": sim.link.busy_ns / now,
-        "decode_slots": _busy(sum(d.batch_ns for d in sim.decoders.values()), slots, now),
+        "decode_slots": _busy(sum(d.batch_ns for d in sim.decoders.values()), slots_ns),
     }
 
 
-def _busy(busy_ns: float, count: int, now_ns: int) -> float:
-    return busy_ns / (count * now_ns) if count else 0.0
+def _busy(busy_ns: float, time_ns: float) -> float:
+    return busy_ns / time_ns if time_ns else 0.0
 
 
 def _price(sim: Simulation) -> dict[str, float]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from prfaas.core.costs import Costs
 from prfaas.core.policies import Bandwidth, PolicyName
+from prfaas.core.role_loop import RoleSettings, SplitPlan
 from prfaas.sim.decode import DecodeLimits
 from prfaas.sim.timing import StepTime
 from prfaas.units import NS_PER_S
@@ -114,6 +116,23 @@ class RoutingSetup:
     admission: bool = False
 
 
+Plans = Callable[[int, float], SplitPlan | None]
+"""The planner's answer for a number of prefill instances and a link of so many bits per second."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolesSetup:
+    """How PD instances change between prefill and decode.
+
+    Attributes:
+        settings: Limits of the long-term loop.
+        plans: What the planner says of splits; None without.
+    """
+
+    settings: RoleSettings
+    plans: Plans | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class SloSetup:
     """Targets of one request; None is no target. TTFT in ns, TPOT in ns."""
@@ -134,6 +153,7 @@ class Setup:
         step_ns: Decode step time.
         decode: Limits of a decode instance.
         price_per_h: Price of all GPUs for one hour.
+        roles: How PD instances change their roles; None keeps them.
     """
 
     num_prfaas: int
@@ -149,3 +169,4 @@ class Setup:
     slo: SloSetup = SloSetup()
     failures: tuple[Failure, ...] = ()
     price_per_h: float = 0.0
+    roles: RolesSetup | None = None

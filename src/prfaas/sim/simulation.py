@@ -21,6 +21,7 @@ from prfaas.sim.failures import schedule
 from prfaas.sim.front import Front
 from prfaas.sim.prefill import Job, PrefillInstance
 from prfaas.sim.request import UNSET, Follower, Outcome, Request
+from prfaas.sim.roles import Roles
 from prfaas.sim.setup import Setup
 from prfaas.sim.telemetry import Telemetry
 from prfaas.sim.transport import Transport
@@ -58,6 +59,7 @@ class Simulation:
         self.locals = {n: self._prefill_instance(n) for n in self.front.prefill_names}
         self.remotes = {n: self._prfaas_instance(n) for n in self.front.prfaas_names}
         self.decoders = {n: self._decode_instance(n) for n in self.front.decode_names}
+        self.roles = Roles(self)
         self._roots = tuple(requests)
         self._next = self._num_expected = 0
         self.telemetry = Telemetry(self)
@@ -100,6 +102,7 @@ class Simulation:
         if self._roots:
             self.clock.at(self._roots[0].arrived_at_ns, self._arrive)
         self.telemetry.start()
+        self.roles.start()
         schedule(self, self.setup.failures)
         while self.busy:
             if stop_at_ns is not None and self.clock.now_ns >= stop_at_ns:
@@ -246,6 +249,7 @@ class Simulation:
             request.first_token_at_ns = self.clock.now_ns
 
     def _finished(self, request: Request) -> None:
+        self.roles.decoded(self.clock.now_ns - request.first_token_at_ns)
         self._end(request, Outcome.FINISHED)
 
     def _end(self, request: Request, outcome: Outcome) -> None:
