@@ -19,6 +19,7 @@ from prfaas.core.blocks import BlockKey
 from prfaas.core.tickets import Ticket
 from prfaas.core.transfers import Transfer
 from prfaas.pool.inbound import InboundTransfers
+from prfaas.pool.io_thread import IoThread
 from prfaas.pool.link_port import LinkPort
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
@@ -81,9 +82,12 @@ async def receive(identities: Path, host: str) -> None:
         gateways=frozenset(),
         inbound=inbound,
         metrics=metrics,
+        io=IoThread(),
         on_subscribe=lambda _: None,
         on_unsubscribe=lambda _: None,
         on_abort=lambda *_: None,
+        on_pull=lambda *_: None,
+        on_refused=lambda *_: None,
         clock_ns=time.monotonic_ns,
     )
     await port.open()
@@ -105,10 +109,12 @@ class Sender:
             address=(host, PORT),
             tls=identity.dialling(),
             metrics=PoolMetrics(),
+            io=IoThread(),
             on_change=lambda: None,
             on_ended=self.ended,
             clock_ns=time.monotonic_ns,
             on_over=lambda _: None,
+            on_pull=lambda _: None,
             grace_ns=GRACE_NS,
             budget_bits_per_s=budget,
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from prfaas.core.fair_share import FairSettings
 from prfaas.core.policies import Bandwidth, PolicyName
 from prfaas.core.predictions import CostModel
 from prfaas.core.routing import Decision
@@ -69,6 +70,7 @@ class DispatchSettings:
             moves.
         ttft_max_ns: Target of the time to first token; None is no target.
         admission: Refuse what is predicted to miss the target.
+        fairness: How tenants share what is let in under overload.
         stale_after_ns: Age beyond which a report counts as unknown.
     """
 
@@ -78,6 +80,7 @@ class DispatchSettings:
     moving_threshold: bool = False
     ttft_max_ns: int | None = None
     admission: bool = False
+    fairness: FairSettings = FairSettings()  # noqa: RUF009 (frozen)
     stale_after_ns: int = 3 * NS_PER_S
 
 
@@ -93,6 +96,9 @@ class Arrival:
         hints: The same for pools whose contents are not certain: it draws a request to them, and
             decides nothing else.
         offloadable: Whether prefill and decode may be split.
+        shippable_tokens: Prefix that could be shipped; where decode has as much, nothing is. None
+            is the whole prompt.
+        avoid: Instance that was tried already.
         tenant: Whose it is.
     """
 
@@ -102,6 +108,8 @@ class Arrival:
     hits: Mapping[str, int]
     hints: Mapping[str, int] = field(default_factory=dict)
     offloadable: bool = True
+    shippable_tokens: int | None = None
+    avoid: str = ""
     tenant: str = ""
 
 
@@ -119,6 +127,7 @@ class Routed:
         num_prompt_tokens: Length of the prompt.
         hit_tokens: Cached prefix where it is prefilled, tokens.
         present_tokens: Cached prefix at the destination, tokens; it is not shipped.
+        away_tokens: Cached prefix in the PrfaaS cluster that was looked at, tokens.
         shipped_bytes: What the link is promised; 0 on the local path or without a cost model.
     """
 
@@ -131,6 +140,7 @@ class Routed:
     num_prompt_tokens: int
     hit_tokens: int
     present_tokens: int
+    away_tokens: int
     shipped_bytes: int
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import threading
 from collections.abc import Callable
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.transfers import TransferState
 from prfaas.errors import PeerError
-from prfaas.pool.data_in import Assembly, DataHandlers, DataReceiver
+from prfaas.pool.assembly import Assembly
+from prfaas.pool.data_in import DataHandlers, DataReceiver
 from prfaas.pool.early import EarlyBlocks
 from prfaas.pool.inbound import InboundTransfers
-from prfaas.pool.listener import HANDSHAKE_TIMEOUT_S, Listener
+from prfaas.pool.io_thread import IoThread
+from prfaas.pool.listener import Listener
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import BlockFrame, Frame
@@ -26,10 +27,13 @@ from prfaas.wire.messages import (
     Arrived,
     Commit,
     Committed,
+    Message,
     Offer,
     Ping,
     Pong,
     PoolHello,
+    Pull,
+    Refused,
     Resumed,
     Subscribe,
     decode,
@@ -39,7 +43,7 @@ from prfaas.wire.messages import (
 log = logging.getLogger(__name__)
 
 DATA_CONNECTIONS_MAX = 128
-"""Of all peers together; each has a thread."""
+"""Of all peers together."""
 KEYS_AT_ONCE = 4096
 
 
@@ -64,9 +68,12 @@ class LinkPort:
         gateways: frozenset[str],
         inbound: InboundTransfers,
         metrics: PoolMetrics,
+        io: IoThread,
         on_subscribe: Callable[[Channel], None],
         on_unsubscribe: Callable[[Channel], None],
         on_abort: Callable[[bytes, str], None],
+        on_pull: Callable[[Pull, Callable[[Message], None]], None],
+        on_refused: Callable[[Refused, str], None],
         clock_ns: Callable[[], int],
     ) -> None:
         self._tls = tls
@@ -74,9 +81,12 @@ class LinkPort:
         self._gateways = gateways
         self._inbound = inbound
         self._metrics = metrics
+        self._io = io
         self._on_subscribe = on_subscribe
         self._on_unsubscribe = on_unsubscribe
         self._on_abort = on_abort
+        self._on_pull = on_pull
+        self._on_refused = on_refused
         self._epoch = epoch
         self._links: dict[str, tuple[str, Assembly]] = {}
         """By peer: the word of its present link, and the blocks that come over it."""
@@ -124,10 +134,8 @@ class LinkPort:
             self._drop_early(peer, transfer_id)
         for channel in list(self._channels):
             channel.close("this pool node stops")
-        threads = [receiver.thread for receiver in self._receivers]
         for receiver in self._receivers:
             receiver.kill()
-        await asyncio.to_thread(_join_all, threads)
 
     def is_connected(self, source: str) -> bool:
         """Whether a link from the pool `source` stands."""
@@ -184,6 +192,12 @@ class LinkPort:
             case Subscribe():
                 self._require(channel, self._gateways)
                 self._on_subscribe(channel)
+            case Pull():
+                self._require(channel, self._gateways)
+                self._on_pull(message, channel.send)
+            case Refused():
+                self._require(channel, self._sources)
+                self._on_refused(message, channel.peer)
             case Abort() if channel.peer in self._gateways:
                 self._on_abort(message.transfer_id, message.reason)
             case Abort():
@@ -207,7 +221,7 @@ class LinkPort:
             other.close("the pool has connected anew")
         self._drop_link(channel.peer)
         if hello.link:
-            self._links[channel.peer] = hello.link, Assembly()
+            self._links[channel.peer] = hello.link, Assembly(bytearray)
         self._inbound.resumed(channel.peer, hello.resumes)
         for transfer_id in hello.resumes:
             self._resume(channel, transfer_id)
@@ -235,21 +249,22 @@ class LinkPort:
     def forget(self, transfer_id: bytes) -> None:
         """Drop what is unfinished of a transfer that ended."""
         for _, assembly in self._links.values():
-            assembly.forget(transfer_id)
+            self._io.call(assembly.forget, transfer_id)
 
     def _find_assembly(self, peer: str, link: str) -> Assembly | None:
-        """Asked from the threads of data connections."""
+        """Asked on the I/O thread."""
         word, assembly = self._links.get(peer, ("", None))
         return assembly if word == link else None
 
-    def _channel_of(self, peer: str) -> Channel | None:
+    def channel_of(self, peer: str) -> Channel | None:
+        """The connection for messages of a peer; None without one."""
         return next((c for c in self._channels if c.peer == peer and c.is_open), None)
 
     def _take_block(self, peer: str, frame: BlockFrame, done: Callable[[], None]) -> None:
         if self._is_closed:
             done()
             return
-        channel = self._channel_of(peer)
+        channel = self.channel_of(peer)
         if not self._inbound.is_offered(frame.transfer_id, peer):
             self._early.add(peer, frame, done)
             return
@@ -261,7 +276,7 @@ class LinkPort:
 
     def _refuse_transfer(self, peer: str, transfer_id: bytes) -> None:
         self._metrics.blocks_dropped.labels(reason="late").inc()
-        channel = self._channel_of(peer)
+        channel = self.channel_of(peer)
         if channel is not None:
             channel.send(Abort(transfer_id=transfer_id, reason="not wanted"))
 
@@ -270,7 +285,7 @@ class LinkPort:
         log.warning("data connection of %s closed: %s", peer or "a stranger", reason)
         if "digest" in reason:
             self._inbound.broken_block()
-        channel = self._channel_of(peer) if peer else None
+        channel = self.channel_of(peer) if peer else None
         if channel is not None:
             channel.distrust(reason)  # Counted when it is closed.
         else:
@@ -302,10 +317,10 @@ class LinkPort:
         if len(self._receivers) >= DATA_CONNECTIONS_MAX:
             raise PeerError(f"there are {DATA_CONNECTIONS_MAX} data connections already")
         receiver = DataReceiver(
-            connection, self._tls.data, self._sources, self._handlers, self._tell
+            connection, self._tls.data, self._sources, self._handlers, self._io, self._tell
         )
         self._receivers.add(receiver)
-        receiver.thread.start()
+        receiver.start()
 
     def _tell(self, what: Callable[..., None], *about: object) -> bool:
         """Have something done on the loop, from a thread; False if the loop has ended."""
@@ -338,8 +353,3 @@ class LinkPort:
             self._inbound.peer_lost(channel.peer)
         else:
             self._inbound.peer_away(channel.peer)
-
-
-def _join_all(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.join(2 * HANDSHAKE_TIMEOUT_S)

@@ -12,6 +12,7 @@ from pathlib import Path
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from prfaas.core.blocks import BlockKey
 from prfaas.core.tickets import Refusal, TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent
 from prfaas.errors import ConfigError
@@ -19,11 +20,14 @@ from prfaas.pool.engine_port import EnginePort, EngineSession
 from prfaas.pool.engine_requests import EngineRequests
 from prfaas.pool.events import EventFeed
 from prfaas.pool.inbound import InboundTransfers
+from prfaas.pool.io_thread import IoThread
 from prfaas.pool.link_port import LinkPort
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
+from prfaas.pool.pulls import Pulls
 from prfaas.pool.store import BlockStore
 from prfaas.pool.tickets import SOURCE, TicketChecks
+from prfaas.wire.channel import Channel
 from prfaas.wire.identity import Identity, LinkContexts
 from prfaas.wire.messages import PoolState, TransferEnded
 from prfaas.wire.tickets import TicketOpener
@@ -93,7 +97,10 @@ class PoolNode:
             self._layouts,
             settings.link_grace_ns,
             self._forget,
+            self._missing,
         )
+        self._pulls = Pulls(self.store, self.inbound, self._tickets, self._channel_of)
+        self._io = IoThread()
         self.links = {
             peer: self._link(peer, address, tls) for peer, address in settings.peers.items()
         }
@@ -105,9 +112,12 @@ class PoolNode:
             gateways=settings.gateways,
             inbound=self.inbound,
             metrics=self.metrics,
+            io=self._io,
             on_subscribe=lambda channel: self.feed.subscribe(channel, self.store, self._state()),
             on_unsubscribe=self.feed.unsubscribe,
             on_abort=self._abort,
+            on_pull=self._pulls.fetch,
+            on_refused=self._pulls.refused,
             clock_ns=clock_ns,
         )
         self._requests = EngineRequests(
@@ -117,6 +127,7 @@ class PoolNode:
             self.link_port.is_connected,
             self._tickets,
             self._push_refused,
+            self._pulls.fetch,
             self.metrics,
         )
         self._engine_port = EnginePort(
@@ -156,6 +167,7 @@ class PoolNode:
         finally:
             self._engine_port.close()
             await self.link_port.close()
+            await self._io.close()
             await runner.cleanup()
 
     def _link(self, peer: str, address: tuple[str, int], tls: LinkContexts) -> OutboundLink:
@@ -166,10 +178,12 @@ class PoolNode:
             address=address,
             tls=tls,
             metrics=self.metrics,
+            io=self._io,
             on_change=self._state_changed,
             on_ended=lambda transfer: self._transfer_ended("sent", transfer),
             clock_ns=self._clock_ns,
             on_over=self._over_budget,
+            on_pull=lambda pull: self._pulls.serve(self.links[peer], pull),
             grace_ns=self.settings.link_grace_ns,
             budget_bits_per_s=self.settings.link_budgets.get(peer, 0),
             connections=self.settings.link_connections.get(peer, 0),
@@ -204,8 +218,15 @@ class PoolNode:
         for link in self.links.values():
             link.abort(transfer_id, reason, tell_peer=True)
 
+    def _missing(self, transfer_id: bytes, keys: list[BlockKey]) -> None:
+        self._pulls.missing(transfer_id, keys)
+
+    def _channel_of(self, source: str) -> Channel | None:
+        return self.link_port.channel_of(source)
+
     def _forget(self, transfer_id: bytes) -> None:
         self.link_port.forget(transfer_id)
+        self._pulls.ended(transfer_id)
 
     def _push_refused(self, transfer_id: bytes, peer: str, reason: str) -> None:
         """An engine's ticket does not allow what it was told to push: the gateway has to know."""
@@ -244,6 +265,7 @@ class PoolNode:
                 num_bytes=transfer.num_bytes,
                 duration_ns=now - transfer.opened_at_ns,
                 last_block_age_ns=now - (transfer.last_block_at_ns or now),
+                num_missing=transfer.num_missing,
             )
         )
 

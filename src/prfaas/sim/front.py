@@ -13,6 +13,7 @@ from prfaas.core.dispatch import (
     ThresholdMoved,
 )
 from prfaas.core.dispatcher import Dispatcher
+from prfaas.core.fair_share import FairSettings
 from prfaas.core.link_book import LinkReport
 from prfaas.sim.caches import PD_POOL, PRFAAS_POOL, Caches
 from prfaas.sim.request import Request
@@ -28,6 +29,7 @@ class Front:
 
     def __init__(self, setup: Setup) -> None:
         self.caches = Caches(setup.cache)
+        self._block_tokens = setup.cache.block_tokens
         # Instances that may change their role are known under a name in either.
         both = setup.num_prefill + setup.num_decode if setup.roles else 0
         self.prefill_names = tuple(f"p{i:05}" for i in range(both or setup.num_prefill))
@@ -38,7 +40,7 @@ class Front:
             HomeCluster(
                 "pd",
                 tuple(Member(name, PD_POOL) for name in self.prefill_names),
-                tuple(Member(name, PD_POOL) for name in self.decode_names),
+                tuple(Member(name, PD_POOL) for name in self.decode_names) or None,
                 setup.costs,
             ),
             [
@@ -55,6 +57,7 @@ class Front:
                 routing.moving_threshold,
                 setup.slo.ttft_ns,
                 routing.admission,
+                FairSettings(routing.weights),
                 setup.signals.stale_after_ns,
             ),
         )
@@ -62,11 +65,15 @@ class Front:
 
     def route(self, request: Request, now_ns: int, *, again: bool) -> Routed | Refused:
         """Decide for a request that arrives, or whose work was lost."""
+        blocks = self._block_tokens
         arrival = Arrival(
             request.index,
             request.num_prompt_tokens,
             request.num_prompt_tokens,
             self.caches.hits(request),
+            shippable_tokens=(request.num_prompt_tokens - 1) // blocks * blocks
+            if request.block_ids
+            else None,
             tenant=request.tenant,
         )
         return self.dispatcher.arrive(arrival, now_ns, again=again)
@@ -86,6 +93,10 @@ class Front:
     def prefilled(self, request: Request, now_ns: int) -> None:
         """The end of a request's prefill was heard of."""
         self.dispatcher.prefilled(request.index, now_ns)
+
+    def decoding(self, request: Request, now_ns: int) -> None:
+        """A request streams its first token: it waited since its blocks were there."""
+        self.dispatcher.decoding(now_ns - request.landed_at_ns, now_ns)
 
     def landed(self, request: Request) -> None:
         """All blocks of a request have crossed the link."""

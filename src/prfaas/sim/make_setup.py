@@ -135,6 +135,7 @@ def _routing(table: RoutingTable, found: Operation) -> RoutingSetup:
         offload_threshold=planned if table.threshold is None else table.threshold,
         moving_threshold=table.moving_threshold,
         admission=table.admission,
+        weights=table.weights,
     )
 
 

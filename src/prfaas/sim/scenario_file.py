@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from prfaas.core.policies import PolicyName
-from prfaas.planner.plan_file import BitsPerSecond, Seconds
+from prfaas.planner.plan_file import BitsPerSecond, Positive, Seconds
 from prfaas.sim.setup import FailureKind
 from prfaas.sim.workloads.table import WorkloadTable
 
@@ -32,6 +32,8 @@ class RoutingTable(_Table):
     """PD instances that prefill; the planner's optimum if absent."""
     moving_threshold: bool = False
     """Let the short-term loop move the threshold of the adaptive policy."""
+    weights: dict[str, Positive] = {}
+    """With admission: share of each tenant of `workload.tenants` under overload; 1 if absent."""
     reroling: bool = False
     """Let the long-term loop move PD instances between prefill and decode, and plan the threshold
     anew; not together with failures of PD instances."""

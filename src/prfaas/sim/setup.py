@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from prfaas.core.costs import Costs
@@ -107,6 +107,7 @@ class RoutingSetup:
         bandwidth: Regime of the paper's rule.
         moving_threshold: Run the short-term loop; only `adaptive` uses it.
         admission: Refuse what is predicted to miss the TTFT target.
+        weights: Share of each tenant under overload; 1 if absent.
     """
 
     policy: PolicyName
@@ -114,6 +115,7 @@ class RoutingSetup:
     bandwidth: Bandwidth = Bandwidth.SCARCE
     moving_threshold: bool = False
     admission: bool = False
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 Plans = Callable[[int, float], SplitPlan | None]

@@ -22,6 +22,7 @@ from prfaas.sim.front import Front
 from prfaas.sim.prefill import Job, PrefillInstance
 from prfaas.sim.request import UNSET, Follower, Outcome, Request
 from prfaas.sim.roles import Roles
+from prfaas.sim.series import Series
 from prfaas.sim.setup import Setup
 from prfaas.sim.telemetry import Telemetry
 from prfaas.sim.transport import Transport
@@ -62,7 +63,7 @@ class Simulation:
         self.roles = Roles(self)
         self._roots = tuple(requests)
         self._next = self._num_expected = 0
-        self.telemetry = Telemetry(self)
+        self.telemetry, self.series = Telemetry(self), Series(self)
 
     def _prefill_instance(self, name: str) -> PrefillInstance:
         return PrefillInstance(
@@ -103,6 +104,7 @@ class Simulation:
             self.clock.at(self._roots[0].arrived_at_ns, self._arrive)
         self.telemetry.start()
         self.roles.start()
+        self.series.start()
         schedule(self, self.setup.failures)
         while self.busy:
             if stop_at_ns is not None and self.clock.now_ns >= stop_at_ns:
@@ -170,6 +172,7 @@ class Simulation:
             self._end(request, Outcome.REJECTED if refused else Outcome.FAILED)
             return
         request.attempt += 1
+        request.routed_at_ns = self.clock.now_ns
         request.num_hit_tokens = found.hit_tokens
         request.num_new_tokens = request.num_prompt_tokens - found.hit_tokens
         if found.decision.path is Path.REMOTE:
@@ -245,6 +248,7 @@ class Simulation:
         decoder.submit(request)
 
     def _first(self, request: Request) -> None:
+        self.front.decoding(request, self.clock.now_ns)
         if request.first_token_at_ns == UNSET:
             request.first_token_at_ns = self.clock.now_ns
 
