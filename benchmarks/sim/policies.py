@@ -102,7 +102,11 @@ def planned_on(file: str) -> tuple[str, ...]:
     ).simulation
     new = sorted(r.num_new_tokens for r in simulation.requests)
     outputs = [r.num_output_tokens for r in simulation.requests]
-    lengths = [float(new[(2 * i + 1) * len(new) // (2 * NUM_LENGTHS)]) for i in range(NUM_LENGTHS)]
+    # The profiles begin at 128 tokens.
+    lengths = [
+        float(max(new[(2 * i + 1) * len(new) // (2 * NUM_LENGTHS)], 128))
+        for i in range(NUM_LENGTHS)
+    ]
     settings = [
         "workload.distribution=lengths",
         f"workload.lengths={lengths}",

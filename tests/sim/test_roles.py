@@ -112,6 +112,8 @@ def test_a_wrong_split_is_mended_and_the_threshold_planned_anew() -> None:
         load_scenario(EXAMPLES / "paper-poisson.toml", [*settings_, "routing.reroling=true"])
     )
     assert [c["to"] for c in moved.results.role_changes] == ["decode"] * 3
+    samples = moved.simulation.series.samples
+    assert [(s.num_prefill, s.num_decode) for s in (samples[0], samples[-1])] == [(6, 2), (3, 5)]
     assert moved.results.slo_attainment > stuck.slo_attainment + 0.3
     assert moved.simulation.front.offload_threshold == pytest.approx(19_600, rel=0.02)
 

@@ -9,15 +9,18 @@ have is not ready.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prfaas.core.role_loop import Role, RoleChange, RoleLoop, SplitPlan, StageLoad
+from prfaas.sim.decode import DecodeInstance
 from prfaas.sim.prefill import PrefillInstance
 from prfaas.sim.request import UNSET
 from prfaas.units import NS_PER_S
 
 if TYPE_CHECKING:
     from prfaas.sim.simulation import Simulation
+
+Instance = TypeVar("Instance", PrefillInstance, DecodeInstance)
 
 LOOK_INTERVAL_NS = NS_PER_S
 """How often a draining instance is looked at."""
@@ -105,6 +108,22 @@ class Roles:
     def working(self) -> list[tuple[int, Role]]:
         """Every instance with the role that it has."""
         return list(enumerate(self._roles))
+
+    def prefilling(self) -> list[PrefillInstance]:
+        """PD instances that prefill and are up, those that drain left out."""
+        of_role = self._of_role(Role.PREFILL, tuple(self._sim.locals.values()))
+        return [instance for instance in of_role if instance.up]
+
+    def decoding(self) -> list[DecodeInstance]:
+        """PD instances that decode and are up, those that drain left out."""
+        of_role = self._of_role(Role.DECODE, tuple(self._sim.decoders.values()))
+        return [instance for instance in of_role if instance.up]
+
+    def _of_role(self, role: Role, instances: tuple[Instance, ...]) -> list[Instance]:
+        if self._loop is None:
+            return list(instances)
+        changing = self._change.index if self._change else None
+        return [instances[i] for i, r in enumerate(self._roles) if r is role and i != changing]
 
     # The loop
 
