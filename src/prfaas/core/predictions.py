@@ -58,6 +58,8 @@ class Prediction:
         missing: Why one is unknown.
         computed_ns: Until prefill ends away, link and decode left out.
         decode_wait_ns: What decode adds on either path.
+        pull_tokens: Prefix that the PrfaaS cluster holds and that `local_ns` counts on fetching.
+        bytes_ns: Worth of the bytes that the remote path ships, as time.
     """
 
     local_ns: int | None
@@ -65,6 +67,8 @@ class Prediction:
     missing: Unpredicted | None = None
     computed_ns: int | None = None
     decode_wait_ns: int = 0
+    pull_tokens: int = 0
+    bytes_ns: int = 0
 
 
 NO_PROFILE = Prediction(None, None, Unpredicted.NO_PROFILE)
