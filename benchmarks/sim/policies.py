@@ -102,11 +102,9 @@ def planned_on(file: str) -> tuple[str, ...]:
     ).simulation
     new = sorted(r.num_new_tokens for r in simulation.requests)
     outputs = [r.num_output_tokens for r in simulation.requests]
-    # The profiles begin at 128 tokens.
-    lengths = [
-        float(max(new[(2 * i + 1) * len(new) // (2 * NUM_LENGTHS)], 128))
-        for i in range(NUM_LENGTHS)
-    ]
+    quantiles = [new[(2 * i + 1) * len(new) // (2 * NUM_LENGTHS)] for i in range(NUM_LENGTHS)]
+    # The plan's profiles go from 128 to 131,072 tokens.
+    lengths = [float(min(max(length, 128), 131_072)) for length in quantiles]
     settings = [
         "workload.distribution=lengths",
         f"workload.lengths={lengths}",

@@ -86,10 +86,10 @@ class Ways:
             decode_wait_ns: What decode adds on every path.
         """
         home = self.home.pick(arrival, now_ns).candidate
-        ways = (
+        ways = [
             self._through(remote, arrival, home, now_ns, decode_wait_ns) for remote in self._remotes
-        )
-        return min(ways, key=lambda way: way.rank)
+        ]
+        return ways[0] if len(ways) == 1 else min(ways, key=lambda way: way.rank)
 
     def apart(self, way: Way, path: Path, now_ns: int) -> Way:
         """Let a request that has to be late wait where it makes nobody else late.

@@ -20,6 +20,7 @@ from prfaas.core.fair_share import FairSettings
 from prfaas.core.link_book import LinkReport
 from prfaas.core.links import Link
 from prfaas.sim.caches import Caches, Hit
+from prfaas.sim.oracle import Heard
 from prfaas.sim.request import Request
 from prfaas.sim.setup import ClusterSetup, Setup
 
@@ -33,7 +34,7 @@ class Front:
 
     def __init__(self, setup: Setup) -> None:
         self._home = setup.name
-        self.caches = Caches(setup)
+        self.caches, self.heard = Caches(setup), Heard()
         self._block_tokens = setup.blocks.tokens
         # Instances that may change their role are known under a name in either.
         both = setup.num_prefill + setup.num_decode if setup.roles else 0
