@@ -2,9 +2,9 @@
 
 python benchmarks/gateway/decide.py [--instances 200] [--blocks 2000000] [--prompt-tokens 32768]
 
-Every decision looks a prompt of random family up in every pool, picks instances, predicts both paths
-and books the result; half a request's time earlier ones end. Prints percentiles of one decision, and
-of the look-up alone. Nothing is sent anywhere.
+Every decision looks a prompt of a random family up in every pool, picks instances, predicts both
+paths and books the result, while earlier requests end. Prints percentiles of one decision, and of
+the look-up alone. Nothing is sent anywhere.
 """
 
 from __future__ import annotations

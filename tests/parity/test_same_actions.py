@@ -167,3 +167,20 @@ def test_long_histories_reach_every_kind_of_action(policy: PolicyName) -> None:
     }[policy]
     assert expected | {"predicted_late", "no_instance"} <= seen.keys(), seen
     assert seen["several"] or policy is PolicyName.LOCAL
+
+
+def test_lasting_pressure_moves_both_thresholds_alike() -> None:
+    rules = Rules(PolicyName.ADAPTIVE, None, moving_threshold=True)
+    live, simulated = Run(GatewayWorld(rules)), Run(SimulatorWorld(rules))
+    moved: list[object] = []
+    for step in range(60):
+        # Others fill the PrfaaS cluster, and the home cluster idles.
+        arrivals = [Event("arrive", 0, step, NUM_BLOCKS_MAX - 1, True)]
+        idle = [Event("load", 0, name, 0, True) for name in range(len(HOME))]
+        loads = [Event("load", 0, len(HOME) + name, 5, True) for name in range(len(AWAY))]
+        seen = Event("seen", 0, 0, 10**9, False)
+        for each in (*arrivals, *loads, *idle, seen, Event("tick", NS_PER_S, step, 0, True)):
+            action = live.apply(each)
+            assert action == simulated.apply(each)
+            moved += [action] if isinstance(action, list) and action else []
+    assert moved

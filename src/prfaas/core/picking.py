@@ -20,7 +20,7 @@ OPEN_HALF = 16
 """Open requests at which an instance counts half as attractive as an idle one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
     """What is known of an instance.
 
@@ -136,23 +136,32 @@ def pick(
         the one that got furthest failed.
     """
 
-    def score(candidate: Candidate) -> float:
-        return sum(weight * rate(candidate, num_tokens) for rate, weight in scorers)
-
     best, best_score, furthest, num_looks = None, -1.0, 0, 0
+    ideal = Candidate("", hit_tokens=hit_tokens_max)
+    ideal_score = _score(ideal, num_tokens, scorers)
     for candidate in candidates:
         failed = _first_failed(candidate, num_tokens, filters)
         if failed is not None:
             furthest = max(furthest, failed)
             continue
-        if (found := score(candidate)) > best_score:
+        found = _score(candidate, num_tokens, scorers)
+        if found > best_score:
             best, best_score = candidate, found
         num_looks += 1
         # Nobody behind this one is better than an ideal one with the same wait.
-        ideal = Candidate("", wait_ns=candidate.wait_ns or 0, hit_tokens=hit_tokens_max)
-        if num_looks == LOOKS_MAX or best_score >= score(ideal):
+        if (candidate.wait_ns or 0) != ideal.wait_ns:
+            ideal.wait_ns = candidate.wait_ns or 0
+            ideal_score = _score(ideal, num_tokens, scorers)
+        if num_looks == LOOKS_MAX or best_score >= ideal_score:
             break
     return Pick(best) if best is not None else Pick(None, filters[furthest][1])
+
+
+def _score(candidate: Candidate, num_tokens: int, scorers: Scorers) -> float:
+    total = 0.0
+    for rate, weight in scorers:
+        total += weight * rate(candidate, num_tokens)
+    return total
 
 
 def _first_failed(
