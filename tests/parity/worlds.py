@@ -20,14 +20,22 @@ from prfaas.core.policies import PolicyName
 from prfaas.core.prefix_index import PrefixIndex
 from prfaas.gateway.driver import Ask, Driver, PoolView
 from prfaas.gateway.profiles import Profiles
-from prfaas.sim.caches import PD_POOL, PRFAAS_POOL
 from prfaas.sim.decode import DecodeLimits
 from prfaas.sim.front import Front
 from prfaas.sim.request import Request
-from prfaas.sim.setup import CacheSetup, LinkSetup, RoutingSetup, Setup, SloSetup
+from prfaas.sim.setup import (
+    BlockSetup,
+    CacheSetup,
+    ClusterSetup,
+    LinkSetup,
+    RoutingSetup,
+    Setup,
+    SloSetup,
+)
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages import LinkTelemetry
 
+PD_POOL, PRFAAS_POOL = "pd", "prfaas"
 BLOCK_TOKENS = 512
 THRESHOLD = 4000
 PLANNED_BITS_PER_S = 2e9
@@ -36,6 +44,7 @@ HOME, AWAY = ("p00000", "p00001"), ("r00000", "r00001", "r00002")
 NUM_BLOCKS_MAX = 40
 """Blocks of the longest prompt; of a prompt one more token follows its blocks."""
 
+UNLIMITED = CacheSetup(host_blocks=None)
 Action = Routed | Refused
 COSTS = Costs(
     local_ns=[300_000 * n for n in range(200)],
@@ -180,13 +189,14 @@ class SimulatorWorld:
 
     def __post_init__(self) -> None:
         self.front = Front(_setup(self.rules))
-        self.front.set_link(up=False)
+        self.front.set_link(PRFAAS_POOL, up=False)
 
     def arrive(self, number: int, family: int, num_blocks: int, now_ns: int, again: bool) -> Action:
         blocks = block_ids(family, num_blocks)
         request = Request(number, now_ns, num_blocks * BLOCK_TOKENS + 1, 1, blocks)
         self._requests[number] = request
-        return self.front.route(request, now_ns, again=again)
+        hits = self.front.caches.hits(request)
+        return self.front.route(request, hits, now_ns, again=again)
 
     def prefilled(self, number: int, now_ns: int) -> None:
         self.front.prefilled(self._requests[number], now_ns)
@@ -198,7 +208,7 @@ class SimulatorWorld:
         self.front.ended(self._requests[number], now_ns)
 
     def store(self, pool: str, family: int, num_blocks: int) -> None:
-        self.front.caches.store(pool, Request(-1, 0, 1, 1, block_ids(family, num_blocks)))
+        self.front.caches.pools[pool].store(block_ids(family, num_blocks))
 
     def set_ready(self, name: str, ready: bool, now_ns: int) -> None:
         self.front.set_ready(name, ready=ready, now_ns=now_ns)
@@ -210,7 +220,7 @@ class SimulatorWorld:
         self._up, self._seen = up, None
         if up:
             self._idle(now_ns)
-        return self.front.set_link(up=up)
+        return self.front.set_link(PRFAAS_POOL, up=up)
 
     def report_link(self, seen: Seen, now_ns: int) -> None:
         self._seen = seen
@@ -219,7 +229,7 @@ class SimulatorWorld:
         use = 1.0 if seen.is_queued else 0.0
         at_ns = now_ns - seen.age_ns
         report = LinkReport(at_ns, float(seen.bits_per_s), seen.arrived_bytes, use, RTT_NS)
-        self.front.report_link(report)
+        self.front.report_link(PRFAAS_POOL, PD_POOL, report)
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
         return self.front.tick(now_ns)
@@ -231,7 +241,8 @@ class SimulatorWorld:
     def _idle(self, now_ns: int) -> None:
         seen = self._seen
         rate, rtt_ns = (PLANNED_BITS_PER_S, 0) if seen is None else (seen.bits_per_s, RTT_NS)
-        self.front.report_link(LinkReport(now_ns, float(rate), 0, 0.0, rtt_ns))
+        report = LinkReport(now_ns, float(rate), 0, 0.0, rtt_ns)
+        self.front.report_link(PRFAAS_POOL, PD_POOL, report)
 
     def held(self) -> tuple[int, int]:
         return self.front.dispatcher.num_open, self.front.dispatcher.promised_bytes
@@ -270,19 +281,20 @@ def _deployment(rules: Rules) -> Deployment:
 def _setup(rules: Rules) -> Setup:
     """No instances that only decode: those that prefill decode as well, as the gateway's do."""
     return Setup(
-        num_prfaas=len(AWAY),
+        prfaas=(ClusterSetup(PRFAAS_POOL, len(AWAY), COSTS, LinkSetup(1.0), UNLIMITED),),
         num_prefill=len(HOME),
         num_decode=0,
         costs=COSTS,
         step_ns=lambda _batch, _context: 1,
         decode=DecodeLimits(1),
-        link=LinkSetup(PLANNED_BITS_PER_S, RTT_NS),
         routing=RoutingSetup(
             rules.policy,
             THRESHOLD,
             moving_threshold=rules.moving_threshold,
             admission=rules.ttft_max_s is not None,
         ),
-        cache=CacheSetup(None, None, BLOCK_TOKENS),
+        name=PD_POOL,
+        cache=UNLIMITED,
+        blocks=BlockSetup(BLOCK_TOKENS),
         slo=SloSetup(None if rules.ttft_max_s is None else rules.ttft_max_s * NS_PER_S),
     )

@@ -9,14 +9,16 @@ import ssl
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
 from prfaas.units import parse_rate, parse_size
 from prfaas.wire.identity import check_name, identity_in, make_authority, make_identity
+
+if TYPE_CHECKING:
+    from prfaas.config.deployment import Deployment
 
 T = TypeVar("T")
 CONNECTIONS_MAX = 16
@@ -110,6 +112,12 @@ BUDGET_HELP = "What may be sent to a peer, such as pd-pool=1Gbps; without it, wh
 @click.option("--listen", type=AddressType(), required=True, help="Where pools and gateways come.")
 @click.option("--memory", default="1GiB", show_default=True, help="Limit on KV blocks held.")
 @click.option(
+    "--disk",
+    type=click.Path(path_type=Path),
+    help="Folder for blocks that memory has no room for; made if it is not there.",
+)
+@click.option("--disk-limit", help="Limit on the files in that folder.")
+@click.option(
     "--socket",
     "socket_path",
     type=click.Path(path_type=Path),
@@ -150,6 +158,8 @@ def pool(
     name: str,
     listen: tuple[str, int],
     memory: str,
+    disk: Path | None,
+    disk_limit: str | None,
     socket_path: Path,
     admin: tuple[str, int],
     identities: Path,
@@ -172,6 +182,8 @@ def pool(
     """
     from prfaas.pool.node import PoolNode, PoolSettings
 
+    if (disk is None) != (disk_limit is None):
+        raise ConfigError("--disk and --disk-limit have to be given together")
     set_up_logging()
     for peer in [*dict(budgets), *dict(connections)]:
         if peer not in dict(peers):
@@ -179,6 +191,8 @@ def pool(
     settings = PoolSettings(
         name=name,
         memory_bytes=parse_size(memory),
+        disk=disk,
+        disk_bytes=parse_size(disk_limit) if disk_limit else 0,
         listen=listen,
         socket_path=socket_path,
         admin=admin,

@@ -10,7 +10,8 @@ import ssl
 import threading
 from collections.abc import Callable
 
-from prfaas.core.link_share import BlockName, Fragment, LinkShare, OutgoingBlock
+from prfaas.core.blocks import BlockName
+from prfaas.core.link_share import Fragment, LinkShare, OutgoingBlock
 from prfaas.errors import PeerError
 from prfaas.pool.io_thread import IoThread, shake_hands
 from prfaas.wire.fragments import encode_prefix

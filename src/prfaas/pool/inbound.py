@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Set
 
-from prfaas.core.blocks import BlockKey
-from prfaas.core.link_share import BlockName
+from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.core.tickets import Refusal, TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent, TransferState
 from prfaas.errors import PeerError
@@ -156,6 +155,10 @@ class InboundTransfers:
     def has(self, transfer_id: bytes, name: BlockName) -> bool:
         """Whether a block has arrived with this transfer. Any thread may ask."""
         return name in self._arrived.get(transfer_id, ())
+
+    def buffer(self, num_bytes: int) -> bytearray | memoryview:
+        """Memory to receive a block into. Any thread may ask."""
+        return self._store.receive_buffer(num_bytes)
 
     def block(self, frame: BlockFrame, peer: str, *, is_checked: bool = False) -> bool:
         """A block arrived: keep it if it is what it says it is. A second time changes nothing.

@@ -23,9 +23,26 @@ class PoolMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.used_bytes = self._gauge("pool_used_bytes", "Bytes of KV blocks held.")
-        self.capacity_bytes = self._gauge("pool_capacity_bytes", "Limit on bytes held.")
-        self.blocks = self._gauge("pool_blocks", "KV blocks held.")
+        self.used_bytes = self._gauge("pool_used_bytes", "Bytes of KV blocks held.", "tier")
+        self.capacity_bytes = self._gauge("pool_capacity_bytes", "Limit on bytes held.", "tier")
+        self.blocks = self._gauge("pool_blocks", "KV blocks held.", "tier")
+        self.disk_up = self._gauge("pool_disk_up", "Whether the disk tier takes blocks.")
+        self.blocks_spilled = Counter(
+            "prfaas_pool_blocks_spilled",
+            "Blocks written to the disk tier.",
+            registry=self.registry,
+        )
+        self.blocks_promoted = Counter(
+            "prfaas_pool_blocks_promoted",
+            "Blocks read back from the disk tier.",
+            registry=self.registry,
+        )
+        self.hits = Counter(
+            "prfaas_pool_hits",
+            "Blocks that engines loaded, by the tier they lay in.",
+            ["tier"],
+            registry=self.registry,
+        )
         self.blocks_stored = Counter(
             "prfaas_pool_blocks_stored",
             "Blocks taken from local engines.",

@@ -17,8 +17,8 @@ import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from prfaas.core.blocks import BlockKey
-from prfaas.core.link_share import BlockName, OutgoingBlock
+from prfaas.core.blocks import BlockKey, BlockName
+from prfaas.core.link_share import OutgoingBlock
 from prfaas.core.tickets import Refusal
 from prfaas.core.transfers import Transfer, TransferEvent, TransferState
 from prfaas.errors import PeerError
