@@ -69,7 +69,7 @@ def test_a_draining_instance_ends_its_work_and_takes_no_more() -> None:
     assert simulation.num_recomputed == 0
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 2 * NS_PER_S), st.integers(1, 8000), st.integers(1, 800)),
