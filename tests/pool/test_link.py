@@ -89,7 +89,7 @@ async def rig(world: World, identities: Path) -> AsyncIterator[Rig]:
         peers={"pd-pool": ("127.0.0.1", proxy.port)},
     )
     made = Rig(proxy, prfaas, pd, identities)
-    await until(lambda: made.link.telemetry.num_connections == outbound.CONNECTIONS_DEFAULT)
+    await until(lambda: made.link.telemetry.num_connections == outbound.CONNECTIONS_MIN)
     yield made
     await proxy.close()
 
@@ -148,7 +148,7 @@ async def test_a_stranger_joins_no_link(rig: Rig) -> None:
 
 async def test_metrics_show_the_link(rig: Rig) -> None:
     await until(lambda: rig.prfaas.metric("link_rtt_ns", peer="pd-pool") > 0)
-    assert rig.prfaas.metric("link_num_connections", peer="pd-pool") == 6
+    assert rig.prfaas.metric("link_num_connections", peer="pd-pool") == 2
     assert rig.link.seconds_to_send(1000) is None
 
 
@@ -156,10 +156,11 @@ def test_the_number_of_connections_follows_budget_and_round_trip() -> None:
     assert num_connections(10**9, 40_000_000) == 4
     assert num_connections(5 * 10**9, 20_000_000) == 6
     assert num_connections(10**11, 40_000_000) == 16
+    assert num_connections(10**10, 50_000) == 2
 
 
 def info(acked_bytes: int) -> TcpInfo:
-    return TcpInfo(10**7, 10, 1, acked_bytes, 10**9)
+    return TcpInfo(10**7, 10, 1, acked_bytes, 10**9, acked_bytes, 0)
 
 
 def test_an_estimate_is_what_is_ahead_at_the_rate_that_was_measured() -> None:

@@ -78,8 +78,8 @@ class Ways:
     def best(self, arrival: Arrival, now_ns: int) -> Way:
         """The best way that leads through a PrfaaS cluster; `obstacle` says if it is barred."""
         home = self.home.pick(arrival, now_ns).candidate
-        ways = (self._through(remote, arrival, home, now_ns) for remote in self._remotes)
-        return min(ways, key=lambda way: way.rank)
+        ways = [self._through(remote, arrival, home, now_ns) for remote in self._remotes]
+        return ways[0] if len(ways) == 1 else min(ways, key=lambda way: way.rank)
 
     def apart(self, way: Way, path: Path, now_ns: int) -> Way:
         """Let a request that has to be late wait where it makes nobody else late.
@@ -106,13 +106,14 @@ class Ways:
         stage = self.away[remote.name]
         at_home = self.home.instances[home.name] if home else None
         destination = at_home.pool if at_home else self._default_pool
-        layout_id = at_home.layout_id if at_home else b""
 
         def road(instance: Instance) -> tuple[bool, bool]:
             """A layout that is not known does not disagree: then the link is what is missing."""
-            known = layout_id is not None and instance.layout_id is not None
             link_up = self.links.between(instance.pool, destination).up
-            return not known or instance.layout_id == layout_id, known and link_up
+            if at_home is None:
+                return True, link_up
+            known = at_home.layout_id is not None and instance.layout_id is not None
+            return not known or instance.layout_id == at_home.layout_id, known and link_up
 
         picked = stage.pick(arrival, now_ns, road)
         away = picked.candidate
