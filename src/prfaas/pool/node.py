@@ -301,6 +301,7 @@ class PoolNode:
         for name, tier in tiers:
             self.metrics.capacity_bytes.labels(tier=name).set(tier.capacity_bytes)
         while True:
+            self.store.spill(again=True)
             self.inbound.expire()
             self.link_port.expire()
             for link in self.links.values():
