@@ -11,7 +11,7 @@ import pytest
 from prfaas.core.blocks import BlockKey
 from prfaas.errors import PeerError
 from prfaas.lab.faults import Fault, FaultProxy
-from prfaas.pool import outbound
+from prfaas.pool import data_out, outbound
 from prfaas.pool.data_in import UNFINISHED_BLOCKS_MAX, Assembly
 from prfaas.pool.data_out import FRAGMENT_BYTES
 from prfaas.pool.link_meter import LinkMeter
@@ -217,3 +217,16 @@ async def test_a_half_open_link_is_noticed_and_the_transfer_goes_on(
     rig.link.finish(transfer)
     async with asyncio.timeout(30):
         await rig.all_there(blocks)
+
+
+async def test_one_data_connection_that_carries_nothing_more_is_replaced(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy's kernel acknowledges what it takes: TCP alone never notices."""
+    monkeypatch.setattr(data_out, "STUCK_NS", 10**9)
+    rig.proxy.strike(Fault.HALF_OPEN, 2)
+    transfer = rig.begin()
+    blocks = rig.push(transfer, 20)
+    rig.link.finish(transfer)
+    await rig.all_there(blocks)
+    await until(lambda: len(rig.pd.node.link_port._receivers) == outbound.CONNECTIONS_DEFAULT)

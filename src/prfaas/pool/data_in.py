@@ -74,6 +74,11 @@ class Assembly:
             prefix.transfer_id, prefix.layout_id, prefix.key, prefix.digest, block.data
         )
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Room taken by blocks of which only a part is here."""
+        return self._bytes
+
     def forget(self, transfer_id: bytes) -> None:
         """Drop what is unfinished of a transfer."""
         with self._lock:
@@ -142,18 +147,21 @@ class DataReceiver:
     ) -> None:
         self.peer = ""
         self.link = ""
+        self.number = 0
+        self.num_bytes = 0
+        """Fragments received so far, their headers included."""
         self._socket = connection
         self._tls = tls
         self._sources = sources
         self._handlers = handlers
         self._tell = tell
         self._room = threading.BoundedSemaphore(DELIVERIES_MAX)
-        self._is_killed = False
+        self.is_killed = False
         self.thread = threading.Thread(target=self._run, name="prfaas-data-in", daemon=True)
 
     def kill(self) -> None:
         """End it, whatever its thread does now."""
-        self._is_killed = True
+        self.is_killed = True
         hang_up(self._socket)
 
     def _run(self) -> None:
@@ -163,7 +171,7 @@ class DataReceiver:
             self._tell(self._handlers.on_broken, self.peer, str(error))
         except OSError as error:
             log.info("data connection of %s: %s", self.peer or "a stranger", error)
-            if not self.peer and not self._is_killed:
+            if not self.peer and not self.is_killed:
                 self._tell(self._handlers.on_broken, "", str(error))
         finally:
             self._socket.close()
@@ -181,9 +189,9 @@ class DataReceiver:
         join = self._read_join()
         if join.pool != name:
             raise PeerError(f"a pool calls itself {join.pool}, its certificate {name}")
-        self.peer, self.link = name, join.link
+        self.peer, self.link, self.number = name, join.link, join.number
         assembly = self._handlers.find_assembly(name, join.link)
-        if assembly is None or self._is_killed:
+        if assembly is None or self.is_killed:
             log.info("a data connection of %s is for a link that is over", name)
             return
         secured.settimeout(None)
@@ -215,6 +223,7 @@ class DataReceiver:
             count = self._socket.recv_into(view)
             if not count:
                 return False
+            self.num_bytes += count
             view = view[count:]
         return True
 

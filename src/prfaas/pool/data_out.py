@@ -29,6 +29,8 @@ FRAGMENT_BYTES = 128 << 10
 little; large enough that its header and its turn in the queue do not count."""
 CONNECT_TIMEOUT_S = 5.0
 RETRY_S = 0.5
+STUCK_NS = 5 * 10**9
+"""A connection of which nothing arrives for so long carries nothing more."""
 
 
 class SendQueue:
@@ -112,6 +114,9 @@ class _DataConnection:
         self.number = number
         self.socket: socket.socket | None = None
         self.is_open = False
+        self._sent_bytes = 0
+        self._received_bytes = 0
+        self._moved_at_ns = 0
         self._senders = senders
         self.thread = threading.Thread(target=self._run, name=f"prfaas-data-{number}", daemon=True)
 
@@ -121,6 +126,16 @@ class _DataConnection:
         if self.socket is not None:
             hang_up(self.socket)
 
+    def is_stuck(self, received_bytes: int, now_ns: int) -> bool:
+        """Whether the peer, which has so many bytes of it, waits in vain for the others.
+
+        A path can be dead and acknowledge: what a proxy or a peer's kernel took has not arrived.
+        """
+        has_moved = received_bytes != self._received_bytes or received_bytes == self._sent_bytes
+        if has_moved or not self._moved_at_ns:
+            self._received_bytes, self._moved_at_ns = received_bytes, now_ns
+        return now_ns - self._moved_at_ns >= STUCK_NS
+
     def _run(self) -> None:
         reason = "closed"
         try:
@@ -129,7 +144,9 @@ class _DataConnection:
             buffer = bytearray(PREFIX_BYTES + FRAGMENT_BYTES)
             view = memoryview(buffer)
             while (fragment := self._senders.queue.take(self.number)) is not None:
-                connection.sendall(view[: encode_fragment(fragment, buffer)])
+                num_bytes = encode_fragment(fragment, buffer)
+                self._sent_bytes += num_bytes
+                connection.sendall(view[:num_bytes])
         except (OSError, PeerError) as error:
             reason = str(error) or repr(error)
         if not self._senders.tell(self._senders.ended, self, reason) and self.socket is not None:
@@ -145,7 +162,7 @@ class _DataConnection:
         self.socket = secured  # before the handshake, so that `kill` can end that as well
         secured.do_handshake()
         peer_name(secured, frozenset({senders.peer}))
-        secured.sendall(senders.join)
+        secured.sendall(encode(Join(pool=senders.pool, link=senders.link, number=self.number)))
         secured.settimeout(None)
         return secured
 
@@ -157,7 +174,8 @@ class DataSenders:
         address: Of the peer.
         tls: Context whose ALPN says that this is a data connection.
         peer: Name in the peer's certificate.
-        join: What the connections say first.
+        pool: Our own name.
+        link: Word of the session.
         queue: What they send.
         num_connections: How many.
         budget_bits_per_s: Of all together; 0 is no limit.
@@ -170,7 +188,8 @@ class DataSenders:
         address: tuple[str, int],
         tls: ssl.SSLContext,
         peer: str,
-        join: Join,
+        pool: str,
+        link: str,
         queue: SendQueue,
         numbers: Callable[[], int],
         num_connections: int,
@@ -180,7 +199,8 @@ class DataSenders:
         self.address = address
         self.tls = tls
         self.peer = peer
-        self.join = encode(join)
+        self.pool = pool
+        self.link = link
         self.queue = queue
         self.pacing_bytes_per_s = budget_bits_per_s // 8 // num_connections
         self.is_closed = False
@@ -198,6 +218,19 @@ class DataSenders:
     def num_open(self) -> int:
         """Connections that carry blocks."""
         return sum(connection.is_open for connection in self._connections)
+
+    @property
+    def connections(self) -> list[int]:
+        """Numbers of those that stand or are being made."""
+        return [connection.number for connection in self._connections]
+
+    def received(self, num_bytes: dict[int, int], now_ns: int) -> None:
+        """The peer said what it has of each connection: replace those that are stuck."""
+        for connection in self._connections:
+            if connection.is_open:
+                received_bytes = num_bytes.get(connection.number, 0)
+                if connection.is_stuck(received_bytes, now_ns):
+                    connection.kill()
 
     def tcp_infos(self) -> list[TcpInfo]:
         """What the kernel knows of each connection."""

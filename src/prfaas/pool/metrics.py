@@ -26,6 +26,15 @@ class PoolMetrics:
         self.used_bytes = self._gauge("pool_used_bytes", "Bytes of KV blocks held.")
         self.capacity_bytes = self._gauge("pool_capacity_bytes", "Limit on bytes held.")
         self.blocks = self._gauge("pool_blocks", "KV blocks held.")
+        self.pinned_blocks = self._gauge(
+            "pool_pinned_blocks", "KV blocks that somebody reads and that are kept for it."
+        )
+        self.unfinished_bytes = self._gauge(
+            "link_unfinished_bytes", "Room taken by blocks of which only a part has arrived."
+        )
+        self.open_transfers = self._gauge(
+            "open_transfers", "Transfers that have not ended.", "direction"
+        )
         self.blocks_stored = Counter(
             "prfaas_pool_blocks_stored",
             "Blocks taken from local engines.",

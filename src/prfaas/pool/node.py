@@ -111,6 +111,7 @@ class PoolNode:
         self._engine_port = EnginePort(
             settings.socket_path, self._engine_came, self._requests.handle, self._engine_went
         )
+        self._watch_gauges()
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until cancelled.
@@ -121,7 +122,7 @@ class PoolNode:
         Raises:
             ConfigError: A port is taken, or the socket can not be made.
         """
-        runner = web.AppRunner(self._admin_app())
+        runner = web.AppRunner(self._admin_app(), access_log=None)
         await runner.setup()
         try:
             self._engine_port.open()
@@ -221,14 +222,26 @@ class PoolNode:
         )
 
     async def _keep_house(self) -> None:
-        self.metrics.capacity_bytes.set(self.store.capacity_bytes)
         while True:
             self.inbound.expire()
             for link in self.links.values():
                 link.expire()
-            self.metrics.used_bytes.set(self.store.used_bytes)
-            self.metrics.blocks.set(len(self.store))
             await asyncio.sleep(HOUSEKEEPING_S)
+
+    def _watch_gauges(self) -> None:
+        """Gauges of what is held are read when somebody asks."""
+        metrics, store = self.metrics, self.store
+        metrics.capacity_bytes.set(store.capacity_bytes)
+        metrics.used_bytes.set_function(lambda: store.used_bytes)
+        metrics.blocks.set_function(lambda: len(store))
+        metrics.pinned_blocks.set_function(lambda: store.num_pinned)
+        metrics.unfinished_bytes.set_function(lambda: self.link_port.unfinished_bytes)
+        metrics.open_transfers.labels(direction="received").set_function(
+            lambda: self.inbound.num_open
+        )
+        metrics.open_transfers.labels(direction="sent").set_function(
+            lambda: sum(link.num_open for link in self.links.values())
+        )
 
     def _admin_app(self) -> web.Application:
         async def health(_: web.Request) -> web.Response:

@@ -35,7 +35,6 @@ from prfaas.wire.messages import (
     Arrived,
     Commit,
     Committed,
-    Join,
     LinkTelemetry,
     Offer,
     Ping,
@@ -303,7 +302,8 @@ class OutboundLink:
             address=self._address,
             tls=self._tls.data,
             peer=self.peer,
-            join=Join(pool=self._pool, link=self._link),
+            pool=self._pool,
+            link=self._link,
             queue=self._queue,
             numbers=lambda: next(self._numbers),
             num_connections=self._connections or num_connections(self._budget_bits_per_s, rtt_ns),
@@ -320,7 +320,7 @@ class OutboundLink:
             )
             self._metrics.set_link(self.peer, self.telemetry)
             if count % TELEMETRY_EVERY == 0:
-                channel.send(Ping(at_ns=self._clock_ns()))
+                channel.send(Ping(at_ns=self._clock_ns(), connections=senders.connections))
                 if self._transfers and self.is_up:
                     self._on_change()
             await asyncio.sleep(SAMPLE_NS / NS_PER_S)
@@ -356,7 +356,10 @@ class OutboundLink:
             case Ping():
                 return
             case Pong():
-                self._meter.rtt_ns = max(0, self._clock_ns() - message.at_ns)
+                now = self._clock_ns()
+                self._meter.rtt_ns = max(0, now - message.at_ns)
+                if self._senders is not None:
+                    self._senders.received(message.received, now)
             case Resumed():
                 self._resume(message.epoch)
             case Arrived():

@@ -55,6 +55,11 @@ class BlockStore:
     def __contains__(self, name: tuple[bytes, BlockKey]) -> bool:
         return name in self._blocks
 
+    @property
+    def num_pinned(self) -> int:
+        """Blocks that are not evicted because somebody reads them."""
+        return sum(block.pins > 0 for block in self._blocks.values())
+
     def names(self) -> Iterator[tuple[bytes, BlockKey]]:
         """Names of all blocks, the least recently used first."""
         return iter(self._blocks)
