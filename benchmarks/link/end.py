@@ -18,6 +18,7 @@ from typing import Any
 from prfaas.core.blocks import BlockKey
 from prfaas.core.transfers import Transfer
 from prfaas.pool.inbound import InboundTransfers
+from prfaas.pool.io_thread import IoThread
 from prfaas.pool.link_port import LinkPort
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
@@ -70,6 +71,7 @@ async def receive(identities: Path, host: str) -> None:
         gateways=frozenset(),
         inbound=inbound,
         metrics=metrics,
+        io=IoThread(),
         on_subscribe=lambda _: None,
         on_unsubscribe=lambda _: None,
         on_abort=lambda *_: None,
@@ -92,6 +94,7 @@ class Sender:
             address=(host, PORT),
             tls=identity.dialling(),
             metrics=PoolMetrics(),
+            io=IoThread(),
             on_change=lambda: None,
             on_ended=self.ended,
             clock_ns=time.monotonic_ns,

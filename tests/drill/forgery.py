@@ -9,7 +9,7 @@ from pathlib import Path
 from prfaas.core.blocks import BlockKey
 from prfaas.core.link_share import Fragment, OutgoingBlock
 from prfaas.wire.channel import Channel
-from prfaas.wire.fragments import PREFIX_BYTES, encode_fragment
+from prfaas.wire.fragments import encode_prefix
 from prfaas.wire.frames import BlockFrame, block_digest
 from prfaas.wire.identity import identity_in
 from prfaas.wire.messages import Join, Offer, PoolHello, Resumed, decode, encode
@@ -79,7 +79,6 @@ async def _send_fragments(tls: ssl.SSLContext, port: int, link: str, block: Outg
     step = 128 << 10
     for offset in range(0, len(block.data), step):
         fragment = Fragment(block, offset, min(step, len(block.data) - offset))
-        buffer = bytearray(PREFIX_BYTES + fragment.num_bytes)
-        writer.write(buffer[: encode_fragment(fragment, buffer)])
+        writer.write(encode_prefix(fragment) + fragment.data)
     await writer.drain()
     writer.close()

@@ -9,15 +9,12 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.blocks import BlockKey
-from prfaas.errors import PeerError
 from prfaas.lab.faults import Fault, FaultProxy
 from prfaas.pool import data_out, outbound
-from prfaas.pool.data_in import UNFINISHED_BLOCKS_MAX, Assembly
 from prfaas.pool.data_out import FRAGMENT_BYTES
 from prfaas.pool.link_meter import LinkMeter
 from prfaas.pool.outbound import OutboundLink, num_connections
 from prfaas.pool.store import StoredBlock
-from prfaas.wire.fragments import FragmentPrefix
 from prfaas.wire.frames import block_digest
 from prfaas.wire.sockets import TcpInfo
 
@@ -144,39 +141,6 @@ async def test_metrics_show_the_link(rig: Rig) -> None:
     await until(lambda: rig.prfaas.metric("link_rtt_ns", peer="pd-pool") > 0)
     assert rig.prfaas.metric("link_num_connections", peer="pd-pool") == 6
     assert rig.link.seconds_to_send(1000) is None
-
-
-def test_pieces_make_a_block_in_any_order_and_twice_is_once() -> None:
-    assembly = Assembly()
-    key, block = a_block()
-
-    def piece(offset: int) -> tuple[FragmentPrefix, memoryview]:
-        data = memoryview(block.data)[offset : offset + FRAGMENT_BYTES]
-        prefix = FragmentPrefix(
-            b"t" * 16, LAYOUT.layout_id, key, block.digest, BLOCK_BYTES, offset, len(data)
-        )
-        return prefix, data
-
-    offsets = list(range(0, BLOCK_BYTES, FRAGMENT_BYTES))
-    for offset in [*reversed(offsets[1:]), offsets[1]]:
-        assert assembly.add(*piece(offset)) is None
-    frame = assembly.add(*piece(0))
-    assert frame is not None
-    assert frame.is_intact
-
-
-def test_a_peer_can_not_start_any_number_of_blocks() -> None:
-    assembly, data = Assembly(), memoryview(b"x")
-    prefixes = [
-        FragmentPrefix(b"t" * 16, b"L" * 32, BlockKey(n, b"h" * 32), b"d" * 32, 10, 0, 1)
-        for n in range(UNFINISHED_BLOCKS_MAX + 1)
-    ]
-    for prefix in prefixes[:-1]:
-        assert assembly.add(prefix, data) is None
-    with pytest.raises(PeerError, match="unfinished"):
-        assembly.add(prefixes[-1], data)
-    assembly.forget(b"t" * 16)
-    assert assembly.add(prefixes[-1], data) is None
 
 
 def test_the_number_of_connections_follows_budget_and_round_trip() -> None:

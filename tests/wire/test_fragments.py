@@ -12,7 +12,7 @@ from prfaas.wire.fragments import (
     PREFIX_BYTES,
     FragmentPrefix,
     decode_prefix,
-    encode_fragment,
+    encode_prefix,
 )
 
 DATA = bytes(range(256)) * 8
@@ -20,8 +20,8 @@ BLOCK = OutgoingBlock(b"t" * 16, (b"L" * 32, BlockKey(3, b"h" * 32)), b"d" * 32,
 
 
 def encoded(offset: int = 100, num_bytes: int = 50) -> bytearray:
-    buffer = bytearray(PREFIX_BYTES + num_bytes + 7)
-    return buffer[: encode_fragment(Fragment(BLOCK, offset, num_bytes), buffer)]
+    fragment = Fragment(BLOCK, offset, num_bytes)
+    return bytearray(encode_prefix(fragment) + fragment.data)
 
 
 def test_a_fragment_survives_the_trip() -> None:

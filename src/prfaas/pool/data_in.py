@@ -1,17 +1,17 @@
-"""The data connections of a link, receiving end: a thread each, which puts blocks together."""
+"""The data connections of a link, receiving end: on the I/O thread, straight into the blocks."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import ssl
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from prfaas.core.blocks import BlockKey
 from prfaas.errors import PeerError
-from prfaas.pool.listener import HANDSHAKE_TIMEOUT_S
+from prfaas.pool.assembly import Assembly
+from prfaas.pool.io_thread import HANDSHAKE_TIMEOUT_S, IoThread, readable, shake_hands
 from prfaas.wire.fragments import (
     FRAGMENT_BYTES_MAX,
     PREFIX_BYTES,
@@ -21,97 +21,27 @@ from prfaas.wire.fragments import (
 from prfaas.wire.frames import BlockFrame, ControlFrame, FrameDecoder
 from prfaas.wire.identity import peer_name
 from prfaas.wire.messages import Join, decode
-from prfaas.wire.sockets import hang_up, keep_alive
+from prfaas.wire.sockets import keep_alive
 
 log = logging.getLogger(__name__)
 
 JOIN_BYTES_MAX = 4096
-UNFINISHED_BYTES_MAX = 1 << 30
-UNFINISHED_BLOCKS_MAX = 64
-"""Of one peer. A sender finishes a block before it starts the next, so these are far away."""
 DELIVERIES_MAX = 4
-"""Blocks of a connection that the event loop has not taken yet; more wait in the network."""
-
-
-@dataclass(eq=False, slots=True)
-class _Unfinished:
-    """A block of which some fragments are here."""
-
-    data: bytearray
-    missing_bytes: int
-    offsets: set[int] = field(default_factory=set)
-
-
-class Assembly:
-    """Puts the fragments of a peer's blocks together. Used by all its connections' threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._unfinished: dict[tuple[bytes, bytes, BlockKey, bytes, int], _Unfinished] = {}
-        self._bytes = 0
-
-    def add(self, prefix: FragmentPrefix, data: memoryview) -> BlockFrame | None:
-        """Take a fragment; one that is here already changes nothing.
-
-        Returns:
-            The block, if this was the last that was missing. Nothing is written to it afterwards.
-
-        Raises:
-            PeerError: The peer starts more blocks than it may.
-        """
-        name = prefix.transfer_id, prefix.layout_id, prefix.key, prefix.digest, prefix.block_bytes
-        with self._lock:
-            block = self._unfinished.get(name) or self._start(name)
-            if prefix.offset in block.offsets:
-                return None
-            block.offsets.add(prefix.offset)
-            block.missing_bytes -= prefix.num_bytes
-            block.data[prefix.offset : prefix.offset + prefix.num_bytes] = data
-            if block.missing_bytes > 0:
-                return None
-            self._drop(name)
-        return BlockFrame(
-            prefix.transfer_id, prefix.layout_id, prefix.key, prefix.digest, block.data
-        )
-
-    @property
-    def unfinished_bytes(self) -> int:
-        """Room taken by blocks of which only a part is here."""
-        return self._bytes
-
-    def forget(self, transfer_id: bytes) -> None:
-        """Drop what is unfinished of a transfer."""
-        with self._lock:
-            for name in [name for name in self._unfinished if name[0] == transfer_id]:
-                self._drop(name)
-
-    def _start(self, name: tuple[bytes, bytes, BlockKey, bytes, int]) -> _Unfinished:
-        size = name[-1]
-        is_full = self._unfinished and self._bytes + size > UNFINISHED_BYTES_MAX
-        if is_full or len(self._unfinished) >= UNFINISHED_BLOCKS_MAX:
-            raise PeerError(
-                f"{len(self._unfinished)} blocks are unfinished and another one is started; "
-                f"the limits are {UNFINISHED_BLOCKS_MAX} blocks and {UNFINISHED_BYTES_MAX} bytes"
-            )
-        block = self._unfinished[name] = _Unfinished(bytearray(size), size)
-        self._bytes += size
-        return block
-
-    def _drop(self, name: tuple[bytes, bytes, BlockKey, bytes, int]) -> None:
-        del self._unfinished[name]
-        self._bytes -= name[-1]
+"""Blocks of a connection that nobody has dealt with yet; more wait in the network."""
+TURN_BYTES = 512 << 10
+"""What a connection reads before the others have their turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataHandlers:
-    """What a data connection asks and tells; the first three are asked on
-    the connection's thread, the others are told on the loop.
+    """What a data connection asks and tells; the first three are asked on the I/O thread, the
+    others are told on the node's loop.
 
     Attributes:
         find_assembly: Of the link that a peer of that name joins; None if it has no such link.
         wants: Whether a peer's transfer takes blocks.
         has: Whether the block of a fragment has arrived with its transfer.
-        on_block: A block is complete and intact; calls its second argument when it is dealt with.
+        on_block: A block is complete and intact; calls its last argument when it is dealt with.
         on_unwanted: Fragments of a transfer came that nobody waits for.
         on_broken: A peer broke the protocol.
         on_end: The connection is gone.
@@ -134,7 +64,8 @@ class DataReceiver:
         tls: Our identity.
         sources: Names that may send blocks.
         handlers: Whom to ask and tell.
-        tell: Runs something on the loop; False if that has ended.
+        io: Where it lives.
+        tell: Runs something on the node's loop; False if that has ended.
     """
 
     def __init__(
@@ -143,6 +74,7 @@ class DataReceiver:
         tls: ssl.SSLContext,
         sources: frozenset[str],
         handlers: DataHandlers,
+        io: IoThread,
         tell: Callable[..., bool],
     ) -> None:
         self.peer = ""
@@ -150,91 +82,206 @@ class DataReceiver:
         self.number = 0
         self.num_bytes = 0
         """Fragments received so far, their headers included."""
-        self._socket = connection
+        self._plain = connection
         self._tls = tls
         self._sources = sources
         self._handlers = handlers
+        self._io = io
         self._tell = tell
-        self._room = threading.BoundedSemaphore(DELIVERIES_MAX)
+        self._task: asyncio.Task[None] | None = None
         self.is_killed = False
-        self.thread = threading.Thread(target=self._run, name="prfaas-data-in", daemon=True)
+        self._num_waiting = 0
+        """Blocks that were handed on and are not dealt with."""
+        self._unwanted = b""
+        """The last transfer that was refused."""
+
+    def start(self) -> None:
+        """Begin, on the I/O thread."""
+        if not self._io.call(self._start):
+            self._plain.close()
+            self._handlers.on_end(self)
 
     def kill(self) -> None:
-        """End it, whatever its thread does now."""
+        """End it. Any thread may say so."""
         self.is_killed = True
-        hang_up(self._socket)
+        self._io.call(lambda: self._task.cancel() if self._task is not None else None)
 
-    def _run(self) -> None:
+    # --- on the I/O thread ---
+
+    def _start(self) -> None:
+        self._task = self._io.start(self._run())
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, _: object) -> None:
+        """Also when it was killed before it began."""
+        self._plain.close()
+        self._tell(self._handlers.on_end, self)
+
+    async def _run(self) -> None:
         try:
-            self._receive()
+            self._plain.setblocking(False)
+            keep_alive(self._plain)
+            with self._tls.wrap_socket(
+                self._plain, server_side=True, do_handshake_on_connect=False
+            ) as secured:
+                await self._receive(secured)
         except PeerError as error:
             self._tell(self._handlers.on_broken, self.peer, str(error))
         except OSError as error:
-            log.info("data connection of %s: %s", self.peer or "a stranger", error)
+            log.info("data connection of %s: %r", self.peer or "a stranger", error)
             if not self.peer and not self.is_killed:
-                self._tell(self._handlers.on_broken, "", str(error))
-        finally:
-            self._socket.close()
-            self._tell(self._handlers.on_end, self)
+                self._tell(self._handlers.on_broken, "", str(error) or repr(error))
 
-    def _receive(self) -> None:
-        self._socket.setblocking(True)
-        self._socket.settimeout(HANDSHAKE_TIMEOUT_S)
-        keep_alive(self._socket)
-        self._socket = secured = self._tls.wrap_socket(
-            self._socket, server_side=True, do_handshake_on_connect=False
-        )
-        secured.do_handshake()
+    async def _receive(self, secured: ssl.SSLSocket) -> None:
+        await shake_hands(secured)
         name = peer_name(secured, self._sources)
-        join = self._read_join()
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            join = await _read_join(secured)
         if join.pool != name:
             raise PeerError(f"a pool calls itself {join.pool}, its certificate {name}")
-        self.peer, self.link, self.number = name, join.link, join.number
+        self.number, self.link, self.peer = join.number, join.link, name
         assembly = self._handlers.find_assembly(name, join.link)
         if assembly is None or self.is_killed:
             log.info("a data connection of %s is for a link that is over", name)
             return
-        secured.settimeout(None)
-        prefix, data = bytearray(PREFIX_BYTES), memoryview(bytearray(FRAGMENT_BYTES_MAX))
-        unwanted = b""
-        while self._fill(memoryview(prefix)):
-            fragment = decode_prefix(prefix)
-            part = data[: fragment.num_bytes]
-            if not self._fill(part):
-                return
-            if self._handlers.wants(fragment.transfer_id, name):
-                if not self._handlers.has(fragment):
-                    self._deliver(assembly.add(fragment, part))
-            elif fragment.transfer_id != unwanted:
-                unwanted = fragment.transfer_id
-                self._tell(self._handlers.on_unwanted, name, unwanted)
+        reader = _Reader(self, secured, assembly)
+        try:
+            await reader.ended
+        finally:
+            reader.stop()
 
-    def _deliver(self, block: BlockFrame | None) -> None:
-        if block is None:
+    def takes(self, prefix: FragmentPrefix) -> bool:
+        """Whether a fragment is wanted. Who sends what nobody wants is told once a transfer."""
+        if self._handlers.wants(prefix.transfer_id, self.peer):
+            return not self._handlers.has(prefix)
+        if prefix.transfer_id != self._unwanted:
+            self._unwanted = prefix.transfer_id
+            self._tell(self._handlers.on_unwanted, self.peer, self._unwanted)
+        return False
+
+    def deliver(self, block: BlockFrame, reader: _Reader) -> bool:
+        """Have a block's digest compared and hand it on.
+
+        Returns:
+            Whether the next one may follow at once.
+        """
+        self._num_waiting += 1
+        self._io.hash(lambda: self._check(block, reader))
+        return self._num_waiting < DELIVERIES_MAX
+
+    def _check(self, block: BlockFrame, reader: _Reader) -> None:
+        """On the thread for digests."""
+        if block.is_intact:
+            self._tell(
+                self._handlers.on_block,
+                self.peer,
+                block,
+                lambda: self._io.call(self._dealt_with, reader),
+            )
+        else:
+            error = PeerError(f"block {block.key.block_hash.hex()[:12]} fails its digest")
+            self._io.call(reader.fail, error)
+
+    def _dealt_with(self, reader: _Reader) -> None:
+        self._num_waiting -= 1
+        reader.go_on()
+
+
+class _Reader:
+    """Reads fragments: a prefix, then its bytes, into the block or into nowhere."""
+
+    def __init__(self, receiver: DataReceiver, secured: ssl.SSLSocket, assembly: Assembly) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._receiver = receiver
+        self._secured = secured
+        self._number = secured.fileno()
+        self._assembly = assembly
+        self._prefix_bytes = memoryview(bytearray(PREFIX_BYTES))
+        self._nowhere = memoryview(bytearray(FRAGMENT_BYTES_MAX))
+        self._view = self._prefix_bytes
+        """What the next bytes fill."""
+        self._prefix: FragmentPrefix | None = None
+        """Of the fragment whose bytes come."""
+        self._is_claimed = False
+        self._is_paused = False
+        self._loop.add_reader(self._number, self._read)
+        self._loop.call_soon(self._read)  # What came with the join is not announced again.
+
+    def stop(self) -> None:
+        """Read nothing more."""
+        self._loop.remove_reader(self._number)
+        if self._prefix is not None and self._is_claimed:
+            self._assembly.release(self._prefix, self)
+        if not self.ended.done():
+            self.ended.cancel()
+
+    def fail(self, error: Exception) -> None:
+        """End the connection."""
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+    def disown(self) -> None:
+        """Another connection brings the fragment that is being read."""
+        self._view, self._is_claimed = self._nowhere[: len(self._view)], False
+
+    def go_on(self) -> None:
+        """There is room for further blocks."""
+        if self._is_paused and not self.ended.done():
+            self._is_paused = False
+            self._loop.add_reader(self._number, self._read)
+            self._read()
+
+    def _read(self) -> None:
+        left = TURN_BYTES
+        try:
+            while left > 0 and not self._is_paused and not self.ended.done():
+                count = self._secured.recv_into(self._view)
+                if not count:
+                    self.ended.set_result(None)
+                    return
+                left -= count
+                self._receiver.num_bytes += count
+                self._view = self._view[count:]
+                if not self._view:
+                    self._advance()
+            if not self._is_paused and not self.ended.done() and self._secured.pending():
+                self._loop.call_soon(self._read)
+        except ssl.SSLWantReadError:
             return
-        if not block.is_intact:
-            raise PeerError(f"block {block.key.block_hash.hex()[:12]} fails its digest")
-        self._room.acquire()
-        self._tell(self._handlers.on_block, self.peer, block, self._room.release)
+        except (OSError, PeerError) as error:
+            self.fail(error)
 
-    def _fill(self, view: memoryview) -> bool:
-        """Read exactly as many bytes; False at the end of the stream."""
-        while view:
-            count = self._socket.recv_into(view)
-            if not count:
-                return False
-            self.num_bytes += count
-            view = view[count:]
-        return True
+    def _advance(self) -> None:
+        if self._prefix is None:
+            self._begin(decode_prefix(self._prefix_bytes))
+            return
+        prefix, self._prefix = self._prefix, None
+        self._view = self._prefix_bytes
+        block = self._assembly.written(prefix) if self._is_claimed else None
+        if block is not None and not self._receiver.deliver(block, self):
+            self._is_paused = True
+            self._loop.remove_reader(self._number)
 
-    def _read_join(self) -> Join:
-        decoder = FrameDecoder(control_bytes_max=JOIN_BYTES_MAX)
-        while True:
-            data = self._socket.recv(decoder.missing_bytes)
-            if not data:
-                raise OSError("the peer left before it joined")
-            for frame in decoder.feed(data):
-                message = decode(frame.payload) if isinstance(frame, ControlFrame) else None
-                if not isinstance(message, Join):
-                    raise PeerError("a data connection has to say first which link it joins")
-                return message
+    def _begin(self, prefix: FragmentPrefix) -> None:
+        is_wanted = self._receiver.takes(prefix)
+        place = self._assembly.claim(prefix, self) if is_wanted else None
+        self._prefix, self._is_claimed = prefix, place is not None
+        self._view = self._nowhere[: prefix.num_bytes] if place is None else place
+
+
+async def _read_join(secured: ssl.SSLSocket) -> Join:
+    decoder = FrameDecoder(control_bytes_max=JOIN_BYTES_MAX)
+    while True:
+        try:
+            data = secured.recv(decoder.missing_bytes)
+        except ssl.SSLWantReadError:
+            await readable(secured)
+            continue
+        if not data:
+            raise OSError("the peer left before it joined")
+        for frame in decoder.feed(data):
+            message = decode(frame.payload) if isinstance(frame, ControlFrame) else None
+            if not isinstance(message, Join):
+                raise PeerError("a data connection has to say first which link it joins")
+            return message

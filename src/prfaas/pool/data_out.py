@@ -1,9 +1,4 @@
-"""The data connections of a link, sending end: a thread each, fed from one shared queue.
-
-Bytes are encrypted and written by blocking sockets on threads of their own, which is quicker than
-on an event loop and keeps the loop free for control. Everything a thread has to tell it tells on
-the loop.
-"""
+"""The data connections of a link, sending end: on the I/O thread, fed from one shared queue."""
 
 from __future__ import annotations
 
@@ -17,10 +12,11 @@ from collections.abc import Callable
 
 from prfaas.core.link_share import BlockName, Fragment, LinkShare, OutgoingBlock
 from prfaas.errors import PeerError
-from prfaas.wire.fragments import PREFIX_BYTES, encode_fragment
+from prfaas.pool.io_thread import IoThread, shake_hands
+from prfaas.wire.fragments import encode_prefix
 from prfaas.wire.identity import peer_name
 from prfaas.wire.messages import Join, encode
-from prfaas.wire.sockets import TcpInfo, hang_up, prepare, tcp_info
+from prfaas.wire.sockets import TcpInfo, pace, prepare, tcp_info
 
 log = logging.getLogger(__name__)
 
@@ -34,66 +30,53 @@ STUCK_NS = 5 * 10**9
 
 
 class SendQueue:
-    """A `LinkShare` that threads wait at.
+    """A `LinkShare` between the node's loop, which fills it, and the I/O thread, which empties it.
 
     Args:
-        on_taken: Called from the taking thread with the bytes that go out.
+        on_taken: Called on the I/O thread with the bytes that go out.
     """
 
     def __init__(self, on_taken: Callable[[int], None]) -> None:
         self._share = LinkShare(FRAGMENT_BYTES)
-        self._changed = threading.Condition()
-        self._closed: set[int] = set()
+        self._lock = threading.Lock()
         self._on_taken = on_taken
+        self.on_more: Callable[[], object] = lambda: None
+        """Called when there is something to send."""
 
     def add(self, block: OutgoingBlock) -> None:
         """Queue a block."""
-        with self._changed:
+        with self._lock:
             self._share.add(block)
-            self._changed.notify_all()
+        self.on_more()
 
     def finish(self, transfer_id: bytes) -> None:
         """Nothing more of this transfer will be added."""
-        with self._changed:
+        with self._lock:
             self._share.finish(transfer_id)
 
     def drop(self, transfer_id: bytes) -> None:
         """Forget a transfer."""
-        with self._changed:
+        with self._lock:
             self._share.drop(transfer_id)
 
     def arrived(self, transfer_id: bytes, name: BlockName) -> None:
         """The receiver has this block."""
-        with self._changed:
+        with self._lock:
             self._share.arrived(transfer_id, name)
 
-    def close(self, connection: int) -> None:
-        """This connection takes nothing more."""
-        with self._changed:
-            self._closed.add(connection)
-            self._changed.notify_all()
-
     def lost(self, connection: int) -> None:
-        """What was in flight on this connection goes again; its number may not be used again."""
-        with self._changed:
+        """What was in flight on this connection goes again."""
+        with self._lock:
             self._share.lost(connection)
-            self._closed.discard(connection)
-            self._changed.notify_all()
+        self.on_more()
 
     def take(self, connection: int) -> Fragment | None:
-        """Wait for something to send.
-
-        Returns:
-            None once the connection was closed.
-        """
-        with self._changed:
-            while connection not in self._closed:
-                fragment = self._share.take(connection)
-                if fragment is not None:
-                    self._on_taken(fragment.num_bytes)
-                    return fragment
-                self._changed.wait()
-        return None
+        """What this connection sends next; None if there is nothing."""
+        with self._lock:
+            fragment = self._share.take(connection)
+        if fragment is not None:
+            self._on_taken(fragment.num_bytes)
+        return fragment
 
     @property
     def queued_bytes(self) -> int:
@@ -103,68 +86,95 @@ class SendQueue:
     @property
     def in_flight_bytes(self) -> int:
         """Sent, and not known to have arrived."""
-        with self._changed:
+        with self._lock:
             return self._share.in_flight_bytes
 
 
 class _DataConnection:
-    """One connection; made, used and ended by its thread, closed by the loop."""
+    """One connection. Lives on the I/O thread."""
 
-    def __init__(self, senders: DataSenders, number: int) -> None:
+    def __init__(self, number: int, secured: ssl.SSLSocket, queue: SendQueue, first: bytes) -> None:
         self.number = number
-        self.socket: socket.socket | None = None
-        self.is_open = False
+        self.socket = secured
+        self._queue = queue
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = secured.fileno()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._parts = [memoryview(first)]
+        """What is being sent, last part first."""
+        self._is_idle = False
         self._sent_bytes = 0
         self._received_bytes = 0
         self._moved_at_ns = 0
-        self._senders = senders
-        self.thread = threading.Thread(target=self._run, name=f"prfaas-data-{number}", daemon=True)
+        self._loop.add_writer(self._descriptor, self._write)
+        # The peer says nothing on a data connection: what can be read is its end.
+        self._loop.add_reader(self._descriptor, self._read)
 
-    def kill(self) -> None:
-        """End it, whatever its thread does now."""
-        self._senders.queue.close(self.number)
-        if self.socket is not None:
-            hang_up(self.socket)
+    def wake(self) -> None:
+        """There may be something to send."""
+        if self._is_idle and not self.ended.done():
+            self._is_idle = False
+            self._loop.add_writer(self._descriptor, self._write)
+            self._write()
 
-    def is_stuck(self, received_bytes: int, now_ns: int) -> bool:
-        """Whether the peer, which has so many bytes of it, waits in vain for the others.
+    def received(self, num_bytes: int, now_ns: int) -> None:
+        """The peer has so many bytes of it; end it if it waits in vain for the others.
 
         A path can be dead and acknowledge: what a proxy or a peer's kernel took has not arrived.
         """
-        has_moved = received_bytes != self._received_bytes or received_bytes == self._sent_bytes
+        has_moved = num_bytes != self._received_bytes or num_bytes == self._sent_bytes
         if has_moved or not self._moved_at_ns:
-            self._received_bytes, self._moved_at_ns = received_bytes, now_ns
-        return now_ns - self._moved_at_ns >= STUCK_NS
+            self._received_bytes, self._moved_at_ns = num_bytes, now_ns
+        elif now_ns - self._moved_at_ns >= STUCK_NS:
+            self._fail(OSError("nothing of it arrives any more"))
 
-    def _run(self) -> None:
-        reason = "closed"
+    def stop(self) -> None:
+        """Send nothing more."""
+        self._loop.remove_writer(self._descriptor)
+        self._loop.remove_reader(self._descriptor)
+        if not self.ended.done():
+            self.ended.cancel()
+
+    def _write(self) -> None:
+        if not self._parts and not self._next():
+            return
         try:
-            connection = self._dial()
-            self._senders.tell(self._senders.opened, self)
-            buffer = bytearray(PREFIX_BYTES + FRAGMENT_BYTES)
-            view = memoryview(buffer)
-            while (fragment := self._senders.queue.take(self.number)) is not None:
-                num_bytes = encode_fragment(fragment, buffer)
-                self._sent_bytes += num_bytes
-                connection.sendall(view[:num_bytes])
-        except (OSError, PeerError) as error:
-            reason = str(error) or repr(error)
-        if not self._senders.tell(self._senders.ended, self, reason) and self.socket is not None:
-            self.socket.close()
+            while self._parts:
+                part = self._parts[-1]
+                count = self.socket.send(part)
+                if count < len(part):
+                    self._parts[-1] = part[count:]
+                else:
+                    self._parts.pop()
+        except ssl.SSLWantWriteError:
+            return  # The same bytes are offered again when there is room.
+        except OSError as error:
+            self._fail(error)
 
-    def _dial(self) -> socket.socket:
-        senders = self._senders
-        connection = _connect(senders.address, senders.pacing_bytes_per_s)
-        self.socket = connection
-        if senders.is_closed:
-            raise OSError("the link is being closed")
-        secured = senders.tls.wrap_socket(connection, do_handshake_on_connect=False)
-        self.socket = secured  # before the handshake, so that `kill` can end that as well
-        secured.do_handshake()
-        peer_name(secured, frozenset({senders.peer}))
-        secured.sendall(encode(Join(pool=senders.pool, link=senders.link, number=self.number)))
-        secured.settimeout(None)
-        return secured
+    def _next(self) -> bool:
+        fragment = self._queue.take(self.number)
+        if fragment is None:
+            self._is_idle = True
+            self._loop.remove_writer(self._descriptor)
+            return False
+        self._parts = [fragment.data, memoryview(encode_prefix(fragment))]
+        self._sent_bytes += sum(map(len, self._parts))
+        return True
+
+    def _read(self) -> None:
+        try:
+            if not self.socket.recv(1):
+                self._fail(OSError("the peer closed it"))
+        except ssl.SSLWantReadError:
+            return
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        self._loop.remove_writer(self._descriptor)
+        self._loop.remove_reader(self._descriptor)
+        if not self.ended.done():
+            self.ended.set_exception(error)
 
 
 class DataSenders:
@@ -177,8 +187,10 @@ class DataSenders:
         pool: Our own name.
         link: Word of the session.
         queue: What they send.
+        numbers: A number for every connection, none twice.
         num_connections: How many.
-        budget_bits_per_s: Of all together; 0 is no limit.
+        pacing_bits_per_s: Of all together; 0 is no limit.
+        io: Where they live.
         on_change: Told on the loop when a connection comes or goes.
     """
 
@@ -193,132 +205,148 @@ class DataSenders:
         queue: SendQueue,
         numbers: Callable[[], int],
         num_connections: int,
-        budget_bits_per_s: int,
+        pacing_bits_per_s: int,
+        io: IoThread,
         on_change: Callable[[], None],
     ) -> None:
-        self.address = address
-        self.tls = tls
-        self.peer = peer
-        self.pool = pool
-        self.link = link
-        self.queue = queue
-        self.pacing_bytes_per_s = budget_bits_per_s // 8 // num_connections
-        self.is_closed = False
-        self.failure = ""
-        """Why the last connection ended."""
+        self._address = address
+        self._tls = tls
+        self._peer = peer
+        self._pool = pool
+        self._link = link
+        self._queue = queue
         self._numbers = numbers
+        self._num_wanted = num_connections
+        self._pacing_bits_per_s = pacing_bits_per_s
+        self._io = io
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
-        self._connections: set[_DataConnection] = set()
-        self._retries: set[asyncio.TimerHandle] = set()
-        for _ in range(num_connections):
-            self._start()
+        self._slots: list[asyncio.Task[None]] = []
+        self._connections: list[_DataConnection] = []
+        self._is_closed = False
+        queue.on_more = lambda: io.call(self._wake)
+        io.call(self._fill)
 
     @property
     def num_open(self) -> int:
         """Connections that carry blocks."""
-        return sum(connection.is_open for connection in self._connections)
+        return len(self._connections)
 
     @property
     def connections(self) -> list[int]:
-        """Numbers of those that stand or are being made."""
-        return [connection.number for connection in self._connections]
+        """Numbers of those that carry blocks; one that is being made will have a larger one."""
+        return [connection.number for connection in list(self._connections)]
 
     def received(self, num_bytes: dict[int, int], now_ns: int) -> None:
         """The peer said what it has of each connection: replace those that are stuck."""
-        for connection in self._connections:
-            if connection.is_open:
-                received_bytes = num_bytes.get(connection.number, 0)
-                if connection.is_stuck(received_bytes, now_ns):
-                    connection.kill()
+        self._io.call(self._check, num_bytes, now_ns)
 
     def tcp_infos(self) -> list[TcpInfo]:
         """What the kernel knows of each connection."""
         infos: list[TcpInfo] = []
-        for connection in self._connections:
-            if connection.is_open and connection.socket is not None:
-                with contextlib.suppress(OSError):
-                    infos.append(tcp_info(connection.socket))
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):
+                infos.append(tcp_info(connection.socket))
         return infos
 
     async def close(self) -> None:
-        """End every connection and wait for the threads."""
-        self.is_closed = True
-        for handle in self._retries:
-            handle.cancel()
-        connections = list(self._connections)
-        for connection in connections:
-            connection.kill()
-        try:
-            await asyncio.to_thread(_join_all, [connection.thread for connection in connections])
-        finally:
-            for connection in connections:
-                self.ended(connection, "closed")
+        """End every connection, and give what was under way back to the queue."""
+        self._queue.on_more = lambda: None
+        done = asyncio.Event()
+        if self._io.call(self._close, done):
+            await done.wait()
 
-    def tell(self, what: Callable[..., None], *about: object) -> bool:
-        """Have something done on the loop; False if the loop has ended."""
-        try:
-            self._loop.call_soon_threadsafe(what, *about)
-        except RuntimeError:
-            return False
-        return True
+    # --- on the I/O thread ---
 
-    def opened(self, connection: _DataConnection) -> None:
-        """On the loop: a connection stands."""
-        if connection not in self._connections or connection.socket is None or self.is_closed:
-            return
-        connection.is_open = True
-        # The peer says nothing on a data connection: what can be read is its end.
-        self._loop.add_reader(connection.socket, self._peer_ended, connection)
-        self._on_change()
+    def _fill(self) -> None:
+        while len(self._slots) < self._num_wanted and not self._is_closed:
+            self._slots.append(self._io.start(self._keep_open()))
 
-    def ended(self, connection: _DataConnection, reason: str) -> None:
-        """On the loop: a connection is gone. Harmless the second time."""
-        if connection not in self._connections:
-            return
-        self._connections.discard(connection)
-        self.failure = reason
-        if connection.is_open and connection.socket is not None:
-            self._loop.remove_reader(connection.socket)
-        connection.is_open = False
-        if connection.socket is not None:
-            connection.socket.close()
-        self.queue.lost(connection.number)
-        self._on_change()
-        if not self.is_closed:
-            log.info("a data connection to %s is gone: %s", self.peer, reason)
-            self._retries.add(self._loop.call_later(RETRY_S, self._start))
+    def _close(self, done: asyncio.Event) -> None:
+        self._is_closed = True
+        for slot in self._slots:
+            slot.cancel()
+        ending = asyncio.gather(*self._slots, return_exceptions=True)
+        ending.add_done_callback(lambda _: self._tell(done.set))
 
-    def _peer_ended(self, connection: _DataConnection) -> None:
-        if connection.socket is not None:
-            self._loop.remove_reader(connection.socket)
-        connection.kill()
+    def _check(self, num_bytes: dict[int, int], now_ns: int) -> None:
+        for connection in self._connections:
+            connection.received(num_bytes.get(connection.number, 0), now_ns)
 
-    def _start(self) -> None:
-        if not self.is_closed:
-            connection = _DataConnection(self, self._numbers())
-            self._connections.add(connection)
-            connection.thread.start()
+    def _wake(self) -> None:
+        for connection in self._connections:
+            connection.wake()
+
+    async def _keep_open(self) -> None:
+        while True:
+            try:
+                await self._carry()
+            except (OSError, PeerError) as error:
+                log.info("a data connection to %s is gone: %s", self._peer, repr(error))
+            await asyncio.sleep(RETRY_S)
+
+    async def _carry(self) -> None:
+        """Dial, and send until the connection ends."""
+        with await self._dial() as secured:
+            number = self._numbers()
+            join = encode(Join(pool=self._pool, link=self._link, number=number))
+            connection = _DataConnection(number, secured, self._queue, join)
+            self._connections.append(connection)
+            self._pace()
+            self._tell(self._on_change)
+            try:
+                await connection.ended
+            finally:
+                connection.stop()
+                self._connections.remove(connection)
+                self._queue.lost(number)
+                self._tell(self._on_change)
+
+    async def _dial(self) -> ssl.SSLSocket:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            plain = await _connect(self._address)
+            try:
+                secured = self._tls.wrap_socket(plain, do_handshake_on_connect=False)
+            except BaseException:
+                plain.close()
+                raise
+            try:
+                await shake_hands(secured)
+                peer_name(secured, frozenset({self._peer}))
+            except BaseException:
+                secured.close()
+                raise
+        return secured
+
+    def _pace(self) -> None:
+        share = self._pacing_bits_per_s // 8 // self._num_wanted
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                pace(connection.socket, share)
+
+    def _tell(self, what: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(what)
 
 
-def _connect(address: tuple[str, int], pacing_bytes_per_s: int) -> socket.socket:
+async def _connect(address: tuple[str, int]) -> socket.socket:
     """A prepared TCP connection: options that count during the handshake are set before it."""
+    loop = asyncio.get_running_loop()
     error = OSError(f"{address[0]} has no address")
-    for family, kind, protocol, _, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+    places = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    for family, kind, protocol, _, place in places:
         connection = socket.socket(family, kind, protocol)
         try:
-            connection.settimeout(CONNECT_TIMEOUT_S)
-            control = prepare(connection, pacing_bytes_per_s)
-            connection.connect(place)
+            connection.setblocking(False)
+            control = prepare(connection)
+            await loop.sock_connect(connection, place)
         except OSError as failure:
             connection.close()
             error = failure
             continue
+        except BaseException:
+            connection.close()
+            raise
         log.debug("data connection to %s: congestion control %s", address, control)
         return connection
     raise error
-
-
-def _join_all(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.join(CONNECT_TIMEOUT_S * 2)

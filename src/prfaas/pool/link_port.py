@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import threading
 from collections.abc import Callable
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.transfers import TransferState
 from prfaas.errors import PeerError
-from prfaas.pool.data_in import Assembly, DataHandlers, DataReceiver
+from prfaas.pool.assembly import Assembly
+from prfaas.pool.data_in import DataHandlers, DataReceiver
 from prfaas.pool.inbound import InboundTransfers
-from prfaas.pool.listener import HANDSHAKE_TIMEOUT_S, Listener
+from prfaas.pool.io_thread import IoThread
+from prfaas.pool.listener import Listener
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import BlockFrame, Frame
@@ -38,7 +39,7 @@ from prfaas.wire.messages import (
 log = logging.getLogger(__name__)
 
 DATA_CONNECTIONS_MAX = 128
-"""Of all peers together; each has a thread."""
+"""Of all peers together."""
 DATA_CALLERS_MAX = 64
 """Data connections that have not said whose they are; beyond these the one that waits longest is
 left, so that strangers can not keep peers out."""
@@ -66,6 +67,7 @@ class LinkPort:
         gateways: frozenset[str],
         inbound: InboundTransfers,
         metrics: PoolMetrics,
+        io: IoThread,
         on_subscribe: Callable[[Channel], None],
         on_unsubscribe: Callable[[Channel], None],
         on_abort: Callable[[bytes, str], None],
@@ -75,6 +77,7 @@ class LinkPort:
         self._gateways = gateways
         self._inbound = inbound
         self._metrics = metrics
+        self._io = io
         self._on_subscribe = on_subscribe
         self._on_unsubscribe = on_unsubscribe
         self._on_abort = on_abort
@@ -120,10 +123,8 @@ class LinkPort:
         await self._listener.close()
         for channel in list(self._channels):
             channel.close("this pool node stops")
-        threads = [receiver.thread for receiver in self._receivers]
         for receiver in self._receivers:
             receiver.kill()
-        await asyncio.to_thread(_join_all, threads)
 
     def is_connected(self, source: str) -> bool:
         """Whether a link from the pool `source` stands."""
@@ -199,7 +200,7 @@ class LinkPort:
             other.close("the pool has connected anew")
         self._drop_link(channel.peer)
         if hello.link:
-            self._links[channel.peer] = hello.link, Assembly()
+            self._links[channel.peer] = hello.link, Assembly(bytearray)
         self._inbound.resumed(channel.peer, hello.resumes)
         for transfer_id in hello.resumes:
             self._resume(channel, transfer_id)
@@ -226,7 +227,7 @@ class LinkPort:
     def forget(self, transfer_id: bytes) -> None:
         """Drop what is unfinished of a transfer that ended."""
         for _, assembly in self._links.values():
-            assembly.forget(transfer_id)
+            self._io.call(assembly.forget, transfer_id)
 
     @property
     def unfinished_bytes(self) -> int:
@@ -234,7 +235,7 @@ class LinkPort:
         return sum(assembly.unfinished_bytes for _, assembly in self._links.values())
 
     def _find_assembly(self, peer: str, link: str) -> Assembly | None:
-        """Asked from the threads of data connections."""
+        """Asked on the I/O thread."""
         word, assembly = self._links.get(peer, ("", None))
         return assembly if word == link else None
 
@@ -297,10 +298,10 @@ class LinkPort:
             callers[0].kill()
             self._refuse()
         receiver = DataReceiver(
-            connection, self._tls.data, self._sources, self._handlers, self._tell
+            connection, self._tls.data, self._sources, self._handlers, self._io, self._tell
         )
         self._receivers[receiver] = None
-        receiver.thread.start()
+        receiver.start()
 
     def _tell(self, what: Callable[..., None], *about: object) -> bool:
         """Have something done on the loop, from a thread; False if the loop has ended."""
@@ -333,8 +334,3 @@ class LinkPort:
             self._inbound.peer_lost(channel.peer)
         else:
             self._inbound.peer_away(channel.peer)
-
-
-def _join_all(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.join(2 * HANDSHAKE_TIMEOUT_S)

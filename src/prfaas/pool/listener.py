@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Callable
@@ -51,7 +52,7 @@ class Listener:
         self._on_refused = on_refused
         self._socket: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
-        self._callers: dict[asyncio.Task[None], None] = {}
+        self._callers: dict[asyncio.Task[None], socket.socket] = {}
         """Those being looked at, the one that waits longest first."""
 
     def open(self) -> None:
@@ -84,12 +85,11 @@ class Listener:
 
     def _look_at(self, connection: socket.socket) -> None:
         if len(self._callers) >= CALLERS_MAX:
-            longest = next(iter(self._callers))
-            del self._callers[longest]
-            longest.cancel()
+            with contextlib.suppress(OSError):
+                self._callers.pop(next(iter(self._callers))).shutdown(socket.SHUT_RDWR)
             self._on_refused()
         task = asyncio.create_task(self._admit(connection))
-        self._callers[task] = None
+        self._callers[task] = connection
         task.add_done_callback(lambda done: self._callers.pop(done, None))
 
     async def _accept(self, listener: socket.socket) -> None:

@@ -18,6 +18,7 @@ from prfaas.pool.engine_port import EnginePort, EngineSession
 from prfaas.pool.engine_requests import EngineRequests
 from prfaas.pool.events import EventFeed
 from prfaas.pool.inbound import InboundTransfers
+from prfaas.pool.io_thread import IoThread
 from prfaas.pool.link_port import LinkPort
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
@@ -89,6 +90,7 @@ class PoolNode:
             settings.link_grace_ns,
             self._forget,
         )
+        self._io = IoThread()
         tls = settings.identity.dialling()
         self.links = {
             peer: self._link(peer, address, tls) for peer, address in settings.peers.items()
@@ -101,6 +103,7 @@ class PoolNode:
             gateways=settings.gateways,
             inbound=self.inbound,
             metrics=self.metrics,
+            io=self._io,
             on_subscribe=lambda channel: self.feed.subscribe(channel, self.store, self._state()),
             on_unsubscribe=self.feed.unsubscribe,
             on_abort=self._abort,
@@ -146,6 +149,7 @@ class PoolNode:
         finally:
             self._engine_port.close()
             await self.link_port.close()
+            await self._io.close()
             await runner.cleanup()
 
     def _link(self, peer: str, address: tuple[str, int], tls: LinkContexts) -> OutboundLink:
@@ -156,6 +160,7 @@ class PoolNode:
             address=address,
             tls=tls,
             metrics=self.metrics,
+            io=self._io,
             on_change=self._state_changed,
             on_ended=lambda transfer: self._transfer_ended("sent", transfer),
             clock_ns=self._clock_ns,

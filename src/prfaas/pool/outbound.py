@@ -1,7 +1,7 @@
 """The sending end of a link: dials a peer pool, keeps connections warm, pushes blocks.
 
-A link is one connection for messages, on the event loop, and several data connections on threads of
-their own. It is up while both kinds stand. A transfer outlives its connections: what the peer has
+A link is one connection for messages, on the node's event loop, and several data connections on the
+I/O thread. It is up while both kinds stand. A transfer outlives its connections: what the peer has
 not said to have goes again when the link is back, and only when it stays away for longer than the
 grace time are transfers given up.
 """
@@ -22,6 +22,7 @@ from prfaas.core.link_share import BlockName, OutgoingBlock
 from prfaas.core.transfers import Transfer, TransferEvent
 from prfaas.errors import PeerError
 from prfaas.pool.data_out import DataSenders, SendQueue
+from prfaas.pool.io_thread import IoThread
 from prfaas.pool.link_meter import SAMPLE_NS, LinkMeter
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.store import StoredBlock
@@ -94,6 +95,7 @@ class OutboundLink:
         peer: Name of the other pool; its certificate has to say the same.
         address: Its host and port.
         tls: Our identity.
+        io: Where the data connections live.
         on_change: Told when the link comes up or goes down.
         on_ended: Told once of every transfer that ended here.
         clock_ns: Monotonic clock, nanoseconds.
@@ -112,6 +114,7 @@ class OutboundLink:
         address: tuple[str, int],
         tls: LinkContexts,
         metrics: PoolMetrics,
+        io: IoThread,
         on_change: Callable[[], None],
         on_ended: Callable[[Transfer], None],
         clock_ns: Callable[[], int],
@@ -126,6 +129,7 @@ class OutboundLink:
         self._address = address
         self._tls = tls
         self._metrics = metrics
+        self._io = io
         self._on_change = on_change
         self._on_ended = on_ended
         self._clock_ns = clock_ns
@@ -307,7 +311,8 @@ class OutboundLink:
             queue=self._queue,
             numbers=lambda: next(self._numbers),
             num_connections=self._connections or num_connections(self._budget_bits_per_s, rtt_ns),
-            budget_bits_per_s=self._budget_bits_per_s,
+            pacing_bits_per_s=self._budget_bits_per_s,
+            io=self._io,
             on_change=self._update,
         )
 

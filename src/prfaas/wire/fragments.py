@@ -39,26 +39,16 @@ class FragmentPrefix:
     num_bytes: int
 
 
-def encode_fragment(fragment: Fragment, into: bytearray) -> int:
-    """Write a whole fragment.
-
-    Args:
-        fragment: At most FRAGMENT_BYTES_MAX bytes of a block.
-        into: At least PREFIX_BYTES longer than the fragment.
-
-    Returns:
-        Bytes written.
-    """
-    block, end = fragment.block, PREFIX_BYTES + fragment.num_bytes
+def encode_prefix(fragment: Fragment) -> bytes:
+    """What goes before the bytes of a fragment of at most FRAGMENT_BYTES_MAX."""
+    block = fragment.block
     layout_id, key = block.name
-    _PREFIX.pack_into(
-        into,
-        0,
+    return _PREFIX.pack(
         MAGIC,
         VERSION,
         FRAGMENT,
         0,
-        end - _HEADER_BYTES,
+        PREFIX_BYTES - _HEADER_BYTES + fragment.num_bytes,
         block.transfer_id,
         layout_id,
         key.group,
@@ -67,8 +57,6 @@ def encode_fragment(fragment: Fragment, into: bytearray) -> int:
         len(block.data),
         fragment.offset,
     )
-    memoryview(into)[PREFIX_BYTES:end] = fragment.data
-    return end
 
 
 def decode_prefix(data: bytes | bytearray | memoryview) -> FragmentPrefix:

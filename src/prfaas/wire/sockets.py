@@ -19,15 +19,15 @@ KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 5, 2, 3
 _TCP_NOTSENT_LOWAT = 25
 _SO_MAX_PACING_RATE = 47
 _TCP_INFO_BYTES = 232
+_UNPACED = 2**64 - 1
 _U8_FIELDS = 8
 
 
-def prepare(connection: socket.socket, pacing_bytes_per_s: int = 0) -> str:
+def prepare(connection: socket.socket) -> str:
     """Set the options of a data connection, before it is connected.
 
     Args:
         connection: A TCP socket.
-        pacing_bytes_per_s: Ceiling; 0 is none.
 
     Returns:
         The congestion control that is live: BBR, unless the host forbids it.
@@ -38,10 +38,13 @@ def prepare(connection: socket.socket, pacing_bytes_per_s: int = 0) -> str:
     connection.setsockopt(tcp, socket.TCP_NODELAY, 1)
     connection.setsockopt(tcp, _TCP_NOTSENT_LOWAT, NOTSENT_LOWAT_BYTES)
     keep_alive(connection)
-    if pacing_bytes_per_s:
-        rate = struct.pack("Q", pacing_bytes_per_s)
-        connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
     return connection.getsockopt(tcp, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
+def pace(connection: socket.socket, bytes_per_s: int) -> None:
+    """Limit what the kernel sends of a connection; 0 is no limit. Works at any time."""
+    rate = struct.pack("Q", bytes_per_s or _UNPACED)
+    connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
 
 
 def keep_alive(connection: socket.socket) -> None:
@@ -52,16 +55,6 @@ def keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(tcp, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
     connection.setsockopt(tcp, socket.TCP_KEEPCNT, KEEPALIVE_COUNT)
     connection.setsockopt(tcp, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
-
-
-def hang_up(connection: socket.socket) -> None:
-    """End a connection that another thread reads or writes; that thread closes it.
-
-    An SSL socket's own `shutdown` would make it a plain one first, and the other thread would read
-    what is still encrypted.
-    """
-    with contextlib.suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 @dataclass(frozen=True, slots=True)

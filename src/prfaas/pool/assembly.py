@@ -1,0 +1,133 @@
+"""Putting the fragments of blocks together where the blocks will lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from prfaas.core.blocks import BlockKey
+from prfaas.errors import PeerError
+from prfaas.wire.fragments import FragmentPrefix
+from prfaas.wire.frames import BlockFrame
+
+UNFINISHED_BYTES_MAX = 1 << 30
+UNFINISHED_BLOCKS_MAX = 64
+"""Of one peer. A sender finishes a block before it starts the next, so these are far away."""
+
+BlockBuffer = bytearray | memoryview
+Name = tuple[bytes, bytes, BlockKey, bytes, int]
+"""Transfer, layout, key, digest and size: fragments that agree in all belong to one block."""
+
+
+class Writer(Protocol):
+    """Who writes a fragment into its block."""
+
+    def disown(self) -> None:
+        """Write elsewhere from now on: somebody else brings the same fragment."""
+
+
+@dataclass(eq=False, slots=True)
+class _Unfinished:
+    """A block of which some fragments are here, or coming."""
+
+    data: memoryview
+    missing_bytes: int
+    writers: dict[int, Writer | None] = field(default_factory=dict)
+    """By offset, who writes that fragment now; None once it is there."""
+
+
+class Assembly:
+    """Puts the fragments of a peer's blocks together. Used on one thread.
+
+    Fragments are written straight into the block. A fragment has one writer at a time, and a block
+    is complete only when nobody writes to it any more: nothing changes it after its digest was
+    compared.
+
+    Args:
+        allocate: Memory for a block of so many bytes; its content does not matter.
+    """
+
+    def __init__(self, allocate: Callable[[int], BlockBuffer]) -> None:
+        self._allocate = allocate
+        self._unfinished: dict[Name, _Unfinished] = {}
+        self._bytes = 0
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Room taken by blocks of which only a part is here. Any thread may ask."""
+        return self._bytes
+
+    def claim(self, prefix: FragmentPrefix, writer: Writer) -> memoryview | None:
+        """Where a fragment is to be written.
+
+        Returns:
+            None if it is here already.
+
+        Raises:
+            PeerError: The peer starts more blocks than it may.
+        """
+        block = self._unfinished.get(_name(prefix)) or self._start(_name(prefix))
+        if prefix.offset in block.writers:
+            earlier = block.writers[prefix.offset]
+            if earlier is None:
+                return None
+            earlier.disown()
+        block.writers[prefix.offset] = writer
+        return block.data[prefix.offset : prefix.offset + prefix.num_bytes]
+
+    def written(self, prefix: FragmentPrefix) -> BlockFrame | None:
+        """A claimed fragment is there.
+
+        Returns:
+            The block, if this was the last that was missing.
+
+        Raises:
+            PeerError: Fragments overlap.
+        """
+        name = _name(prefix)
+        block = self._unfinished.get(name)
+        if block is None:  # Its transfer has ended meanwhile.
+            return None
+        block.writers[prefix.offset] = None
+        block.missing_bytes -= prefix.num_bytes
+        if block.missing_bytes > 0:
+            return None
+        if block.missing_bytes < 0 or any(block.writers.values()):
+            raise PeerError(f"fragments of block {prefix.key.block_hash.hex()[:12]} overlap")
+        self._drop(name)
+        return BlockFrame(
+            prefix.transfer_id, prefix.layout_id, prefix.key, prefix.digest, block.data
+        )
+
+    def release(self, prefix: FragmentPrefix, writer: Writer) -> None:
+        """A writer is gone before its fragment was there."""
+        block = self._unfinished.get(_name(prefix))
+        if block is not None and block.writers.get(prefix.offset) is writer:
+            del block.writers[prefix.offset]
+
+    def forget(self, transfer_id: bytes) -> None:
+        """Drop what is unfinished of a transfer."""
+        for name in [name for name in self._unfinished if name[0] == transfer_id]:
+            self._drop(name)
+
+    def _start(self, name: Name) -> _Unfinished:
+        size = name[-1]
+        is_full = self._unfinished and self._bytes + size > UNFINISHED_BYTES_MAX
+        if is_full or len(self._unfinished) >= UNFINISHED_BLOCKS_MAX:
+            raise PeerError(
+                f"{len(self._unfinished)} blocks are unfinished and another one is started; "
+                f"the limits are {UNFINISHED_BLOCKS_MAX} blocks and {UNFINISHED_BYTES_MAX} bytes"
+            )
+        block = _Unfinished(memoryview(self._allocate(size)), size)
+        self._unfinished[name] = block
+        self._bytes += size
+        return block
+
+    def _drop(self, name: Name) -> None:
+        del self._unfinished[name]
+        self._bytes -= name[-1]
+
+
+def _name(prefix: FragmentPrefix) -> Name:
+    return prefix.transfer_id, prefix.layout_id, prefix.key, prefix.digest, prefix.block_bytes

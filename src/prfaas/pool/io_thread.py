@@ -1,0 +1,112 @@
+"""The thread that moves the bytes of blocks, with an event loop of its own.
+
+All data connections of a pool node live here, so that nobody waits for the interpreter lock at
+every TLS record, and the node's own loop stays free for messages. Digests are compared on a second
+thread: hashing needs no lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+
+HANDSHAKE_TIMEOUT_S = 5.0
+
+
+class IoThread:
+    """Starts with the first thing it is given to do."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="prfaas-digest")
+        self._is_closed = False
+
+    def call(self, what: Callable[..., object], *about: object) -> bool:
+        """Have something done on the thread; False if it has ended. Any thread may ask, but the
+        first one alone."""
+        if self._is_closed:
+            return False
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(
+                target=_run, args=[self._loop], name="prfaas-io", daemon=True
+            )
+            self._thread.start()
+        self._loop.call_soon_threadsafe(what, *about)
+        return True
+
+    def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Begin a task. On the thread only."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def hash(self, work: Callable[[], None]) -> None:
+        """Do something with many bytes on the thread for digests."""
+        self._hashing.submit(work)
+
+    async def close(self) -> None:
+        """Cancel what is under way and wait until both threads have ended."""
+        if self._loop is not None and not self._is_closed:
+            self.call(lambda: asyncio.ensure_future(self._cancel_all()))
+            self._is_closed = True
+            await asyncio.to_thread(self._thread.join)
+        self._is_closed = True
+        await asyncio.to_thread(self._hashing.shutdown)
+
+    async def _cancel_all(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        asyncio.get_running_loop().stop()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+async def shake_hands(connection: ssl.SSLSocket) -> None:
+    """The TLS handshake of a socket that does not block.
+
+    Raises:
+        OSError: It failed, or took longer than HANDSHAKE_TIMEOUT_S.
+    """
+    async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+        while True:
+            try:
+                connection.do_handshake()
+                return
+            except ssl.SSLWantReadError:
+                await readable(connection)
+            except ssl.SSLWantWriteError:
+                await writable(connection)
+
+
+async def readable(connection: ssl.SSLSocket) -> None:
+    """Wait until there is something to read."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    number = connection.fileno()
+    loop.add_reader(number, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(number)
+
+
+async def writable(connection: ssl.SSLSocket) -> None:
+    """Wait until there is room to write."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    number = connection.fileno()
+    loop.add_writer(number, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_writer(number)

@@ -1,0 +1,98 @@
+"""Fragments become blocks: in any order, once, and never touched again."""
+
+import pytest
+
+from prfaas.core.blocks import BlockKey
+from prfaas.errors import PeerError
+from prfaas.pool.assembly import UNFINISHED_BLOCKS_MAX, Assembly
+from prfaas.wire.fragments import FragmentPrefix
+from prfaas.wire.frames import BlockFrame, block_digest
+
+LAYOUT_ID, KEY = b"L" * 32, BlockKey(0, b"h" * 32)
+DATA = bytes(range(100))
+PART = 30
+DIGEST = block_digest(LAYOUT_ID, KEY, DATA)
+
+
+class Hand:
+    """Writes fragments as they come."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self.assembly = assembly
+        self.is_disowned = False
+
+    def disown(self) -> None:
+        self.is_disowned = True
+
+    def claim(self, offset: int) -> memoryview | None:
+        return self.assembly.claim(prefix(offset), self)
+
+    def write(self, offset: int) -> BlockFrame | None:
+        place = self.claim(offset)
+        if place is None:
+            return None
+        place[:] = DATA[offset : offset + len(place)]
+        return self.assembly.written(prefix(offset))
+
+
+def prefix(offset: int, num_bytes: int | None = None) -> FragmentPrefix:
+    size = min(PART, len(DATA) - offset) if num_bytes is None else num_bytes
+    return FragmentPrefix(b"t" * 16, LAYOUT_ID, KEY, DIGEST, len(DATA), offset, size)
+
+
+def test_fragments_make_a_block_in_any_order_and_twice_is_once() -> None:
+    hand = Hand(Assembly(bytearray))
+    assert [hand.write(offset) for offset in (90, 30, 60, 30)] == [None] * 4
+    frame = hand.write(0)
+    assert frame is not None
+    assert frame.is_intact
+
+
+def test_who_brings_the_same_fragment_later_writes_it_alone() -> None:
+    """The earlier connection may be dead, and nobody has noticed yet."""
+    assembly = Assembly(bytearray)
+    earlier, later = Hand(assembly), Hand(assembly)
+    assert earlier.claim(0) is not None
+    for offset in (30, 60, 90):
+        later.write(offset)
+    frame = later.write(0)
+    assert earlier.is_disowned
+    assert frame is not None
+    assert frame.is_intact
+
+
+def test_what_a_lost_connection_did_not_finish_can_come_again() -> None:
+    assembly = Assembly(bytearray)
+    lost, other = Hand(assembly), Hand(assembly)
+    lost.claim(0)
+    assembly.release(prefix(0), lost)
+    for offset in (30, 60, 90):
+        other.write(offset)
+    assert other.write(0) is not None
+    assert not lost.is_disowned
+
+
+def test_overlapping_fragments_are_refused_before_a_digest_is_compared() -> None:
+    assembly = Assembly(bytearray)
+    liar = Hand(assembly)
+    liar.claim(1)
+    for offset in (0, 30, 60):
+        liar.write(offset)
+    with pytest.raises(PeerError, match="overlap"):
+        liar.write(90)
+
+
+def test_a_peer_can_not_start_any_number_of_blocks() -> None:
+    assembly = Assembly(bytearray)
+    hand = Hand(assembly)
+    prefixes = [
+        FragmentPrefix(b"t" * 16, LAYOUT_ID, BlockKey(n, b"h" * 32), DIGEST, 10, 0, 1)
+        for n in range(UNFINISHED_BLOCKS_MAX + 1)
+    ]
+    for one in prefixes[:-1]:
+        assert assembly.claim(one, hand) is not None
+    with pytest.raises(PeerError, match="unfinished"):
+        assembly.claim(prefixes[-1], hand)
+    assembly.forget(b"t" * 16)
+    assert assembly.written(prefixes[0]) is None
+    assert assembly.claim(prefixes[-1], hand) is not None
