@@ -180,7 +180,7 @@ async def main() -> None:
 
 async def report(identities: Path, quick: bool) -> None:
     make_authority(identities)
-    for name in ("prfaas-pool", "pd-pool"):
+    for name in ("gateway", "prfaas-pool", "pd-pool"):
         make_identity(identities, name)
     repeats = 1 if quick else 3
     print(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prfaas.core.blocks import BlockKey
+from prfaas.core.tickets import Ticket
 from prfaas.core.transfers import Transfer
 from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.io_thread import IoThread
@@ -23,14 +24,17 @@ from prfaas.pool.link_port import LinkPort
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.store import BlockStore, StoredBlock
+from prfaas.pool.tickets import Grant, TicketChecks
 from prfaas.wire.frames import block_digest
 from prfaas.wire.identity import identity_in
+from prfaas.wire.tickets import TicketOpener, TicketSigner
 
 PORT = 7100
 LAYOUT = b"L" * 32
 MIB = 1 << 20
 KV_BLOCK, STATE_BLOCK = 2 * MIB, MIB
 LIFETIME_NS, GRACE_NS = 120 * 10**9, 3 * 10**9
+BUDGET_BYTES = 1 << 29
 
 
 class Unheard:
@@ -60,8 +64,15 @@ async def receive(identities: Path, host: str) -> None:
     metrics = PoolMetrics()
     store = BlockStore(1 << 30, Unheard())
     identity = identity_in(identities, "pd-pool")
+    opener = TicketOpener(identity.authority, frozenset({"gateway"}))
     inbound = InboundTransfers(
-        store, metrics, lambda _: None, time.monotonic_ns, LIFETIME_NS, GRACE_NS
+        store,
+        metrics,
+        lambda _: None,
+        time.monotonic_ns,
+        TicketChecks("pd-pool", opener, metrics),
+        frozenset,
+        GRACE_NS,
     )
     port = LinkPort(
         (host, PORT),
@@ -75,6 +86,7 @@ async def receive(identities: Path, host: str) -> None:
         on_subscribe=lambda _: None,
         on_unsubscribe=lambda _: None,
         on_abort=lambda *_: None,
+        clock_ns=time.monotonic_ns,
     )
     await port.open()
     say("ready")
@@ -87,6 +99,7 @@ async def receive(identities: Path, host: str) -> None:
 class Sender:
     def __init__(self, identities: Path, host: str, budget: int) -> None:
         identity = identity_in(identities, "prfaas-pool")
+        self.signer = TicketSigner(identity_in(identities, "gateway"))
         self.link = OutboundLink(
             pool="prfaas-pool",
             epoch="bench",
@@ -98,7 +111,7 @@ class Sender:
             on_change=lambda: None,
             on_ended=self.ended,
             clock_ns=time.monotonic_ns,
-            lifetime_ns=LIFETIME_NS,
+            on_over=lambda _: None,
             grace_ns=GRACE_NS,
             budget_bits_per_s=budget,
         )
@@ -115,8 +128,11 @@ class Sender:
 
     def begin(self) -> bytes:
         transfer_id = secrets.token_bytes(16)
+        expires_at_ns = time.time_ns() + LIFETIME_NS
+        ends = "prfaas-pool", "pd-pool"
+        ticket = Ticket(transfer_id, "bench", LAYOUT, *ends, BUDGET_BYTES, expires_at_ns)
         self.waiting[transfer_id] = asyncio.get_running_loop().create_future()
-        self.link.open(transfer_id)
+        self.link.open(Grant(ticket, self.signer.seal(ticket), LIFETIME_NS))
         return transfer_id
 
     async def transfer(self, num_bytes: int) -> dict[str, Any]:

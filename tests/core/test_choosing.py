@@ -1,13 +1,12 @@
-"""Picking an instance, the load book, the threshold loop, admission."""
+"""Picking an instance, admission."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.admission import admit
-from prfaas.core.load_book import LoadBook
 from prfaas.core.picking import DEFAULT_FILTERS, Candidate, cached_prefix, pick, short_wait
-from prfaas.core.threshold_loop import ThresholdLoop
+from prfaas.core.routing import Reason
 from prfaas.units import NS_PER_S
 
 CANDIDATES = st.lists(
@@ -18,20 +17,55 @@ CANDIDATES = st.lists(
         wait_ns=st.none() | st.integers(0, 10**10),
         hit_tokens=st.integers(0, 5000),
         num_tokens_max=st.integers(1, 10_000),
+        layouts_agree=st.booleans(),
+        link_up=st.booleans(),
     ),
     unique_by=lambda c: c.name,
     max_size=6,
 )
 
 
+def in_order(candidates: list[Candidate]) -> list[Candidate]:
+    """Those that wait less first, unknown waits in front."""
+    return sorted(candidates, key=lambda c: -1 if c.wait_ns is None else c.wait_ns)
+
+
 @given(candidates=CANDIDATES, num_tokens=st.integers(1, 10_000))
 def test_the_chosen_instance_passed_every_filter(
     candidates: list[Candidate], num_tokens: int
 ) -> None:
-    chosen = pick(candidates, num_tokens)
-    passing = [c for c in candidates if all(f(c, num_tokens) for f in DEFAULT_FILTERS)]
+    found = pick(in_order(candidates), num_tokens, hit_tokens_max=5000)
+    chosen = found.candidate
+    passing = [c for c in candidates if all(f(c, num_tokens) for f, _ in DEFAULT_FILTERS)]
     assert (chosen is None) == (not passing)
     assert chosen is None or chosen in passing
+    assert (found.obstacle is None) == (chosen is not None)
+
+
+@given(candidates=CANDIDATES, num_tokens=st.integers(1, 10_000), hits=st.booleans())
+def test_looking_no_further_than_needed_finds_the_best_of_all(
+    candidates: list[Candidate], num_tokens: int, hits: bool
+) -> None:
+    scorers = ((short_wait, 1.0), (cached_prefix, 0.5)) if hits else ((short_wait, 1.0),)
+    chosen = pick(in_order(candidates), num_tokens, hit_tokens_max=5000, scorers=scorers).candidate
+    passing = [c for c in candidates if all(f(c, num_tokens) for f, _ in DEFAULT_FILTERS)]
+    scores = [sum(w * score(c, num_tokens) for score, w in scorers) for c in passing]
+    if chosen is not None:
+        assert sum(w * score(chosen, num_tokens) for score, w in scorers) == max(scores)
+
+
+def test_the_obstacle_is_what_stopped_the_one_that_got_furthest() -> None:
+    down, short = Candidate("a", ready=False), Candidate("b", num_tokens_max=5)
+    other, cut = Candidate("c", layouts_agree=False), Candidate("d", link_up=False)
+    cases = [
+        ([], Reason.NO_PREFILL_INSTANCE),
+        ([down, short], Reason.NO_PREFILL_INSTANCE),
+        ([other, short], Reason.LAYOUT_MISMATCH),
+        ([down, cut, other], Reason.LINK_DOWN),
+        ([cut, Candidate("e")], None),
+    ]
+    for candidates, obstacle in cases:
+        assert pick(candidates, 10, hit_tokens_max=0).obstacle is obstacle
 
 
 @given(candidates=CANDIDATES, num_tokens=st.integers(1, 5000), extra=st.integers(1, 10**9))
@@ -39,74 +73,15 @@ def test_a_worse_candidate_changes_nothing(
     candidates: list[Candidate], num_tokens: int, extra: int
 ) -> None:
     scorers = ((short_wait, 1.0), (cached_prefix, 0.5))
-    chosen = pick(candidates, num_tokens, scorers=scorers)
+    ordered = in_order(candidates)
+    chosen = pick(ordered, num_tokens, hit_tokens_max=5000, scorers=scorers).candidate
     if chosen is None:
         return
     worse = Candidate("z", wait_ns=(chosen.wait_ns or 10**10) + extra, hit_tokens=0)
     if chosen.wait_ns is not None:
-        assert pick([*candidates, worse], num_tokens, scorers=scorers) == chosen
-
-
-ACTIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["dispatch", "report", "down", "up"]),
-        st.sampled_from("abc"),
-        st.integers(0, NS_PER_S),
-        st.integers(0, 10 * NS_PER_S),
-    ),
-    max_size=40,
-)
-
-
-@given(actions=ACTIONS)
-def test_the_book_picks_what_the_picker_picks(
-    actions: list[tuple[str, str, int, int]],
-) -> None:
-    book, ready, now = LoadBook(list("abc"), stale_after_ns=10**15), dict.fromkeys("abc", True), 0
-    for action, name, after, work in actions:
-        now += after
-        if action == "dispatch":
-            book.dispatch(name, now, work)
-        elif action == "report":
-            book.report(name, now, work)
-        else:
-            ready[name] = action == "up"
-            book.set_ready(name, ready=ready[name])
-        waits = {n: book.wait_ns(n, now) for n in "abc"}
-        chosen = pick([Candidate(n, ready[n], waits[n]) for n in "abc"], 1)
-        least = book.least()
-        assert (chosen is None) == (least is None)
-        if chosen is not None and least is not None:
-            assert waits[least] == waits[chosen.name]
-
-
-def test_a_late_report_does_not_forget_what_was_sent_since() -> None:
-    book = LoadBook(["a"], stale_after_ns=5 * NS_PER_S)
-    book.dispatch("a", 2 * NS_PER_S, 3 * NS_PER_S)
-    book.report("a", NS_PER_S, NS_PER_S // 2)
-    assert book.wait_ns("a", 2 * NS_PER_S) == 3 * NS_PER_S
-    book.report("a", 2 * NS_PER_S, 4 * NS_PER_S)
-    assert book.wait_ns("a", 2 * NS_PER_S) == 4 * NS_PER_S
-    assert book.wait_ns("a", 8 * NS_PER_S) is None
-
-
-@given(load=st.floats(0.1, 4.0), planned=st.integers(500, 100_000), use=st.floats(0, 0.89))
-def test_the_threshold_settles_under_a_constant_load(load: float, planned: int, use: float) -> None:
-    loop = ThresholdLoop(planned)
-    balance, seen = planned * load, [planned]
-    for _ in range(300):
-        wait = round((balance / seen[-1] - 1) * 20 * NS_PER_S)
-        seen.append(loop.update(use, max(0, -wait), max(0, wait)))
-        assert abs(seen[-1] / seen[-2] - 1) <= 0.1 + 2 / seen[-2]
-    late = seen[-100:]
-    assert max(late) / min(late) < 1.05 + 2 / min(late)
-
-
-def test_a_full_link_raises_the_threshold_and_unknown_signals_leave_it() -> None:
-    loop = ThresholdLoop(10_000)
-    assert loop.update(None, 0, 0) == 10_000
-    assert loop.update(0.5, 0, 0) == 10_000
-    assert loop.update(0.99, 0, 0) == 11_000
+        more = in_order([*ordered, worse])
+        again = pick(more, num_tokens, hit_tokens_max=5000, scorers=scorers).candidate
+        assert again == chosen
 
 
 @given(predicted=st.none() | st.integers(0, 10**12), target=st.none() | st.integers(1, 10**11))

@@ -14,10 +14,16 @@ from prfaas.core.policies import (
     make_policy,
 )
 from prfaas.core.predictions import PathSignals, predict
-from prfaas.core.routing import Path, Reason, RoutingFacts, ThresholdPolicy, obstacle
+from prfaas.core.routing import Decision, Path, Reason, RoutingFacts, ThresholdPolicy, Unpredicted
 from prfaas.units import NS_PER_S
 
 LENGTHS = st.integers(0, 100_000)
+OBSTACLES = (
+    Reason.NOT_OFFLOADABLE,
+    Reason.NO_PREFILL_INSTANCE,
+    Reason.LAYOUT_MISMATCH,
+    Reason.LINK_DOWN,
+)
 WAITS = st.none() | st.integers(0, 100 * NS_PER_S)
 
 
@@ -28,10 +34,7 @@ def facts_of_a_request(draw: st.DrawFn) -> RoutingFacts:
         num_prompt_tokens=prompt,
         pd_hit_tokens=draw(st.integers(0, prompt - 1)),
         prfaas_hit_tokens=draw(st.integers(0, prompt - 1)),
-        offloadable=draw(st.booleans()),
-        prefill_instance_ready=draw(st.booleans()),
-        link_up=draw(st.booleans()),
-        layouts_agree=draw(st.booleans()),
+        obstacle=draw(st.none() | st.sampled_from(OBSTACLES)),
     )
 
 
@@ -71,52 +74,61 @@ IDLE = PathSignals(0, 0, 0, 1e10, 0)
 def test_no_policy_sends_away_what_cannot_go(
     name: PolicyName, facts: RoutingFacts, signals: PathSignals, threshold: int
 ) -> None:
-    decision = make_policy(name, threshold, COSTS).decide(facts, signals)
+    decision = make_policy(name, threshold).decide(facts, predict(facts, signals, COSTS))
     if decision.path is Path.REMOTE:
-        assert obstacle(facts) is None
+        assert facts.obstacle is None
     assert decision.explanation
 
 
 @given(facts=facts_of_a_request(), signals=SIGNALS)
 def test_local_never_and_remote_always(facts: RoutingFacts, signals: PathSignals) -> None:
-    assert make_policy(PolicyName.LOCAL, 1, COSTS).decide(facts, signals).path is Path.LOCAL
-    remote = make_policy(PolicyName.REMOTE, 1, COSTS).decide(facts, signals)
-    assert (remote.path is Path.REMOTE) == (obstacle(facts) is None)
+    found = predict(facts, signals, COSTS)
+    assert make_policy(PolicyName.LOCAL, 1).decide(facts, found).path is Path.LOCAL
+    remote = make_policy(PolicyName.REMOTE, 1).decide(facts, found)
+    assert (remote.path is Path.REMOTE) == (facts.obstacle is None)
 
 
 @given(facts=facts_of_a_request(), signals=SIGNALS, threshold=LENGTHS)
 def test_paper_with_scarce_bandwidth_is_the_live_rule(
     facts: RoutingFacts, signals: PathSignals, threshold: int
 ) -> None:
-    assert PaperPolicy(threshold).decide(facts, signals) == ThresholdPolicy(threshold).decide(facts)
+    found, rule = predict(facts, signals, COSTS), ThresholdPolicy(threshold).decide(facts)
+    told = replace(rule, predicted_local_ns=found.local_ns, predicted_remote_ns=found.remote_ns)
+    assert PaperPolicy(threshold).decide(facts, found) == told
 
 
 @given(facts=facts_of_a_request(), threshold=LENGTHS)
 def test_paper_with_abundant_bandwidth_takes_the_longer_cache(
     facts: RoutingFacts, threshold: int
 ) -> None:
-    decision = PaperPolicy(threshold, Bandwidth.ABUNDANT).decide(facts, IDLE)
+    decision = PaperPolicy(threshold, Bandwidth.ABUNDANT).decide(facts, predict(facts, IDLE, COSTS))
     new = facts.num_prompt_tokens - max(facts.pd_hit_tokens, facts.prfaas_hit_tokens)
-    assert (decision.path is Path.REMOTE) == (new > threshold and obstacle(facts) is None)
-    if decision.reason is Reason.BELOW_THRESHOLD and facts.link_up:
+    assert (decision.path is Path.REMOTE) == (new > threshold and facts.obstacle is None)
+    if decision.reason is Reason.BELOW_THRESHOLD and facts.obstacle is None:
         assert decision.pull_tokens == max(0, facts.prfaas_hit_tokens - facts.pd_hit_tokens)
 
 
 @given(facts=facts_of_a_request(), threshold=st.integers(1, 100_000), signals=SIGNALS)
-def test_adaptive_without_signals_is_the_threshold_rule(
+def test_adaptive_without_predictions_is_the_threshold_rule_and_says_why(
     facts: RoutingFacts, threshold: int, signals: PathSignals
 ) -> None:
-    blind = replace(signals, local_wait_ns=None)
-    decision = AdaptivePolicy(COSTS, threshold).decide(facts, blind)
+    blind = predict(facts, replace(signals, local_wait_ns=None), COSTS)
     usual = ThresholdPolicy(threshold).decide(facts)
-    assert (decision.path, decision.reason) == (usual.path, usual.reason)
+    for found, why in (
+        (blind, Unpredicted.STALE_SIGNALS),
+        (predict(facts, signals, None), Unpredicted.NO_PROFILE),
+    ):
+        decision = AdaptivePolicy(threshold).decide(facts, found)
+        assert (decision.path, decision.reason) == (usual.path, usual.reason)
+        assert decision.unpredicted is why
+        assert decision.explanation.endswith(f"not predicted: {why.value}")
 
 
 @given(facts=facts_of_a_request(), threshold=st.integers(1, 100_000), signals=SIGNALS)
 def test_adaptive_overrules_only_for_a_predicted_gain(
     facts: RoutingFacts, threshold: int, signals: PathSignals
 ) -> None:
-    decision = AdaptivePolicy(COSTS, threshold).decide(facts, signals)
+    decision = AdaptivePolicy(threshold).decide(facts, predict(facts, signals, COSTS))
     local, remote = decision.predicted_local_ns, decision.predicted_remote_ns
     if decision.reason is Reason.FASTER_LOCAL:
         assert local is not None
@@ -128,28 +140,32 @@ def test_adaptive_overrules_only_for_a_predicted_gain(
         assert remote < local
 
 
+def decided(policy: AdaptivePolicy, facts: RoutingFacts, signals: PathSignals) -> Decision:
+    return policy.decide(facts, predict(facts, signals, COSTS))
+
+
 def test_adaptive_leaves_a_jammed_link_and_a_jammed_cluster() -> None:
     long, short = RoutingFacts(num_prompt_tokens=30_000), RoutingFacts(num_prompt_tokens=9_000)
     jammed_link = replace(IDLE, link_backlog_bytes=10**11)
     jammed_home = replace(IDLE, local_wait_ns=60 * NS_PER_S)
-    policy = AdaptivePolicy(COSTS, 10_000)
-    assert policy.decide(long, IDLE).reason is Reason.ABOVE_THRESHOLD
-    assert policy.decide(long, jammed_link).reason is Reason.FASTER_LOCAL
+    policy = AdaptivePolicy(10_000)
+    assert decided(policy, long, IDLE).reason is Reason.ABOVE_THRESHOLD
+    assert decided(policy, long, jammed_link).reason is Reason.FASTER_LOCAL
     tiny = RoutingFacts(num_prompt_tokens=1_000)
-    assert policy.decide(tiny, IDLE).reason is Reason.BELOW_THRESHOLD
-    assert policy.decide(short, jammed_home).reason is Reason.FASTER_REMOTE
+    assert decided(policy, tiny, IDLE).reason is Reason.BELOW_THRESHOLD
+    assert decided(policy, short, jammed_home).reason is Reason.FASTER_REMOTE
 
 
 def test_hysteresis_keeps_an_overruling_going_at_half_the_margin() -> None:
     request = RoutingFacts(num_prompt_tokens=10_000)
     slightly = replace(IDLE, remote_wait_ns=0, local_wait_ns=0)
-    policy = AdaptivePolicy(COSTS, 10_000)
+    policy = AdaptivePolicy(10_000)
     # Home takes 3 s plus the wait, away 1 s: a gain of 10 % of home's prediction is the margin.
     worse, little = replace(slightly, remote_wait_ns=1_600_000_000), 1_800_000_000
     small_gain = replace(slightly, remote_wait_ns=little)
-    assert policy.decide(request, small_gain).path is Path.LOCAL
-    assert policy.decide(request, worse).path is Path.REMOTE
-    assert policy.decide(request, small_gain).path is Path.REMOTE
+    assert decided(policy, request, small_gain).path is Path.LOCAL
+    assert decided(policy, request, worse).path is Path.REMOTE
+    assert decided(policy, request, small_gain).path is Path.REMOTE
 
 
 @given(facts=facts_of_a_request(), wait=st.integers(0, 10**11), more=st.integers(0, 10**11))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.prefix_index import PrefixIndex, SourceState
+from prfaas.core.prefix_index import PrefixIndex, SourceState, Tier
 
 FULL, WINDOW, STATE = GroupKind.FULL_ATTENTION, GroupKind.SLIDING_WINDOW, GroupKind.LINEAR_STATE
 LAYOUTS = [
@@ -32,6 +32,7 @@ POOLS = ["one", "two"]
 KEYS = st.builds(BlockKey, st.integers(0, 3), st.sampled_from(HASHES))
 BATCHES = st.lists(KEYS, max_size=30)
 LENGTHS = st.integers(0, NUM_HASHES * 4 + 3)
+TIERS = st.sampled_from([Tier.HOST, Tier.DISK, Tier.ANY])
 
 Held = set[tuple[bytes, BlockKey]]
 
@@ -68,7 +69,10 @@ class Known:
     """What the model says of one pool."""
 
     exact: bool = False
-    held: Held = field(default_factory=set)
+    lying: set[tuple[Tier, bytes, BlockKey]] = field(default_factory=set)
+
+    def held(self, tiers: Tier) -> Held:
+        return {(layout, key) for tier, layout, key in self.lying if tier & tiers}
 
 
 class IndexAgainstModel(RuleBasedStateMachine):
@@ -92,34 +96,39 @@ class IndexAgainstModel(RuleBasedStateMachine):
         self.index.lose(pool)
         self.known[pool] = Known()
 
-    @rule(pool=st.sampled_from(POOLS), layout=st.sampled_from(LAYOUTS), keys=BATCHES)
-    def add(self, pool: str, layout: Layout, keys: list[BlockKey]) -> None:
-        self.index.add(pool, layout.layout_id, keys)
-        self.known[pool].held |= {(layout.layout_id, key) for key in keys}
+    @rule(pool=st.sampled_from(POOLS), layout=st.sampled_from(LAYOUTS), keys=BATCHES, tiers=TIERS)
+    def add(self, pool: str, layout: Layout, keys: list[BlockKey], tiers: Tier) -> None:
+        self.index.add(pool, layout.layout_id, keys, tiers)
+        self.known[pool].lying |= {(t, layout.layout_id, key) for key in keys for t in tiers}
 
     @rule(pool=st.sampled_from(POOLS), layout=st.sampled_from(LAYOUTS), length=st.integers(1, 13))
     def add_prefix(self, pool: str, layout: Layout, length: int) -> None:
         """What a prefill leaves behind, so that long hits are common."""
         keys = [BlockKey(group.index, HASHES[n]) for group in layout.groups for n in range(length)]
-        self.add(pool, layout, keys)
+        self.add(pool, layout, keys, Tier.HOST)
 
-    @rule(pool=st.sampled_from(POOLS), layout=st.sampled_from(LAYOUTS), keys=BATCHES)
-    def remove(self, pool: str, layout: Layout, keys: list[BlockKey]) -> None:
-        self.index.remove(pool, layout.layout_id, keys)
-        self.known[pool].held -= {(layout.layout_id, key) for key in keys}
+    @rule(pool=st.sampled_from(POOLS), layout=st.sampled_from(LAYOUTS), keys=BATCHES, tiers=TIERS)
+    def remove(self, pool: str, layout: Layout, keys: list[BlockKey], tiers: Tier) -> None:
+        self.index.remove(pool, layout.layout_id, keys, tiers)
+        self.known[pool].lying -= {(t, layout.layout_id, key) for key in keys for t in tiers}
 
-    @rule(pool=st.sampled_from(POOLS), layout=st.sampled_from(LAYOUTS), num_tokens=LENGTHS)
-    def ask(self, pool: str, layout: Layout, num_tokens: int) -> None:
+    @rule(
+        pool=st.sampled_from(POOLS),
+        layout=st.sampled_from(LAYOUTS),
+        num_tokens=LENGTHS,
+        tiers=TIERS,
+    )
+    def ask(self, pool: str, layout: Layout, num_tokens: int, tiers: Tier) -> None:
         known = self.known[pool]
-        expected = brute_force(layout, known.held, num_tokens) if known.exact else 0
-        assert self.index.usable_hit(pool, layout, HASHES, num_tokens) == expected
+        expected = brute_force(layout, known.held(tiers), num_tokens) if known.exact else 0
+        assert self.index.usable_hit(pool, layout, HASHES, num_tokens, tiers) == expected
 
     @invariant()
     def counts_agree(self) -> None:
         for pool, known in self.known.items():
             state = SourceState.EXACT if known.exact else SourceState.REBUILDING
             assert self.index.state(pool) is state
-            assert self.index.num_blocks(pool) == len(known.held)
+            assert self.index.num_blocks(pool) == len(known.held(Tier.ANY))
 
 
 TestIndexAgainstModel = IndexAgainstModel.TestCase
@@ -158,3 +167,27 @@ def test_a_pool_of_another_layout_serves_nothing() -> None:
     index.end_snapshot("pool")
     index.add("pool", b"z" * 32, [BlockKey(0, block_hash) for block_hash in HASHES])
     assert index.usable_hit("pool", LAYOUTS[0], HASHES, 40) == 0
+
+
+def test_a_pool_beyond_the_limit_is_known_in_part_and_never_too_well() -> None:
+    layout = LAYOUTS[0]
+    index = PrefixIndex(num_blocks_max=3)
+    keys = [BlockKey(0, HASHES[n]) for n in range(5)]
+    index.begin_snapshot("p")
+    index.add("p", layout.layout_id, keys[:2])
+    index.end_snapshot("p")
+    assert index.state("p") is SourceState.EXACT
+    index.add("p", layout.layout_id, keys)
+    assert index.state("p") is SourceState.INCOMPLETE
+    assert index.num_blocks("p") == 3
+    assert index.usable_hit("p", layout, HASHES, 100) == 12
+    # There is room again, but what was not remembered is still not known.
+    index.remove("p", layout.layout_id, keys[:1])
+    assert index.state("p") is SourceState.INCOMPLETE
+    index.begin_snapshot("p")
+    index.add("p", layout.layout_id, keys)
+    index.end_snapshot("p")
+    assert index.state("p") is SourceState.INCOMPLETE
+    index.begin_snapshot("p")
+    index.end_snapshot("p")
+    assert index.state("p") is SourceState.EXACT

@@ -9,17 +9,19 @@ from hypothesis import strategies as st
 from prfaas.core.routing import Path, Reason, RoutingFacts, ThresholdPolicy
 
 LENGTHS = st.integers(0, 100_000)
+OBSTACLES = (
+    Reason.NOT_OFFLOADABLE,
+    Reason.NO_PREFILL_INSTANCE,
+    Reason.LAYOUT_MISMATCH,
+    Reason.LINK_DOWN,
+)
 FACTS = st.builds(
     RoutingFacts,
     num_prompt_tokens=LENGTHS,
     pd_hit_tokens=LENGTHS,
     prfaas_hit_tokens=LENGTHS,
-    offloadable=st.booleans(),
-    prefill_instance_ready=st.booleans(),
-    link_up=st.booleans(),
-    layouts_agree=st.booleans(),
+    obstacle=st.none() | st.sampled_from(OBSTACLES),
 )
-OBSTACLES = ("offloadable", "prefill_instance_ready", "link_up", "layouts_agree")
 
 
 @given(facts=FACTS, threshold=LENGTHS)
@@ -28,7 +30,7 @@ def test_remote_means_longer_than_the_threshold_and_nothing_in_the_way(
 ) -> None:
     decision = ThresholdPolicy(threshold).decide(facts)
     new = facts.num_prompt_tokens - facts.pd_hit_tokens
-    free = all(getattr(facts, name) for name in OBSTACLES)
+    free = facts.obstacle is None
     assert (decision.path is Path.REMOTE) == (new > threshold and free)
     assert (decision.reason is Reason.ABOVE_THRESHOLD) == (decision.path is Path.REMOTE)
     assert (decision.reason is Reason.BELOW_THRESHOLD) == (new <= threshold)
@@ -46,10 +48,10 @@ def test_a_longer_prompt_is_never_called_back(
 
 @given(facts=FACTS, threshold=LENGTHS, obstacle=st.sampled_from(OBSTACLES))
 def test_an_obstacle_never_sends_a_request_away(
-    facts: RoutingFacts, threshold: int, obstacle: str
+    facts: RoutingFacts, threshold: int, obstacle: Reason
 ) -> None:
     policy = ThresholdPolicy(threshold)
-    hindered = replace(facts, **{obstacle: False})
+    hindered = replace(facts, obstacle=obstacle)
     assert policy.decide(hindered).path is Path.LOCAL
 
 
@@ -65,10 +67,7 @@ LONG = RoutingFacts(num_prompt_tokens=2000)
 CASES = {
     Reason.ABOVE_THRESHOLD: LONG,
     Reason.BELOW_THRESHOLD: RoutingFacts(num_prompt_tokens=2000, pd_hit_tokens=1000),
-    Reason.LINK_DOWN: replace(LONG, link_up=False),
-    Reason.NO_PREFILL_INSTANCE: replace(LONG, prefill_instance_ready=False),
-    Reason.LAYOUT_MISMATCH: replace(LONG, layouts_agree=False),
-    Reason.NOT_OFFLOADABLE: replace(LONG, offloadable=False),
+    **{obstacle: replace(LONG, obstacle=obstacle) for obstacle in OBSTACLES},
 }
 
 

@@ -4,46 +4,62 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.transfers import TRANSITIONS, Transfer, TransferEvent, TransferState
+from prfaas.core.transfers import ENDS, TRANSITIONS, Transfer, TransferEvent, TransferState
 
-ENDS = {
-    TransferEvent.COMMIT: TransferState.COMMITTED,
-    TransferEvent.ABORT: TransferState.ABORTED,
-    TransferEvent.EXPIRE: TransferState.EXPIRED,
-}
+S, E = TransferState, TransferEvent
+OPEN = [state for state in S if state not in ENDS]
+EVENTS = st.lists(st.sampled_from(E), max_size=12)
 
 
-def a_transfer(state: TransferState = TransferState.OPEN) -> Transfer:
+def a_transfer(state: TransferState = S.OFFERED) -> Transfer:
     return Transfer(b"t" * 16, "peer", opened_at_ns=1, deadline_ns=10, state=state)
 
 
-@pytest.mark.parametrize("state", TransferState)
-@pytest.mark.parametrize("event", TransferEvent)
+@pytest.mark.parametrize("state", S)
+@pytest.mark.parametrize("event", E)
 def test_every_pair_does_what_the_table_says(state: TransferState, event: TransferEvent) -> None:
     transfer = a_transfer(state)
-    changed = transfer.apply(event, "because")
-    if state is TransferState.OPEN:
-        assert changed
-        assert transfer.state is ENDS[event] is TRANSITIONS[state, event]
-        assert transfer.reason == "because"
-    else:
-        assert not changed
-        assert transfer.state is state
-        assert transfer.reason == ""
-        assert (state, event) not in TRANSITIONS
-    assert not transfer.is_open
+    following = TRANSITIONS.get((state, event))
+    assert transfer.apply(event, "because") is (following is not None)
+    assert transfer.state is (following or state)
+    assert transfer.reason == ("because" if following in ENDS else "")
+    assert transfer.is_open is (transfer.state not in ENDS)
 
 
-@given(events=st.lists(st.sampled_from(TransferEvent), min_size=1, max_size=8))
-def test_the_first_event_decides_and_only_it_changes_anything(
-    events: list[TransferEvent],
-) -> None:
+@pytest.mark.parametrize("state", ENDS)
+def test_nothing_follows_an_end(state: TransferState) -> None:
+    assert not [event for event in E if (state, event) in TRANSITIONS]
+
+
+@pytest.mark.parametrize("state", OPEN)
+def test_whatever_is_open_can_be_refused_or_given_up_and_runs_out(state: TransferState) -> None:
+    assert TRANSITIONS[state, E.REFUSE] is S.REFUSED
+    assert TRANSITIONS[state, E.ABORT] is S.ABORTED
+    assert TRANSITIONS[state, E.EXPIRE] is S.EXPIRED
+
+
+def test_only_what_was_sent_commits() -> None:
+    assert [state for state in S if (state, E.COMMIT) in TRANSITIONS] == [S.SENT]
+
+
+@pytest.mark.parametrize("event", E)
+def test_an_event_never_leads_to_two_ends(event: TransferEvent) -> None:
+    ends = {end for (_, cause), end in TRANSITIONS.items() if cause is event}
+    assert len(ends) == 1
+
+
+@given(events=EVENTS)
+def test_the_first_end_stays_and_a_repetition_changes_nothing(events: list[TransferEvent]) -> None:
     transfer = a_transfer()
-    assert transfer.is_open
-    changes = [transfer.apply(event, str(number)) for number, event in enumerate(events)]
-    assert changes == [True] + [False] * (len(events) - 1)
-    assert transfer.state is ENDS[events[0]]
-    assert transfer.reason == "0"
+    end: TransferState | None = None
+    for number, event in enumerate(events):
+        changed = transfer.apply(event, str(number))
+        assert not transfer.apply(event, "again")
+        assert not (end and changed)
+        end = end or (transfer.state if not transfer.is_open else None)
+        assert transfer.state is (end or transfer.state)
+        assert transfer.reason != "again"
+    assert transfer.is_open is (end is None)
 
 
 def test_blocks_are_counted_with_their_bytes_and_the_time_of_the_last() -> None:

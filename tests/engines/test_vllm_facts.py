@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.core.blocks import CacheGroup, GroupKind
-
 pytestmark = pytest.mark.timeout(180)
-FULL = CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 1)
-STATE = CacheGroup(1, GroupKind.LINEAR_STATE, 64, 1)
-WINDOW = CacheGroup(2, GroupKind.SLIDING_WINDOW, 16, 1, 40)
 
 
 def needing_vllm(name: str) -> Any:
@@ -23,39 +18,8 @@ def needing_vllm(name: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def tier() -> Any:
-    return needing_vllm("prfaas.engines.vllm_tier")
-
-
-@pytest.fixture(scope="module")
 def layout() -> Any:
     return needing_vllm("prfaas.engines.vllm_layout")
-
-
-@pytest.mark.parametrize(
-    ("group", "end_token", "have", "final", "worth"),
-    [
-        (FULL, 16, 0, 128, True),
-        (FULL, 128, 0, 128, True),
-        (FULL, 144, 0, 128, False),
-        (FULL, 64, 64, 128, False),
-        (FULL, 80, 64, 128, True),
-        (STATE, 64, 0, 128, False),
-        (STATE, 128, 0, 128, True),
-        (STATE, 192, 0, 128, False),
-        (STATE, 128, 128, 128, False),
-        (WINDOW, 80, 0, 128, False),
-        (WINDOW, 96, 0, 128, True),
-        (WINDOW, 128, 0, 128, True),
-        (WINDOW, 96, 112, 128, False),
-        (FULL, 16, 0, 0, False),
-    ],
-)
-def test_only_what_the_other_side_can_use_is_sent(
-    tier: Any, group: CacheGroup, end_token: int, have: int, final: int, worth: bool
-) -> None:
-    sent = tier.is_worth_sending(group, end_token, have_tokens=have, final_tokens=final)
-    assert sent is worth
 
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")

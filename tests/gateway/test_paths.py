@@ -60,6 +60,7 @@ async def test_the_legs_of_a_remote_request(world: World) -> None:
         "push_to": "pd-pool",
         "have_tokens": 0,
         "final_tokens": 320,
+        "ticket": pushed["ticket"],
     }
     assert decode.body["cache_salt"] == world.salt
     assert decode.body["kv_transfer_params"]["prfaas"] == {

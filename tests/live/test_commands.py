@@ -12,7 +12,12 @@ import pytest
 
 from tests.live.conftest import LAPTOP, until
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(120),
+    # The loop that carries the other tests' link: it may not stand still meanwhile.
+    pytest.mark.asyncio(loop_scope="session"),
+]
 
 
 def processes_of(marker: str) -> list[str]:

@@ -57,7 +57,7 @@ class World:
         return site
 
     async def engine(self, pool: str) -> Engine:
-        engine = Engine(f"engine-of-{pool}", self.sockets / f"{pool}.sock")
+        engine = Engine(f"engine-of-{pool}", self.sockets / f"{pool}.sock", self.identities)
         self.engines.append(engine)
         await engine.connected()
         return engine

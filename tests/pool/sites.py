@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.core.tickets import Ticket
 from prfaas.engines.block_requests import BlockRequests, JobDone
 from prfaas.engines.pool_client import PoolClient
 from prfaas.pool.node import PoolNode, PoolSettings
@@ -25,6 +27,7 @@ from prfaas.wire.messages import (
     Lookup,
     LookupDone,
     Message,
+    Offer,
     PoolHello,
     Push,
     PushDone,
@@ -34,9 +37,12 @@ from prfaas.wire.messages import (
     layout_spec,
     wire_keys,
 )
+from prfaas.wire.tickets import TicketSigner
 
 LOOPBACK = "127.0.0.1"
 MEMORY = 1 << 20
+BUDGET = 1 << 14
+"""Bytes that a ticket allows unless a test says otherwise; a prompt has a tenth of it."""
 ROW_BYTES, NUM_ROWS = 512, 64
 PADDING = 0xEE
 EXTENTS = {0: [(0, 100), (200, 28)], 1: [(120, 64)]}
@@ -115,7 +121,8 @@ class Site:
 class Engine:
     """An engine's half of the conversation, with real shared memory."""
 
-    def __init__(self, name: str, socket_path: Path) -> None:
+    def __init__(self, name: str, socket_path: Path, identities: Path) -> None:
+        self.identities = identities
         self.descriptor = os.memfd_create(name)
         os.truncate(self.descriptor, ROW_BYTES * NUM_ROWS)
         self.memory = mmap.mmap(self.descriptor, ROW_BYTES * NUM_ROWS)
@@ -194,9 +201,10 @@ class Engine:
         await until(lambda: job in self.found)
         return list(self.found[job])
 
-    def push(self, peer: str = "pd-pool") -> bytes:
+    def push(self, peer: str = "pd-pool", **ticket: object) -> bytes:
         transfer = secrets.token_bytes(16)
-        assert self.send(Push(transfer_id=transfer, peer=peer))
+        sealed = seal(self.identities, transfer, **({"destination": peer} | ticket))  # type: ignore[arg-type]
+        assert self.send(Push(transfer_id=transfer, peer=peer, ticket=sealed))
         return transfer
 
     def push_done(self, transfer: bytes, rest: Iterable[BlockKey] = ()) -> None:
@@ -220,6 +228,26 @@ def hello(name: str) -> EngineHello:
         num_rows=NUM_ROWS,
         extents={group: list(extents) for group, extents in EXTENTS.items()},
     )
+
+
+def seal(identities: Path, transfer: bytes, signer: str = "gateway", **changes: object) -> bytes:
+    """A ticket for a transfer from the PrfaaS site to the PD site, or for something else."""
+    fields: dict[str, Any] = {
+        "transfer_id": transfer,
+        "tenant": "a-tenant",
+        "layout_id": LAYOUT.layout_id,
+        "source": "prfaas-pool",
+        "destination": "pd-pool",
+        "bytes_max": BUDGET,
+        "expires_at_ns": time.time_ns() + 60 * 10**9,
+    }
+    ticket = Ticket(**(fields | changes))
+    return TicketSigner(identity_in(identities, signer)).seal(ticket)
+
+
+def offer(identities: Path, transfer: bytes, **changes: object) -> Offer:
+    """What a well-behaved source says first."""
+    return Offer(transfer_id=transfer, ticket=seal(identities, transfer, **changes))  # type: ignore[arg-type]
 
 
 @dataclass

@@ -5,10 +5,10 @@ import secrets
 
 import pytest
 
-from prfaas.wire.messages import HIT, MISS, ON_ITS_WAY, Abort, Commit, Offer
+from prfaas.wire.messages import HIT, MISS, ON_ITS_WAY, Abort, Commit
 
 from .conftest import World
-from .sites import PROMPT, content, dial, source, subscribe, until
+from .sites import PROMPT, content, dial, offer, source, subscribe, until
 
 ABORTED = {"direction": "received", "state": "aborted"}
 
@@ -97,8 +97,8 @@ async def test_a_receiver_without_room_says_so_and_the_sender_stops(world: World
     for block in blocks:
         assert block is not None
         block.pins += 1
-    transfer = prefill.push()
-    assert await prefill.store(PROMPT[2:], transfer)
+    transfer = prefill.push(bytes_max=len(content(PROMPT[2])))
+    assert await prefill.store(PROMPT[2:3], transfer)
     await until(lambda: prfaas.metric("transfers_total", direction="sent", state="aborted") == 1)
     assert pd.metric("transfers_total", **ABORTED) == 1
     assert pd.metric("pool_blocks_dropped_total", reason="no_room") == 1
@@ -146,7 +146,7 @@ async def test_an_abort_before_the_offer_wins(world: World) -> None:
     gateway.channel.send(Abort(transfer_id=transfer, reason="client left"))
     await until(lambda: pd.metric("transfers_total", **ABORTED) == 1)
     peer = await source(pd, world.identities)
-    peer.channel.send(Offer(transfer_id=transfer))
+    peer.channel.send(offer(world.identities, transfer))
     peer.channel.send(Commit(transfer_id=transfer, num_blocks=0))
     assert await decode.look_up(PROMPT[:1], transfer) == [MISS]
     assert pd.metric("transfers_total", direction="received", state="committed") == 0
@@ -159,7 +159,7 @@ async def test_a_commit_that_counts_more_than_came_is_an_abort(world: World) -> 
     gateway = await subscribe(pd, world.identities)
     peer = await source(pd, world.identities)
     transfer = secrets.token_bytes(16)
-    peer.channel.send(Offer(transfer_id=transfer))
+    peer.channel.send(offer(world.identities, transfer))
     peer.channel.send(Commit(transfer_id=transfer, num_blocks=3))
     await until(lambda: pd.metric("transfers_total", **ABORTED) == 1)
     peer.channel.close("done")
@@ -171,14 +171,14 @@ async def test_a_source_that_came_back_ends_what_its_old_connection_began(world:
     pd = await world.start_pd()
     old = await source(pd, world.identities)
     transfer = secrets.token_bytes(16)
-    old.channel.send(Offer(transfer_id=transfer))
+    old.channel.send(offer(world.identities, transfer))
     await until(lambda: pd.node.inbound.num_open == 1)
     new = await source(pd, world.identities)
     await until(lambda: pd.metric("transfers_total", **ABORTED) == 1)
     await until(lambda: bool(old.closed))
     assert pd.node.link_port.is_connected("prfaas-pool")
     fresh = secrets.token_bytes(16)
-    new.channel.send(Offer(transfer_id=fresh))
+    new.channel.send(offer(world.identities, fresh))
     new.channel.send(Commit(transfer_id=fresh, num_blocks=0))
     await until(lambda: pd.metric("transfers_total", direction="received", state="committed") == 1)
     new.channel.close("done")

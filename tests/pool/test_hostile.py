@@ -44,6 +44,7 @@ from .sites import (
     content,
     dial,
     hello,
+    offer,
     source,
     until,
 )
@@ -61,7 +62,7 @@ def a_block(key: BlockKey = KEY, data: bytes | None = None) -> BlockFrame:
 async def still_serves(pd: Site, world: World) -> None:
     """A well-behaved source can still bring a block."""
     peer = await source(pd, world.identities)
-    peer.channel.send(Offer(transfer_id=TRANSFER))
+    peer.channel.send(offer(world.identities, TRANSFER))
     peer.channel.send_block(a_block())
     peer.channel.send(Commit(transfer_id=TRANSFER, num_blocks=1))
     await until(lambda: KEY in pd.held())
@@ -181,7 +182,7 @@ async def test_garbage_inside_tls_ends_the_connection(world: World, garbage: byt
 
 async def offering(pd: Site, world: World) -> Peer:
     peer = await source(pd, world.identities)
-    peer.channel.send(Offer(transfer_id=TRANSFER))
+    peer.channel.send(offer(world.identities, TRANSFER))
     return peer
 
 

@@ -19,7 +19,7 @@ from prfaas.wire.frames import block_digest
 from prfaas.wire.sockets import TcpInfo
 
 from .conftest import World
-from .sites import LAYOUT, Site, until
+from .sites import LAYOUT, Site, seal, until
 
 BLOCK_BYTES = 3 * FRAGMENT_BYTES + 17
 MEMORY = 64 << 20
@@ -41,6 +41,7 @@ class Rig:
     proxy: FaultProxy
     prfaas: Site
     pd: Site
+    identities: Path
 
     @property
     def link(self) -> OutboundLink:
@@ -54,7 +55,15 @@ class Rig:
 
     def begin(self) -> bytes:
         transfer = secrets.token_bytes(16)
-        self.link.open(transfer)
+        sealed = seal(self.identities, transfer, bytes_max=MEMORY // 2)
+        tickets = self.prfaas.node._tickets
+        grant = tickets.to_send(
+            sealed,
+            transfer_id=transfer,
+            destination="pd-pool",
+            layout_id=LAYOUT.layout_id,
+        )
+        self.link.open(grant)
         return transfer
 
     async def all_there(self, blocks: dict[BlockKey, StoredBlock]) -> None:
@@ -79,7 +88,7 @@ async def rig(world: World, identities: Path) -> AsyncIterator[Rig]:
         link_grace_ns=GRACE_NS,
         peers={"pd-pool": ("127.0.0.1", proxy.port)},
     )
-    made = Rig(proxy, prfaas, pd)
+    made = Rig(proxy, prfaas, pd, identities)
     await until(lambda: made.link.telemetry.num_connections == outbound.CONNECTIONS_DEFAULT)
     yield made
     await proxy.close()

@@ -30,7 +30,7 @@ async def stalled(world: World) -> tuple[Site, Site, Engine, Engine, bytes]:
         digest = block_digest(LAYOUT.layout_id, key, data)
         assert prfaas.node.store.put(LAYOUT.layout_id, key, data, digest)
     world.relay.flows.clear()
-    transfer = prefill.push()
+    transfer = prefill.push(bytes_max=ROOM)
     prefill.push_done(transfer, rest=KEYS)
     sent = {"peer": "pd-pool", "direction": "sent"}
     await until(lambda: prfaas.metric("link_bytes_total", **sent) and pins(prfaas))
@@ -57,7 +57,7 @@ async def test_a_link_cut_half_way_lets_everything_go(world: World) -> None:
     await until(lambda: prfaas.metric("transfers_total", direction="sent", state="aborted"))
     assert pins(prfaas) == 0
     await until(lambda: not pd.node.link_port.is_connected("prfaas-pool"))
-    assert pd.node.inbound.num_open == 0
+    await until(lambda: pd.node.inbound.num_open == 0)
     assert pd.held() < set(KEYS)
 
 
@@ -98,7 +98,7 @@ async def test_the_next_transfer_after_a_stall_commits(world: World, cut: bool) 
         world.relay.flows.set()
         gateway.channel.close("done")
         await until(lambda: prfaas.node.links["pd-pool"].num_open == 0)
-    again = prefill.push()
+    again = prefill.push(bytes_max=ROOM)
     prefill.push_done(again, rest=KEYS)
     await until(lambda: pd.metric("transfers_total", direction="received", state="committed"))
     assert pd.held() == set(KEYS)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from prfaas.core.costs import Costs
 from prfaas.core.policies import PolicyName
 from prfaas.sim.decode import DecodeLimits
 from prfaas.sim.request import Request
 from prfaas.sim.setup import LinkSetup, RoutingSetup, Setup, SignalSetup
-from prfaas.sim.timing import Costs
 from prfaas.units import NS_PER_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "sim"

@@ -4,7 +4,7 @@ import pytest
 
 from prfaas.core.prefix_cache import PrefixCache
 from prfaas.sim.request import Request
-from prfaas.sim.workload import Trace
+from prfaas.sim.workloads.trace import Trace, read_mooncake
 from tests.sim.systems import EXAMPLES
 
 CONVERSATION = EXAMPLES / "traces" / "mooncake_conversation.jsonl.gz"
@@ -12,7 +12,7 @@ CONVERSATION = EXAMPLES / "traces" / "mooncake_conversation.jsonl.gz"
 
 @pytest.fixture(scope="module")
 def requests() -> list[Request]:
-    return Trace(CONVERSATION).requests(1)
+    return Trace(read_mooncake(CONVERSATION)).requests(1)
 
 
 @pytest.mark.parametrize(

@@ -120,10 +120,11 @@ def test_a_checker_notices_a_leak_and_a_request_out_of_order() -> None:
     simulation = Simulation(system(), requests_at([0], [100]))
     simulation.run()
     check(simulation)
-    simulation.front.link.promise(7)
+    link = simulation.front.dispatcher.links.between("prfaas", "pd")
+    link.book.promise(7)
     with pytest.raises(BrokenInvariantError, match="7 bytes promised"):
         check(simulation)
-    simulation.front.link.settle(7)
+    link.book.settle(7)
     simulation.requests[0].prefilled_at_ns = 10**15
     with pytest.raises(BrokenInvariantError, match="do not follow"):
         check(simulation)
@@ -155,7 +156,7 @@ def test_waiting_transfers_hold_kv_blocks() -> None:
     simulation.run()
     check(simulation)
     # Both transfers arrive together after 17 s, but there are blocks for one at a time.
-    assert simulation.decoders[0].kv_used_bytes == 0
+    assert simulation.decoders["d00000"].kv_used_bytes == 0
     assert all(r.outcome is Outcome.FINISHED for r in simulation.requests)
 
 

@@ -13,7 +13,9 @@ from prfaas.errors import PeerError
 from prfaas.wire import messages
 from prfaas.wire.frames import ControlFrame, FrameDecoder
 from prfaas.wire.messages import (
+    TICKET_BYTES_MAX,
     Abort,
+    Accepted,
     AnyMessage,
     Arrived,
     Commit,
@@ -33,6 +35,7 @@ from prfaas.wire.messages import (
     PoolState,
     Push,
     PushDone,
+    Refused,
     Resumed,
     Snapshot,
     SnapshotEnd,
@@ -73,7 +76,7 @@ EVERY: list[AnyMessage] = [
     EngineHello(
         engine="e", layout=SPEC, row_bytes=4096, num_rows=8, extents={0: [(0, 1024)], 1: [(5, 6)]}
     ),
-    Push(transfer_id=TRANSFER, peer="pd-pool"),
+    Push(transfer_id=TRANSFER, peer="pd-pool", ticket=b"sealed"),
     Store(job=1, keys=KEYS, rows=[3, 4], transfer_id=TRANSFER, pushed=[True, False]),
     StoreDone(job=1, stored=True),
     PushDone(transfer_id=TRANSFER, rest=KEYS),
@@ -83,7 +86,9 @@ EVERY: list[AnyMessage] = [
     LoadDone(job=3, loaded=b"\1\0"),
     Touch(keys=KEYS),
     PoolHello(pool="prfaas-pool", epoch="ab"),
-    Offer(transfer_id=TRANSFER),
+    Offer(transfer_id=TRANSFER, ticket=b"sealed"),
+    Accepted(transfer_id=TRANSFER),
+    Refused(transfer_id=TRANSFER, reason="expired"),
     Commit(transfer_id=TRANSFER, num_blocks=7),
     Abort(transfer_id=TRANSFER, reason="client left"),
     Subscribe(gateway="gateway"),
@@ -164,6 +169,7 @@ def test_a_field_of_another_type_is_refused(message: Message) -> None:
         (Abort(transfer_id=TRANSFER, reason=""), "reason", "r" * 513),
         (Offer(transfer_id=TRANSFER), "transfer_id", b"t" * 15),
         (Offer(transfer_id=TRANSFER), "transfer_id", b"t" * 17),
+        (Offer(transfer_id=TRANSFER), "ticket", b"t" * (TICKET_BYTES_MAX + 1)),
         (Stored(seq=0, layout_id=b"L" * 32, keys=[]), "layout_id", b"L" * 33),
         (Stored(seq=0, layout_id=b"L" * 32, keys=[]), "keys", [(0, b"short")]),
         (Stored(seq=0, layout_id=b"L" * 32, keys=[]), "keys", [(-1, b"h" * 32)]),

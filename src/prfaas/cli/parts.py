@@ -139,7 +139,12 @@ BUDGET_HELP = "What may be sent to a peer, such as pd-pool=1Gbps; without it, wh
     help="Data connections to a peer; without it, as many as rate and round trip ask for.",
 )
 @click.option("--source", "sources", multiple=True, help="A pool that may push to this one.")
-@click.option("--gateway", "gateways", multiple=True, help="A gateway that may subscribe.")
+@click.option(
+    "--gateway",
+    "gateways",
+    multiple=True,
+    help="A gateway that may subscribe, and whose tickets count.",
+)
 def pool(
     *,
     name: str,

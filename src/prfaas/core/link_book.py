@@ -2,6 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """What a pool node saw of a link.
+
+    Attributes:
+        observed_at_ns: When.
+        bits_per_s: What the link carries.
+        sent_bytes: Bytes that open transfers have sent already.
+        utilisation: Share of the capacity used since the report before, in [0, 1].
+        rtt_ns: Round-trip time.
+    """
+
+    observed_at_ns: int
+    bits_per_s: float
+    sent_bytes: int
+    utilisation: float
+    rtt_ns: int = 0
+
 
 class LinkBook:
     """A link as the gateway sees it.
@@ -14,10 +35,7 @@ class LinkBook:
 
     def __init__(self, stale_after_ns: int) -> None:
         self._stale_after_ns = stale_after_ns
-        self._observed_at_ns: int | None = None
-        self._bits_per_s = 0.0
-        self._utilisation = 0.0
-        self._sent_bytes = 0
+        self._report: LinkReport | None = None
         self._promised_bytes = 0
 
     def promise(self, num_bytes: int) -> None:
@@ -28,39 +46,21 @@ class LinkBook:
         """A transfer of `num_bytes` has landed or was given up."""
         self._promised_bytes -= num_bytes
 
-    def report(
-        self, observed_at_ns: int, bits_per_s: float, sent_bytes: int, utilisation: float
-    ) -> None:
-        """What a pool node saw; older reports are ignored.
+    def report(self, report: LinkReport) -> None:
+        """Take a report; older ones than the last are ignored."""
+        if self._report is None or report.observed_at_ns >= self._report.observed_at_ns:
+            self._report = report
 
-        Args:
-            observed_at_ns: When.
-            bits_per_s: What the link carries now.
-            sent_bytes: Bytes that open transfers have sent already.
-            utilisation: Share of the capacity used since the report before.
-        """
-        if self._observed_at_ns is None or observed_at_ns >= self._observed_at_ns:
-            self._observed_at_ns, self._bits_per_s = observed_at_ns, bits_per_s
-            self._sent_bytes, self._utilisation = sent_bytes, utilisation
-
-    def is_known(self, now_ns: int) -> bool:
-        """Whether there is a report, and it is fresh."""
-        seen = self._observed_at_ns
-        return seen is not None and now_ns - seen <= self._stale_after_ns
+    def latest(self, now_ns: int) -> LinkReport | None:
+        """The last report while it is fresh."""
+        seen = self._report
+        fresh = seen is not None and now_ns - seen.observed_at_ns <= self._stale_after_ns
+        return seen if fresh else None
 
     def backlog_bytes(self, now_ns: int) -> int | None:
         """Bytes promised and not sent yet; None without a fresh report."""
-        if not self.is_known(now_ns):
-            return None
-        return max(0, self._promised_bytes - self._sent_bytes)
-
-    def bits_per_s(self, now_ns: int) -> float | None:
-        """What the link carries; None without a fresh report."""
-        return self._bits_per_s if self.is_known(now_ns) else None
-
-    def utilisation(self, now_ns: int) -> float | None:
-        """Share of the capacity in use, in [0, 1]; None without a fresh report."""
-        return self._utilisation if self.is_known(now_ns) else None
+        seen = self.latest(now_ns)
+        return None if seen is None else max(0, self._promised_bytes - seen.sent_bytes)
 
     @property
     def promised_bytes(self) -> int:

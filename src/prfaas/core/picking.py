@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from prfaas.core.routing import Reason
 from prfaas.units import NS_PER_S
+
+LOOKS_MAX = 256
+"""Candidates that are scored at most: those behind them wait longer."""
+HINT_WEIGHT = 0.5
+"""What a prefix that may be cached counts, against one that is."""
+OPEN_HALF = 16
+"""Open requests at which an instance counts half as attractive as an idle one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,22 +25,31 @@ class Candidate:
     """What is known of an instance.
 
     Attributes:
-        name: Unique; decides among equals.
+        name: Unique.
         ready: Whether it is healthy.
         wait_ns: Predicted wait; None when unknown.
         hit_tokens: Usable cached prefix of this request, tokens.
+        hint_tokens: Prefix that may be cached, tokens.
+        num_open: Requests that it decodes or will decode.
         num_tokens_max: Longest prompt it takes, tokens.
+        layouts_agree: Whether its blocks mean the same where the request will be decoded.
+        link_up: Whether its blocks can get there.
     """
 
     name: str
     ready: bool = True
     wait_ns: int | None = 0
     hit_tokens: int = 0
+    hint_tokens: int = 0
+    num_open: int = 0
     num_tokens_max: int = 2**31
+    layouts_agree: bool = True
+    link_up: bool = True
 
 
 Filter = Callable[[Candidate, int], bool]
 Scorer = Callable[[Candidate, int], float]
+Scorers = tuple[tuple[Scorer, float], ...]
 
 
 def is_ready(candidate: Candidate, _num_tokens: int) -> bool:
@@ -45,40 +62,103 @@ def fits(candidate: Candidate, num_tokens: int) -> bool:
     return num_tokens < candidate.num_tokens_max
 
 
+def same_layout(candidate: Candidate, _num_tokens: int) -> bool:
+    """Filter: instances whose blocks the decoding one understands."""
+    return candidate.layouts_agree
+
+
+def reachable(candidate: Candidate, _num_tokens: int) -> bool:
+    """Filter: instances whose blocks can reach the decoding one."""
+    return candidate.link_up
+
+
 def short_wait(candidate: Candidate, _num_tokens: int) -> float:
     """Scorer in [0, 1]: 1 at no wait, 0.5 at one second; an unknown wait counts as the worst."""
     return 0.0 if candidate.wait_ns is None else NS_PER_S / (NS_PER_S + candidate.wait_ns)
 
 
 def cached_prefix(candidate: Candidate, num_tokens: int) -> float:
-    """Scorer in [0, 1]: share of the prompt that is cached."""
-    return min(1.0, candidate.hit_tokens / num_tokens) if num_tokens > 0 else 0.0
+    """Scorer in [0, 1]: share of the prompt that is cached, or may be."""
+    if num_tokens <= 0:
+        return 0.0
+    return min(1.0, max(candidate.hit_tokens, HINT_WEIGHT * candidate.hint_tokens) / num_tokens)
 
 
-DEFAULT_FILTERS: tuple[Filter, ...] = (is_ready, fits)
-DEFAULT_SCORERS: tuple[tuple[Scorer, float], ...] = ((short_wait, 1.0),)
+def few_open(candidate: Candidate, _num_tokens: int) -> float:
+    """Scorer in [0, 1]: 1 with nothing to decode, 0.5 at `OPEN_HALF` requests."""
+    return OPEN_HALF / (OPEN_HALF + candidate.num_open)
+
+
+DEFAULT_FILTERS: tuple[tuple[Filter, Reason], ...] = (
+    (is_ready, Reason.NO_PREFILL_INSTANCE),
+    (fits, Reason.NO_PREFILL_INSTANCE),
+    (same_layout, Reason.LAYOUT_MISMATCH),
+    (reachable, Reason.LINK_DOWN),
+)
+DEFAULT_SCORERS: Scorers = ((short_wait, 1.0), (cached_prefix, 0.5))
+
+
+MIXED_SCORERS: Scorers = (*DEFAULT_SCORERS, (few_open, 0.25))
+"""For instances that prefill and decode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """The chosen candidate, or what was in the way of the one that got furthest."""
+
+    candidate: Candidate | None
+    obstacle: Reason | None = None
 
 
 def pick(
     candidates: Iterable[Candidate],
     num_tokens: int,
-    filters: Sequence[Filter] = DEFAULT_FILTERS,
-    scorers: Sequence[tuple[Scorer, float]] = DEFAULT_SCORERS,
-) -> Candidate | None:
+    *,
+    hit_tokens_max: int,
+    filters: Sequence[tuple[Filter, Reason]] = DEFAULT_FILTERS,
+    scorers: Scorers = DEFAULT_SCORERS,
+) -> Pick:
     """The candidate that passes every filter and has the highest weighted score.
 
+    Looks no further than needed: it stops once nobody who waits longer could score higher.
+
     Args:
-        candidates: The instances.
+        candidates: The instances, those that wait less first, which also decides among equals.
+            An unknown wait may stand anywhere.
         num_tokens: Length of the prompt, tokens.
-        filters: All have to agree.
-        scorers: Each with its weight.
+        hit_tokens_max: No candidate has a longer cached prefix, certain or not, tokens.
+        filters: All have to agree; each with what it means when nobody passes it.
+        scorers: Each with its weight, above 0. No score falls when a wait is shorter or a hit
+            longer.
 
     Returns:
-        The best, the first by name among equals; None when nobody passes.
+        The best of the first `LOOKS_MAX` that pass; without any, the reason of the filter that
+        the one that got furthest failed.
     """
-    passed = [c for c in candidates if all(keep(c, num_tokens) for keep in filters)]
-    if not passed:
-        return None
-    return min(
-        passed, key=lambda c: (-sum(w * score(c, num_tokens) for score, w in scorers), c.name)
-    )
+
+    def score(candidate: Candidate) -> float:
+        return sum(weight * rate(candidate, num_tokens) for rate, weight in scorers)
+
+    best, best_score, furthest, num_looks = None, -1.0, 0, 0
+    for candidate in candidates:
+        failed = _first_failed(candidate, num_tokens, filters)
+        if failed is not None:
+            furthest = max(furthest, failed)
+            continue
+        if (found := score(candidate)) > best_score:
+            best, best_score = candidate, found
+        num_looks += 1
+        # Nobody behind this one is better than an ideal one with the same wait.
+        ideal = Candidate("", wait_ns=candidate.wait_ns or 0, hit_tokens=hit_tokens_max)
+        if num_looks == LOOKS_MAX or best_score >= score(ideal):
+            break
+    return Pick(best) if best is not None else Pick(None, filters[furthest][1])
+
+
+def _first_failed(
+    candidate: Candidate, num_tokens: int, filters: Sequence[tuple[Filter, Reason]]
+) -> int | None:
+    for index, (keep, _) in enumerate(filters):
+        if not keep(candidate, num_tokens):
+            return index
+    return None

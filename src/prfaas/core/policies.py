@@ -12,20 +12,23 @@ No policy sees output lengths, or anything else that a gateway would not know.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import exp, log
 from typing import Protocol
 
-from prfaas.core.predictions import CostModel, PathSignals, Prediction, predict
-from prfaas.core.routing import Decision, Path, Reason, RoutingFacts, ThresholdPolicy, obstacle
+from prfaas.core.predictions import Prediction
+from prfaas.core.routing import Decision, Path, Reason, RoutingFacts, ThresholdPolicy
 
 
 class Policy(Protocol):
     """Decides where a request is prefilled. May keep state; does no I/O; costs O(1)."""
 
-    def decide(self, facts: RoutingFacts, signals: PathSignals) -> Decision:
-        """Decide for one request."""
+    offload_threshold: int
+    """t, tokens."""
+
+    def decide(self, facts: RoutingFacts, found: Prediction) -> Decision:
+        """Decide for one request, given what is predicted of both paths."""
 
 
 class PolicyName(StrEnum):
@@ -44,33 +47,32 @@ class Bandwidth(StrEnum):
     ABUNDANT = "abundant"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LocalPolicy:
     """Never offload."""
 
     offload_threshold: int = 0
 
-    def decide(self, facts: RoutingFacts, _signals: PathSignals) -> Decision:
+    def decide(self, facts: RoutingFacts, found: Prediction) -> Decision:
         """LOCAL."""
-        new = facts.num_prompt_tokens - facts.pd_hit_tokens
-        return Decision(Path.LOCAL, Reason.ALWAYS_LOCAL, new, self.offload_threshold)
+        rule = ThresholdPolicy(self.offload_threshold).decide(facts)
+        return _told(replace(rule, path=Path.LOCAL, reason=Reason.ALWAYS_LOCAL), found)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RemotePolicy:
     """Always offload, unless it is impossible."""
 
     offload_threshold: int = 0
 
-    def decide(self, facts: RoutingFacts, _signals: PathSignals) -> Decision:
+    def decide(self, facts: RoutingFacts, found: Prediction) -> Decision:
         """REMOTE, unless something stands in the way."""
-        new = facts.num_prompt_tokens - facts.pd_hit_tokens
-        hindrance = obstacle(facts)
-        path = Path.REMOTE if hindrance is None else Path.LOCAL
-        return Decision(path, hindrance or Reason.ALWAYS_REMOTE, new, self.offload_threshold)
+        rule = ThresholdPolicy(self.offload_threshold).decide(facts)
+        path = Path.REMOTE if facts.obstacle is None else Path.LOCAL
+        return _told(replace(rule, path=path, reason=facts.obstacle or Reason.ALWAYS_REMOTE), found)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PaperPolicy:
     """The paper's rule with a static threshold.
 
@@ -86,21 +88,23 @@ class PaperPolicy:
     offload_threshold: int
     bandwidth: Bandwidth = Bandwidth.SCARCE
 
-    def decide(self, facts: RoutingFacts, _signals: PathSignals) -> Decision:
+    def decide(self, facts: RoutingFacts, found: Prediction) -> Decision:
         """Compare the incremental length with the threshold."""
         if self.bandwidth is Bandwidth.SCARCE:
-            return ThresholdPolicy(self.offload_threshold).decide(facts)
+            return _told(ThresholdPolicy(self.offload_threshold).decide(facts), found)
+        return _told(self._abundant(facts), found)
+
+    def _abundant(self, facts: RoutingFacts) -> Decision:
         best = max(facts.pd_hit_tokens, facts.prfaas_hit_tokens)
         new = facts.num_prompt_tokens - best
         if new <= self.offload_threshold:
-            pull = best - facts.pd_hit_tokens if facts.link_up else 0
+            pull = best - facts.pd_hit_tokens if facts.obstacle is None else 0
             here = facts.num_prompt_tokens - facts.pd_hit_tokens - pull
             return Decision(
                 Path.LOCAL, Reason.BELOW_THRESHOLD, here, self.offload_threshold, pull_tokens=pull
             )
-        hindrance = obstacle(facts)
-        if hindrance is not None:
-            return Decision(Path.LOCAL, hindrance, new, self.offload_threshold)
+        if facts.obstacle is not None:
+            return Decision(Path.LOCAL, facts.obstacle, new, self.offload_threshold)
         return Decision(Path.REMOTE, Reason.ABOVE_THRESHOLD, new, self.offload_threshold)
 
 
@@ -115,42 +119,41 @@ class AdaptiveSettings:
             away from the threshold: long prompts profit most from fast prefill, and a short one
             in their place costs everybody who waits behind it.
         hysteresis_ratio: Share of the margins that keeps an overruling going, in (0, 1].
+        ttft_max_ns: Target of the time to first token; None is no target.
+        headroom_ratio: Share of the target that the other path may be predicted to take. Beyond
+            it the threshold stays: what has to be late shall not make the other path late too.
     """
 
     margin_ratio: float = 0.10
     margin_ns: int = 200_000_000
     prior_weight: float = 0.5
     hysteresis_ratio: float = 0.5
+    ttft_max_ns: int | None = None
+    headroom_ratio: float = 0.8
 
 
 class AdaptivePolicy:
     """The threshold as prior, overruled where the other path is predicted to be clearly faster.
 
-    Unknown signals leave the threshold's decision as it is.
+    Without predictions the threshold's decision stays, and the decision says what is missing.
 
     Args:
-        costs: Predicts compute and bytes.
         offload_threshold: t, tokens; a control loop may move it.
         settings: How readily predictions overrule it.
     """
 
     def __init__(
-        self,
-        costs: CostModel,
-        offload_threshold: int,
-        settings: AdaptiveSettings = AdaptiveSettings(),
+        self, offload_threshold: int, settings: AdaptiveSettings = AdaptiveSettings()
     ) -> None:
-        self._costs = costs
         self.offload_threshold = offload_threshold
         self._settings = settings
         self._overruling = dict.fromkeys(Path, False)
 
-    def decide(self, facts: RoutingFacts, signals: PathSignals) -> Decision:
+    def decide(self, facts: RoutingFacts, found: Prediction) -> Decision:
         """The threshold's decision, or the other path where that is clearly faster."""
         usual = ThresholdPolicy(self.offload_threshold).decide(facts)
-        found = predict(facts, signals, self._costs)
         path, reason = usual.path, usual.reason
-        if obstacle(facts) is None and self._overrule(usual, found):
+        if facts.obstacle is None and self._overrule(usual, found):
             remote = usual.path is Path.LOCAL
             path = Path.REMOTE if remote else Path.LOCAL
             reason = Reason.FASTER_REMOTE if remote else Reason.FASTER_LOCAL
@@ -161,6 +164,7 @@ class AdaptivePolicy:
             self.offload_threshold,
             found.local_ns,
             found.remote_ns,
+            unpredicted=found.missing,
         )
 
     def _overrule(self, usual: Decision, found: Prediction) -> bool:
@@ -170,6 +174,9 @@ class AdaptivePolicy:
         here, there = (
             (found.local_ns, found.remote_ns) if local else (found.remote_ns, found.local_ns)
         )
+        target_ns = self._settings.ttft_max_ns
+        if target_ns is not None and there > self._settings.headroom_ratio * target_ns:
+            return False
         ease = self._settings.hysteresis_ratio if self._overruling[usual.path] else 1.0
         distance = abs(log(max(usual.num_new_tokens, 1) / max(self.offload_threshold, 1)))
         needed = there * exp(self._settings.prior_weight * distance)
@@ -181,10 +188,10 @@ class AdaptivePolicy:
 def make_policy(
     name: PolicyName,
     offload_threshold: int,
-    costs: CostModel,
     bandwidth: Bandwidth = Bandwidth.SCARCE,
+    ttft_max_ns: int | None = None,
 ) -> Policy:
-    """The policy of a name."""
+    """The policy of a name; only `adaptive` looks at the target of the time to first token."""
     match name:
         case PolicyName.LOCAL:
             return LocalPolicy(offload_threshold)
@@ -193,4 +200,9 @@ def make_policy(
         case PolicyName.PAPER:
             return PaperPolicy(offload_threshold, bandwidth)
         case PolicyName.ADAPTIVE:
-            return AdaptivePolicy(costs, offload_threshold)
+            return AdaptivePolicy(offload_threshold, AdaptiveSettings(ttft_max_ns=ttft_max_ns))
+
+
+def _told(decision: Decision, found: Prediction) -> Decision:
+    """The decision with the predictions that it was made beside."""
+    return replace(decision, predicted_local_ns=found.local_ns, predicted_remote_ns=found.remote_ns)

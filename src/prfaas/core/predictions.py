@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from prfaas.core.routing import RoutingFacts
+from prfaas.core.routing import RoutingFacts, Unpredicted
 from prfaas.units import NS_PER_S
 
 BITS_PER_BYTE = 8
@@ -48,19 +48,37 @@ class PathSignals:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Time from now to the first token on each path, ns; None is unknown."""
+    """Time from now to the first token on each path, ns; None is unknown.
+
+    Attributes:
+        local_ns: At home.
+        remote_ns: Away.
+        missing: Why one is unknown.
+        computed_ns: Until prefill ends away, the link left out.
+    """
 
     local_ns: int | None
     remote_ns: int | None
+    missing: Unpredicted | None = None
+    computed_ns: int | None = None
 
 
-def predict(facts: RoutingFacts, signals: PathSignals, costs: CostModel) -> Prediction:
-    """Predict both paths.
+NO_PROFILE = Prediction(None, None, Unpredicted.NO_PROFILE)
+
+
+def predict(facts: RoutingFacts, signals: PathSignals, costs: CostModel | None) -> Prediction:
+    """Predict both paths; without a cost model neither.
 
     The remote path ships while it computes: it ends when the last bytes have left after prefill,
     or when the link has worked off its backlog and all bytes of this request, whichever is later.
     """
-    return Prediction(_local(facts, signals, costs), _remote(facts, signals, costs))
+    if costs is None:
+        return NO_PROFILE
+    local_ns, computed_ns = _local(facts, signals, costs), _computed(facts, signals, costs)
+    remote_ns = _remote(facts, signals, costs, computed_ns)
+    complete = local_ns is not None and remote_ns is not None
+    missing = None if complete else Unpredicted.STALE_SIGNALS
+    return Prediction(local_ns, remote_ns, missing, computed_ns)
 
 
 def _local(facts: RoutingFacts, signals: PathSignals, costs: CostModel) -> int | None:
@@ -70,16 +88,24 @@ def _local(facts: RoutingFacts, signals: PathSignals, costs: CostModel) -> int |
     return signals.local_wait_ns + costs.local_prefill_ns(new)
 
 
-def _remote(facts: RoutingFacts, signals: PathSignals, costs: CostModel) -> int | None:
+def _computed(facts: RoutingFacts, signals: PathSignals, costs: CostModel) -> int | None:
+    if signals.remote_wait_ns is None:
+        return None
+    new = facts.num_prompt_tokens - facts.prfaas_hit_tokens
+    return signals.remote_wait_ns + costs.remote_prefill_ns(new)
+
+
+def _remote(
+    facts: RoutingFacts, signals: PathSignals, costs: CostModel, computed_ns: int | None
+) -> int | None:
     wait_ns, backlog, rate = (
         signals.remote_wait_ns,
         signals.link_backlog_bytes,
         signals.link_bits_per_s,
     )
-    if wait_ns is None or backlog is None or rate is None:
+    if wait_ns is None or computed_ns is None or backlog is None or rate is None:
         return None
     prompt, present = facts.num_prompt_tokens, facts.pd_hit_tokens
-    computed_ns = wait_ns + costs.remote_prefill_ns(prompt - facts.prfaas_hit_tokens)
     ns_per_byte = BITS_PER_BYTE * NS_PER_S / max(rate, 1.0)  # a dead link: centuries, not unknown
     after_compute = computed_ns + costs.tail_bytes(prompt, present) * ns_per_byte
     link_free_ns = max(wait_ns, backlog * ns_per_byte)

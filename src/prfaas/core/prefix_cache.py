@@ -11,7 +11,7 @@ Of one prompt the last block is the first to be evicted: a prefix outlives what 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 class PrefixCache:
@@ -21,12 +21,19 @@ class PrefixCache:
         capacity_blocks: Room, in blocks of full attention; None for no limit, else at least 1.
         checkpoint_blocks: Room that one checkpoint takes, in blocks; 0 means that the model has no
             linear state and every leading run is usable.
+        on_evict: Called with the key of everything that makes room: a block's id, or the
+            complement of the id after which a checkpoint lay.
 
     Raises:
         ValueError: A limit is out of range.
     """
 
-    def __init__(self, capacity_blocks: int | None = None, checkpoint_blocks: int = 0) -> None:
+    def __init__(
+        self,
+        capacity_blocks: int | None = None,
+        checkpoint_blocks: int = 0,
+        on_evict: Callable[[int], None] | None = None,
+    ) -> None:
         if capacity_blocks is not None and capacity_blocks < 1:
             raise ValueError(f"capacity_blocks is {capacity_blocks}; it has to be at least 1")
         if checkpoint_blocks < 0:
@@ -36,7 +43,7 @@ class PrefixCache:
         # Checkpoints are kept under the complement of their block's id, which is negative.
         self._held: OrderedDict[int, None] = OrderedDict()
         self._used = 0
-        self.num_evicted = 0
+        self._on_evict = on_evict
 
     @property
     def used_blocks(self) -> int:
@@ -69,10 +76,11 @@ class PrefixCache:
                 the end of `block_ids`.
         """
         end = len(block_ids) if checkpoint_at is None else checkpoint_at
-        for count in range(len(block_ids), 0, -1):
-            if self._checkpoint_blocks and count == end:
-                self._touch(~block_ids[count - 1], self._checkpoint_blocks)
-            self._touch(block_ids[count - 1], 1)
+        if self._checkpoint_blocks and end:
+            self._hold(block_ids[end:], 1)
+            self._hold((~block_ids[end - 1],), self._checkpoint_blocks)
+            block_ids = block_ids[:end]
+        self._hold(block_ids, 1)
         self._evict()
 
     def touch(self, block_ids: Sequence[int], num_used: int) -> None:
@@ -87,19 +95,44 @@ class PrefixCache:
         self._held.clear()
         self._used = 0
 
-    def _touch(self, key: int, room: int) -> None:
+    def holds(self, key: int) -> bool:
+        """Whether a block is held, or under the complement of its id its checkpoint."""
+        return key in self._held
+
+    def accept(self, key: int) -> None:
+        """Hold one block or checkpoint, now the most recently used."""
+        self._hold((key,), self._room(key))
+        self._evict()
+
+    def discard(self, key: int) -> None:
+        """Give up one block or checkpoint, if it is held; `on_evict` does not hear of it."""
         if key in self._held:
-            self._held.move_to_end(key)
-        else:
-            self._held[key] = None
-            self._used += room
+            del self._held[key]
+            self._used -= self._room(key)
+
+    def _hold(self, keys: Sequence[int], room: int) -> None:
+        """Hold each key, the last one first: the simulator spends most of its time here."""
+        held = self._held
+        renew, before = held.move_to_end, len(held)
+        for key in reversed(keys):
+            if key in held:
+                renew(key)
+            else:
+                held[key] = None
+        self._used += room * (len(held) - before)
 
     def _renew(self, key: int) -> None:
         if key in self._held:
             self._held.move_to_end(key)
 
     def _evict(self) -> None:
-        while self._capacity is not None and self._used > self._capacity:
-            key, _ = self._held.popitem(last=False)
-            self._used -= 1 if key >= 0 else self._checkpoint_blocks
-            self.num_evicted += 1
+        held, used, on_evict = self._held, self._used, self._on_evict
+        while self._capacity is not None and used > self._capacity:
+            key, _ = held.popitem(last=False)
+            used -= 1 if key >= 0 else self._checkpoint_blocks
+            if on_evict is not None:
+                on_evict(key)
+        self._used = used
+
+    def _room(self, key: int) -> int:
+        return 1 if key >= 0 else self._checkpoint_blocks

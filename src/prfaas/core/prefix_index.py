@@ -6,9 +6,9 @@ trusted until a snapshot has been applied: what it holds then counts as nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntFlag, StrEnum
 
 from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout, block_key
 
@@ -17,20 +17,41 @@ class SourceState(StrEnum):
     """How far the index may trust what it knows of a pool."""
 
     EXACT = "exact"
+    INCOMPLETE = "incomplete"
+    """The pool holds more than the index remembers: a hit is at least what the index says."""
     REBUILDING = "rebuilding"
     """Waiting for a snapshot, or in the middle of one."""
+
+
+class Tier(IntFlag):
+    """Where a block lies; it may lie in several tiers."""
+
+    HOST = 1
+    DISK = 2
+    ANY = 3
+
+
+NUM_BLOCKS_MAX = 4_000_000
+"""Blocks of one pool that are remembered."""
 
 
 @dataclass(slots=True)
 class _Source:
     state: SourceState = SourceState.REBUILDING
-    blocks: set[tuple[bytes, BlockKey]] = field(default_factory=set)
+    full: bool = False
+    tiers: dict[tuple[bytes, BlockKey], Tier] = field(default_factory=dict)
 
 
 class PrefixIndex:
-    """Blocks by pool."""
+    """Blocks by pool and tier.
 
-    def __init__(self) -> None:
+    Args:
+        num_blocks_max: Blocks of one pool that are remembered. Of a pool with more some are not
+            known, and it counts as INCOMPLETE until its next snapshot.
+    """
+
+    def __init__(self, num_blocks_max: int = NUM_BLOCKS_MAX) -> None:
+        self._num_blocks_max = num_blocks_max
         self._sources: dict[str, _Source] = {}
 
     def begin_snapshot(self, pool: str) -> None:
@@ -39,19 +60,40 @@ class PrefixIndex:
 
     def end_snapshot(self, pool: str) -> None:
         """All blocks of the snapshot were added: trust the pool from here on."""
-        self._source(pool).state = SourceState.EXACT
+        source = self._source(pool)
+        source.state = SourceState.INCOMPLETE if source.full else SourceState.EXACT
 
     def lose(self, pool: str) -> None:
         """The event stream of `pool` broke."""
         self._sources[pool] = _Source()
 
-    def add(self, pool: str, layout_id: bytes, keys: Iterable[BlockKey]) -> None:
-        """`pool` stored blocks. Adding one twice is harmless."""
-        self._source(pool).blocks.update((layout_id, key) for key in keys)
+    def add(
+        self, pool: str, layout_id: bytes, keys: Iterable[BlockKey], tier: Tier = Tier.HOST
+    ) -> None:
+        """`pool` stored blocks in a tier. Adding one twice is harmless."""
+        source = self._source(pool)
+        tiers = source.tiers
+        for key in keys:
+            block = (layout_id, key)
+            if block in tiers:
+                tiers[block] |= tier
+            elif len(tiers) < self._num_blocks_max:
+                tiers[block] = tier
+            else:
+                self._overflow(source)
 
-    def remove(self, pool: str, layout_id: bytes, keys: Iterable[BlockKey]) -> None:
-        """`pool` dropped blocks. Removing an unknown one is harmless."""
-        self._source(pool).blocks.difference_update((layout_id, key) for key in keys)
+    def remove(
+        self, pool: str, layout_id: bytes, keys: Iterable[BlockKey], tier: Tier = Tier.ANY
+    ) -> None:
+        """`pool` dropped blocks from a tier. Removing an unknown one is harmless."""
+        tiers = self._source(pool).tiers
+        for key in keys:
+            block = (layout_id, key)
+            left = tiers.get(block, tier) & ~tier
+            if left:
+                tiers[block] = left
+            else:
+                tiers.pop(block, None)
 
     def state(self, pool: str) -> SourceState:
         """How far `pool` is known."""
@@ -59,9 +101,16 @@ class PrefixIndex:
 
     def num_blocks(self, pool: str) -> int:
         """Blocks that `pool` is known to hold."""
-        return len(self._source(pool).blocks)
+        return len(self._source(pool).tiers)
 
-    def usable_hit(self, pool: str, layout: Layout, hashes: list[bytes], num_tokens: int) -> int:
+    def usable_hit(
+        self,
+        pool: str,
+        layout: Layout,
+        hashes: list[bytes],
+        num_tokens: int,
+        tiers: Tier = Tier.ANY,
+    ) -> int:
         """Longest prefix of a prompt that every cache group of `pool` can serve.
 
         Args:
@@ -69,15 +118,16 @@ class PrefixIndex:
             layout: Layout that the prompt's engine uses.
             hashes: Hash chain of the prompt.
             num_tokens: Length of the prompt, tokens.
+            tiers: Blocks count that lie in one of these.
 
         Returns:
             Tokens, a multiple of `layout.boundary_tokens`, below `num_tokens`; 0 if the pool is
-            not EXACT. Costs one set lookup per block of the prompt.
+            REBUILDING. Costs one lookup per block of the prompt.
         """
         source = self._source(pool)
-        if source.state is not SourceState.EXACT:
+        if source.state is SourceState.REBUILDING:
             return 0
-        held = _Held(source.blocks, layout, hashes)
+        held = _Held(source.tiers, tiers, layout, hashes)
         limit = layout.last_boundary(num_tokens)
         for group in layout.groups:
             if group.kind is GroupKind.FULL_ATTENTION:
@@ -88,6 +138,12 @@ class PrefixIndex:
             boundary -= layout.boundary_tokens
         return boundary
 
+    @staticmethod
+    def _overflow(source: _Source) -> None:
+        source.full = True
+        if source.state is SourceState.EXACT:
+            source.state = SourceState.INCOMPLETE
+
     def _source(self, pool: str) -> _Source:
         return self._sources.setdefault(pool, _Source())
 
@@ -96,13 +152,14 @@ class PrefixIndex:
 class _Held:
     """The blocks of one pool, seen from one prompt."""
 
-    blocks: set[tuple[bytes, BlockKey]]
+    blocks: Mapping[tuple[bytes, BlockKey], Tier]
+    tiers: Tier
     layout: Layout
     hashes: list[bytes]
 
     def has(self, group: CacheGroup, end_token: int) -> bool:
         key = block_key(self.layout, group, self.hashes, end_token)
-        return (self.layout.layout_id, key) in self.blocks
+        return bool(self.blocks.get((self.layout.layout_id, key), 0) & self.tiers)
 
     def leading_run(self, group: CacheGroup, limit: int) -> int:
         """Tokens covered by the group's unbroken run of blocks from the start, up to `limit`."""

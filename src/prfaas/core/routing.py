@@ -33,6 +33,13 @@ class Reason(StrEnum):
     """Below the threshold, but the remote path is predicted to be clearly faster."""
 
 
+class Unpredicted(StrEnum):
+    """Why a policy that predicts could not."""
+
+    NO_PROFILE = "no profile of the instances"
+    STALE_SIGNALS = "no fresh signal of queues or link"
+
+
 _WORDS = {
     Reason.ABOVE_THRESHOLD: "long: {compared}",
     Reason.BELOW_THRESHOLD: "short: {compared}",
@@ -55,19 +62,13 @@ class RoutingFacts:
         num_prompt_tokens: Length of the prompt.
         pd_hit_tokens: Usable cached prefix in the PD cluster.
         prfaas_hit_tokens: Usable cached prefix in the PrfaaS cluster.
-        offloadable: Whether prefill and decode of this request may be split at all.
-        prefill_instance_ready: Whether a PrfaaS engine is healthy.
-        link_up: Whether the PrfaaS pool can reach the PD pool.
-        layouts_agree: Whether blocks of one side mean the same on the other.
+        obstacle: What keeps the request from being prefilled remotely; None when nothing does.
     """
 
     num_prompt_tokens: int
     pd_hit_tokens: int = 0
     prfaas_hit_tokens: int = 0
-    offloadable: bool = True
-    prefill_instance_ready: bool = True
-    link_up: bool = True
-    layouts_agree: bool = True
+    obstacle: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class Decision:
         predicted_local_ns: Predicted time to first token of the local path; None if unknown.
         predicted_remote_ns: The same for the remote path.
         pull_tokens: Prefix that the other cluster holds and this path takes from it, tokens.
+        unpredicted: Why there are no predictions; None where there are, or where none are asked.
     """
 
     path: Path
@@ -91,12 +93,19 @@ class Decision:
     predicted_local_ns: int | None = None
     predicted_remote_ns: int | None = None
     pull_tokens: int = 0
+    unpredicted: Unpredicted | None = None
 
     @property
     def explanation(self) -> str:
         """The reason as a person would say it."""
         compared = f"{self.num_new_tokens:,} new tokens against {self.offload_threshold:,}"
-        return _WORDS[self.reason].format(compared=compared, predictions=self._predictions)
+        words = _WORDS[self.reason].format(compared=compared, predictions=self._predictions)
+        return f"{words}; not predicted: {self.unpredicted.value}" if self.unpredicted else words
+
+    @property
+    def predicted_ns(self) -> int | None:
+        """Predicted time to first token of the path that was taken; None if unknown."""
+        return self.predicted_remote_ns if self.path is Path.REMOTE else self.predicted_local_ns
 
     @property
     def _predictions(self) -> str:
@@ -104,17 +113,6 @@ class Decision:
             return ""
         local, remote = map(format_seconds, (self.predicted_local_ns, self.predicted_remote_ns))
         return f": {local} local, {remote} remote"
-
-
-def obstacle(facts: RoutingFacts) -> Reason | None:
-    """What keeps a request from being prefilled remotely; None when nothing does."""
-    if not facts.offloadable:
-        return Reason.NOT_OFFLOADABLE
-    if not facts.prefill_instance_ready:
-        return Reason.NO_PREFILL_INSTANCE
-    if not facts.layouts_agree:
-        return Reason.LAYOUT_MISMATCH
-    return None if facts.link_up else Reason.LINK_DOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +140,6 @@ class ThresholdPolicy:
     def _judge(self, facts: RoutingFacts, num_new_tokens: int) -> tuple[Path, Reason]:
         if num_new_tokens <= self.offload_threshold:
             return Path.LOCAL, Reason.BELOW_THRESHOLD
-        hindrance = obstacle(facts)
-        if hindrance is not None:
-            return Path.LOCAL, hindrance
+        if facts.obstacle is not None:
+            return Path.LOCAL, facts.obstacle
         return Path.REMOTE, Reason.ABOVE_THRESHOLD

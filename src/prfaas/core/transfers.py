@@ -1,13 +1,19 @@
 """The life of a transfer, as a table.
 
-A transfer moves the blocks of one prompt from the pool of a PrfaaS cluster to a pool of a PD
-cluster. Both ends keep one `Transfer` each and feed it the same events:
+A transfer moves the blocks of one prompt from one pool to another. Both ends keep one `Transfer`
+each and feed it the same events:
 
-    OPEN ──commit──► COMMITTED
-      ├────abort───► ABORTED      cancelled, refused, link lost
-      └────expire──► EXPIRED      the deadline passed
+    OFFERED ──accept──► ACCEPTED ──send──► SENT ──commit──► COMMITTED
+       └──────────────send─────────────────►┘
 
-The three ends are final: late and duplicate events change nothing.
+    OFFERED, ACCEPTED, SENT ──refuse──► REFUSED     its ticket does not allow it
+                            ──abort───► ABORTED     given up, link lost
+                            ──expire──► EXPIRED     its time is over
+
+`send` means that the sender has said how many blocks there are; it need not wait for the answer to
+its offer, so blocks are on their way a round trip earlier. Only the receiver commits, when every
+block is there; the sender commits when it is told. The four ends are final, and whoever ends a
+transfer lets go of all it held for it; late and duplicate events change nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +25,11 @@ from enum import StrEnum
 class TransferState(StrEnum):
     """Where a transfer is in its life."""
 
-    OPEN = "open"
+    OFFERED = "offered"
+    ACCEPTED = "accepted"
+    SENT = "sent"
     COMMITTED = "committed"
+    REFUSED = "refused"
     ABORTED = "aborted"
     EXPIRED = "expired"
 
@@ -28,16 +37,32 @@ class TransferState(StrEnum):
 class TransferEvent(StrEnum):
     """What can happen to a transfer."""
 
+    ACCEPT = "accept"
+    REFUSE = "refuse"
+    SEND = "send"
     COMMIT = "commit"
     ABORT = "abort"
     EXPIRE = "expire"
 
 
+_S, _E = TransferState, TransferEvent
 TRANSITIONS: dict[tuple[TransferState, TransferEvent], TransferState] = {
-    (TransferState.OPEN, TransferEvent.COMMIT): TransferState.COMMITTED,
-    (TransferState.OPEN, TransferEvent.ABORT): TransferState.ABORTED,
-    (TransferState.OPEN, TransferEvent.EXPIRE): TransferState.EXPIRED,
+    (_S.OFFERED, _E.ACCEPT): _S.ACCEPTED,
+    (_S.OFFERED, _E.REFUSE): _S.REFUSED,
+    (_S.OFFERED, _E.SEND): _S.SENT,
+    (_S.OFFERED, _E.ABORT): _S.ABORTED,
+    (_S.OFFERED, _E.EXPIRE): _S.EXPIRED,
+    (_S.ACCEPTED, _E.SEND): _S.SENT,
+    (_S.ACCEPTED, _E.REFUSE): _S.REFUSED,
+    (_S.ACCEPTED, _E.ABORT): _S.ABORTED,
+    (_S.ACCEPTED, _E.EXPIRE): _S.EXPIRED,
+    (_S.SENT, _E.COMMIT): _S.COMMITTED,
+    (_S.SENT, _E.REFUSE): _S.REFUSED,
+    (_S.SENT, _E.ABORT): _S.ABORTED,
+    (_S.SENT, _E.EXPIRE): _S.EXPIRED,
 }
+ENDS = frozenset({_S.COMMITTED, _S.REFUSED, _S.ABORTED, _S.EXPIRED})
+"""States that nothing follows."""
 
 
 @dataclass(slots=True)
@@ -49,6 +74,8 @@ class Transfer:
         peer: Name of the pool at the other end.
         opened_at_ns: When this end first heard of it.
         deadline_ns: When it expires.
+        layout_id: The layout of all its blocks.
+        bytes_max: Payload bytes that its ticket allows.
         state: Where it is in its life.
         reason: Why it ended as it did; empty while open or after a plain commit.
         num_blocks: Blocks moved so far.
@@ -60,7 +87,9 @@ class Transfer:
     peer: str
     opened_at_ns: int
     deadline_ns: int
-    state: TransferState = TransferState.OPEN
+    layout_id: bytes = b""
+    bytes_max: int = 0
+    state: TransferState = TransferState.OFFERED
     reason: str = ""
     num_blocks: int = 0
     num_bytes: int = 0
@@ -69,7 +98,7 @@ class Transfer:
     @property
     def is_open(self) -> bool:
         """Whether blocks may still be moved."""
-        return self.state is TransferState.OPEN
+        return self.state not in ENDS
 
     def moved(self, num_bytes: int, now_ns: int) -> None:
         """Account for one block."""
@@ -81,10 +110,11 @@ class Transfer:
         """Advance the state.
 
         Returns:
-            Whether the state changed; False for anything that comes after the end.
+            Whether the state changed; False for what is late or comes a second time.
         """
         following = TRANSITIONS.get((self.state, event))
         if following is None:
             return False
-        self.state, self.reason = following, reason
+        self.state = following
+        self.reason = reason if following in ENDS else ""
         return True

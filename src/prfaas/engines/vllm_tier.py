@@ -5,7 +5,8 @@ Lives in vLLM's scheduler process. Translates between vLLM's offloading interfac
 
 A request says what it wants in its `kv_transfer_params`:
 
-    prefill leg  {"prfaas": {"transfer": HEX, "push_to": POOL, "have_tokens": N, "final_tokens": M}}
+    prefill leg  {"prfaas": {"transfer": HEX, "push_to": POOL, "have_tokens": N, "final_tokens": M,
+                            "ticket": BASE64}}
     decode leg   {"prfaas": {"transfer": HEX, "source": POOL, "wait_ms": N}}
 
 Sent are the attention blocks between `have_tokens`, what the other side has already, and
@@ -36,7 +37,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from prfaas.core.blocks import CacheGroup, GroupKind
+from prfaas.core.shipping import is_worth_sending
 from prfaas.engines.block_requests import Answer, BlockRequests
 from prfaas.engines.pool_client import PoolClient
 from prfaas.engines.vllm_layout import RowLayout
@@ -69,6 +70,8 @@ class PushOrder(msgspec.Struct, frozen=True):
     push_to: str
     have_tokens: int = 0
     final_tokens: int = 0
+    ticket: bytes = b""
+    """Base64 in JSON."""
 
 
 class WaitOrder(msgspec.Struct, frozen=True):
@@ -145,7 +148,9 @@ class PrfaasTier(SecondaryTierManager):
     def _begin_push(self, request: str, order: PushOrder) -> RequestOffloadingContext:
         push = _Push(bytes.fromhex(order.transfer), order)
         self._pushes[request] = push
-        self._client.send(Push(transfer_id=push.transfer_id, peer=order.push_to))
+        self._client.send(
+            Push(transfer_id=push.transfer_id, peer=order.push_to, ticket=order.ticket)
+        )
         # Blocks that this engine finds in its own cache have to be sent too.
         return RequestOffloadingContext(policy=OffloadPolicy.REQUEST_LEVEL)
 
@@ -243,28 +248,6 @@ class PrfaasTier(SecondaryTierManager):
     def shutdown(self) -> None:
         """Leave the pool node."""
         self._client.close()
-
-
-def is_worth_sending(
-    group: CacheGroup, end_token: int, *, have_tokens: int, final_tokens: int
-) -> bool:
-    """Whether the other side can use a block that it does not have.
-
-    Args:
-        group: Cache group of the block.
-        end_token: Where the block ends, tokens from the start of the prompt.
-        have_tokens: Usable prefix that the other side holds already.
-        final_tokens: Length at which the other side will resume.
-    """
-    if not have_tokens < end_token <= final_tokens:
-        return False
-    match group.kind:
-        case GroupKind.FULL_ATTENTION:
-            return True
-        case GroupKind.LINEAR_STATE:
-            return end_token == final_tokens
-        case GroupKind.SLIDING_WINDOW:
-            return end_token > final_tokens - group.window_tokens
 
 
 def _key(key: OffloadKey) -> Key:

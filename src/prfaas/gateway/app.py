@@ -28,11 +28,13 @@ from prfaas.gateway.prefill import PrefillLeg
 from prfaas.gateway.records import NS_PER_MS, Outcome, Record, Records
 from prfaas.gateway.requests import Api, parse_request
 from prfaas.gateway.salt import tenant_salt
+from prfaas.gateway.tickets import TicketOffice
 from prfaas.gateway.tokenizing import PromptMaker
 from prfaas.gateway.transfers import Transfers
 from prfaas.gateway.views import Views
 from prfaas.units import NS_PER_S
 from prfaas.wire.identity import identity_in
+from prfaas.wire.tickets import TicketSigner
 
 REQUESTS_MAX = 4096
 """Requests in flight; more are refused with 429 before their bodies are read."""
@@ -96,6 +98,10 @@ class Gateway:
         engine_tls, pool_tls = identity.client_context(), identity.client_context()
         engine_tls.check_hostname = True
         salt = tenant_salt(deployment.state)
+        limits = deployment.routing
+        tickets = TicketOffice(
+            TicketSigner(identity), limits.prefill_timeout + limits.transfer_timeout
+        )
         policy = ThresholdPolicy(deployment.routing.offload_threshold)
         self._table = deployment.gateway
         self._model = model
@@ -113,7 +119,7 @@ class Gateway:
         self._flow = Flow(
             planner=Planner(self.engines, self.pools, self.index, self._prompts, policy),
             engines=self.engines,
-            prefill_leg=PrefillLeg(self.engines, model, salt, deployment.routing),
+            prefill_leg=PrefillLeg(self.engines, model, salt, deployment.routing, tickets),
             decode_leg=DecodeLeg(
                 self.engines, salt, deployment.routing.transfer_timeout // NS_PER_MS
             ),

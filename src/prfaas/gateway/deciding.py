@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from prfaas.config.deployment import ClusterRole
 from prfaas.core.blocks import Layout
 from prfaas.core.prefix_index import PrefixIndex
-from prfaas.core.routing import Decision, Path, RoutingFacts, ThresholdPolicy
+from prfaas.core.routing import Decision, Path, Reason, RoutingFacts, ThresholdPolicy
 from prfaas.errors import PrfaasError
 from prfaas.gateway.engines import Engine, Engines
 from prfaas.gateway.fields import bad
@@ -33,6 +33,7 @@ class Plan:
         prefill: Engine in the PrfaaS cluster; None on the local path.
         pd_hit_tokens: Prefix that the decode engine's pool already holds.
         final_tokens: Prefix that it will hold once the transfer is complete.
+        layout: Of the decode engine's blocks; None while unknown, and then the path is local.
     """
 
     client: ClientRequest
@@ -42,6 +43,7 @@ class Plan:
     prefill: Engine | None
     pd_hit_tokens: int
     final_tokens: int
+    layout: Layout | None
 
 
 class Planner:
@@ -107,10 +109,9 @@ class Planner:
             num_prompt_tokens=prompt.num_tokens,
             pd_hit_tokens=record.pd_hit_tokens,
             prfaas_hit_tokens=record.prfaas_hit_tokens,
-            offloadable=client.offloadable and not nothing_to_ship,
-            prefill_instance_ready=prefill is not None,
-            link_up=self._link_up(prefill, decode, layout),
-            layouts_agree=self._layouts_agree(prefill, layout),
+            obstacle=Reason.NOT_OFFLOADABLE
+            if nothing_to_ship or not client.offloadable
+            else self._obstacle(prefill, decode, layout),
         )
         decision = self._policy.decide(facts)
         record.decision, record.decode_engine = decision, decode.name
@@ -122,7 +123,17 @@ class Planner:
             prefill=prefill if decision.path is Path.REMOTE else None,
             pd_hit_tokens=record.pd_hit_tokens,
             final_tokens=final_tokens,
+            layout=layout,
         )
+
+    def _obstacle(
+        self, prefill: Engine | None, decode: Engine, layout: Layout | None
+    ) -> Reason | None:
+        if prefill is None:
+            return Reason.NO_PREFILL_INSTANCE
+        if not self._layouts_agree(prefill, layout):
+            return Reason.LAYOUT_MISMATCH
+        return None if self._link_up(prefill, decode, layout) else Reason.LINK_DOWN
 
     def _hit(self, pool: str, layout: Layout | None, prompt: Prompt) -> int:
         """Cached prefix of a single prompt; several prompts count as uncached."""

@@ -18,6 +18,7 @@ from prfaas.gateway.deciding import Plan
 from prfaas.gateway.engines import Engine, Engines, EngineUnreachableError
 from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json
 from prfaas.gateway.records import Fallback, Record
+from prfaas.gateway.tickets import TicketOffice
 from prfaas.gateway.transfers import ENGINE_LOST, TransferView
 from prfaas.units import NS_PER_S
 
@@ -41,12 +42,14 @@ class PrefillLeg:
         model: Name of the model.
         cache_salt: The tenant's salt.
         limits: Timeouts.
+        tickets: Signs what may move.
     """
 
     engines: Engines
     model: str
     cache_salt: str
     limits: RoutingTable
+    tickets: TicketOffice
 
     async def run(
         self,
@@ -64,17 +67,7 @@ class PrefillLeg:
         Raises:
             PrefillGivenUpError: Any failure; nothing is running any more then.
         """
-        body = prefill_body(
-            self.model,
-            plan.prompt,
-            self.cache_salt,
-            {
-                "transfer": transfer.transfer_id.hex(),
-                "push_to": transfer.destination,
-                "have_tokens": plan.pd_hit_tokens,
-                "final_tokens": plan.final_tokens,
-            },
-        )
+        body = prefill_body(self.model, plan.prompt, self.cache_salt, self._order(plan, transfer))
         started_ns = time.monotonic_ns()
         leg = asyncio.create_task(self._post(engine, body, headers))
         try:
@@ -97,6 +90,18 @@ class PrefillLeg:
             raise PrefillGivenUpError(stage, reason, f"the transfer broke: {reason}")
         limit_s = self.limits.prefill_timeout / NS_PER_S
         raise PrefillGivenUpError("prefill", "timeout", f"no answer within {limit_s:g} s")
+
+    def _order(self, plan: Plan, transfer: TransferView) -> JsonObject:
+        """What the engine's tier and the pools have to know."""
+        if plan.layout is None:
+            raise PrefillGivenUpError("prefill", "no_layout", "nobody has announced a layout")
+        span = {"have_tokens": plan.pd_hit_tokens, "final_tokens": plan.final_tokens}
+        return {
+            "transfer": transfer.transfer_id.hex(),
+            "push_to": transfer.destination,
+            "ticket": self.tickets.issue(transfer, plan.layout, self.cache_salt, **span),
+            **span,
+        }
 
     async def _post(self, engine: Engine, body: JsonObject, headers: Mapping[str, str]) -> int:
         try:

@@ -41,7 +41,7 @@ class Subscription:
     @property
     def is_live(self) -> bool:
         """Whether the snapshot is complete and no event was missed since."""
-        return self._index.state(self._pool) is SourceState.EXACT
+        return self._index.state(self._pool) is not SourceState.REBUILDING
 
     def begin(self) -> None:
         """A connection stands; a snapshot comes next."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from prfaas.core.transfers import TransferState
 from prfaas.wire.messages import TransferEnded
 
+OPEN = "open"
+"""A transfer of which no pool has reported the end."""
 VIEWS_MAX = 4096
 """Transfers that are remembered; more than ever run at once, and late events find the others."""
 
@@ -62,7 +64,7 @@ class TransferView:
     def state(self) -> str:
         """As reported; open until a report comes, which may be after the request's end."""
         event = self.best_event
-        return event.state if event else TransferState.OPEN.value
+        return event.state if event else OPEN
 
     @property
     def best_event(self) -> TransferEnded | None:
@@ -85,9 +87,9 @@ class TransferView:
 
 
 def failure_label(event: TransferEnded) -> str:
-    """Why a transfer ended without a commit: "expired", a value of `_LABELS`, or "aborted"."""
-    if event.state == TransferState.EXPIRED:
-        return "expired"
+    """Why there was no commit: "expired", "refused", a value of `_LABELS`, or "aborted"."""
+    if event.state in (TransferState.EXPIRED, TransferState.REFUSED):
+        return event.state
     reason = event.reason.lower()
     return next((label for word, label in _LABELS.items() if word in reason), "aborted")
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from prfaas.core.blocks import BlockKey
+from prfaas.core.tickets import TicketRefusedError
 from prfaas.errors import PeerError
 from prfaas.pool.engine_port import EngineSession
 from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.store import BlockStore, StoredBlock
+from prfaas.pool.tickets import TicketChecks
 from prfaas.wire.frames import block_digest
 from prfaas.wire.messages import (
     HIT,
@@ -37,6 +39,8 @@ class EngineRequests:
 
     Args:
         is_connected: Whether the link from a pool of that name stands.
+        tickets: Check what engines are told to push.
+        on_refused: Told of a transfer that its ticket does not allow: its id, where to, and why.
     """
 
     def __init__(
@@ -45,12 +49,16 @@ class EngineRequests:
         inbound: InboundTransfers,
         links: Mapping[str, OutboundLink],
         is_connected: Callable[[str], bool],
+        tickets: TicketChecks,
+        on_refused: Callable[[bytes, str, str], None],
         metrics: PoolMetrics,
     ) -> None:
         self._store = store
         self._inbound = inbound
         self._links = links
         self._is_connected = is_connected
+        self._tickets = tickets
+        self._on_refused = on_refused
         self._metrics = metrics
         self._pushes: dict[bytes, tuple[EngineSession, OutboundLink]] = {}
 
@@ -86,11 +94,23 @@ class EngineRequests:
                 link.abort(transfer_id, "engine_lost", tell_peer=True)
 
     def _open_push(self, engine: EngineSession, message: Push) -> None:
+        if message.transfer_id in self._pushes:
+            return
         link = self._links.get(message.peer)
         if link is None:
             self._metrics.blocks_dropped.labels(reason="unknown_peer").inc()
             return
-        link.open(message.transfer_id)
+        try:
+            grant = self._tickets.to_send(
+                message.ticket,
+                transfer_id=message.transfer_id,
+                destination=message.peer,
+                layout_id=engine.layout.layout_id,
+            )
+        except TicketRefusedError as error:
+            self._on_refused(message.transfer_id, message.peer, error.reason.value)
+            return
+        link.open(grant)
         self._pushes[message.transfer_id] = engine, link
 
     def _close_push(self, engine: EngineSession, message: PushDone) -> None:

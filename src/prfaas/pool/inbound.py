@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 
 from prfaas.core.link_share import BlockName
+from prfaas.core.tickets import Refusal, TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent, TransferState
 from prfaas.errors import PeerError
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.store import BlockStore
+from prfaas.pool.tickets import DESTINATION, TicketChecks
 from prfaas.wire.frames import BlockFrame
-from prfaas.wire.messages import Commit
+from prfaas.wire.messages import Abort, Accepted, Commit, Offer, Refused
 
 TRANSFERS_MAX = 10_000
 """Ended transfers remembered, so that late lookups and frames are recognised."""
@@ -24,7 +26,8 @@ class InboundTransfers:
         store: Where blocks go.
         on_ended: Told once of every transfer that ended.
         clock_ns: Monotonic clock, nanoseconds.
-        lifetime_ns: How long a transfer may stay open.
+        tickets: Check offers.
+        layouts: Ids of the layouts that local engines have.
         grace_ns: How long transfers wait for a peer whose link broke.
         on_closed: Told once of every transfer that ended, before `on_ended`, to drop what is
             unfinished of it.
@@ -36,7 +39,8 @@ class InboundTransfers:
         metrics: PoolMetrics,
         on_ended: Callable[[Transfer], None],
         clock_ns: Callable[[], int],
-        lifetime_ns: int,
+        tickets: TicketChecks,
+        layouts: Callable[[], Set[bytes]],
         grace_ns: int = 0,
         on_closed: Callable[[bytes], None] = lambda _: None,
     ) -> None:
@@ -44,7 +48,8 @@ class InboundTransfers:
         self._metrics = metrics
         self._on_ended = on_ended
         self._clock_ns = clock_ns
-        self._lifetime_ns = lifetime_ns
+        self._tickets = tickets
+        self._layouts = layouts
         self._grace_ns = grace_ns
         self._on_closed = on_closed
         self._transfers: OrderedDict[bytes, Transfer] = OrderedDict()
@@ -52,14 +57,51 @@ class InboundTransfers:
         """What came with each open transfer."""
         self._expected: dict[bytes, int] = {}
         """Blocks that a commit announced and that are not all here yet."""
+        self._refused: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        """Peers and the transfers of theirs that were refused."""
         self._away_since_ns: dict[str, int] = {}
         """Peers whose link broke, and when."""
 
-    def offered(self, transfer_id: bytes, peer: str) -> None:
-        """A peer announced a transfer; announcing it twice is harmless."""
-        if transfer_id not in self._transfers:
-            now = self._clock_ns()
-            self._remember(Transfer(transfer_id, peer, now, now + self._lifetime_ns))
+    def offered(self, offer: Offer, peer: str) -> Accepted | Refused | Abort:
+        """A peer announced a transfer; announcing it twice is harmless.
+
+        Returns:
+            The answer.
+        """
+        transfer_id = offer.transfer_id
+        known = self._transfers.get(transfer_id)
+        if known is not None and known.is_open and known.peer == peer:
+            return Accepted(transfer_id=transfer_id)
+        try:
+            grant = self._tickets.to_receive(
+                offer.ticket,
+                transfer_id=transfer_id,
+                source=peer,
+                layouts=self._layouts(),
+                free_bytes=self._store.capacity_bytes - self.promised_bytes,
+            )
+        except TicketRefusedError as error:
+            self._refuse(transfer_id, peer)
+            return Refused(transfer_id=transfer_id, reason=error.reason.value)
+        if known is not None:
+            return Abort(transfer_id=transfer_id, reason=known.reason)
+        ticket, now = grant.ticket, self._clock_ns()
+        transfer = Transfer(
+            transfer_id, peer, now, now + grant.lifetime_ns, ticket.layout_id, ticket.bytes_max
+        )
+        transfer.apply(TransferEvent.ACCEPT)
+        self._remember(transfer)
+        return Accepted(transfer_id=transfer_id)
+
+    @property
+    def promised_bytes(self) -> int:
+        """What open transfers may still bring."""
+        transfers = self._transfers.values()
+        return sum(t.bytes_max - t.num_bytes for t in transfers if t.is_open)
+
+    def is_offered(self, transfer_id: bytes, peer: str) -> bool:
+        """Whether an offer of this transfer was answered."""
+        return transfer_id in self._transfers or (peer, transfer_id) in self._refused
 
     def wants(self, transfer_id: bytes, peer: str) -> bool:
         """Whether fragments of this transfer are taken from this peer. Any thread may ask.
@@ -67,7 +109,9 @@ class InboundTransfers:
         They may overtake its offer, which comes over another connection.
         """
         transfer = self._transfers.get(transfer_id)
-        return transfer is None or (transfer.is_open and transfer.peer == peer)
+        if transfer is None:
+            return (peer, transfer_id) not in self._refused
+        return transfer.is_open and transfer.peer == peer
 
     def has(self, transfer_id: bytes, name: BlockName) -> bool:
         """Whether a block has arrived with this transfer. Any thread may ask."""
@@ -98,6 +142,11 @@ class InboundTransfers:
         name = frame.layout_id, frame.key
         if name in arrived:
             return True
+        beyond = _beyond_ticket(transfer, frame)
+        if beyond is not None:
+            self._tickets.refused(DESTINATION, transfer.transfer_id, beyond)
+            self._end(transfer, TransferEvent.REFUSE, beyond.reason.value)
+            return False
         if not self._store.put(frame.layout_id, frame.key, frame.data, frame.digest):
             self._metrics.blocks_dropped.labels(reason="no_room").inc()
             self._end(transfer, TransferEvent.ABORT, "no_room")
@@ -120,7 +169,7 @@ class InboundTransfers:
             may_follow: Blocks may still be on the way, over other connections.
         """
         transfer = self._transfers.get(commit.transfer_id)
-        if transfer is None or not transfer.is_open or transfer.peer != peer:
+        if transfer is None or transfer.peer != peer or not transfer.apply(TransferEvent.SEND):
             return
         missing = commit.num_blocks - transfer.num_blocks
         if missing < 0 or (missing and not may_follow):
@@ -142,14 +191,15 @@ class InboundTransfers:
         return transfer.state
 
     def resumed(self, peer: str, transfer_ids: Iterable[bytes]) -> None:
-        """A peer connected anew and goes on with these transfers; its others are over."""
+        """A peer connected anew and goes on with these transfers; its others are over.
+
+        What it goes on with and is not known here it will offer again.
+        """
         self._away_since_ns.pop(peer, None)
         kept = set(transfer_ids)
         for transfer in list(self._transfers.values()):
             if transfer.peer == peer and transfer.transfer_id not in kept:
                 self._end(transfer, TransferEvent.ABORT, "link_lost")
-        for transfer_id in kept:
-            self.offered(transfer_id, peer)
 
     def arrived(self, transfer_id: bytes) -> list[BlockName]:
         """What came with an open transfer."""
@@ -220,9 +270,27 @@ class InboundTransfers:
             self._on_closed(transfer.transfer_id)
             self._on_ended(transfer)
 
+    def _refuse(self, transfer_id: bytes, peer: str) -> None:
+        """Its blocks may be on their way already; they are dropped without waiting for an offer."""
+        self._refused[peer, transfer_id] = None
+        while len(self._refused) > TRANSFERS_MAX:
+            self._refused.popitem(last=False)
+
     def _remember(self, transfer: Transfer) -> None:
         self._transfers[transfer.transfer_id] = transfer
         self._arrived[transfer.transfer_id] = set()
         while len(self._transfers) > TRANSFERS_MAX:
             _, oldest = self._transfers.popitem(last=False)
             self._end(oldest, TransferEvent.EXPIRE, "too many transfers")
+
+
+def _beyond_ticket(transfer: Transfer, frame: BlockFrame) -> TicketRefusedError | None:
+    """What a block goes beyond, if it is not covered by the ticket of its transfer."""
+    if frame.layout_id != transfer.layout_id:
+        return TicketRefusedError(Refusal.LAYOUT, "a block of another layout came")
+    num_bytes = transfer.num_bytes + len(frame.data)
+    if num_bytes > transfer.bytes_max:
+        return TicketRefusedError(
+            Refusal.OVERSIZED, f"{num_bytes} bytes came, it allows {transfer.bytes_max}"
+        )
+    return None

@@ -12,6 +12,7 @@ from prfaas.core.transfers import TransferState
 from prfaas.errors import PeerError
 from prfaas.pool.assembly import Assembly
 from prfaas.pool.data_in import DataHandlers, DataReceiver
+from prfaas.pool.early import EarlyBlocks
 from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.io_thread import IoThread
 from prfaas.pool.listener import Listener
@@ -71,6 +72,7 @@ class LinkPort:
         on_subscribe: Callable[[Channel], None],
         on_unsubscribe: Callable[[Channel], None],
         on_abort: Callable[[bytes, str], None],
+        clock_ns: Callable[[], int],
     ) -> None:
         self._tls = tls
         self._sources = sources
@@ -93,6 +95,8 @@ class LinkPort:
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._receivers: dict[DataReceiver, None] = {}
+        self._early = EarlyBlocks(clock_ns)
+        self._is_closed = False
         self._handlers = DataHandlers(
             find_assembly=self._find_assembly,
             wants=inbound.wants,
@@ -120,7 +124,10 @@ class LinkPort:
 
     async def close(self) -> None:
         """Stop listening and drop every connection."""
+        self._is_closed = True
         await self._listener.close()
+        for peer, transfer_id in self._early.all():
+            self._drop_early(peer, transfer_id)
         for channel in list(self._channels):
             channel.close("this pool node stops")
         for receiver in self._receivers:
@@ -173,7 +180,7 @@ class LinkPort:
                 self._welcome(channel, message)
             case Offer():
                 self._require(channel, self._sources)
-                self._inbound.offered(message.transfer_id, channel.peer)
+                self._offered(channel, message)
             case Commit():
                 self._require(channel, self._sources)
                 may_follow = channel.peer in self._links
@@ -188,6 +195,11 @@ class LinkPort:
                 self._inbound.aborted_by(message.transfer_id, channel.peer, message.reason)
             case _:
                 raise PeerError(f"{type(message).__name__} has no meaning on this port")
+
+    def _offered(self, channel: Channel, offer: Offer) -> None:
+        channel.send(self._inbound.offered(offer, channel.peer))
+        for frame, done in self._early.take(channel.peer, offer.transfer_id):
+            self._take_block(channel.peer, frame, done)
 
     def _welcome(self, channel: Channel, hello: PoolHello) -> None:
         """A pool has one link: whatever stood before a new one is dead."""
@@ -209,9 +221,10 @@ class LinkPort:
     def _resume(self, channel: Channel, transfer_id: bytes) -> None:
         """Tell a peer that came back what became of one of its transfers."""
         transfer = self._inbound.ending(transfer_id, channel.peer)
-        if transfer is None or transfer.state in (TransferState.ABORTED, TransferState.EXPIRED):
-            reason = transfer.reason if transfer is not None else "not yours"
-            channel.send(Abort(transfer_id=transfer_id, reason=reason))
+        if transfer is None:
+            return
+        if not transfer.is_open and transfer.state is not TransferState.COMMITTED:
+            channel.send(Abort(transfer_id=transfer_id, reason=transfer.reason))
             return
         by_layout: dict[bytes, list[BlockKey]] = {}
         for layout_id, key in self._inbound.arrived(transfer_id):
@@ -243,8 +256,13 @@ class LinkPort:
         return next((c for c in self._channels if c.peer == peer and c.is_open), None)
 
     def _take_block(self, peer: str, frame: BlockFrame, done: Callable[[], None]) -> None:
+        if self._is_closed:
+            done()
+            return
         channel = self._channel_of(peer)
-        self._inbound.offered(frame.transfer_id, peer)
+        if not self._inbound.is_offered(frame.transfer_id, peer):
+            self._early.add(peer, frame, done)
+            return
         if channel is not None:
             self._keep(channel, frame, is_checked=True)
         else:
@@ -271,7 +289,20 @@ class LinkPort:
     def _refuse(self) -> None:
         self._metrics.refused.labels(port="link").inc()
 
+    def expire(self) -> None:
+        """Drop blocks whose offer did not come."""
+        for peer, transfer_id in self._early.overdue():
+            self._drop_early(peer, transfer_id)
+            self._refuse_transfer(peer, transfer_id)
+
+    def _drop_early(self, peer: str, transfer_id: bytes) -> None:
+        for _, done in self._early.take(peer, transfer_id):
+            done()
+
     def _drop_link(self, peer: str) -> None:
+        for other, transfer_id in self._early.all():
+            if other == peer:
+                self._drop_early(peer, transfer_id)
         self._links.pop(peer, None)
         for receiver in list(self._receivers):
             if receiver.peer == peer:

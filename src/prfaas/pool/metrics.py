@@ -69,6 +69,12 @@ class PoolMetrics:
             ["direction", "state"],
             registry=self.registry,
         )
+        self.tickets_refused = Counter(
+            "prfaas_tickets_refused",
+            "Transfers refused, or ended, for what their ticket does not allow.",
+            ["end", "reason"],
+            registry=self.registry,
+        )
         self.refused = Counter(
             "prfaas_connections_refused",
             "Connections closed for what they sent or who they are.",

@@ -12,7 +12,8 @@ from pathlib import Path
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from prfaas.core.transfers import Transfer
+from prfaas.core.tickets import Refusal, TicketRefusedError
+from prfaas.core.transfers import Transfer, TransferEvent
 from prfaas.errors import ConfigError
 from prfaas.pool.engine_port import EnginePort, EngineSession
 from prfaas.pool.engine_requests import EngineRequests
@@ -23,13 +24,13 @@ from prfaas.pool.link_port import LinkPort
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.store import BlockStore
+from prfaas.pool.tickets import SOURCE, TicketChecks
 from prfaas.wire.identity import Identity, LinkContexts
 from prfaas.wire.messages import PoolState, TransferEnded
+from prfaas.wire.tickets import TicketOpener
 
 log = logging.getLogger(__name__)
 
-TRANSFER_LIFETIME_NS = 300 * 10**9
-"""A transfer that is still open after this is abandoned: longer than any prefill is waited for."""
 LINK_GRACE_NS = 3 * 10**9
 """Longer than it takes to connect anew; decode waits that long at most for a link that broke."""
 HOUSEKEEPING_S = 0.5
@@ -48,7 +49,7 @@ class PoolSettings:
         identity: Certificate, key, authority.
         peers: Pools to push to, by name.
         sources: Names of pools that may push to this one.
-        gateways: Names of gateways that may subscribe.
+        gateways: Names of gateways that may subscribe, and whose tickets count.
         link_budgets: Bits per second that the link to a peer may send, by its name; others have no
             limit.
         link_connections: Data connections of the link to a peer, by its name; others adapt.
@@ -81,17 +82,20 @@ class PoolNode:
         self.store = BlockStore(settings.memory_bytes, self.feed)
         self._clock_ns = clock_ns
         self._engines: dict[str, EngineSession] = {}
+        tls = settings.identity.dialling()
+        opener = TicketOpener(settings.identity.authority, settings.gateways)
+        self._tickets = TicketChecks(settings.name, opener, self.metrics)
         self.inbound = InboundTransfers(
             self.store,
             self.metrics,
             lambda transfer: self._transfer_ended("received", transfer),
             clock_ns,
-            TRANSFER_LIFETIME_NS,
+            self._tickets,
+            self._layouts,
             settings.link_grace_ns,
             self._forget,
         )
         self._io = IoThread()
-        tls = settings.identity.dialling()
         self.links = {
             peer: self._link(peer, address, tls) for peer, address in settings.peers.items()
         }
@@ -107,9 +111,16 @@ class PoolNode:
             on_subscribe=lambda channel: self.feed.subscribe(channel, self.store, self._state()),
             on_unsubscribe=self.feed.unsubscribe,
             on_abort=self._abort,
+            clock_ns=clock_ns,
         )
         self._requests = EngineRequests(
-            self.store, self.inbound, self.links, self.link_port.is_connected, self.metrics
+            self.store,
+            self.inbound,
+            self.links,
+            self.link_port.is_connected,
+            self._tickets,
+            self._push_refused,
+            self.metrics,
         )
         self._engine_port = EnginePort(
             settings.socket_path, self._engine_came, self._requests.handle, self._engine_went
@@ -164,11 +175,14 @@ class PoolNode:
             on_change=self._state_changed,
             on_ended=lambda transfer: self._transfer_ended("sent", transfer),
             clock_ns=self._clock_ns,
-            lifetime_ns=TRANSFER_LIFETIME_NS,
+            on_over=self._over_budget,
             grace_ns=self.settings.link_grace_ns,
             budget_bits_per_s=self.settings.link_budgets.get(peer, 0),
             connections=self.settings.link_connections.get(peer, 0),
         )
+
+    def _layouts(self) -> set[bytes]:
+        return {engine.layout.layout_id for engine in self._engines.values()}
 
     def _state(self) -> PoolState:
         layouts = {name: engine.hello.layout for name, engine in self._engines.items()}
@@ -198,6 +212,19 @@ class PoolNode:
 
     def _forget(self, transfer_id: bytes) -> None:
         self.link_port.forget(transfer_id)
+
+    def _push_refused(self, transfer_id: bytes, peer: str, reason: str) -> None:
+        """An engine's ticket does not allow what it was told to push: the gateway has to know."""
+        now = self._clock_ns()
+        transfer = Transfer(transfer_id, peer, now, now)
+        transfer.apply(TransferEvent.REFUSE, reason)
+        self._transfer_ended("sent", transfer)
+
+    def _over_budget(self, transfer: Transfer) -> None:
+        error = TicketRefusedError(
+            Refusal.OVERSIZED, f"more than the {transfer.bytes_max} bytes it allows were pushed"
+        )
+        self._tickets.refused(SOURCE, transfer.transfer_id, error)
 
     def _transfer_ended(self, direction: str, transfer: Transfer) -> None:
         now = self._clock_ns()
@@ -229,6 +256,7 @@ class PoolNode:
     async def _keep_house(self) -> None:
         while True:
             self.inbound.expire()
+            self.link_port.expire()
             for link in self.links.values():
                 link.expire()
             await asyncio.sleep(HOUSEKEEPING_S)

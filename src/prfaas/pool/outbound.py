@@ -19,13 +19,15 @@ from dataclasses import dataclass, field
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.link_share import BlockName, OutgoingBlock
-from prfaas.core.transfers import Transfer, TransferEvent
+from prfaas.core.tickets import Refusal
+from prfaas.core.transfers import Transfer, TransferEvent, TransferState
 from prfaas.errors import PeerError
 from prfaas.pool.data_out import DataSenders, SendQueue
 from prfaas.pool.io_thread import IoThread
 from prfaas.pool.link_meter import SAMPLE_NS, LinkMeter
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.store import StoredBlock
+from prfaas.pool.tickets import Grant
 from prfaas.units import NS_PER_S
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import BlockFrame, Frame
@@ -33,6 +35,7 @@ from prfaas.wire.identity import LinkContexts, peer_name
 from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages import (
     Abort,
+    Accepted,
     Arrived,
     Commit,
     Committed,
@@ -41,6 +44,7 @@ from prfaas.wire.messages import (
     Ping,
     Pong,
     PoolHello,
+    Refused,
     Resumed,
     decode,
     keys_of,
@@ -76,11 +80,18 @@ class _Outgoing:
     """A transfer and its blocks."""
 
     transfer: Transfer
+    sealed: bytes
+    """Its ticket."""
     blocks: dict[BlockName, StoredBlock] = field(default_factory=dict)
     """Pushed and not known to have arrived; pinned."""
     names: set[BlockName] = field(default_factory=set)
     """All that were pushed."""
-    is_finished: bool = False
+    pushed_bytes: int = 0
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more will be pushed."""
+        return self.transfer.state is TransferState.SENT
 
 
 class OutboundLink:
@@ -99,7 +110,7 @@ class OutboundLink:
         on_change: Told when the link comes up or goes down.
         on_ended: Told once of every transfer that ended here.
         clock_ns: Monotonic clock, nanoseconds.
-        lifetime_ns: How long a transfer may stay open.
+        on_over: Told of a transfer that was given up because its ticket allows no more.
         grace_ns: How long transfers wait for a link that broke.
         budget_bits_per_s: What all data connections together may send; 0 is no limit.
         connections: Data connections; 0 is as many as budget and round trip ask for.
@@ -118,7 +129,7 @@ class OutboundLink:
         on_change: Callable[[], None],
         on_ended: Callable[[Transfer], None],
         clock_ns: Callable[[], int],
-        lifetime_ns: int,
+        on_over: Callable[[Transfer], None],
         grace_ns: int,
         budget_bits_per_s: int = 0,
         connections: int = 0,
@@ -133,7 +144,7 @@ class OutboundLink:
         self._on_change = on_change
         self._on_ended = on_ended
         self._clock_ns = clock_ns
-        self._lifetime_ns = lifetime_ns
+        self._on_over = on_over
         self._grace_ns = grace_ns
         self._budget_bits_per_s = budget_bits_per_s
         self._connections = connections
@@ -176,23 +187,34 @@ class OutboundLink:
         """What a transfer of that many bytes would take now; None if nothing is known."""
         return self._meter.seconds_to_send(num_bytes)
 
-    def open(self, transfer_id: bytes) -> None:
+    def open(self, grant: Grant) -> None:
         """Start a transfer; without a link, and none to be hoped for, it is aborted at once."""
-        if transfer_id in self._transfers:
+        ticket, now = grant.ticket, self._clock_ns()
+        if ticket.transfer_id in self._transfers:
             return
-        now = self._clock_ns()
-        transfer = Transfer(transfer_id, self.peer, now, now + self._lifetime_ns)
-        self._transfers[transfer_id] = _Outgoing(transfer)
+        transfer = Transfer(
+            ticket.transfer_id,
+            self.peer,
+            now,
+            now + grant.lifetime_ns,
+            ticket.layout_id,
+            ticket.bytes_max,
+        )
+        outgoing = self._transfers[ticket.transfer_id] = _Outgoing(transfer, grant.sealed)
         if not self.is_up and self._is_given_up():
             self._end(transfer, TransferEvent.ABORT, "link_down")
-        elif self._channel is not None and self._resumed.is_set():
-            self._channel.send(Offer(transfer_id=transfer_id))
+        elif self._resumed.is_set():
+            self._offer(outgoing)
 
     def push(self, transfer_id: bytes, layout_id: bytes, key: BlockKey, block: StoredBlock) -> None:
         """Queue one block; ignored if the transfer has ended or has it already."""
         outgoing = self._transfers.get(transfer_id)
         name = layout_id, key
         if outgoing is None or name in outgoing.names:
+            return
+        outgoing.pushed_bytes += len(block.data)
+        if outgoing.pushed_bytes > outgoing.transfer.bytes_max:
+            self._over_budget(outgoing.transfer)
             return
         block.pins += 1
         outgoing.names.add(name)
@@ -202,8 +224,7 @@ class OutboundLink:
     def finish(self, transfer_id: bytes) -> None:
         """No more blocks will be pushed: the peer commits once all are there."""
         outgoing = self._transfers.get(transfer_id)
-        if outgoing is not None:
-            outgoing.is_finished = True
+        if outgoing is not None and outgoing.transfer.apply(TransferEvent.SEND):
             self._queue.finish(transfer_id)
             if self._resumed.is_set():
                 self._announce_end(outgoing)
@@ -370,6 +391,10 @@ class OutboundLink:
             case Arrived():
                 for key in keys_of(message.keys):
                     self._arrived(message.transfer_id, (message.layout_id, key))
+            case Accepted():
+                self._answered(message.transfer_id, TransferEvent.ACCEPT)
+            case Refused():
+                self._answered(message.transfer_id, TransferEvent.REFUSE, message.reason)
             case Committed():
                 self._committed(message.transfer_id)
             case Abort():
@@ -384,10 +409,19 @@ class OutboundLink:
         self._peer_epoch = peer_epoch
         self._resumed.set()
         for outgoing in self._transfers.values():
-            if self._channel is not None:
-                self._channel.send(Offer(transfer_id=outgoing.transfer.transfer_id))
+            self._offer(outgoing)
             if outgoing.is_finished:
                 self._announce_end(outgoing)
+
+    def _offer(self, outgoing: _Outgoing) -> None:
+        if self._channel is not None:
+            transfer_id = outgoing.transfer.transfer_id
+            self._channel.send(Offer(transfer_id=transfer_id, ticket=outgoing.sealed))
+
+    def _answered(self, transfer_id: bytes, event: TransferEvent, reason: str = "") -> None:
+        outgoing = self._transfers.get(transfer_id)
+        if outgoing is not None:
+            self._end(outgoing.transfer, event, reason)
 
     def _arrived(self, transfer_id: bytes, name: BlockName) -> None:
         outgoing = self._transfers.get(transfer_id)
@@ -413,6 +447,14 @@ class OutboundLink:
 
     # --- ends ---
 
+    def _over_budget(self, transfer: Transfer) -> None:
+        """The engine pushes more than the gateway allowed."""
+        reason = Refusal.OVERSIZED.value
+        if self._channel is not None:
+            self._channel.send(Abort(transfer_id=transfer.transfer_id, reason=reason))
+        self._on_over(transfer)
+        self._end(transfer, TransferEvent.REFUSE, reason)
+
     def _give_up(self, reason: str) -> None:
         for outgoing in list(self._transfers.values()):
             if self._channel is not None:
@@ -421,7 +463,7 @@ class OutboundLink:
             self._end(outgoing.transfer, TransferEvent.ABORT, reason)
 
     def _end(self, transfer: Transfer, event: TransferEvent, reason: str = "") -> None:
-        if not transfer.apply(event, reason):
+        if not transfer.apply(event, reason) or transfer.is_open:
             return
         outgoing = self._transfers.pop(transfer.transfer_id)
         self._queue.drop(transfer.transfer_id)

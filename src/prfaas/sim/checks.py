@@ -61,9 +61,9 @@ def _leaks(sim: Simulation) -> list[str]:
     if sim.num_open:
         return []
     held = {
-        "bytes promised to the link": sim.front.link.promised_bytes,
-        "KV bytes held by decode": sum(d.kv_used_bytes for d in sim.decoders),
+        "bytes promised to the link": sim.front.dispatcher.promised_bytes,
+        "KV bytes held by decode": sum(d.kv_used_bytes for d in sim.decoders.values()),
         "open transfers": len(sim.link.flows()),
-        "requests assigned to decode": sim.num_assigned,
+        "requests open at the gateway": sim.front.dispatcher.num_open,
     }
     return [f"{count} {what} after the last request ended" for what, count in held.items() if count]

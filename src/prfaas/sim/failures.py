@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prfaas.core.load_book import LoadBook
 from prfaas.sim.prefill import PrefillInstance
 from prfaas.sim.setup import Failure, FailureKind
 
@@ -22,55 +21,51 @@ def schedule(simulation: Simulation, failures: tuple[Failure, ...]) -> None:
 def _break(simulation: Simulation, failure: Failure) -> None:
     match failure.kind:
         case FailureKind.LINK:
-            simulation.set_link(simulation.setup.link.bits_per_s * failure.capacity_ratio)
+            simulation.transport.set_capacity(failure.capacity_ratio)
         case FailureKind.PREFILL | FailureKind.PRFAAS:
-            _fail_prefill(simulation, failure)
+            _fail_prefill(simulation, _prefill_instance(simulation, failure))
         case FailureKind.DECODE:
-            _fail_decode(simulation, failure.index)
+            _fail_decode(simulation, simulation.front.decode_names[failure.index])
 
 
 def _mend(simulation: Simulation, failure: Failure) -> None:
     match failure.kind:
         case FailureKind.LINK:
-            simulation.set_link(simulation.setup.link.bits_per_s)
+            simulation.transport.set_capacity(1.0)
         case FailureKind.PREFILL | FailureKind.PRFAAS:
-            _mend_prefill(simulation, failure)
+            _mend_prefill(simulation, _prefill_instance(simulation, failure))
         case FailureKind.DECODE:
-            simulation.decoders[failure.index].recover()
-            simulation.balancer.set_up(failure.index, up=True)
+            name = simulation.front.decode_names[failure.index]
+            simulation.decoders[name].recover()
+            simulation.front.set_ready(name, ready=True, now_ns=simulation.clock.now_ns)
 
 
-def _stage(simulation: Simulation, failure: Failure) -> tuple[LoadBook, dict[str, PrefillInstance]]:
+def _prefill_instance(simulation: Simulation, failure: Failure) -> PrefillInstance:
     front = simulation.front
     if failure.kind is FailureKind.PRFAAS:
-        return front.remote, simulation.remotes
-    return front.local, simulation.locals
+        return simulation.remotes[front.prfaas_names[failure.index]]
+    return simulation.locals[front.prefill_names[failure.index]]
 
 
-def _fail_prefill(simulation: Simulation, failure: Failure) -> None:
+def _fail_prefill(simulation: Simulation, instance: PrefillInstance) -> None:
     """A prefill instance stops; its requests are routed anew."""
-    book, instances = _stage(simulation, failure)
-    name = book.names[failure.index]
-    book.set_ready(name, ready=False)
-    for job in instances[name].fail():
+    simulation.front.set_ready(instance.name, ready=False, now_ns=simulation.clock.now_ns)
+    for job in instance.fail():
         if job.attempt == job.request.attempt:
             simulation.again(job.request)
 
 
-def _mend_prefill(simulation: Simulation, failure: Failure) -> None:
+def _mend_prefill(simulation: Simulation, instance: PrefillInstance) -> None:
     """It works again, with an empty queue."""
-    book, instances = _stage(simulation, failure)
-    name = book.names[failure.index]
-    instances[name].recover()
-    book.report(name, simulation.clock.now_ns, 0)
-    book.set_ready(name, ready=True)
+    instance.recover()
+    simulation.front.set_ready(instance.name, ready=True, now_ns=simulation.clock.now_ns)
 
 
-def _fail_decode(simulation: Simulation, index: int) -> None:
+def _fail_decode(simulation: Simulation, name: str) -> None:
     """A decode instance stops; its requests are prefilled again."""
-    simulation.balancer.set_up(index, up=False)
-    lost = simulation.decoders[index].fail()
-    gone = set(lost)
-    coming = [r for r, i in simulation.decoder_of.items() if i == index and r not in gone]
-    for request in (*lost, *coming):
+    simulation.front.set_ready(name, ready=False, now_ns=simulation.clock.now_ns)
+    lost = simulation.decoders[name].fail()
+    gone = {request.index for request in lost}
+    coming = [i for i in simulation.front.dispatcher.decoded_by(name) if i not in gone]
+    for request in (*lost, *(simulation.open[i] for i in coming)):
         simulation.again(request)

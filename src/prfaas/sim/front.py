@@ -1,122 +1,119 @@
-"""The gateway's side of a simulated run: late signals in, decisions of the core out.
-
-It knows what a gateway knows: the prompt, the caches' index, reports with their age, and what it
-has sent itself. Output lengths are not among it.
-"""
+"""The simulator's driver of the core's dispatcher: what happens in the run, in the core's words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from prfaas.core.admission import admit
-from prfaas.core.link_book import LinkBook
-from prfaas.core.load_book import LoadBook
-from prfaas.core.policies import AdaptivePolicy, make_policy
-from prfaas.core.predictions import BITS_PER_BYTE, PathSignals, predict
-from prfaas.core.prefix_cache import PrefixCache
-from prfaas.core.routing import Decision, Path, RoutingFacts
-from prfaas.core.threshold_loop import ThresholdLoop
+from prfaas.core.dispatch import (
+    Arrival,
+    DispatchSettings,
+    HomeCluster,
+    Member,
+    Refused,
+    RemoteCluster,
+    Routed,
+    ThresholdMoved,
+)
+from prfaas.core.dispatcher import Dispatcher
+from prfaas.core.link_book import LinkReport
+from prfaas.sim.caches import PD_POOL, PRFAAS_POOL, Caches
+from prfaas.sim.request import Request
 from prfaas.sim.setup import Setup
-from prfaas.units import NS_PER_S
 
 
 class Front:
-    """Books, caches and the policy.
+    """The gateway of a simulated run. Output lengths do not get past it.
 
     Args:
         setup: The system.
     """
 
     def __init__(self, setup: Setup) -> None:
-        stale_ns = setup.signals.stale_after_ns
-        self._setup = setup
-        self.local = LoadBook([f"p{i:05}" for i in range(setup.num_prefill)], stale_ns)
-        self.remote = LoadBook([f"r{i:05}" for i in range(setup.num_prfaas)], stale_ns)
-        self.link = LinkBook(stale_ns)
-        self.link_up = True
-        self.pd_cache = _cache(setup.cache.pd_blocks, setup.cache.checkpoint_blocks)
-        self.prfaas_cache = _cache(setup.cache.prfaas_blocks, setup.cache.checkpoint_blocks)
+        self.caches = Caches(setup.cache)
+        self.prefill_names = tuple(f"p{i:05}" for i in range(setup.num_prefill))
+        self.prfaas_names = tuple(f"r{i:05}" for i in range(setup.num_prfaas))
+        self.decode_names = tuple(f"d{i:05}" for i in range(setup.num_decode))
         routing = setup.routing
-        self._policy = make_policy(
-            routing.policy, routing.offload_threshold, setup.costs, routing.bandwidth
+        self.dispatcher = Dispatcher(
+            HomeCluster(
+                "pd",
+                tuple(Member(name, PD_POOL) for name in self.prefill_names),
+                tuple(Member(name, PD_POOL) for name in self.decode_names),
+                setup.costs,
+            ),
+            [
+                RemoteCluster(
+                    "prfaas",
+                    tuple(Member(name, PRFAAS_POOL) for name in self.prfaas_names),
+                    setup.costs,
+                )
+            ],
+            DispatchSettings(
+                routing.policy,
+                routing.offload_threshold,
+                routing.bandwidth,
+                routing.moving_threshold,
+                setup.slo.ttft_ns,
+                routing.admission,
+                setup.signals.stale_after_ns,
+            ),
         )
-        self._loop = ThresholdLoop(max(routing.offload_threshold, 1))
+        self.set_link(up=True)
 
-    def hits(self, block_ids: Sequence[int], num_prompt_tokens: int) -> tuple[int, int]:
-        """Usable cached prefix in the PD and the PrfaaS cluster, tokens."""
-        limit, span = num_prompt_tokens - 1, self._setup.cache.block_tokens
-        found = []
-        for cache in (self.pd_cache, self.prfaas_cache):
-            blocks = cache.usable_hit(block_ids) if cache is not None and block_ids else 0
-            found.append(min(blocks * span, limit))
-        return found[0], found[1]
-
-    def decide(
-        self, num_prompt_tokens: int, hits: tuple[int, int], now_ns: int
-    ) -> tuple[Decision, PathSignals]:
-        """Ask the policy."""
-        facts = RoutingFacts(
-            num_prompt_tokens=num_prompt_tokens,
-            pd_hit_tokens=hits[0],
-            prfaas_hit_tokens=hits[1],
-            prefill_instance_ready=self.remote.least() is not None,
-            link_up=self.link_up,
+    def route(self, request: Request, now_ns: int, *, again: bool) -> Routed | Refused:
+        """Decide for a request that arrives, or whose work was lost."""
+        arrival = Arrival(
+            request.index,
+            request.num_prompt_tokens,
+            request.num_prompt_tokens,
+            self.caches.hits(request),
+            tenant=request.tenant,
         )
-        signals = self.signals(now_ns)
-        return self._policy.decide(facts, signals), signals
+        return self.dispatcher.arrive(arrival, now_ns, again=again)
 
-    def admitted(
-        self, decision: Decision, num_prompt_tokens: int, hits: tuple[int, int], now_ns: int
-    ) -> bool:
-        """Whether the request is let in."""
-        if not self._setup.routing.admission:
-            return True
-        return admit(
-            self._predicted(decision, num_prompt_tokens, hits, now_ns), self._setup.slo.ttft_ns
-        ).admitted
+    def choose_decode(self, request: Request) -> str | None:
+        """Name of the instance that decodes a request, chosen when first asked for."""
+        return self.dispatcher.choose_decode(request.index)
 
-    def signals(self, now_ns: int) -> PathSignals:
-        """What is known now."""
-        return PathSignals(
-            local_wait_ns=_wait(self.local, now_ns),
-            remote_wait_ns=_wait(self.remote, now_ns),
-            link_backlog_bytes=self.link.backlog_bytes(now_ns),
-            link_bits_per_s=self.link.bits_per_s(now_ns),
-            rtt_ns=self._setup.link.rtt_ns,
-        )
+    def decoder_of(self, request: Request) -> str | None:
+        """Name of the instance that was chosen to decode a request."""
+        return self.dispatcher.decoder_of(request.index)
 
-    def move_threshold(self, now_ns: int) -> None:
-        """One interval of the short-term loop, if the policy has a threshold that moves."""
-        if not isinstance(self._policy, AdaptivePolicy):
-            return
-        signals = self.signals(now_ns)
-        remote_ns = signals.remote_wait_ns
-        if remote_ns is not None and signals.link_backlog_bytes and signals.link_bits_per_s:
-            link_ns = signals.link_backlog_bytes * BITS_PER_BYTE * NS_PER_S
-            remote_ns = max(remote_ns, round(link_ns / signals.link_bits_per_s))
-        self._policy.offload_threshold = self._loop.update(
-            self.link.utilisation(now_ns), signals.local_wait_ns, remote_ns
-        )
+    def prefills(self, request: Request) -> str | None:
+        """Name of the instance that prefills a request; None once the end was heard of."""
+        return self.dispatcher.prefills(request.index)
+
+    def prefilled(self, request: Request, now_ns: int) -> None:
+        """The end of a request's prefill was heard of."""
+        self.dispatcher.prefilled(request.index, now_ns)
+
+    def landed(self, request: Request) -> None:
+        """All blocks of a request have crossed the link."""
+        self.dispatcher.transfer_over(request.index)
+
+    def ended(self, request: Request, now_ns: int) -> None:
+        """A request is over."""
+        self.dispatcher.end(request.index, now_ns)
+
+    def set_link(self, *, up: bool) -> list[int]:
+        """The link was found dead or alive; indices of the requests that were on it."""
+        return self.dispatcher.set_link(PRFAAS_POOL, PD_POOL, up=up)
+
+    def set_ready(self, name: str, *, ready: bool, now_ns: int) -> None:
+        """An instance failed or recovered."""
+        self.dispatcher.set_ready(name, ready=ready, now_ns=now_ns)
+
+    def report_load(self, name: str, observed_at_ns: int, num_waiting: int) -> None:
+        """So many requests were seen to wait at an instance."""
+        self.dispatcher.report_load(name, observed_at_ns, num_waiting)
+
+    def report_link(self, report: LinkReport) -> None:
+        """The link was seen."""
+        self.dispatcher.report_link(PRFAAS_POOL, PD_POOL, report)
+
+    def tick(self, now_ns: int) -> list[ThresholdMoved]:
+        """One interval of the short-term loop."""
+        return self.dispatcher.tick(now_ns)
 
     @property
     def offload_threshold(self) -> int:
         """Current t, tokens."""
-        if isinstance(self._policy, AdaptivePolicy):
-            return self._policy.offload_threshold
-        return self._setup.routing.offload_threshold
-
-    def _predicted(
-        self, decision: Decision, num_prompt_tokens: int, hits: tuple[int, int], now_ns: int
-    ) -> int | None:
-        facts = RoutingFacts(num_prompt_tokens, hits[0], hits[1])
-        found = predict(facts, self.signals(now_ns), self._setup.costs)
-        return found.remote_ns if decision.path is Path.REMOTE else found.local_ns
-
-
-def _wait(book: LoadBook, now_ns: int) -> int | None:
-    name = book.least()
-    return None if name is None else book.wait_ns(name, now_ns)
-
-
-def _cache(capacity_blocks: int | None, checkpoint_blocks: int) -> PrefixCache | None:
-    return None if capacity_blocks == 0 else PrefixCache(capacity_blocks, checkpoint_blocks)
+        return self.dispatcher.links.between(PRFAAS_POOL, PD_POOL).policy.offload_threshold

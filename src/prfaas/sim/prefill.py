@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -58,7 +58,7 @@ class PrefillInstance:
         self.busy_ns = 0
         self._clock = clock
         self._on_start, self._on_chunk, self._on_done = on_start, on_chunk, on_done
-        self._queue: deque[Job] = deque()
+        self._queue: OrderedDict[Request, Job] = OrderedDict()
         self._queued_ns = 0
         self._running: Job | None = None
         self._started_at_ns = 0
@@ -66,7 +66,7 @@ class PrefillInstance:
 
     def submit(self, job: Job) -> None:
         """Queue a job, and start it when nothing runs."""
-        self._queue.append(job)
+        self._queue[job.request] = job
         self._queued_ns += job.work_ns
         self._start_next()
 
@@ -74,6 +74,12 @@ class PrefillInstance:
     def num_waiting(self) -> int:
         """Jobs in the queue, the running one not counted."""
         return len(self._queue)
+
+    def withdraw(self, request: Request) -> None:
+        """Nobody waits for a request's job: it leaves the queue; if it runs, it runs to its end."""
+        job = self._queue.pop(request, None)
+        if job is not None:
+            self._queued_ns -= job.work_ns
 
     def backlog_ns(self) -> int:
         """Work that is left, ns."""
@@ -84,7 +90,7 @@ class PrefillInstance:
 
     def fail(self) -> list[Job]:
         """Stop; the jobs that are lost, oldest first."""
-        lost = ([self._running] if self._running else []) + list(self._queue)
+        lost = ([self._running] if self._running else []) + list(self._queue.values())
         if self._running is not None:
             self.busy_ns += self._clock.now_ns - self._started_at_ns
         self._queue.clear()
@@ -97,23 +103,13 @@ class PrefillInstance:
         self.up = True
 
     def _start_next(self) -> None:
-        if self._running is not None:
+        if self._running is not None or not self._queue:
             return
-        job = self._next_valid()
-        if job is None:
-            return
+        _, job = self._queue.popitem(last=False)
+        self._queued_ns -= job.work_ns
         self._running, self._started_at_ns = job, self._clock.now_ns
         self._on_start(job)
         self._clock.after(job.chunks[0][1], self._chunk_done, (self._life, job, 0))
-
-    def _next_valid(self) -> Job | None:
-        """The oldest job whose request has not gone elsewhere meanwhile."""
-        while self._queue:
-            job = self._queue.popleft()
-            self._queued_ns -= job.work_ns
-            if job.attempt == job.request.attempt:
-                return job
-        return None
 
     def _chunk_done(self, event: tuple[int, Job, int]) -> None:
         life, job, index = event

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from prfaas.core.routing import Decision
 
@@ -21,16 +22,26 @@ class Outcome(StrEnum):
     """Nobody could serve it."""
 
 
+class Follower(NamedTuple):
+    """A request that comes `after_ns` after another has ended, if that is before `until_ns`."""
+
+    request: Request
+    after_ns: int
+    until_ns: int
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One request. Instants in ns of virtual time, UNSET before they happen.
 
     Attributes:
-        index: Position in the workload.
-        arrived_at_ns: When it came.
+        index: Unique in the workload.
+        arrived_at_ns: When it came; of one that follows another, set when it comes.
         num_prompt_tokens: Prompt, tokens.
         num_output_tokens: Output, tokens; no policy sees it.
         block_ids: Ids of the prompt's blocks; the last may be a partial one.
+        tenant: Whose it is; empty if nobody's in particular.
+        followers: Requests of the same session that wait for its end.
         decision: Where it is prefilled.
         attempt: Counts prefills; events of an earlier attempt are void.
         num_new_tokens: Tokens that are prefilled.
@@ -42,6 +53,8 @@ class Request:
     num_prompt_tokens: int
     num_output_tokens: int
     block_ids: tuple[int, ...] = ()
+    tenant: str = ""
+    followers: tuple[Follower, ...] = ()
     decision: Decision | None = None
     outcome: Outcome = Outcome.RUNNING
     attempt: int = 0

@@ -186,7 +186,7 @@ def _utilisation(sim: Simulation) -> dict[str, float]:
             sum(i.busy_ns for i in sim.remotes.values()), len(sim.remotes), now
         ),
         "link": sim.link.busy_ns / now,
-        "decode_slots": _busy(sum(d.batch_ns for d in sim.decoders), slots, now),
+        "decode_slots": _busy(sum(d.batch_ns for d in sim.decoders.values()), slots, now),
     }
 
 

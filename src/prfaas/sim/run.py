@@ -42,7 +42,7 @@ def run(
     simulation = Simulation(scenario.setup, requests, report)
     simulation.run(stop_at_ns)
     check(simulation)
-    last_ns = requests[-1].arrived_at_ns + 1 if requests else 1
+    last_ns = max((r.arrived_at_ns for r in simulation.requests), default=0) + 1
     end_ns = scenario.end_ns or last_ns
     results = summarise(simulation, start_ns=min(scenario.start_ns, end_ns - 1), end_ns=end_ns)
     return Run(scenario, simulation, results)

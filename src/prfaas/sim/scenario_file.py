@@ -5,56 +5,20 @@ Clusters, profiles, model, lengths and prices come from a plan file, which the p
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from prfaas.core.policies import PolicyName
-from prfaas.planner.plan_file import BitsPerSecond, Positive, Seconds
+from prfaas.planner.plan_file import BitsPerSecond, Seconds
 from prfaas.sim.setup import FailureKind
+from prfaas.sim.workloads.table import WorkloadTable
 
 Count = Annotated[int, Field(ge=0)]
 
 
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class WorkloadTable(_Table):
-    """`[workload]`: what arrives."""
-
-    arrivals: Literal["poisson", "gamma", "diurnal", "trace"] = "poisson"
-    """Where arrivals come from."""
-    rate: Positive | None = None
-    """Mean arrival rate, req/s; for all but a trace."""
-    duration: Seconds = 3600.0
-    """Length of the arrivals; a trace brings its own."""
-    warmup: Seconds = 0.0
-    """Requests that arrive earlier are not counted."""
-    cv: Positive = 1.0
-    """Variation of the gaps between arrivals, for gamma and diurnal."""
-    swing: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Swing of the diurnal rate around its mean."""
-    period: Seconds = 3600.0
-    """Period of the diurnal rate."""
-    output: Literal["fixed", "geometric"] = "fixed"
-    """Distribution of output lengths; the mean is the plan's."""
-    trace: str | None = None
-    """Trace in Mooncake's schema, relative to the scenario file."""
-    jitter: Seconds = 0.0
-    """Arrivals of a trace are moved by up to so much within its tick."""
-    rate_scale: Positive = 1.0
-    """Arrivals of a trace come so many times as fast."""
-    requests: Annotated[int, Field(ge=1)] | None = None
-    """Take the first so many requests of a trace."""
-
-    @model_validator(mode="after")
-    def _complete(self) -> WorkloadTable:
-        if self.arrivals == "trace" and self.trace is None:
-            raise ValueError('arrivals = "trace" needs trace')
-        if self.arrivals != "trace" and self.rate is None:
-            raise ValueError(f'arrivals = "{self.arrivals}" needs rate')
-        return self
 
 
 class RoutingTable(_Table):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from prfaas.core.costs import Costs
 from prfaas.core.policies import Bandwidth, PolicyName
 from prfaas.sim.decode import DecodeLimits
-from prfaas.sim.timing import Costs, StepTime
+from prfaas.sim.timing import StepTime
 from prfaas.units import NS_PER_S
 
 

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from prfaas.core.prefix_cache import PrefixCache
+from prfaas.core.dispatch import Refusal, Refused, Routed
 from prfaas.core.routing import Path
-from prfaas.sim.balancer import Balancer
+from prfaas.sim.caches import PD_POOL, PRFAAS_POOL
 from prfaas.sim.clock import Clock
 from prfaas.sim.decode import DecodeInstance
 from prfaas.sim.failures import schedule
 from prfaas.sim.front import Front
-from prfaas.sim.link import Flow, SharedLink
 from prfaas.sim.prefill import Job, PrefillInstance
-from prfaas.sim.request import UNSET, Outcome, Request
+from prfaas.sim.request import UNSET, Follower, Outcome, Request
 from prfaas.sim.setup import Setup
 from prfaas.sim.telemetry import Telemetry
+from prfaas.sim.transport import Transport
 
 Progress = Callable[[int], None]
 
@@ -33,43 +33,51 @@ class Simulation:
 
     Args:
         setup: The system.
-        requests: In order of arrival.
+        requests: In order of arrival; those that follow others are appended when they come.
         on_progress: Called with the number of requests that have arrived, now and then.
     """
 
     def __init__(
         self, setup: Setup, requests: Sequence[Request], on_progress: Progress | None = None
     ) -> None:
-        self.setup, self.requests = setup, requests
+        self.setup, self.requests = setup, list(requests)
         self.clock = Clock()
         self.front = Front(setup)
-        self.num_open = 0
+        self.open: dict[int, Request] = {}
         self.num_recomputed = 0
         self._on_progress = on_progress
-        self.link = SharedLink(
+        self.transport = Transport(
             self.clock,
-            setup.link.bits_per_s,
+            setup.link,
+            setup.costs,
             on_landed=self._landed,
-            flow_bits_per_s=setup.link.flow_bits_per_s,
-            delay_ns=setup.link.rtt_ns // 2,
+            on_change=self._link_changed,
+            told_after_ns=setup.signals.delay_ns,
         )
-        self.locals = {n: self._prefill_instance(n, remote=False) for n in self.front.local.names}
-        self.remotes = {n: self._prefill_instance(n, remote=True) for n in self.front.remote.names}
-        self.decoders = [self._decode_instance(f"d{i:05}") for i in range(setup.num_decode)]
-        self.balancer = Balancer(setup.num_decode)
-        self.decoder_of: dict[Request, int] = {}
-        self._flows: dict[Request, Flow | None] = {}
-        self._promised: dict[Request, tuple[int, int]] = {}
-        self._next = 0
+        self.link = self.transport.link
+        self.locals = {n: self._prefill_instance(n) for n in self.front.prefill_names}
+        self.remotes = {n: self._prfaas_instance(n) for n in self.front.prfaas_names}
+        self.decoders = {n: self._decode_instance(n) for n in self.front.decode_names}
+        self._roots = tuple(requests)
+        self._next = self._num_expected = 0
         self.telemetry = Telemetry(self)
 
-    def _prefill_instance(self, name: str, *, remote: bool) -> PrefillInstance:
+    def _prefill_instance(self, name: str) -> PrefillInstance:
         return PrefillInstance(
             name,
             self.clock,
-            on_start=self._remote_started if remote else self._started,
-            on_chunk=self._remote_chunk if remote else _nothing,
-            on_done=self._remote_done if remote else self._local_done,
+            on_start=self._started,
+            on_chunk=_nothing,
+            on_done=self._local_done,
+        )
+
+    def _prfaas_instance(self, name: str) -> PrefillInstance:
+        return PrefillInstance(
+            name,
+            self.clock,
+            on_start=self._remote_started,
+            on_chunk=self.transport.chunk,
+            on_done=self._remote_done,
         )
 
     def _decode_instance(self, name: str) -> DecodeInstance:
@@ -89,11 +97,11 @@ class Simulation:
 
     def run(self, stop_at_ns: int | None = None) -> None:
         """Run until every request has ended, or until an instant."""
-        if self.requests:
-            self.clock.at(self.requests[0].arrived_at_ns, self._arrive)
+        if self._roots:
+            self.clock.at(self._roots[0].arrived_at_ns, self._arrive)
         self.telemetry.start()
         schedule(self, self.setup.failures)
-        while self.num_open or self._next < len(self.requests):
+        while self.busy:
             if stop_at_ns is not None and self.clock.now_ns >= stop_at_ns:
                 break
             if not self.clock.step():
@@ -102,185 +110,130 @@ class Simulation:
     @property
     def busy(self) -> bool:
         """Whether requests are under way or yet to come."""
-        return self.num_open > 0 or self._next < len(self.requests)
+        return bool(self.open) or self._next < len(self._roots) or self._num_expected > 0
 
     @property
-    def num_assigned(self) -> int:
-        """Requests that hold a place in a decode instance."""
-        return self.balancer.num_assigned
+    def num_open(self) -> int:
+        """Requests under way."""
+        return len(self.open)
 
     # Arrival and dispatch
 
     def _arrive(self, _argument: None) -> None:
-        request = self.requests[self._next]
+        request = self._roots[self._next]
         self._next += 1
-        if self._next < len(self.requests):
-            self.clock.at(self.requests[self._next].arrived_at_ns, self._arrive)
+        if self._next < len(self._roots):
+            self.clock.at(self._roots[self._next].arrived_at_ns, self._arrive)
         if self._on_progress is not None and self._next % 256 == 0:
             self._on_progress(self._next)
-        self.num_open += 1
-        self._route(request)
+        self._come(request)
 
-    def _route(self, request: Request) -> None:
-        now, prompt = self.clock.now_ns, request.num_prompt_tokens
-        hits = self.front.hits(request.block_ids, prompt)
-        decision, _ = self.front.decide(prompt, hits, now)
-        first = request.decision is None
-        request.decision = decision if first else request.decision
-        if first and not self.front.admitted(decision, prompt, hits, now):
-            self._end(request, Outcome.REJECTED)
+    def _come(self, request: Request) -> None:
+        self.open[request.index] = request
+        self._route(request, again=False)
+
+    def _expect(self, follower: Follower) -> None:
+        """A request that waited for another comes later, if there is time for it."""
+        if self.clock.now_ns + follower.after_ns < follower.until_ns:
+            self._num_expected += 1
+            self.clock.after(follower.after_ns, self._follow, follower.request)
+
+    def _follow(self, request: Request) -> None:
+        self._num_expected -= 1
+        request.arrived_at_ns = self.clock.now_ns
+        self.requests.append(request)
+        self._come(request)
+
+    def again(self, request: Request) -> None:
+        """What a request had is lost: route it anew."""
+        self.transport.give_up(request)
+        self._withdraw(request)
+        decoder = self.front.decoder_of(request)
+        if decoder is not None:
+            self.decoders[decoder].release(request)
+        self.num_recomputed += 1
+        self._route(request, again=True)
+
+    def _withdraw(self, request: Request) -> None:
+        name = self.front.prefills(request)
+        if name is not None:
+            (self.locals.get(name) or self.remotes[name]).withdraw(request)
+
+    def _route(self, request: Request, *, again: bool) -> None:
+        found = self.front.route(request, self.clock.now_ns, again=again)
+        request.decision = found.decision if request.decision is None else request.decision
+        if isinstance(found, Refused):
+            refused = found.reason is Refusal.PREDICTED_LATE
+            self._end(request, Outcome.REJECTED if refused else Outcome.FAILED)
             return
         request.attempt += 1
-        if decision.path is Path.REMOTE:
-            self._send_away(request, hits)
+        request.num_hit_tokens = found.hit_tokens
+        request.num_new_tokens = request.num_prompt_tokens - found.hit_tokens
+        if found.decision.path is Path.REMOTE:
+            self._send_away(request, found)
         else:
-            self._keep(request, hits)
+            self._keep(request, found)
 
-    def _keep(self, request: Request, hits: tuple[int, int]) -> None:
-        name = self.front.local.least()
-        if name is None:
-            self._end(request, Outcome.FAILED)
-            return
-        new = request.num_prompt_tokens - hits[0]
-        self._note_hit(request, new, hits[0])
-        work = self.setup.costs.local_prefill_ns(new)
-        self._use(self.front.pd_cache, request, hits[0])
-        self.front.local.dispatch(name, self.clock.now_ns, work)
-        self.locals[name].submit(Job(request, request.attempt, [(new, work)]))
+    def _keep(self, request: Request, routed: Routed) -> None:
+        new = request.num_new_tokens
+        self.front.caches.use(PD_POOL, request, routed.hit_tokens)
+        work_ns = self.setup.costs.local_prefill_ns(new)
+        self.locals[routed.prefill].submit(Job(request, request.attempt, [(new, work_ns)]))
 
-    def _send_away(self, request: Request, hits: tuple[int, int]) -> None:
-        name = self.front.remote.least()
-        assert name is not None, "the policy sends nothing away without a ready instance"  # noqa: S101
-        prompt, (present, cached) = request.num_prompt_tokens, hits
-        costs = self.setup.costs
-        self._note_hit(request, prompt - cached, cached)
+    def _send_away(self, request: Request, routed: Routed) -> None:
         request.offloaded = True
-        promised = costs.shipped_bytes(prompt, present)
-        self._promised[request] = (promised, present)
-        self.front.link.promise(promised)
-        self._flows[request] = None
-        self._use(self.front.prfaas_cache, request, cached)
-        job = Job(request, request.attempt, costs.chunks(prompt - cached))
-        self.front.remote.dispatch(name, self.clock.now_ns, job.work_ns)
-        self.remotes[name].submit(job)
-
-    @staticmethod
-    def _note_hit(request: Request, num_new_tokens: int, num_hit_tokens: int) -> None:
-        request.num_new_tokens, request.num_hit_tokens = num_new_tokens, num_hit_tokens
-
-    def _use(self, cache: PrefixCache | None, request: Request, hit_tokens: int) -> None:
-        if cache is not None and hit_tokens:
-            blocks = -(-hit_tokens // self.setup.cache.block_tokens)
-            cache.touch(request.block_ids, blocks)
-
-    @staticmethod
-    def _store(cache: PrefixCache | None, request: Request) -> None:
-        if cache is not None and request.block_ids:
-            cache.store(request.block_ids)
+        self.transport.promise(request, routed.shipped_bytes, routed.present_tokens)
+        self.front.caches.use(PRFAAS_POOL, request, routed.hit_tokens)
+        chunks = self.setup.costs.chunks(request.num_new_tokens)
+        self.remotes[routed.prefill].submit(Job(request, request.attempt, chunks))
 
     # Prefill
 
     def _started(self, job: Job) -> None:
-        request = job.request
-        request.prefill_started_at_ns = self.clock.now_ns
+        job.request.prefill_started_at_ns = self.clock.now_ns
 
     def _remote_started(self, job: Job) -> None:
         self._started(job)
-        request = job.request
-        self._flows[request] = self.link.open(request, self._promised[request][0])
-        decoder = self._decoder_for(request)
+        self.transport.start(job.request)
+        decoder = self.front.choose_decode(job.request)
         if decoder is not None:
-            decoder.hold(request)
-
-    def _remote_chunk(self, job: Job, tokens: int) -> None:
-        request = job.request
-        flow = self._flows.get(request)
-        if flow is None or job.attempt != request.attempt:
-            return
-        promised, present = self._promised[request]
-        costs = self.setup.costs
-        last = tokens == request.num_new_tokens
-        end = request.num_prompt_tokens - request.num_new_tokens + tokens
-        ready = promised if last else max(0, costs.shipped_bytes(end, present) - costs.state_bytes)
-        if last or ready > flow.added_bytes:
-            self.link.add(flow, max(0, ready - flow.added_bytes), last=last)
+            self.decoders[decoder].hold(job.request)
 
     def _local_done(self, job: Job) -> None:
         if job.attempt == job.request.attempt:
-            self._prefilled(job.request)
-            self._store(self.front.pd_cache, job.request)
+            job.request.prefilled_at_ns = self.clock.now_ns
+            self.front.prefilled(job.request, self.clock.now_ns)
+            self.front.caches.store(PD_POOL, job.request)
             self._decode(job.request)
 
     def _remote_done(self, job: Job) -> None:
         if job.attempt == job.request.attempt:
-            self._prefilled(job.request)
-        self._store(self.front.prfaas_cache, job.request)
+            job.request.prefilled_at_ns = self.clock.now_ns
+            self.clock.after(self.setup.link.rtt_ns // 2, self._heard_of, job)
+        self.front.caches.store(PRFAAS_POOL, job.request)
 
-    def _prefilled(self, request: Request) -> None:
-        request.prefilled_at_ns = self.clock.now_ns
+    def _heard_of(self, job: Job) -> None:
+        """The answer of a prefill leg has crossed the link."""
+        if job.attempt == job.request.attempt:
+            self.front.prefilled(job.request, self.clock.now_ns)
 
     # Link
 
-    def _landed(self, flow: Flow) -> None:
-        request = flow.request
-        if flow.attempt != request.attempt:
-            return
-        self._settle(request)
-        self._store(self.front.pd_cache, request)
+    def _landed(self, request: Request) -> None:
+        self.front.landed(request)
+        self.front.caches.store(PD_POOL, request)
         self._decode(request)
 
-    def _settle(self, request: Request) -> None:
-        """The transfer of a request is over, one way or the other."""
-        flow = self._flows.pop(request, None)
-        if flow is not None:
-            self.link.drop(flow)
-        promised, _ = self._promised.pop(request)
-        self.front.link.settle(promised)
-
-    def set_link(self, bits_per_s: float) -> None:
-        """The capacity changes; a cut that lasts is noticed after a while."""
-        self.link.set_rate(bits_per_s)
-        if bits_per_s <= 0:
-            self.clock.after(self.setup.link.dead_after_ns, self._maybe_dead, self.clock.now_ns)
-        else:
-            self.clock.after(self.setup.signals.delay_ns, self._alive)
-
-    def _maybe_dead(self, _cut_at_ns: int) -> None:
-        if self.link.bits_per_s > 0 or not self.front.link_up:
-            return
-        self.front.link_up = False
-        for request in sorted(self._flows, key=lambda r: r.index):
-            self.again(request)
-
-    def _alive(self, _argument: None) -> None:
-        self.front.link_up = self.link.bits_per_s > 0
-
-    def again(self, request: Request) -> None:
-        """What a request had is lost: route it anew."""
-        if request in self._promised:
-            self._settle(request)
-        index = self.decoder_of.pop(request, None)
-        if index is not None:
-            self.decoders[index].release(request)
-            self.balancer.leave(index)
-        self.num_recomputed += 1
-        self._route(request)
+    def _link_changed(self, alive: bool) -> None:
+        for index in sorted(self.front.set_link(up=alive)):
+            self.again(self.open[index])
 
     # Decode and the end
 
-    def _decoder_for(self, request: Request) -> DecodeInstance | None:
-        """The instance that decodes a request, chosen when it is first needed."""
-        index = self.decoder_of.get(request)
-        if index is None:
-            index = self.balancer.choose()
-            if index is None:
-                return None
-            self.decoder_of[request] = index
-        return self.decoders[index]
-
     def _decode(self, request: Request) -> None:
         request.landed_at_ns = self.clock.now_ns
-        decoder = self._decoder_for(request)
+        name = self.front.choose_decode(request)
+        decoder = None if name is None else self.decoders[name]
         if decoder is None or not decoder.fits(request):
             if decoder is not None:
                 decoder.release(request)
@@ -298,10 +251,10 @@ class Simulation:
     def _end(self, request: Request, outcome: Outcome) -> None:
         request.outcome = outcome
         request.finished_at_ns = self.clock.now_ns
-        self.num_open -= 1
-        index = self.decoder_of.pop(request, None)
-        if index is not None:
-            self.balancer.leave(index)
+        del self.open[request.index]
+        self.front.ended(request, self.clock.now_ns)
+        for follower in request.followers:
+            self._expect(follower)
 
 
 def _nothing(_job: Job, _tokens: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from prfaas.core.link_book import LinkReport
 from prfaas.sim.link import BITS_PER_BYTE
 from prfaas.units import NS_PER_S
 
@@ -14,14 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What was seen at one instant."""
+    """What was seen at one instant: who waits at every instance that is up, and the link."""
 
     at_ns: int
-    local: tuple[tuple[str, int], ...]
-    remote: tuple[tuple[str, int], ...]
-    link_bits_per_s: float
-    link_sent_bytes: int
-    link_utilisation: float
+    num_waiting: tuple[tuple[str, int], ...]
+    link: LinkReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +67,17 @@ class Telemetry:
         link = sim.link
         flows = link.flows()
         sent_open = round(sum(link.sent_of(flow) for flow in flows))
+        instances = (*sim.locals.values(), *sim.remotes.values())
         return Observation(
             now,
-            tuple((name, i.backlog_ns()) for name, i in sim.locals.items() if i.up),
-            tuple((name, i.backlog_ns()) for name, i in sim.remotes.items() if i.up),
-            link.bits_per_s,
-            sent_open,
-            self._utilisation(now),
+            tuple((instance.name, instance.num_waiting) for instance in instances if instance.up),
+            LinkReport(
+                now,
+                link.bits_per_s,
+                sent_open,
+                self._utilisation(now),
+                sim.setup.link.rtt_ns,
+            ),
         )
 
     def _utilisation(self, now_ns: int) -> float:
@@ -92,20 +94,15 @@ class Telemetry:
 
     def _deliver(self, seen: Observation) -> None:
         front = self._sim.front
-        for name, backlog_ns in seen.local:
-            front.local.report(name, seen.at_ns, backlog_ns)
-        for name, backlog_ns in seen.remote:
-            front.remote.report(name, seen.at_ns, backlog_ns)
-        front.link.report(
-            seen.at_ns, seen.link_bits_per_s, seen.link_sent_bytes, seen.link_utilisation
-        )
+        for name, num_waiting in seen.num_waiting:
+            front.report_load(name, seen.at_ns, num_waiting)
+        front.report_link(seen.link)
 
     def _move(self, _argument: None) -> None:
         sim, now = self._sim, self._sim.clock.now_ns
         if not sim.busy:
             return
-        if sim.setup.routing.moving_threshold:
-            sim.front.move_threshold(now)
+        sim.front.tick(now)
         self.samples.append(
             Sample(
                 now,
@@ -113,8 +110,8 @@ class Telemetry:
                 max((i.backlog_ns() for i in sim.remotes.values()), default=0),
                 sim.link.num_active,
                 sim.front.offload_threshold,
-                sum(d.num_waiting for d in sim.decoders),
-                sum(d.num_running for d in sim.decoders),
+                sum(d.num_waiting for d in sim.decoders.values()),
+                sum(d.num_running for d in sim.decoders.values()),
             )
         )
         sim.clock.after(sim.setup.signals.loop_interval_ns, self._move)

@@ -30,6 +30,9 @@ TransferId = Annotated[
     bytes, msgspec.Meta(min_length=TRANSFER_ID_BYTES, max_length=TRANSFER_ID_BYTES)
 ]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+TICKET_BYTES_MAX = 16 << 10
+TicketBytes = Annotated[bytes, msgspec.Meta(max_length=TICKET_BYTES_MAX)]
+"""A sealed ticket (`wire/tickets.py`). An empty one is refused where it is checked."""
 BlockHash = Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 Key = tuple[Count, BlockHash]
 Extent = tuple[Count, Count]
@@ -140,6 +143,7 @@ class Push(Message, tag="push"):
 
     transfer_id: TransferId
     peer: Name
+    ticket: TicketBytes = b""
 
 
 class Store(Message, tag="store"):
@@ -256,9 +260,26 @@ class Committed(Message, tag="committed"):
 
 
 class Offer(Message, tag="offer"):
-    """Blocks of this transfer will follow as block frames."""
+    """Blocks of this transfer follow, if the ticket allows it. They need not wait for the answer.
+
+    Saying it again, as after a lost connection, changes nothing while the transfer is open.
+    """
 
     transfer_id: TransferId
+    ticket: TicketBytes = b""
+
+
+class Accepted(Message, tag="accepted"):
+    """Answer to `Offer`: blocks of this transfer are taken."""
+
+    transfer_id: TransferId
+
+
+class Refused(Message, tag="refused"):
+    """Answer to `Offer`: blocks of this transfer are dropped."""
+
+    transfer_id: TransferId
+    reason: Text
 
 
 class Commit(Message, tag="commit"):
@@ -385,6 +406,8 @@ AnyMessage = (
     | Arrived
     | Committed
     | Offer
+    | Accepted
+    | Refused
     | Commit
     | Abort
     | Subscribe

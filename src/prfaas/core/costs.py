@@ -1,0 +1,66 @@
+"""What compute and bytes cost, as tables by tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Tables that cost one index to read; a `CostModel`, and the simulator's clockwork.
+
+    Beyond its end a table goes on as it ends.
+
+    Attributes:
+        local_ns: Prefill time of a PD-P instance by new tokens.
+        remote_ns: The same of a PrfaaS instance.
+        bytes_of: KV bytes by prompt tokens.
+        state_bytes: Part of them that does not depend on the length.
+        chunk_tokens: Prefill chunk.
+        overlap: Ship chunk by chunk while computing; else everything after prefill.
+    """
+
+    local_ns: list[int]
+    remote_ns: list[int]
+    bytes_of: list[int]
+    state_bytes: int
+    chunk_tokens: int
+    overlap: bool = True
+
+    def local_prefill_ns(self, num_new_tokens: int) -> int:
+        """Prefill time of a PD-P instance, ns."""
+        return _at(self.local_ns, max(num_new_tokens, 1))
+
+    def remote_prefill_ns(self, num_new_tokens: int) -> int:
+        """Prefill time of a PrfaaS instance, ns."""
+        return _at(self.remote_ns, max(num_new_tokens, 1))
+
+    def shipped_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
+        """KV bytes beyond a prefix that is there already; the state is shipped whole."""
+        present = _at(self.bytes_of, present_tokens) - self.state_bytes if present_tokens else 0
+        return _at(self.bytes_of, num_prompt_tokens) - present
+
+    def kv_bytes(self, num_tokens: int) -> int:
+        """KV bytes of a sequence."""
+        return _at(self.bytes_of, num_tokens)
+
+    def tail_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
+        """Bytes of the last chunk, and the state."""
+        if not self.overlap:
+            return self.shipped_bytes(num_prompt_tokens, present_tokens)
+        last = (num_prompt_tokens - present_tokens - 1) % self.chunk_tokens + 1
+        return self.shipped_bytes(num_prompt_tokens, num_prompt_tokens - last)
+
+    def chunks(self, num_new_tokens: int) -> list[tuple[int, int]]:
+        """End of every remote chunk: tokens computed, and ns since the start of prefill."""
+        table, step = self.remote_ns, self.chunk_tokens
+        if not self.overlap:
+            step = num_new_tokens
+        ends = [*range(step, num_new_tokens, step), num_new_tokens]
+        return [(end, _at(table, end)) for end in ends]
+
+
+def _at(table: list[int], index: int) -> int:
+    if index < len(table):
+        return table[index]
+    return table[-1] + (index - len(table) + 1) * (table[-1] - table[-2])

@@ -1,0 +1,166 @@
+"""What the dispatcher is told, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from prfaas.core.policies import Bandwidth, PolicyName
+from prfaas.core.predictions import CostModel
+from prfaas.core.routing import Decision
+from prfaas.units import NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An instance of a cluster.
+
+    Attributes:
+        name: Unique among all clusters.
+        pool: Where its blocks are kept; instances of one pool share a prefix cache.
+    """
+
+    name: str
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
+class HomeCluster:
+    """The PD cluster.
+
+    Attributes:
+        name: Unique.
+        prefill: Instances that prefill.
+        decode: Instances that only decode; None when those that prefill decode as well.
+        costs: Predicts compute; None without profiles.
+    """
+
+    name: str
+    prefill: tuple[Member, ...]
+    decode: tuple[Member, ...] | None = None
+    costs: CostModel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteCluster:
+    """A PrfaaS cluster.
+
+    Attributes:
+        name: Unique.
+        instances: They prefill.
+        costs: Predicts compute and bytes; None without profiles.
+    """
+
+    name: str
+    instances: tuple[Member, ...]
+    costs: CostModel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchSettings:
+    """How requests are routed.
+
+    Attributes:
+        policy: Which policy.
+        offload_threshold: t, tokens.
+        bandwidth: Regime of the paper's rule.
+        moving_threshold: Let the short-term loop move the threshold; only `adaptive` has one that
+            moves.
+        ttft_max_ns: Target of the time to first token; None is no target.
+        admission: Refuse what is predicted to miss the target.
+        stale_after_ns: Age beyond which a report counts as unknown.
+    """
+
+    policy: PolicyName
+    offload_threshold: int
+    bandwidth: Bandwidth = Bandwidth.SCARCE
+    moving_threshold: bool = False
+    ttft_max_ns: int | None = None
+    admission: bool = False
+    stale_after_ns: int = 3 * NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request, as a gateway knows it: its output length is not among it.
+
+    Attributes:
+        request_id: Unique among the open requests.
+        num_prompt_tokens: Length of the prompt.
+        num_tokens_to_fit: What an instance has to be able to hold, tokens; 0 takes any.
+        hits: Usable cached prefix by pool, tokens; pools that are left out hold nothing.
+        hints: The same for pools whose contents are not certain: it draws a request to them, and
+            decides nothing else.
+        offloadable: Whether prefill and decode may be split.
+        tenant: Whose it is.
+    """
+
+    request_id: int
+    num_prompt_tokens: int
+    num_tokens_to_fit: int
+    hits: Mapping[str, int]
+    hints: Mapping[str, int] = field(default_factory=dict)
+    offloadable: bool = True
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Where a request goes.
+
+    Attributes:
+        decision: The path and why.
+        cluster: The cluster that prefills.
+        prefill: The instance that prefills.
+        decode: The instance that decodes; None while it is not chosen.
+        source: Pool that ships the blocks; "" on the local path.
+        destination: Pool that they are decoded from.
+        num_prompt_tokens: Length of the prompt.
+        hit_tokens: Cached prefix where it is prefilled, tokens.
+        present_tokens: Cached prefix at the destination, tokens; it is not shipped.
+        shipped_bytes: What the link is promised; 0 on the local path or without a cost model.
+    """
+
+    decision: Decision
+    cluster: str
+    prefill: str
+    decode: str | None
+    source: str
+    destination: str
+    num_prompt_tokens: int
+    hit_tokens: int
+    present_tokens: int
+    shipped_bytes: int
+
+
+class Refusal(StrEnum):
+    """Why a request is not served; bounded, so that it can label a metric."""
+
+    PREDICTED_LATE = "predicted_late"
+    NO_INSTANCE = "no_instance"
+    """No instance of the PD cluster can take it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that is not let in.
+
+    Attributes:
+        reason: Why.
+        retry_after_s: When it is worth another try, whole seconds, at least 1.
+        decision: Where it would have gone.
+    """
+
+    reason: Refusal
+    retry_after_s: int
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdMoved:
+    """The short-term loop moved the threshold of the link between two pools, tokens."""
+
+    source: str
+    destination: str
+    offload_threshold: int

@@ -1,0 +1,300 @@
+"""The decision driver: events in, decisions out. The gateway and the simulator both run it.
+
+    ready, layouts, links, reports ──┐
+    arrival ─► pick instances ─► predict ─► policy ─► admission ─► Routed or Refused
+                                     ▲                                  │
+                     landed, given up, ended ◄──────────────────────────┘
+
+It knows what a gateway knows: prompts, cache hits, reports with their age, and what it has sent
+itself. Time comes in as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from prfaas.core.admission import admit
+from prfaas.core.decode_book import DecodeBook
+from prfaas.core.dispatch import (
+    Arrival,
+    DispatchSettings,
+    HomeCluster,
+    Refusal,
+    Refused,
+    RemoteCluster,
+    Routed,
+    ThresholdMoved,
+)
+from prfaas.core.link_book import LinkReport
+from prfaas.core.links import Links
+from prfaas.core.routing import Decision, Path
+from prfaas.core.ways import Way, Ways
+
+RETRY_UNSERVED_S = 1
+NOMINAL_NS_PER_TOKEN = 100_000
+"""Orders instances by their load where no profile tells how fast they are."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request under way."""
+
+    routed: Routed
+    in_transfer: bool
+    prefilling: bool = True
+    decode: str | None = None
+
+
+class Dispatcher:
+    """Decides for every request, and keeps the books that decisions are made from.
+
+    Args:
+        home: The PD cluster.
+        remotes: PrfaaS clusters.
+        settings: How requests are routed.
+    """
+
+    def __init__(
+        self, home: HomeCluster, remotes: Sequence[RemoteCluster], settings: DispatchSettings
+    ) -> None:
+        self._home, self._settings = home, settings
+        self._ways = Ways(home, remotes, settings)
+        self._stage_of = {
+            name: stage
+            for stage in (self._ways.home, *self._ways.away.values())
+            for name in stage.instances
+        }
+        decode = None if home.decode is None else [member.name for member in home.decode]
+        self._decode_book = None if decode is None else DecodeBook(decode)
+        self._open: dict[int, _Open] = {}
+
+    # What there is
+
+    def set_ready(self, name: str, *, ready: bool, now_ns: int) -> None:
+        """An instance became healthy, with an empty queue, or stopped being so."""
+        stage = self._stage_of.get(name)
+        if stage is not None:
+            stage.book.set_ready(name, ready=ready, now_ns=now_ns)
+        elif self._decode_book is not None:
+            self._decode_book.set_ready(name, ready=ready)
+
+    def describe(self, name: str, *, num_tokens_max: int, layout_id: bytes | None) -> None:
+        """An instance that prefills says what it takes; a layout of None is not known."""
+        instance = self._stage_of[name].instances[name]
+        instance.num_tokens_max, instance.layout_id = num_tokens_max, layout_id
+
+    def set_link(self, source: str, destination: str, *, up: bool) -> list[int]:
+        """The link between two pools came up or broke; it is down at first.
+
+        Returns:
+            When it broke: the requests whose blocks are on their way over it.
+        """
+        self.links.between(source, destination).up = up
+        if up:
+            return []
+        pools = (source, destination)
+        return [
+            request_id
+            for request_id, entry in self._open.items()
+            if entry.in_transfer and (entry.routed.source, entry.routed.destination) == pools
+        ]
+
+    # Reports
+
+    def report_load(self, name: str, observed_at_ns: int, num_waiting: int) -> None:
+        """So many requests waited for prefill at an instance at `observed_at_ns`."""
+        self._stage_of[name].book.report(name, observed_at_ns, num_waiting)
+
+    def report_link(self, source: str, destination: str, report: LinkReport) -> None:
+        """A pool node saw what a link carries."""
+        self.links.between(source, destination).book.report(report)
+
+    def tick(self, now_ns: int) -> list[ThresholdMoved]:
+        """One interval of the short-term loop has passed."""
+        if not self._settings.moving_threshold:
+            return []
+        local_ns = self._ways.home.least_wait_ns(now_ns)
+        moves = []
+        for stage in self._ways.away.values():
+            remote_ns = stage.least_wait_ns(now_ns)
+            links = [link for link in self.links if link.source in stage.pools]
+            moves += [link.move(local_ns, remote_ns, now_ns) for link in links]
+        return [moved for moved in moves if moved is not None]
+
+    # Requests
+
+    def arrive(self, arrival: Arrival, now_ns: int, *, again: bool = False) -> Routed | Refused:
+        """Decide for a request, and book what was decided.
+
+        Args:
+            arrival: The request. If it is open already, what was booked for it is given up.
+            now_ns: Time.
+            again: It was let in before; admission is not asked.
+        """
+        self.end(arrival.request_id, now_ns)
+        way = self._ways.best(arrival, now_ns)
+        decision = way.link.policy.decide(way.facts, way.prediction)
+        if self._settings.admission and not again:
+            admission = admit(decision.predicted_ns, self._settings.ttft_max_ns)
+            if not admission.admitted:
+                return Refused(Refusal.PREDICTED_LATE, admission.retry_after_s, decision)
+        if way.home is None and (decision.path is Path.LOCAL or self._decode_book is None):
+            return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
+        way = self._ways.apart(way, decision.path, now_ns)
+        if decision.path is Path.REMOTE:
+            routed = self._send_away(arrival, decision, way, now_ns)
+        else:
+            routed = self._keep(arrival, decision, way, now_ns)
+        self._open[arrival.request_id] = _Open(routed, decision.path is Path.REMOTE)
+        if routed.decode is not None:
+            self._ways.home.enter(routed.decode)
+        return routed
+
+    def choose_decode(self, request_id: int) -> str | None:
+        """The instance that decodes an open request, chosen when first asked for.
+
+        Returns:
+            None when none is ready, or the request is not open.
+        """
+        entry = self._open.get(request_id)
+        if entry is None or self._decode_book is None:
+            return entry.routed.decode if entry else None
+        if entry.decode is None:
+            entry.decode = self._decode_book.choose()
+        return entry.decode
+
+    def prefilled(self, request_id: int, now_ns: int) -> None:
+        """The end of a prefill was heard of."""
+        entry = self._open.get(request_id)
+        if entry is not None and entry.prefilling:
+            entry.prefilling = False
+            name = entry.routed.prefill
+            self._stage_of[name].book.done(name, request_id, now_ns)
+
+    def fall_back(self, request_id: int, now_ns: int) -> None:
+        """The remote path of a request was given up: the instance that decodes prefills as well.
+
+        For a PD cluster whose instances do both; anywhere else, and on the local path, it changes
+        nothing.
+        """
+        entry = self._open.get(request_id)
+        if entry is None or self._decode_book is not None or not entry.routed.source:
+            return
+        self.transfer_over(request_id)
+        self._withdraw(request_id, entry, now_ns)
+        name, routed = entry.routed.decode, entry.routed
+        assert name is not None  # noqa: S101 (such instances are chosen on arrival)
+        new = routed.num_prompt_tokens - routed.present_tokens
+        self._ways.home.book.dispatch(name, request_id, now_ns, self._local_work_ns(new))
+        entry.routed = replace(routed, cluster=self._home.name, prefill=name, source="")
+        entry.prefilling = True
+
+    def transfer_over(self, request_id: int) -> None:
+        """The blocks of a request have landed, or were given up."""
+        entry = self._open.get(request_id)
+        if entry is not None and entry.in_transfer:
+            entry.in_transfer = False
+            routed = entry.routed
+            link = self.links.between(routed.source, routed.destination)
+            link.book.settle(routed.shipped_bytes)
+
+    def end(self, request_id: int, now_ns: int) -> None:
+        """A request is over, one way or the other; one that is not open changes nothing."""
+        self.transfer_over(request_id)
+        entry = self._open.pop(request_id, None)
+        if entry is None:
+            return
+        self._withdraw(request_id, entry, now_ns)
+        if self._decode_book is None:
+            self._ways.home.leave(entry.routed.decode or entry.routed.prefill)
+        elif entry.decode is not None:
+            self._decode_book.leave(entry.decode)
+
+    # What is held
+
+    @property
+    def num_open(self) -> int:
+        """Requests that were let in and have not ended."""
+        return len(self._open)
+
+    def prefills(self, request_id: int) -> str | None:
+        """The instance that prefills a request; None once the end was heard of."""
+        entry = self._open.get(request_id)
+        return entry.routed.prefill if entry is not None and entry.prefilling else None
+
+    def decoder_of(self, request_id: int) -> str | None:
+        """The instance that was chosen to decode a request; None if there is none."""
+        entry = self._open.get(request_id)
+        return None if entry is None else entry.decode or entry.routed.decode
+
+    def decoded_by(self, name: str) -> list[int]:
+        """Open requests that an instance was chosen to decode."""
+        return [request_id for request_id in self._open if self.decoder_of(request_id) == name]
+
+    @property
+    def links(self) -> Links:
+        """What is known of the links."""
+        return self._ways.links
+
+    @property
+    def promised_bytes(self) -> int:
+        """Bytes promised to all links; 0 when no transfer is open."""
+        return sum(link.book.promised_bytes for link in self.links)
+
+    # Booking
+
+    def _keep(self, arrival: Arrival, decision: Decision, way: Way, now_ns: int) -> Routed:
+        assert way.home is not None  # noqa: S101 (refused before)
+        name, hit = way.home.name, way.home.hit_tokens
+        work_ns = self._local_work_ns(arrival.num_prompt_tokens - hit)
+        self._ways.home.book.dispatch(name, arrival.request_id, now_ns, work_ns)
+        return Routed(
+            decision,
+            self._home.name,
+            name,
+            name if self._decode_book is None else None,
+            "",
+            way.link.destination,
+            arrival.num_prompt_tokens,
+            hit,
+            hit,
+            0,
+        )
+
+    def _send_away(self, arrival: Arrival, decision: Decision, way: Way, now_ns: int) -> Routed:
+        assert way.away is not None  # noqa: S101 (no policy sends away what is barred)
+        prompt, hit, costs = arrival.num_prompt_tokens, way.away.hit_tokens, way.cluster.costs
+        present, new = way.facts.pd_hit_tokens, prompt - hit
+        work_ns = costs.remote_prefill_ns(new) if costs else new * NOMINAL_NS_PER_TOKEN
+        shipped = costs.shipped_bytes(prompt, present) if costs else 0
+        stage = self._ways.away[way.cluster.name]
+        stage.book.dispatch(way.away.name, arrival.request_id, now_ns, work_ns)
+        way.link.book.promise(shipped)
+        return Routed(
+            decision,
+            way.cluster.name,
+            way.away.name,
+            way.home.name if way.home and self._decode_book is None else None,
+            way.link.source,
+            way.link.destination,
+            prompt,
+            hit,
+            present,
+            shipped,
+        )
+
+    def _local_work_ns(self, num_new_tokens: int) -> int:
+        costs = self._home.costs
+        return (
+            costs.local_prefill_ns(num_new_tokens)
+            if costs
+            else num_new_tokens * NOMINAL_NS_PER_TOKEN
+        )
+
+    def _withdraw(self, request_id: int, entry: _Open, now_ns: int) -> None:
+        """Nobody waits for the prefill any more."""
+        if entry.prefilling:
+            entry.prefilling = False
+            name = entry.routed.prefill
+            self._stage_of[name].book.drop(name, request_id, now_ns)

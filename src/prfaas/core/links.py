@@ -1,0 +1,81 @@
+"""The links between pools: what is known of each, its threshold, and who uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prfaas.core.dispatch import DispatchSettings, ThresholdMoved
+from prfaas.core.link_book import LinkBook
+from prfaas.core.policies import AdaptivePolicy, make_policy
+from prfaas.core.predictions import BITS_PER_BYTE, PathSignals
+from prfaas.core.threshold_loop import Pressures, ThresholdLoop
+from prfaas.units import NS_PER_S
+
+
+class Link:
+    """One direction between two pools.
+
+    Args:
+        source: Pool that ships.
+        destination: Pool that receives.
+        settings: How requests are routed.
+    """
+
+    def __init__(self, source: str, destination: str, settings: DispatchSettings) -> None:
+        self.source, self.destination = source, destination
+        self.up = False
+        self.book = LinkBook(settings.stale_after_ns)
+        self.policy = make_policy(
+            settings.policy, settings.offload_threshold, settings.bandwidth, settings.ttft_max_ns
+        )
+        self._loop = ThresholdLoop(max(settings.offload_threshold, 1))
+
+    def signals(
+        self, local_wait_ns: int | None, remote_wait_ns: int | None, now_ns: int
+    ) -> PathSignals:
+        """What is known of both paths."""
+        seen = self.book.latest(now_ns)
+        if seen is None:
+            return PathSignals(local_wait_ns, remote_wait_ns)
+        backlog = self.book.backlog_bytes(now_ns)
+        return PathSignals(local_wait_ns, remote_wait_ns, backlog, seen.bits_per_s, seen.rtt_ns)
+
+    def move(
+        self, local_wait_ns: int | None, remote_wait_ns: int | None, now_ns: int
+    ) -> ThresholdMoved | None:
+        """One interval of the short-term loop; None when the threshold stays."""
+        if not isinstance(self.policy, AdaptivePolicy):
+            return None
+        seen, before = self.book.latest(now_ns), self.policy.offload_threshold
+        backlog = self.book.backlog_bytes(now_ns)
+        if remote_wait_ns is not None and seen is not None and backlog and seen.bits_per_s:
+            link_ns = backlog * BITS_PER_BYTE * NS_PER_S / seen.bits_per_s
+            remote_wait_ns = max(remote_wait_ns, round(link_ns))
+        use = None if seen is None else seen.utilisation
+        pressures = Pressures(use, local_wait_ns, remote_wait_ns)
+        self.policy.offload_threshold = self._loop.update(now_ns, pressures)
+        if self.policy.offload_threshold == before:
+            return None
+        return ThresholdMoved(self.source, self.destination, self.policy.offload_threshold)
+
+
+class Links:
+    """Links by their two pools, made when they are first named.
+
+    Args:
+        settings: How requests are routed.
+    """
+
+    def __init__(self, settings: DispatchSettings) -> None:
+        self._settings = settings
+        self._links: dict[tuple[str, str], Link] = {}
+
+    def between(self, source: str, destination: str) -> Link:
+        """The link; down until somebody says that it is up."""
+        link = self._links.get((source, destination))
+        if link is None:
+            link = self._links[source, destination] = Link(source, destination, self._settings)
+        return link
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(self._links.values())

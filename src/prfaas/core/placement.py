@@ -1,0 +1,250 @@
+"""Where cached prefixes should lie: pull one from another cluster or recompute it; copy hot ones.
+
+Both weigh seconds of prefill against bytes on a link. A byte has a worth in time: what the operator
+pays for it, over what a second of a request's time is worth. Everything here is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+from math import exp2
+
+from prfaas.units import NS_PER_S
+
+BITS_PER_BYTE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Road:
+    """The link that bytes would take, as the gateway knows it.
+
+    Attributes:
+        backlog_bytes: Promised and not sent; None is unknown.
+        bits_per_s: Goodput; None is unknown.
+        rtt_ns: Round-trip time.
+        ns_per_byte: Worth of a byte on it, as time.
+    """
+
+    backlog_bytes: int | None
+    bits_per_s: float | None
+    rtt_ns: int = 0
+    ns_per_byte: float = 0.0
+
+    def arrival_ns(self, num_bytes: int) -> int | None:
+        """From now until the last of `num_bytes` is there; None when the link is not known.
+
+        One round trip asks for them and brings the last one.
+        """
+        if self.backlog_bytes is None or self.bits_per_s is None:
+            return None
+        seconds = (self.backlog_bytes + num_bytes) * BITS_PER_BYTE / max(self.bits_per_s, 1.0)
+        return round(seconds * NS_PER_S) + self.rtt_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """A prefix to fetch before prefill.
+
+    Attributes:
+        num_tokens: Tokens beyond what is there already.
+        num_bytes: On the link.
+        arrival_ns: From now until it is there.
+    """
+
+    num_tokens: int
+    num_bytes: int
+    arrival_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class PullSettings:
+    """When a prefix is pulled.
+
+    Attributes:
+        margin_ratio: Gain, as a share of what recomputing takes in all, below which it is not.
+        margin_ns: The same as a duration.
+    """
+
+    margin_ratio: float = 0.05
+    margin_ns: int = 50_000_000
+
+
+def choose_pull(
+    num_prompt_tokens: int,
+    here_tokens: int,
+    there_tokens: int,
+    *,
+    wait_ns: int | None,
+    prefill_ns: Callable[[int], int],
+    num_bytes: int,
+    road: Road,
+    settings: PullSettings = PullSettings(),
+) -> Pull | None:
+    """Whether to pull the prefix that another cluster holds, or to recompute it.
+
+    The pull runs while the request waits: prefill starts when both are over.
+
+    Args:
+        num_prompt_tokens: Length of the prompt.
+        here_tokens: Usable cached prefix where it is prefilled.
+        there_tokens: Usable cached prefix in the other cluster.
+        wait_ns: Predicted wait for an instance; None is unknown.
+        prefill_ns: Time of a prefill by new tokens.
+        num_bytes: KV bytes of the tokens between both.
+        road: From there to here.
+        settings: How much gain it takes.
+
+    Returns:
+        None to recompute: always when a signal is unknown, and never slower than recomputing.
+    """
+    if there_tokens <= here_tokens or wait_ns is None:
+        return None
+    arrival_ns = road.arrival_ns(num_bytes)
+    if arrival_ns is None:
+        return None
+    recomputed = wait_ns + prefill_ns(num_prompt_tokens - here_tokens)
+    pulled = max(wait_ns, arrival_ns) + prefill_ns(num_prompt_tokens - there_tokens)
+    margin = max(settings.margin_ns, settings.margin_ratio * recomputed)
+    if pulled + num_bytes * road.ns_per_byte + margin >= recomputed:
+        return None
+    return Pull(there_tokens - here_tokens, num_bytes, arrival_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class CopySettings:
+    """How hot prefixes are copied.
+
+    Attributes:
+        budget_bytes: At most so many in one interval, for each destination.
+        half_life_ns: Time in which a count halves; what is expected to be used in the future is
+            what was used within about as long.
+        num_uses_min: Decayed uses below which nothing is copied.
+        num_candidates_max: Prefixes that are counted; the coldest make room.
+    """
+
+    budget_bytes: int
+    half_life_ns: int = 60 * NS_PER_S
+    num_uses_min: float = 2.0
+    num_candidates_max: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Blocks to copy.
+
+    Attributes:
+        key: Name of the prefix: the id of its last block.
+        num_blocks: Its length.
+        num_bytes: On the link.
+    """
+
+    key: int
+    num_blocks: int
+    num_bytes: int
+
+
+@dataclass(slots=True)
+class _Demand:
+    num_blocks: int
+    num_bytes: int
+    uses: float = 0.0
+    saved_ns: float = 0.0
+    """Of one use, as of the last."""
+    counted_at_ns: int = 0
+
+    def uses_at(self, now_ns: int, half_life_ns: int) -> float:
+        return self.uses * exp2((self.counted_at_ns - now_ns) / half_life_ns)
+
+
+class HotPrefixes:
+    """Prefixes that one pool misses and another has: counts, and what is worth copying.
+
+    Args:
+        settings: Budget and decay.
+    """
+
+    def __init__(self, settings: CopySettings) -> None:
+        self._settings = settings
+        self._demands: dict[int, _Demand] = {}
+
+    def __len__(self) -> int:
+        return len(self._demands)
+
+    def miss(self, key: int, num_blocks: int, num_bytes: int, saved_ns: int, now_ns: int) -> None:
+        """A request had to compute a prefix that another pool holds.
+
+        Args:
+            key: Id of the prefix's last block.
+            num_blocks: Its length.
+            num_bytes: To move it.
+            saved_ns: Prefill time that the prefix would have saved.
+            now_ns: Time.
+        """
+        demand = self._demands.get(key)
+        if demand is None:
+            self._make_room(now_ns)
+            demand = self._demands[key] = _Demand(num_blocks, num_bytes)
+        demand.uses = demand.uses_at(now_ns, self._settings.half_life_ns) + 1
+        demand.saved_ns, demand.counted_at_ns = saved_ns, now_ns
+
+    def choose(self, road: Road, now_ns: int) -> list[Copy]:
+        """What to copy in this interval; what is chosen is no longer counted.
+
+        A copy is chosen when the expected saving exceeds the time on the link and the worth of
+        the bytes, best saving per byte first, within the budget. Nothing while the link is not
+        known or has a backlog longer than the budget.
+        """
+        backlog = road.backlog_bytes
+        if backlog is None or not road.bits_per_s or backlog > self._settings.budget_bytes:
+            return []
+        left, chosen = self._settings.budget_bytes, []
+        for _, key, demand in sorted(self._worthwhile(road, now_ns)):
+            if demand.num_bytes <= left:
+                left -= demand.num_bytes
+                chosen.append(Copy(key, demand.num_blocks, demand.num_bytes))
+                del self._demands[key]
+        return chosen
+
+    def _worthwhile(self, road: Road, now_ns: int) -> Iterator[tuple[float, int, _Demand]]:
+        for key, demand in self._demands.items():
+            uses = demand.uses_at(now_ns, self._settings.half_life_ns)
+            saved = uses * demand.saved_ns
+            sent_ns = demand.num_bytes * BITS_PER_BYTE * NS_PER_S / max(road.bits_per_s or 1.0, 1.0)
+            cost = sent_ns + demand.num_bytes * road.ns_per_byte
+            if uses >= self._settings.num_uses_min and saved > cost:
+                yield -saved / max(demand.num_bytes, 1), key, demand
+
+    def _make_room(self, now_ns: int) -> None:
+        """Drop the coldest tenth when there are too many."""
+        if len(self._demands) < self._settings.num_candidates_max:
+            return
+        half_life_ns = self._settings.half_life_ns
+        coldest = nsmallest(
+            max(len(self._demands) // 10, 1),
+            self._demands,
+            key=lambda key: (self._demands[key].uses_at(now_ns, half_life_ns), key),
+        )
+        for key in coldest:
+            del self._demands[key]
+
+
+def marks(block_ids: Sequence[int], present: int, held: int) -> Iterator[int]:
+    """Lengths, in blocks, at which a prefix is counted: powers of two, and all that is held.
+
+    So a common beginning of different prompts is found in O(log n) counts a request.
+
+    Args:
+        block_ids: Of the prompt.
+        present: Leading blocks that the pool has.
+        held: Leading blocks that the other pool has.
+    """
+    end = min(held, len(block_ids))
+    length = 1
+    while length < end:
+        if length > present:
+            yield length
+        length *= 2
+    if end > present:
+        yield end

@@ -1,0 +1,116 @@
+"""The instances of one cluster that prefill, and who of them takes a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from prfaas.core.dispatch import Arrival, Member
+from prfaas.core.load_book import LoadBook
+from prfaas.core.picking import DEFAULT_SCORERS, Candidate, Pick, Scorers, pick
+
+
+@dataclass(slots=True)
+class Instance:
+    """What is known of an instance beside its load.
+
+    Attributes:
+        name: Unique.
+        pool: Where its blocks are kept.
+        num_tokens_max: Longest prompt it takes, tokens.
+        layout_id: Layout of its blocks; None while unknown.
+    """
+
+    name: str
+    pool: str
+    num_tokens_max: int = 2**31
+    layout_id: bytes | None = b""
+
+
+Road = Callable[[Instance], tuple[bool, bool]]
+"""Whether blocks of an instance mean the same where they are wanted, and whether they get there."""
+
+
+class Stage:
+    """Instances in the order of their load.
+
+    Args:
+        members: The instances.
+        stale_after_ns: Age beyond which a report counts as unknown.
+        scorers: Rate the candidates.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        stale_after_ns: int,
+        scorers: Scorers = DEFAULT_SCORERS,
+    ) -> None:
+        self.book = LoadBook([member.name for member in members], stale_after_ns)
+        self.instances = {m.name: Instance(m.name, m.pool) for m in members}
+        self.pools = tuple(dict.fromkeys(m.pool for m in members))
+        self._scorers = scorers
+        self._num_open = dict.fromkeys(self.instances, 0)
+
+    @property
+    def first_pool(self) -> str:
+        """Pool of the first instance; "" without any."""
+        return self.pools[0] if self.pools else ""
+
+    def least_wait_ns(self, now_ns: int) -> int | None:
+        """Predicted wait for the instance that is free first; None when unknown."""
+        name = self.book.least()
+        return None if name is None else self.book.wait_ns(name, now_ns)
+
+    def enter(self, name: str) -> None:
+        """An instance has one more request to decode."""
+        self._num_open[name] += 1
+
+    def leave(self, name: str) -> None:
+        """An instance has one request less to decode."""
+        self._num_open[name] -= 1
+
+    def pick(self, arrival: Arrival, now_ns: int, road: Road | None = None) -> Pick:
+        """Who takes a prompt.
+
+        Args:
+            arrival: The request.
+            now_ns: Time.
+            road: From an instance to where its blocks are wanted; None when they stay.
+        """
+        most = max(
+            (max(arrival.hits.get(p, 0), arrival.hints.get(p, 0)) for p in self.pools), default=0
+        )
+        return pick(
+            self._candidates(arrival, now_ns, road),
+            arrival.num_tokens_to_fit,
+            hit_tokens_max=most,
+            scorers=self._scorers,
+        )
+
+    def last_like(self, chosen: Candidate, now_ns: int) -> Candidate:
+        """The busiest instance that may stand in for a chosen one: same pool and layout."""
+        like = self.instances[chosen.name]
+        peers = (
+            i.name
+            for i in self.instances.values()
+            if (i.pool, i.layout_id) == (like.pool, like.layout_id)
+            and i.num_tokens_max >= like.num_tokens_max
+        )
+        name = self.book.last(peers) or chosen.name
+        return replace(chosen, name=name, wait_ns=self.book.wait_ns(name, now_ns))
+
+    def _candidates(self, arrival: Arrival, now_ns: int, road: Road | None) -> Iterator[Candidate]:
+        for name in self.book.in_order():
+            instance = self.instances[name]
+            agree, link_up = (True, True) if road is None else road(instance)
+            yield Candidate(
+                name,
+                wait_ns=self.book.wait_ns(name, now_ns),
+                hit_tokens=arrival.hits.get(instance.pool, 0),
+                hint_tokens=arrival.hints.get(instance.pool, 0),
+                num_open=self._num_open[name],
+                num_tokens_max=instance.num_tokens_max,
+                layouts_agree=agree,
+                link_up=link_up,
+            )

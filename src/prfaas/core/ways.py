@@ -1,0 +1,128 @@
+"""The ways a request could take: an instance at home, and one in each PrfaaS cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from prfaas.core.dispatch import Arrival, DispatchSettings, HomeCluster, RemoteCluster
+from prfaas.core.links import Link, Links
+from prfaas.core.picking import DEFAULT_SCORERS, MIXED_SCORERS, Candidate
+from prfaas.core.policies import PolicyName
+from prfaas.core.predictions import Prediction, predict
+from prfaas.core.routing import Path, Reason, RoutingFacts
+from prfaas.core.stage import Instance, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One PrfaaS cluster as a way for one request.
+
+    Attributes:
+        cluster: The PrfaaS cluster.
+        home: Instance of the PD cluster that would prefill, or that would decode as well; None
+            when none can.
+        away: Instance of the PrfaaS cluster that would prefill; None when none can.
+        link: From its pool to the PD cluster's.
+        facts: What a policy looks at.
+        prediction: Of both paths.
+    """
+
+    cluster: RemoteCluster
+    home: Candidate | None
+    away: Candidate | None
+    link: Link
+    facts: RoutingFacts
+    prediction: Prediction
+
+    @property
+    def rank(self) -> tuple[bool, bool, int]:
+        """Open ways first, then the one that is predicted to be fastest."""
+        found = self.prediction.remote_ns
+        return self.facts.obstacle is not None, found is None, found or 0
+
+    def misses(self, target_ns: int, path: Path) -> bool:
+        """Whether no path meets the target, and on `path` queue and compute alone are too much."""
+        found = self.prediction
+        paths = [found.local_ns] if self.facts.obstacle else [found.local_ns, found.remote_ns]
+        alone = found.local_ns if path is Path.LOCAL else found.computed_ns
+        return all(ns is not None and ns > target_ns for ns in (*paths, alone))
+
+
+class Ways:
+    """Finds them.
+
+    Args:
+        home: The PD cluster.
+        remotes: PrfaaS clusters.
+        settings: How requests are routed.
+    """
+
+    def __init__(
+        self, home: HomeCluster, remotes: Sequence[RemoteCluster], settings: DispatchSettings
+    ) -> None:
+        self._settings = settings
+        self._remotes = tuple(remotes) or (RemoteCluster("", ()),)
+        self.links = Links(settings)
+        scorers = MIXED_SCORERS if home.decode is None else DEFAULT_SCORERS
+        self.home = Stage(home.prefill, settings.stale_after_ns, scorers)
+        self.away = {
+            remote.name: Stage(remote.instances, settings.stale_after_ns)
+            for remote in self._remotes
+        }
+        everyone = (*home.prefill, *(home.decode or ()))
+        self._default_pool = everyone[0].pool if everyone else ""
+
+    def best(self, arrival: Arrival, now_ns: int) -> Way:
+        """The best way that leads through a PrfaaS cluster; `obstacle` says if it is barred."""
+        home = self.home.pick(arrival, now_ns).candidate
+        ways = (self._through(remote, arrival, home, now_ns) for remote in self._remotes)
+        return min(ways, key=lambda way: way.rank)
+
+    def apart(self, way: Way, path: Path, now_ns: int) -> Way:
+        """Let a request that has to be late wait where it makes nobody else late.
+
+        When queues alone make it miss the target wherever it goes, it joins the longest queue of
+        its cluster. So the lost ones gather at one instance, and the others stay in time; spread
+        evenly, they would make everybody late. Only `adaptive` does so.
+        """
+        target_ns = self._settings.ttft_max_ns
+        if self._settings.policy is not PolicyName.ADAPTIVE or target_ns is None:
+            return way
+        if not way.misses(target_ns, path):
+            return way
+        if path is Path.LOCAL and way.home is not None:
+            return replace(way, home=self.home.last_like(way.home, now_ns))
+        if path is Path.REMOTE and way.away is not None:
+            stage = self.away[way.cluster.name]
+            return replace(way, away=stage.last_like(way.away, now_ns))
+        return way
+
+    def _through(
+        self, remote: RemoteCluster, arrival: Arrival, home: Candidate | None, now_ns: int
+    ) -> Way:
+        stage = self.away[remote.name]
+        at_home = self.home.instances[home.name] if home else None
+        destination = at_home.pool if at_home else self._default_pool
+        layout_id = at_home.layout_id if at_home else b""
+
+        def road(instance: Instance) -> tuple[bool, bool]:
+            """A layout that is not known does not disagree: then the link is what is missing."""
+            known = layout_id is not None and instance.layout_id is not None
+            link_up = self.links.between(instance.pool, destination).up
+            return not known or instance.layout_id == layout_id, known and link_up
+
+        found = stage.pick(arrival, now_ns, road)
+        away = found.candidate
+        source = stage.instances[away.name].pool if away else stage.first_pool
+        link = self.links.between(source, destination)
+        facts = RoutingFacts(
+            arrival.num_prompt_tokens,
+            arrival.hits.get(destination, 0),
+            arrival.hits.get(source, 0),
+            found.obstacle if arrival.offloadable else Reason.NOT_OFFLOADABLE,
+        )
+        signals = link.signals(
+            home.wait_ns if home else None, away.wait_ns if away else None, now_ns
+        )
+        return Way(remote, home, away, link, facts, predict(facts, signals, remote.costs))

@@ -1,0 +1,55 @@
+"""Blocks that overtook the offer of their transfer, which comes over another connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from prfaas.wire.frames import BlockFrame
+
+EARLY_NS = 5 * 10**9
+"""A connection for messages that is later than this is dead."""
+
+Delivery = tuple[BlockFrame, Callable[[], None]]
+"""A block, and what to call once it is dealt with."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    since_ns: int
+    deliveries: list[Delivery] = field(default_factory=list)
+
+
+class EarlyBlocks:
+    """Holds blocks until the offer of their transfer is answered.
+
+    There are never many: a data connection goes on only when its last few blocks are dealt with.
+
+    Args:
+        clock_ns: Monotonic clock, nanoseconds.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        self._clock_ns = clock_ns
+        self._waiting: dict[tuple[str, bytes], _Waiting] = {}
+
+    def add(self, peer: str, frame: BlockFrame, done: Callable[[], None]) -> None:
+        """A block came before its offer."""
+        name = peer, frame.transfer_id
+        if name not in self._waiting:
+            self._waiting[name] = _Waiting(self._clock_ns())
+        self._waiting[name].deliveries.append((frame, done))
+
+    def take(self, peer: str, transfer_id: bytes) -> list[Delivery]:
+        """What came of a transfer, in order; it is forgotten here."""
+        waiting = self._waiting.pop((peer, transfer_id), None)
+        return waiting.deliveries if waiting is not None else []
+
+    def all(self) -> list[tuple[str, bytes]]:
+        """Peers and transfers of which blocks wait."""
+        return list(self._waiting)
+
+    def overdue(self) -> list[tuple[str, bytes]]:
+        """Peers and transfers whose offer is not to be expected any more."""
+        oldest = self._clock_ns() - EARLY_NS
+        return [name for name, waiting in self._waiting.items() if waiting.since_ns < oldest]

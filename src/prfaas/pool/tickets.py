@@ -1,0 +1,137 @@
+"""A pool node's side of tickets: nothing is sent or taken in without one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+
+from prfaas.core.tickets import (
+    CLOCK_SKEW_NS,
+    Refusal,
+    Ticket,
+    TicketRefusedError,
+    UsedTickets,
+    check_ticket,
+)
+from prfaas.pool.metrics import PoolMetrics
+from prfaas.wire.tickets import TicketOpener
+
+log = logging.getLogger(__name__)
+
+SOURCE, DESTINATION = "source", "destination"
+"""The two ends of a transfer; label a metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A ticket that was checked and is used up.
+
+    Attributes:
+        ticket: What it allows.
+        sealed: The same as it came, for the other end.
+        lifetime_ns: How long the transfer may stay open from the check on.
+    """
+
+    ticket: Ticket
+    sealed: bytes
+    lifetime_ns: int
+
+
+class TicketChecks:
+    """Checks tickets, and counts those it refuses.
+
+    Args:
+        pool: Our name.
+        opener: Knows whose signatures count.
+        metrics: Count refusals.
+        unix_ns: Unix time.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        opener: TicketOpener,
+        metrics: PoolMetrics,
+        unix_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._pool = pool
+        self._opener = opener
+        self._metrics = metrics
+        self._unix_ns = unix_ns
+        self._used = UsedTickets()
+
+    def to_send(
+        self, sealed: bytes, *, transfer_id: bytes, destination: str, layout_id: bytes
+    ) -> Grant:
+        """Use a ticket to send blocks of one layout to another pool.
+
+        Raises:
+            TicketRefusedError: It does not allow that.
+        """
+        return self._use(
+            sealed, transfer_id, (self._pool, destination), frozenset({layout_id}), None
+        )
+
+    def to_receive(
+        self,
+        sealed: bytes,
+        *,
+        transfer_id: bytes,
+        source: str,
+        layouts: Set[bytes],
+        free_bytes: int,
+    ) -> Grant:
+        """Use a ticket to take blocks in from another pool.
+
+        Args:
+            sealed: The ticket as it came.
+            transfer_id: What the source offers.
+            source: Who offers it.
+            layouts: Those of local engines; with none, any will do.
+            free_bytes: What the store can still promise.
+
+        Raises:
+            TicketRefusedError: It does not allow that, or there is no use or room for the blocks.
+        """
+        return self._use(sealed, transfer_id, (source, self._pool), layouts, free_bytes)
+
+    def refused(self, end: str, transfer_id: bytes, error: TicketRefusedError) -> None:
+        """Count a refusal, also one that came out while blocks were moving."""
+        self._metrics.tickets_refused.labels(end=end, reason=error.reason.value).inc()
+        log.warning("transfer %s: %s", transfer_id.hex(), error)
+
+    def _use(
+        self,
+        sealed: bytes,
+        transfer_id: bytes,
+        ends: tuple[str, str],
+        layouts: Set[bytes],
+        free_bytes: int | None,
+    ) -> Grant:
+        source, destination = ends
+        now_ns = self._unix_ns()
+        try:
+            ticket = self._opener.open(sealed, now_ns)
+            check_ticket(
+                ticket,
+                transfer_id=transfer_id,
+                source=source,
+                destination=destination,
+                now_ns=now_ns,
+            )
+            if layouts and ticket.layout_id not in layouts:
+                raise TicketRefusedError(
+                    Refusal.LAYOUT, f"no engine here has layout {ticket.layout_id.hex()[:12]}"
+                )
+            if free_bytes is not None and ticket.bytes_max > free_bytes:
+                raise TicketRefusedError(
+                    Refusal.NO_ROOM,
+                    f"it allows {ticket.bytes_max} bytes, there is room for {free_bytes}",
+                )
+            self._used.use(ticket, now_ns)
+        except TicketRefusedError as error:
+            self.refused(SOURCE if source == self._pool else DESTINATION, transfer_id, error)
+            raise
+        return Grant(ticket, sealed, ticket.expires_at_ns + CLOCK_SKEW_NS - now_ns)

@@ -1,0 +1,1 @@
+"""What arrives: synthetic requests, recorded traces, and sessions whose turns await answers."""

@@ -1,0 +1,108 @@
+"""Instants of arrival: random gaps, at a rate that may change over time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import pi
+from typing import Protocol
+
+import numpy as np
+
+from prfaas.errors import ConfigError
+from prfaas.planner.geometry import FloatArray
+from prfaas.sim.workloads.source import NUM_REQUESTS_MAX
+
+
+class RateShape(Protocol):
+    """How a rate moves around its mean of 1."""
+
+    def knots(self, until_s: float) -> FloatArray:
+        """Rising instants from 0 to `until_s`, s; the rate hardly changes between two."""
+
+    def integral(self, at_s: FloatArray) -> FloatArray:
+        """Integral of the rate from 0 to each instant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swing:
+    """A sine around the mean, from its low point.
+
+    Attributes:
+        ratio: Swing, as a share of the mean, in [0, 1).
+        period_s: Period.
+    """
+
+    ratio: float
+    period_s: float
+
+    def knots(self, until_s: float) -> FloatArray:
+        """A fine grid."""
+        return np.linspace(0, until_s, 20_001)
+
+    def integral(self, at_s: FloatArray) -> FloatArray:
+        """Closed form."""
+        swing = self.ratio * self.period_s / (2 * pi) * np.sin(2 * pi * at_s / self.period_s)
+        return at_s - swing
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A rate that is constant within windows of equal length; the curve repeats.
+
+    Attributes:
+        rates: Rate in each window, in any unit; not all 0.
+        period_s: Length of the whole curve.
+    """
+
+    rates: tuple[float, ...]
+    period_s: float
+
+    def knots(self, until_s: float) -> FloatArray:
+        """The windows' edges."""
+        edges = np.arange(0, until_s, self.period_s / len(self.rates), dtype=np.float64)
+        return np.append(edges, until_s)
+
+    def integral(self, at_s: FloatArray) -> FloatArray:
+        """Whole periods, and the part of the last one."""
+        shares = np.cumsum((0.0, *self.rates)) / sum(self.rates) * self.period_s
+        edges = np.linspace(0, self.period_s, len(self.rates) + 1)
+        periods, within = np.divmod(at_s, self.period_s)
+        return np.asarray(periods * self.period_s + np.interp(within, edges, shares))
+
+
+def draw_arrivals(
+    rng: np.random.Generator,
+    rate_per_s: float,
+    until_s: float,
+    cv: float = 1.0,
+    shape: RateShape | None = None,
+) -> FloatArray:
+    """Instants below `until_s`, s, rising.
+
+    Args:
+        rng: Source of chance.
+        rate_per_s: Mean rate.
+        until_s: End of the arrivals.
+        cv: Variation of the gaps: 1 is Poisson, more is burstier (Gamma).
+        shape: How the rate moves; None is constant. Gaps are stretched by it.
+
+    Raises:
+        ConfigError: They would be too many.
+    """
+    if shape is None:
+        return _constant(rng, rate_per_s, until_s, cv)
+    knots = shape.knots(until_s)
+    work = shape.integral(knots)
+    return np.interp(_constant(rng, rate_per_s, float(work[-1]), cv), work, knots)
+
+
+def _constant(rng: np.random.Generator, rate_per_s: float, until_s: float, cv: float) -> FloatArray:
+    expected = rate_per_s * until_s
+    if expected > NUM_REQUESTS_MAX:
+        raise ConfigError(
+            f"workload: {rate_per_s:g} per second for {until_s:.0f} s are {expected:,.0f} "
+            f"requests, at most {NUM_REQUESTS_MAX:,} are simulated; shorten the duration"
+        )
+    gamma, count = 1 / cv**2, int(expected + 10 * (expected + 1) ** 0.5 * max(cv, 1)) + 10
+    times = np.cumsum(rng.gamma(gamma, 1 / (rate_per_s * gamma), count))
+    return times[times < until_s]

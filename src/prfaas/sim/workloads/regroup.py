@@ -1,0 +1,68 @@
+"""From the blocks of a recorded session to the larger blocks of a simulated cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, islice
+
+from prfaas.errors import ConfigError
+
+Runs = tuple[tuple[int, int], ...]
+
+
+class Regroup:
+    """Names groups of blocks; a name stands for everything from the start of the prompt.
+
+    Args:
+        source_tokens: Tokens of a recorded block.
+        block_tokens: Tokens of a block of the cache, a multiple of `source_tokens`.
+        names: Where new names come from.
+
+    Raises:
+        ConfigError: One size is no multiple of the other.
+    """
+
+    def __init__(self, source_tokens: int, block_tokens: int, names: Iterator[int]) -> None:
+        if block_tokens % source_tokens:
+            raise ConfigError(
+                f"cache.block_tokens is {block_tokens}; blocks of the sessions have "
+                f"{source_tokens} tokens, so it has to be a multiple of that"
+            )
+        self._ratio, self._names = block_tokens // source_tokens, names
+        self._known: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._named: dict[Runs, tuple[int, ...]] = {}
+
+    def blocks(self, runs: Runs, before: Runs | None) -> tuple[int, ...]:
+        """Names of a prompt's groups; the last one may be a partial group.
+
+        Args:
+            runs: First id and length of each run of recorded blocks.
+            before: Runs of an earlier prompt that starts alike; its names are taken over.
+        """
+        kept = 0 if before is None else common_length(runs, before) // self._ratio
+        found = list(self._named[before][:kept]) if before is not None else []
+        ids = _ids(runs, kept * self._ratio)
+        while group := tuple(islice(ids, self._ratio)):
+            key = (found[-1] if found else -1, group)
+            name = self._known.get(key)
+            if name is None:
+                name = self._known[key] = next(self._names)
+            found.append(name)
+        self._named[runs] = tuple(found)
+        return self._named[runs]
+
+
+def common_length(a: Runs, b: Runs) -> int:
+    """Number of leading ids that two sequences share."""
+    shared = 0
+    for (first_a, length_a), (first_b, length_b) in zip(a, b, strict=False):
+        if first_a != first_b:
+            break
+        shared += min(length_a, length_b)
+        if length_a != length_b:
+            break
+    return shared
+
+
+def _ids(runs: Runs, skip: int) -> Iterator[int]:
+    return islice(chain.from_iterable(range(first, first + n) for first, n in runs), skip, None)

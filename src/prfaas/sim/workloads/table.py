@@ -1,0 +1,73 @@
+"""`[workload]` of a scenario file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from prfaas.planner.plan_file import Positive, Seconds
+
+_SYNTHETIC = ("poisson", "gamma", "diurnal")
+
+
+class WorkloadTable(BaseModel):
+    """`[workload]`: what arrives."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    arrivals: Literal["poisson", "gamma", "diurnal", "trace", "azure", "sessions"] = "poisson"
+    """poisson, gamma, diurnal: synthetic. trace: Mooncake's schema. azure: Azure's CSV. sessions:
+    closed loop, a turn comes after the answer before it."""
+    rate: Positive | None = None
+    """Mean arrival rate, req/s; of sessions their starts, 1/s. Not for a trace."""
+    users: Annotated[int, Field(ge=1)] | None = None
+    """For sessions, in place of `rate`: so many users run one session after another."""
+    duration: Seconds = 3600.0
+    """Length of the arrivals; a trace brings its own."""
+    warmup: Seconds = 0.0
+    """Requests that arrive earlier are not counted."""
+    cv: Positive = 1.0
+    """Variation of the gaps between arrivals, for gamma and diurnal."""
+    swing: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Swing of the diurnal rate around its mean, without a curve."""
+    curve: str | None = None
+    """Measured rates over time in ServeGen's form, for diurnal; only their shape counts."""
+    curve_model: str | None = None
+    """Which model's rows of the curve."""
+    period: Seconds | None = None
+    """Period of the diurnal rate; 1 h if absent, with a curve the curve's own."""
+    output: Literal["fixed", "geometric"] = "fixed"
+    """Distribution of synthetic output lengths; the mean is the plan's."""
+    trace: str | None = None
+    """File of the trace or of the sessions, relative to the scenario file."""
+    jitter: Seconds = 0.0
+    """Arrivals of a trace are moved by up to so much within its tick."""
+    rate_scale: Positive = 1.0
+    """Arrivals of a trace come so many times as fast."""
+    requests: Annotated[int, Field(ge=1)] | None = None
+    """Take the first so many requests of a trace."""
+    think_max: Seconds | None = None
+    """Longer pauses between turns are cut to this, for sessions."""
+    prompt_scale: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Prompts become so many times as long, and common prefixes with them."""
+    output_scale: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Outputs become so many times as long."""
+    tenants: dict[str, Positive] = {}
+    """Share of each tenant by name; drawn per request, of sessions per session or user."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> WorkloadTable:
+        kind = f'arrivals = "{self.arrivals}"'
+        synthetic = self.arrivals in _SYNTHETIC
+        if not synthetic and self.trace is None:
+            raise ValueError(f"{kind} needs trace")
+        if synthetic and self.rate is None:
+            raise ValueError(f"{kind} needs rate")
+        if self.arrivals == "sessions" and (self.rate is None) == (self.users is None):
+            raise ValueError(f"{kind} needs rate or users, and not both")
+        if (self.curve is None) != (self.curve_model is None):
+            raise ValueError("curve and curve_model belong together")
+        if self.curve is not None and self.arrivals != "diurnal":
+            raise ValueError(f'curve is for arrivals = "diurnal", not for {kind}')
+        return self

@@ -1,0 +1,142 @@
+"""Recorded requests, replayed at their instants whatever the answers take: an open loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from prfaas.errors import ConfigError
+from prfaas.sim.request import Request
+from prfaas.sim.workloads.reading import (
+    BLOCK_ID_MAX,
+    NUM_OUTPUT_TOKENS_MAX,
+    NUM_PROMPT_TOKENS_MAX,
+    SECONDS_MAX,
+    decode,
+    in_range,
+    read_lines,
+    refuse,
+)
+from prfaas.sim.workloads.source import NUM_REQUESTS_MAX
+
+_NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A recorded request: instant, lengths in tokens, ids of the prompt's blocks, tenant."""
+
+    at_ns: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    block_ids: tuple[int, ...] = ()
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Recorded requests.
+
+    Attributes:
+        rows: In any order.
+        jitter_ns: Each arrival is moved by up to so much, within the trace's tick.
+        rate_scale: Arrivals come so many times as fast.
+        num_requests_max: Only the first so many; None is all.
+    """
+
+    rows: tuple[Row, ...]
+    jitter_ns: int = 0
+    rate_scale: float = 1.0
+    num_requests_max: int | None = None
+
+    def requests(self, seed: int) -> list[Request]:
+        """The requests, in order of arrival."""
+        rng = np.random.default_rng(seed)
+        found = []
+        for row in self.rows:
+            jitter = int(rng.integers(self.jitter_ns)) if self.jitter_ns else 0
+            found.append((round((row.at_ns + jitter) / self.rate_scale), row))
+        found.sort(key=lambda entry: entry[0])
+        return [
+            Request(i, at_ns, r.num_prompt_tokens, r.num_output_tokens, r.block_ids, r.tenant)
+            for i, (at_ns, r) in enumerate(found[: self.num_requests_max])
+        ]
+
+    def with_rate_scaled(self, factor: float) -> Trace:
+        """The same, `factor` times as fast."""
+        return replace(self, rate_scale=self.rate_scale * factor)
+
+    @property
+    def num_prompt_tokens_max(self) -> int:
+        """The longest prompt, tokens."""
+        return max(row.num_prompt_tokens for row in self.rows)
+
+
+class _MooncakeRow(msgspec.Struct):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int] = []
+    tenant: str = msgspec.field(default="")
+
+
+def read_mooncake(path: Path) -> tuple[Row, ...]:
+    """A trace in Mooncake's schema.
+
+    Args:
+        path: JSON lines, gzipped or not: `timestamp` in ms, `input_length`, `output_length`,
+            `hash_ids` of the prompt's blocks (the last may be a partial one), `tenant` if known.
+
+    Raises:
+        ConfigError: The file or a line of it is wrong.
+    """
+    decoder = msgspec.json.Decoder(_MooncakeRow)
+    return collect(
+        path, (_mooncake(path, n, decode(decoder, path, n, line)) for n, line in read_lines(path))
+    )
+
+
+def _mooncake(path: Path, n: int, row: _MooncakeRow) -> Row:
+    in_range(path, n, "timestamp", row.timestamp, 0, SECONDS_MAX * 1000, "ms")
+    check_lengths(path, n, ("input_length", row.input_length), ("output_length", row.output_length))
+    if len(row.hash_ids) > row.input_length:
+        refuse(path, n, f"{len(row.hash_ids):,} hash_ids for {row.input_length:,} prompt tokens")
+    for extreme in (min(row.hash_ids, default=0), max(row.hash_ids, default=0)):
+        in_range(path, n, "an id of hash_ids", extreme, 0, BLOCK_ID_MAX)
+    return Row(
+        round(row.timestamp * _NS_PER_MS),
+        row.input_length,
+        max(row.output_length, 1),
+        tuple(row.hash_ids),
+        row.tenant,
+    )
+
+
+def check_lengths(path: Path, line: int, prompt: tuple[str, int], output: tuple[str, int]) -> None:
+    """Refuse lengths out of range; each comes with the name of its field.
+
+    Raises:
+        ConfigError: One is.
+    """
+    in_range(path, line, *prompt, 1, NUM_PROMPT_TOKENS_MAX, "tokens")
+    in_range(path, line, *output, 0, NUM_OUTPUT_TOKENS_MAX, "tokens")
+
+
+def collect(path: Path, rows: Iterable[Row]) -> tuple[Row, ...]:
+    """All rows; at least one, and not too many.
+
+    Raises:
+        ConfigError: A limit is exceeded.
+    """
+    found: list[Row] = []
+    for row in rows:
+        if len(found) == NUM_REQUESTS_MAX:
+            raise ConfigError(f"trace {path}: more than {NUM_REQUESTS_MAX:,} requests; split it")
+        found.append(row)
+    if not found:
+        raise ConfigError(f"trace {path} holds no requests")
+    return tuple(found)

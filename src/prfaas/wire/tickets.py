@@ -1,0 +1,170 @@
+"""Tickets as bytes: signed by a gateway with its identity, opened by pools.
+
+    sealed ticket   msgpack: ticket (msgpack, as bytes), signature, certificates (DER, leaf first)
+
+The signature is ECDSA over SHA-256 of a fixed prefix and the ticket's bytes. The certificate has to
+be one that the deployment's authority signed and that names a gateway on the pool's list, so pools
+need no key of the gateway's beforehand.
+"""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
+
+from prfaas.core.tickets import Refusal, Ticket, TicketRefusedError
+from prfaas.errors import ConfigError
+from prfaas.wire.identity import Identity
+from prfaas.wire.messages import TICKET_BYTES_MAX, Count, LayoutId, Name, TransferId
+
+_DOMAIN = b"prfaas ticket 1\0"
+"""Keeps a signature on anything else from passing for one on a ticket."""
+_ALGORITHM = ec.ECDSA(hashes.SHA256())
+_CERTIFICATES_MAX = 4
+_Signature = Annotated[bytes, msgspec.Meta(min_length=1, max_length=256)]
+_Body = Annotated[bytes, msgspec.Meta(min_length=1, max_length=1024)]
+_Der = Annotated[bytes, msgspec.Meta(min_length=1, max_length=3072)]
+
+
+class _TicketSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A ticket's fields, with their limits."""
+
+    transfer_id: TransferId
+    tenant: Name
+    layout_id: LayoutId
+    source: Name
+    destination: Name
+    bytes_max: Count
+    expires_at_ns: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
+    """A ticket and who vouches for it."""
+
+    ticket: _Body
+    signature: _Signature
+    certificates: Annotated[list[_Der], msgspec.Meta(min_length=1, max_length=_CERTIFICATES_MAX)]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_spec_decoder = msgspec.msgpack.Decoder(_TicketSpec)
+_sealed_decoder = msgspec.msgpack.Decoder(_Sealed)
+
+
+class TicketSigner:
+    """Signs tickets with the identity of a gateway.
+
+    Raises:
+        ConfigError: The identity can not be read, or its key is no elliptic-curve key.
+    """
+
+    def __init__(self, identity: Identity) -> None:
+        try:
+            key = serialization.load_pem_private_key(identity.key.read_bytes(), None)
+            chain = x509.load_pem_x509_certificates(identity.certificate.read_bytes())
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"identity {identity.certificate} can not sign tickets: {error}; "
+                "make one with `prfaas identity`"
+            ) from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or len(chain) > _CERTIFICATES_MAX:
+            raise ConfigError(
+                f"identity {identity.certificate} can not sign tickets: that takes an "
+                f"elliptic-curve key and at most {_CERTIFICATES_MAX} certificates; "
+                "make one with `prfaas identity`"
+            )
+        self._key = key
+        self._chain = [part.public_bytes(serialization.Encoding.DER) for part in chain]
+
+    def seal(self, ticket: Ticket) -> bytes:
+        """The ticket, signed; TICKET_BYTES_MAX bytes at most."""
+        body = _encoder.encode(
+            _TicketSpec(
+                transfer_id=ticket.transfer_id,
+                tenant=ticket.tenant,
+                layout_id=ticket.layout_id,
+                source=ticket.source,
+                destination=ticket.destination,
+                bytes_max=ticket.bytes_max,
+                expires_at_ns=ticket.expires_at_ns,
+            )
+        )
+        signature = self._key.sign(_DOMAIN + body, _ALGORITHM)
+        return _encoder.encode(_Sealed(ticket=body, signature=signature, certificates=self._chain))
+
+
+class TicketOpener:
+    """Reads tickets and sees that a gateway of the deployment signed them.
+
+    Args:
+        authority: PEM file of the deployment's authority.
+        gateways: Names of the gateways whose tickets count.
+
+    Raises:
+        ConfigError: The authority can not be read.
+    """
+
+    def __init__(self, authority: Path, gateways: frozenset[str]) -> None:
+        try:
+            self._store = Store(x509.load_pem_x509_certificates(authority.read_bytes()))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"authority {authority} can not be read: {error}") from None
+        self._gateways = gateways
+
+    def open(self, data: bytes, now_ns: int) -> Ticket:
+        """The ticket in `data`; what it allows is for the caller to check.
+
+        Args:
+            data: As it came.
+            now_ns: Unix time, for the validity of certificates.
+
+        Raises:
+            TicketRefusedError: It is missing or malformed, or no gateway of ours signed it.
+        """
+        if not data:
+            raise TicketRefusedError(Refusal.MISSING, "there is none")
+        if len(data) > TICKET_BYTES_MAX:
+            raise TicketRefusedError(
+                Refusal.MALFORMED, f"it has {len(data)} bytes, the limit is {TICKET_BYTES_MAX}"
+            )
+        try:
+            sealed = _sealed_decoder.decode(data)
+            spec = _spec_decoder.decode(sealed.ticket)
+            chain = [x509.load_der_x509_certificate(der) for der in sealed.certificates]
+        except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
+            raise TicketRefusedError(Refusal.MALFORMED, str(error)) from None
+        self._check_signer(sealed, chain, now_ns)
+        return Ticket(
+            spec.transfer_id,
+            spec.tenant,
+            spec.layout_id,
+            spec.source,
+            spec.destination,
+            spec.bytes_max,
+            spec.expires_at_ns,
+        )
+
+    def _check_signer(self, sealed: _Sealed, chain: list[x509.Certificate], now_ns: int) -> None:
+        now = datetime.datetime.fromtimestamp(now_ns // 10**9, datetime.UTC)
+        policy = PolicyBuilder().store(self._store).time(now)
+        try:
+            client = policy.build_client_verifier().verify(chain[0], chain[1:])
+            names = {name.value for name in client.subjects or () if isinstance(name, x509.DNSName)}
+            if not names & self._gateways:
+                raise VerificationError(f"{sorted(names)} are not on {sorted(self._gateways)}")
+            key = chain[0].public_key()
+            if not isinstance(key, ec.EllipticCurvePublicKey):
+                raise VerificationError("its key is no elliptic-curve key")
+            key.verify(sealed.signature, _DOMAIN + sealed.ticket, _ALGORITHM)
+        except InvalidSignature:
+            raise TicketRefusedError(Refusal.UNKNOWN_SIGNER, "its signature is wrong") from None
+        except (VerificationError, ValueError, UnsupportedAlgorithm) as error:
+            raise TicketRefusedError(Refusal.UNKNOWN_SIGNER, str(error)) from None

@@ -1,0 +1,108 @@
+"""What happens to requests that are late wherever they go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.core.dispatch import (
+    Arrival,
+    DispatchSettings,
+    HomeCluster,
+    Member,
+    RemoteCluster,
+)
+from prfaas.core.link_book import LinkReport
+from prfaas.core.policies import AdaptivePolicy, AdaptiveSettings, PolicyName
+from prfaas.core.predictions import Prediction
+from prfaas.core.routing import Path, Reason, RoutingFacts
+from prfaas.core.ways import Ways
+from prfaas.units import NS_PER_S
+from tests.sim.systems import linear_costs
+
+TARGET_NS = 10 * NS_PER_S
+COSTS = linear_costs()
+"""1 ms a token on either side."""
+
+
+def ways(waits_s: Mapping[str, float], policy: PolicyName = PolicyName.ADAPTIVE) -> Ways:
+    """Two instances on either side with given queues, and a fast link."""
+    made = Ways(
+        HomeCluster("pd", (Member("p0", "pd"), Member("p1", "pd")), (Member("d0", "pd"),), COSTS),
+        [RemoteCluster("away", (Member("r0", "away"), Member("r1", "away")), COSTS)],
+        DispatchSettings(policy, 1000, ttft_max_ns=TARGET_NS),
+    )
+    link = made.links.between("away", "pd")
+    link.up = True
+    link.book.report(LinkReport(0, 1e12, 0, 0.0, 0))
+    for i, (name, wait_s) in enumerate(waits_s.items()):
+        stage = made.home if name in made.home.instances else made.away["away"]
+        stage.book.dispatch(name, 100 + i, 0, round(wait_s * NS_PER_S))
+    return made
+
+
+def chosen(made: Ways, num_prompt_tokens: int) -> str:
+    """Name of the instance that prefills, by the threshold's path of 1,000 tokens."""
+    path = Path.LOCAL if num_prompt_tokens <= 1000 else Path.REMOTE
+    way = made.best(Arrival(1, num_prompt_tokens, num_prompt_tokens, {}), 0)
+    way = made.apart(way, path, 0)
+    candidate = way.home if path is Path.LOCAL else way.away
+    assert candidate is not None
+    return candidate.name
+
+
+LATE = {"p0": 12.0, "p1": 30.0, "r0": 40.0, "r1": 11.0}
+
+
+@pytest.mark.parametrize(("tokens", "name"), [(500, "p1"), (3000, "r0")])
+def test_what_is_late_anyway_joins_the_longest_queue_of_its_path(tokens: int, name: str) -> None:
+    assert chosen(ways(LATE), tokens) == name
+
+
+@pytest.mark.parametrize(("tokens", "name"), [(500, "p0"), (3000, "r1")])
+def test_other_policies_spread_what_is_late(tokens: int, name: str) -> None:
+    assert chosen(ways(LATE, PolicyName.PAPER), tokens) == name
+
+
+def test_what_can_be_in_time_takes_the_shortest_queue() -> None:
+    assert chosen(ways({**LATE, "p0": 2.0}), 500) == "p0"
+    assert chosen(ways({**LATE, "r1": 2.0}), 3000) == "r1"
+
+
+def test_what_only_the_link_delays_stays_in_the_shortest_queue() -> None:
+    made = ways({"p0": 12.0, "p1": 30.0, "r0": 4.0, "r1": 1.0})
+    made.links.between("away", "pd").book.report(LinkReport(0, 1e3, 0, 0.0, 0))
+    assert chosen(made, 3000) == "r1"
+
+
+def test_a_barred_path_is_no_way_out() -> None:
+    made = ways({"p0": 12.0, "p1": 30.0, "r0": 0.0, "r1": 0.0})
+    assert chosen(made, 500) == "p0"
+    made.links.between("away", "pd").up = False
+    assert chosen(made, 500) == "p1"
+
+
+def test_an_instance_that_is_not_ready_takes_nobody() -> None:
+    made = ways({**LATE, "p1": 60.0})
+    made.home.book.set_ready("p1", ready=False, now_ns=0)
+    assert chosen(made, 500) == "p0"
+
+
+@given(
+    tokens=st.integers(1, 100_000),
+    local_ns=st.integers(0, 10**11),
+    remote_ns=st.integers(0, 10**11),
+)
+def test_a_path_without_headroom_takes_nobody_elses_requests(
+    tokens: int, local_ns: int, remote_ns: int
+) -> None:
+    settings = AdaptiveSettings(ttft_max_ns=TARGET_NS)
+    decision = AdaptivePolicy(10_000, settings).decide(
+        RoutingFacts(tokens), Prediction(local_ns, remote_ns)
+    )
+    if decision.reason in (Reason.FASTER_LOCAL, Reason.FASTER_REMOTE):
+        taken = local_ns if decision.path is Path.LOCAL else remote_ns
+        assert taken <= settings.headroom_ratio * TARGET_NS

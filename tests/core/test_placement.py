@@ -1,0 +1,151 @@
+"""Pull or recompute, and what is copied: never slower as predicted, never beyond the budget."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.core.placement import (
+    CopySettings,
+    HotPrefixes,
+    PullSettings,
+    Road,
+    choose_pull,
+    marks,
+)
+from prfaas.units import NS_PER_S
+
+MS = NS_PER_S // 1000
+ROADS = st.builds(
+    Road,
+    st.none() | st.integers(0, 10**10),
+    st.none() | st.sampled_from([0.0, 1e6, 1e9, 1e11]),
+    st.integers(0, 200 * MS),
+    st.sampled_from([0.0, 0.5, 100.0]),
+)
+
+
+def linear_ns(num_tokens: int) -> int:
+    return num_tokens * MS // 10
+
+
+@given(
+    prompt=st.integers(2, 100_000),
+    here=st.integers(0, 100_000),
+    there=st.integers(0, 100_000),
+    wait_ns=st.none() | st.integers(0, 100 * NS_PER_S),
+    road=ROADS,
+    margin_ns=st.integers(0, NS_PER_S),
+)
+def test_a_pull_is_predicted_to_be_faster_or_it_is_not_made(
+    prompt: int, here: int, there: int, wait_ns: int | None, road: Road, margin_ns: int
+) -> None:
+    here, there = min(here, prompt - 1), min(there, prompt - 1)
+    num_bytes = max(there - here, 0) * 20_000
+    pull = choose_pull(
+        prompt,
+        here,
+        there,
+        wait_ns=wait_ns,
+        prefill_ns=linear_ns,
+        num_bytes=num_bytes,
+        road=road,
+        settings=PullSettings(0.0, margin_ns),
+    )
+    if pull is None:
+        return
+    assert wait_ns is not None
+    assert pull.num_tokens == there - here > 0
+    recomputed = wait_ns + linear_ns(prompt - here)
+    pulled = max(wait_ns, pull.arrival_ns) + linear_ns(prompt - there)
+    assert pulled + num_bytes * road.ns_per_byte + margin_ns < recomputed
+
+
+def test_the_crossover_is_where_the_bytes_take_as_long_as_the_compute() -> None:
+    # 10,000 tokens of 20 kB are 200 MB; computing them takes 1 s: 1.6 Gbit/s is the crossover.
+    def pulls(bits_per_s: float) -> bool:
+        found = choose_pull(
+            12_000,
+            0,
+            10_000,
+            wait_ns=0,
+            prefill_ns=linear_ns,
+            num_bytes=200_000_000,
+            road=Road(0, bits_per_s),
+            settings=PullSettings(0.0, 0),
+        )
+        return found is not None
+
+    assert pulls(1.61e9)
+    assert not pulls(1.59e9)
+
+
+def test_a_pull_hides_behind_the_queue_and_a_backlog_delays_it() -> None:
+    def pulls(wait_ns: int, backlog_bytes: int) -> bool:
+        found = choose_pull(
+            12_000,
+            0,
+            10_000,
+            wait_ns=wait_ns,
+            prefill_ns=linear_ns,
+            num_bytes=200_000_000,
+            road=Road(backlog_bytes, 1e9),
+        )
+        return found is not None
+
+    assert not pulls(0, 0)
+    assert pulls(2 * NS_PER_S, 0)
+    assert not pulls(2 * NS_PER_S, 500_000_000)
+
+
+MISSES = st.lists(
+    st.tuples(
+        st.integers(0, 12),
+        st.integers(1, 50),
+        st.integers(0, 30 * NS_PER_S),
+        st.integers(0, 5 * NS_PER_S),
+    ),
+    max_size=60,
+)
+
+
+@given(misses=MISSES, budget=st.integers(0, 5_000), road=ROADS, num_max=st.integers(1, 20))
+def test_copies_stay_within_the_budget_and_are_worth_their_bytes(
+    misses: list[tuple[int, int, int, int]], budget: int, road: Road, num_max: int
+) -> None:
+    settings = CopySettings(budget, num_candidates_max=num_max)
+    hot, now_ns = HotPrefixes(settings), 0
+    saved: dict[int, int] = {}
+    for key, num_blocks, gap_ns, saved_ns in misses:
+        now_ns += gap_ns
+        hot.miss(key, num_blocks, num_blocks * 100, saved_ns, now_ns)
+        saved[key] = max(saved.get(key, 0), saved_ns)
+        assert len(hot) <= num_max
+    copies = hot.choose(road, now_ns)
+    assert sum(copy.num_bytes for copy in copies) <= budget
+    for copy in copies:
+        assert road.bits_per_s
+        uses = sum(key == copy.key for key, *_ in misses)
+        cost_ns = copy.num_bytes * (8e9 / road.bits_per_s + road.ns_per_byte)
+        assert uses >= settings.num_uses_min
+        assert uses * saved[copy.key] > cost_ns
+    assert not {copy.key for copy in copies} & set(hot._demands)
+
+
+def test_counts_halve_in_a_half_life() -> None:
+    settings = CopySettings(10**6, half_life_ns=NS_PER_S)
+    hot, road = HotPrefixes(settings), Road(0, 1e9)
+    for _ in range(3):
+        hot.miss(1, 1, 100, NS_PER_S, 0)
+    assert not hot.choose(road, NS_PER_S)
+    assert [copy.key for copy in hot.choose(road, NS_PER_S // 2)] == [1]
+
+
+@given(length=st.integers(0, 200), present=st.integers(0, 200), held=st.integers(0, 200))
+def test_marks_are_few_and_beyond_what_is_there(length: int, present: int, held: int) -> None:
+    found = list(marks(range(length), present, held))
+    assert all(present < mark <= min(held, length) for mark in found)
+    assert len(found) <= length.bit_length() + 1
+    assert len(set(found)) == len(found)
+    if min(held, length) > present:
+        assert found[-1] == min(held, length)

@@ -1,0 +1,91 @@
+"""What the gateway signs for a transfer, read as a pool reads it."""
+
+from __future__ import annotations
+
+import base64
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prfaas.core.tickets import LIFETIME_MAX_NS, Ticket, check_ticket
+from prfaas.gateway.tickets import tenant_class
+from prfaas.wire.tickets import TicketOpener
+
+from .conftest import LAYOUT, World, running, until
+
+LONG = "long prompt " * 30
+S = 10**9
+
+
+def ticket_of(call: Any, identities: Path) -> tuple[dict[str, Any], Ticket]:
+    order = call.body["kv_transfer_params"]["prfaas"]
+    opener = TicketOpener(identities / "ca.pem", frozenset({"gateway"}))
+    return order, opener.open(base64.b64decode(order["ticket"]), time.time_ns())
+
+
+async def test_the_ticket_of_a_transfer_allows_just_that(world: World, identities: Path) -> None:
+    before = time.time_ns()
+    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=1)
+    order, ticket = ticket_of(world.prefill.calls[0], identities)
+    check_ticket(
+        ticket,
+        transfer_id=bytes.fromhex(order["transfer"]),
+        source="prfaas-pool",
+        destination="pd-pool",
+        now_ns=time.time_ns(),
+    )
+    assert ticket.layout_id == LAYOUT.layout_id
+    # 320 of 360 tokens: 20 blocks of attention, one state.
+    assert ticket.bytes_max == 20 * 1024 + 2048
+    limits = 70 * S
+    assert before + limits <= ticket.expires_at_ns <= time.time_ns() + limits
+
+
+async def test_what_the_destination_has_is_not_in_the_budget(
+    world: World, identities: Path
+) -> None:
+    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=1)
+    ids = world.decode.calls[-1].body["prompt"]
+    world.pd_pool.store(LAYOUT, world.keys(ids, 192))
+    index = world.gateway.index
+    await until(lambda: index.usable_hit("pd-pool", LAYOUT, world.hashes(ids), len(ids)) == 192)
+    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=1)
+    _, first = ticket_of(world.prefill.calls[0], identities)
+    _, second = ticket_of(world.prefill.calls[1], identities)
+    assert second.bytes_max == 8 * 1024 + 2048
+    assert second.transfer_id != first.transfer_id
+
+
+async def test_a_ticket_names_the_tenant_but_not_its_salt(world: World, identities: Path) -> None:
+    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=1)
+    order, ticket = ticket_of(world.prefill.calls[0], identities)
+    assert ticket.tenant == tenant_class(world.salt) != tenant_class(world.salt + "x")
+    assert world.salt.encode() not in base64.b64decode(order["ticket"])
+
+
+async def test_no_ticket_is_valid_for_longer_than_pools_allow(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    slow = {"prefill_timeout": "5h", "transfer_timeout": "10s"}
+    async with running(checkpoint, identities, tmp_path / "state", routing=slow) as world:
+        await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=1)
+        _, ticket = ticket_of(world.prefill.calls[0], identities)
+        assert ticket.expires_at_ns <= time.time_ns() + LIFETIME_MAX_NS
+
+
+@pytest.mark.parametrize("where", ["prfaas_pool", "pd_pool"])
+async def test_a_refused_ticket_is_a_fallback_of_its_own(world: World, where: str) -> None:
+    async def refuse(engine: Any, request: Any, body: dict[str, Any]) -> Any:
+        transfer = body["kv_transfer_params"]["prfaas"]["transfer"]
+        pool = getattr(world, where)
+        pool.end_transfer(transfer, state="refused", reason="ticket refused (expired)")
+        await engine.hanging.wait()
+        raise AssertionError("the leg was not given up")
+
+    world.prefill.script = refuse
+    await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=1)
+    record = await world.record()
+    assert record["fallback"] == {"stage": "transfer", "reason": "refused"}
+    assert await world.metric('prfaas_fallback_total{reason="refused",stage="transfer"}') == 1
