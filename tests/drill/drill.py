@@ -16,7 +16,7 @@ from prfaas.lab.faults import Fault, FaultProxy
 from prfaas.wire.identity import make_authority, make_identity
 
 from .engine import BLOCK_BYTES, LAYOUT, ScriptedEngine
-from .forgery import forge
+from .forgery import forge, seal
 from .processes import LOOPBACK, NodeProcess, Observer
 
 MEMORY = "48MiB"
@@ -149,7 +149,7 @@ class Drill:
     async def _prefill(self, transfer: bytes, keys: list[BlockKey]) -> None:
         """Store chunk by chunk, as an engine computes them."""
         engine = self.engines[SOURCE]
-        engine.push(transfer)
+        engine.push(transfer, seal(self.directory, transfer, keys))
         for start in range(0, len(keys), CHUNK_BLOCKS):
             await engine.store(keys[start : start + CHUNK_BLOCKS], transfer)
         engine.push_done(transfer)
@@ -171,7 +171,7 @@ class Drill:
             await self._restart(KILLED[kind])
         else:
             node = self.nodes[DESTINATION]
-            await forge(self.directory, node.port, LAYOUT.layout_id, self.chance)
+            await forge(self.directory, node.port, self.chance)
 
     async def _restart(self, name: str) -> None:
         self.observers[name].stop()
@@ -218,6 +218,7 @@ class Drill:
             leaks = {
                 "open transfers": metrics["prfaas_open_transfers"],
                 "pinned blocks": metrics["prfaas_pool_pinned_blocks"],
+                "promised bytes": metrics["prfaas_pool_promised_bytes"],
                 "bytes of unfinished blocks": metrics["prfaas_link_unfinished_bytes"],
                 "bytes beyond the blocks held": metrics["prfaas_pool_used_bytes"] - held,
                 "bytes over the limit": max(

@@ -128,8 +128,8 @@ class ScriptedEngine:
             self.requests.end(request)
         return [key for key, answer in zip(keys, answers, strict=True) if answer is Answer.HIT]
 
-    def push(self, transfer: bytes) -> bool:
-        return self._send(Push(transfer_id=transfer, peer="pd-pool"))
+    def push(self, transfer: bytes, ticket: bytes) -> bool:
+        return self._send(Push(transfer_id=transfer, peer="pd-pool", ticket=ticket))
 
     def push_done(self, transfer: bytes, rest: Iterable[BlockKey] = ()) -> bool:
         return self._send(PushDone(transfer_id=transfer, rest=wire_keys(rest)))

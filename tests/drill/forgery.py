@@ -4,24 +4,36 @@ import asyncio
 import random
 import secrets
 import ssl
+import time
 from pathlib import Path
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.link_share import Fragment, OutgoingBlock
+from prfaas.core.tickets import Ticket
 from prfaas.wire.channel import Channel
 from prfaas.wire.fragments import encode_prefix
 from prfaas.wire.frames import BlockFrame, block_digest
 from prfaas.wire.identity import identity_in
 from prfaas.wire.messages import Join, Offer, PoolHello, Resumed, decode, encode
+from prfaas.wire.tickets import TicketSigner
 
-from .engine import content
+from .engine import BLOCK_BYTES, LAYOUT, content
 from .processes import LOOPBACK
 
 NAME = "prfaas-pool"
 CLOSED_S = 20.0
+TICKET_NS = 120 * 10**9
 
 
-async def forge(identities: Path, port: int, layout_id: bytes, chance: random.Random) -> None:
+def seal(identities: Path, transfer: bytes, keys: list[BlockKey]) -> bytes:
+    """A gateway's ticket for exactly these blocks."""
+    size = sum(BLOCK_BYTES[key.group] for key in keys)
+    expires_at_ns = time.time_ns() + TICKET_NS
+    ticket = Ticket(transfer, "t", LAYOUT.layout_id, NAME, "pd-pool", size, expires_at_ns)
+    return TicketSigner(identity_in(identities, "gateway")).seal(ticket)
+
+
+async def forge(identities: Path, port: int, chance: random.Random) -> None:
     """Bring a block whose bytes are not what its digest says, and wait to be thrown out.
 
     The real source loses its link to this, as a pool has one link; it dials anew.
@@ -40,12 +52,13 @@ async def forge(identities: Path, port: int, layout_id: bytes, chance: random.Ra
     channel.send(PoolHello(pool=NAME, epoch="forged", link=link))
     async with asyncio.timeout(CLOSED_S):
         await welcomed.wait()
-    channel.send(Offer(transfer_id=transfer))
     key = BlockKey(0, chance.randbytes(32))
-    block = _damaged(transfer, layout_id, key, chance)
+    channel.send(Offer(transfer_id=transfer, ticket=seal(identities, transfer, [key])))
+    block = _damaged(transfer, LAYOUT.layout_id, key, chance)
     if chance.random() < 0.5:
+        layout_id, name = block.name
         channel.send_block(
-            BlockFrame(transfer, layout_id, block.name[1], block.digest, bytearray(block.data))
+            BlockFrame(transfer, layout_id, name, block.digest, bytearray(block.data))
         )
     else:
         await _send_fragments(tls.data, port, link, block)

@@ -32,6 +32,9 @@ class PoolMetrics:
         self.unfinished_bytes = self._gauge(
             "link_unfinished_bytes", "Room taken by blocks of which only a part has arrived."
         )
+        self.promised_bytes = self._gauge(
+            "pool_promised_bytes", "What the tickets of open transfers still allow to come."
+        )
         self.open_transfers = self._gauge(
             "open_transfers", "Transfers that have not ended.", "direction"
         )

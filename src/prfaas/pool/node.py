@@ -268,6 +268,7 @@ class PoolNode:
         metrics.used_bytes.set_function(lambda: store.used_bytes)
         metrics.blocks.set_function(lambda: len(store))
         metrics.pinned_blocks.set_function(lambda: store.num_pinned)
+        metrics.promised_bytes.set_function(lambda: self.inbound.promised_bytes)
         metrics.unfinished_bytes.set_function(lambda: self.link_port.unfinished_bytes)
         metrics.open_transfers.labels(direction="received").set_function(
             lambda: self.inbound.num_open
