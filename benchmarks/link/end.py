@@ -86,6 +86,8 @@ async def receive(identities: Path, host: str) -> None:
         on_subscribe=lambda _: None,
         on_unsubscribe=lambda _: None,
         on_abort=lambda *_: None,
+        on_pull=lambda *_: None,
+        on_refused=lambda *_: None,
         clock_ns=time.monotonic_ns,
     )
     await port.open()
@@ -112,6 +114,7 @@ class Sender:
             on_ended=self.ended,
             clock_ns=time.monotonic_ns,
             on_over=lambda _: None,
+            on_pull=lambda _: None,
             grace_ns=GRACE_NS,
             budget_bits_per_s=budget,
         )

@@ -68,7 +68,7 @@ def brute_force(layout: Layout, held: Held, num_tokens: int) -> int:
 class Known:
     """What the model says of one pool."""
 
-    exact: bool = False
+    state: SourceState = SourceState.REBUILDING
     lying: set[tuple[Tier, bytes, BlockKey]] = field(default_factory=set)
 
     def held(self, tiers: Tier) -> Held:
@@ -89,12 +89,16 @@ class IndexAgainstModel(RuleBasedStateMachine):
     @rule(pool=st.sampled_from(POOLS))
     def end_snapshot(self, pool: str) -> None:
         self.index.end_snapshot(pool)
-        self.known[pool].exact = True
+        self.known[pool].state = SourceState.EXACT
 
     @rule(pool=st.sampled_from(POOLS))
     def lose(self, pool: str) -> None:
         self.index.lose(pool)
-        self.known[pool] = Known()
+        known = self.known[pool]
+        if known.state is SourceState.REBUILDING:
+            self.known[pool] = Known()
+        else:
+            known.state = SourceState.DEGRADED
 
     @rule(pool=st.sampled_from(POOLS), layout=st.sampled_from(LAYOUTS), keys=BATCHES, tiers=TIERS)
     def add(self, pool: str, layout: Layout, keys: list[BlockKey], tiers: Tier) -> None:
@@ -120,14 +124,18 @@ class IndexAgainstModel(RuleBasedStateMachine):
     )
     def ask(self, pool: str, layout: Layout, num_tokens: int, tiers: Tier) -> None:
         known = self.known[pool]
-        expected = brute_force(layout, known.held(tiers), num_tokens) if known.exact else 0
-        assert self.index.usable_hit(pool, layout, HASHES, num_tokens, tiers) == expected
+        hit = self.index.usable_hit(pool, layout, HASHES, num_tokens, tiers)
+        hint = self.index.hint(pool, layout, HASHES, num_tokens)
+        exact, degraded = (
+            known.state is state for state in (SourceState.EXACT, SourceState.DEGRADED)
+        )
+        assert hit == (brute_force(layout, known.held(tiers), num_tokens) if exact else 0)
+        assert hint == (brute_force(layout, known.held(Tier.ANY), num_tokens) if degraded else 0)
 
     @invariant()
     def counts_agree(self) -> None:
         for pool, known in self.known.items():
-            state = SourceState.EXACT if known.exact else SourceState.REBUILDING
-            assert self.index.state(pool) is state
+            assert self.index.state(pool) is known.state
             assert self.index.num_blocks(pool) == len(known.held(Tier.ANY))
 
 

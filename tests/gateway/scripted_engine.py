@@ -30,6 +30,7 @@ class ScriptedEngine:
     words: tuple[str, ...] = ("Hello", " there", "!")
     cached_tokens: int = 0
     healthy: bool = True
+    num_waiting: int = 0
     script: Script | None = None
     calls: list[Call] = field(default_factory=list)
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
@@ -42,6 +43,7 @@ class ScriptedEngine:
         app = web.Application(client_max_size=1 << 26)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/v1/completions", self._post)
         app.router.add_post("/v1/chat/completions", self._post)
         self._runner = web.AppRunner(
@@ -62,6 +64,13 @@ class ScriptedEngine:
     async def _models(self, request: web.Request) -> web.Response:
         card = {"id": self.model, "object": "model", "max_model_len": self.max_model_len}
         return web.json_response({"object": "list", "data": [card]})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        labels = f'engine="0",model_name="{self.model}"'
+        return web.Response(
+            text=f"vllm:num_requests_running{{{labels}}} 1.0\n"
+            f"vllm:num_requests_waiting{{{labels}}} {self.num_waiting:.1f}\n"
+        )
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ async def test_no_prefill_engine(world: World) -> None:
 
 
 async def test_prefill_engine_that_is_too_short(world: World) -> None:
-    world.gateway.engines.by_name["prefill"].max_model_len = len(LONG)
+    world.gateway.driver.engine_ready("prefill", len(LONG), time.monotonic_ns())
     assert await routed(world) == ("local", "no_prefill_instance")
 
 

@@ -59,6 +59,9 @@ def test_a_snapshot_counts_once_it_is_complete() -> None:
     made.receive(Evicted(seq=5, layout_id=LAYOUT_ID, keys=keys[:2]))
     assert index.num_blocks("p") == 4
     made.lose()
+    assert index.num_blocks("p") == 4
+    assert index.state("p") is SourceState.DEGRADED
+    made.begin()
     assert index.num_blocks("p") == 0
     assert index.state("p") is SourceState.REBUILDING
 
@@ -98,7 +101,7 @@ def test_any_history_leaves_what_was_stored_last(history: list[tuple[bool, Block
 async def test_transfers_of_others_do_not_fill_memory() -> None:
     transfers = Transfers()
     for i in range(2 * VIEWS_MAX):
-        transfers.open(i.to_bytes(16, "big"), "a", "b")
+        transfers.open(i.to_bytes(16, "big"), "a", "b", 0)
         transfers.ended("b", ended_event(bytes(15) + b"x"))
     assert len(transfers._views) == VIEWS_MAX
 

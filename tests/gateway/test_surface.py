@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from .conftest import World, until
+from .scripted_engine import hang
 from .test_paths import LONG, SHORT
 
 
@@ -42,9 +45,12 @@ async def test_every_metric_is_there(world: World) -> None:
         "index_state",
         "engine_ready",
         "requests_in_flight",
+        "requests_refused_total",
+        "ttft_over_predicted_ratio",
     ):
         assert f"# HELP prfaas_{name.removesuffix('_total')}" in text, name
-    assert await world.metric("prfaas_offload_threshold_tokens") == 100
+    pair = '{destination="pd-pool",source="prfaas-pool"}'
+    assert await world.metric(f"prfaas_offload_threshold_tokens{pair}") == 100
     assert await world.metric('prfaas_engine_ready{engine="decode"}') == 1
     assert await world.metric('prfaas_engine_ready{engine="spare"}') == 0
     assert await world.metric('prfaas_kv_transfer_seconds_bucket{le="60.0"}') == 0
@@ -109,15 +115,16 @@ async def test_records(world: World) -> None:
 
 
 async def test_the_least_busy_engine_decodes(world: World) -> None:
-    engines = world.gateway.engines.by_name
     world.spare.healthy = True
-    await until(lambda: engines["spare"].is_ready)
-    engines["decode"].num_in_flight += 1
-    await world.post({"prompt": SHORT})
-    assert len(world.spare.calls) == 1
-    engines["decode"].num_in_flight -= 1
-    await world.post({"prompt": SHORT})
-    assert len(world.decode.calls) == 1
+    await until(lambda: world.gateway.engines.by_name["spare"].is_ready)
+    for engine in (world.decode, world.spare):
+        engine.script = hang
+    async with asyncio.TaskGroup() as group:
+        posts = [group.create_task(world.post({"prompt": SHORT})) for _ in range(6)]
+        await until(lambda: len(world.spare.calls) + len(world.decode.calls) == 6)
+        assert len(world.spare.calls) == len(world.decode.calls) == 3
+        for post in posts:
+            post.cancel()
 
 
 async def test_an_engine_that_serves_another_model_is_not_ready(world: World) -> None:

@@ -13,6 +13,7 @@ from prfaas.errors import PeerError
 from prfaas.wire import messages
 from prfaas.wire.frames import ControlFrame, FrameDecoder
 from prfaas.wire.messages import (
+    PULL_KEYS_MAX,
     TICKET_BYTES_MAX,
     Abort,
     Accepted,
@@ -28,11 +29,13 @@ from prfaas.wire.messages import (
     Lookup,
     LookupDone,
     Message,
+    Missing,
     Offer,
     Ping,
     Pong,
     PoolHello,
     PoolState,
+    Pull,
     Push,
     PushDone,
     Refused,
@@ -89,7 +92,9 @@ EVERY: list[AnyMessage] = [
     Offer(transfer_id=TRANSFER, ticket=b"sealed"),
     Accepted(transfer_id=TRANSFER),
     Refused(transfer_id=TRANSFER, reason="expired"),
-    Commit(transfer_id=TRANSFER, num_blocks=7),
+    Commit(transfer_id=TRANSFER, num_blocks=7, missing=KEYS),
+    Pull(transfer_id=TRANSFER, source="prfaas-pool", keys=KEYS, ticket=b"sealed"),
+    Missing(transfer_id=TRANSFER, keys=KEYS),
     Abort(transfer_id=TRANSFER, reason="client left"),
     Subscribe(gateway="gateway"),
     Snapshot(epoch="ab", next_seq=4, layout_id=b"L" * 32, keys=KEYS),
@@ -176,6 +181,11 @@ def test_a_field_of_another_type_is_refused(message: Message) -> None:
         (Commit(transfer_id=TRANSFER, num_blocks=0), "num_blocks", -1),
         (Commit(transfer_id=TRANSFER, num_blocks=0), "num_blocks", 2**53 + 1),
         (Load(job=0, keys=[], rows=[]), "rows", [-1]),
+        (
+            Pull(transfer_id=TRANSFER, source="p", keys=[]),
+            "keys",
+            [(0, b"h" * 32)] * (PULL_KEYS_MAX + 1),
+        ),
     ],
 )
 def test_a_value_outside_its_limits_is_refused(message: Message, field: str, value: object) -> None:

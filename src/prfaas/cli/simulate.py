@@ -30,6 +30,8 @@ _POLICIES = ("local", "remote", "paper", "adaptive")
     help="Share of requests that have to meet every target, for --sweep.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--report", type=_FILE, help="Write one HTML file that opens without a network.")
+@click.option("--chrome-trace", type=_FILE, help="Write a trace for Perfetto or chrome://tracing.")
 def simulate(
     *,
     scenario: Path,
@@ -39,6 +41,8 @@ def simulate(
     sweep: bool,
     attainment: float,
     as_json: bool,
+    report: Path | None,
+    chrome_trace: Path | None,
 ) -> None:
     """Run a scenario on a virtual clock, with the policies that serve traffic.
 
@@ -50,12 +54,17 @@ def simulate(
       prfaas simulate examples/sim/paper-poisson.toml
       prfaas simulate examples/sim/link-cut.toml --policy paper --policy adaptive
       prfaas simulate examples/sim/bursty.toml --set workload.rate=2.8 --seed 7 --json
+      prfaas simulate examples/sim/link-cut.toml --policy paper --policy adaptive --report cut.html
+      prfaas simulate examples/sim/link-cut.toml --chrome-trace cut.json
       prfaas simulate examples/sim/scarce-link.toml --sweep
     """
-    from prfaas.cli.simulate_actions import load_scenarios, show_knees, show_runs
+    if sweep and (report or chrome_trace):
+        raise click.UsageError("--sweep makes many runs; --report and --chrome-trace show one load")
+    from prfaas.cli import simulate_actions as actions
 
-    scenarios = load_scenarios(scenario, settings, policies, seed)
+    scenarios = actions.load_scenarios(scenario, settings, policies, seed)
     if sweep:
-        show_knees(scenarios, attainment=attainment, as_json=as_json)
-    else:
-        show_runs(scenarios, as_json=as_json)
+        actions.show_knees(scenarios, attainment=attainment, as_json=as_json)
+        return
+    command = actions.command_of(scenario, settings, policies, seed)
+    actions.show_runs(scenarios, actions.Output(as_json, report, chrome_trace, command))

@@ -3,27 +3,81 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from prfaas.cli.simulate_table import ROWS
 from prfaas.core.policies import PolicyName
+from prfaas.errors import ConfigError
+from prfaas.sim.chrome_trace import write_chrome_trace
+from prfaas.sim.recorded import NUM_RECORDED_MAX
 from prfaas.sim.results import Results
-from prfaas.sim.run import find_knee, run
+from prfaas.sim.run import Run, find_knee, run
 from prfaas.sim.scenario import Scenario, load_scenario
 
 _DEFAULT_WIDTH = 110  # of output that goes to a file or a pipe
 
 
-def show_runs(scenarios: Mapping[str, Scenario], *, as_json: bool) -> None:
-    """Run a scenario under each policy."""
-    found = {name: _with_progress(name, scenario) for name, scenario in scenarios.items()}
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What is made of the runs.
+
+    Attributes:
+        as_json: Print JSON.
+        report: Where the HTML report goes, if one is wanted.
+        chrome_trace: Where the Chrome trace goes, if one is wanted.
+        command: The command that makes the same again.
+    """
+
+    as_json: bool = False
+    report: Path | None = None
+    chrome_trace: Path | None = None
+    command: str = ""
+
+
+def command_of(
+    file: Path, settings: Sequence[str], policies: Sequence[str], seed: int | None
+) -> str:
+    """The command line of a run."""
+    words = ["prfaas", "simulate", str(file)]
+    words += [word for setting in settings for word in ("--set", setting)]
+    words += [word for policy in policies for word in ("--policy", policy)]
+    words += [] if seed is None else ["--seed", str(seed)]
+    return shlex.join(words)
+
+
+def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
+    """Run a scenario under each policy.
+
+    Raises:
+        ConfigError: A file can not be written.
+    """
+    _check(scenarios, output)
     first = next(iter(scenarios.values()))
-    if as_json:
+    found, drawn = {}, {}
+    for name, scenario in scenarios.items():
+        done = _with_progress(name, scenario, recorded=output.chrome_trace is not None)
+        found[name] = done.results
+        if output.report is not None:
+            from prfaas.sim.figures_of_run import figures_of
+
+            drawn[name] = figures_of(done)
+        if output.chrome_trace is not None:
+            _write_trace(done, output.chrome_trace, output.command)
+    if output.report is not None:
+        from prfaas.sim.report import html_report
+
+        origin = {"command": output.command, "prfaas": version("prfaas")}
+        _write(output.report, html_report(first, drawn, ROWS, origin))
+    if output.as_json:
         runs = {name: results.as_dict() for name, results in found.items()}
         said = {"title": first.title, "seed": first.seed, "notes": first.notes, "runs": runs}
         click.echo(json.dumps(said, indent=2))
@@ -66,44 +120,60 @@ def load_scenarios(
     return {name: scenario.with_policy(PolicyName(name)) for name in names}
 
 
-def _with_progress(name: str, scenario: Scenario) -> Results:
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+def _check(scenarios: Mapping[str, Scenario], output: Output) -> None:
+    """Before a run of minutes: can its files be written at all?"""
+    if output.chrome_trace is not None and len(scenarios) > 1:
+        raise ConfigError(
+            f"--chrome-trace shows one run and {len(scenarios)} policies were asked for; "
+            "choose one with --policy"
+        )
+    for path in (output.report, output.chrome_trace):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"{path}: the directory {path.absolute().parent} is not there")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+
+
+def _write_trace(done: Run, path: Path, command: str) -> None:
+    try:
+        write_chrome_trace(done, path, {"command": command, "prfaas": version("prfaas")})
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    count = len(done.simulation.requests)
+    if count > NUM_RECORDED_MAX:
+        click.echo(
+            f"{path}: the first {NUM_RECORDED_MAX:,} of {count:,} requests; more would be too much "
+            "for a trace viewer",
+            err=True,
+        )
+
+
+def _with_progress(name: str, scenario: Scenario, *, recorded: bool) -> Run:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(f"simulating {name}", total=None)
         return run(
-            scenario, lambda done, total: progress.update(task, completed=done, total=total)
-        ).results
+            scenario,
+            lambda done, total: progress.update(task, completed=done, total=total),
+            num_recorded=NUM_RECORDED_MAX if recorded else 0,
+        )
 
 
 def _table(found: dict[str, Results]) -> Table:
     table = Table("", *found, box=None, padding=(0, 2))
-    for label, cell in _ROWS:
+    for label, cell in ROWS:
         table.add_row(label, *(cell(results) for results in found.values()))
     return table
-
-
-def _ms(spread: dict[str, float], key: str) -> str:
-    return f"{spread[key] / 1e3:.2f} s" if key in spread else "-"
-
-
-_ROWS: tuple[tuple[str, Callable[[Results], str]], ...] = (
-    ("requests", lambda r: f"{r.num_requests:,}"),
-    ("finished", lambda r: f"{r.outcomes.get('finished', 0):,}"),
-    ("rejected", lambda r: f"{r.outcomes.get('rejected', 0):,}"),
-    ("failed", lambda r: f"{r.outcomes.get('failed', 0):,}"),
-    ("goodput", lambda r: f"{r.goodput:.3f} req/s"),
-    ("SLO attainment", lambda r: f"{r.slo_attainment:.1%}"),
-    ("TTFT mean", lambda r: _ms(r.time_to_first_token, "avg")),
-    ("TTFT P90", lambda r: _ms(r.time_to_first_token, "p90")),
-    ("TTFT P99", lambda r: _ms(r.time_to_first_token, "p99")),
-    ("offloaded", lambda r: f"{r.offloaded_ratio:.1%}"),
-    ("prefix hits", lambda r: f"{r.prefix_hit_ratio:.1%}"),
-    ("egress mean", lambda r: f"{r.egress['avg_bits_per_s'] / 1e9:.2f} Gbit/s"),
-    ("egress P99 of 1 s", lambda r: f"{r.egress['p99_bits_per_s'] / 1e9:.2f} Gbit/s"),
-    ("PD-P busy", lambda r: f"{r.utilisation['pd_prefill']:.1%}"),
-    ("PrfaaS busy", lambda r: f"{r.utilisation['prfaas_prefill']:.1%}"),
-    ("decode slots", lambda r: f"{r.utilisation['decode_slots']:.1%}"),
-    ("recomputed", lambda r: f"{r.num_recomputed:,}"),
-)
 
 
 def _console() -> Console:

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from prfaas.config.quantities import DurationNs, RateBitsPerS, SizeBytes
+from prfaas.core.policies import PolicyName
 
 FilePathText = Annotated[Path, Field(strict=False)]
 PartName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
@@ -78,10 +79,34 @@ class RoutingTable(_Table):
 
     offload_threshold: int = Field(ge=0)
     """Incremental length, tokens, above which a prompt is prefilled in the PrfaaS cluster."""
+    policy: Annotated[PolicyName, Field(strict=False)] | None = None
+    """"local" never offloads, "remote" always does, "paper" compares with `offload_threshold`,
+    "adaptive" overrules the threshold where the other path is predicted to be clearly faster.
+    Without it: adaptive if there is a `plan` to predict from, else paper."""
+    plan: FilePathText | None = None
+    """Plan file of `prfaas plan` with the instances' profiles, from which paths are predicted; its
+    PrfaaS clusters are found by name, a single one stands for all."""
+    short_term_loop: bool = False
+    """Let the threshold of "adaptive" follow queues and links."""
+    ttft_max: DurationNs | None = None
+    """Refuse with 429 what is predicted to take longer to its first token; needs a `plan`."""
     prefill_timeout: DurationNs = 60 * 10**9
     """A remote prefill that takes longer is given up; the prompt is prefilled locally."""
     transfer_timeout: DurationNs = 10 * 10**9
     """How long decode waits for blocks after the prefill leg has answered."""
+
+    @model_validator(mode="after")
+    def _can_predict(self) -> RoutingTable:
+        if self.ttft_max is not None and self.plan is None:
+            raise ValueError("ttft_max needs a plan: without profiles nothing is predicted")
+        return self
+
+    @property
+    def effective_policy(self) -> PolicyName:
+        """`policy`, or what stands in for it."""
+        if self.policy is not None:
+            return self.policy
+        return PolicyName.PAPER if self.plan is None else PolicyName.ADAPTIVE
 
 
 class SecurityTable(_Table):

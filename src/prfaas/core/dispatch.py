@@ -93,6 +93,9 @@ class Arrival:
         hints: The same for pools whose contents are not certain: it draws a request to them, and
             decides nothing else.
         offloadable: Whether prefill and decode may be split.
+        shippable_tokens: Prefix that could be shipped; where decode has as much, nothing is. None
+            is the whole prompt.
+        avoid: Instance that was tried already.
         tenant: Whose it is.
     """
 
@@ -102,6 +105,8 @@ class Arrival:
     hits: Mapping[str, int]
     hints: Mapping[str, int] = field(default_factory=dict)
     offloadable: bool = True
+    shippable_tokens: int | None = None
+    avoid: str = ""
     tenant: str = ""
 
 
@@ -119,6 +124,7 @@ class Routed:
         num_prompt_tokens: Length of the prompt.
         hit_tokens: Cached prefix where it is prefilled, tokens.
         present_tokens: Cached prefix at the destination, tokens; it is not shipped.
+        away_tokens: Cached prefix in the PrfaaS cluster that was looked at, tokens.
         shipped_bytes: What the link is promised; 0 on the local path or without a cost model.
     """
 
@@ -131,6 +137,7 @@ class Routed:
     num_prompt_tokens: int
     hit_tokens: int
     present_tokens: int
+    away_tokens: int
     shipped_bytes: int
 
 

@@ -259,6 +259,7 @@ class Dispatcher:
             arrival.num_prompt_tokens,
             hit,
             hit,
+            way.facts.prfaas_hit_tokens,
             0,
         )
 
@@ -281,6 +282,7 @@ class Dispatcher:
             prompt,
             hit,
             present,
+            way.facts.prfaas_hit_tokens,
             shipped,
         )
 

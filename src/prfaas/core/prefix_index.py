@@ -1,7 +1,8 @@
 """Which pool holds which blocks, and how much of a prompt it can serve.
 
-The index is fed by ordered event streams, one per pool. A pool whose stream has a gap is not
-trusted until a snapshot has been applied: what it holds then counts as nothing.
+The index is fed by ordered event streams, one per pool. When a stream breaks or has a gap, what was
+known of the pool is no longer certain: it counts as no hit, and only draws requests to the pool,
+until a new snapshot begins. During a snapshot the pool counts as empty.
 """
 
 from __future__ import annotations
@@ -19,8 +20,15 @@ class SourceState(StrEnum):
     EXACT = "exact"
     INCOMPLETE = "incomplete"
     """The pool holds more than the index remembers: a hit is at least what the index says."""
+    DEGRADED = "degraded"
+    """The stream broke: what the pool held then is a hint."""
     REBUILDING = "rebuilding"
     """Waiting for a snapshot, or in the middle of one."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether every event was heard, so that a hit is certain."""
+        return self in (SourceState.EXACT, SourceState.INCOMPLETE)
 
 
 class Tier(IntFlag):
@@ -64,8 +72,12 @@ class PrefixIndex:
         source.state = SourceState.INCOMPLETE if source.full else SourceState.EXACT
 
     def lose(self, pool: str) -> None:
-        """The event stream of `pool` broke."""
-        self._sources[pool] = _Source()
+        """The event stream of `pool` broke; half a snapshot is worth nothing."""
+        source = self._source(pool)
+        if source.state is SourceState.REBUILDING:
+            self._sources[pool] = _Source()
+        else:
+            source.state = SourceState.DEGRADED
 
     def add(
         self, pool: str, layout_id: bytes, keys: Iterable[BlockKey], tier: Tier = Tier.HOST
@@ -122,21 +134,16 @@ class PrefixIndex:
 
         Returns:
             Tokens, a multiple of `layout.boundary_tokens`, below `num_tokens`; 0 if the pool is
-            REBUILDING. Costs one lookup per block of the prompt.
+            DEGRADED or REBUILDING. Costs one lookup per block of the prompt.
         """
         source = self._source(pool)
-        if source.state is SourceState.REBUILDING:
-            return 0
-        held = _Held(source.tiers, tiers, layout, hashes)
-        limit = layout.last_boundary(num_tokens)
-        for group in layout.groups:
-            if group.kind is GroupKind.FULL_ATTENTION:
-                limit = held.leading_run(group, limit)
-        boundary = limit // layout.boundary_tokens * layout.boundary_tokens
-        others = [group for group in layout.groups if group.kind is not GroupKind.FULL_ATTENTION]
-        while boundary > 0 and not all(held.covers(group, boundary) for group in others):
-            boundary -= layout.boundary_tokens
-        return boundary
+        return _longest(source, tiers, layout, hashes, num_tokens) if source.state.is_live else 0
+
+    def hint(self, pool: str, layout: Layout, hashes: list[bytes], num_tokens: int) -> int:
+        """What `usable_hit` would say of a DEGRADED pool if nothing had changed; else 0."""
+        source = self._source(pool)
+        degraded = source.state is SourceState.DEGRADED
+        return _longest(source, Tier.ANY, layout, hashes, num_tokens) if degraded else 0
 
     @staticmethod
     def _overflow(source: _Source) -> None:
@@ -177,3 +184,21 @@ class _Held:
         first = max(0, boundary - group.window_tokens)
         span = group.tokens_per_block
         return all(self.has(group, end) for end in range(boundary, first // span * span, -span))
+
+
+def _longest(
+    source: _Source, tiers: Tier, layout: Layout, hashes: list[bytes], num_tokens: int
+) -> int:
+    """Longest prefix that every cache group can serve, tokens."""
+    if not hashes:
+        return 0
+    held = _Held(source.tiers, tiers, layout, hashes)
+    limit = layout.last_boundary(num_tokens)
+    for group in layout.groups:
+        if group.kind is GroupKind.FULL_ATTENTION:
+            limit = held.leading_run(group, limit)
+    boundary = limit // layout.boundary_tokens * layout.boundary_tokens
+    others = [group for group in layout.groups if group.kind is not GroupKind.FULL_ATTENTION]
+    while boundary > 0 and not all(held.covers(group, boundary) for group in others):
+        boundary -= layout.boundary_tokens
+    return boundary

@@ -106,6 +106,7 @@ class Stage:
             agree, link_up = (True, True) if road is None else road(instance)
             yield Candidate(
                 name,
+                ready=name != arrival.avoid,
                 wait_ns=self.book.wait_ns(name, now_ns),
                 hit_tokens=arrival.hits.get(instance.pool, 0),
                 hint_tokens=arrival.hints.get(instance.pool, 0),

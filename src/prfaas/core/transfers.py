@@ -81,6 +81,7 @@ class Transfer:
         num_blocks: Blocks moved so far.
         num_bytes: Payload bytes moved so far.
         last_block_at_ns: When the last block was moved; 0 before the first.
+        num_missing: Blocks of a pull that the source does not have.
     """
 
     transfer_id: bytes
@@ -94,6 +95,7 @@ class Transfer:
     num_blocks: int = 0
     num_bytes: int = 0
     last_block_at_ns: int = 0
+    num_missing: int = 0
 
     @property
     def is_open(self) -> bool:

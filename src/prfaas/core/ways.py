@@ -116,11 +116,13 @@ class Ways:
         away = found.candidate
         source = stage.instances[away.name].pool if away else stage.first_pool
         link = self.links.between(source, destination)
+        present, shippable = arrival.hits.get(destination, 0), arrival.shippable_tokens
+        splits = arrival.offloadable and (shippable is None or shippable > present)
         facts = RoutingFacts(
             arrival.num_prompt_tokens,
-            arrival.hits.get(destination, 0),
+            present,
             arrival.hits.get(source, 0),
-            found.obstacle if arrival.offloadable else Reason.NOT_OFFLOADABLE,
+            found.obstacle if splits else Reason.NOT_OFFLOADABLE,
         )
         signals = link.signals(
             home.wait_ns if home else None, away.wait_ns if away else None, now_ns

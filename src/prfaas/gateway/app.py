@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import re
+import time
 import uuid
 from collections.abc import Callable
 
@@ -12,11 +14,11 @@ from aiohttp import web
 
 from prfaas.config.deployment import Deployment
 from prfaas.core.prefix_index import PrefixIndex
-from prfaas.core.routing import ThresholdPolicy
 from prfaas.errors import ConfigError, PrfaasError, RequestError
 from prfaas.gateway.answering import ClientGoneError, ClientStream
 from prfaas.gateway.deciding import Planner
 from prfaas.gateway.decode import DecodeLeg
+from prfaas.gateway.driver import Driver
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.engines import Engines
 from prfaas.gateway.exchange import Exchange, reply_headers
@@ -25,12 +27,13 @@ from prfaas.gateway.flow import Flow
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools, PoolTiming
 from prfaas.gateway.prefill import PrefillLeg
+from prfaas.gateway.profiles import load_profiles
 from prfaas.gateway.records import NS_PER_MS, Outcome, Record, Records
 from prfaas.gateway.requests import Api, parse_request
 from prfaas.gateway.salt import tenant_salt
 from prfaas.gateway.tickets import TicketOffice
 from prfaas.gateway.tokenizing import PromptMaker
-from prfaas.gateway.transfers import Transfers
+from prfaas.gateway.transfers import Transfers, TransferView
 from prfaas.gateway.views import Views
 from prfaas.units import NS_PER_S
 from prfaas.wire.identity import identity_in
@@ -42,6 +45,10 @@ SHUTDOWN_S = 5.0
 """How long requests in flight may go on when the gateway stops."""
 LAST_WORDS_S = 5.0
 """How long a client may take to read the error that ends its stream."""
+REFRESH_S = 1.0
+"""Below the age at which what is known of an idle link counts as unknown."""
+TICK_EVERY = 5
+"""Refreshes for each interval of the short-term loop."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _log = logging.getLogger(__name__)
@@ -98,27 +105,34 @@ class Gateway:
         engine_tls, pool_tls = identity.client_context(), identity.client_context()
         engine_tls.check_hostname = True
         salt = tenant_salt(deployment.state)
+        profiles = load_profiles(deployment)
         limits = deployment.routing
         tickets = TicketOffice(
             TicketSigner(identity), limits.prefill_timeout + limits.transfer_timeout
         )
-        policy = ThresholdPolicy(deployment.routing.offload_threshold)
         self._table = deployment.gateway
         self._model = model
         self._prompts = PromptMaker(deployment.model.path, salt)
         self.index = PrefixIndex()
         self.metrics = Metrics()
         self.records = Records()
-        self.transfers = Transfers(self.metrics.arrived)
-        self.engines = Engines(deployment, endpoints, engine_tls, poll_s)
+        self.driver = Driver(deployment, profiles, self.index)
+        self.transfers = Transfers(self._transfer_over)
+        self.engines = Engines(deployment, endpoints, engine_tls, self.driver, poll_s)
         self.pools = Pools(
-            endpoints, name, pool_tls, self.index, self.transfers, timing or PoolTiming()
+            endpoints,
+            name,
+            pool_tls,
+            self.index,
+            self.transfers,
+            self.driver,
+            timing or PoolTiming(),
         )
-        self.metrics.watch(self.engines, self.pools, self.index, policy.offload_threshold)
+        self.metrics.watch(self.engines, self.pools, self.index, self.driver)
         self._views = Views(model, self.engines, self.pools, self.metrics, self.records)
         self._flow = Flow(
-            planner=Planner(self.engines, self.pools, self.index, self._prompts, policy),
-            engines=self.engines,
+            planner=Planner(self.engines, self.pools, self._prompts, self.driver),
+            driver=self.driver,
             prefill_leg=PrefillLeg(self.engines, model, salt, deployment.routing, tickets),
             decode_leg=DecodeLeg(
                 self.engines, salt, deployment.routing.transfer_timeout // NS_PER_MS
@@ -129,6 +143,7 @@ class Gateway:
         )
         self._num_in_flight = 0
         self._runner: web.AppRunner | None = None
+        self._pulse: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
         """Connect to everything and take requests.
@@ -141,6 +156,7 @@ class Gateway:
         """
         self.engines.start()
         self.pools.start()
+        self._pulse = asyncio.create_task(beat(self.driver))
         # A client that leaves cancels its handler, and with it both legs and the transfer.
         self._runner = web.AppRunner(
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
@@ -158,9 +174,16 @@ class Gateway:
         """Stop taking requests, let those in flight end, and disconnect."""
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._pulse is not None:
+            self._pulse.cancel()
+            await asyncio.gather(self._pulse, return_exceptions=True)
         await self.pools.close()
         await self.engines.close()
         self._prompts.close()
+
+    def _transfer_over(self, transfer: TransferView) -> None:
+        self.metrics.arrived(transfer)
+        self.driver.transfer_over(transfer.number)
 
     def _app(self) -> web.Application:
         app = web.Application(
@@ -234,6 +257,22 @@ class Gateway:
             record.num_output_tokens,
             record.e2e_ns // NS_PER_MS,
         )
+
+
+async def beat(driver: Driver) -> None:
+    """Let time pass for the driver; until cancelled."""
+    for count in itertools.count(1):
+        await asyncio.sleep(REFRESH_S)
+        now_ns = time.monotonic_ns()
+        driver.refresh(now_ns)
+        if count % TICK_EVERY == 0:
+            for moved in driver.tick(now_ns):
+                _log.info(
+                    "link %s to %s: offload threshold %d tokens",
+                    moved.source,
+                    moved.destination,
+                    moved.offload_threshold,
+                )
 
 
 async def _fail(error: Exception, record: Record, stream: ClientStream) -> web.StreamResponse:

@@ -1,14 +1,17 @@
-"""From a checked request to a plan: tokenise, look at the caches, ask the policy, pick engines."""
+"""From a checked request to a plan: tokenise, ask the driver, find the engines it names."""
 
 from __future__ import annotations
 
+import itertools
+import time
 from dataclasses import dataclass
 
 from prfaas.config.deployment import ClusterRole
 from prfaas.core.blocks import Layout
-from prfaas.core.prefix_index import PrefixIndex
-from prfaas.core.routing import Decision, Path, Reason, RoutingFacts, ThresholdPolicy
-from prfaas.errors import PrfaasError
+from prfaas.core.dispatch import Refusal, Refused, Routed
+from prfaas.core.routing import Path
+from prfaas.errors import PrfaasError, RequestError
+from prfaas.gateway.driver import Ask, Driver
 from prfaas.gateway.engines import Engine, Engines
 from prfaas.gateway.fields import bad
 from prfaas.gateway.pools import Pools
@@ -21,29 +24,43 @@ class UnavailableError(PrfaasError):
     """Nobody can serve this now; later somebody may: 503."""
 
 
+class RefusedError(RequestError):
+    """It would come too late: 429, and when to try again."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message, status=429, error_type="TooManyRequestsError")
+        self.retry_after_s = retry_after_s
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Who does what for one request.
 
     Attributes:
-        client: The request.
-        prompt: Its token ids.
-        decision: The path and why.
+        ask: What was asked of the driver.
+        prompt: Token ids.
+        routed: The decision.
         decode: Engine in the PD cluster.
         prefill: Engine in the PrfaaS cluster; None on the local path.
-        pd_hit_tokens: Prefix that the decode engine's pool already holds.
-        final_tokens: Prefix that it will hold once the transfer is complete.
-        layout: Of the decode engine's blocks; None while unknown, and then the path is local.
+        final_tokens: Prefix that decode's pool will hold once the transfer is complete.
     """
 
-    client: ClientRequest
+    ask: Ask
     prompt: Prompt
-    decision: Decision
+    routed: Routed
     decode: Engine
     prefill: Engine | None
-    pd_hit_tokens: int
     final_tokens: int
-    layout: Layout | None
+
+    @property
+    def layout(self) -> Layout | None:
+        """Of the blocks; None while unknown, and then the path is local."""
+        return self.ask.layout
+
+    @property
+    def pd_hit_tokens(self) -> int:
+        """Prefix that decode's pool already holds."""
+        return self.routed.present_tokens
 
 
 class Planner:
@@ -51,113 +68,86 @@ class Planner:
 
     Args:
         engines: Who is ready.
-        pools: Their layouts and links.
-        index: What their caches hold.
+        pools: Their layouts.
         prompts: Tokenises.
-        policy: The rule.
+        driver: Decides.
     """
 
     def __init__(
-        self,
-        engines: Engines,
-        pools: Pools,
-        index: PrefixIndex,
-        prompts: PromptMaker,
-        policy: ThresholdPolicy,
+        self, engines: Engines, pools: Pools, prompts: PromptMaker, driver: Driver
     ) -> None:
         self._engines = engines
         self._pools = pools
-        self._index = index
         self._prompts = prompts
-        self._policy = policy
+        self._driver = driver
+        self._numbers = itertools.count()
 
     async def plan(self, client: ClientRequest, record: Record) -> Plan:
-        """Make the plan, and note the facts in `record`.
+        """Make the plan, and note the facts in `record`. The caller ends it with the driver.
 
         Raises:
-            RequestError: The prompt can not be rendered or is too long.
+            RequestError: The prompt can not be rendered or is too long, or would come too late.
             UnavailableError: No PD engine is ready.
         """
-        decode = self._engines.choose(ClusterRole.PD)
-        if decode is None:
+        first = self._engines.choose(ClusterRole.PD)
+        if first is None:
             raise UnavailableError("no engine of a PD cluster is ready; try again")
-        max_model_len = decode.max_model_len
-        layout = self._pools.layout(decode.pool, decode.name)
-        prompt = await self._prompts.prompt(client, layout, max_model_len)
+        layout = self._layout(first)
+        prompt = await self._prompts.prompt(client, layout, first.max_model_len)
         record.num_prompt_tokens = prompt.num_tokens
         if client.is_exact:
-            check_length(client, prompt, max_model_len)
-        return self._decide(client, prompt, decode, layout, record)
-
-    def _decide(
-        self,
-        client: ClientRequest,
-        prompt: Prompt,
-        decode: Engine,
-        layout: Layout | None,
-        record: Record,
-    ) -> Plan:
-        prefill = self._engines.choose(ClusterRole.PRFAAS, longer_than=prompt.num_tokens)
-        record.pd_hit_tokens = self._hit(decode.pool, layout, prompt)
-        record.prfaas_hit_tokens = max(
-            (self._hit(pool, layout, prompt) for pool in self._prfaas_pools()), default=0
-        )
-        final_tokens = layout.last_boundary(prompt.num_tokens) if layout else 0
-        # Without a whole block beyond what is there, nothing could be shipped.
-        nothing_to_ship = layout is not None and final_tokens <= record.pd_hit_tokens
-        facts = RoutingFacts(
+            check_length(client, prompt, first.max_model_len)
+        ask = Ask(
+            number=next(self._numbers),
             num_prompt_tokens=prompt.num_tokens,
-            pd_hit_tokens=record.pd_hit_tokens,
-            prfaas_hit_tokens=record.prfaas_hit_tokens,
-            obstacle=Reason.NOT_OFFLOADABLE
-            if nothing_to_ship or not client.offloadable
-            else self._obstacle(prefill, decode, layout),
-        )
-        decision = self._policy.decide(facts)
-        record.decision, record.decode_engine = decision, decode.name
-        return Plan(
-            client=client,
-            prompt=prompt,
-            decision=decision,
-            decode=decode,
-            prefill=prefill if decision.path is Path.REMOTE else None,
-            pd_hit_tokens=record.pd_hit_tokens,
-            final_tokens=final_tokens,
+            num_tokens_to_fit=max(map(len, prompt.sequences)) if client.is_exact else 0,
             layout=layout,
+            hashes=prompt.hashes if len(prompt.sequences) == 1 else [],
+            offloadable=client.offloadable,
+        )
+        return self._decide(ask, prompt, record)
+
+    def elsewhere(self, plan: Plan) -> Engine | None:
+        """Another engine for a request whose decode engine can not be reached; None without any."""
+        found = self._driver.route(
+            plan.ask, time.monotonic_ns(), again=True, avoid=plan.decode.name, stay=True
+        )
+        return None if isinstance(found, Refused) else self._engines.by_name[found.prefill]
+
+    def _layout(self, first: Engine) -> Layout | None:
+        """Layout of an engine that decodes, of the first that is known."""
+        others = (e for e in self._engines.by_name.values() if e.role is ClusterRole.PD)
+        layouts = (self._pools.layout(engine.pool, engine.name) for engine in (first, *others))
+        return next((layout for layout in layouts if layout is not None), None)
+
+    def _decide(self, ask: Ask, prompt: Prompt, record: Record) -> Plan:
+        found = self._driver.route(ask, time.monotonic_ns())
+        record.decision = found.decision
+        if isinstance(found, Refused):
+            record.refusal = found.reason
+            raise _refused(found)
+        record.pd_hit_tokens, record.prfaas_hit_tokens = found.present_tokens, found.away_tokens
+        record.prefill_cluster, record.decode_engine = found.cluster, found.decode
+        remote = found.decision.path is Path.REMOTE
+        by_name = self._engines.by_name
+        return Plan(
+            ask=ask,
+            prompt=prompt,
+            routed=found,
+            decode=by_name[found.decode or found.prefill],
+            prefill=by_name[found.prefill] if remote else None,
+            final_tokens=ask.shippable_tokens or 0,
         )
 
-    def _obstacle(
-        self, prefill: Engine | None, decode: Engine, layout: Layout | None
-    ) -> Reason | None:
-        if prefill is None:
-            return Reason.NO_PREFILL_INSTANCE
-        if not self._layouts_agree(prefill, layout):
-            return Reason.LAYOUT_MISMATCH
-        return None if self._link_up(prefill, decode, layout) else Reason.LINK_DOWN
 
-    def _hit(self, pool: str, layout: Layout | None, prompt: Prompt) -> int:
-        """Cached prefix of a single prompt; several prompts count as uncached."""
-        if layout is None or len(prompt.sequences) > 1:
-            return 0
-        return self._index.usable_hit(pool, layout, prompt.hashes, prompt.num_tokens)
-
-    def _prfaas_pools(self) -> set[str]:
-        engines = self._engines.by_name.values()
-        return {engine.pool for engine in engines if engine.role is ClusterRole.PRFAAS}
-
-    def _link_up(self, prefill: Engine | None, decode: Engine, layout: Layout | None) -> bool:
-        """Without a layout nobody can name the blocks, which is no better than no link."""
-        if prefill is None or layout is None:
-            return False
-        announced = self._pools.layout(prefill.pool, prefill.name) is not None
-        return announced and self._pools.link_up(prefill.pool, decode.pool)
-
-    def _layouts_agree(self, prefill: Engine | None, layout: Layout | None) -> bool:
-        """Unknown layouts do not disagree: then the link is what is missing."""
-        theirs = self._pools.layout(prefill.pool, prefill.name) if prefill else None
-        if theirs is None or layout is None:
-            return True
-        return theirs.layout_id == layout.layout_id
+def _refused(found: Refused) -> PrfaasError:
+    if found.reason is Refusal.NO_INSTANCE:
+        return UnavailableError("no engine of a PD cluster can take this request; try again")
+    return RefusedError(
+        "the first token is predicted to come too late; the gateway takes no more than it can "
+        f"serve in time, try again in {found.retry_after_s} s",
+        found.retry_after_s,
+    )
 
 
 def check_length(client: ClientRequest, prompt: Prompt, max_model_len: int) -> None:

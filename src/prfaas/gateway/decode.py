@@ -117,6 +117,7 @@ def _client_chunks(chunk: JsonObject, exchange: Exchange) -> list[JsonObject]:
     record = exchange.record
     if chunk.get("choices"):
         record.ttft_ns = record.ttft_ns or record.age_ns()
+        exchange.first_token()
         return exchange.replies.chunks(chunk)
     usage = exchange.usage.corrected(chunk.get("usage"))
     if not exchange.client.include_usage:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import re
 import ssl
-from collections.abc import AsyncIterator, Iterable, Mapping
+import time
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -13,6 +16,7 @@ import aiohttp
 
 from prfaas.config.deployment import ClusterRole, Deployment
 from prfaas.errors import EngineError
+from prfaas.gateway.driver import Driver
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.jsons import JsonObject, as_object, from_json, to_json
 from prfaas.units import NS_PER_S
@@ -22,6 +26,10 @@ KEEPALIVE_S = 3.0
 
 MISSED_LOOKS_MAX = 3
 """A busy engine may be slow to say that it is well; a dead one refuses the connection at once."""
+
+_WAITING = re.compile(
+    rb"^vllm:num_requests_waiting(?:\{[^}\n]*\})? ([0-9.eE+]{1,32})$", re.MULTILINE
+)
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +73,7 @@ class Engines:
         deployment: Who there is.
         endpoints: Where they are.
         tls: For engines behind https.
+        driver: Hears how they are.
         poll_s: Time between two looks at an engine.
     """
 
@@ -73,8 +82,10 @@ class Engines:
         deployment: Deployment,
         endpoints: Endpoints,
         tls: ssl.SSLContext,
+        driver: Driver,
         poll_s: float = 1.0,
     ) -> None:
+        self._driver = driver
         self._model = deployment.model.name
         self._tls = tls
         self._poll_s = poll_s
@@ -104,24 +115,10 @@ class Engines:
         if self._session is not None:
             await self._session.close()
 
-    def choose(
-        self, role: ClusterRole, *, without: Iterable[str] = (), longer_than: int = 0
-    ) -> Engine | None:
-        """The ready engine with the fewest legs in flight; names break ties.
-
-        Args:
-            role: Role of its cluster.
-            without: Names of engines that were tried already.
-            longer_than: Prompt length, tokens, that it has to be able to extend.
-        """
-        candidates = [
-            engine
-            for engine in self.by_name.values()
-            if engine.role is role
-            and engine.name not in without
-            and engine.max_model_len > longer_than
-        ]
-        return min(candidates, key=lambda e: (e.num_in_flight, e.name), default=None)
+    def choose(self, role: ClusterRole) -> Engine | None:
+        """The ready engine of a role that takes the longest prompts; the first among equals."""
+        ready = (e for e in self.by_name.values() if e.role is role and e.is_ready)
+        return max(ready, key=lambda engine: engine.max_model_len, default=None)
 
     @asynccontextmanager
     async def post(
@@ -176,6 +173,7 @@ class Engines:
                 if not engine.is_ready:
                     models = from_json(await self._get(engine, "/v1/models"))
                     self._mark_ready(engine, models)
+                await self._look_at_queue(engine)
             engine.num_missed = 0
         except (aiohttp.ClientError, ValueError, EngineError) as error:
             self._mark_down(engine, f"{type(error).__name__}: {error}")
@@ -183,6 +181,16 @@ class Engines:
             engine.num_missed += 1
             if engine.num_missed >= MISSED_LOOKS_MAX:
                 self._mark_down(engine, f"no answer to {engine.num_missed} looks")
+
+    async def _look_at_queue(self, engine: Engine) -> None:
+        """Ask how many requests wait; an engine that does not say so has an unknown queue."""
+        asked_at_ns = time.monotonic_ns()
+        try:
+            num_waiting = waiting_in(await self._get(engine, "/metrics"))
+        except EngineError:
+            return
+        if num_waiting is not None:
+            self._driver.engine_seen(engine.name, num_waiting, asked_at_ns)
 
     async def _get(self, engine: Engine, path: str) -> bytes:
         async with self._http.get(engine.url + path, allow_redirects=False) as response:
@@ -195,6 +203,7 @@ class Engines:
             length = as_object(model).get("max_model_len")
             if as_object(model).get("id") == self._model and isinstance(length, int):
                 engine.max_model_len = length
+                self._driver.engine_ready(engine.name, length, time.monotonic_ns())
                 _log.info("engine %s is ready: %s tokens", engine.name, length)
                 return
         raise EngineError(f"it does not serve {self._model!r}")
@@ -202,4 +211,11 @@ class Engines:
     def _mark_down(self, engine: Engine, reason: str) -> None:
         if engine.is_ready:
             _log.warning("engine %s is down: %s", engine.name, reason)
+            self._driver.engine_gone(engine.name, time.monotonic_ns())
         engine.max_model_len = 0
+
+
+def waiting_in(metrics: bytes) -> int | None:
+    """Requests that wait in an engine, by what vLLM tells Prometheus; None if it does not say."""
+    found = [float(match[1]) for match in _WAITING.finditer(metrics)]
+    return round(sum(found)) if found and all(map(math.isfinite, found)) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from prfaas.gateway.answering import ClientStream
@@ -31,6 +31,7 @@ class Exchange:
         replies: Translates the engine's answer.
         transfer: Blocks on their way; None on the local path, and once given up.
         final_tokens: Prefix that decode should find once the transfer is complete.
+        on_first_token: Called once, when the first token has come.
     """
 
     client: ClientRequest
@@ -42,6 +43,7 @@ class Exchange:
     replies: Replies = field(init=False)
     transfer: TransferView | None = None
     final_tokens: int = 0
+    on_first_token: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         self.usage = Usage(self.record)
@@ -63,8 +65,15 @@ class Exchange:
             message,
         )
 
+    def first_token(self) -> None:
+        """Something of the answer has come; the first of a stream counts as its TTFT."""
+        if self.on_first_token is not None:
+            self.on_first_token()
+            self.on_first_token = None
+
     def finish(self) -> None:
         """The answer is complete: judge the transfer by what decode found."""
+        self.first_token()
         self.record.outcome, self.record.e2e_ns = Outcome.FINISHED, self.record.age_ns()
         found = self.usage.decode_cached or 0
         if self.transfer is not None and found < self.final_tokens:
@@ -77,7 +86,7 @@ def reply_headers(record: Record) -> dict[str, str]:
     headers = {"X-Request-Id": record.request_id}
     if record.decision is not None:
         headers["X-Prfaas-Path"] = record.path
-        headers["X-Prfaas-Reason"] = record.decision.reason.value
+        headers["X-Prfaas-Reason"] = record.refusal or record.decision.reason.value
     if record.fallback is not None:
         headers["X-Prfaas-Fallback"] = f"{record.fallback.stage}/{record.fallback.reason}"
     return headers

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from prfaas.errors import EngineError, PrfaasError, RequestError
 from prfaas.gateway.answering import error_object, json_response
-from prfaas.gateway.deciding import UnavailableError
+from prfaas.gateway.deciding import RefusedError, UnavailableError
 
 RETRY_LATER = {"Retry-After": "1"}
 _TRANSIENT = (429, 503)
@@ -56,6 +56,8 @@ def error_response(error: Exception, headers: Mapping[str, str]) -> web.Response
     """The HTTP answer for an error."""
     status = status_of(error)
     retry = RETRY_LATER if status in _TRANSIENT else {}
+    if isinstance(error, RefusedError):
+        retry = {"Retry-After": str(error.retry_after_s)}
     return json_response(error_body(error), status, {**headers, **retry})
 
 

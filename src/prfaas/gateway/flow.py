@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import secrets
+import time
 from dataclasses import dataclass
 
 from aiohttp import web
 
-from prfaas.config.deployment import ClusterRole
 from prfaas.gateway.deciding import Plan, Planner, UnavailableError
 from prfaas.gateway.decode import DecodeLeg
-from prfaas.gateway.engines import Engine, Engines, EngineUnreachableError
+from prfaas.gateway.driver import Driver
+from prfaas.gateway.engines import Engine, EngineUnreachableError
 from prfaas.gateway.exchange import Exchange
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools
@@ -26,7 +27,7 @@ class Flow:
 
     Attributes:
         planner: Decides.
-        engines: Know who else could decode.
+        driver: Hears how it went.
         prefill_leg: Runs the prefill leg.
         decode_leg: Runs the decode leg.
         pools: Hear of given-up transfers.
@@ -35,7 +36,7 @@ class Flow:
     """
 
     planner: Planner
-    engines: Engines
+    driver: Driver
     prefill_leg: PrefillLeg
     decode_leg: DecodeLeg
     pools: Pools
@@ -50,9 +51,13 @@ class Flow:
             UnavailableError: No engine could take it.
             EngineError: An engine broke after its answer had begun.
         """
-        plan = await self.planner.plan(exchange.client, exchange.record)
+        try:
+            plan = await self.planner.plan(exchange.client, exchange.record)
+        finally:
+            self.metrics.decided(exchange.record)
         exchange.final_tokens = plan.final_tokens
-        self.metrics.decided(exchange.record)
+        number = plan.ask.number
+        exchange.on_first_token = lambda: self.driver.prefilled(number, time.monotonic_ns())
         try:
             if plan.prefill is not None:
                 await self._prefill(exchange, plan, plan.prefill)
@@ -60,21 +65,24 @@ class Flow:
         finally:
             if exchange.record.outcome is not Outcome.FINISHED:
                 self._give_up_transfer(exchange, "the request ended early")
+            self.driver.end(number, time.monotonic_ns())
 
     async def _prefill(self, exchange: Exchange, plan: Plan, engine: Engine) -> None:
         """Run the prefill leg; on any failure the request goes on without it."""
         record = exchange.record
         transfer_id = secrets.token_bytes(TRANSFER_ID_BYTES)
-        transfer = self.transfers.open(transfer_id, engine.pool, plan.decode.pool)
+        transfer = self.transfers.open(transfer_id, engine.pool, plan.decode.pool, plan.ask.number)
         exchange.transfer = record.transfer = transfer
         record.prefill_engine = engine.name
         try:
             exchange.usage.cached_max = await self.prefill_leg.run(
                 plan, engine, transfer, record, exchange.leg_headers("p")
             )
+            self.driver.prefilled(plan.ask.number, time.monotonic_ns())
         except PrefillGivenUpError as error:
             exchange.usage.cached_max = plan.pd_hit_tokens
             self._give_up_transfer(exchange, "the prefill leg was given up")
+            self.driver.fall_back(plan.ask.number, time.monotonic_ns())
             exchange.fall_back(error.fallback, str(error))
 
     async def _decode(self, exchange: Exchange, plan: Plan) -> web.StreamResponse:
@@ -82,9 +90,7 @@ class Flow:
         try:
             return await self.decode_leg.run(plan.decode, exchange, plan.prompt)
         except EngineUnreachableError as error:
-            other = self.engines.choose(
-                ClusterRole.PD, without={plan.decode.name}, longer_than=plan.prompt.num_tokens
-            )
+            other = self.planner.elsewhere(plan)
             if other is None:
                 raise UnavailableError(f"{error}; no other engine is ready") from None
             self._give_up_transfer(exchange, "the decode engine is gone")

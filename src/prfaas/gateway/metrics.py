@@ -6,7 +6,9 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from prfaas.core.links import Link
 from prfaas.core.prefix_index import PrefixIndex, SourceState
+from prfaas.gateway.driver import Driver
 from prfaas.gateway.engines import Engine, Engines
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import Outcome, Record
@@ -15,6 +17,7 @@ from prfaas.units import NS_PER_S
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0)
+_RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 _LATENCY = (*_SECONDS, 120.0, 300.0, 600.0)
 
 
@@ -44,20 +47,27 @@ class Metrics:
         self._e2e = self._histogram(
             "e2e_request_latency_seconds", "From request to last byte", _LATENCY, "path"
         )
+        self._off = self._histogram(
+            "ttft_over_predicted_ratio", "Time to first token by its prediction", _RATIOS, "path"
+        )
+        self._refused = self._counter("requests_refused", "Requests that were not let in", "reason")
         self._in_flight = self._gauge("requests_in_flight", "Requests being served")
         self._threshold = self._gauge(
-            "offload_threshold_tokens", "New tokens above which a prompt is offloaded"
+            "offload_threshold_tokens",
+            "New tokens above which a prompt is offloaded",
+            "source",
+            "destination",
         )
         self._connected = self._gauge("pool_connected", "1 while a pool's events come in", "pool")
         self._blocks = self._gauge("index_blocks", "Blocks a pool is known to hold", "pool")
         self._index = self._gauge("index_state", "1 at the index's state", "pool", "state")
         self._ready = self._gauge("engine_ready", "1 while an engine is ready", "engine")
 
-    def watch(
-        self, engines: Engines, pools: Pools, index: PrefixIndex, offload_threshold: int
-    ) -> None:
+    def watch(self, engines: Engines, pools: Pools, index: PrefixIndex, driver: Driver) -> None:
         """Read the gauges from the live objects whenever somebody scrapes."""
-        self._threshold.set(offload_threshold)
+        for link in driver.dispatcher.links:
+            threshold = self._threshold.labels(link.source, link.destination)
+            threshold.set_function(partial(_threshold, link))
         for engine in engines.by_name.values():
             self._ready.labels(engine.name).set_function(partial(_is_ready, engine))
         for pool in pools.names():
@@ -76,6 +86,8 @@ class Metrics:
         """A request was routed."""
         if record.decision:
             self._decisions.labels(record.path, record.decision.reason.value).inc()
+        if record.refusal:
+            self._refused.labels(record.refusal.value).inc()
 
     def fell_back(self, record: Record) -> None:
         """A request left the remote path, or gained nothing from it."""
@@ -98,6 +110,8 @@ class Metrics:
         self._cached_tokens.labels(record.path).inc(record.cached_tokens or 0)
         if record.ttft_ns is not None:
             self._ttft.labels(record.path).observe(record.ttft_ns / NS_PER_S)
+        if record.ttft_over_predicted is not None:
+            self._off.labels(record.path).observe(record.ttft_over_predicted)
         if record.e2e_ns is not None:
             self._e2e.labels(record.path).observe(record.e2e_ns / NS_PER_S)
 
@@ -119,6 +133,10 @@ class Metrics:
 
 def _is_ready(engine: Engine) -> float:
     return float(engine.is_ready)
+
+
+def _threshold(link: Link) -> float:
+    return float(link.policy.offload_threshold)
 
 
 def _is_at(index: PrefixIndex, pool: str, state: SourceState) -> float:

@@ -6,11 +6,14 @@ import asyncio
 import logging
 import random
 import ssl
+import time
 from dataclasses import dataclass
+from functools import partial
 
 from prfaas.core.blocks import Layout
 from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import PeerError
+from prfaas.gateway.driver import Driver, PoolView
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.subscription import Subscription
 from prfaas.gateway.transfers import Transfers, TransferView
@@ -134,6 +137,7 @@ class Pools:
         tls: Our identity, for dialling.
         index: Follows what they hold.
         transfers: Follows what they move.
+        driver: Hears how they and their links are.
         timing: Times of the subscriptions.
     """
 
@@ -144,11 +148,20 @@ class Pools:
         tls: ssl.SSLContext,
         index: PrefixIndex,
         transfers: Transfers,
+        driver: Driver,
         timing: PoolTiming,
     ) -> None:
+        def tell(pool: str, view: PoolView) -> None:
+            driver.pool_seen(pool, view, time.monotonic_ns())
+
         self._clients = {
             pool: PoolClient(
-                pool, address, gateway, tls, Subscription(pool, index, transfers), timing
+                pool,
+                address,
+                gateway,
+                tls,
+                Subscription(pool, index, transfers, partial(tell, pool)),
+                timing,
             )
             for pool, address in endpoints.pools.items()
         }

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from prfaas.core.dispatch import Refusal
 from prfaas.core.routing import Decision
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.transfers import TransferView
@@ -56,6 +57,8 @@ class Record:
     pd_hit_tokens: int = 0
     prfaas_hit_tokens: int = 0
     decision: Decision | None = None
+    refusal: Refusal | None = None
+    prefill_cluster: str | None = None
     prefill_engine: str | None = None
     decode_engine: str | None = None
     transfer: TransferView | None = None
@@ -69,6 +72,14 @@ class Record:
     def path(self) -> str:
         """Label: where the prompt was sent, "none" if it never came to that."""
         return self.decision.path.value if self.decision else "none"
+
+    @property
+    def ttft_over_predicted(self) -> float | None:
+        """Time to first token by its prediction, where both are of the path that was taken."""
+        predicted_ns = self.decision.predicted_ns if self.decision else None
+        if not predicted_ns or self.ttft_ns is None or self.fallback is not None:
+            return None
+        return self.ttft_ns / predicted_ns
 
     def age_ns(self) -> int:
         """Time since the request came in."""
@@ -86,6 +97,10 @@ class Record:
             "path": self.path,
             "reason": decision.reason.value if decision else None,
             "explanation": decision.explanation if decision else None,
+            "refusal": self.refusal.value if self.refusal else None,
+            "offload_threshold": decision.offload_threshold if decision else None,
+            "predicted_local_ms": _ms(decision.predicted_local_ns) if decision else None,
+            "predicted_remote_ms": _ms(decision.predicted_remote_ns) if decision else None,
             "num_prompt_tokens": self.num_prompt_tokens,
             "num_new_tokens": decision.num_new_tokens if decision else None,
             "num_output_tokens": self.num_output_tokens,
@@ -98,6 +113,7 @@ class Record:
             "prefill_ms": _ms(self.prefill_ns),
             "ttft_ms": _ms(self.ttft_ns),
             "e2e_ms": _ms(self.e2e_ns),
+            "prefill_cluster": self.prefill_cluster,
             "prefill_engine": self.prefill_engine,
             "decode_engine": self.decode_engine,
             "source_pool": transfer.source if transfer else None,

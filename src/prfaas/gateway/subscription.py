@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prfaas.core.blocks import Layout
-from prfaas.core.prefix_index import PrefixIndex, SourceState
+from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import PeerError
+from prfaas.gateway.driver import PoolView
 from prfaas.gateway.transfers import Transfers
 from prfaas.wire.messages import (
     AnyMessage,
     Evicted,
+    LinkTelemetry,
     Ping,
     PoolState,
     Snapshot,
@@ -26,9 +30,17 @@ class Subscription:
         pool: Name of the pool.
         index: Follows the pool's blocks.
         transfers: Hears of the transfers that end.
+        on_change: Called with what is known of the pool whenever that has changed.
     """
 
-    def __init__(self, pool: str, index: PrefixIndex, transfers: Transfers) -> None:
+    def __init__(
+        self,
+        pool: str,
+        index: PrefixIndex,
+        transfers: Transfers,
+        on_change: Callable[[PoolView], None] = lambda _: None,
+    ) -> None:
+        self._on_change = on_change
         self._pool = pool
         self._index = index
         self._transfers = transfers
@@ -37,11 +49,13 @@ class Subscription:
         """Layouts by engine name."""
         self.links: dict[str, bool] = {}
         """Whether the link to a peer is up, by the peer's name."""
+        self.telemetry: dict[str, LinkTelemetry] = {}
+        """What is measured of a link, by the peer's name."""
 
     @property
     def is_live(self) -> bool:
         """Whether the snapshot is complete and no event was missed since."""
-        return self._index.state(self._pool) is not SourceState.REBUILDING
+        return self._index.state(self._pool).is_live
 
     def begin(self) -> None:
         """A connection stands; a snapshot comes next."""
@@ -50,8 +64,9 @@ class Subscription:
     def lose(self) -> None:
         """The connection is gone: nothing that was known holds any more."""
         self._index.lose(self._pool)
-        self.layouts, self.links = {}, {}
+        self.layouts, self.links, self.telemetry = {}, {}, {}
         self._transfers.lost(self._pool)
+        self._tell()
 
     def receive(self, message: AnyMessage) -> None:
         """Apply the next message of the stream.
@@ -78,6 +93,7 @@ class Subscription:
         else:
             self._next_seq = message.next_seq
             self._index.end_snapshot(self._pool)
+            self._tell()
 
     def _in_order(self, seq: int) -> None:
         if not self.is_live:
@@ -96,4 +112,8 @@ class Subscription:
                 self._transfers.ended(self._pool, event)
             case PoolState():
                 self.layouts = {name: spec.layout() for name, spec in event.layouts.items()}
-                self.links = dict(event.links)
+                self.links, self.telemetry = dict(event.links), dict(event.telemetry)
+                self._tell()
+
+    def _tell(self) -> None:
+        self._on_change(PoolView(self.is_live, self.layouts, self.links, self.telemetry))

@@ -36,6 +36,7 @@ class TransferView:
         transfer_id: 16 bytes.
         source: Pool that sends.
         destination: Pool that receives.
+        number: The driver's number of its request.
         broken: Resolves with a reason once the transfer can not complete any more.
         ended: How it ended, by pool.
         lost_pools: Pools whose event stream broke since it began.
@@ -44,6 +45,7 @@ class TransferView:
     transfer_id: bytes
     source: str
     destination: str
+    number: int
     broken: asyncio.Future[str]
     ended: dict[str, TransferEnded] = field(default_factory=dict)
     lost_pools: set[str] = field(default_factory=set)
@@ -105,10 +107,10 @@ class Transfers:
         self._on_arrived = on_arrived
         self._views: OrderedDict[bytes, TransferView] = OrderedDict()
 
-    def open(self, transfer_id: bytes, source: str, destination: str) -> TransferView:
+    def open(self, transfer_id: bytes, source: str, destination: str, number: int) -> TransferView:
         """Begin to follow a transfer."""
         broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        view = TransferView(transfer_id, source, destination, broken)
+        view = TransferView(transfer_id, source, destination, number, broken)
         self._views[transfer_id] = view
         while len(self._views) > VIEWS_MAX:
             self._views.popitem(last=False)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
 
 from prfaas.planner import html_figures as figures
 from prfaas.planner import wording as w
 from prfaas.planner.designs import Design
+from prfaas.planner.html_parts import figure, page, table
 from prfaas.planner.plan import Comparison, Plan
 from prfaas.planner.summary import facts
 from prfaas.planner.verdict import Answer
@@ -52,21 +51,21 @@ def html_report(plan: Plan) -> str:
         f'<p class="verdict {_ANSWER_CLASS[verdict.answer]}">{escape(verdict.sentence)}</p>',
         _notes(plan.notes),
         '<div class="pair">',
-        _figure(figures.threshold_figure(plan), first=True),
-        _figure(figures.split_figure(plan)),
+        figure(figures.threshold_figure(plan), first=True),
+        figure(figures.split_figure(plan)),
         "</div>",
         "<h2>Designs</h2>",
         _designs("Exact expectations E[T(L)]", plan.exact),
         _designs("The paper's representative lengths T(E[L])", plan.paper),
         '<div class="pair">',
-        _figure(figures.stages_figure(plan)),
-        _figure(figures.egress_figure(plan)),
+        figure(figures.stages_figure(plan)),
+        figure(figures.egress_figure(plan)),
         "</div>",
-        _figure(figures.cost_figure(plan)),
+        figure(figures.cost_figure(plan)),
         "<h2>Break-even points</h2>",
-        _rows(("figure", "value"), facts(plan), css="narrow"),
+        table(("figure", "value"), facts(plan), css="narrow"),
         "<h2>One more unit, settings re-optimised</h2>",
-        _rows(
+        table(
             ("unit", "ΔΛ, req/s"),
             [(s.what, f"{s.rate_gain_per_s:+.3f}") for s in plan.shadow],
             css="narrow",
@@ -74,29 +73,11 @@ def html_report(plan: Plan) -> str:
         "<h2>Time to first token</h2>",
         _latency(plan),
         "<h2>What would change the answer</h2>",
-        _figure(figures.tornado_figure(plan)),
+        figure(figures.tornado_figure(plan)),
         "<h2>Where the numbers come from</h2>",
         _sources(plan),
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(problem.title)}</title><style>{_STYLE}</style></head>"
-        f"<body>{''.join(body)}</body></html>\n"
-    )
-
-
-def _figure(figure: Any, *, first: bool = False) -> str:
-    config = {"displayModeBar": False, "responsive": True}
-    return str(figure.to_html(full_html=False, include_plotlyjs=first, config=config))
-
-
-def _rows(head: Sequence[str], rows: Iterable[Sequence[str]], css: str = "") -> str:
-    header = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f'<table class="{css}"><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>'
+    return page(problem.title, _STYLE, body)
 
 
 def _notes(notes: list[str]) -> str:
@@ -119,7 +100,7 @@ def _designs(title: str, comparison: Comparison) -> str:
         "per Mtoken",
     )
     rows = [_design(design) for design in comparison.all]
-    return f"<h3>{escape(title)}: {gain} at equal cost</h3>{_rows(head, rows)}"
+    return f"<h3>{escape(title)}: {gain} at equal cost</h3>{table(head, rows)}"
 
 
 def _design(design: Design) -> tuple[str, ...]:
@@ -170,7 +151,7 @@ def _latency(plan: Plan) -> str:
         f"Queued: Allen-Cunneen approximation at {times.arrival_per_s:.2f} req/s; the simulator "
         "is the judge. inf: the design can not carry this load."
     )
-    return f"{_rows(head, rows)}<small>{escape(note)}</small>"
+    return f"{table(head, rows)}<small>{escape(note)}</small>"
 
 
 def _sources(plan: Plan) -> str:
@@ -183,4 +164,4 @@ def _sources(plan: Plan) -> str:
         size = f"{group.token_bytes:,} B per token" if group.token_bytes else ""
         state = f"{group.state_bytes:,} B per sequence" if group.state_bytes else ""
         rows.append((f"KV cache of {geometry.name}", f"{shape}, {size or state} and layer"))
-    return _rows(("what", "source"), rows, css="sources")
+    return table(("what", "source"), rows, css="sources")

@@ -25,6 +25,7 @@ from prfaas.wire.messages import (
     LookupDone,
     Message,
     Ping,
+    Pull,
     Push,
     PushDone,
     Store,
@@ -41,6 +42,7 @@ class EngineRequests:
         is_connected: Whether the link from a pool of that name stands.
         tickets: Check what engines are told to push.
         on_refused: Told of a transfer that its ticket does not allow: its id, where to, and why.
+        on_pull: Told of blocks to fetch from another pool, and whom to answer.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class EngineRequests:
         is_connected: Callable[[str], bool],
         tickets: TicketChecks,
         on_refused: Callable[[bytes, str, str], None],
+        on_pull: Callable[[Pull, Callable[[Message], None]], None],
         metrics: PoolMetrics,
     ) -> None:
         self._store = store
@@ -59,6 +62,7 @@ class EngineRequests:
         self._is_connected = is_connected
         self._tickets = tickets
         self._on_refused = on_refused
+        self._on_pull = on_pull
         self._metrics = metrics
         self._pushes: dict[bytes, tuple[EngineSession, OutboundLink]] = {}
 
@@ -79,6 +83,8 @@ class EngineRequests:
                 self._store.touch(engine.layout.layout_id, keys_of(message.keys))
             case Push():
                 self._open_push(engine, message)
+            case Pull():
+                self._on_pull(message, lambda answer: _answer(engine, answer))
             case PushDone():
                 self._close_push(engine, message)
             case Ping():

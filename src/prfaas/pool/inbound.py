@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Set
 
+from prfaas.core.blocks import BlockKey
 from prfaas.core.link_share import BlockName
 from prfaas.core.tickets import Refusal, TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent, TransferState
 from prfaas.errors import PeerError
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.store import BlockStore
-from prfaas.pool.tickets import DESTINATION, TicketChecks
+from prfaas.pool.tickets import DESTINATION, Grant, TicketChecks
 from prfaas.wire.frames import BlockFrame
-from prfaas.wire.messages import Abort, Accepted, Commit, Offer, Refused
+from prfaas.wire.messages import Abort, Accepted, Commit, Offer, Pull, Refused, keys_of
 
+GIVEN_UP = (TransferState.ABORTED, TransferState.EXPIRED)
+"""An offer that comes after these is late; after the other ends it is a replay."""
 TRANSFERS_MAX = 10_000
 """Ended transfers remembered, so that late lookups and frames are recognised."""
 
@@ -31,6 +34,7 @@ class InboundTransfers:
         grace_ns: How long transfers wait for a peer whose link broke.
         on_closed: Told once of every transfer that ended, before `on_ended`, to drop what is
             unfinished of it.
+        on_missing: Told of the blocks of a pull that its source does not have.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class InboundTransfers:
         layouts: Callable[[], Set[bytes]],
         grace_ns: int = 0,
         on_closed: Callable[[bytes], None] = lambda _: None,
+        on_missing: Callable[[bytes, list[BlockKey]], None] = lambda *_: None,
     ) -> None:
         self._store = store
         self._metrics = metrics
@@ -52,11 +57,14 @@ class InboundTransfers:
         self._layouts = layouts
         self._grace_ns = grace_ns
         self._on_closed = on_closed
+        self._on_missing = on_missing
         self._transfers: OrderedDict[bytes, Transfer] = OrderedDict()
         self._arrived: dict[bytes, set[BlockName]] = {}
         """What came with each open transfer."""
         self._expected: dict[bytes, int] = {}
         """Blocks that a commit announced and that are not all here yet."""
+        self._asked: dict[bytes, set[BlockKey]] = {}
+        """What the open pulls of this pool are for; nothing else is taken for them."""
         self._refused: OrderedDict[tuple[str, bytes], None] = OrderedDict()
         """Peers and the transfers of theirs that were refused."""
         self._away_since_ns: dict[str, int] = {}
@@ -71,33 +79,65 @@ class InboundTransfers:
         transfer_id = offer.transfer_id
         known = self._transfers.get(transfer_id)
         if known is not None and known.is_open and known.peer == peer:
+            known.apply(TransferEvent.ACCEPT)
             return Accepted(transfer_id=transfer_id)
+        if known is not None and known.peer in (peer, "") and known.state in GIVEN_UP:
+            return Abort(transfer_id=transfer_id, reason=known.reason)
         try:
-            grant = self._tickets.to_receive(
-                offer.ticket,
-                transfer_id=transfer_id,
-                source=peer,
-                layouts=self._layouts(),
-                free_bytes=self._store.capacity_bytes - self.promised_bytes,
-            )
+            grant = self._grant(offer.ticket, transfer_id, peer)
         except TicketRefusedError as error:
             self._refuse(transfer_id, peer)
             return Refused(transfer_id=transfer_id, reason=error.reason.value)
-        if known is not None:
-            return Abort(transfer_id=transfer_id, reason=known.reason)
-        ticket, now = grant.ticket, self._clock_ns()
-        transfer = Transfer(
-            transfer_id, peer, now, now + grant.lifetime_ns, ticket.layout_id, ticket.bytes_max
-        )
-        transfer.apply(TransferEvent.ACCEPT)
-        self._remember(transfer)
+        self._begin(grant, peer).apply(TransferEvent.ACCEPT)
         return Accepted(transfer_id=transfer_id)
+
+    def expect(self, pull: Pull) -> list[BlockKey]:
+        """Wait for the blocks of a pull; it is over at once if all of them are here.
+
+        Returns:
+            What to ask the source for.
+
+        Raises:
+            TicketRefusedError: The ticket does not allow the pull, or was used before.
+        """
+        grant = self._grant(pull.ticket, pull.transfer_id, pull.source)
+        transfer, layout_id = self._begin(grant, pull.source), grant.ticket.layout_id
+        lacking = [
+            key for key in dict.fromkeys(keys_of(pull.keys)) if (layout_id, key) not in self._store
+        ]
+        self._asked[pull.transfer_id] = set(lacking)
+        if not lacking and transfer.apply(TransferEvent.SEND):
+            self._end(transfer, TransferEvent.COMMIT)
+        return lacking
+
+    def _grant(self, sealed: bytes, transfer_id: bytes, source: str) -> Grant:
+        return self._tickets.to_receive(
+            sealed,
+            transfer_id=transfer_id,
+            source=source,
+            layouts=self._layouts(),
+            free_bytes=self._store.capacity_bytes - self.promised_bytes,
+        )
+
+    def _begin(self, grant: Grant, peer: str) -> Transfer:
+        ticket, now = grant.ticket, self._clock_ns()
+        ends_at_ns = now + grant.lifetime_ns
+        transfer = Transfer(
+            ticket.transfer_id, peer, now, ends_at_ns, ticket.layout_id, ticket.bytes_max
+        )
+        self._remember(transfer)
+        return transfer
 
     @property
     def promised_bytes(self) -> int:
         """What open transfers may still bring."""
         transfers = self._transfers.values()
         return sum(t.bytes_max - t.num_bytes for t in transfers if t.is_open)
+
+    def is_open(self, transfer_id: bytes) -> bool:
+        """Whether blocks of this transfer may still come."""
+        transfer = self._transfers.get(transfer_id)
+        return transfer is not None and transfer.is_open
 
     def is_offered(self, transfer_id: bytes, peer: str) -> bool:
         """Whether an offer of this transfer was answered."""
@@ -142,7 +182,7 @@ class InboundTransfers:
         name = frame.layout_id, frame.key
         if name in arrived:
             return True
-        beyond = _beyond_ticket(transfer, frame)
+        beyond = _beyond_ticket(transfer, frame, self._asked.get(frame.transfer_id))
         if beyond is not None:
             self._tickets.refused(DESTINATION, transfer.transfer_id, beyond)
             self._end(transfer, TransferEvent.REFUSE, beyond.reason.value)
@@ -171,6 +211,10 @@ class InboundTransfers:
         transfer = self._transfers.get(commit.transfer_id)
         if transfer is None or transfer.peer != peer or not transfer.apply(TransferEvent.SEND):
             return
+        if commit.missing and commit.transfer_id in self._asked:
+            absent = self._asked[commit.transfer_id].intersection(keys_of(commit.missing))
+            transfer.num_missing = len(absent)
+            self._on_missing(commit.transfer_id, sorted(absent))
         missing = commit.num_blocks - transfer.num_blocks
         if missing < 0 or (missing and not may_follow):
             self._end(transfer, TransferEvent.ABORT, f"{missing} blocks missing")
@@ -225,6 +269,18 @@ class InboundTransfers:
         if transfer is not None and transfer.peer == peer:
             self._end(transfer, TransferEvent.ABORT, reason)
 
+    def refused_by(self, transfer_id: bytes, peer: str, reason: str) -> bool:
+        """The source of a pull will not serve it.
+
+        Returns:
+            Whether that ended an open transfer.
+        """
+        transfer = self._transfers.get(transfer_id)
+        if transfer is None or transfer.peer != peer or not transfer.is_open:
+            return False
+        self._end(transfer, TransferEvent.REFUSE, reason)
+        return True
+
     def peer_away(self, peer: str) -> None:
         """The link to `peer` broke: its transfers go on if it comes back within the grace time."""
         self._away_since_ns.setdefault(peer, self._clock_ns())
@@ -267,6 +323,7 @@ class InboundTransfers:
         if transfer.apply(event, reason):
             self._arrived.pop(transfer.transfer_id, None)
             self._expected.pop(transfer.transfer_id, None)
+            self._asked.pop(transfer.transfer_id, None)
             self._on_closed(transfer.transfer_id)
             self._on_ended(transfer)
 
@@ -284,8 +341,12 @@ class InboundTransfers:
             self._end(oldest, TransferEvent.EXPIRE, "too many transfers")
 
 
-def _beyond_ticket(transfer: Transfer, frame: BlockFrame) -> TicketRefusedError | None:
-    """What a block goes beyond, if it is not covered by the ticket of its transfer."""
+def _beyond_ticket(
+    transfer: Transfer, frame: BlockFrame, asked: set[BlockKey] | None
+) -> TicketRefusedError | None:
+    """What a block goes beyond, if its transfer does not cover it."""
+    if asked is not None and frame.key not in asked:
+        return TicketRefusedError(Refusal.FOREIGN, "a block came that was not asked for")
     if frame.layout_id != transfer.layout_id:
         return TicketRefusedError(Refusal.LAYOUT, "a block of another layout came")
     num_bytes = transfer.num_bytes + len(frame.data)

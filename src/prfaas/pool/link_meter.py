@@ -71,11 +71,13 @@ class LinkMeter:
             budget_bits_per_s=self._budget_bits_per_s,
         )
 
-    def telemetry(self, now_ns: int) -> LinkTelemetry:
-        """The last sample, with its age."""
+    def telemetry(self, now_ns: int, *, open_arrived_bytes: int = 0) -> LinkTelemetry:
+        """The last sample with its age, and what has arrived of open transfers."""
         last = self._telemetry
         values = {name: getattr(last, name) for name in last.__struct_fields__}
-        return LinkTelemetry(**values | {"age_ns": max(0, now_ns - self._sampled_at_ns)})
+        values["age_ns"] = max(0, now_ns - self._sampled_at_ns)
+        values["open_arrived_bytes"] = open_arrived_bytes
+        return LinkTelemetry(**values)
 
     def seconds_to_send(self, num_bytes: int) -> float | None:
         """Until the last of so many bytes, handed over now, would have arrived.

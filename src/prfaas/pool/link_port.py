@@ -27,10 +27,13 @@ from prfaas.wire.messages import (
     Arrived,
     Commit,
     Committed,
+    Message,
     Offer,
     Ping,
     Pong,
     PoolHello,
+    Pull,
+    Refused,
     Resumed,
     Subscribe,
     decode,
@@ -72,6 +75,8 @@ class LinkPort:
         on_subscribe: Callable[[Channel], None],
         on_unsubscribe: Callable[[Channel], None],
         on_abort: Callable[[bytes, str], None],
+        on_pull: Callable[[Pull, Callable[[Message], None]], None],
+        on_refused: Callable[[Refused, str], None],
         clock_ns: Callable[[], int],
     ) -> None:
         self._tls = tls
@@ -83,6 +88,8 @@ class LinkPort:
         self._on_subscribe = on_subscribe
         self._on_unsubscribe = on_unsubscribe
         self._on_abort = on_abort
+        self._on_pull = on_pull
+        self._on_refused = on_refused
         self._epoch = epoch
         self._links: dict[str, tuple[str, Assembly]] = {}
         """By peer: the word of its present link, and the blocks that come over it."""
@@ -189,6 +196,12 @@ class LinkPort:
             case Subscribe():
                 self._require(channel, self._gateways)
                 self._on_subscribe(channel)
+            case Pull():
+                self._require(channel, self._gateways)
+                self._on_pull(message, channel.send)
+            case Refused():
+                self._require(channel, self._sources)
+                self._on_refused(message, channel.peer)
             case Abort() if channel.peer in self._gateways:
                 self._on_abort(message.transfer_id, message.reason)
             case Abort():
@@ -252,14 +265,15 @@ class LinkPort:
         word, assembly = self._links.get(peer, ("", None))
         return assembly if word == link else None
 
-    def _channel_of(self, peer: str) -> Channel | None:
+    def channel_of(self, peer: str) -> Channel | None:
+        """The connection for messages of a peer; None without one."""
         return next((c for c in self._channels if c.peer == peer and c.is_open), None)
 
     def _take_block(self, peer: str, frame: BlockFrame, done: Callable[[], None]) -> None:
         if self._is_closed:
             done()
             return
-        channel = self._channel_of(peer)
+        channel = self.channel_of(peer)
         if not self._inbound.is_offered(frame.transfer_id, peer):
             self._early.add(peer, frame, done)
             return
@@ -271,7 +285,7 @@ class LinkPort:
 
     def _refuse_transfer(self, peer: str, transfer_id: bytes) -> None:
         self._metrics.blocks_dropped.labels(reason="late").inc()
-        channel = self._channel_of(peer)
+        channel = self.channel_of(peer)
         if channel is not None:
             channel.send(Abort(transfer_id=transfer_id, reason="not wanted"))
 
@@ -280,7 +294,7 @@ class LinkPort:
         log.warning("data connection of %s closed: %s", peer or "a stranger", reason)
         if "digest" in reason:
             self._inbound.broken_block()
-        channel = self._channel_of(peer) if peer else None
+        channel = self.channel_of(peer) if peer else None
         if channel is not None:
             channel.distrust(reason)  # Counted when it is closed.
         else:

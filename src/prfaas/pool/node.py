@@ -12,6 +12,7 @@ from pathlib import Path
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from prfaas.core.blocks import BlockKey
 from prfaas.core.tickets import Refusal, TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent
 from prfaas.errors import ConfigError
@@ -23,8 +24,10 @@ from prfaas.pool.io_thread import IoThread
 from prfaas.pool.link_port import LinkPort
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
+from prfaas.pool.pulls import Pulls
 from prfaas.pool.store import BlockStore
 from prfaas.pool.tickets import SOURCE, TicketChecks
+from prfaas.wire.channel import Channel
 from prfaas.wire.identity import Identity, LinkContexts
 from prfaas.wire.messages import PoolState, TransferEnded
 from prfaas.wire.tickets import TicketOpener
@@ -94,7 +97,9 @@ class PoolNode:
             self._layouts,
             settings.link_grace_ns,
             self._forget,
+            self._missing,
         )
+        self._pulls = Pulls(self.store, self.inbound, self._tickets, self._channel_of)
         self._io = IoThread()
         self.links = {
             peer: self._link(peer, address, tls) for peer, address in settings.peers.items()
@@ -111,6 +116,8 @@ class PoolNode:
             on_subscribe=lambda channel: self.feed.subscribe(channel, self.store, self._state()),
             on_unsubscribe=self.feed.unsubscribe,
             on_abort=self._abort,
+            on_pull=self._pulls.fetch,
+            on_refused=self._pulls.refused,
             clock_ns=clock_ns,
         )
         self._requests = EngineRequests(
@@ -120,6 +127,7 @@ class PoolNode:
             self.link_port.is_connected,
             self._tickets,
             self._push_refused,
+            self._pulls.fetch,
             self.metrics,
         )
         self._engine_port = EnginePort(
@@ -176,6 +184,7 @@ class PoolNode:
             on_ended=lambda transfer: self._transfer_ended("sent", transfer),
             clock_ns=self._clock_ns,
             on_over=self._over_budget,
+            on_pull=lambda pull: self._pulls.serve(self.links[peer], pull),
             grace_ns=self.settings.link_grace_ns,
             budget_bits_per_s=self.settings.link_budgets.get(peer, 0),
             connections=self.settings.link_connections.get(peer, 0),
@@ -210,8 +219,15 @@ class PoolNode:
         for link in self.links.values():
             link.abort(transfer_id, reason, tell_peer=True)
 
+    def _missing(self, transfer_id: bytes, keys: list[BlockKey]) -> None:
+        self._pulls.missing(transfer_id, keys)
+
+    def _channel_of(self, source: str) -> Channel | None:
+        return self.link_port.channel_of(source)
+
     def _forget(self, transfer_id: bytes) -> None:
         self.link_port.forget(transfer_id)
+        self._pulls.ended(transfer_id)
 
     def _push_refused(self, transfer_id: bytes, peer: str, reason: str) -> None:
         """An engine's ticket does not allow what it was told to push: the gateway has to know."""
@@ -250,6 +266,7 @@ class PoolNode:
                 num_bytes=transfer.num_bytes,
                 duration_ns=now - transfer.opened_at_ns,
                 last_block_age_ns=now - (transfer.last_block_at_ns or now),
+                num_missing=transfer.num_missing,
             )
         )
 

@@ -14,7 +14,7 @@ import logging
 import math
 import secrets
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from prfaas.core.blocks import BlockKey
@@ -44,10 +44,12 @@ from prfaas.wire.messages import (
     Ping,
     Pong,
     PoolHello,
+    Pull,
     Refused,
     Resumed,
     decode,
     keys_of,
+    wire_keys,
 )
 from prfaas.wire.sockets import tcp_info
 
@@ -87,6 +89,8 @@ class _Outgoing:
     names: set[BlockName] = field(default_factory=set)
     """All that were pushed."""
     pushed_bytes: int = 0
+    missing: list[BlockKey] = field(default_factory=list)
+    """What the peer asked for and is not here."""
 
     @property
     def is_finished(self) -> bool:
@@ -111,6 +115,7 @@ class OutboundLink:
         on_ended: Told once of every transfer that ended here.
         clock_ns: Monotonic clock, nanoseconds.
         on_over: Told of a transfer that was given up because its ticket allows no more.
+        on_pull: Told of the blocks that the peer asks for.
         grace_ns: How long transfers wait for a link that broke.
         budget_bits_per_s: What all data connections together may send; 0 is no limit.
         connections: Data connections; 0 is as many as budget and round trip ask for.
@@ -130,6 +135,7 @@ class OutboundLink:
         on_ended: Callable[[Transfer], None],
         clock_ns: Callable[[], int],
         on_over: Callable[[Transfer], None],
+        on_pull: Callable[[Pull], None],
         grace_ns: int,
         budget_bits_per_s: int = 0,
         connections: int = 0,
@@ -145,6 +151,7 @@ class OutboundLink:
         self._on_ended = on_ended
         self._clock_ns = clock_ns
         self._on_over = on_over
+        self._on_pull = on_pull
         self._grace_ns = grace_ns
         self._budget_bits_per_s = budget_bits_per_s
         self._connections = connections
@@ -181,7 +188,8 @@ class OutboundLink:
     @property
     def telemetry(self) -> LinkTelemetry:
         """What was measured last."""
-        return self._meter.telemetry(self._clock_ns())
+        arrived = sum(outgoing.transfer.num_bytes for outgoing in self._transfers.values())
+        return self._meter.telemetry(self._clock_ns(), open_arrived_bytes=arrived)
 
     def seconds_to_send(self, num_bytes: int) -> float | None:
         """What a transfer of that many bytes would take now; None if nothing is known."""
@@ -221,13 +229,29 @@ class OutboundLink:
         outgoing.blocks[name] = block
         self._queue.add(OutgoingBlock(transfer_id, name, block.digest, block.data))
 
-    def finish(self, transfer_id: bytes) -> None:
-        """No more blocks will be pushed: the peer commits once all are there."""
+    def finish(self, transfer_id: bytes, missing: Iterable[BlockKey] = ()) -> None:
+        """No more blocks will be pushed: the peer commits once all are there.
+
+        Args:
+            transfer_id: The transfer.
+            missing: What the peer asked for and is not here.
+        """
         outgoing = self._transfers.get(transfer_id)
         if outgoing is not None and outgoing.transfer.apply(TransferEvent.SEND):
+            outgoing.missing = list(missing)
+            outgoing.transfer.num_missing = len(outgoing.missing)
             self._queue.finish(transfer_id)
             if self._resumed.is_set():
                 self._announce_end(outgoing)
+
+    def has(self, transfer_id: bytes) -> bool:
+        """Whether this transfer is open here."""
+        return transfer_id in self._transfers
+
+    def refuse(self, transfer_id: bytes, reason: str) -> None:
+        """Tell the peer that what it asked for will not be sent."""
+        if self._channel is not None:
+            self._channel.send(Refused(transfer_id=transfer_id, reason=reason))
 
     def abort(self, transfer_id: bytes, reason: str, *, tell_peer: bool) -> None:
         """Give a transfer up; harmless if it has ended."""
@@ -391,6 +415,8 @@ class OutboundLink:
             case Arrived():
                 for key in keys_of(message.keys):
                     self._arrived(message.transfer_id, (message.layout_id, key))
+            case Pull():
+                self._on_pull(message)
             case Accepted():
                 self._answered(message.transfer_id, TransferEvent.ACCEPT)
             case Refused():
@@ -443,7 +469,10 @@ class OutboundLink:
     def _announce_end(self, outgoing: _Outgoing) -> None:
         if self._channel is not None:
             transfer_id = outgoing.transfer.transfer_id
-            self._channel.send(Commit(transfer_id=transfer_id, num_blocks=len(outgoing.names)))
+            num_blocks, missing = len(outgoing.names), wire_keys(outgoing.missing)
+            self._channel.send(
+                Commit(transfer_id=transfer_id, num_blocks=num_blocks, missing=missing)
+            )
 
     # --- ends ---
 

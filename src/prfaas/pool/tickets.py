@@ -63,16 +63,21 @@ class TicketChecks:
         self._used = UsedTickets()
 
     def to_send(
-        self, sealed: bytes, *, transfer_id: bytes, destination: str, layout_id: bytes
+        self, sealed: bytes, *, transfer_id: bytes, destination: str, layout_id: bytes | None
     ) -> Grant:
         """Use a ticket to send blocks of one layout to another pool.
+
+        Args:
+            sealed: The ticket as it came.
+            transfer_id: What is asked for.
+            destination: Where the blocks would go.
+            layout_id: The layout of the engine that asks; None takes the ticket's.
 
         Raises:
             TicketRefusedError: It does not allow that.
         """
-        return self._use(
-            sealed, transfer_id, (self._pool, destination), frozenset({layout_id}), None
-        )
+        layouts = frozenset({layout_id} if layout_id is not None else ())
+        return self._use(sealed, transfer_id, (self._pool, destination), layouts, None)
 
     def to_receive(
         self,

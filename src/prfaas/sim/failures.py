@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from prfaas.sim.prefill import PrefillInstance
 from prfaas.sim.setup import Failure, FailureKind
+from prfaas.units import NS_PER_S
 
 if TYPE_CHECKING:
     from prfaas.sim.simulation import Simulation
@@ -16,6 +17,19 @@ def schedule(simulation: Simulation, failures: tuple[Failure, ...]) -> None:
     for failure in failures:
         simulation.clock.at(failure.at_ns, lambda f: _break(simulation, f), failure)
         simulation.clock.at(failure.at_ns + failure.for_ns, lambda f: _mend(simulation, f), failure)
+
+
+def in_words(failure: Failure) -> str:
+    """What breaks and when, for people."""
+    ratio = failure.capacity_ratio
+    what = {
+        FailureKind.LINK: f"link at {ratio:.0%} of its capacity" if ratio else "link cut",
+        FailureKind.PREFILL: f"PD-P instance {failure.index} down",
+        FailureKind.PRFAAS: f"PrfaaS instance {failure.index} down",
+        FailureKind.DECODE: f"PD-D instance {failure.index} down",
+    }[failure.kind]
+    start, end = failure.at_ns / NS_PER_S, (failure.at_ns + failure.for_ns) / NS_PER_S
+    return f"{what}, {start:,.0f} to {end:,.0f} s"
 
 
 def _break(simulation: Simulation, failure: Failure) -> None:

@@ -28,6 +28,7 @@ class Front:
 
     def __init__(self, setup: Setup) -> None:
         self.caches = Caches(setup.cache)
+        self._block_tokens = setup.cache.block_tokens
         self.prefill_names = tuple(f"p{i:05}" for i in range(setup.num_prefill))
         self.prfaas_names = tuple(f"r{i:05}" for i in range(setup.num_prfaas))
         self.decode_names = tuple(f"d{i:05}" for i in range(setup.num_decode))
@@ -36,7 +37,7 @@ class Front:
             HomeCluster(
                 "pd",
                 tuple(Member(name, PD_POOL) for name in self.prefill_names),
-                tuple(Member(name, PD_POOL) for name in self.decode_names),
+                tuple(Member(name, PD_POOL) for name in self.decode_names) or None,
                 setup.costs,
             ),
             [
@@ -60,11 +61,15 @@ class Front:
 
     def route(self, request: Request, now_ns: int, *, again: bool) -> Routed | Refused:
         """Decide for a request that arrives, or whose work was lost."""
+        blocks = self._block_tokens
         arrival = Arrival(
             request.index,
             request.num_prompt_tokens,
             request.num_prompt_tokens,
             self.caches.hits(request),
+            shippable_tokens=(request.num_prompt_tokens - 1) // blocks * blocks
+            if request.block_ids
+            else None,
             tenant=request.tenant,
         )
         return self.dispatcher.arrive(arrival, now_ns, again=again)

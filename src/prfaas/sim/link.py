@@ -106,6 +106,11 @@ class SharedLink:
         """Bytes added by flows that have neither landed nor been lost."""
         return sum(flow.added_bytes for flow in self._in_flight)
 
+    def backlog_bytes(self) -> float:
+        """Bytes that may leave and have not left. Changes nothing; costs O(flows)."""
+        served = self._served + (self._clock.now_ns - self._moved_at_ns) * self._rate_bytes_per_ns()
+        return sum(max(f.end_at - served, 0.0) for f in self._in_flight if f.active)
+
     def sent_of(self, flow: Flow) -> float:
         """Bytes of a flow that have left."""
         self._advance()

@@ -45,7 +45,8 @@ class Request:
         decision: Where it is prefilled.
         attempt: Counts prefills; events of an earlier attempt are void.
         num_new_tokens: Tokens that are prefilled.
-        remote_transfer: Whether a transfer over the link is open.
+        routed_at_ns: When the last attempt began.
+        offloaded: Whether it was ever sent to the PrfaaS cluster.
     """
 
     index: int
@@ -60,12 +61,12 @@ class Request:
     attempt: int = 0
     num_new_tokens: int = 0
     num_hit_tokens: int = 0
+    routed_at_ns: int = UNSET
     prefill_started_at_ns: int = UNSET
     prefilled_at_ns: int = UNSET
     landed_at_ns: int = UNSET
     first_token_at_ns: int = UNSET
     finished_at_ns: int = UNSET
-    remote_transfer: bool = False
     offloaded: bool = False
 
     @property

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from prfaas.planner.geometry import FloatArray
 from prfaas.sim.request import UNSET, Outcome, Request
 from prfaas.sim.setup import SloSetup
 from prfaas.sim.simulation import Simulation
+from prfaas.sim.spread import spread
+from prfaas.sim.ttft_parts import by_percentile, means, parts_of
 from prfaas.units import NS_PER_S
 
 BITS_PER_BYTE = 8
-_PERCENTILES = (50, 75, 90, 95, 99)
 _NS_PER_MS = 1e6
 _BYTES_PER_TB = 1e12
 _S_PER_H = 3600
@@ -29,18 +29,25 @@ class Results:
     Attributes:
         window_s: Length of the window, s.
         num_requests: Requests that arrived in it.
+        good_request_count: Those of them that met every target.
         outcomes: How they ended.
         request_throughput: First tokens in the window, 1/s.
         goodput: Requests that arrived in the window and met every target, 1/s.
         slo_attainment: Share of the arrivals that met every target.
-        time_to_first_token: Mean and percentiles, ms.
+        output_token_throughput: Output tokens of these requests per second of the window.
+        time_to_first_token: Mean, percentiles, least, most and standard deviation, ms.
         inter_token_latency: The same of the mean time per output token, ms.
         request_latency: The same of the whole request, ms.
-        ttft_parts: Mean of each part of TTFT, ms: queue, prefill, transfer, decode admission.
+        input_sequence_length: The same of the prompts, tokens.
+        output_sequence_length: The same of the outputs, tokens.
+        ttft_parts: Mean of each part of TTFT, ms; see `ttft_parts`.
+        ttft_parts_by_percentile: The same over ranges of percentiles of TTFT.
         offloaded_ratio: Share of requests sent to the PrfaaS cluster.
         prefix_hit_ratio: Share of prompt tokens that were cached where they were prefilled.
         egress: Mean and P99 of one-second windows, bit/s, and all bytes.
         utilisation: Share of the time each stage worked.
+        queues: Mean, percentiles, least and most of each stage's queue while the run lasted: ms of
+            work before a prefill instance, bytes before the link, requests before decode.
         decisions: Requests by reason.
         num_recomputed: Prefills that were lost and done again.
         price: GPUs and traffic for the run, and for one million prompt tokens.
@@ -49,18 +56,24 @@ class Results:
 
     window_s: float
     num_requests: int
+    good_request_count: int
     outcomes: dict[str, int]
     request_throughput: float
     goodput: float
     slo_attainment: float
+    output_token_throughput: float
     time_to_first_token: dict[str, float]
     inter_token_latency: dict[str, float]
     request_latency: dict[str, float]
+    input_sequence_length: dict[str, float]
+    output_sequence_length: dict[str, float]
     ttft_parts: dict[str, float]
+    ttft_parts_by_percentile: dict[str, dict[str, float]]
     offloaded_ratio: float
     prefix_hit_ratio: float
     egress: dict[str, float]
     utilisation: dict[str, float]
+    queues: dict[str, dict[str, float]]
     decisions: dict[str, int]
     num_recomputed: int
     price: dict[str, float]
@@ -88,21 +101,30 @@ def summarise(sim: Simulation, *, start_ns: int, end_ns: int) -> Results:
     good = sum(is_good(r, sim.setup.slo) for r in done)
     decided = [r for r in arrived if r.decision is not None]
     tokens = sum(r.num_prompt_tokens for r in decided)
+    parts = parts_of(done)
     return Results(
         window_s=window_s,
         num_requests=len(arrived),
+        good_request_count=good,
         outcomes=dict(sorted(Counter(r.outcome.value for r in arrived).items())),
         request_throughput=streamed / window_s,
         goodput=good / window_s,
         slo_attainment=good / len(arrived) if arrived else 0.0,
-        time_to_first_token=_spread([r.ttft_ns / _NS_PER_MS for r in done]),
-        inter_token_latency=_spread([r.tpot_ns / _NS_PER_MS for r in done]),
-        request_latency=_spread([(r.finished_at_ns - r.arrived_at_ns) / _NS_PER_MS for r in done]),
-        ttft_parts=_parts(done),
+        output_token_throughput=sum(r.num_output_tokens for r in done) / window_s,
+        time_to_first_token=spread([r.ttft_ns / _NS_PER_MS for r in done]),
+        inter_token_latency=spread(
+            [r.tpot_ns / _NS_PER_MS for r in done if r.num_output_tokens > 1]
+        ),
+        request_latency=spread([(r.finished_at_ns - r.arrived_at_ns) / _NS_PER_MS for r in done]),
+        input_sequence_length=spread([r.num_prompt_tokens for r in done]),
+        output_sequence_length=spread([r.num_output_tokens for r in done]),
+        ttft_parts=means(parts),
+        ttft_parts_by_percentile=by_percentile(parts),
         offloaded_ratio=sum(r.offloaded for r in decided) / max(len(decided), 1),
         prefix_hit_ratio=sum(r.num_hit_tokens for r in decided) / max(tokens, 1),
         egress=_egress(sim, start_ns, end_ns),
         utilisation=_utilisation(sim),
+        queues=_queues(sim),
         decisions=dict(
             sorted(Counter(r.decision.reason.value for r in decided if r.decision).items())
         ),
@@ -133,38 +155,14 @@ def digest(sim: Simulation) -> str:
     return trace.hexdigest()
 
 
-def _spread(values: list[float]) -> dict[str, float]:
-    if not values:
-        return {}
-    found: FloatArray = np.percentile(np.array(values), _PERCENTILES)
+def _queues(sim: Simulation) -> dict[str, dict[str, float]]:
+    samples = sim.series.samples
     return {
-        "avg": float(np.mean(values)),
-        **{f"p{p}": float(v) for p, v in zip(_PERCENTILES, found, strict=True)},
-        "max": max(values),
+        "pd_prefill_ms": spread([s.local_wait_ns / _NS_PER_MS for s in samples]),
+        "prfaas_prefill_ms": spread([s.remote_wait_ns / _NS_PER_MS for s in samples]),
+        "link_bytes": spread([s.link_backlog_bytes for s in samples]),
+        "decode_requests": spread([s.num_decode_waiting for s in samples]),
     }
-
-
-def _parts(done: list[Request]) -> dict[str, float]:
-    """Parts of TTFT of requests that were prefilled once."""
-    once = [r for r in done if r.attempt == 1]
-    if not once:
-        return {}
-    instants = np.array(
-        [
-            (
-                r.arrived_at_ns,
-                r.prefill_started_at_ns,
-                r.prefilled_at_ns,
-                r.landed_at_ns,
-                r.first_token_at_ns,
-            )
-            for r in once
-        ],
-        dtype=np.float64,
-    )
-    means = np.diff(instants, axis=1).mean(axis=0) / _NS_PER_MS
-    names = ("queue", "prefill", "transfer", "decode_admission")
-    return dict(zip(names, means.tolist(), strict=True))
 
 
 def _egress(sim: Simulation, start_ns: int, end_ns: int) -> dict[str, float]:

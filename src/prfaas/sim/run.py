@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from prfaas.core.policies import PolicyName
 from prfaas.sim.checks import check
+from prfaas.sim.recorded import RecordedSimulation
 from prfaas.sim.results import Results, summarise
 from prfaas.sim.scenario import Scenario
 from prfaas.sim.simulation import Simulation
@@ -24,7 +25,10 @@ class Run:
 
 
 def run(
-    scenario: Scenario, on_progress: Progress | None = None, stop_at_ns: int | None = None
+    scenario: Scenario,
+    on_progress: Progress | None = None,
+    stop_at_ns: int | None = None,
+    num_recorded: int = 0,
 ) -> Run:
     """Simulate.
 
@@ -32,6 +36,7 @@ def run(
         scenario: What.
         on_progress: Called with arrived and all requests, now and then.
         stop_at_ns: Stop there with requests unfinished; None runs until all have ended.
+        num_recorded: First requests whose every attempt is recorded, for a Chrome trace.
 
     Raises:
         BrokenInvariantError: The simulator contradicts itself.
@@ -39,7 +44,11 @@ def run(
     requests = scenario.requests()
     total = len(requests)
     report = None if on_progress is None else (lambda n: on_progress(n, total))
-    simulation = Simulation(scenario.setup, requests, report)
+    simulation = (
+        RecordedSimulation(scenario.setup, requests, report, num_recorded)
+        if num_recorded
+        else Simulation(scenario.setup, requests, report)
+    )
     simulation.run(stop_at_ns)
     check(simulation)
     last_ns = max((r.arrived_at_ns for r in simulation.requests), default=0) + 1

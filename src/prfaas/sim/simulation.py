@@ -21,6 +21,7 @@ from prfaas.sim.failures import schedule
 from prfaas.sim.front import Front
 from prfaas.sim.prefill import Job, PrefillInstance
 from prfaas.sim.request import UNSET, Follower, Outcome, Request
+from prfaas.sim.series import Series
 from prfaas.sim.setup import Setup
 from prfaas.sim.telemetry import Telemetry
 from prfaas.sim.transport import Transport
@@ -60,7 +61,7 @@ class Simulation:
         self.decoders = {n: self._decode_instance(n) for n in self.front.decode_names}
         self._roots = tuple(requests)
         self._next = self._num_expected = 0
-        self.telemetry = Telemetry(self)
+        self.telemetry, self.series = Telemetry(self), Series(self)
 
     def _prefill_instance(self, name: str) -> PrefillInstance:
         return PrefillInstance(
@@ -100,6 +101,7 @@ class Simulation:
         if self._roots:
             self.clock.at(self._roots[0].arrived_at_ns, self._arrive)
         self.telemetry.start()
+        self.series.start()
         schedule(self, self.setup.failures)
         while self.busy:
             if stop_at_ns is not None and self.clock.now_ns >= stop_at_ns:
@@ -167,6 +169,7 @@ class Simulation:
             self._end(request, Outcome.REJECTED if refused else Outcome.FAILED)
             return
         request.attempt += 1
+        request.routed_at_ns = self.clock.now_ns
         request.num_hit_tokens = found.hit_tokens
         request.num_new_tokens = request.num_prompt_tokens - found.hit_tokens
         if found.decision.path is Path.REMOTE:

@@ -22,19 +22,6 @@ class Observation:
     link: LinkReport
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A point of the time series: seconds, waits, flows, threshold, waiting decodes."""
-
-    at_ns: int
-    local_backlog_ns: int
-    remote_backlog_ns: int
-    num_flows: int
-    offload_threshold: int
-    num_decode_waiting: int
-    num_decode_running: int
-
-
 class Telemetry:
     """Observes a simulation, tells its gateway, and moves the threshold.
 
@@ -46,7 +33,6 @@ class Telemetry:
         self._sim = simulation
         self._sent_before = 0.0
         self._observed_before_ns = 0
-        self.samples: list[Sample] = []
 
     def start(self) -> None:
         """Observe from the start of the run to its end."""
@@ -103,15 +89,4 @@ class Telemetry:
         if not sim.busy:
             return
         sim.front.tick(now)
-        self.samples.append(
-            Sample(
-                now,
-                max((i.backlog_ns() for i in sim.locals.values()), default=0),
-                max((i.backlog_ns() for i in sim.remotes.values()), default=0),
-                sim.link.num_active,
-                sim.front.offload_threshold,
-                sum(d.num_waiting for d in sim.decoders.values()),
-                sum(d.num_running for d in sim.decoders.values()),
-            )
-        )
         sim.clock.after(sim.setup.signals.loop_interval_ns, self._move)

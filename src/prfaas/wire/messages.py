@@ -30,11 +30,14 @@ TransferId = Annotated[
     bytes, msgspec.Meta(min_length=TRANSFER_ID_BYTES, max_length=TRANSFER_ID_BYTES)
 ]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+PULL_KEYS_MAX = 16_384
+"""Blocks of one pull: under a megabyte of names."""
 TICKET_BYTES_MAX = 16 << 10
 TicketBytes = Annotated[bytes, msgspec.Meta(max_length=TICKET_BYTES_MAX)]
 """A sealed ticket (`wire/tickets.py`). An empty one is refused where it is checked."""
 BlockHash = Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 Key = tuple[Count, BlockHash]
+PullKeys = Annotated[list[Key], msgspec.Meta(max_length=PULL_KEYS_MAX)]
 Extent = tuple[Count, Count]
 """Offset and length, bytes, within a row of the engine's shared memory."""
 
@@ -283,10 +286,14 @@ class Refused(Message, tag="refused"):
 
 
 class Commit(Message, tag="commit"):
-    """This transfer has that many blocks; it is committed when all of them arrived."""
+    """This transfer has that many blocks; it is committed when all of them arrived.
+
+    `missing` were asked for by a `Pull`, and are not there.
+    """
 
     transfer_id: TransferId
     num_blocks: Count
+    missing: PullKeys = []
 
 
 class Abort(Message, tag="abort"):
@@ -294,6 +301,25 @@ class Abort(Message, tag="abort"):
 
     transfer_id: TransferId
     reason: Text
+
+
+# --- pulls: gateway or engine to pool, and pool to pool against the direction of the link --------
+
+
+class Pull(Message, tag="pull"):
+    """Fetch these blocks from `source`, as a transfer that the ticket allows."""
+
+    transfer_id: TransferId
+    source: Name
+    keys: PullKeys
+    ticket: TicketBytes = b""
+
+
+class Missing(Message, tag="missing"):
+    """Answer to `Pull`: the source does not have these; it sends the others."""
+
+    transfer_id: TransferId
+    keys: PullKeys
 
 
 # --- gateway to pool, over TLS ------------------------------------------------------------------
@@ -351,6 +377,8 @@ class TransferEnded(Message, tag="transfer_ended"):
     duration_ns: Count
     last_block_age_ns: Count
     """How long before this event the last block arrived or left."""
+    num_missing: Count = 0
+    """Blocks of a pull that the source did not have."""
 
 
 class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
@@ -373,6 +401,8 @@ class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     """Congestion windows of all connections together."""
     num_connections: Count
     budget_bits_per_s: Count = 0
+    open_arrived_bytes: Count = 0
+    """What has arrived of transfers that have not ended."""
 
 
 class PoolState(Message, tag="pool_state"):
@@ -410,6 +440,8 @@ AnyMessage = (
     | Refused
     | Commit
     | Abort
+    | Pull
+    | Missing
     | Subscribe
     | Snapshot
     | SnapshotEnd

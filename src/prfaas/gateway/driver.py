@@ -1,0 +1,278 @@
+"""The gateway's driver of the core's dispatcher: what engines and pools say, in the core's words.
+
+No sockets and no clock: time comes in as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from prfaas.config.deployment import ClusterRole, ClusterTable, Deployment
+from prfaas.core.blocks import Layout
+from prfaas.core.dispatch import (
+    Arrival,
+    DispatchSettings,
+    HomeCluster,
+    Member,
+    Refused,
+    RemoteCluster,
+    Routed,
+    ThresholdMoved,
+)
+from prfaas.core.dispatcher import Dispatcher
+from prfaas.core.link_book import LinkReport
+from prfaas.core.prefix_index import PrefixIndex, SourceState
+from prfaas.gateway.profiles import Profiles
+from prfaas.wire.messages import LinkTelemetry
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request that has to be routed.
+
+    Attributes:
+        number: Unique among the open requests.
+        num_prompt_tokens: Tokens in all its sequences.
+        num_tokens_to_fit: Tokens of its longest sequence; 0 if the engine cuts it.
+        layout: What `hashes` were made for; None if no engine's is known.
+        hashes: Hash chain of a single prompt; empty with several.
+        offloadable: Whether prefill and decode may be split.
+    """
+
+    number: int
+    num_prompt_tokens: int
+    num_tokens_to_fit: int
+    layout: Layout | None
+    hashes: list[bytes]
+    offloadable: bool
+
+    @property
+    def shippable_tokens(self) -> int | None:
+        """Prefix that could be shipped; None while nobody can say."""
+        return None if self.layout is None else self.layout.last_boundary(self.num_prompt_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """What a pool node said last; empty when its events are not heard.
+
+    Attributes:
+        is_live: Whether all that happens there is heard.
+        layouts: By engine name.
+        links: Whether the link to a peer is up, by the peer's name.
+        telemetry: What is measured of these links.
+    """
+
+    is_live: bool = False
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    links: Mapping[str, bool] = field(default_factory=dict)
+    telemetry: Mapping[str, LinkTelemetry] = field(default_factory=dict)
+
+
+class Driver:
+    """Keeps the dispatcher's view of the deployment up to date, and asks it.
+
+    Args:
+        deployment: Who there is.
+        profiles: What the operator's plan says of them.
+        index: What the pools hold.
+    """
+
+    def __init__(self, deployment: Deployment, profiles: Profiles, index: PrefixIndex) -> None:
+        self._index = index
+        home = {n: c for n, c in deployment.clusters.items() if c.role is ClusterRole.PD}
+        away = {n: c for n, c in deployment.clusters.items() if c.role is ClusterRole.PRFAAS}
+        self._pool_of = {
+            name: engine.pool
+            for cluster in deployment.clusters.values()
+            for name, engine in cluster.engines.items()
+        }
+        self._lengths: dict[str, int] = {}
+        self._views: dict[str, PoolView] = {}
+        self._home_pools = _pools(home)
+        self._planned_bits_per_s = {
+            pool: profiles.link_bits_per_s.get(name, 0.0)
+            for name, cluster in away.items()
+            for pool in _pools({name: cluster})
+        }
+        routing = deployment.routing
+        self.dispatcher = Dispatcher(
+            HomeCluster(next(iter(home)), _members(home), None, profiles.home),
+            [
+                RemoteCluster(name, _members({name: cluster}), profiles.remote.get(name))
+                for name, cluster in away.items()
+            ],
+            DispatchSettings(
+                policy=routing.effective_policy,
+                offload_threshold=routing.offload_threshold,
+                moving_threshold=routing.short_term_loop,
+                admission=routing.ttft_max is not None,
+                ttft_max_ns=routing.ttft_max,
+            ),
+        )
+        for name in self._pool_of:
+            self.dispatcher.set_ready(name, ready=False, now_ns=0)
+        for source in self._planned_bits_per_s:
+            for destination in self._home_pools:
+                self.dispatcher.set_link(source, destination, up=False)
+
+    # Engines
+
+    def engine_ready(self, name: str, max_model_len: int, now_ns: int) -> None:
+        """An engine is well, and takes sequences of so many tokens."""
+        self._lengths[name] = max_model_len
+        self._describe(name)
+        self.dispatcher.set_ready(name, ready=True, now_ns=now_ns)
+
+    def engine_gone(self, name: str, now_ns: int) -> None:
+        """An engine does not answer."""
+        self.dispatcher.set_ready(name, ready=False, now_ns=now_ns)
+
+    def engine_seen(self, name: str, num_waiting: int, now_ns: int) -> None:
+        """An engine said how many requests wait in it."""
+        self.dispatcher.report_load(name, now_ns, num_waiting)
+
+    # Pools and links
+
+    def pool_seen(self, pool: str, view: PoolView, now_ns: int) -> list[int]:
+        """A pool node told its state, or is not heard any more.
+
+        Returns:
+            Requests whose blocks were on their way over links that broke.
+        """
+        self._views[pool] = view
+        for name, its_pool in self._pool_of.items():
+            if its_pool == pool:
+                self._describe(name)
+        broken = []
+        for source in self._planned_bits_per_s:
+            for destination in self._home_pools:
+                if pool in (source, destination):
+                    broken += self._set_link(source, destination, now_ns)
+        return broken
+
+    def refresh(self, now_ns: int) -> None:
+        """What has not changed is as it was: links that are up and carry nothing."""
+        for link in self.dispatcher.links:
+            if link.up and not link.book.promised_bytes:
+                self._report_idle(link.source, link.destination, now_ns)
+
+    def tick(self, now_ns: int) -> list[ThresholdMoved]:
+        """One interval of the short-term loop."""
+        return self.dispatcher.tick(now_ns)
+
+    # Requests
+
+    def route(
+        self, ask: Ask, now_ns: int, *, again: bool = False, avoid: str = "", stay: bool = False
+    ) -> Routed | Refused:
+        """Decide for a request.
+
+        Args:
+            ask: The request.
+            now_ns: Time.
+            again: It was let in before.
+            avoid: Engine that was tried already.
+            stay: Keep it in the PD cluster.
+        """
+        hits, hints = self._cached(ask)
+        arrival = Arrival(
+            request_id=ask.number,
+            num_prompt_tokens=ask.num_prompt_tokens,
+            num_tokens_to_fit=ask.num_tokens_to_fit,
+            hits=hits,
+            hints=hints,
+            offloadable=ask.offloadable and not stay,
+            shippable_tokens=ask.shippable_tokens,
+            avoid=avoid,
+        )
+        return self.dispatcher.arrive(arrival, now_ns, again=again)
+
+    def prefilled(self, number: int, now_ns: int) -> None:
+        """The prefill leg has answered, or the first token has come."""
+        self.dispatcher.prefilled(number, now_ns)
+
+    def fall_back(self, number: int, now_ns: int) -> None:
+        """The remote path of a request was given up."""
+        self.dispatcher.fall_back(number, now_ns)
+
+    def transfer_over(self, number: int) -> None:
+        """The pools have told the end of a request's transfer."""
+        self.dispatcher.transfer_over(number)
+
+    def end(self, number: int, now_ns: int) -> None:
+        """A request is over."""
+        self.dispatcher.end(number, now_ns)
+
+    # Steps
+
+    def _describe(self, name: str) -> None:
+        view = self._views.get(self._pool_of[name], PoolView())
+        layout = view.layouts.get(name)
+        self.dispatcher.describe(
+            name,
+            num_tokens_max=self._lengths.get(name, 0),
+            layout_id=None if layout is None else layout.layout_id,
+        )
+
+    def _set_link(self, source: str, destination: str, now_ns: int) -> list[int]:
+        """A transfer has to be able to begin, and to be followed at both ends."""
+        ends = [self._views.get(pool, PoolView()) for pool in (source, destination)]
+        up = all(end.is_live for end in ends) and ends[0].links.get(destination, False)
+        if up:
+            measured = ends[0].telemetry.get(destination)
+            if measured is None or not measured.goodput_bits_per_s:
+                self._report_idle(source, destination, now_ns)
+            else:
+                seen = _report(measured, float(measured.goodput_bits_per_s), now_ns)
+                self.dispatcher.report_link(source, destination, seen)
+        return self.dispatcher.set_link(source, destination, up=up)
+
+    def _report_idle(self, source: str, destination: str, now_ns: int) -> None:
+        """A link that carries nothing: its last rate holds, else the operator's budget or plan."""
+        measured = self._views[source].telemetry.get(destination)
+        known = (measured.goodput_bits_per_s or measured.budget_bits_per_s) if measured else 0
+        rate = known or self._planned_bits_per_s[source]
+        if rate:
+            rtt_ns = measured.rtt_ns if measured else 0
+            report = LinkReport(now_ns, float(rate), 0, 0.0, rtt_ns)
+            self.dispatcher.report_link(source, destination, report)
+
+    def _cached(self, ask: Ask) -> tuple[dict[str, int], dict[str, int]]:
+        """Hits and hints by pool."""
+        hits: dict[str, int] = {}
+        hints: dict[str, int] = {}
+        if ask.layout is None or not ask.hashes:
+            return hits, hints
+        for pool in (*self._home_pools, *self._planned_bits_per_s):
+            what = ask.layout, ask.hashes, ask.num_prompt_tokens
+            if self._index.state(pool) is SourceState.DEGRADED:
+                hints[pool] = self._index.hint(pool, *what)
+            else:
+                hits[pool] = self._index.usable_hit(pool, *what)
+        return hits, hints
+
+
+def _report(measured: LinkTelemetry, bits_per_s: float, now_ns: int) -> LinkReport:
+    """A link in whose queue something waits is in full use."""
+    return LinkReport(
+        now_ns - measured.age_ns,
+        bits_per_s,
+        measured.open_arrived_bytes,
+        1.0 if measured.queued_bytes else 0.0,
+        measured.rtt_ns,
+    )
+
+
+def _members(clusters: Mapping[str, ClusterTable]) -> tuple[Member, ...]:
+    return tuple(
+        Member(name, engine.pool)
+        for cluster in clusters.values()
+        for name, engine in cluster.engines.items()
+    )
+
+
+def _pools(clusters: Mapping[str, ClusterTable]) -> tuple[str, ...]:
+    engines = (e for cluster in clusters.values() for e in cluster.engines.values())
+    return tuple(dict.fromkeys(engine.pool for engine in engines))

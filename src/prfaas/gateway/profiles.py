@@ -1,0 +1,76 @@
+"""What the operator's plan says of the clusters: the numbers that predictions are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from prfaas.config.deployment import ClusterRole, Deployment
+from prfaas.core.costs import Costs
+from prfaas.core.predictions import CostModel
+from prfaas.errors import ConfigError
+from prfaas.planner.costs import make_costs
+from prfaas.planner.load import Question, load_question
+from prfaas.planner.problem import PrfaasCluster
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """Costs by cluster; empty without a plan.
+
+    Attributes:
+        home: Of the PD cluster.
+        remote: Of PrfaaS clusters by name.
+        link_bits_per_s: What the plan expects of their links, by name; stands in for a rate that
+            was not measured yet.
+    """
+
+    home: CostModel | None = None
+    remote: Mapping[str, CostModel] = field(default_factory=dict)
+    link_bits_per_s: Mapping[str, float] = field(default_factory=dict)
+
+
+def load_profiles(deployment: Deployment) -> Profiles:
+    """Read the plan that a deployment names.
+
+    Raises:
+        ConfigError: The plan is wrong, or does not know a PrfaaS cluster of the deployment.
+    """
+    plan = deployment.routing.plan
+    if plan is None:
+        return Profiles()
+    question = load_question(plan)
+    names = [n for n, c in deployment.clusters.items() if c.role is ClusterRole.PRFAAS]
+    found = {name: _cluster(question, name, str(plan)) for name in names}
+    remote = {name: _costs(question, cluster) for name, cluster in found.items()}
+    return Profiles(
+        home=next(iter(remote.values()), None) or _costs(question, None),
+        remote=remote,
+        link_bits_per_s={name: cluster.link.bits_per_s for name, cluster in found.items()},
+    )
+
+
+def _cluster(question: Question, name: str, plan: str) -> PrfaasCluster:
+    known = question.problem.prfaas
+    by_name = {cluster.name: cluster for cluster in known}
+    if name in by_name:
+        return by_name[name]
+    if len(known) == 1:
+        return known[0]
+    raise ConfigError(
+        f"{plan}: no PrfaaS cluster is called {name!r} as in the deployment file; there are "
+        f"{', '.join(by_name) or 'none'}"
+    )
+
+
+def _costs(question: Question, away: PrfaasCluster | None) -> Costs:
+    problem = question.problem
+    profiles = [problem.pd.prefill, away.prefill if away else problem.pd.prefill]
+    longest = max(profile.lengths[-1] for profile in profiles)
+    return make_costs(
+        problem.geometry,
+        *profiles,
+        num_tokens_max=int(longest) + 1,
+        chunk_tokens=question.chunk_tokens,
+        overlap=True,
+    )
