@@ -406,10 +406,7 @@ class OutboundLink:
             case Ping():
                 return
             case Pong():
-                now = self._clock_ns()
-                self._meter.rtt_ns = max(0, now - message.at_ns)
-                if self._senders is not None:
-                    self._senders.received(message.received, now)
+                self._heard(message)
             case Resumed():
                 self._resume(message.epoch)
             case Arrived():
@@ -427,6 +424,12 @@ class OutboundLink:
                 self.abort(message.transfer_id, message.reason, tell_peer=False)
             case _:
                 raise PeerError(f"{type(message).__name__} has no meaning on a link")
+
+    def _heard(self, pong: Pong) -> None:
+        now = self._clock_ns()
+        self._meter.rtt_ns = max(0, now - pong.at_ns)
+        if self._senders is not None:
+            self._senders.received(pong.received, now)
 
     def _resume(self, peer_epoch: str) -> None:
         """The peer has said what it has; go on with the rest."""
