@@ -19,7 +19,7 @@ from .drill import Kind, Round, run
 def table(rounds: list[Round]) -> str:
     """Markdown: one line a kind of fault."""
     lines = [
-        "| fault | times | at the source | at the destination | blocks: pushed / served "
+        "| fault | times | at the source | at the destination | blocks: pushed / served / older "
         "| at rest after, median / most | problems |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -38,6 +38,7 @@ def _line(kind: Kind, rounds: list[Round]) -> str:
     destination = ends([state for one in rounds for state in one.destination_states])
     seconds = [one.seconds for one in rounds]
     blocks = f"{sum(r.num_blocks for r in rounds)} / {sum(r.num_served for r in rounds)}"
+    blocks += f" / {sum(r.num_older for r in rounds)}"
     problems = sum(len(one.problems) for one in rounds)
     return (
         f"| {kind} | {len(rounds)} | {source} | {destination} | {blocks} "

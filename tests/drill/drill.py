@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import random
 import secrets
 import time
@@ -19,9 +20,12 @@ from .engine import BLOCK_BYTES, LAYOUT, ScriptedEngine
 from .forgery import forge, seal
 from .processes import LOOPBACK, NodeProcess, Observer
 
-MEMORY = "48MiB"
-"""Of each pool node: a few rounds fill it, so blocks are evicted while others are pinned."""
-READ_BITS_PER_S = 60_000_000
+MEMORY, DISK = "16MiB", "64MiB"
+"""Of each pool node: a few rounds fill both, so blocks are evicted while others are pinned."""
+LOCAL_BLOCKS = 20
+SAMPLE_BLOCKS = 24
+"""Older blocks that decode loads after every fault, wherever they lie."""
+READ_BITS_PER_S = 40_000_000
 """Of each connection: a transfer takes long enough to be hit."""
 SETTLE_S = 40.0
 EVENT_S = 5.0
@@ -40,6 +44,7 @@ class Kind(StrEnum):
     CORRUPT = "corrupt"
     KILL_SOURCE = "kill -9 of the source"
     KILL_DESTINATION = "kill -9 of the destination"
+    DISK = "damaged files, after kill -9 of the destination"
     FORGE = "damaged blocks under a good identity"
 
 
@@ -49,6 +54,7 @@ PROXIED = {
     Kind.HALF_OPEN: Fault.HALF_OPEN,
     Kind.CORRUPT: Fault.CORRUPT,
 }
+DESTINATION_DIES = {Kind.KILL_DESTINATION, Kind.DISK}
 KILLED = {Kind.KILL_SOURCE: SOURCE, Kind.KILL_DESTINATION: DESTINATION}
 
 
@@ -62,6 +68,7 @@ class Round:
         destination_states: The same at the destination; empty also for those never heard of.
         num_blocks: Blocks that the transfers had.
         num_served: Of these, what decode loaded, each compared byte by byte.
+        num_older: Blocks of earlier transfers that were loaded, and compared, afterwards.
         seconds: From the fault until everything was at rest.
         problems: What did not hold.
     """
@@ -71,13 +78,14 @@ class Round:
     destination_states: list[str] = field(default_factory=list)
     num_blocks: int = 0
     num_served: int = 0
+    num_older: int = 0
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
 
 
 def prompt(chance: random.Random) -> list[BlockKey]:
     """Blocks of a new prompt: attention, and state now and then."""
-    count = chance.randint(4, 16)
+    count = chance.randint(3, 10)
     attention = [BlockKey(0, chance.randbytes(32)) for _ in range(count)]
     return [*attention, *(BlockKey(1, key.block_hash) for key in attention[3::4])]
 
@@ -122,11 +130,12 @@ class Drill:
         """Run transfers, break something, and see what holds afterwards."""
         result = Round(kind)
         transfers = {
-            secrets.token_bytes(16): prompt(self.chance) for _ in range(self.chance.randint(1, 3))
+            secrets.token_bytes(16): prompt(self.chance) for _ in range(self.chance.randint(1, 2))
         }
         result.num_blocks = sum(map(len, transfers.values()))
         total = sum(BLOCK_BYTES[key.group] for keys in transfers.values() for key in keys)
         threshold = self.proxy.num_bytes + self.chance.uniform(0.05, 0.95) * total
+        await self._local()
         work = [asyncio.create_task(self._prefill(*item)) for item in transfers.items()]
         loads = [asyncio.create_task(self._decode(*item)) for item in transfers.items()]
         try:
@@ -138,6 +147,8 @@ class Drill:
                 result.num_served = sum(await asyncio.gather(*loads))
             await self._at_rest(result, transfers)
             result.seconds = time.monotonic() - began
+            await self.ready()
+            result.num_older = await self._load_older()
         except (TimeoutError, AssertionError) as error:
             result.problems.append(f"{type(error).__name__}: {error}")
         finally:
@@ -154,11 +165,24 @@ class Drill:
             await engine.store(keys[start : start + CHUNK_BLOCKS], transfer)
         engine.push_done(transfer)
 
+    async def _local(self) -> None:
+        """Decode's own prefixes, so that there is something to spill."""
+        keys = [BlockKey(0, self.chance.randbytes(32)) for _ in range(LOCAL_BLOCKS)]
+        await self.engines[DESTINATION].store(keys, None)
+
     async def _decode(self, transfer: bytes, keys: list[BlockKey]) -> int:
         """Wait for blocks as long as they are on their way, and load what came."""
         engine = self.engines[DESTINATION]
         found = await engine.find(transfer.hex(), keys, transfer, WAIT_S)
         return await engine.load(found) if found else 0
+
+    async def _load_older(self) -> int:
+        """Load some of what the destination says to hold, from either tier."""
+        observer = self.observers[DESTINATION]
+        await until("the snapshot is there", lambda: observer.is_complete)
+        held = sorted(key for _, key in observer.held)
+        sample = self.chance.sample(held, min(SAMPLE_BLOCKS, len(held)))
+        return await self.engines[DESTINATION].load(sample) if sample else 0
 
     # --- faults ---
 
@@ -168,14 +192,36 @@ class Drill:
             one = self.chance.randrange(count) if count and self.chance.random() < 0.5 else None
             self.proxy.strike(PROXIED[kind], one)
         elif kind in KILLED:
-            await self._restart(KILLED[kind])
+            await self._restart(KILLED[kind], lambda: None)
+        elif kind is Kind.DISK:
+            await self._restart(DESTINATION, self._damage_files)
         else:
             node = self.nodes[DESTINATION]
             await forge(self.directory, node.port, self.chance)
 
-    async def _restart(self, name: str) -> None:
+    def _damage_files(self) -> None:
+        """A flipped bit in every MiB or so of the disk tier, and one file cut short."""
+        files = [path for path in self._disk(DESTINATION).rglob("*") if path.is_file()]
+        for path in files:
+            size = path.stat().st_size
+            with path.open("r+b") as file:
+                for _ in range(size >> 20):
+                    at = self.chance.randrange(size)
+                    file.seek(at)
+                    (byte,) = file.read(1)
+                    file.seek(at)
+                    file.write(bytes([byte ^ 1 << self.chance.randrange(8)]))
+        if files:
+            victim = self.chance.choice(files)
+            os.truncate(victim, self.chance.randrange(victim.stat().st_size + 1))
+
+    def _disk(self, name: str) -> Path:
+        return self.directory / f"{name}-disk"
+
+    async def _restart(self, name: str, meanwhile: Callable[[], None]) -> None:
         self.observers[name].stop()
         await self.nodes[name].kill()
+        meanwhile()
         await self._start(name)
 
     async def _start(self, name: str) -> None:
@@ -202,7 +248,7 @@ class Drill:
                 result.problems.append(f"at the source a transfer ended as {at_source}")
             if len(at_destination) > 1:
                 result.problems.append(f"at the destination a transfer ended as {at_destination}")
-            if "committed" in at_source and result.kind is not Kind.KILL_DESTINATION:
+            if "committed" in at_source and result.kind not in DESTINATION_DIES:
                 missing = [k for k in keys if (LAYOUT.layout_id, k) not in destination.held]
                 if missing or "committed" not in at_destination:
                     result.problems.append(f"committed, and {len(missing)} blocks are missing")
@@ -214,16 +260,12 @@ class Drill:
         began = time.monotonic()
         while True:
             metrics = await node.metrics()
-            held = sum(BLOCK_BYTES[key.group] for _, key in observer.held)
             leaks = {
                 "open transfers": metrics["prfaas_open_transfers"],
                 "pinned blocks": metrics["prfaas_pool_pinned_blocks"],
                 "promised bytes": metrics["prfaas_pool_promised_bytes"],
                 "bytes of unfinished blocks": metrics["prfaas_link_unfinished_bytes"],
-                "bytes beyond the blocks held": metrics["prfaas_pool_used_bytes"] - held,
-                "bytes over the limit": max(
-                    0, metrics["prfaas_pool_used_bytes"] - metrics["prfaas_pool_capacity_bytes"]
-                ),
+                "bytes that belong to no block": metrics["prfaas_pool_loose_bytes"],
             }
             leaks = {what: count for what, count in leaks.items() if count}
             if not leaks:
@@ -249,13 +291,14 @@ class Drill:
             make_identity(self.directory, name)
         await self.proxy.open()
         self.proxy.read_bits_per_s = READ_BITS_PER_S
-        common = ["--memory", MEMORY, "--gateway", "gateway"]
+        common = ["--memory", MEMORY, "--disk-limit", DISK, "--gateway", "gateway"]
         options = {
             DESTINATION: ["--source", SOURCE],
             SOURCE: ["--peer", f"{DESTINATION}={LOOPBACK}:{self.proxy.port}"],
         }
         for name, own in options.items():
-            self.nodes[name] = NodeProcess(name, self.directory, [*common, *own])
+            options_of = [*common, *own, "--disk", str(self._disk(name))]
+            self.nodes[name] = NodeProcess(name, self.directory, options_of)
             await self._start(name)
             self.engines[name] = ScriptedEngine(name, self.nodes[name].socket)
 

@@ -110,10 +110,10 @@ class Site:
     def check(self) -> None:
         """What has to hold once everybody is done."""
         store = self.node.store
-        blocks = [store.get(*name) for name in list(store.names())]
-        assert [block.pins for block in blocks if block] == [0] * len(blocks)
-        assert store.used_bytes == sum(len(block.data) for block in blocks if block)
-        assert store.used_bytes <= store.capacity_bytes
+        blocks = [block for name in list(store.names()) if (block := store.get(*name))]
+        assert [block.pins for block in blocks] == [0] * len(blocks)
+        assert store.used_bytes == sum(len(block.data) for block in blocks)
+        assert store.used_bytes <= store.arena.used_bytes <= store.capacity_bytes
         assert self.node.inbound.num_open == 0
         assert [link.num_open for link in self.node.links.values()] == [0] * len(self.node.links)
 

@@ -1,11 +1,15 @@
 """The block store against a model: a list of names in the order of their last use."""
 
-from hypothesis import settings
+import asyncio
+from collections.abc import Callable, Iterator
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from prfaas.core.blocks import BlockKey
-from prfaas.pool.store import BlockStore
+from prfaas.core.blocks import BlockKey, BlockName
+from prfaas.core.eviction import LeastRecentlyUsed
+from prfaas.pool.store import BlockStore, StoredBlock
 
 CAPACITY = 100
 LAYOUTS = st.sampled_from([b"a" * 32, b"b" * 32])
@@ -125,3 +129,98 @@ def test_a_block_that_does_not_fit_evicts_nobody() -> None:
     block.pins = 1
     assert not store.put(b"a" * 32, other, bytearray(1), b"d" * 32)
     assert list(store.names()) == [(b"a" * 32, key)]
+
+
+class SlowDisk:
+    """Takes one block at a time, and finishes it when it is told to."""
+
+    def __init__(self) -> None:
+        self.written: set[BlockName] = set()
+        self._current: list[tuple[BlockName, Callable[[], None]]] = []
+
+    def __contains__(self, name: BlockName) -> bool:
+        return name in self.written
+
+    def names(self) -> Iterator[BlockName]:
+        return iter(self.written)
+
+    def num_bytes(self, name: BlockName) -> int:
+        return 10
+
+    def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
+        assert name not in self.written
+        if not self._current:
+            self._current.append((name, done))
+            return True
+        return False
+
+    async def read(self, name: BlockName, into: memoryview) -> bytes | None:
+        into[:] = bytes(10)
+        return b"d" * 32
+
+    def finish(self) -> None:
+        name, done = self._current.pop()
+        self.written.add(name)
+        done()
+
+
+@given(steps=st.lists(st.one_of(st.integers(0, 30), st.none()), max_size=80))
+def test_a_disk_that_is_too_slow_costs_blocks_and_no_memory(steps: list[int | None]) -> None:
+    """A number stores that block, None lets the disk finish one."""
+    mirror, disk, lost = Mirror(), SlowDisk(), [0]
+
+    def count() -> None:
+        lost[0] += 1
+
+    store = BlockStore(80, mirror, on_lost=count)
+    store.spill_to(disk)
+    num_stored = 0
+    for step in steps:
+        if step is not None:
+            name = b"a" * 32, BlockKey(0, bytes([step]) * 32)
+            num_stored += name not in store
+            assert store.put(*name, bytes(10), b"d" * 32)
+        elif store.is_writing:
+            disk.finish()
+        assert store.used_bytes <= store.arena.used_bytes <= 80
+        assert mirror.held == set(store.names()) == {name for name in mirror.held if name in store}
+        assert num_stored - lost[0] == len(mirror.held)
+    while store.is_writing:
+        disk.finish()
+    pins = [block.pins for name in list(store.names()) if (block := store.get(*name))]
+    assert not any(pins)
+    in_memory = [name for name in store.names() if store.has_in_memory(name)]
+    clean = 80 - store.used_bytes + 10 * sum(name in disk for name in in_memory)
+    assert clean >= 20, "what is evicted next is on disk once that has caught up"
+
+
+async def test_a_block_is_promoted_once_others_are_written() -> None:
+    disk = SlowDisk()
+    store = BlockStore(40, Mirror())
+    store.spill_to(disk)
+    names = [(b"a" * 32, BlockKey(0, bytes([n]) * 32)) for n in range(6)]
+    for name in names[:5]:
+        store.put(*name, bytes(10), b"d" * 32)
+        while store.is_writing:
+            disk.finish()
+    first = next(name for name in names if not store.has_in_memory(name))
+    store.put(*names[5], bytes(10), b"d" * 32)
+    fetching = asyncio.create_task(store.fetch(*first))
+    while not fetching.done():
+        if store.is_writing:
+            disk.finish()
+        await asyncio.sleep(0)
+    assert fetching.result() is not None
+    assert set(store.names()) == set(names)
+
+
+def test_another_policy_decides_who_goes() -> None:
+    class NewestFirst(LeastRecentlyUsed[BlockName]):
+        def order(self) -> Iterator[BlockName]:
+            return iter(list(super().order())[::-1])
+
+    store = BlockStore(30, Mirror(), NewestFirst())
+    names = [(b"a" * 32, BlockKey(0, bytes([n]) * 32)) for n in range(5)]
+    for name in names:
+        store.put(*name, bytes(10), b"d" * 32)
+    assert set(store.names()) == {names[0], names[1], names[4]}

@@ -110,6 +110,12 @@ BUDGET_HELP = "What may be sent to a peer, such as pd-pool=1Gbps; without it, wh
 @click.option("--listen", type=AddressType(), required=True, help="Where pools and gateways come.")
 @click.option("--memory", default="1GiB", show_default=True, help="Limit on KV blocks held.")
 @click.option(
+    "--disk",
+    type=click.Path(path_type=Path),
+    help="Folder for blocks that memory has no room for; made if it is not there.",
+)
+@click.option("--disk-limit", help="Limit on the files in that folder.")
+@click.option(
     "--socket",
     "socket_path",
     type=click.Path(path_type=Path),
@@ -150,6 +156,8 @@ def pool(
     name: str,
     listen: tuple[str, int],
     memory: str,
+    disk: Path | None,
+    disk_limit: str | None,
     socket_path: Path,
     admin: tuple[str, int],
     identities: Path,
@@ -172,6 +180,8 @@ def pool(
     """
     from prfaas.pool.node import PoolNode, PoolSettings
 
+    if (disk is None) != (disk_limit is None):
+        raise ConfigError("--disk and --disk-limit have to be given together")
     set_up_logging()
     for peer in [*dict(budgets), *dict(connections)]:
         if peer not in dict(peers):
@@ -179,6 +189,8 @@ def pool(
     settings = PoolSettings(
         name=name,
         memory_bytes=parse_size(memory),
+        disk=disk,
+        disk_bytes=parse_size(disk_limit) if disk_limit else 0,
         listen=listen,
         socket_path=socket_path,
         admin=admin,

@@ -174,9 +174,12 @@ def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
     deployment = topology.deployment
     admin = _own_address(name, None)
     host, port = topology.pools[name]
+    table = cluster.pools[name]
     args = [sys.executable, "-m", "prfaas", "pool", "--name", name]
     args += ["--listen", f"{host}:{port}", "--admin", f"{admin[0]}:{admin[1]}"]
-    args += ["--memory", f"{cluster.pools[name].memory}B"]
+    args += ["--memory", f"{table.memory}B"]
+    if table.disk is not None:
+        args += ["--disk", str(table.disk), "--disk-limit", f"{table.disk_limit}B"]
     args += ["--socket", str(pool_socket(deployment, name))]
     args += ["--identities", str(deployment.security.identities)]
     args += ["--gateway", deployment.gateway.name]
@@ -184,7 +187,7 @@ def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
         for peer in _pool_names(deployment, ClusterRole.PD):
             peer_host, peer_port = topology.pools[peer]
             args += ["--peer", f"{peer}={peer_host}:{peer_port}"]
-            args += _link_args(peer, cluster.pools[name].links.get(peer, LinkTable()))
+            args += _link_args(peer, table.links.get(peer, LinkTable()))
     else:
         for source in _pool_names(deployment, ClusterRole.PRFAAS):
             args += ["--source", source]

@@ -133,12 +133,22 @@ class PoolTable(_Table):
 
     memory: SizeBytes = 2**30
     """Bytes of KV blocks held in host memory."""
+    disk: FilePathText | None = None
+    """Folder for blocks that memory has no room for, on a disk of the host; none without it."""
+    disk_limit: SizeBytes | None = None
+    """Bytes of files in that folder; has to be given with `disk`."""
     listen: HostPort | None = None
     """Where it accepts links, if `prfaas up` starts it."""
     address: FarHostPort | None = None
     """Where it is reached, if it is started elsewhere."""
     links: dict[PartName, LinkTable] = {}
     """Settings of links to the pool nodes it pushes to."""
+
+    @model_validator(mode="after")
+    def _disk_has_a_limit(self) -> PoolTable:
+        if (self.disk is None) != (self.disk_limit is None):
+            raise ValueError("give `disk` and `disk_limit` together, or neither")
+        return self
 
     @model_validator(mode="after")
     def _one_place(self) -> PoolTable:

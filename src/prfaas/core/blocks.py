@@ -33,6 +33,10 @@ class BlockKey(NamedTuple):
     block_hash: bytes
 
 
+BlockName = tuple[bytes, BlockKey]
+"""Layout id and key: the name of a block among all there are."""
+
+
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
     """Layers that share a block table.

@@ -18,16 +18,13 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from prfaas.core.blocks import BlockKey
+from prfaas.core.blocks import BlockName
 
 URGENT_BYTES = 8 * 2**20
 """The rest of a finished transfer is urgent from here on."""
 URGENT_RUN_BYTES = 16 * 2**20
 """After that many urgent bytes one block of the others goes: a stream of small transfers can not
 keep a large one waiting for ever."""
-
-BlockName = tuple[bytes, BlockKey]
-"""Layout id and key."""
 
 
 @dataclass(eq=False, slots=True)
@@ -178,6 +175,9 @@ class LinkShare:
 
     def _settle(self, block: OutgoingBlock) -> None:
         block.has_arrived = True
+        for is_urgent, started in self._started.items():
+            if started is block:
+                self._started[is_urgent] = None
         for blocks in self._in_flight.values():
             blocks.pop(block, None)
 

@@ -10,7 +10,8 @@ import ssl
 import threading
 from collections.abc import Callable
 
-from prfaas.core.link_share import BlockName, Fragment, LinkShare, OutgoingBlock
+from prfaas.core.blocks import BlockName
+from prfaas.core.link_share import Fragment, LinkShare, OutgoingBlock
 from prfaas.errors import PeerError
 from prfaas.pool.io_thread import IoThread, shake_hands
 from prfaas.wire.fragments import encode_prefix
@@ -132,6 +133,7 @@ class _DataConnection:
         """Send nothing more."""
         self._loop.remove_writer(self._descriptor)
         self._loop.remove_reader(self._descriptor)
+        self._parts = []
         if not self.ended.done():
             self.ended.cancel()
 
@@ -173,8 +175,10 @@ class _DataConnection:
     def _fail(self, error: OSError) -> None:
         self._loop.remove_writer(self._descriptor)
         self._loop.remove_reader(self._descriptor)
+        self._parts = []
         if not self.ended.done():
-            self.ended.set_exception(error)
+            # Its traceback would keep the block that was being sent.
+            self.ended.set_exception(error.with_traceback(None))
 
 
 class DataSenders:

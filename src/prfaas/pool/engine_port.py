@@ -63,19 +63,26 @@ class EngineMemory:
             raise PeerError(f"cache group {group}; the engine announced {sorted(self._extents)}")
         return sum(length for _, length in self._extents[group])
 
-    def read(self, key: BlockKey, row: int) -> bytearray:
-        """Copy a block out of a row."""
-        data = bytearray(self.block_bytes(key.group))
+    def check(self, key: BlockKey, row: int) -> None:
+        """Whether there is such a group and such a row.
+
+        Raises:
+            PeerError: There is not.
+        """
+        self.block_bytes(key.group)
+        self._places(key.group, row)
+
+    def read(self, key: BlockKey, row: int, into: memoryview) -> None:
+        """Copy a block out of a row, into a buffer of its size."""
         at = 0
-        for start, length in self._places(key.group, row):
-            data[at : at + length] = self._memory[start : start + length]
-            at += length
-        return data
+        with memoryview(self._memory) as memory:
+            for start, length in self._places(key.group, row):
+                into[at : at + length] = memory[start : start + length]
+                at += length
 
     def write(self, key: BlockKey, row: int, data: bytearray | memoryview) -> None:
         """Copy a block into a row."""
-        view = memoryview(data)
-        at = 0
+        view, at = memoryview(data), 0
         for start, length in self._places(key.group, row):
             self._memory[start : start + length] = view[at : at + length]
             at += length

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
 
-from prfaas.core.blocks import BlockKey
+from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.core.tickets import TicketRefusedError
 from prfaas.errors import PeerError
 from prfaas.pool.engine_port import EngineSession
 from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
+from prfaas.pool.sending import Sending
 from prfaas.pool.store import BlockStore, StoredBlock
 from prfaas.pool.tickets import TicketChecks
 from prfaas.wire.frames import block_digest
@@ -34,15 +36,19 @@ from prfaas.wire.messages import (
     keys_of,
 )
 
+READS_MAX = 8
+"""Blocks that one request has read from disk at a time: each holds memory."""
+
 
 class EngineRequests:
-    """Answers engines.
+    """Answers engines: at once what lies in memory, later what has to be read from disk.
 
     Args:
         is_connected: Whether the link from a pool of that name stands.
         tickets: Check what engines are told to push.
         on_refused: Told of a transfer that its ticket does not allow: its id, where to, and why.
         on_pull: Told of blocks to fetch from another pool, and whom to answer.
+        sending: Sends what a push needs and engines did not store for it.
     """
 
     def __init__(
@@ -54,6 +60,7 @@ class EngineRequests:
         tickets: TicketChecks,
         on_refused: Callable[[bytes, str, str], None],
         on_pull: Callable[[Pull, Callable[[Message], None]], None],
+        sending: Sending,
         metrics: PoolMetrics,
     ) -> None:
         self._store = store
@@ -63,8 +70,11 @@ class EngineRequests:
         self._tickets = tickets
         self._on_refused = on_refused
         self._on_pull = on_pull
+        self._sending = sending
         self._metrics = metrics
         self._pushes: dict[bytes, tuple[EngineSession, OutboundLink]] = {}
+        self._tasks: dict[asyncio.Task[None], EngineSession] = {}
+        """Requests that wait for the disk."""
 
     def handle(self, engine: EngineSession, message: AnyMessage) -> None:
         """Act on one message.
@@ -98,6 +108,14 @@ class EngineRequests:
             if owner is engine:
                 del self._pushes[transfer_id]
                 link.abort(transfer_id, "engine_lost", tell_peer=True)
+        for task, waiting in list(self._tasks.items()):
+            if waiting is engine:
+                task.cancel()
+
+    def _start(self, engine: EngineSession, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks[task] = engine
+        task.add_done_callback(self._tasks.pop)
 
     def _open_push(self, engine: EngineSession, message: Push) -> None:
         if message.transfer_id in self._pushes:
@@ -123,12 +141,16 @@ class EngineRequests:
         _, link = self._pushes.pop(message.transfer_id, (engine, None))
         if link is None:
             return
-        layout_id = engine.layout.layout_id
-        for key in keys_of(message.rest):
-            block = self._store.get(layout_id, key)
-            if block is not None:
-                link.push(message.transfer_id, layout_id, key, block)
-        link.finish(message.transfer_id)
+        self._sending.start(
+            link,
+            message.transfer_id,
+            engine.layout.layout_id,
+            keys_of(message.rest),
+            tell_missing=False,
+        )
+
+    def _is_on_disk_only(self, name: BlockName) -> bool:
+        return name in self._store and not self._store.has_in_memory(name)
 
     def _store_rows(self, engine: EngineSession, message: Store) -> None:
         stored = True
@@ -141,6 +163,7 @@ class EngineRequests:
             stored = stored and block is not None
             if wanted and message.transfer_id is not None:
                 self._push(engine, message.transfer_id, key, block)
+            del block  # Or the memory of one that is evicted would not come back for the next.
         _answer(engine, StoreDone(job=message.job, stored=stored))
 
     def _keep(self, engine: EngineSession, key: BlockKey, row: int) -> StoredBlock | None:
@@ -148,12 +171,13 @@ class EngineRequests:
         block = self._store.get(layout_id, key)
         if block is not None:
             return block
-        data = engine.memory.read(key, row)
-        if not self._store.put(layout_id, key, data, block_digest(layout_id, key, data)):
+        buffer = self._store.allocate(engine.memory.block_bytes(key.group))
+        if buffer is None:
             self._metrics.blocks_dropped.labels(reason="no_room").inc()
             return None
+        engine.memory.read(key, row, buffer)
         self._metrics.blocks_stored.labels(group=key.group).inc()
-        return self._store.get(layout_id, key)
+        return self._store.keep(layout_id, key, buffer, block_digest(layout_id, key, buffer))
 
     def _push(
         self, engine: EngineSession, transfer_id: bytes, key: BlockKey, block: StoredBlock | None
@@ -167,15 +191,40 @@ class EngineRequests:
             link.push(transfer_id, engine.layout.layout_id, key, block)
 
     def _load_rows(self, engine: EngineSession, message: Load) -> None:
-        loaded = bytearray()
-        for key, row in engine.named_rows(message.keys, message.rows):
-            block = self._store.get(engine.layout.layout_id, key)
-            fits = block is not None and len(block.data) == engine.memory.block_bytes(key.group)
-            if block is not None and fits:
-                engine.memory.write(key, row, block.data)
-                self._metrics.blocks_loaded.labels(group=key.group).inc()
-            loaded.append(fits)
-        _answer(engine, LoadDone(job=message.job, loaded=bytes(loaded)))
+        layout_id = engine.layout.layout_id
+        named = engine.named_rows(message.keys, message.rows)
+        for key, row in named:
+            engine.memory.check(key, row)
+        if any(self._is_on_disk_only((layout_id, key)) for key, _ in named):
+            self._start(engine, self._load_from_disk(engine, message.job, named))
+            return
+        blocks = ((key, row, self._store.get(layout_id, key)) for key, row in named)
+        loaded = bytes(self._write(engine, key, row, block, "host") for key, row, block in blocks)
+        _answer(engine, LoadDone(job=message.job, loaded=loaded))
+
+    async def _load_from_disk(
+        self, engine: EngineSession, job: int, named: list[tuple[BlockKey, int]]
+    ) -> None:
+        loaded: list[bool] = []
+        for start in range(0, len(named), READS_MAX):
+            part = named[start : start + READS_MAX]
+            loaded += await asyncio.gather(*(self._load_one(engine, key, row) for key, row in part))
+        _answer(engine, LoadDone(job=job, loaded=bytes(loaded)))
+
+    async def _load_one(self, engine: EngineSession, key: BlockKey, row: int) -> bool:
+        layout_id = engine.layout.layout_id
+        tier = "disk" if self._is_on_disk_only((layout_id, key)) else "host"
+        return self._write(engine, key, row, await self._store.fetch(layout_id, key), tier)
+
+    def _write(
+        self, engine: EngineSession, key: BlockKey, row: int, block: StoredBlock | None, tier: str
+    ) -> bool:
+        if block is None or len(block.data) != engine.memory.block_bytes(key.group):
+            return False
+        engine.memory.write(key, row, block.data)
+        self._metrics.blocks_loaded.labels(group=key.group).inc()
+        self._metrics.hits.labels(tier=tier).inc()
+        return True
 
     def _look_up(self, engine: EngineSession, message: Lookup) -> None:
         layout_id = engine.layout.layout_id

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Set
 
-from prfaas.core.blocks import BlockKey
-from prfaas.core.link_share import BlockName
+from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.core.tickets import Refusal, TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent, TransferState
 from prfaas.errors import PeerError

@@ -16,6 +16,7 @@ from prfaas.core.blocks import BlockKey
 from prfaas.core.tickets import Refusal, TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent
 from prfaas.errors import ConfigError
+from prfaas.pool.disk import DiskTier
 from prfaas.pool.engine_port import EnginePort, EngineSession
 from prfaas.pool.engine_requests import EngineRequests
 from prfaas.pool.events import EventFeed
@@ -25,6 +26,7 @@ from prfaas.pool.link_port import LinkPort
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.pulls import Pulls
+from prfaas.pool.sending import Sending
 from prfaas.pool.store import BlockStore
 from prfaas.pool.tickets import SOURCE, TicketChecks
 from prfaas.wire.channel import Channel
@@ -53,6 +55,8 @@ class PoolSettings:
         peers: Pools to push to, by name.
         sources: Names of pools that may push to this one.
         gateways: Names of gateways that may subscribe, and whose tickets count.
+        disk: Folder of the disk tier; None is none.
+        disk_bytes: Limit on its files.
         link_budgets: Bits per second that the link to a peer may send, by its name; others have no
             limit.
         link_connections: Data connections of the link to a peer, by its name; others adapt.
@@ -68,6 +72,8 @@ class PoolSettings:
     peers: dict[str, tuple[str, int]]
     sources: frozenset[str]
     gateways: frozenset[str]
+    disk: Path | None = None
+    disk_bytes: int = 0
     link_budgets: dict[str, int] = field(default_factory=dict)
     link_connections: dict[str, int] = field(default_factory=dict)
     link_grace_ns: int = LINK_GRACE_NS
@@ -82,7 +88,9 @@ class PoolNode:
         self.settings = settings
         self.metrics = PoolMetrics()
         self.feed = EventFeed()
-        self.store = BlockStore(settings.memory_bytes, self.feed)
+        not_spilled = self.metrics.blocks_dropped.labels(reason="not_spilled")
+        self.store = BlockStore(settings.memory_bytes, self.feed, on_lost=not_spilled.inc)
+        self.disk = self._disk(settings.disk) if settings.disk else None
         self._clock_ns = clock_ns
         self._engines: dict[str, EngineSession] = {}
         tls = settings.identity.dialling()
@@ -99,7 +107,8 @@ class PoolNode:
             self._forget,
             self._missing,
         )
-        self._pulls = Pulls(self.store, self.inbound, self._tickets, self._channel_of)
+        sending = Sending(self.store)
+        self._pulls = Pulls(sending, self.inbound, self._tickets, self._channel_of)
         self._io = IoThread()
         self.links = {
             peer: self._link(peer, address, tls) for peer, address in settings.peers.items()
@@ -128,6 +137,7 @@ class PoolNode:
             self._tickets,
             self._push_refused,
             self._pulls.fetch,
+            sending,
             self.metrics,
         )
         self._engine_port = EnginePort(
@@ -156,6 +166,8 @@ class PoolNode:
                     tasks.create_task(link.run())
                 tasks.create_task(self._engine_port.run())
                 tasks.create_task(self._keep_house())
+                if self.disk is not None:
+                    tasks.create_task(self.disk.run())
                 log.info(
                     "pool node %s: links at %s:%d, engines at %s, health and metrics at %s",
                     self.settings.name,
@@ -170,6 +182,19 @@ class PoolNode:
             await self.link_port.close()
             await self._io.close()
             await runner.cleanup()
+            if self.disk is not None:
+                self.disk.close()
+
+    def _disk(self, folder: Path) -> DiskTier:
+        disk = DiskTier(
+            folder,
+            self.settings.disk_bytes,
+            self.metrics,
+            self.store.found_on_disk,
+            self.store.gone_from_disk,
+        )
+        self.store.spill_to(disk)
+        return disk
 
     def _link(self, peer: str, address: tuple[str, int], tls: LinkContexts) -> OutboundLink:
         return OutboundLink(
@@ -281,9 +306,10 @@ class PoolNode:
     def _watch_gauges(self) -> None:
         """Gauges of what is held are read when somebody asks."""
         metrics, store = self.metrics, self.store
-        metrics.capacity_bytes.set(store.capacity_bytes)
-        metrics.used_bytes.set_function(lambda: store.used_bytes)
-        metrics.blocks.set_function(lambda: len(store))
+        self._watch_tier("host", store)
+        if self.disk is not None:
+            self._watch_tier("disk", self.disk)
+        metrics.loose_bytes.set_function(lambda: store.loose_bytes)
         metrics.pinned_blocks.set_function(lambda: store.num_pinned)
         metrics.promised_bytes.set_function(lambda: self.inbound.promised_bytes)
         metrics.unfinished_bytes.set_function(lambda: self.link_port.unfinished_bytes)
@@ -293,6 +319,11 @@ class PoolNode:
         metrics.open_transfers.labels(direction="sent").set_function(
             lambda: sum(link.num_open for link in self.links.values())
         )
+
+    def _watch_tier(self, name: str, tier: BlockStore | DiskTier) -> None:
+        self.metrics.capacity_bytes.labels(tier=name).set(tier.capacity_bytes)
+        self.metrics.used_bytes.labels(tier=name).set_function(lambda: tier.used_bytes)
+        self.metrics.blocks.labels(tier=name).set_function(lambda: len(tier))
 
     def _admin_app(self) -> web.Application:
         async def health(_: web.Request) -> web.Response:

@@ -17,8 +17,8 @@ import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from prfaas.core.blocks import BlockKey
-from prfaas.core.link_share import BlockName, OutgoingBlock
+from prfaas.core.blocks import BlockKey, BlockName
+from prfaas.core.link_share import OutgoingBlock
 from prfaas.core.tickets import Refusal
 from prfaas.core.transfers import Transfer, TransferEvent, TransferState
 from prfaas.errors import PeerError
@@ -55,7 +55,7 @@ from prfaas.wire.sockets import tcp_info
 
 log = logging.getLogger(__name__)
 
-RETRY_MIN_S, RETRY_MAX_S = 0.1, 2.0
+RETRY_MIN_S, RETRY_MAX_S = 0.1, 1.0
 STABLE_S = 5.0
 """A connection that lasted this long was a good one: the next try follows at once."""
 CONNECT_TIMEOUT_S = 5.0

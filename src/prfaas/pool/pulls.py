@@ -16,7 +16,7 @@ from prfaas.core.blocks import BlockKey
 from prfaas.core.tickets import TicketRefusedError
 from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.outbound import OutboundLink
-from prfaas.pool.store import BlockStore
+from prfaas.pool.sending import Sending
 from prfaas.pool.tickets import TicketChecks
 from prfaas.wire.channel import Channel
 from prfaas.wire.messages import Message, Missing, Pull, Refused, keys_of, wire_keys
@@ -26,7 +26,7 @@ class Pulls:
     """Both ends of pulls.
 
     Args:
-        store: Where blocks are.
+        sending: Sends blocks of this pool.
         inbound: Knows what this pool waits for.
         tickets: Check what this pool is asked to send.
         channel_of: The connection for messages from a source; None while it has no link to us.
@@ -34,12 +34,12 @@ class Pulls:
 
     def __init__(
         self,
-        store: BlockStore,
+        sending: Sending,
         inbound: InboundTransfers,
         tickets: TicketChecks,
         channel_of: Callable[[str], Channel | None],
     ) -> None:
-        self._store = store
+        self._sending = sending
         self._inbound = inbound
         self._tickets = tickets
         self._channel_of = channel_of
@@ -107,11 +107,6 @@ class Pulls:
             link.refuse(pull.transfer_id, error.reason.value)
             return
         link.open(grant)
-        layout_id, missing = grant.ticket.layout_id, []
-        for key in dict.fromkeys(keys_of(pull.keys)):
-            block = self._store.get(layout_id, key)
-            if block is None:
-                missing.append(key)
-            else:
-                link.push(pull.transfer_id, layout_id, key, block)
-        link.finish(pull.transfer_id, missing)
+        keys = dict.fromkeys(keys_of(pull.keys))
+        layout_id = grant.ticket.layout_id
+        self._sending.start(link, pull.transfer_id, layout_id, keys, tell_missing=True)

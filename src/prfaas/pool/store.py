@@ -1,13 +1,24 @@
-"""KV blocks in host memory, up to a byte limit, least recently used out first."""
+"""The store of KV blocks: host memory up to a hard limit, and below it, if there is one, the disk.
+
+A block that memory evicts stays in the store if the disk has it. So that making room never waits
+for a disk, blocks are written to it while they are still in memory: those that would be evicted
+next. What the disk was too slow for is dropped.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
-from prfaas.core.blocks import BlockKey
+from prfaas.core.blocks import BlockKey, BlockName
+from prfaas.core.eviction import EvictionPolicy, LeastRecentlyUsed
+from prfaas.pool.arena import Arena, charged_bytes
+
+CLEAN_RATIO = 0.25
+"""Share of memory that is free or on disk as well: what may come before the disk has caught up."""
 
 
 @dataclass(slots=True)
@@ -26,7 +37,7 @@ class StoredBlock:
 
 
 class StoreObserver(Protocol):
-    """Who wants to know what comes and goes."""
+    """Who wants to know what comes and goes, whatever the tier."""
 
     def stored(self, layout_id: bytes, keys: list[BlockKey]) -> None:
         """Blocks can be found from now on."""
@@ -35,52 +46,143 @@ class StoreObserver(Protocol):
         """Blocks can no longer be found."""
 
 
+class LowerTier(Protocol):
+    """A tier below memory. Its methods never wait."""
+
+    def __contains__(self, name: BlockName) -> bool:
+        """Whether it holds a block."""
+        ...
+
+    def names(self) -> Iterator[BlockName]:
+        """What it holds."""
+        ...
+
+    def num_bytes(self, name: BlockName) -> int:
+        """Size of a block that it holds."""
+        ...
+
+    def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
+        """Ask it to write a block; it calls `done` when the bytes are no longer needed.
+
+        Returns:
+            False if it can not take more for now.
+        """
+        ...
+
+    async def read(self, name: BlockName, into: memoryview) -> bytes | None:
+        """Read and check a block; its digest, or None if it could not be had."""
+        ...
+
+
 class BlockStore:
-    """Blocks by layout and key.
+    """Blocks by layout and key. Lives on one event loop; buffers may be filled elsewhere.
 
     Args:
-        capacity_bytes: Hard limit on the bytes of all blocks together.
+        capacity_bytes: Hard limit on memory: all blocks, and the buffers that blocks are received
+            into, together.
         observer: Told of every block that comes or goes, in order.
+        policy: Who is evicted first.
+        on_lost: Told of every block that was dropped because the disk had not taken it yet.
     """
 
-    def __init__(self, capacity_bytes: int, observer: StoreObserver) -> None:
-        self.capacity_bytes = capacity_bytes
+    def __init__(
+        self,
+        capacity_bytes: int,
+        observer: StoreObserver,
+        policy: EvictionPolicy[BlockName] | None = None,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.arena = Arena(capacity_bytes)
         self.used_bytes = 0
         self._observer = observer
-        self._blocks: OrderedDict[tuple[bytes, BlockKey], StoredBlock] = OrderedDict()
+        self._policy = policy or LeastRecentlyUsed()
+        self._on_lost = on_lost
+        self._blocks: dict[BlockName, StoredBlock] = {}
+        self._disk: LowerTier | None = None
+        self._writing: set[BlockName] = set()
+        self._waiting: list[asyncio.Future[None]] = []
+        self._clean_bytes = 0
+        """What can come, at least, before a block is evicted that was not offered to the disk."""
+
+    def spill_to(self, disk: LowerTier) -> None:
+        """Have a disk below, from now on."""
+        self._disk = disk
 
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def __contains__(self, name: tuple[bytes, BlockKey]) -> bool:
-        return name in self._blocks
+    def __contains__(self, name: BlockName) -> bool:
+        return name in self._blocks or (self._disk is not None and name in self._disk)
 
     @property
     def num_pinned(self) -> int:
-        """Blocks that are not evicted because somebody reads them."""
+        """Blocks in memory that are not evicted because somebody reads them."""
         return sum(block.pins > 0 for block in self._blocks.values())
 
-    def names(self) -> Iterator[tuple[bytes, BlockKey]]:
-        """Names of all blocks, the least recently used first."""
-        return iter(self._blocks)
+    @property
+    def loose_bytes(self) -> int:
+        """Memory in use beside that of blocks: what is being received, or still being read."""
+        stored = sum(charged_bytes(len(block.data)) for block in self._blocks.values())
+        return self.arena.used_bytes - stored
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The limit on memory."""
+        return self.arena.capacity_bytes
+
+    def names(self) -> Iterator[BlockName]:
+        """Names of all blocks: memory's in the order of eviction, then the disk's."""
+        yield from self._policy.order()
+        if self._disk is not None:
+            yield from (name for name in self._disk.names() if name not in self._blocks)
 
     def get(self, layout_id: bytes, key: BlockKey) -> StoredBlock | None:
-        """A block, which counts as used now; None if it is not there."""
-        block = self._blocks.get((layout_id, key))
+        """A block in memory, which counts as used now; None if it is not there."""
+        name = layout_id, key
+        block = self._blocks.get(name)
         if block is not None:
-            self._blocks.move_to_end((layout_id, key))
+            self._use(name, block)
         return block
+
+    def has_in_memory(self, name: BlockName) -> bool:
+        """Whether `get` finds it."""
+        return name in self._blocks
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the disk has not taken all that was offered to it."""
+        return bool(self._writing)
+
+    async def fetch(self, layout_id: bytes, key: BlockKey) -> StoredBlock | None:
+        """A block, promoted to memory if it lies on disk only.
+
+        Returns:
+            None if it is not there, is broken, or memory has no room for it.
+        """
+        name = layout_id, key
+        block = self.get(layout_id, key)
+        if block is not None or self._disk is None or name not in self._disk:
+            return block
+        num_bytes = self._disk.num_bytes(name)
+        while self._would_lose(num_bytes) and await self._has_written():
+            pass
+        if name not in self._disk:
+            return self.get(layout_id, key)
+        buffer = self.allocate(num_bytes)
+        digest = None if buffer is None else await self._disk.read(name, buffer)
+        if buffer is None or digest is None:
+            return self.get(layout_id, key)
+        return self.keep(layout_id, key, buffer, digest)
 
     def touch(self, layout_id: bytes, keys: Iterable[BlockKey]) -> None:
         """Count blocks as used now; unknown ones are ignored."""
         for key in keys:
-            if (layout_id, key) in self._blocks:
-                self._blocks.move_to_end((layout_id, key))
+            self.get(layout_id, key)
 
     def put(
-        self, layout_id: bytes, key: BlockKey, data: bytearray | memoryview, digest: bytes
+        self, layout_id: bytes, key: BlockKey, data: bytes | bytearray | memoryview, digest: bytes
     ) -> bool:
-        """Keep a block; one that is there already is kept as it is.
+        """Keep a copy of a block; one that is there already is kept as it is.
 
         Returns:
             False if no room can be made because everything else is pinned, or the block alone is
@@ -88,26 +190,145 @@ class BlockStore:
         """
         if self.get(layout_id, key) is not None:
             return True
-        if not self._make_room(len(data)):
+        buffer = self.allocate(len(data))
+        if buffer is None:
             return False
-        self._blocks[(layout_id, key)] = StoredBlock(data, digest)
-        self.used_bytes += len(data)
-        self._observer.stored(layout_id, [key])
+        buffer[:] = data
+        self.keep(layout_id, key, buffer, digest)
         return True
 
-    def _make_room(self, num_bytes: int) -> bool:
-        if num_bytes > self.capacity_bytes:
-            return False
-        unpinned = (name for name, block in self._blocks.items() if not block.pins)
-        victims: list[tuple[bytes, BlockKey]] = []
-        free = self.capacity_bytes - self.used_bytes
-        while free < num_bytes:
-            victim = next(unpinned, None)
+    def allocate(self, num_bytes: int) -> memoryview | None:
+        """A buffer for a block, from the memory of this store; others are evicted for it.
+
+        Returns:
+            None if no room can be made.
+        """
+        if self._victims(num_bytes) is None:
+            return None
+        while (buffer := self.arena.allocate(num_bytes)) is None:
+            victim = next(self._evictable(), None)
             if victim is None:
-                return False
-            victims.append(victim)
-            free += len(self._blocks[victim].data)
-        for layout_id, key in victims:
-            self.used_bytes -= len(self._blocks.pop((layout_id, key)).data)
-            self._observer.evicted(layout_id, [key])
+                return None
+            self._evict(victim)
+        self._clean_bytes -= charged_bytes(num_bytes)
+        return buffer
+
+    def keep(
+        self, layout_id: bytes, key: BlockKey, buffer: memoryview, digest: bytes
+    ) -> StoredBlock:
+        """Keep a block whose bytes are in a buffer of this store's memory.
+
+        Returns:
+            The block; what is there already under this name is kept as it is.
+        """
+        name = layout_id, key
+        known = self.get(layout_id, key)
+        if known is not None:
+            return known
+        is_new = name not in self
+        block = self._blocks[name] = StoredBlock(buffer, digest)
+        self.used_bytes += len(buffer)
+        self._policy.added(name)
+        if is_new:
+            self._observer.stored(layout_id, [key])
+        self.spill()
+        return block
+
+    def spill(self) -> None:
+        """Offer to the disk what would be evicted next, if it is not there yet."""
+        wanted = int(self.capacity_bytes * CLEAN_RATIO)
+        if self._disk is None or self._clean_bytes > wanted // 2:
+            return
+        clean = self.capacity_bytes - self.arena.used_bytes
+        for name in self._policy.order():
+            if clean >= wanted:
+                break
+            block = self._blocks[name]
+            if name not in self._writing and name not in self._disk:
+                if not self._disk.offer(name, block, partial(self._written, name)):
+                    return
+                block.pins += 1
+                self._writing.add(name)
+            clean += charged_bytes(len(block.data))
+        self._clean_bytes = clean
+
+    # --- told by the disk ---
+
+    def found_on_disk(self, names: Iterable[BlockName]) -> None:
+        """The disk has blocks from before this process."""
+        self._tell(self._observer.stored, names)
+
+    def gone_from_disk(self, names: Iterable[BlockName]) -> None:
+        """The disk no longer has these."""
+        self._clean_bytes = 0
+        self._tell(self._observer.evicted, names)
+
+    def _tell(
+        self, event: Callable[[bytes, list[BlockKey]], None], names: Iterable[BlockName]
+    ) -> None:
+        by_layout: dict[bytes, list[BlockKey]] = {}
+        for layout_id, key in names:
+            if (layout_id, key) not in self._blocks:
+                by_layout.setdefault(layout_id, []).append(key)
+        for layout_id, keys in by_layout.items():
+            event(layout_id, keys)
+
+    def _written(self, name: BlockName) -> None:
+        self._blocks[name].pins -= 1
+        self._writing.discard(name)
+        self._clean_bytes = 0
+        self.spill()
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _has_written(self) -> bool:
+        """Wait for the next block that the disk writes; False if it writes none."""
+        self._clean_bytes = 0
+        self.spill()
+        if not self._writing:
+            return False
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        await waiter
         return True
+
+    # --- room ---
+
+    def _use(self, name: BlockName, block: StoredBlock) -> None:
+        self._policy.used(name)
+        self._clean_bytes -= charged_bytes(len(block.data))
+
+    def _evictable(self) -> Iterator[BlockName]:
+        return (name for name in self._policy.order() if not self._blocks[name].pins)
+
+    def _victims(self, num_bytes: int) -> list[BlockName] | None:
+        """Who has to go for a buffer of that size; None if not enough may go."""
+        wanted = charged_bytes(num_bytes)
+        if wanted > self.capacity_bytes:
+            return None
+        free = self.capacity_bytes - self.arena.used_bytes
+        victims: list[BlockName] = []
+        candidates = self._evictable()
+        while free < wanted:
+            victim = next(candidates, None)
+            if victim is None:
+                return None
+            victims.append(victim)
+            free += charged_bytes(len(self._blocks[victim].data))
+        return victims
+
+    def _would_lose(self, num_bytes: int) -> bool:
+        """Whether a buffer of that size costs a block that the disk does not have."""
+        disk, victims = self._disk, self._victims(num_bytes)
+        return disk is not None and any(name not in disk for name in victims or [])
+
+    def _evict(self, name: BlockName) -> None:
+        self.used_bytes -= len(self._blocks.pop(name).data)
+        self._policy.removed(name)
+        if self._disk is None or name not in self._disk:
+            layout_id, key = name
+            if self._disk is not None:
+                self._on_lost()
+            self._observer.evicted(layout_id, [key])

@@ -1,0 +1,322 @@
+"""The disk tier: blocks in segment files, up to a hard limit, behind threads of its own.
+
+The event loop keeps the index and decides; one thread writes, a few read. A segment goes as a
+whole, the least recently used first. When the disk fails, the node goes on without it: nothing is
+written for a while, what can be read is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from prfaas.core.blocks import BlockName
+from prfaas.core.eviction import EvictionPolicy, LeastRecentlyUsed
+from prfaas.errors import ConfigError
+from prfaas.pool.metrics import PoolMetrics
+from prfaas.pool.segments import ALIGN_BYTES, Place, Scan, Segment, SegmentFiles, record_bytes
+from prfaas.pool.store import StoredBlock
+from prfaas.units import format_size
+
+T = TypeVar("T")
+Buffer = bytearray | memoryview
+log = logging.getLogger(__name__)
+
+SEGMENT_BYTES = 64 << 20
+SEGMENTS_MIN = 8
+"""A small tier has smaller segments, or most of it would go at once."""
+CAPACITY_BYTES_MIN = SEGMENTS_MIN * ALIGN_BYTES
+QUEUE_BYTES_MAX = 64 << 20
+"""Blocks that wait for the disk; they stay where they are in memory."""
+READERS = 4
+RETRY_S = 30.0
+"""A disk that failed is tried again after this."""
+PROGRESS_SEGMENTS = 256
+"""A line in the log for every so many segments found at start: 16 GiB."""
+
+
+class DiskTier:
+    """Blocks below memory.
+
+    Args:
+        folder: For the files.
+        capacity_bytes: Hard limit on all files together.
+        on_found: Told of blocks that were there at start.
+        on_gone: Told of blocks that are there no longer.
+        policy: Which segment goes first.
+
+    Raises:
+        ConfigError: The folder can not be used, or the limit is too small for any block.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        capacity_bytes: int,
+        metrics: PoolMetrics,
+        on_found: Callable[[Iterable[BlockName]], None],
+        on_gone: Callable[[Iterable[BlockName]], None],
+        policy: EvictionPolicy[int] | None = None,
+    ) -> None:
+        if capacity_bytes < CAPACITY_BYTES_MIN:
+            raise ConfigError(
+                f"the disk tier in {folder} is limited to {format_size(capacity_bytes)}; "
+                f"give it at least {format_size(CAPACITY_BYTES_MIN)}"
+            )
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self._files = SegmentFiles(folder)
+        self._folder = folder
+        self._metrics = metrics
+        self._on_found = on_found
+        self._on_gone = on_gone
+        self._policy = policy or LeastRecentlyUsed()
+        self._segment_bytes = min(SEGMENT_BYTES, capacity_bytes // SEGMENTS_MIN)
+        self._places: dict[BlockName, Place] = {}
+        self._segments: dict[int, list[BlockName]] = {}
+        self._sizes: dict[int, int] = {}
+        self._active: int | None = None
+        self._queue: deque[tuple[BlockName, StoredBlock, Callable[[], None]]] = deque()
+        self._queued_bytes = 0
+        self._work = asyncio.Event()
+        self._writer = ThreadPoolExecutor(1, "prfaas-disk-writer")
+        self._readers = ThreadPoolExecutor(READERS, "prfaas-disk-reader")
+        self._is_ready = False
+        self._has_failed = False
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, name: BlockName) -> bool:
+        return name in self._places
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all that was there at start is known."""
+        return self._is_ready
+
+    def names(self) -> Iterator[BlockName]:
+        """All blocks."""
+        return iter(self._places)
+
+    def num_bytes(self, name: BlockName) -> int:
+        """Size of a block."""
+        return self._places[name].num_bytes
+
+    def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
+        """Queue a block to be written; `done` is called from the loop when its turn is over.
+
+        Returns:
+            False if the queue is full, the disk has failed, or start is not over.
+        """
+        size = len(block.data)
+        is_full = self._queued_bytes + size > QUEUE_BYTES_MAX and self._queue
+        if not self._is_ready or self._has_failed or is_full:
+            return False
+        self._queue.append((name, block, done))
+        self._queued_bytes += size
+        self._work.set()
+        return True
+
+    async def read(self, name: BlockName, into: memoryview) -> bytes | None:
+        """Read and check a block; a broken one is dropped and counted.
+
+        Args:
+            name: One that is there.
+            into: As long as the block.
+
+        Returns:
+            Its digest; None if it could not be had.
+        """
+        place = self._places[name]
+        self._policy.used(place.segment)
+        loop = asyncio.get_running_loop()
+        try:
+            lent = [into]
+            digest = await loop.run_in_executor(self._readers, self._read_lent, name, place, lent)
+        except FileNotFoundError:
+            digest, reason = None, "disk_gone"
+        except OSError as error:
+            log.error("disk tier: a block can not be read from %s: %s", self._folder, error)
+            digest, reason = None, "disk_error"
+        else:
+            reason = "disk_digest"
+        if digest is not None:
+            self._metrics.blocks_promoted.inc()
+        elif self._places.get(name) == place:
+            del self._places[name]
+            self._metrics.blocks_dropped.labels(reason=reason).inc()
+            self._on_gone([name])
+        return digest
+
+    async def run(self) -> None:
+        """Find what is there, then write what is offered, until cancelled."""
+        try:
+            await self._recover()
+            while True:
+                await self._work.wait()
+                self._work.clear()
+                while self._queue:
+                    await self._write_next()
+        finally:
+            self._is_ready = False
+            while self._queue:
+                self._queue.popleft()[2]()
+
+    def close(self) -> None:
+        """Wait for what is being written or read, and let go of the folder."""
+        self._writer.shutdown()
+        self._readers.shutdown()
+        self._files.close()
+
+    # --- writing ---
+
+    async def _write_next(self) -> None:
+        name, block, done = self._queue[0]
+        try:
+            if self._has_failed:
+                return
+            if record_bytes(len(block.data)) > self.capacity_bytes:
+                self._metrics.blocks_dropped.labels(reason="disk_too_small").inc()
+                return
+            place = await self._append(name, block)
+            self._places[name] = place
+            self._segments[place.segment].append(name)
+            self._metrics.blocks_spilled.inc()
+        except OSError as error:
+            self._fail(error)
+        finally:
+            self._queue.popleft()
+            self._queued_bytes -= len(block.data)
+            done()
+
+    async def _append(self, name: BlockName, block: StoredBlock) -> Place:
+        size = record_bytes(len(block.data))
+        active = self._active
+        if active is None or self._sizes[active] + size > max(self._segment_bytes, size):
+            active = await self._roll()
+        while self.used_bytes + size > self.capacity_bytes:
+            victim = next(number for number in self._policy.order() if number != active)
+            await self._drop(victim)
+        self.used_bytes += size
+        self._sizes[active] += size
+        try:
+            lent = [block.data]
+            return await self._in_writer(self._append_lent, name, lent, block.digest)
+        except OSError:
+            self.used_bytes -= size
+            self._sizes[active] -= size
+            raise
+
+    # An executor holds the arguments of a call for a moment longer than the call takes. The memory
+    # of a block has to come back before that, so they are lent a list that is emptied.
+
+    def _append_lent(self, name: BlockName, lent: list[Buffer], digest: bytes) -> Place:
+        return self._files.append(name, lent.pop(), digest)
+
+    def _read_lent(self, name: BlockName, place: Place, lent: list[memoryview]) -> bytes | None:
+        return self._files.read(name, place, lent.pop())
+
+    async def _roll(self) -> int:
+        self._active = None
+        await self._in_writer(self._files.seal)
+        number = await self._in_writer(self._files.start)
+        self._add_segment(number, 0)
+        self._active = number
+        return number
+
+    def _add_segment(self, number: int, num_bytes: int) -> None:
+        self._segments[number] = []
+        self._sizes[number] = num_bytes
+        self.used_bytes += num_bytes
+        self._policy.added(number)
+
+    async def _drop(self, number: int) -> None:
+        await self._in_writer(self._files.remove, number)
+        self.used_bytes -= self._sizes.pop(number)
+        self._policy.removed(number)
+        gone: list[BlockName] = []
+        for name in self._segments.pop(number):
+            place = self._places.get(name)
+            if place is not None and place.segment == number:
+                del self._places[name]
+                gone.append(name)
+        self._on_gone(gone)
+
+    def _fail(self, error: OSError) -> None:
+        self._has_failed = True
+        self._active = None
+        self._metrics.disk_up.set(0)
+        log.error(
+            "disk tier: %s can not be written: %s; blocks are kept in memory only, and the disk is "
+            "tried again every %.0f s",
+            self._folder,
+            error.strerror or error,
+            RETRY_S,
+        )
+        asyncio.get_running_loop().call_later(RETRY_S, self._try_again)
+
+    def _try_again(self) -> None:
+        self._has_failed = False
+        self._metrics.disk_up.set(1)
+
+    async def _in_writer(self, what: Callable[..., T], *about: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._writer, what, *about)
+
+    # --- start ---
+
+    async def _recover(self) -> None:
+        loop = asyncio.get_running_loop()
+        found = await self._drop_surplus(await self._in_writer(self._files.found))
+        num_broken = 0
+        for start in range(0, len(found), READERS):
+            batch = found[start : start + READERS]
+            scans = await asyncio.gather(
+                *(loop.run_in_executor(self._readers, self._scan, one.number) for one in batch)
+            )
+            for segment, scan in zip(batch, scans, strict=True):
+                num_broken += scan.num_broken
+                await self._take_in(segment, scan)
+            if start // PROGRESS_SEGMENTS != (start + READERS) // PROGRESS_SEGMENTS:
+                log.info("disk tier: %d of %d segments read", start + len(batch), len(found))
+        self._metrics.blocks_dropped.labels(reason="disk_torn").inc(num_broken)
+        self._metrics.disk_up.set(1)
+        self._is_ready = True
+        log.info(
+            "disk tier in %s: %d blocks, %s of %s; %d records were broken",
+            self._folder,
+            len(self._places),
+            format_size(self.used_bytes),
+            format_size(self.capacity_bytes),
+            num_broken,
+        )
+
+    async def _drop_surplus(self, found: list[Segment]) -> list[Segment]:
+        """Delete what is over the limit, which may have been a higher one."""
+        total = sum(segment.num_bytes for segment in found)
+        while total > self.capacity_bytes:
+            total -= found[0].num_bytes
+            await self._in_writer(self._files.remove, found.pop(0).number)
+        return found
+
+    def _scan(self, number: int) -> Scan:
+        try:
+            return self._files.scan(number)
+        except OSError as error:
+            log.error("disk tier: segment %d can not be read: %s", number, error)
+            return Scan([], 1)
+
+    async def _take_in(self, segment: Segment, scan: Scan) -> None:
+        if not scan.records:
+            await self._in_writer(self._files.remove, segment.number)
+            return
+        self._add_segment(segment.number, segment.num_bytes)
+        new = [name for name, _ in scan.records if name not in self._places]
+        self._places.update(scan.records)
+        self._segments[segment.number] = [name for name, _ in scan.records]
+        self._on_found(new)
