@@ -9,7 +9,6 @@ later moment, so a heap keeps them sorted.
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -67,6 +66,8 @@ class LoadBook:
         if observed_at_ns < load.observed_at_ns:
             return
         load.observed_at_ns = observed_at_ns
+        if not (num_waiting or load.jobs or load.foreign_ns or load.ended):
+            return
         while load.ended and load.ended[0][1] <= observed_at_ns:
             load.ended.popleft()
         later = _sent_after(load, observed_at_ns)
@@ -185,10 +186,13 @@ class LoadBook:
 
 def _sent_after(load: _Load, at_ns: int) -> list[_Job]:
     """Jobs that were sent after an instant, the oldest first."""
-    later = list(
-        itertools.takewhile(lambda job: job.sent_at_ns > at_ns, reversed(load.jobs.values()))
-    )
-    return later[::-1]
+    later = []
+    for job in reversed(load.jobs.values()):
+        if job.sent_at_ns <= at_ns:
+            break
+        later.append(job)
+    later.reverse()
+    return later
 
 
 def _after(free_at_ns: int, jobs: list[_Job]) -> int:

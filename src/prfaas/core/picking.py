@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from prfaas.core.routing import Reason
 from prfaas.units import NS_PER_S
@@ -20,9 +21,8 @@ OPEN_HALF = 16
 """Open requests at which an instance counts half as attractive as an idle one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """What is known of an instance.
+class Candidate(NamedTuple):
+    """What is known of an instance. A tuple, because every decision makes several.
 
     Attributes:
         name: Unique.
@@ -136,23 +136,38 @@ def pick(
         the one that got furthest failed.
     """
 
-    def score(candidate: Candidate) -> float:
-        return sum(weight * rate(candidate, num_tokens) for rate, weight in scorers)
-
     best, best_score, furthest, num_looks = None, -1.0, 0, 0
     for candidate in candidates:
         failed = _first_failed(candidate, num_tokens, filters)
         if failed is not None:
             furthest = max(furthest, failed)
             continue
-        if (found := score(candidate)) > best_score:
+        if (found := _score(candidate, num_tokens, scorers)) > best_score:
             best, best_score = candidate, found
         num_looks += 1
+        if num_looks == LOOKS_MAX or _is_ideal(candidate, hit_tokens_max):
+            break
         # Nobody behind this one is better than an ideal one with the same wait.
         ideal = Candidate("", wait_ns=candidate.wait_ns or 0, hit_tokens=hit_tokens_max)
-        if num_looks == LOOKS_MAX or best_score >= score(ideal):
+        if best_score >= _score(ideal, num_tokens, scorers):
             break
     return Pick(best) if best is not None else Pick(None, filters[furthest][1])
+
+
+def _is_ideal(candidate: Candidate, hit_tokens_max: int) -> bool:
+    """Whether nothing but a shorter wait could be better."""
+    return (
+        candidate.hit_tokens >= hit_tokens_max
+        and candidate.num_open == 0
+        and candidate.wait_ns is not None
+    )
+
+
+def _score(candidate: Candidate, num_tokens: int, scorers: Scorers) -> float:
+    total = 0.0
+    for rate, weight in scorers:
+        total += weight * rate(candidate, num_tokens)
+    return total
 
 
 def _first_failed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from prfaas.core.dispatch import Arrival, Member
 from prfaas.core.load_book import LoadBook
@@ -98,7 +98,7 @@ class Stage:
             and i.num_tokens_max >= like.num_tokens_max
         )
         name = self.book.last(peers) or chosen.name
-        return replace(chosen, name=name, wait_ns=self.book.wait_ns(name, now_ns))
+        return chosen._replace(name=name, wait_ns=self.book.wait_ns(name, now_ns))
 
     def _candidates(self, arrival: Arrival, now_ns: int, road: Road | None) -> Iterator[Candidate]:
         for name in self.book.in_order():

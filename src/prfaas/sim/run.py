@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from prfaas.core.policies import PolicyName
@@ -13,6 +15,7 @@ from prfaas.sim.scenario import Scenario
 from prfaas.sim.simulation import Simulation
 
 Progress = Callable[[int, int], None]
+_ALLOCATIONS_PER_COLLECTION = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,24 @@ def run(
         if num_recorded
         else Simulation(scenario.setup, requests, report)
     )
-    simulation.run(stop_at_ns)
+    with _seldom_collecting():
+        simulation.run(stop_at_ns)
     check(simulation)
     last_ns = max((r.arrived_at_ns for r in simulation.requests), default=0) + 1
     end_ns = scenario.end_ns or last_ns
     results = summarise(simulation, start_ns=min(scenario.start_ns, end_ns - 1), end_ns=end_ns)
     return Run(scenario, simulation, results)
+
+
+@contextmanager
+def _seldom_collecting() -> Iterator[None]:
+    """Requests stay to the end of a run; to search them for cycles over and over is in vain."""
+    before = gc.get_threshold()
+    gc.set_threshold(_ALLOCATIONS_PER_COLLECTION, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def compare(
