@@ -20,7 +20,7 @@ from .engine import BLOCK_BYTES, LAYOUT, ScriptedEngine
 from .forgery import forge, seal
 from .processes import LOOPBACK, NodeProcess, Observer
 
-MEMORY, DISK = "16MiB", "64MiB"
+MEMORY, DISK = "24MiB", "64MiB"
 """Of each pool node: a few rounds fill both, so blocks are evicted while others are pinned."""
 LOCAL_BLOCKS = 20
 SAMPLE_BLOCKS = 24
@@ -236,22 +236,27 @@ class Drill:
         for name in self.nodes:
             await self._nothing_held(name)
         source, destination = self.observers[SOURCE], self.observers[DESTINATION]
-        if result.kind is not Kind.KILL_SOURCE:
-            ended = lambda: all(source.states(transfer) for transfer in transfers)  # noqa: E731
-            with contextlib.suppress(TimeoutError):  # The events may come after the metrics.
-                await until("the source told of every end", ended, EVENT_S)
+        with contextlib.suppress(TimeoutError):  # The events may come after the metrics.
+            await until("all was told", lambda: not self._wrong_ends(result, transfers), EVENT_S)
+        for transfer in transfers:
+            result.source_states += source.states(transfer)
+            result.destination_states += destination.states(transfer)
+        result.problems += self._wrong_ends(result, transfers)
+
+    def _wrong_ends(self, result: Round, transfers: dict[bytes, list[BlockKey]]) -> list[str]:
+        source, destination = self.observers[SOURCE], self.observers[DESTINATION]
+        problems = []
         for transfer, keys in transfers.items():
             at_source, at_destination = source.states(transfer), destination.states(transfer)
-            result.source_states += at_source
-            result.destination_states += at_destination
             if len(at_source) != (0 if result.kind is Kind.KILL_SOURCE else 1):
-                result.problems.append(f"at the source a transfer ended as {at_source}")
+                problems.append(f"at the source a transfer ended as {at_source}")
             if len(at_destination) > 1:
-                result.problems.append(f"at the destination a transfer ended as {at_destination}")
+                problems.append(f"at the destination a transfer ended as {at_destination}")
             if "committed" in at_source and result.kind not in DESTINATION_DIES:
-                missing = [k for k in keys if (LAYOUT.layout_id, k) not in destination.held]
+                missing = [key for key in keys if (LAYOUT.layout_id, key) not in destination.held]
                 if missing or "committed" not in at_destination:
-                    result.problems.append(f"committed, and {len(missing)} blocks are missing")
+                    problems.append(f"committed, and {len(missing)} blocks are missing")
+        return problems
 
     async def _nothing_held(self, name: str) -> None:
         """No open transfer, no pin, no part of a block; bytes are those of the blocks there."""
