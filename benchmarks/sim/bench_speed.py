@@ -92,12 +92,13 @@ def scaled(instances: int, requests: int) -> Timed:
     assert isinstance(source, Synthetic)
     rate = 2.5 * factor
     duration_ns = round(requests / rate * NS_PER_S)
+    (cluster,) = base.setup.prfaas
+    link = replace(cluster.link, bits_per_s=100e9 * factor)
     setup = replace(
         base.setup,
-        num_prfaas=max(round(4 * factor), 1),
+        prfaas=(replace(cluster, num_instances=max(round(4 * factor), 1), link=link),),
         num_prefill=max(round(3 * factor), 1),
         num_decode=max(round(5 * factor), 1),
-        link=replace(base.setup.link, bits_per_s=100e9 * factor),
     )
     source = replace(source, rate_per_s=rate, duration_ns=duration_ns)
     workload = replace(base.workload, source=source)
@@ -117,6 +118,7 @@ def peer_specs(directory: Path) -> Iterator[dict[str, object]]:
     """The same trace, instances, limits and PD profile, in the peer's words."""
     scenario = load_scenario(EXAMPLES / "mooncake.toml")
     setup = scenario.setup
+    (cluster,) = setup.prfaas
     trace, profile = directory / "trace.jsonl", directory / "profile.npz"
     trace.write_bytes(gzip.decompress(TRACE.read_bytes()))
     costs = setup.costs
@@ -135,14 +137,14 @@ def peer_specs(directory: Path) -> Iterator[dict[str, object]]:
             "router": router,
             "trace": str(trace),
             "profile": str(profile),
-            "num_prefill": setup.num_prefill + setup.num_prfaas,
+            "num_prefill": setup.num_prefill + cluster.num_instances,
             "num_decode": setup.num_decode,
-            "block_tokens": setup.cache.block_tokens,
-            "num_blocks": setup.cache.pd_blocks,
+            "block_tokens": setup.blocks.tokens,
+            "num_blocks": setup.cache.host_blocks,
             "batch_max": setup.decode.batch_max,
             "chunk_tokens": len(costs.bytes_of),  # whole prompts: T(l) of each, as here
             "kv_bytes_per_token": costs.bytes_of[-1] // len(costs.bytes_of),
-            "transfer_gbytes_per_s": setup.link.bits_per_s / 8e9,
+            "transfer_gbytes_per_s": cluster.link.bits_per_s / 8e9,
         }
 
 

@@ -118,27 +118,43 @@ def test_copies_stay_within_the_budget_and_are_worth_their_bytes(
     saved: dict[int, int] = {}
     for key, num_blocks, gap_ns, saved_ns in misses:
         now_ns += gap_ns
-        hot.miss(key, num_blocks, num_blocks * 100, saved_ns, now_ns)
+        miss(hot, [*range(-num_blocks, -1), key], saved_ns, now_ns)
         saved[key] = max(saved.get(key, 0), saved_ns)
         assert len(hot) <= num_max
     copies = hot.choose(road, now_ns)
     assert sum(copy.num_bytes for copy in copies) <= budget
     for copy in copies:
         assert road.bits_per_s
-        uses = sum(key == copy.key for key, *_ in misses)
+        uses = sum(key == copy.block_ids[-1] for key, *_ in misses)
         cost_ns = copy.num_bytes * (8e9 / road.bits_per_s + road.ns_per_byte)
         assert uses >= settings.num_uses_min
-        assert uses * saved[copy.key] > cost_ns
-    assert not {copy.key for copy in copies} & set(hot._demands)
+        assert uses * saved[copy.block_ids[-1]] > cost_ns
+    assert not {copy.block_ids[-1] for copy in copies} & set(hot._demands)
+
+
+def miss(hot: HotPrefixes, block_ids: list[int], saved_ns: int, now_ns: int) -> None:
+    size = len(block_ids) * 100
+    hot.miss(block_ids, len(block_ids), 0, num_bytes=size, saved_ns=saved_ns, now_ns=now_ns)
 
 
 def test_counts_halve_in_a_half_life() -> None:
     settings = CopySettings(10**6, half_life_ns=NS_PER_S)
     hot, road = HotPrefixes(settings), Road(0, 1e9)
     for _ in range(3):
-        hot.miss(1, 1, 100, NS_PER_S, 0)
+        miss(hot, [1], NS_PER_S, 0)
     assert not hot.choose(road, NS_PER_S)
-    assert [copy.key for copy in hot.choose(road, NS_PER_S // 2)] == [1]
+    assert [copy.block_ids for copy in hot.choose(road, NS_PER_S // 2)] == [[1]]
+
+
+def test_of_prefixes_that_begin_alike_one_is_copied_and_its_beginnings_with_it() -> None:
+    hot, road = HotPrefixes(CopySettings(10**6)), Road(0, 1e9)
+    for block_ids, saved_ns in (([1], 1), ([1, 2, 3], 3), ([1, 2, 3, 4], 2), ([1, 9], 1)):
+        for _ in range(3):
+            miss(hot, block_ids, saved_ns * NS_PER_S, 0)
+    assert [copy.block_ids for copy in hot.choose(road, 0)] == [[1, 2, 3], [1, 9]]
+    # The longer one is left for the next interval; what lies before it is no demand any more.
+    assert [copy.block_ids for copy in hot.choose(road, 0)] == [[1, 2, 3, 4]]
+    assert len(hot) == 0
 
 
 @given(length=st.integers(0, 200), present=st.integers(0, 200), held=st.integers(0, 200))

@@ -8,12 +8,20 @@ from prfaas.core.costs import Costs
 from prfaas.core.policies import PolicyName
 from prfaas.sim.decode import DecodeLimits
 from prfaas.sim.request import Request
-from prfaas.sim.setup import LinkSetup, RoutingSetup, Setup, SignalSetup
+from prfaas.sim.setup import (
+    CacheSetup,
+    ClusterSetup,
+    LinkSetup,
+    RoutingSetup,
+    Setup,
+    SignalSetup,
+)
 from prfaas.units import NS_PER_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "sim"
 MS = NS_PER_S // 1000
 NUM_TOKENS_MAX = 20_000
+NO_CACHE = CacheSetup()
 QUIET = SignalSetup(interval_ns=1000 * NS_PER_S, loop_interval_ns=1000 * NS_PER_S)
 """Hardly any reports: the gateway lives on what it sent itself."""
 
@@ -44,16 +52,18 @@ def system(
     batch_max: int = 1_000_000,
     step_ns: int = MS,
     signals: SignalSetup = QUIET,
+    link: LinkSetup | None = None,
+    cache: CacheSetup = NO_CACHE,
 ) -> Setup:
-    """A setup whose decode never binds unless told otherwise."""
+    """A setup whose decode never binds unless told otherwise; `cache` is the PrfaaS cluster's."""
+    costs = costs or linear_costs()
     return Setup(
-        num_prfaas=num_prfaas,
+        prfaas=(ClusterSetup("prfaas", num_prfaas, costs, link or LinkSetup(bits_per_s), cache),),
         num_prefill=num_prefill,
         num_decode=num_decode,
-        costs=costs or linear_costs(),
+        costs=costs,
         step_ns=lambda _batch, _context: step_ns,
         decode=DecodeLimits(batch_max),
-        link=LinkSetup(bits_per_s),
         routing=RoutingSetup(policy, threshold),
         signals=signals,
     )

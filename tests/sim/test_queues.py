@@ -79,6 +79,7 @@ def _link(
     landed: dict[int, int] = {}
 
     def land(flow: Flow) -> None:
+        assert flow.request is not None
         landed[flow.request.index] = clock.now_ns
 
     return (

@@ -20,7 +20,7 @@ from prfaas.sim.request import Outcome, Request
 from prfaas.sim.results import digest
 from prfaas.sim.run import compare, find_knee, run
 from prfaas.sim.scenario import load_scenario
-from prfaas.sim.setup import CacheSetup, Failure, FailureKind, LinkSetup, SloSetup
+from prfaas.sim.setup import BlockSetup, CacheSetup, Failure, FailureKind, LinkSetup, SloSetup
 from prfaas.sim.simulation import Simulation
 from prfaas.units import NS_PER_S
 from tests.sim.systems import EXAMPLES, MS, linear_costs, requests_at, system
@@ -81,11 +81,13 @@ def test_every_run_passes_the_checkers_and_is_repeatable(
             num_prefill=2,
             num_decode=2,
             costs=linear_costs(local_ns=3 * MS, state_bytes=5000),
+            link=LinkSetup(bits_per_s, rtt_ns),
+            cache=CacheSetup(10),
         ),
         decode=DecodeLimits(batch_max, capacity),
-        link=LinkSetup(bits_per_s, rtt_ns),
         failures=tuple(failures),
-        cache=CacheSetup(pd_blocks, 10, checkpoint_blocks=1),
+        cache=CacheSetup(pd_blocks),
+        blocks=BlockSetup(checkpoint_blocks=1),
     )
     digests = []
     for _ in range(2):
@@ -148,9 +150,8 @@ def test_a_cut_link_sends_its_requests_home() -> None:
 
 def test_waiting_transfers_hold_kv_blocks() -> None:
     setup = replace(
-        system(policy=PolicyName.REMOTE, num_prfaas=2),
+        system(policy=PolicyName.REMOTE, num_prfaas=2, bits_per_s=1e6),
         decode=DecodeLimits(10, 1_001_000),
-        link=LinkSetup(1e6),
     )
     simulation = Simulation(setup, requests_at([0, 0], [1000, 1000]))
     simulation.run()

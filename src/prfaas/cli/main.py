@@ -3,22 +3,52 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import click
 
 from prfaas import __version__
-from prfaas.cli.demo import demo
-from prfaas.cli.deploy import check, up
-from prfaas.cli.parts import gateway, identity, pool
-from prfaas.cli.plan import model, plan, profile
-from prfaas.cli.simulate import simulate
 from prfaas.errors import PrfaasError
 
 EXIT_MISTAKE = 2
 """Exit code when the operator has to change something."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+COMMANDS = {
+    "check": "deploy",
+    "demo": "demo",
+    "gateway": "parts",
+    "identity": "parts",
+    "model": "plan",
+    "plan": "plan",
+    "pool": "parts",
+    "profile": "plan",
+    "simulate": "simulate",
+    "up": "deploy",
+}
+"""Where each command lives."""
+
+
+class LazyGroup(click.Group):
+    """Imports a command when it is asked for: a pool node keeps no planner in its memory."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, or None."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"prfaas.cli.{COMMANDS[cmd_name]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__)
 def cli() -> None:
     """Prefill-as-a-Service: prefill long prompts in another cluster, decode at home.
@@ -30,10 +60,6 @@ def cli() -> None:
       prfaas check examples/laptop.toml  is this file right?
       prfaas simulate examples/sim/link-cut.toml   what if the link is cut?
     """
-
-
-for command in (check, demo, gateway, identity, model, plan, pool, profile, simulate, up):
-    cli.add_command(command)
 
 
 def main() -> None:

@@ -9,14 +9,16 @@ import ssl
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
 from prfaas.units import parse_rate, parse_size
 from prfaas.wire.identity import check_name, identity_in, make_authority, make_identity
+
+if TYPE_CHECKING:
+    from prfaas.config.deployment import Deployment
 
 T = TypeVar("T")
 CONNECTIONS_MAX = 16

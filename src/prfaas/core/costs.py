@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 
@@ -43,6 +44,11 @@ class Costs:
     def kv_bytes(self, num_tokens: int) -> int:
         """KV bytes of a sequence."""
         return _at(self.bytes_of, num_tokens)
+
+    def tokens_in(self, present_tokens: int, num_bytes: float) -> int:
+        """Prompt tokens that are there once `num_bytes` have followed a prefix; without state."""
+        whole = _at(self.bytes_of, present_tokens) + num_bytes
+        return max(bisect_right(self.bytes_of, whole) - 1, present_tokens)
 
     def tail_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
         """Bytes of the last chunk, and the state."""

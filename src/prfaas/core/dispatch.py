@@ -11,6 +11,8 @@ from prfaas.core.predictions import CostModel
 from prfaas.core.routing import Decision
 from prfaas.units import NS_PER_S
 
+BYTES_PER_TB = 1e12
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -50,11 +52,13 @@ class RemoteCluster:
         name: Unique.
         instances: They prefill.
         costs: Predicts compute and bytes; None without profiles.
+        price_per_tb: Price of 10**12 bytes on its link.
     """
 
     name: str
     instances: tuple[Member, ...]
     costs: CostModel | None = None
+    price_per_tb: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,9 @@ class DispatchSettings:
         ttft_max_ns: Target of the time to first token; None is no target.
         admission: Refuse what is predicted to miss the target.
         stale_after_ns: Age beyond which a report counts as unknown.
+        pulls: Let `adaptive` fetch a prefix from a PrfaaS cluster for a prefill at home.
+        second_price: What a second of a request's time is worth, in the currency of
+            `price_per_tb`; None makes bytes free.
     """
 
     policy: PolicyName
@@ -79,6 +86,14 @@ class DispatchSettings:
     ttft_max_ns: int | None = None
     admission: bool = False
     stale_after_ns: int = 3 * NS_PER_S
+    pulls: bool = False
+    second_price: float | None = None
+
+    def ns_per_byte(self, price_per_tb: float) -> float:
+        """Worth of a byte as time of a request, ns."""
+        if self.second_price is None:
+            return 0.0
+        return price_per_tb / BYTES_PER_TB / self.second_price * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +134,14 @@ class Routed:
         cluster: The cluster that prefills.
         prefill: The instance that prefills.
         decode: The instance that decodes; None while it is not chosen.
-        source: Pool that ships the blocks; "" on the local path.
+        source: Pool that ships the blocks; "" where nothing is shipped.
         destination: Pool that they are decoded from.
         num_prompt_tokens: Length of the prompt.
         hit_tokens: Cached prefix where it is prefilled, tokens.
         present_tokens: Cached prefix at the destination, tokens; it is not shipped.
         away_tokens: Cached prefix in the PrfaaS cluster that was looked at, tokens.
-        shipped_bytes: What the link is promised; 0 on the local path or without a cost model.
+        shipped_bytes: What the link is promised: the prompt's blocks, or on the local path those of
+            a prefix that is pulled; 0 without either, or without a cost model.
     """
 
     decision: Decision

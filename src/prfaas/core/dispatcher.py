@@ -146,7 +146,7 @@ class Dispatcher:
             routed = self._send_away(arrival, decision, way, now_ns)
         else:
             routed = self._keep(arrival, decision, way, now_ns)
-        self._open[arrival.request_id] = _Open(routed, decision.path is Path.REMOTE)
+        self._open[arrival.request_id] = _Open(routed, bool(routed.source))
         if routed.decode is not None:
             self._ways.home.enter(routed.decode)
         return routed
@@ -246,21 +246,24 @@ class Dispatcher:
 
     def _keep(self, arrival: Arrival, decision: Decision, way: Way, now_ns: int) -> Routed:
         assert way.home is not None  # noqa: S101 (refused before)
-        name, hit = way.home.name, way.home.hit_tokens
-        work_ns = self._local_work_ns(arrival.num_prompt_tokens - hit)
+        name, present, costs = way.home.name, way.home.hit_tokens, way.cluster.costs
+        pull = decision.pull_tokens if costs else 0
+        shipped = costs.shipped_bytes(present + pull, present) if costs and pull else 0
+        work_ns = self._local_work_ns(arrival.num_prompt_tokens - present - pull)
         self._ways.home.book.dispatch(name, arrival.request_id, now_ns, work_ns)
+        way.link.book.promise(shipped)
         return Routed(
             decision,
             self._home.name,
             name,
             name if self._decode_book is None else None,
-            "",
+            way.link.source if pull else "",
             way.link.destination,
             arrival.num_prompt_tokens,
-            hit,
-            hit,
+            present + pull,
+            present,
             way.facts.prfaas_hit_tokens,
-            0,
+            shipped,
         )
 
     def _send_away(self, arrival: Arrival, decision: Decision, way: Way, now_ns: int) -> Routed:

@@ -7,13 +7,13 @@ pays for it, over what a second of a request's time is worth. Everything here is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from math import exp2
 
+from prfaas.core.predictions import BITS_PER_BYTE, CostModel, PathSignals, Prediction
+from prfaas.core.routing import RoutingFacts
 from prfaas.units import NS_PER_S
-
-BITS_PER_BYTE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,45 @@ def choose_pull(
     return Pull(there_tokens - here_tokens, num_bytes, arrival_ns)
 
 
+def with_pull(
+    found: Prediction,
+    facts: RoutingFacts,
+    signals: PathSignals,
+    costs: CostModel,
+    ns_per_byte: float,
+) -> Prediction:
+    """The prediction with the local path by way of a pull, where that pays.
+
+    Args:
+        found: Without.
+        facts: Of the request; an obstacle on the way is one for a pull too.
+        signals: Queues and link.
+        costs: Compute and bytes.
+        ns_per_byte: Worth of a byte, as time.
+    """
+    here, there = facts.pd_hit_tokens, facts.prfaas_hit_tokens
+    if facts.obstacle is not None or there <= here:
+        return found
+    pull = choose_pull(
+        facts.num_prompt_tokens,
+        here,
+        there,
+        wait_ns=signals.local_wait_ns,
+        prefill_ns=costs.local_prefill_ns,
+        num_bytes=costs.shipped_bytes(there, here),
+        road=Road(signals.link_backlog_bytes, signals.link_bits_per_s, signals.rtt_ns, ns_per_byte),
+    )
+    if pull is None:
+        return found
+    start_ns = max(signals.local_wait_ns or 0, pull.arrival_ns)
+    local_ns = start_ns + costs.local_prefill_ns(facts.num_prompt_tokens - there)
+    return replace(found, local_ns=local_ns, pull_tokens=pull.num_tokens)
+
+
+NUM_COPIES_MAX = 64
+"""In one interval."""
+
+
 @dataclass(frozen=True, slots=True)
 class CopySettings:
     """How hot prefixes are copied.
@@ -135,20 +174,24 @@ class Copy:
     """Blocks to copy.
 
     Attributes:
-        key: Name of the prefix: the id of its last block.
-        num_blocks: Its length.
+        block_ids: The prefix.
+        num_present: Leading blocks of it that are there already.
         num_bytes: On the link.
     """
 
-    key: int
-    num_blocks: int
+    block_ids: Sequence[int]
+    num_present: int
     num_bytes: int
 
 
 @dataclass(slots=True)
 class _Demand:
-    num_blocks: int
-    num_bytes: int
+    """A prefix: the first `length` of `block_ids`."""
+
+    block_ids: Sequence[int]
+    length: int
+    num_present: int = 0
+    num_bytes: int = 0
     uses: float = 0.0
     saved_ns: float = 0.0
     """Of one use, as of the last."""
@@ -156,6 +199,13 @@ class _Demand:
 
     def uses_at(self, now_ns: int, half_life_ns: int) -> float:
         return self.uses * exp2((self.counted_at_ns - now_ns) / half_life_ns)
+
+    def begins(self, other: _Demand) -> bool:
+        """Whether it is a beginning of another one; an id names everything before it."""
+        return (
+            self.length <= other.length
+            and other.block_ids[self.length - 1] == self.block_ids[self.length - 1]
+        )
 
 
 class HotPrefixes:
@@ -172,49 +222,66 @@ class HotPrefixes:
     def __len__(self) -> int:
         return len(self._demands)
 
-    def miss(self, key: int, num_blocks: int, num_bytes: int, saved_ns: int, now_ns: int) -> None:
+    def miss(
+        self,
+        block_ids: Sequence[int],
+        length: int,
+        num_present: int,
+        *,
+        num_bytes: int,
+        saved_ns: int,
+        now_ns: int,
+    ) -> None:
         """A request had to compute a prefix that another pool holds.
 
         Args:
-            key: Id of the prefix's last block.
-            num_blocks: Its length.
-            num_bytes: To move it.
-            saved_ns: Prefill time that the prefix would have saved.
+            block_ids: Of the prompt; each names everything before it.
+            length: Of the prefix, blocks, at least 1.
+            num_present: Leading blocks of it that are there already.
+            num_bytes: To move the others.
+            saved_ns: Prefill time that they would have saved.
             now_ns: Time.
         """
+        key = block_ids[length - 1]
         demand = self._demands.get(key)
         if demand is None:
             self._make_room(now_ns)
-            demand = self._demands[key] = _Demand(num_blocks, num_bytes)
+            demand = self._demands[key] = _Demand(block_ids, length)
         demand.uses = demand.uses_at(now_ns, self._settings.half_life_ns) + 1
+        demand.num_present, demand.num_bytes = num_present, num_bytes
         demand.saved_ns, demand.counted_at_ns = saved_ns, now_ns
 
     def choose(self, road: Road, now_ns: int) -> list[Copy]:
-        """What to copy in this interval; what is chosen is no longer counted.
+        """What to copy in this interval; what is chosen, and its beginnings, count anew.
 
         A copy is chosen when the expected saving exceeds the time on the link and the worth of
-        the bytes, best saving per byte first, within the budget. Nothing while the link is not
-        known or has a backlog longer than the budget.
+        the bytes, most gain first, within the budget; of prefixes that begin alike one at a time.
+        Nothing while the link is not known or has a backlog longer than the budget.
         """
         backlog = road.backlog_bytes
         if backlog is None or not road.bits_per_s or backlog > self._settings.budget_bytes:
             return []
-        left, chosen = self._settings.budget_bytes, []
-        for _, key, demand in sorted(self._worthwhile(road, now_ns)):
-            if demand.num_bytes <= left:
-                left -= demand.num_bytes
-                chosen.append(Copy(key, demand.num_blocks, demand.num_bytes))
+        left, chosen = self._settings.budget_bytes, list[_Demand]()
+        for _, key, demand in sorted(self._worthwhile(road, now_ns), key=lambda entry: entry[:2]):
+            if any(demand.begins(other) for other in chosen):
                 del self._demands[key]
-        return chosen
+            elif demand.num_bytes <= left and not any(other.begins(demand) for other in chosen):
+                left -= demand.num_bytes
+                chosen.append(demand)
+                del self._demands[key]
+            if len(chosen) == NUM_COPIES_MAX:
+                break
+        return [Copy(d.block_ids[: d.length], d.num_present, d.num_bytes) for d in chosen]
 
     def _worthwhile(self, road: Road, now_ns: int) -> Iterator[tuple[float, int, _Demand]]:
+        """Negative gain, name and demand of every prefix that is worth its bytes."""
         for key, demand in self._demands.items():
             uses = demand.uses_at(now_ns, self._settings.half_life_ns)
             saved = uses * demand.saved_ns
             sent_ns = demand.num_bytes * BITS_PER_BYTE * NS_PER_S / max(road.bits_per_s or 1.0, 1.0)
             cost = sent_ns + demand.num_bytes * road.ns_per_byte
             if uses >= self._settings.num_uses_min and saved > cost:
-                yield -saved / max(demand.num_bytes, 1), key, demand
+                yield cost - saved, key, demand
 
     def _make_room(self, now_ns: int) -> None:
         """Drop the coldest tenth when there are too many."""

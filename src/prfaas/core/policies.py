@@ -164,6 +164,7 @@ class AdaptivePolicy:
             self.offload_threshold,
             found.local_ns,
             found.remote_ns,
+            found.pull_tokens if path is Path.LOCAL else 0,
             unpredicted=found.missing,
         )
 
@@ -177,6 +178,8 @@ class AdaptivePolicy:
         target_ns = self._settings.ttft_max_ns
         if target_ns is not None and there > self._settings.headroom_ratio * target_ns:
             return False
+        here += 0 if local else found.bytes_ns
+        there += found.bytes_ns if local else 0
         ease = self._settings.hysteresis_ratio if self._overruling[usual.path] else 1.0
         distance = abs(log(max(usual.num_new_tokens, 1) / max(self.offload_threshold, 1)))
         needed = there * exp(self._settings.prior_weight * distance)

@@ -55,12 +55,16 @@ class Prediction:
         remote_ns: Away.
         missing: Why one is unknown.
         computed_ns: Until prefill ends away, the link left out.
+        pull_tokens: Prefix that the PrfaaS cluster holds and that `local_ns` counts on fetching.
+        bytes_ns: Worth of the bytes that the remote path ships, as time.
     """
 
     local_ns: int | None
     remote_ns: int | None
     missing: Unpredicted | None = None
     computed_ns: int | None = None
+    pull_tokens: int = 0
+    bytes_ns: int = 0
 
 
 NO_PROFILE = Prediction(None, None, Unpredicted.NO_PROFILE)

@@ -64,13 +64,20 @@ class TieredCache:
         in_host = host.usable_hit(block_ids) if host is not None else 0
         if disk is None or not disk.used_blocks:
             return TieredHit(in_host, in_host)
-        run = self._run(block_ids)
+        run = self.leading_run(block_ids)
         while run and self._has_checkpoints and not self._holds(~block_ids[run - 1]):
             run -= 1
         if run <= in_host:
             return TieredHit(in_host, in_host)
         num_disk = sum(map(disk.holds, block_ids[:run]))
         return TieredHit(run, in_host, num_disk, disk.holds(~block_ids[run - 1]))
+
+    def leading_run(self, block_ids: Sequence[int]) -> int:
+        """Number of leading blocks that are held, in either tier. Changes nothing."""
+        for count, block in enumerate(block_ids):
+            if not self._holds(block):
+                return count
+        return len(block_ids)
 
     def store(self, block_ids: Sequence[int], *, checkpoint: bool = True) -> None:
         """Hold the blocks of a prompt in host memory, now the most recently used.
@@ -106,12 +113,6 @@ class TieredCache:
 
     def _holds(self, key: int) -> bool:
         return any(tier is not None and tier.holds(key) for tier in (self._host, self._disk))
-
-    def _run(self, block_ids: Sequence[int]) -> int:
-        for count, block in enumerate(block_ids):
-            if not self._holds(block):
-                return count
-        return len(block_ids)
 
     def _lift(self, block_ids: Sequence[int]) -> None:
         """Take blocks, and the checkpoint at their end, off the disk."""

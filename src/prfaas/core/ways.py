@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from prfaas.core.dispatch import Arrival, DispatchSettings, HomeCluster, RemoteCluster
 from prfaas.core.links import Link, Links
 from prfaas.core.picking import DEFAULT_SCORERS, MIXED_SCORERS, Candidate
+from prfaas.core.placement import with_pull
 from prfaas.core.policies import PolicyName
-from prfaas.core.predictions import Prediction, predict
+from prfaas.core.predictions import PathSignals, Prediction, predict
 from prfaas.core.routing import Path, Reason, RoutingFacts
 from prfaas.core.stage import Instance, Stage
 
@@ -37,9 +38,10 @@ class Way:
 
     @property
     def rank(self) -> tuple[bool, bool, int]:
-        """Open ways first, then the one that is predicted to be fastest."""
-        found = self.prediction.remote_ns
-        return self.facts.obstacle is not None, found is None, found or 0
+        """Open ways first, then the one of least time and bytes."""
+        found = self.prediction
+        time_ns = found.bytes_ns + (found.remote_ns or 0)
+        return self.facts.obstacle is not None, found.remote_ns is None, time_ns
 
     def misses(self, target_ns: int, path: Path) -> bool:
         """Whether no path meets the target, and on `path` queue and compute alone are too much."""
@@ -112,8 +114,8 @@ class Ways:
             link_up = self.links.between(instance.pool, destination).up
             return not known or instance.layout_id == layout_id, known and link_up
 
-        found = stage.pick(arrival, now_ns, road)
-        away = found.candidate
+        picked = stage.pick(arrival, now_ns, road)
+        away = picked.candidate
         source = stage.instances[away.name].pool if away else stage.first_pool
         link = self.links.between(source, destination)
         present, shippable = arrival.hits.get(destination, 0), arrival.shippable_tokens
@@ -122,9 +124,26 @@ class Ways:
             arrival.num_prompt_tokens,
             present,
             arrival.hits.get(source, 0),
-            found.obstacle if splits else Reason.NOT_OFFLOADABLE,
+            picked.obstacle if splits else Reason.NOT_OFFLOADABLE,
         )
         signals = link.signals(
             home.wait_ns if home else None, away.wait_ns if away else None, now_ns
         )
-        return Way(remote, home, away, link, facts, predict(facts, signals, remote.costs))
+        found = predict(facts, signals, remote.costs)
+        if remote.costs is not None:
+            found = self._weighed(found, facts, signals, remote)
+        return Way(remote, home, away, link, facts, found)
+
+    def _weighed(
+        self, found: Prediction, facts: RoutingFacts, signals: PathSignals, remote: RemoteCluster
+    ) -> Prediction:
+        """What bytes are worth, and whether a prefix is pulled rather than computed at home."""
+        costs, settings = remote.costs, self._settings
+        assert costs is not None  # noqa: S101 (asked before)
+        ns_per_byte = settings.ns_per_byte(remote.price_per_tb)
+        if ns_per_byte:
+            shipped = costs.shipped_bytes(facts.num_prompt_tokens, facts.pd_hit_tokens)
+            found = replace(found, bytes_ns=round(shipped * ns_per_byte))
+        if settings.pulls and settings.policy is PolicyName.ADAPTIVE:
+            return with_pull(found, facts, signals, costs, ns_per_byte)
+        return found

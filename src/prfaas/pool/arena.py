@@ -75,8 +75,10 @@ class Arena:
         self._ranges: dict[int, _Range | None] = {}
         self._idle: dict[int, list[int]] = {}
         """Offsets of slots that have pages and no buffer, by how many bytes of pages."""
-        self._returned: deque[tuple[int, int]] = deque()
-        """Size and offset of buffers that are gone. Filled by finalizers, which may run at any
+        self._own: set[int] = set()
+        """Ids of the objects behind the buffers."""
+        self._returned: deque[tuple[int, int, int]] = deque()
+        """Size, offset and id of buffers that are gone. Filled by finalizers, which may run at any
         point of any thread and so can not take the lock."""
 
     @property
@@ -106,13 +108,23 @@ class Arena:
                 place = self._range(size)
                 offset = -1 if place is None else place.take_cold()
             self._used += size
-        return self._buffer(num_bytes, size, offset)
+            return self._buffer(num_bytes, size, offset)
+
+    def owns(self, data: bytes | bytearray | memoryview) -> bool:
+        """Whether this is a buffer of this arena, or part of one."""
+        if not isinstance(data, memoryview):
+            return False
+        with self._lock:
+            self._take_back()
+            return id(data.obj) in self._own
 
     def _buffer(self, num_bytes: int, size: int, offset: int) -> memoryview:
         place = self._ranges[_slot_bytes(size)] if offset >= 0 else None
         kind = _array(num_bytes)
         array = kind() if place is None else kind.from_buffer(place.memory, offset)
-        weakref.finalize(array, self._returned.append, (size, offset)).atexit = False
+        self._own.add(id(array))
+        gone = (size, offset, id(array))
+        weakref.finalize(array, self._returned.append, gone).atexit = False
         return memoryview(array).cast("B")
 
     def _range(self, size: int) -> _Range | None:
@@ -130,7 +142,8 @@ class Arena:
 
     def _take_back(self) -> None:
         while self._returned:
-            size, offset = self._returned.popleft()
+            size, offset, number = self._returned.popleft()
+            self._own.discard(number)
             self._used -= size
             if offset >= 0:
                 self._idle.setdefault(size, []).append(offset)

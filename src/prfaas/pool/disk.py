@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from prfaas.core.blocks import BlockName
 from prfaas.core.eviction import EvictionPolicy, LeastRecentlyUsed
@@ -33,11 +33,21 @@ SEGMENTS_MIN = 8
 CAPACITY_BYTES_MIN = SEGMENTS_MIN * ALIGN_BYTES
 QUEUE_BYTES_MAX = 64 << 20
 """Blocks that wait for the disk; they stay where they are in memory."""
+BATCH_BYTES = 16 << 20
+"""What the writer takes at once: the event loop may be busy for a while between two turns."""
 READERS = 4
 RETRY_S = 30.0
 """A disk that failed is tried again after this."""
 PROGRESS_SEGMENTS = 256
 """A line in the log for every so many segments found at start: 16 GiB."""
+
+
+class _Offer(NamedTuple):
+    """A block to be written."""
+
+    name: BlockName
+    block: StoredBlock
+    done: Callable[[], None]
 
 
 class DiskTier:
@@ -81,7 +91,7 @@ class DiskTier:
         self._segments: dict[int, list[BlockName]] = {}
         self._sizes: dict[int, int] = {}
         self._active: int | None = None
-        self._queue: deque[tuple[BlockName, StoredBlock, Callable[[], None]]] = deque()
+        self._queue: deque[_Offer] = deque()
         self._queued_bytes = 0
         self._work = asyncio.Event()
         self._writer = ThreadPoolExecutor(1, "prfaas-disk-writer")
@@ -115,10 +125,10 @@ class DiskTier:
             False if the queue is full, the disk has failed, or start is not over.
         """
         size = len(block.data)
-        is_full = self._queued_bytes + size > QUEUE_BYTES_MAX and self._queue
+        is_full = self._queued_bytes and self._queued_bytes + size > QUEUE_BYTES_MAX
         if not self._is_ready or self._has_failed or is_full:
             return False
-        self._queue.append((name, block, done))
+        self._queue.append(_Offer(name, block, done))
         self._queued_bytes += size
         self._work.set()
         return True
@@ -162,11 +172,11 @@ class DiskTier:
                 await self._work.wait()
                 self._work.clear()
                 while self._queue:
-                    await self._write_next()
+                    await self._write_some()
         finally:
             self._is_ready = False
             while self._queue:
-                self._queue.popleft()[2]()
+                self._queue.popleft().done()
 
     def close(self) -> None:
         """Wait for what is being written or read, and let go of the folder."""
@@ -176,59 +186,79 @@ class DiskTier:
 
     # --- writing ---
 
-    async def _write_next(self) -> None:
-        name, block, done = self._queue[0]
+    async def _write_some(self) -> None:
+        """Write the front of the queue: as much as the segment takes, in one go."""
+        batch = [self._queue.popleft()]
         try:
-            if self._has_failed:
-                return
-            if record_bytes(len(block.data)) > self.capacity_bytes:
-                self._metrics.blocks_dropped.labels(reason="disk_too_small").inc()
-                return
-            place = await self._append(name, block)
-            self._places[name] = place
-            self._segments[place.segment].append(name)
-            self._metrics.blocks_spilled.inc()
+            if not self._has_failed:
+                await self._write(batch)
         except OSError as error:
             self._fail(error)
         finally:
-            self._queue.popleft()
-            self._queued_bytes -= len(block.data)
-            done()
+            for offer in batch:
+                self._queued_bytes -= len(offer.block.data)
+                offer.done()
 
-    async def _append(self, name: BlockName, block: StoredBlock) -> Place:
-        size = record_bytes(len(block.data))
+    async def _write(self, batch: list[_Offer]) -> None:
+        """Write a block, and those behind it that fit; they are moved from the queue to `batch`."""
+        size = record_bytes(len(batch[0].block.data))
+        if size > self.capacity_bytes:
+            self._metrics.blocks_dropped.labels(reason="disk_too_small").inc()
+            return
+        active = await self._segment_for(size)
+        room = min(max(self._segment_bytes, size) - self._sizes[active], max(BATCH_BYTES, size))
+        while self._queue and size < room:
+            following = record_bytes(len(self._queue[0].block.data))
+            if size + following > room:
+                break
+            batch.append(self._queue.popleft())
+            size += following
+        while self.used_bytes + size > self.capacity_bytes:
+            await self._drop(next(number for number in self._policy.order() if number != active))
+        self._grow(active, size)
+        lent = [(offer.name, offer.block.data, offer.block.digest) for offer in batch]
+        places, error = await self._in_writer(self._append_lent, lent)
+        for offer, place in zip(batch, places, strict=False):
+            self._places[offer.name] = place
+            self._segments[active].append(offer.name)
+            self._metrics.blocks_spilled.inc()
+        if error is not None:
+            self._grow(active, sum(record_bytes(place.num_bytes) for place in places) - size)
+            raise error
+
+    async def _segment_for(self, size: int) -> int:
+        """The segment that takes a record of that size."""
         active = self._active
         if active is None or self._sizes[active] + size > max(self._segment_bytes, size):
-            active = await self._roll()
-        while self.used_bytes + size > self.capacity_bytes:
-            victim = next(number for number in self._policy.order() if number != active)
-            await self._drop(victim)
-        self.used_bytes += size
-        self._sizes[active] += size
-        try:
-            lent = [block.data]
-            return await self._in_writer(self._append_lent, name, lent, block.digest)
-        except OSError:
-            self.used_bytes -= size
-            self._sizes[active] -= size
-            raise
+            self._active = None
+            await self._in_writer(self._files.seal)
+            active = await self._in_writer(self._files.start)
+            self._add_segment(active, 0)
+            self._active = active
+        return active
+
+    def _grow(self, number: int, num_bytes: int) -> None:
+        self._sizes[number] += num_bytes
+        self.used_bytes += num_bytes
 
     # An executor holds the arguments of a call for a moment longer than the call takes. The memory
     # of a block has to come back before that, so they are lent a list that is emptied.
 
-    def _append_lent(self, name: BlockName, lent: list[Buffer], digest: bytes) -> Place:
-        return self._files.append(name, lent.pop(), digest)
+    def _append_lent(
+        self, lent: list[tuple[BlockName, Buffer, bytes]]
+    ) -> tuple[list[Place], OSError | None]:
+        places: list[Place] = []
+        lent.reverse()
+        try:
+            while lent:
+                places.append(self._files.append(*lent.pop()))
+        except OSError as error:
+            lent.clear()
+            return places, error.with_traceback(None)
+        return places, None
 
     def _read_lent(self, name: BlockName, place: Place, lent: list[memoryview]) -> bytes | None:
         return self._files.read(name, place, lent.pop())
-
-    async def _roll(self) -> int:
-        self._active = None
-        await self._in_writer(self._files.seal)
-        number = await self._in_writer(self._files.start)
-        self._add_segment(number, 0)
-        self._active = number
-        return number
 
     def _add_segment(self, number: int, num_bytes: int) -> None:
         self._segments[number] = []

@@ -156,6 +156,10 @@ class InboundTransfers:
         """Whether a block has arrived with this transfer. Any thread may ask."""
         return name in self._arrived.get(transfer_id, ())
 
+    def buffer(self, num_bytes: int) -> bytearray | memoryview:
+        """Memory to receive a block into. Any thread may ask."""
+        return self._store.receive_buffer(num_bytes)
+
     def block(self, frame: BlockFrame, peer: str, *, is_checked: bool = False) -> bool:
         """A block arrived: keep it if it is what it says it is. A second time changes nothing.
 

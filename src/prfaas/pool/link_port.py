@@ -225,7 +225,7 @@ class LinkPort:
             other.close("the pool has connected anew")
         self._drop_link(channel.peer)
         if hello.link:
-            self._links[channel.peer] = hello.link, Assembly(bytearray)
+            self._links[channel.peer] = hello.link, Assembly(self._inbound.buffer)
         self._inbound.resumed(channel.peer, hello.resumes)
         for transfer_id in hello.resumes:
             self._resume(channel, transfer_id)

@@ -17,6 +17,8 @@ from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.core.eviction import EvictionPolicy, LeastRecentlyUsed
 from prfaas.pool.arena import Arena, charged_bytes
 
+RECEIVE_RATIO, RECEIVE_BYTES_MAX = 0.125, 64 << 20
+"""Share of memory that is kept free for blocks that are being received, and where that ends."""
 CLEAN_RATIO = 0.25
 """Share of memory that is free or on disk as well: what may come before the disk has caught up."""
 
@@ -101,6 +103,8 @@ class BlockStore:
         self._disk: LowerTier | None = None
         self._writing: set[BlockName] = set()
         self._waiting: list[asyncio.Future[None]] = []
+        self._is_short = False
+        """Whether a block that was being received found no room."""
         self._clean_bytes = 0
         """What can come, at least, before a block is evicted that was not offered to the disk."""
 
@@ -182,7 +186,13 @@ class BlockStore:
     def put(
         self, layout_id: bytes, key: BlockKey, data: bytes | bytearray | memoryview, digest: bytes
     ) -> bool:
-        """Keep a copy of a block; one that is there already is kept as it is.
+        """Keep a block; one that is there already is kept as it is.
+
+        Args:
+            layout_id: Layout of the block.
+            key: Its name.
+            data: Its bytes, which are copied unless they lie in a buffer of this store.
+            digest: Over name and bytes.
 
         Returns:
             False if no room can be made because everything else is pinned, or the block alone is
@@ -190,12 +200,28 @@ class BlockStore:
         """
         if self.get(layout_id, key) is not None:
             return True
-        buffer = self.allocate(len(data))
+        if isinstance(data, memoryview) and self.arena.owns(data):
+            buffer: memoryview | None = data
+        else:
+            buffer = self.allocate(len(data))
         if buffer is None:
             return False
-        buffer[:] = data
+        if buffer is not data:
+            buffer[:] = data
         self.keep(layout_id, key, buffer, digest)
+        self._keep_room()
         return True
+
+    def receive_buffer(self, num_bytes: int) -> bytearray | memoryview:
+        """Memory to receive a block into before it is put. Any thread may ask.
+
+        Where all memory is taken it is a buffer of its own, and from then on some is kept free.
+        """
+        buffer = self.arena.allocate(num_bytes)
+        if buffer is None:
+            self._is_short = True
+            return bytearray(num_bytes)
+        return buffer
 
     def allocate(self, num_bytes: int) -> memoryview | None:
         """A buffer for a block, from the memory of this store; others are evicted for it.
@@ -229,6 +255,7 @@ class BlockStore:
         block = self._blocks[name] = StoredBlock(buffer, digest)
         self.used_bytes += len(buffer)
         self._policy.added(name)
+        self._clean_bytes -= charged_bytes(len(buffer))
         if is_new:
             self._observer.stored(layout_id, [key])
         self.spill()
@@ -278,6 +305,7 @@ class BlockStore:
         self._writing.discard(name)
         self._clean_bytes = 0
         self.spill()
+        self._keep_room()
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             if not waiter.done():
@@ -302,6 +330,15 @@ class BlockStore:
 
     def _evictable(self) -> Iterator[BlockName]:
         return (name for name in self._policy.order() if not self._blocks[name].pins)
+
+    def _keep_room(self) -> None:
+        """Evict until blocks can be received without waiting for room."""
+        room = min(self.capacity_bytes * RECEIVE_RATIO, RECEIVE_BYTES_MAX)
+        while self._is_short and self.arena.used_bytes > self.capacity_bytes - room:
+            victim = next(self._evictable(), None)
+            if victim is None or (self._writing and victim not in (self._disk or ())):
+                return  # Once the disk has written something this is tried again.
+            self._evict(victim)
 
     def _victims(self, num_bytes: int) -> list[BlockName] | None:
         """Who has to go for a buffer of that size; None if not enough may go."""

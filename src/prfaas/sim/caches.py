@@ -1,48 +1,125 @@
-"""The prefix caches of a simulated run, one for each pool."""
+"""The prefix caches of a simulated run, one for each pool, and what the gateway knows of them."""
 
 from __future__ import annotations
 
-from prfaas.core.prefix_cache import PrefixCache
-from prfaas.sim.request import Request
-from prfaas.sim.setup import CacheSetup
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-PD_POOL, PRFAAS_POOL = "pd", "prfaas"
+from prfaas.core.costs import Costs
+from prfaas.core.tiered_cache import TieredCache, TieredHit
+from prfaas.sim.request import Request
+from prfaas.sim.setup import BlockSetup, CacheSetup, ClusterSetup, Setup
+from prfaas.units import NS_PER_S
+
+BITS_PER_BYTE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What a pool serves of a prompt.
+
+    Attributes:
+        num_tokens: Prefix that prefill resumes after.
+        read_ns: Time to read what of it lies on disk.
+    """
+
+    num_tokens: int
+    read_ns: int = 0
+
+
+class Pool:
+    """One cache.
+
+    Args:
+        setup: Its limits.
+        blocks: What they count in.
+        costs: Of the cluster's prefill, to tell whether reading from disk pays.
+        remote: Whether the cluster is a PrfaaS cluster.
+    """
+
+    def __init__(
+        self, setup: CacheSetup, blocks: BlockSetup, costs: Costs, *, remote: bool
+    ) -> None:
+        self._blocks, self._costs = blocks, costs
+        self._prefill_ns = costs.remote_prefill_ns if remote else costs.local_prefill_ns
+        self._cache = TieredCache(setup.host_blocks, setup.disk_blocks, blocks.checkpoint_blocks)
+        self._ns_per_byte = BITS_PER_BYTE * NS_PER_S / setup.disk_bits_per_s
+        self.is_up = self.is_known = True
+
+    def hit(self, request: Request) -> Hit:
+        """What the gateway finds: nothing while it does not know what the pool holds."""
+        if not self.is_known:
+            return Hit(0)
+        limit, span = request.num_prompt_tokens - 1, self._blocks.tokens
+        found = self._cache.hit(request.block_ids)
+        host = Hit(min(found.num_host_blocks * span, limit))
+        if found.num_blocks == found.num_host_blocks:
+            return host
+        both = Hit(min(found.num_blocks * span, limit), self._read_ns(found))
+        prompt = request.num_prompt_tokens
+        recomputed_ns = self._prefill_ns(prompt - host.num_tokens)
+        read_ns = both.read_ns + self._prefill_ns(prompt - both.num_tokens)
+        return both if read_ns < recomputed_ns else host
+
+    def use(self, request: Request, hit_tokens: int) -> None:
+        """A prefill resumed after `hit_tokens` that the pool held."""
+        if self.is_up and hit_tokens:
+            blocks = -(-hit_tokens // self._blocks.tokens)
+            self._cache.touch(request.block_ids, min(blocks, len(request.block_ids)))
+
+    def store(self, block_ids: Sequence[int], *, checkpoint: bool = True) -> None:
+        """Blocks from the start of a prompt are there."""
+        if self.is_up and block_ids:
+            self._cache.store(block_ids, checkpoint=checkpoint)
+
+    def num_held(self, block_ids: Sequence[int]) -> int:
+        """Leading blocks that are there."""
+        return self._cache.leading_run(block_ids)
+
+    def fail(self, *, keeps_disk: bool) -> None:
+        """Lose what was in memory, and the disk unless it is kept."""
+        self.is_up = self.is_known = False
+        self._cache.clear(keep_disk=keeps_disk)
+
+    def _read_ns(self, found: TieredHit) -> int:
+        costs, tokens = self._costs, found.num_disk_blocks * self._blocks.tokens
+        size = costs.kv_bytes(tokens) - costs.state_bytes if tokens else 0
+        state = costs.state_bytes if found.reads_checkpoint else 0
+        return round((size + state) * self._ns_per_byte)
 
 
 class Caches:
-    """What each pool holds, as the gateway's index would say.
+    """All pools, by name.
 
     Args:
-        setup: Limits.
+        setup: The system.
     """
 
-    def __init__(self, setup: CacheSetup) -> None:
-        self._block_tokens = setup.block_tokens
-        limits = {PD_POOL: setup.pd_blocks, PRFAAS_POOL: setup.prfaas_blocks}
-        self._by_pool = {
-            pool: PrefixCache(blocks, setup.checkpoint_blocks)
-            for pool, blocks in limits.items()
-            if blocks != 0
-        }
+    def __init__(self, setup: Setup) -> None:
+        self.home = setup.name
+        self.block_tokens = setup.blocks.tokens
+        self.pools = {setup.name: Pool(setup.cache, setup.blocks, setup.costs, remote=False)}
+        for cluster in setup.prfaas:
+            self.pools[cluster.name] = _pool_of(cluster, setup.blocks)
 
-    def hits(self, request: Request) -> dict[str, int]:
-        """Usable cached prefix by pool, tokens."""
-        if not request.block_ids:
-            return {}
-        limit = request.num_prompt_tokens - 1
-        return {
-            pool: min(cache.usable_hit(request.block_ids) * self._block_tokens, limit)
-            for pool, cache in self._by_pool.items()
-        }
+    def hits(self, request: Request) -> dict[str, Hit]:
+        """What each pool serves; blocks of the request itself that are at home count too."""
+        kept = min(request.kept_tokens, request.num_prompt_tokens - 1)
+        found = {}
+        if request.block_ids:
+            found = {name: pool.hit(request) for name, pool in self.pools.items()}
+        if kept > found.get(self.home, Hit(0)).num_tokens:
+            found[self.home] = Hit(kept)
+        return found
 
-    def use(self, pool: str, request: Request, hit_tokens: int) -> None:
-        """A prefill resumed after `hit_tokens` that the pool held."""
-        cache = self._by_pool.get(pool)
-        if cache is not None and hit_tokens:
-            cache.touch(request.block_ids, -(-hit_tokens // self._block_tokens))
+    def keep(self, request: Request, num_tokens: int) -> None:
+        """The first tokens of a prompt have arrived at home, of a transfer that was cut."""
+        if not self.pools[self.home].is_up:
+            return
+        whole = num_tokens // self.block_tokens
+        request.kept_tokens = max(request.kept_tokens, whole * self.block_tokens)
+        self.pools[self.home].store(request.block_ids[:whole], checkpoint=False)
 
-    def store(self, pool: str, request: Request) -> None:
-        """All blocks of a prompt are in the pool."""
-        cache = self._by_pool.get(pool)
-        if cache is not None and request.block_ids:
-            cache.store(request.block_ids)
+
+def _pool_of(cluster: ClusterSetup, blocks: BlockSetup) -> Pool:
+    return Pool(cluster.cache, blocks, cluster.costs, remote=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from prfaas.errors import PrfaasError
+from prfaas.sim.link import SharedLink
 from prfaas.sim.request import UNSET, Outcome, Request
 from prfaas.sim.simulation import Simulation
 
@@ -25,18 +26,27 @@ def check(simulation: Simulation) -> None:
 
 
 def _conservation(sim: Simulation) -> list[str]:
-    link = sim.link
     ended = sum(r.outcome is not Outcome.RUNNING for r in sim.requests)
     come = sum(r.arrived_at_ns <= sim.clock.now_ns for r in sim.requests)
     found = []
     if ended + sim.num_open > come:
         found.append(f"{come} requests came, {ended} ended and {sim.num_open} are open")
+    for link in sim.links:
+        found += _link_bytes(link)
+    return found
+
+
+def _link_bytes(link: SharedLink) -> list[str]:
+    found = []
     accounted = link.landed_bytes + link.lost_bytes + link.open_bytes
     if link.added_bytes != accounted:
-        found.append(f"{link.added_bytes} bytes entered the link, {accounted} are accounted for")
-    unsent = link.added_bytes - link.sent_bytes
-    if unsent < -(1 + _CONSERVED_TOLERANCE * link.added_bytes):
-        found.append(f"the link sent {-unsent:.0f} bytes more than were added")
+        found.append(f"{link.added_bytes} bytes entered a link, {accounted} are accounted for")
+    allowed = 1 + _CONSERVED_TOLERANCE * link.added_bytes
+    if link.added_bytes - link.sent_bytes < -allowed:
+        found.append(f"a link sent {link.sent_bytes:.0f} bytes, {link.added_bytes} were added")
+    by_purpose = sum(link.sent_by_purpose().values())
+    if abs(by_purpose - link.sent_bytes) > allowed:
+        found.append(f"a link sent {link.sent_bytes:.0f} bytes, {by_purpose:.0f} have a purpose")
     return found
 
 
@@ -61,9 +71,15 @@ def _leaks(sim: Simulation) -> list[str]:
     if sim.num_open:
         return []
     held = {
-        "bytes promised to the link": sim.front.dispatcher.promised_bytes,
+        "bytes promised to links": _promised(sim),
         "KV bytes held by decode": sum(d.kv_used_bytes for d in sim.decoders.values()),
-        "open transfers": len(sim.link.flows()),
+        "open transfers": sum(1 for link in sim.links for f in link.flows() if f.request),
         "requests open at the gateway": sim.front.dispatcher.num_open,
     }
     return [f"{count} {what} after the last request ended" for what, count in held.items() if count]
+
+
+def _promised(sim: Simulation) -> int:
+    """Bytes promised to links, those of copies that are still on their way left out."""
+    copies = sum(f.promised_bytes for link in sim.links for f in link.flows() if not f.request)
+    return sim.front.dispatcher.promised_bytes - copies

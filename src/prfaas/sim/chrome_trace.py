@@ -67,7 +67,11 @@ def trace_events(run: Run) -> Iterator[Event]:
     for sample in sim.series.samples:
         yield from _counters(sample, tracks)
     yield from _request_events(attempts, tracks, until_ns)
-    stages = [spans_of(attempt, sim.setup.costs, until_ns) for attempt in attempts]
+    costs_of = {cluster.name: cluster.costs for cluster in sim.setup.prfaas}
+    stages = [
+        spans_of(attempt, costs_of.get(attempt.routed.cluster, sim.setup.costs), until_ns)
+        for attempt in attempts
+    ]
     step = {id(span): (i, len(row)) for row in stages for i, span in enumerate(row)}
     for span, thread in slots(span for row in stages for span in row):
         at = tracks.place(span.process, thread)

@@ -12,6 +12,7 @@ from prfaas.sim.request import Outcome, Request
 from prfaas.sim.results import Results
 from prfaas.sim.run import Run
 from prfaas.sim.series import Sample
+from prfaas.sim.traffic import window_bytes
 from prfaas.units import NS_PER_S
 
 NUM_POINTS_MAX = 400
@@ -50,7 +51,7 @@ def figures_of(run: Run) -> RunFigures:
         for r in sim.requests
         if r.outcome is Outcome.FINISHED and scenario.start_ns <= r.arrived_at_ns < end_ns
     ]
-    at_s, egress = _egress(sim.link.window_bytes, sim.clock.now_ns)
+    at_s, egress = _egress(window_bytes(sim), sim.clock.now_ns)
     return RunFigures(
         run.results,
         _thinned(sim.series.samples),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import count
+
 from prfaas.core.dispatch import (
     Arrival,
     DispatchSettings,
@@ -14,9 +17,10 @@ from prfaas.core.dispatch import (
 )
 from prfaas.core.dispatcher import Dispatcher
 from prfaas.core.link_book import LinkReport
-from prfaas.sim.caches import PD_POOL, PRFAAS_POOL, Caches
+from prfaas.core.links import Link
+from prfaas.sim.caches import Caches, Hit
 from prfaas.sim.request import Request
-from prfaas.sim.setup import Setup
+from prfaas.sim.setup import ClusterSetup, Setup
 
 
 class Front:
@@ -27,46 +31,44 @@ class Front:
     """
 
     def __init__(self, setup: Setup) -> None:
-        self.caches = Caches(setup.cache)
-        self._block_tokens = setup.cache.block_tokens
+        self._home = setup.name
+        self.caches = Caches(setup)
+        self._block_tokens = setup.blocks.tokens
         self.prefill_names = tuple(f"p{i:05}" for i in range(setup.num_prefill))
-        self.prfaas_names = tuple(f"r{i:05}" for i in range(setup.num_prfaas))
+        self.prfaas_names = _instance_names(setup.prfaas)
         self.decode_names = tuple(f"d{i:05}" for i in range(setup.num_decode))
-        routing = setup.routing
+        self.settings = _settings(setup)
         self.dispatcher = Dispatcher(
             HomeCluster(
-                "pd",
-                tuple(Member(name, PD_POOL) for name in self.prefill_names),
-                tuple(Member(name, PD_POOL) for name in self.decode_names) or None,
+                setup.name,
+                tuple(Member(name, setup.name) for name in self.prefill_names),
+                tuple(Member(name, setup.name) for name in self.decode_names) or None,
                 setup.costs,
             ),
             [
                 RemoteCluster(
-                    "prfaas",
-                    tuple(Member(name, PRFAAS_POOL) for name in self.prfaas_names),
-                    setup.costs,
+                    cluster.name,
+                    tuple(Member(name, cluster.name) for name in self.prfaas_names[cluster.name]),
+                    cluster.costs,
+                    cluster.link.price_per_tb,
                 )
+                for cluster in setup.prfaas
             ],
-            DispatchSettings(
-                routing.policy,
-                routing.offload_threshold,
-                routing.bandwidth,
-                routing.moving_threshold,
-                setup.slo.ttft_ns,
-                routing.admission,
-                setup.signals.stale_after_ns,
-            ),
+            self.settings,
         )
-        self.set_link(up=True)
+        for cluster in setup.prfaas:
+            self.set_link(cluster.name, up=True)
 
-    def route(self, request: Request, now_ns: int, *, again: bool) -> Routed | Refused:
+    def route(
+        self, request: Request, hits: Mapping[str, Hit], now_ns: int, *, again: bool
+    ) -> Routed | Refused:
         """Decide for a request that arrives, or whose work was lost."""
         blocks = self._block_tokens
         arrival = Arrival(
             request.index,
             request.num_prompt_tokens,
             request.num_prompt_tokens,
-            self.caches.hits(request),
+            {pool: hit.num_tokens for pool, hit in hits.items()},
             shippable_tokens=(request.num_prompt_tokens - 1) // blocks * blocks
             if request.block_ids
             else None,
@@ -98,9 +100,10 @@ class Front:
         """A request is over."""
         self.dispatcher.end(request.index, now_ns)
 
-    def set_link(self, *, up: bool) -> list[int]:
-        """The link was found dead or alive; indices of the requests that were on it."""
-        return self.dispatcher.set_link(PRFAAS_POOL, PD_POOL, up=up)
+    def set_link(self, cluster: str, *, up: bool) -> list[int]:
+        """A link was found dead or alive; indices of the requests that were on it."""
+        self.dispatcher.set_link(self._home, cluster, up=up)
+        return self.dispatcher.set_link(cluster, self._home, up=up)
 
     def set_ready(self, name: str, *, ready: bool, now_ns: int) -> None:
         """An instance failed or recovered."""
@@ -110,9 +113,13 @@ class Front:
         """So many requests were seen to wait at an instance."""
         self.dispatcher.report_load(name, observed_at_ns, num_waiting)
 
-    def report_link(self, report: LinkReport) -> None:
-        """The link was seen."""
-        self.dispatcher.report_link(PRFAAS_POOL, PD_POOL, report)
+    def report_link(self, source: str, destination: str, report: LinkReport) -> None:
+        """One direction of a link was seen."""
+        self.dispatcher.report_link(source, destination, report)
+
+    def link(self, source: str, destination: str) -> Link:
+        """What the gateway knows of a link."""
+        return self.dispatcher.links.between(source, destination)
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
         """One interval of the short-term loop."""
@@ -120,5 +127,30 @@ class Front:
 
     @property
     def offload_threshold(self) -> int:
-        """Current t, tokens."""
-        return self.dispatcher.links.between(PRFAAS_POOL, PD_POOL).policy.offload_threshold
+        """Current t of the first link, tokens; 0 without one."""
+        first = next(iter(self.prfaas_names), None)
+        return 0 if first is None else self.link(first, self._home).policy.offload_threshold
+
+
+def _instance_names(clusters: Sequence[ClusterSetup]) -> dict[str, tuple[str, ...]]:
+    """Names of all PrfaaS instances by cluster, counted through."""
+    number = count()
+    return {
+        cluster.name: tuple(f"r{next(number):05}" for _ in range(cluster.num_instances))
+        for cluster in clusters
+    }
+
+
+def _settings(setup: Setup) -> DispatchSettings:
+    routing, placement = setup.routing, setup.placement
+    return DispatchSettings(
+        routing.policy,
+        routing.offload_threshold,
+        routing.bandwidth,
+        routing.moving_threshold,
+        setup.slo.ttft_ns,
+        routing.admission,
+        setup.signals.stale_after_ns,
+        placement.pulls,
+        placement.second_price,
+    )

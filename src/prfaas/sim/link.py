@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from math import sqrt
 
 from prfaas.sim.clock import Clock
@@ -49,13 +50,25 @@ def loss_limited_bits_per_s(
     return num_connections * per_connection
 
 
+class Purpose(StrEnum):
+    """Why bytes are on a link."""
+
+    HANDOFF = "handoff"
+    """From prefill to decode."""
+    PULL = "pull"
+    """A prefix, for a prefill elsewhere."""
+    COPY = "copy"
+    """A hot prefix, for nobody in particular."""
+
+
 @dataclass(slots=True, eq=False)
 class Flow:
     """Bytes of one transfer. `closed` says that no more will be added."""
 
-    request: Request
+    request: Request | None
     attempt: int
     promised_bytes: int
+    purpose: Purpose = Purpose.HANDOFF
     added_bytes: int = 0
     end_at: float = 0.0
     active: bool = False
@@ -89,12 +102,13 @@ class SharedLink:
         self.window_bytes: dict[int, float] = {}
         self.busy_ns = 0
         self.sent_bytes = 0.0
+        self._ended_bytes = dict.fromkeys(Purpose, 0.0)
         self._clock, self._on_landed, self._delay_ns = clock, on_landed, delay_ns
         self._flow_bits_per_s = flow_bits_per_s
         self._heap: list[tuple[float, int, Flow, int]] = []
         self._served, self._moved_at_ns = 0.0, 0
         self._num_active, self._num_pushed, self._version = 0, 0, 0
-        self._in_flight: set[Flow] = set()
+        self._in_flight: dict[Flow, None] = {}
 
     @property
     def num_active(self) -> int:
@@ -117,10 +131,20 @@ class SharedLink:
         left = max(flow.end_at - self._served, 0.0) if flow.active else 0.0
         return flow.added_bytes - left
 
-    def open(self, request: Request, promised_bytes: int) -> Flow:
-        """Begin a transfer."""
-        flow = Flow(request, request.attempt, promised_bytes)
-        self._in_flight.add(flow)
+    def sent_by_purpose(self) -> dict[Purpose, float]:
+        """Bytes that have left, by what they were for; lost ones count too."""
+        found = dict(self._ended_bytes)
+        for flow in self._in_flight:
+            found[flow.purpose] += self.sent_of(flow)
+        return found
+
+    def open(
+        self, request: Request | None, promised_bytes: int, purpose: Purpose = Purpose.HANDOFF
+    ) -> Flow:
+        """Begin a transfer, of a request or of nobody's."""
+        attempt = 0 if request is None else request.attempt
+        flow = Flow(request, attempt, promised_bytes, purpose)
+        self._in_flight[flow] = None
         return flow
 
     def add(self, flow: Flow, num_bytes: int, *, last: bool) -> None:
@@ -150,16 +174,16 @@ class SharedLink:
         """Give a transfer up; its bytes count as lost."""
         if flow.ended:
             return
-        self._advance()
+        self._ended_bytes[flow.purpose] += self.sent_of(flow)
         self._deactivate(flow)
         flow.ended = True
-        self._in_flight.discard(flow)
+        del self._in_flight[flow]
         self.lost_bytes += flow.added_bytes
         self._plan_next()
 
     def flows(self) -> list[Flow]:
-        """Open flows, oldest request first."""
-        return sorted(self._in_flight, key=lambda flow: flow.request.index)
+        """Open flows, oldest first."""
+        return list(self._in_flight)
 
     def _rate_bytes_per_ns(self) -> float:
         """Rate of each active flow."""
@@ -219,6 +243,7 @@ class SharedLink:
         if flow.ended:
             return
         flow.ended = True
-        self._in_flight.discard(flow)
+        del self._in_flight[flow]
+        self._ended_bytes[flow.purpose] += flow.added_bytes
         self.landed_bytes += flow.added_bytes
         self._on_landed(flow)

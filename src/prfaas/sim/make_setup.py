@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from prfaas.core.costs import Costs
+from prfaas.core.placement import CopySettings
 from prfaas.errors import ConfigError
 from prfaas.planner.costs import make_costs
 from prfaas.planner.load import Question
-from prfaas.planner.problem import Problem
+from prfaas.planner.problem import Link, Problem
+from prfaas.planner.profiles import PrefillProfile
 from prfaas.planner.search import Operation, optimum
 from prfaas.planner.throughput import Mode
 from prfaas.sim.decode import DecodeLimits
 from prfaas.sim.link import loss_limited_bits_per_s
+from prfaas.sim.make_failures import make_failures
 from prfaas.sim.scenario_file import (
-    CacheTable,
-    FailureTable,
+    LinkTable,
+    PlacementTable,
     RoutingTable,
     ScenarioFile,
     SignalsTable,
     SloTable,
 )
 from prfaas.sim.setup import (
+    BlockSetup,
     CacheSetup,
-    Failure,
-    FailureKind,
+    ClusterSetup,
     LinkSetup,
+    PlacementSetup,
     RoutingSetup,
     Setup,
     SignalSetup,
@@ -49,47 +54,67 @@ def make_setup(
         ConfigError: They do not fit together.
     """
     problem, pd = question.problem, question.problem.pd
-    _check_clusters(file, problem)
-    away = problem.prfaas[0] if problem.prfaas else None
-    num_prfaas = away.num_instances if away else 0
     found = optimum(problem, Mode.EXACT)
     num_prefill = _num_prefill(file, found, pd.num_instances)
-    num_decode = pd.num_instances - num_prefill
-    _check_failures(file, num_prfaas, num_prefill, num_decode)
     batch, _ = pd.decode.largest_batch(problem.workload.mean_context, pd.tpot_max_s)
     capacity = None if pd.kv_capacity_bytes is None else int(pd.kv_capacity_bytes)
-    routing = _routing(file.routing, found)
+    clusters = _clusters(file, question, num_prompt_tokens_max)
+    home = pd.prefill
     setup = Setup(
-        num_prfaas=num_prfaas,
+        name=pd.name,
+        prfaas=clusters,
         num_prefill=num_prefill,
-        num_decode=num_decode,
-        costs=make_costs(
-            problem.geometry,
-            pd.prefill,
-            away.prefill if away else pd.prefill,
-            num_tokens_max=num_prompt_tokens_max + 1,
-            chunk_tokens=question.chunk_tokens,
-            overlap=file.link.overlap,
-        ),
+        num_decode=pd.num_instances - num_prefill,
+        costs=clusters[0].costs
+        if clusters
+        else _costs(file, question, home, num_prompt_tokens_max),
         step_ns=step_time(pd.decode),
         decode=DecodeLimits(max(int(batch), 1), capacity),
-        link=_link(file, problem),
-        routing=routing,
-        cache=_cache(file.cache),
+        routing=_routing(file.routing, found),
+        cache=CacheSetup(
+            file.cache.pd_blocks, file.cache.pd_disk_blocks, file.cache.disk_bandwidth
+        ),
+        blocks=BlockSetup(file.cache.block_tokens, file.cache.checkpoint_blocks),
+        placement=_placement(file.placement),
         signals=_signals(file.signals),
         slo=_slo(file.slo),
-        failures=tuple(f for table in file.failure for f in _failures(table)),
+        failures=make_failures(file.failure, clusters, pd.name, num_prefill, pd.num_instances),
         price_per_h=problem.gpu_price_per_h,
     )
-    notes = [*_continued(problem, num_prompt_tokens_max), _threshold_note(file, routing)]
+    notes = [*_continued(problem, num_prompt_tokens_max), _threshold_note(file, setup.routing)]
     return setup, notes
 
 
-def _check_clusters(file: ScenarioFile, problem: Problem) -> None:
-    if len(problem.prfaas) > 1:
-        raise ConfigError(
-            f"{file.plan}: {len(problem.prfaas)} PrfaaS clusters; the simulator takes at most one"
+def _clusters(
+    file: ScenarioFile, question: Question, num_prompt_tokens_max: int
+) -> tuple[ClusterSetup, ...]:
+    problem, table = question.problem, file.cache
+    names = [problem.pd.name, *(cluster.name for cluster in problem.prfaas)]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{file.plan}: clusters {names}; each needs a name of its own")
+    return tuple(
+        ClusterSetup(
+            cluster.name,
+            cluster.num_instances,
+            _costs(file, question, cluster.prefill, num_prompt_tokens_max),
+            _link(file.link, cluster.link),
+            CacheSetup(table.prfaas_blocks, table.prfaas_disk_blocks, table.disk_bandwidth),
         )
+        for cluster in problem.prfaas
+    )
+
+
+def _costs(
+    file: ScenarioFile, question: Question, remote: PrefillProfile, num_prompt_tokens_max: int
+) -> Costs:
+    return make_costs(
+        question.problem.geometry,
+        question.problem.pd.prefill,
+        remote,
+        num_tokens_max=num_prompt_tokens_max + 1,
+        chunk_tokens=question.chunk_tokens,
+        overlap=file.link.overlap,
+    )
 
 
 def _num_prefill(file: ScenarioFile, found: Operation, num_instances: int) -> int:
@@ -103,20 +128,6 @@ def _num_prefill(file: ScenarioFile, found: Operation, num_instances: int) -> in
     return num_prefill
 
 
-def _check_failures(file: ScenarioFile, num_prfaas: int, num_prefill: int, num_decode: int) -> None:
-    counts = {
-        FailureKind.PRFAAS: num_prfaas,
-        FailureKind.PREFILL: num_prefill,
-        FailureKind.DECODE: num_decode,
-    }
-    for table in file.failure:
-        count = counts.get(table.kind, 1)
-        if table.kind is not FailureKind.LINK and table.index >= count:
-            raise ConfigError(
-                f"failure of {table.kind} instance {table.index}: there are {count}, counted from 0"
-            )
-
-
 def _routing(table: RoutingTable, found: Operation) -> RoutingSetup:
     planned = round(found.offload_threshold or 0)
     return RoutingSetup(
@@ -124,6 +135,7 @@ def _routing(table: RoutingTable, found: Operation) -> RoutingSetup:
         offload_threshold=planned if table.threshold is None else table.threshold,
         moving_threshold=table.moving_threshold,
         admission=table.admission,
+        bandwidth=table.bandwidth,
     )
 
 
@@ -142,11 +154,7 @@ def _continued(problem: Problem, longest: int) -> list[str]:
     ]
 
 
-def _link(file: ScenarioFile, problem: Problem) -> LinkSetup:
-    table = file.link
-    planned = problem.prfaas[0].link if problem.prfaas else None
-    if planned is None:
-        return LinkSetup(bits_per_s=1.0)
+def _link(table: LinkTable, planned: Link) -> LinkSetup:
     rtt_ns = _ns(planned.rtt_s if table.rtt is None else table.rtt)
     return LinkSetup(
         bits_per_s=planned.bits_per_s if table.bandwidth is None else table.bandwidth,
@@ -157,10 +165,9 @@ def _link(file: ScenarioFile, problem: Problem) -> LinkSetup:
     )
 
 
-def _cache(table: CacheTable) -> CacheSetup:
-    return CacheSetup(
-        table.pd_blocks, table.prfaas_blocks, table.block_tokens, table.checkpoint_blocks
-    )
+def _placement(table: PlacementTable) -> PlacementSetup:
+    copies = CopySettings(table.copy_budget, _ns(table.half_life)) if table.copy_budget else None
+    return PlacementSetup(table.pull, copies, table.second_price)
 
 
 def _signals(table: SignalsTable) -> SignalSetup:
@@ -171,19 +178,6 @@ def _signals(table: SignalsTable) -> SignalSetup:
 
 def _slo(table: SloTable) -> SloSetup:
     return SloSetup(*(None if s is None else _ns(s) for s in (table.ttft, table.tpot)))
-
-
-def _failures(table: FailureTable) -> list[Failure]:
-    return [
-        Failure(
-            table.kind,
-            _ns(table.at + 2 * i * table.duration),
-            _ns(table.duration),
-            table.index,
-            table.capacity,
-        )
-        for i in range(table.repeat)
-    ]
 
 
 def _ns(seconds: float) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prfaas.core.dispatch import Routed
 from prfaas.sim.prefill import Job
 from prfaas.sim.request import UNSET, Outcome, Request
-from prfaas.sim.setup import Setup
+from prfaas.sim.setup import ClusterSetup, Setup
 from prfaas.sim.simulation import Simulation
 
 NUM_RECORDED_MAX = 5_000
@@ -77,13 +77,13 @@ class RecordedSimulation(Simulation):
             attempt.ended_at_ns, attempt.lost = self.clock.now_ns, True
         super().again(request)
 
-    def _keep(self, request: Request, routed: Routed) -> None:
+    def _keep(self, request: Request, routed: Routed, read_ns: int) -> None:
         self._begin(request, routed)
-        super()._keep(request, routed)
+        super()._keep(request, routed, read_ns)
 
-    def _send_away(self, request: Request, routed: Routed) -> None:
+    def _send_away(self, request: Request, routed: Routed, read_ns: int) -> None:
         self._begin(request, routed)
-        super()._send_away(request, routed)
+        super()._send_away(request, routed, read_ns)
 
     def _begin(self, request: Request, routed: Routed) -> None:
         if request in self._current:
@@ -102,9 +102,9 @@ class RecordedSimulation(Simulation):
         self._prefilled(job)
         super()._local_done(job)
 
-    def _remote_done(self, job: Job) -> None:
+    def _remote_done(self, cluster: ClusterSetup, job: Job) -> None:
         self._prefilled(job)
-        super()._remote_done(job)
+        super()._remote_done(cluster, job)
 
     def _prefilled(self, job: Job) -> None:
         attempt = self._current.get(job.request)

@@ -45,6 +45,7 @@ class Request:
         decision: Where it is prefilled.
         attempt: Counts prefills; events of an earlier attempt are void.
         num_new_tokens: Tokens that are prefilled.
+        kept_tokens: Prefix that decode kept of a transfer that was cut.
         routed_at_ns: When the last attempt began.
         offloaded: Whether it was ever sent to the PrfaaS cluster.
     """
@@ -61,6 +62,7 @@ class Request:
     attempt: int = 0
     num_new_tokens: int = 0
     num_hit_tokens: int = 0
+    kept_tokens: int = 0
     routed_at_ns: int = UNSET
     prefill_started_at_ns: int = UNSET
     prefilled_at_ns: int = UNSET

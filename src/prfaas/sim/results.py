@@ -13,12 +13,12 @@ from prfaas.sim.request import UNSET, Outcome, Request
 from prfaas.sim.setup import SloSetup
 from prfaas.sim.simulation import Simulation
 from prfaas.sim.spread import spread
+from prfaas.sim.traffic import traffic_of, window_bytes
 from prfaas.sim.ttft_parts import by_percentile, means, parts_of
 from prfaas.units import NS_PER_S
 
 BITS_PER_BYTE = 8
 _NS_PER_MS = 1e6
-_BYTES_PER_TB = 1e12
 _S_PER_H = 3600
 
 
@@ -44,12 +44,13 @@ class Results:
         ttft_parts_by_percentile: The same over ranges of percentiles of TTFT.
         offloaded_ratio: Share of requests sent to the PrfaaS cluster.
         prefix_hit_ratio: Share of prompt tokens that were cached where they were prefilled.
-        egress: Mean and P99 of one-second windows, bit/s, and all bytes.
-        utilisation: Share of the time each stage worked.
+        egress: Mean and P99 of one-second windows over all links, bit/s, and all bytes.
+        utilisation: Share of the time each stage worked; of links the busiest one.
         queues: Mean, percentiles, least and most of each stage's queue while the run lasted: ms of
             work before a prefill instance, bytes before the link, requests before decode.
         decisions: Requests by reason.
         num_recomputed: Prefills that were lost and done again.
+        traffic: Of each link: bytes and price by purpose.
         price: GPUs and traffic for the run, and for one million prompt tokens.
         digest: Of the whole trace of the run.
     """
@@ -76,6 +77,7 @@ class Results:
     queues: dict[str, dict[str, float]]
     decisions: dict[str, int]
     num_recomputed: int
+    traffic: dict[str, dict[str, dict[str, float]]]
     price: dict[str, float]
     num_events: int
     simulated_s: float
@@ -129,6 +131,10 @@ def summarise(sim: Simulation, *, start_ns: int, end_ns: int) -> Results:
             sorted(Counter(r.decision.reason.value for r in decided if r.decision).items())
         ),
         num_recomputed=sim.num_recomputed,
+        traffic={
+            t.cluster: {"bytes": t.bytes_by_purpose, "price": t.price_by_purpose}
+            for t in traffic_of(sim)
+        },
         price=_price(sim),
         num_events=sim.clock.num_events,
         simulated_s=sim.clock.now_ns / NS_PER_S,
@@ -167,11 +173,12 @@ def _queues(sim: Simulation) -> dict[str, dict[str, float]]:
 
 def _egress(sim: Simulation, start_ns: int, end_ns: int) -> dict[str, float]:
     windows = range(start_ns // NS_PER_S, max(end_ns // NS_PER_S, start_ns // NS_PER_S + 1))
-    sent = np.array([sim.link.window_bytes.get(w, 0.0) for w in windows]) * BITS_PER_BYTE
+    by_window = window_bytes(sim)
+    sent = np.array([by_window.get(w, 0.0) for w in windows]) * BITS_PER_BYTE
     return {
         "avg_bits_per_s": float(sent.mean()),
         "p99_bits_per_s": float(np.percentile(sent, 99)),
-        "total_bytes": sim.link.sent_bytes,
+        "total_bytes": sum(link.sent_bytes for link in sim.links),
     }
 
 
@@ -183,7 +190,7 @@ def _utilisation(sim: Simulation) -> dict[str, float]:
         "prfaas_prefill": _busy(
             sum(i.busy_ns for i in sim.remotes.values()), len(sim.remotes), now
         ),
-        "link": sim.link.busy_ns / now,
+        "link": max((t.utilisation for t in traffic_of(sim)), default=0.0),
         "decode_slots": _busy(sum(d.batch_ns for d in sim.decoders.values()), slots, now),
     }
 
@@ -195,7 +202,7 @@ def _busy(busy_ns: float, count: int, now_ns: int) -> float:
 def _price(sim: Simulation) -> dict[str, float]:
     hours = sim.clock.now_ns / NS_PER_S / _S_PER_H
     gpus = hours * sim.setup.price_per_h
-    traffic = sim.link.sent_bytes / _BYTES_PER_TB * sim.setup.link.price_per_tb
+    traffic = sum(sum(t.price_by_purpose.values()) for t in traffic_of(sim))
     tokens = sum(r.num_prompt_tokens for r in sim.requests if r.first_token_at_ns != UNSET)
     return {
         "gpus": gpus,

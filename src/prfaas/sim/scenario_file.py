@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from prfaas.core.policies import PolicyName
-from prfaas.planner.plan_file import BitsPerSecond, Seconds
+from prfaas.core.policies import Bandwidth, PolicyName
+from prfaas.planner.plan_file import BitsPerSecond, Positive, Seconds, SizeBytes
 from prfaas.sim.setup import FailureKind
 from prfaas.sim.workloads.table import WorkloadTable
 
@@ -34,10 +34,12 @@ class RoutingTable(_Table):
     """Let the short-term loop move the threshold of the adaptive policy."""
     admission: bool = False
     """Refuse at the door what is predicted to miss slo.ttft."""
+    bandwidth: Bandwidth = Bandwidth.SCARCE
+    """Regime of the paper's rule: scarce, or abundant, which pulls the longer prefix."""
 
 
 class LinkTable(_Table):
-    """`[link]`: changes to the plan's link."""
+    """`[link]`: changes to the plan's links, to all of them."""
 
     bandwidth: BitsPerSecond | None = None
     """Capacity; the plan's if absent."""
@@ -57,13 +59,34 @@ class CacheTable(_Table):
     """`[cache]`: prefix caches, one for each cluster."""
 
     pd_blocks: Count | None = None
-    """Limit in the PD cluster, blocks; unlimited if absent, 0 is no cache."""
+    """Host memory of the PD cluster, blocks; unlimited if absent, 0 is no cache."""
     prfaas_blocks: Count | None = None
-    """Limit in the PrfaaS cluster, blocks."""
+    """The same of each PrfaaS cluster."""
+    pd_disk_blocks: Count = 0
+    """Disk of the PD cluster, blocks: what host memory evicts goes there."""
+    prfaas_disk_blocks: Count = 0
+    """The same of each PrfaaS cluster."""
+    disk_bandwidth: BitsPerSecond = 50e9
+    """What reading from disk gives one prefill."""
     block_tokens: Annotated[int, Field(ge=1)] = 512
     """Tokens of a block."""
     checkpoint_blocks: Count = 0
     """Room of a checkpoint of linear state, blocks; 0 is a model without linear layers."""
+
+
+class PlacementTable(_Table):
+    """`[placement]`: where cached prefixes lie."""
+
+    pull: bool = False
+    """Let adaptive fetch a prefix from another cluster when that is predicted to be faster."""
+    copy_budget: SizeBytes = 0
+    """Hot prefixes that a cluster misses are copied to it, up to so many bytes in each
+    signals.loop_interval; 0 copies nothing."""
+    half_life: Annotated[Seconds, Field(gt=0)] = 60.0
+    """Time in which the count of a prefix halves."""
+    second_price: Positive | None = None
+    """What a second of a request's time is worth, in the plan's currency, against the price of
+    bytes; bytes are free in decisions if absent."""
 
 
 class SignalsTable(_Table):
@@ -92,15 +115,22 @@ class FailureTable(_Table):
     """`[[failure]]`: something breaks and recovers."""
 
     kind: FailureKind
-    """link, prefill, prfaas or decode."""
+    """link, prefill, prfaas, decode or pool."""
     at: Seconds
     """When."""
     duration: Seconds
     """How long."""
     index: Count = 0
-    """Which instance; not for the link."""
+    """Which instance; not for link and pool."""
+    cluster: str = ""
+    """Whose link, PrfaaS instance or pool, by its name in the plan; the first PrfaaS cluster if
+    absent."""
     capacity: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the link's capacity that is left; 0 is a cut."""
+    keep_disk: bool = False
+    """What a pool had on disk is there again afterwards; host memory is always lost."""
+    rebuild: Seconds = 0.0
+    """From a pool's recovery until the gateway knows again what it holds."""
     repeat: Annotated[int, Field(ge=1)] = 1
     """Happens so many times, each `duration` after the end of the last: flapping."""
 
@@ -124,6 +154,8 @@ class ScenarioFile(_Table):
     """Changes to the plan's link."""
     cache: CacheTable = CacheTable(pd_blocks=0, prfaas_blocks=0)
     """Prefix caches; none if absent."""
+    placement: PlacementTable = PlacementTable()
+    """Where cached prefixes lie."""
     signals: SignalsTable = SignalsTable()
     """How late the gateway sees."""
     slo: SloTable = SloTable()

@@ -82,13 +82,14 @@ class Series:
 def _sample(sim: Simulation) -> Sample:
     local = [instance for instance in sim.locals.values() if instance.up]
     remote = [instance for instance in sim.remotes.values() if instance.up]
+    home = [transport.home for transport in sim.transports.values()]
     return Sample(
         at_ns=sim.clock.now_ns,
         local_wait_ns=_mean_backlog(local),
         remote_wait_ns=_mean_backlog(remote),
-        link_bits_per_s=sim.link.bits_per_s,
-        link_backlog_bytes=sim.link.backlog_bytes(),
-        num_flows=sim.link.num_active,
+        link_bits_per_s=sum(link.bits_per_s for link in home),
+        link_backlog_bytes=sum(link.backlog_bytes() for link in home),
+        num_flows=sum(link.num_active for link in home),
         offload_threshold=sim.front.offload_threshold,
         num_decode_waiting=sum(d.num_waiting for d in sim.decoders.values()),
         num_decode_running=sum(d.num_running for d in sim.decoders.values()),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from prfaas.core.costs import Costs
+from prfaas.core.placement import CopySettings
 from prfaas.core.policies import Bandwidth, PolicyName
 from prfaas.sim.decode import DecodeLimits
 from prfaas.sim.timing import StepTime
@@ -21,6 +22,8 @@ class FailureKind(StrEnum):
     PRFAAS = "prfaas"
     """An instance of the PrfaaS cluster."""
     DECODE = "decode"
+    POOL = "pool"
+    """The pool of a cluster: its cache, and its links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +34,12 @@ class Failure:
         kind: What.
         at_ns: When.
         for_ns: How long.
-        index: Which instance; ignored for the link.
+        index: Which instance; ignored for link and pool.
         capacity_ratio: What is left of the link's capacity; 0 is a cut.
+        cluster: Whose: a PrfaaS cluster's link and instances, or any cluster's pool. Empty is the
+            first PrfaaS cluster.
+        keeps_disk: Of a pool: what lay on disk is there again afterwards.
+        rebuild_ns: Of a pool: from its recovery until the gateway knows what it holds.
     """
 
     kind: FailureKind
@@ -40,14 +47,17 @@ class Failure:
     for_ns: int
     index: int = 0
     capacity_ratio: float = 0.0
+    cluster: str = ""
+    keeps_disk: bool = False
+    rebuild_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSetup:
-    """The link from the PrfaaS cluster to the PD cluster.
+    """The link between a PrfaaS cluster and the PD cluster.
 
     Attributes:
-        bits_per_s: Capacity.
+        bits_per_s: Capacity of each direction.
         rtt_ns: Round-trip time.
         flow_bits_per_s: What one transfer gets at most; loss decides it.
         dead_after_ns: Silence after which both ends take the link for dead.
@@ -63,19 +73,66 @@ class LinkSetup:
 
 @dataclass(frozen=True, slots=True)
 class CacheSetup:
-    """Prefix caches, one for each cluster.
+    """The prefix cache of one pool; None is unlimited, 0 is none.
 
     Attributes:
-        pd_blocks: Limit in blocks; None is unlimited, 0 is no cache.
-        prfaas_blocks: The same in the PrfaaS cluster.
-        block_tokens: Tokens of a block.
+        host_blocks: Limit in host memory, blocks.
+        disk_blocks: Limit on disk, blocks.
+        disk_bits_per_s: What reading from disk gives one prefill.
+    """
+
+    host_blocks: int | None = 0
+    disk_blocks: int | None = 0
+    disk_bits_per_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSetup:
+    """What all caches count in.
+
+    Attributes:
+        tokens: Tokens of a block.
         checkpoint_blocks: Room of a checkpoint of linear state, in blocks; 0 is a model without.
     """
 
-    pd_blocks: int | None = 0
-    prfaas_blocks: int | None = 0
-    block_tokens: int = 512
+    tokens: int = 512
     checkpoint_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSetup:
+    """A PrfaaS cluster.
+
+    Attributes:
+        name: Unique; its pool has the same name.
+        num_instances: They prefill.
+        costs: Times and bytes.
+        link: To the PD cluster.
+        cache: Of its pool.
+    """
+
+    name: str
+    num_instances: int
+    costs: Costs
+    link: LinkSetup
+    cache: CacheSetup = CacheSetup()
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementSetup:
+    """Where cached prefixes lie.
+
+    Attributes:
+        pulls: Let `adaptive` fetch a prefix from another cluster when that is predicted to be
+            faster than computing it.
+        copies: How hot prefixes are copied; None leaves them where they are.
+        second_price: What a second of a request's time is worth, in the plan's currency; None
+            makes bytes free in decisions.
+    """
+
+    pulls: bool = False
+    copies: CopySettings | None = None
+    second_price: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,24 +184,28 @@ class Setup:
     """The system that is simulated.
 
     Attributes:
-        num_prfaas: PrfaaS instances.
+        name: Of the PD cluster; its pool has the same name.
+        prfaas: PrfaaS clusters.
         num_prefill: PD-P instances.
         num_decode: PD-D instances.
-        costs: Times and bytes.
+        costs: Times and bytes of the PD cluster.
         step_ns: Decode step time.
         decode: Limits of a decode instance.
+        cache: Of the PD cluster's pool.
         price_per_h: Price of all GPUs for one hour.
     """
 
-    num_prfaas: int
+    prfaas: tuple[ClusterSetup, ...]
     num_prefill: int
     num_decode: int
     costs: Costs
     step_ns: StepTime
     decode: DecodeLimits
-    link: LinkSetup
     routing: RoutingSetup
+    name: str = "pd"
     cache: CacheSetup = CacheSetup()
+    blocks: BlockSetup = BlockSetup()
+    placement: PlacementSetup = PlacementSetup()
     signals: SignalSetup = SignalSetup()
     slo: SloSetup = SloSetup()
     failures: tuple[Failure, ...] = ()

@@ -10,23 +10,24 @@ admits the request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from prfaas.core.dispatch import Refusal, Refused, Routed
 from prfaas.core.routing import Path
-from prfaas.sim.caches import PD_POOL, PRFAAS_POOL
+from prfaas.sim.arrivals import Arrivals, Progress
 from prfaas.sim.clock import Clock
+from prfaas.sim.copies import Copier
 from prfaas.sim.decode import DecodeInstance
 from prfaas.sim.failures import schedule
 from prfaas.sim.front import Front
+from prfaas.sim.link import SharedLink
 from prfaas.sim.prefill import Job, PrefillInstance
-from prfaas.sim.request import UNSET, Follower, Outcome, Request
+from prfaas.sim.request import UNSET, Outcome, Request
 from prfaas.sim.series import Series
-from prfaas.sim.setup import Setup
+from prfaas.sim.setup import ClusterSetup, Setup
 from prfaas.sim.telemetry import Telemetry
 from prfaas.sim.transport import Transport
-
-Progress = Callable[[int], None]
 
 
 class Simulation:
@@ -34,34 +35,41 @@ class Simulation:
 
     Args:
         setup: The system.
-        requests: In order of arrival; those that follow others are appended when they come.
+        requests: Those that come by themselves, in order of arrival.
         on_progress: Called with the number of requests that have arrived, now and then.
     """
 
     def __init__(
         self, setup: Setup, requests: Sequence[Request], on_progress: Progress | None = None
     ) -> None:
-        self.setup, self.requests = setup, list(requests)
+        self.setup = setup
+        self.requests: list[Request] = []
         self.clock = Clock()
         self.front = Front(setup)
         self.open: dict[int, Request] = {}
         self.num_recomputed = 0
-        self._on_progress = on_progress
-        self.transport = Transport(
-            self.clock,
-            setup.link,
-            setup.costs,
-            on_landed=self._landed,
-            on_change=self._link_changed,
-            told_after_ns=setup.signals.delay_ns,
-        )
-        self.link = self.transport.link
+        self._pulling: dict[Request, tuple[str, Job]] = {}
+        self.transports = {cluster.name: self._transport(cluster) for cluster in setup.prfaas}
         self.locals = {n: self._prefill_instance(n) for n in self.front.prefill_names}
-        self.remotes = {n: self._prfaas_instance(n) for n in self.front.prfaas_names}
+        self.remotes = {
+            name: self._prfaas_instance(name, self.transports[cluster])
+            for cluster, names in self.front.prfaas_names.items()
+            for name in names
+        }
         self.decoders = {n: self._decode_instance(n) for n in self.front.decode_names}
-        self._roots = tuple(requests)
-        self._next = self._num_expected = 0
+        self._arrivals = Arrivals(self.clock, requests, self._come, on_progress)
         self.telemetry, self.series = Telemetry(self), Series(self)
+        self.copier = Copier(self) if setup.placement.copies is not None else None
+
+    def _transport(self, cluster: ClusterSetup) -> Transport:
+        return Transport(
+            self.clock,
+            cluster,
+            on_landed=self._landed,
+            on_pulled=self._pulled,
+            on_change=self._link_changed,
+            told_after_ns=self.setup.signals.delay_ns,
+        )
 
     def _prefill_instance(self, name: str) -> PrefillInstance:
         return PrefillInstance(
@@ -72,13 +80,13 @@ class Simulation:
             on_done=self._local_done,
         )
 
-    def _prfaas_instance(self, name: str) -> PrefillInstance:
+    def _prfaas_instance(self, name: str, transport: Transport) -> PrefillInstance:
         return PrefillInstance(
             name,
             self.clock,
-            on_start=self._remote_started,
-            on_chunk=self.transport.chunk,
-            on_done=self._remote_done,
+            on_start=partial(self._remote_started, transport),
+            on_chunk=transport.chunk,
+            on_done=partial(self._remote_done, transport.cluster),
         )
 
     def _decode_instance(self, name: str) -> DecodeInstance:
@@ -98,8 +106,7 @@ class Simulation:
 
     def run(self, stop_at_ns: int | None = None) -> None:
         """Run until every request has ended, or until an instant."""
-        if self._roots:
-            self.clock.at(self._roots[0].arrived_at_ns, self._arrive)
+        self._arrivals.start()
         self.telemetry.start()
         self.series.start()
         schedule(self, self.setup.failures)
@@ -112,43 +119,31 @@ class Simulation:
     @property
     def busy(self) -> bool:
         """Whether requests are under way or yet to come."""
-        return bool(self.open) or self._next < len(self._roots) or self._num_expected > 0
+        return bool(self.open) or self._arrivals.num_left > 0
 
     @property
     def num_open(self) -> int:
         """Requests under way."""
         return len(self.open)
 
+    @property
+    def links(self) -> list[SharedLink]:
+        """Both directions of every link."""
+        return [link for t in self.transports.values() for link in (t.home, t.away)]
+
     # Arrival and dispatch
 
-    def _arrive(self, _argument: None) -> None:
-        request = self._roots[self._next]
-        self._next += 1
-        if self._next < len(self._roots):
-            self.clock.at(self._roots[self._next].arrived_at_ns, self._arrive)
-        if self._on_progress is not None and self._next % 256 == 0:
-            self._on_progress(self._next)
-        self._come(request)
-
     def _come(self, request: Request) -> None:
+        self.requests.append(request)
         self.open[request.index] = request
         self._route(request, again=False)
 
-    def _expect(self, follower: Follower) -> None:
-        """A request that waited for another comes later, if there is time for it."""
-        if self.clock.now_ns + follower.after_ns < follower.until_ns:
-            self._num_expected += 1
-            self.clock.after(follower.after_ns, self._follow, follower.request)
-
-    def _follow(self, request: Request) -> None:
-        self._num_expected -= 1
-        request.arrived_at_ns = self.clock.now_ns
-        self.requests.append(request)
-        self._come(request)
-
     def again(self, request: Request) -> None:
-        """What a request had is lost: route it anew."""
-        self.transport.give_up(request)
+        """What a request had is lost but for blocks that arrived: route it anew."""
+        for transport in self.transports.values():
+            self.front.caches.keep(request, transport.arrived_tokens(request))
+            transport.give_up(request)
+        self._pulling.pop(request, None)
         self._withdraw(request)
         decoder = self.front.decoder_of(request)
         if decoder is not None:
@@ -162,7 +157,8 @@ class Simulation:
             (self.locals.get(name) or self.remotes[name]).withdraw(request)
 
     def _route(self, request: Request, *, again: bool) -> None:
-        found = self.front.route(request, self.clock.now_ns, again=again)
+        hits = self.front.caches.hits(request)
+        found = self.front.route(request, hits, self.clock.now_ns, again=again)
         request.decision = found.decision if request.decision is None else request.decision
         if isinstance(found, Refused):
             refused = found.reason is Refusal.PREDICTED_LATE
@@ -172,22 +168,47 @@ class Simulation:
         request.routed_at_ns = self.clock.now_ns
         request.num_hit_tokens = found.hit_tokens
         request.num_new_tokens = request.num_prompt_tokens - found.hit_tokens
+        read_ns = 0
+        hit = hits.get(found.cluster)
+        if hit is not None and hit.num_tokens:
+            read_ns = hit.read_ns
+            self.front.caches.pools[found.cluster].use(request, hit.num_tokens)
+        if self.copier is not None:
+            self.copier.note(request, found, hits)
         if found.decision.path is Path.REMOTE:
-            self._send_away(request, found)
+            self._send_away(request, found, read_ns)
         else:
-            self._keep(request, found)
+            self._keep(request, found, read_ns)
 
-    def _keep(self, request: Request, routed: Routed) -> None:
+    def _keep(self, request: Request, routed: Routed, read_ns: int) -> None:
         new = request.num_new_tokens
-        self.front.caches.use(PD_POOL, request, routed.hit_tokens)
-        work_ns = self.setup.costs.local_prefill_ns(new)
-        self.locals[routed.prefill].submit(Job(request, request.attempt, [(new, work_ns)]))
+        work_ns = read_ns + self.setup.costs.local_prefill_ns(new)
+        job = Job(request, request.attempt, [(new, work_ns)])
+        if routed.source:
+            self._pulling[request] = (routed.prefill, job)
+            transport = self.transports[routed.source]
+            transport.pull(request, routed.shipped_bytes, routed.present_tokens)
+        else:
+            self.locals[routed.prefill].submit(job)
 
-    def _send_away(self, request: Request, routed: Routed) -> None:
+    def _pulled(self, request: Request) -> None:
+        """The prefix is there that a prefill at home waits for."""
+        self.front.landed(request)
+        name, job = self._pulling.pop(request)
+        if not self.locals[name].up:
+            self.again(request)
+            return
+        blocks = request.num_hit_tokens // self.setup.blocks.tokens
+        self.front.caches.pools[self.setup.name].store(request.block_ids[:blocks])
+        self.locals[name].submit(job)
+
+    def _send_away(self, request: Request, routed: Routed, read_ns: int) -> None:
         request.offloaded = True
-        self.transport.promise(request, routed.shipped_bytes, routed.present_tokens)
-        self.front.caches.use(PRFAAS_POOL, request, routed.hit_tokens)
-        chunks = self.setup.costs.chunks(request.num_new_tokens)
+        transport = self.transports[routed.cluster]
+        transport.promise(request, routed.shipped_bytes, routed.present_tokens)
+        chunks = transport.cluster.costs.chunks(request.num_new_tokens)
+        if read_ns:
+            chunks = [(tokens, end_ns + read_ns) for tokens, end_ns in chunks]
         self.remotes[routed.prefill].submit(Job(request, request.attempt, chunks))
 
     # Prefill
@@ -195,9 +216,9 @@ class Simulation:
     def _started(self, job: Job) -> None:
         job.request.prefill_started_at_ns = self.clock.now_ns
 
-    def _remote_started(self, job: Job) -> None:
+    def _remote_started(self, transport: Transport, job: Job) -> None:
         self._started(job)
-        self.transport.start(job.request)
+        transport.start(job.request)
         decoder = self.front.choose_decode(job.request)
         if decoder is not None:
             self.decoders[decoder].hold(job.request)
@@ -206,29 +227,32 @@ class Simulation:
         if job.attempt == job.request.attempt:
             job.request.prefilled_at_ns = self.clock.now_ns
             self.front.prefilled(job.request, self.clock.now_ns)
-            self.front.caches.store(PD_POOL, job.request)
+            self._store(self.setup.name, job.request)
             self._decode(job.request)
 
-    def _remote_done(self, job: Job) -> None:
+    def _remote_done(self, cluster: ClusterSetup, job: Job) -> None:
         if job.attempt == job.request.attempt:
             job.request.prefilled_at_ns = self.clock.now_ns
-            self.clock.after(self.setup.link.rtt_ns // 2, self._heard_of, job)
-        self.front.caches.store(PRFAAS_POOL, job.request)
+            self.clock.after(cluster.link.rtt_ns // 2, self._heard_of, job)
+        self._store(cluster.name, job.request)
 
     def _heard_of(self, job: Job) -> None:
         """The answer of a prefill leg has crossed the link."""
         if job.attempt == job.request.attempt:
             self.front.prefilled(job.request, self.clock.now_ns)
 
+    def _store(self, pool: str, request: Request) -> None:
+        self.front.caches.pools[pool].store(request.block_ids)
+
     # Link
 
     def _landed(self, request: Request) -> None:
         self.front.landed(request)
-        self.front.caches.store(PD_POOL, request)
+        self._store(self.setup.name, request)
         self._decode(request)
 
-    def _link_changed(self, alive: bool) -> None:
-        for index in sorted(self.front.set_link(up=alive)):
+    def _link_changed(self, cluster: str, alive: bool) -> None:
+        for index in sorted(self.front.set_link(cluster, up=alive)):
             self.again(self.open[index])
 
     # Decode and the end
@@ -256,8 +280,7 @@ class Simulation:
         request.finished_at_ns = self.clock.now_ns
         del self.open[request.index]
         self.front.ended(request, self.clock.now_ns)
-        for follower in request.followers:
-            self._expect(follower)
+        self._arrivals.ended(request)
 
 
 def _nothing(_job: Job, _tokens: int) -> None:

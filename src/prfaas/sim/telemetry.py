@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prfaas.core.link_book import LinkReport
-from prfaas.sim.link import BITS_PER_BYTE
+from prfaas.sim.link import BITS_PER_BYTE, SharedLink
 from prfaas.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -19,7 +19,35 @@ class Observation:
 
     at_ns: int
     num_waiting: tuple[tuple[str, int], ...]
-    link: LinkReport
+    links: tuple[tuple[str, str, LinkReport], ...]
+    """Pools at both ends of each direction, and what it was seen to do."""
+
+
+class _Watch:
+    """One direction of a link, as its pool node sees it."""
+
+    def __init__(self, link: SharedLink, rtt_ns: int) -> None:
+        self._link, self._rtt_ns = link, rtt_ns
+        self._sent_before, self._observed_before_ns = 0.0, 0
+
+    def look(self, now_ns: int) -> LinkReport:
+        """What it does now, and did since the last look."""
+        link = self._link
+        sent_open = round(sum(link.sent_of(flow) for flow in link.flows()))
+        return LinkReport(
+            now_ns, link.bits_per_s, sent_open, self._utilisation(now_ns), self._rtt_ns
+        )
+
+    def _utilisation(self, now_ns: int) -> float:
+        link = self._link
+        elapsed_ns = now_ns - self._observed_before_ns
+        moved, self._sent_before = link.sent_bytes - self._sent_before, link.sent_bytes
+        self._observed_before_ns = now_ns
+        if elapsed_ns == 0:
+            return 0.0
+        if link.bits_per_s <= 0:
+            return 1.0 if link.num_active else 0.0
+        return min(1.0, moved * BITS_PER_BYTE * NS_PER_S / elapsed_ns / link.bits_per_s)
 
 
 class Telemetry:
@@ -31,8 +59,16 @@ class Telemetry:
 
     def __init__(self, simulation: Simulation) -> None:
         self._sim = simulation
-        self._sent_before = 0.0
-        self._observed_before_ns = 0
+        home = simulation.setup.name
+        self._watches = [
+            (name, home, _Watch(transport.home, transport.cluster.link.rtt_ns))
+            for name, transport in simulation.transports.items()
+        ]
+        if simulation.setup.placement.copies is not None:
+            self._watches += [
+                (home, name, _Watch(transport.away, transport.cluster.link.rtt_ns))
+                for name, transport in simulation.transports.items()
+            ]
 
     def start(self) -> None:
         """Observe from the start of the run to its end."""
@@ -50,43 +86,25 @@ class Telemetry:
 
     def _look(self) -> Observation:
         sim, now = self._sim, self._sim.clock.now_ns
-        link = sim.link
-        flows = link.flows()
-        sent_open = round(sum(link.sent_of(flow) for flow in flows))
         instances = (*sim.locals.values(), *sim.remotes.values())
         return Observation(
             now,
             tuple((instance.name, instance.num_waiting) for instance in instances if instance.up),
-            LinkReport(
-                now,
-                link.bits_per_s,
-                sent_open,
-                self._utilisation(now),
-                sim.setup.link.rtt_ns,
-            ),
+            tuple((source, to, watch.look(now)) for source, to, watch in self._watches),
         )
-
-    def _utilisation(self, now_ns: int) -> float:
-        link = self._sim.link
-        elapsed_ns = now_ns - self._observed_before_ns
-        sent = link.sent_bytes
-        moved, self._sent_before = sent - self._sent_before, sent
-        self._observed_before_ns = now_ns
-        if elapsed_ns == 0:
-            return 0.0
-        if link.bits_per_s <= 0:
-            return 1.0 if link.num_active else 0.0
-        return min(1.0, moved * BITS_PER_BYTE * NS_PER_S / elapsed_ns / link.bits_per_s)
 
     def _deliver(self, seen: Observation) -> None:
         front = self._sim.front
         for name, num_waiting in seen.num_waiting:
             front.report_load(name, seen.at_ns, num_waiting)
-        front.report_link(seen.link)
+        for source, destination, report in seen.links:
+            front.report_link(source, destination, report)
 
     def _move(self, _argument: None) -> None:
         sim, now = self._sim, self._sim.clock.now_ns
         if not sim.busy:
             return
         sim.front.tick(now)
+        if sim.copier is not None:
+            sim.copier.tick()
         sim.clock.after(sim.setup.signals.loop_interval_ns, self._move)
