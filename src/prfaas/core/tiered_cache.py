@@ -7,13 +7,12 @@ takes time; the caller decides whether that is worth it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from prfaas.core.prefix_cache import PrefixCache
 
 
-@dataclass(frozen=True, slots=True)
-class TieredHit:
+class TieredHit(NamedTuple):
     """What a cache can serve of a prompt, in leading blocks.
 
     Attributes:

@@ -78,8 +78,8 @@ class Ways:
     def best(self, arrival: Arrival, now_ns: int) -> Way:
         """The best way that leads through a PrfaaS cluster; `obstacle` says if it is barred."""
         home = self.home.pick(arrival, now_ns).candidate
-        ways = (self._through(remote, arrival, home, now_ns) for remote in self._remotes)
-        return min(ways, key=lambda way: way.rank)
+        ways = [self._through(remote, arrival, home, now_ns) for remote in self._remotes]
+        return ways[0] if len(ways) == 1 else min(ways, key=lambda way: way.rank)
 
     def apart(self, way: Way, path: Path, now_ns: int) -> Way:
         """Let a request that has to be late wait where it makes nobody else late.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from prfaas.core.costs import Costs
 from prfaas.core.tiered_cache import TieredCache, TieredHit
@@ -14,8 +14,7 @@ from prfaas.units import NS_PER_S
 BITS_PER_BYTE = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(NamedTuple):
     """What a pool serves of a prompt.
 
     Attributes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from prfaas.errors import PrfaasError
-from prfaas.sim.link import SharedLink
+from prfaas.sim.link import BITS_PER_BYTE, SharedLink
+from prfaas.sim.oracle import News, reads_of_the_simulation, too_early
 from prfaas.sim.request import UNSET, Outcome, Request
+from prfaas.sim.setup import FailureKind
 from prfaas.sim.simulation import Simulation
 
 _CONSERVED_TOLERANCE = 1e-6
@@ -15,12 +17,18 @@ class BrokenInvariantError(PrfaasError):
 
 
 def check(simulation: Simulation) -> None:
-    """Check conservation, causality and leaks.
+    """Check conservation, causality, leaks, and that no decision read what it could not know.
 
     Raises:
         BrokenInvariantError: One line for everything that does not hold.
     """
-    broken = [*_conservation(simulation), *_causality(simulation), *_leaks(simulation)]
+    broken = [
+        *_conservation(simulation),
+        *_capacity(simulation),
+        *_causality(simulation),
+        *_leaks(simulation),
+        *_oracle(simulation),
+    ]
     if broken:
         raise BrokenInvariantError("the run is not consistent:\n  " + "\n  ".join(broken[:20]))
 
@@ -31,6 +39,11 @@ def _conservation(sim: Simulation) -> list[str]:
     found = []
     if ended + sim.num_open > come:
         found.append(f"{come} requests came, {ended} ended and {sim.num_open} are open")
+    if not sim.busy and ended != len(sim.requests):
+        found.append(f"{len(sim.requests)} requests came and {ended} ended, yet none is open")
+    split = [r.index for r in sim.requests if r.attempt and not _is_split(r)]
+    if split:
+        found.append(f"request {split[0]}: cached and new tokens do not add up to its prompt")
     for link in sim.links:
         found += _link_bytes(link)
     return found
@@ -47,6 +60,29 @@ def _link_bytes(link: SharedLink) -> list[str]:
     by_purpose = sum(link.sent_by_purpose().values())
     if abs(by_purpose - link.sent_bytes) > allowed:
         found.append(f"a link sent {link.sent_bytes:.0f} bytes, {by_purpose:.0f} have a purpose")
+    return found
+
+
+def _is_split(request: Request) -> bool:
+    parts = (request.num_hit_tokens, request.num_new_tokens)
+    return min(parts) >= 0 and sum(parts) == request.num_prompt_tokens
+
+
+def _capacity(sim: Simulation) -> list[str]:
+    """No second of a link carries more than its capacity; no batch exceeds its limit."""
+    found = []
+    for name, transport in sim.transports.items():
+        most = transport.cluster.link.bits_per_s / BITS_PER_BYTE * (1 + _CONSERVED_TOLERANCE) + 1
+        found += [
+            f"the link of {name} carried {sent:.0f} bytes in second {window}, {most:.0f} fit"
+            for link in (transport.home, transport.away)
+            for window, sent in link.window_bytes.items()
+            if sent > most
+        ]
+    batch_max = sim.setup.decode.batch_max
+    for name, decoder in sim.decoders.items():
+        if decoder.num_running_most > batch_max:
+            found.append(f"{name} ran {decoder.num_running_most} of {batch_max} sequences")
     return found
 
 
@@ -83,3 +119,20 @@ def _promised(sim: Simulation) -> int:
     """Bytes promised to links, those of copies that are still on their way left out."""
     copies = sum(f.promised_bytes for link in sim.links for f in link.flows() if not f.request)
     return sim.front.dispatcher.promised_bytes - copies
+
+
+def _oracle(sim: Simulation) -> list[str]:
+    """A failed pool closes its connections, so that it is heard of sooner than a cut."""
+    delay_ns = sim.setup.signals.delay_ns
+    silence_ns = [cluster.link.dead_after_ns for cluster in sim.setup.prfaas]
+    if any(failure.kind is FailureKind.POOL for failure in sim.setup.failures):
+        silence_ns.append(delay_ns)
+    needed_ns = {
+        News.REPORT: delay_ns,
+        News.LINK_ALIVE: delay_ns,
+        News.LINK_DEAD: min(silence_ns, default=0),
+    }
+    return [
+        *too_early(sim.front.heard, needed_ns),
+        *reads_of_the_simulation(sim.front.dispatcher),
+    ]

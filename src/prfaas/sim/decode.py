@@ -55,7 +55,7 @@ class DecodeInstance:
         on_done: Callable[[Request], None],
     ) -> None:
         self.name, self.up = name, True
-        self.kv_used_bytes = 0
+        self.kv_used_bytes = self.num_running_most = 0
         self.batch_ns = 0.0
         self._clock, self._step_ns, self._limits = clock, step_ns, limits
         self._kv_bytes, self._on_first, self._on_done = kv_bytes, on_first, on_done
@@ -140,6 +140,7 @@ class DecodeInstance:
             self._context_sum += request.num_prompt_tokens - self._steps
             end = self._steps + max(request.num_output_tokens - 1, 0)
             heapq.heappush(self._running, (end, request.index, request))
+            self.num_running_most = max(self.num_running_most, len(self._running))
 
     def _next_that_fits(self) -> Request | None:
         """The oldest request if it has blocks or gets them, else the oldest that holds some.

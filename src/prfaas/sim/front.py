@@ -19,6 +19,7 @@ from prfaas.core.dispatcher import Dispatcher
 from prfaas.core.link_book import LinkReport
 from prfaas.core.links import Link
 from prfaas.sim.caches import Caches, Hit
+from prfaas.sim.oracle import Heard
 from prfaas.sim.request import Request
 from prfaas.sim.setup import ClusterSetup, Setup
 
@@ -32,7 +33,7 @@ class Front:
 
     def __init__(self, setup: Setup) -> None:
         self._home = setup.name
-        self.caches = Caches(setup)
+        self.caches, self.heard = Caches(setup), Heard()
         self._block_tokens = setup.blocks.tokens
         self.prefill_names = tuple(f"p{i:05}" for i in range(setup.num_prefill))
         self.prfaas_names = _instance_names(setup.prfaas)

@@ -22,6 +22,7 @@ from prfaas.sim.decode import DecodeInstance
 from prfaas.sim.failures import schedule
 from prfaas.sim.front import Front
 from prfaas.sim.link import SharedLink
+from prfaas.sim.oracle import News
 from prfaas.sim.prefill import Job, PrefillInstance
 from prfaas.sim.request import UNSET, Outcome, Request
 from prfaas.sim.series import Series
@@ -252,6 +253,9 @@ class Simulation:
         self._decode(request)
 
     def _link_changed(self, cluster: str, alive: bool) -> None:
+        news = News.LINK_ALIVE if alive else News.LINK_DEAD
+        changed_at_ns = self.transports[cluster].changed_at_ns
+        self.front.heard.note(news, changed_at_ns, self.clock.now_ns)
         for index in sorted(self.front.set_link(cluster, up=alive)):
             self.again(self.open[index])
 

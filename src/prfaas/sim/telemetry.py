@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from prfaas.core.link_book import LinkReport
 from prfaas.sim.link import BITS_PER_BYTE, SharedLink
+from prfaas.sim.oracle import News
 from prfaas.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Telemetry:
 
     def _deliver(self, seen: Observation) -> None:
         front = self._sim.front
+        front.heard.note(News.REPORT, seen.at_ns, self._sim.clock.now_ns)
         for name, num_waiting in seen.num_waiting:
             front.report_load(name, seen.at_ns, num_waiting)
         for source, destination, report in seen.links:

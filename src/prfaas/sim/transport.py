@@ -56,6 +56,7 @@ class Transport:
         self._on_landed, self._on_pulled, self._on_change = on_landed, on_pulled, on_change
         self._told_after_ns = told_after_ns
         self._taken_for_alive = True
+        self.changed_at_ns = 0
         self._capacity_ratio, self._num_pools_down = 1.0, 0
         self._open: dict[Request, _Transfer] = {}
         self._copies: dict[Flow, Ended] = {}
@@ -162,15 +163,18 @@ class Transport:
 
     def _apply(self, noticed_after_ns: int) -> None:
         ratio = 0.0 if self._num_pools_down else self._capacity_ratio
+        if (self.home.bits_per_s > 0) != (ratio > 0):
+            self.changed_at_ns = self._clock.now_ns
         for link in (self.home, self.away):
             link.set_rate(self._setup.bits_per_s * ratio)
         if ratio <= 0:
-            self._clock.after(noticed_after_ns, self._maybe_dead)
+            self._clock.after(noticed_after_ns, self._maybe_dead, self.changed_at_ns)
         else:
-            self._clock.after(self._told_after_ns, self._tell_alive)
+            self._clock.after(self._told_after_ns, self._tell_alive, self.changed_at_ns)
 
-    def _maybe_dead(self, _argument: None) -> None:
-        if self.home.bits_per_s <= 0 and self._taken_for_alive:
+    def _maybe_dead(self, silent_since_ns: int) -> None:
+        """The link is dead if the silence has lasted."""
+        if silent_since_ns == self.changed_at_ns and self._taken_for_alive:
             self._taken_for_alive = False
             self._lose_copies()
             self._on_change(self.cluster.name, False)
@@ -183,7 +187,7 @@ class Transport:
             ended(False)
         self._copies.clear()
 
-    def _tell_alive(self, _argument: None) -> None:
-        if self.home.bits_per_s > 0 and not self._taken_for_alive:
+    def _tell_alive(self, back_since_ns: int) -> None:
+        if back_since_ns == self.changed_at_ns and not self._taken_for_alive:
             self._taken_for_alive = True
             self._on_change(self.cluster.name, True)
