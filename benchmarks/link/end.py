@@ -187,7 +187,7 @@ async def send(identities: Path, host: str, budget: int) -> None:
     sender = Sender(identities, host, budget)
     running = asyncio.create_task(sender.link.run())
     commands = await lines()
-    while not sender.link.is_up or sender.link.telemetry.num_connections < 4:  # noqa: ASYNC110
+    while not sender.link.is_up or sender.link.telemetry.num_connections < 2:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     say("ready")
     bulk: set[asyncio.Task[Any]] = set()

@@ -1,6 +1,7 @@
 """A link of several connections: blocks in pieces, faults on the way, what is measured."""
 
 import asyncio
+import gc
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ async def rig(world: World, identities: Path) -> AsyncIterator[Rig]:
         peers={"pd-pool": ("127.0.0.1", proxy.port)},
     )
     made = Rig(proxy, prfaas, pd, identities)
-    await until(lambda: made.link.telemetry.num_connections == outbound.CONNECTIONS_DEFAULT)
+    await until(lambda: made.link.telemetry.num_connections == outbound.CONNECTIONS_MIN)
     yield made
     await proxy.close()
 
@@ -148,7 +149,7 @@ async def test_a_stranger_joins_no_link(rig: Rig) -> None:
 
 async def test_metrics_show_the_link(rig: Rig) -> None:
     await until(lambda: rig.prfaas.metric("link_rtt_ns", peer="pd-pool") > 0)
-    assert rig.prfaas.metric("link_num_connections", peer="pd-pool") == 6
+    assert rig.prfaas.metric("link_num_connections", peer="pd-pool") == 2
     assert rig.link.seconds_to_send(1000) is None
 
 
@@ -156,10 +157,11 @@ def test_the_number_of_connections_follows_budget_and_round_trip() -> None:
     assert num_connections(10**9, 40_000_000) == 4
     assert num_connections(5 * 10**9, 20_000_000) == 6
     assert num_connections(10**11, 40_000_000) == 16
+    assert num_connections(10**10, 50_000) == 2
 
 
 def info(acked_bytes: int) -> TcpInfo:
-    return TcpInfo(10**7, 10, 1, acked_bytes, 10**9)
+    return TcpInfo(10**7, 10, 1, acked_bytes, 10**9, acked_bytes, 0)
 
 
 def test_an_estimate_is_what_is_ahead_at_the_rate_that_was_measured() -> None:
@@ -202,4 +204,22 @@ async def test_one_data_connection_that_carries_nothing_more_is_replaced(
     blocks = rig.push(transfer, 20)
     rig.link.finish(transfer)
     await rig.all_there(blocks)
-    await until(lambda: len(rig.pd.node.link_port._receivers) == outbound.CONNECTIONS_DEFAULT)
+    receivers = rig.pd.node.link_port._receivers
+    await until(lambda: len(receivers) == rig.link.telemetry.num_connections)
+
+
+async def test_a_link_that_is_over_keeps_no_memory(rig: Rig) -> None:
+    """Not even until the garbage collector comes round: an idle node may wait for it for long."""
+    rig.proxy.read_bits_per_s = 20_000_000
+    transfer = rig.begin()
+    rig.push(transfer, 20)
+    await until(lambda: rig.pd.node.link_port.unfinished_bytes > 0)
+    gc.disable()
+    try:
+        rig.proxy.is_plugged = False
+        rig.proxy.strike(Fault.RESET)
+        await until(lambda: rig.pd.node.store.loose_bytes == 0)
+        await until(lambda: rig.pd.node.inbound.num_open == 0)
+        assert rig.pd.node.store.loose_bytes == 0
+    finally:
+        gc.enable()

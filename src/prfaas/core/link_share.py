@@ -53,6 +53,8 @@ class Fragment:
     block: OutgoingBlock
     offset: int
     num_bytes: int
+    is_cut: bool = False
+    """It was sent like this once, and has to be the same if it goes again."""
 
     @property
     def data(self) -> memoryview:
@@ -85,11 +87,11 @@ class LinkShare:
     A take costs time in proportion to the transfers that have something to send.
 
     Args:
-        fragment_bytes: Largest fragment.
+        fragment_bytes: Largest fragment; may be changed at any time.
     """
 
     def __init__(self, fragment_bytes: int) -> None:
-        self._fragment_bytes = fragment_bytes
+        self.fragment_bytes = fragment_bytes
         self._lanes: dict[bytes, _Lane] = {}
         self._in_flight: dict[int, dict[OutgoingBlock, list[Fragment]]] = {}
         self._started: dict[bool, OutgoingBlock | None] = {True: None, False: None}
@@ -117,9 +119,7 @@ class LinkShare:
         if not lane.waiting:
             lane.share = max(lane.share, self._least_share())
         lane.blocks[block.name] = block
-        for offset in range(0, len(block.data), self._fragment_bytes):
-            size = min(self._fragment_bytes, len(block.data) - offset)
-            self._put(lane, Fragment(block, offset, size), is_first=False)
+        self._put(lane, Fragment(block, 0, len(block.data)), is_first=False)
 
     def finish(self, transfer_id: bytes) -> None:
         """Nothing more will be added to this transfer."""
@@ -149,7 +149,7 @@ class LinkShare:
             None if there is nothing to send.
         """
         while (lane := self._next_lane()) is not None:
-            fragment = lane.waiting.popleft()
+            fragment = self._cut(lane)
             lane.waiting_bytes -= fragment.num_bytes
             self.queued_bytes -= fragment.num_bytes
             if fragment.block.has_arrived:
@@ -167,6 +167,17 @@ class LinkShare:
             if lane is not None and not block.has_arrived:
                 for fragment in reversed(fragments):
                     self._put(lane, fragment, is_first=True)
+
+    def _cut(self, lane: _Lane) -> Fragment:
+        """The next fragment; what is left of its block stays where it was."""
+        whole = lane.waiting.popleft()
+        if whole.is_cut or whole.block.has_arrived:
+            return whole
+        size = min(self.fragment_bytes, whole.num_bytes)
+        if size < whole.num_bytes:
+            rest = Fragment(whole.block, whole.offset + size, whole.num_bytes - size)
+            lane.waiting.appendleft(rest)
+        return Fragment(whole.block, whole.offset, size, is_cut=True)
 
     def _put(self, lane: _Lane, fragment: Fragment, *, is_first: bool) -> None:
         lane.waiting.appendleft(fragment) if is_first else lane.waiting.append(fragment)

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 JOIN_BYTES_MAX = 4096
 DELIVERIES_MAX = 4
 """Blocks of a connection that nobody has dealt with yet; more wait in the network."""
+WAKE_BYTES, RECORD_BYTES = 64 << 10, 18 << 10
+"""A reader sleeps until so much is there; a TLS record may be half read already."""
 TURN_BYTES = 512 << 10
 """What a connection reads before the others have their turn."""
 
@@ -114,6 +116,7 @@ class DataReceiver:
 
     def _ended(self, _: object) -> None:
         """Also when it was killed before it began."""
+        self._task = None
         self._plain.close()
         self._tell(self._handlers.on_end, self)
 
@@ -205,6 +208,7 @@ class _Reader:
         """Of the fragment whose bytes come."""
         self._is_claimed = False
         self._is_paused = False
+        self._wakes_at = 1
         self._loop.add_reader(self._number, self._read)
         self._loop.call_soon(self._read)  # What came with the join is not announced again.
 
@@ -213,13 +217,15 @@ class _Reader:
         self._loop.remove_reader(self._number)
         if self._prefix is not None and self._is_claimed:
             self._assembly.release(self._prefix, self)
+        self._view = self._prefix_bytes  # Nothing here keeps the memory of a block.
         if not self.ended.done():
             self.ended.cancel()
 
     def fail(self, error: Exception) -> None:
         """End the connection."""
         if not self.ended.done():
-            self.ended.set_exception(error)
+            # Its traceback would keep what was being read.
+            self.ended.set_exception(error.with_traceback(None))
 
     def disown(self) -> None:
         """Another connection brings the fragment that is being read."""
@@ -248,9 +254,17 @@ class _Reader:
             if not self._is_paused and not self.ended.done() and self._secured.pending():
                 self._loop.call_soon(self._read)
         except ssl.SSLWantReadError:
-            return
+            self._sleep()
         except (OSError, PeerError) as error:
             self.fail(error)
+
+    def _sleep(self) -> None:
+        """Be woken when a good part of what is missing is there, not for every segment."""
+        missing = len(self._view) - RECORD_BYTES if self._prefix is not None else 0
+        wanted = min(max(1, missing), WAKE_BYTES)
+        if wanted != self._wakes_at:
+            self._wakes_at = wanted
+            self._secured.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
 
     def _advance(self) -> None:
         if self._prefix is None:

@@ -17,13 +17,15 @@ from prfaas.pool.io_thread import IoThread, shake_hands
 from prfaas.wire.fragments import encode_prefix
 from prfaas.wire.identity import peer_name
 from prfaas.wire.messages import Join, encode
-from prfaas.wire.sockets import TcpInfo, pace, prepare, tcp_info
+from prfaas.wire.sockets import TcpInfo, fit, prepare, tcp_info
 
 log = logging.getLogger(__name__)
 
-FRAGMENT_BYTES = 128 << 10
-"""Small enough that a block crosses on all connections at once, and that an urgent one waits for
-little; large enough that its header and its turn in the queue do not count."""
+FRAGMENT_BYTES, FRAGMENT_BYTES_MIN, FRAGMENT_BYTES_LARGEST = 128 << 10, 32 << 10, 512 << 10
+FRAGMENT_MS = 2
+"""What a connection sends in this time is a fragment: small enough that a block crosses on all
+connections at once and that an urgent one waits for little, large enough that its header and its
+turn do not count."""
 CONNECT_TIMEOUT_S = 5.0
 RETRY_S = 0.5
 STUCK_NS = 5 * 10**9
@@ -64,6 +66,11 @@ class SendQueue:
         """The receiver has this block."""
         with self._lock:
             self._share.arrived(transfer_id, name)
+
+    def cut(self, fragment_bytes: int) -> None:
+        """From now on, cut blocks into fragments of so many bytes."""
+        with self._lock:
+            self._share.fragment_bytes = fragment_bytes
 
     def lost(self, connection: int) -> None:
         """What was in flight on this connection goes again."""
@@ -107,6 +114,8 @@ class _DataConnection:
         self._sent_bytes = 0
         self._received_bytes = 0
         self._moved_at_ns = 0
+        self.fitted = (0, 0)
+        """Its pacing and its backlog, bytes a second and bytes."""
         self._loop.add_writer(self._descriptor, self._write)
         # The peer says nothing on a data connection: what can be read is its end.
         self._loop.add_reader(self._descriptor, self._read)
@@ -192,8 +201,8 @@ class DataSenders:
         link: Word of the session.
         queue: What they send.
         numbers: A number for every connection, none twice.
-        num_connections: How many.
-        pacing_bits_per_s: Of all together; 0 is no limit.
+        num_connections: How many, to begin with.
+        pacing_bits_per_s: What all together may send, to begin with; 0 is no limit.
         io: Where they live.
         on_change: Told on the loop when a connection comes or goes.
     """
@@ -228,6 +237,7 @@ class DataSenders:
         self._slots: list[asyncio.Task[None]] = []
         self._connections: list[_DataConnection] = []
         self._is_closed = False
+        self._fragment_bytes = FRAGMENT_BYTES
         queue.on_more = lambda: io.call(self._wake)
         io.call(self._fill)
 
@@ -253,6 +263,16 @@ class DataSenders:
                 infos.append(tcp_info(connection.socket))
         return infos
 
+    def tune(self, num_connections: int, pacing_bits_per_s: int, bits_per_s: int) -> None:
+        """Fit the connections to what is known of the path.
+
+        Args:
+            num_connections: How many there should be; none is closed that is open.
+            pacing_bits_per_s: What all together may send; 0 is no limit.
+            bits_per_s: What the link carries; 0 is unknown.
+        """
+        self._io.call(self._tune, num_connections, pacing_bits_per_s, bits_per_s)
+
     async def close(self) -> None:
         """End every connection, and give what was under way back to the queue."""
         self._queue.on_more = lambda: None
@@ -261,6 +281,16 @@ class DataSenders:
             await done.wait()
 
     # --- on the I/O thread ---
+
+    def _tune(self, num_connections: int, pacing_bits_per_s: int, bits_per_s: int) -> None:
+        self._num_wanted = max(self._num_wanted, num_connections)
+        self._pacing_bits_per_s = pacing_bits_per_s
+        if bits_per_s:
+            share = bits_per_s // 8 // self._num_wanted
+            self._fragment_bytes = _power_of_two(share * FRAGMENT_MS // 1000)
+            self._queue.cut(self._fragment_bytes)
+        self._fit()
+        self._fill()
 
     def _fill(self) -> None:
         while len(self._slots) < self._num_wanted and not self._is_closed:
@@ -296,7 +326,7 @@ class DataSenders:
             join = encode(Join(pool=self._pool, link=self._link, number=number))
             connection = _DataConnection(number, secured, self._queue, join)
             self._connections.append(connection)
-            self._pace()
+            self._fit()
             self._tell(self._on_change)
             try:
                 await connection.ended
@@ -322,15 +352,24 @@ class DataSenders:
                 raise
         return secured
 
-    def _pace(self) -> None:
+    def _fit(self) -> None:
         share = self._pacing_bits_per_s // 8 // self._num_wanted
+        fitted = share, 2 * self._fragment_bytes
         for connection in self._connections:
-            with contextlib.suppress(OSError):
-                pace(connection.socket, share)
+            if connection.fitted != fitted:
+                connection.fitted = fitted
+                with contextlib.suppress(OSError):
+                    fit(connection.socket, *fitted)
 
     def _tell(self, what: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(what)
+
+
+def _power_of_two(num_bytes: int) -> int:
+    """Fragments of few sizes."""
+    wanted = 1 << max(0, num_bytes - 1).bit_length()
+    return max(FRAGMENT_BYTES_MIN, min(FRAGMENT_BYTES_LARGEST, wanted))
 
 
 async def _connect(address: tuple[str, int]) -> socket.socket:

@@ -8,9 +8,9 @@ from prfaas.units import NS_PER_S
 from prfaas.wire.messages import LinkTelemetry
 from prfaas.wire.sockets import TcpInfo
 
-SAMPLE_NS = 250_000_000
-FRESH_WEIGHT = 0.6
-"""Of the newest busy sample: after two samples, half a second, 84 % of the rate is new."""
+SAMPLE_NS = 100_000_000
+FRESH_WEIGHT = 0.4
+"""Of the newest busy sample: after five samples, half a second, 92 % of the rate is new."""
 
 
 class LinkMeter:
@@ -39,6 +39,10 @@ class LinkMeter:
         )
         self.rtt_ns = 0
         """Of the last ping; 0 is unknown."""
+        self.fresh_bits_per_s = 0
+        """What arrived since the sample before; 0 if the link was not busy all the time."""
+        self.path_rtt_ns = 0
+        """Smoothed round trip of its connections, as the kernel sees it."""
 
     def sample(
         self, now_ns: int, infos: Sequence[TcpInfo], queued_bytes: int, in_flight_bytes: int
@@ -52,8 +56,12 @@ class LinkMeter:
         goodput = self._telemetry.goodput_bits_per_s
         is_busy = queued_bytes > 0
         passed_ns = now_ns - self._sampled_at_ns
+        self.fresh_bits_per_s = 0
+        self.path_rtt_ns = sum(info.rtt_ns for info in infos) // max(1, len(infos))
         if self._was_busy and is_busy and passed_ns > 0 and acked_bytes >= self._acked_bytes:
-            fresh = (acked_bytes - self._acked_bytes) * 8 * NS_PER_S // passed_ns
+            fresh = self.fresh_bits_per_s = (
+                (acked_bytes - self._acked_bytes) * 8 * NS_PER_S // passed_ns
+            )
             goodput = round(FRESH_WEIGHT * fresh + (1 - FRESH_WEIGHT) * goodput) or fresh
             if not self._telemetry.goodput_bits_per_s:
                 goodput = fresh

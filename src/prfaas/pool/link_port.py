@@ -317,7 +317,9 @@ class LinkPort:
         for other, transfer_id in self._early.all():
             if other == peer:
                 self._drop_early(peer, transfer_id)
-        self._links.pop(peer, None)
+        _, assembly = self._links.pop(peer, ("", None))
+        if assembly is not None:
+            self._io.call(assembly.close)
         for receiver in list(self._receivers):
             if receiver.peer == peer:
                 receiver.kill()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from prfaas.errors import PeerError
 from prfaas.wire.channel import Channel
 from prfaas.wire.identity import DATA_PROTOCOL, LinkContexts
+from prfaas.wire.sockets import prepare_messages
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +125,7 @@ class Listener:
                 connection.close()
 
     async def _shake_hands(self, connection: socket.socket) -> None:
+        prepare_messages(connection)
         await asyncio.get_running_loop().connect_accepted_socket(
             self._new_channel,
             connection,

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.core.link_share import OutgoingBlock
+from prfaas.core.pacing import Pacer
 from prfaas.core.tickets import Refusal
 from prfaas.core.transfers import Transfer, TransferEvent, TransferState
 from prfaas.errors import PeerError
@@ -51,7 +52,7 @@ from prfaas.wire.messages import (
     keys_of,
     wire_keys,
 )
-from prfaas.wire.sockets import tcp_info
+from prfaas.wire.sockets import prepare_messages, tcp_info
 
 log = logging.getLogger(__name__)
 
@@ -59,22 +60,21 @@ RETRY_MIN_S, RETRY_MAX_S = 0.1, 1.0
 STABLE_S = 5.0
 """A connection that lasted this long was a good one: the next try follows at once."""
 CONNECT_TIMEOUT_S = 5.0
-CONNECTIONS_MIN, CONNECTIONS_MAX = 4, 16
-CONNECTIONS_DEFAULT = 6
-"""Without a budget: enough windows for 5 Gbit/s at 20 ms."""
+CONNECTIONS_MIN, CONNECTIONS_MAX = 2, 16
+FAR_CONNECTIONS_MIN, FAR_RTT_NS = 4, 5_000_000
+"""Over far paths one connection that lost a segment must not slow the others' blocks down."""
 WINDOW_BYTES = 2_700_000
 """What a connection moves per round trip under Linux's default limit on send buffers, 4 MiB."""
-TELEMETRY_EVERY = 4
+TELEMETRY_EVERY = 5
 """Samples between two reports of a busy link."""
 
 
-def num_connections(budget_bits_per_s: int, rtt_ns: int) -> int:
-    """Data connections of a link: enough windows for its budget, and one more."""
-    if not budget_bits_per_s:
-        return CONNECTIONS_DEFAULT
-    in_flight_bytes = budget_bits_per_s / 8 * rtt_ns / NS_PER_S
+def num_connections(bits_per_s: int, rtt_ns: int) -> int:
+    """Data connections of a link: enough windows for what it carries, and one more."""
+    in_flight_bytes = bits_per_s / 8 * rtt_ns / NS_PER_S
     wanted = math.ceil(in_flight_bytes / WINDOW_BYTES) + 1
-    return max(CONNECTIONS_MIN, min(CONNECTIONS_MAX, wanted))
+    least = FAR_CONNECTIONS_MIN if rtt_ns >= FAR_RTT_NS else CONNECTIONS_MIN
+    return max(least, min(CONNECTIONS_MAX, wanted))
 
 
 @dataclass(eq=False, slots=True)
@@ -167,6 +167,7 @@ class OutboundLink:
         sent = metrics.link_bytes.labels(peer=peer, direction="sent")
         self._queue = SendQueue(sent.inc)
         self._meter = LinkMeter(budget_bits_per_s)
+        self._pacer = Pacer(budget_bits_per_s)
 
     # --- what the node asks for ---
 
@@ -305,6 +306,8 @@ class OutboundLink:
             )
 
     def _greet(self, channel: Channel) -> None:
+        if channel.socket is not None:
+            prepare_messages(channel.socket)
         channel.peer = peer_name(channel.ssl_object, frozenset({self.peer}))
         self._link = secrets.token_hex(16)
         hello = PoolHello(
@@ -356,7 +359,7 @@ class OutboundLink:
             queue=self._queue,
             numbers=lambda: next(self._numbers),
             num_connections=self._connections or num_connections(self._budget_bits_per_s, rtt_ns),
-            pacing_bits_per_s=self._budget_bits_per_s,
+            pacing_bits_per_s=self._pacer.bits_per_s,
             io=self._io,
             on_change=self._update,
         )
@@ -364,16 +367,24 @@ class OutboundLink:
     async def _measure(self, channel: Channel, senders: DataSenders) -> None:
         """Sample the connections, and report while the link is busy."""
         for count in itertools.count():
-            queue = self._queue
-            self._meter.sample(
-                self._clock_ns(), senders.tcp_infos(), queue.queued_bytes, queue.in_flight_bytes
-            )
+            queue, now = self._queue, self._clock_ns()
+            self._meter.sample(now, senders.tcp_infos(), queue.queued_bytes, queue.in_flight_bytes)
+            self._tune(senders, now)
             self._metrics.set_link(self.peer, self.telemetry)
             if count % TELEMETRY_EVERY == 0:
                 channel.send(Ping(at_ns=self._clock_ns(), connections=senders.connections))
                 if self._transfers and self.is_up:
                     self._on_change()
             await asyncio.sleep(SAMPLE_NS / NS_PER_S)
+
+    def _tune(self, senders: DataSenders, now_ns: int) -> None:
+        """Fit pacing, fragments and the number of connections to what was measured."""
+        meter = self._meter
+        ceiling = self._pacer.sample(now_ns, meter.fresh_bits_per_s, meter.path_rtt_ns)
+        if meter.fresh_bits_per_s:
+            rate = self.telemetry.goodput_bits_per_s
+            wanted = self._connections or num_connections(rate, meter.path_rtt_ns)
+            senders.tune(wanted, ceiling, rate)
 
     def _disconnect(self) -> None:
         self._channel = self._senders = None

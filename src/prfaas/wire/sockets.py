@@ -17,6 +17,7 @@ USER_TIMEOUT_MS = 15_000
 """Longer than a receiver stalls for good reasons; a path that is silent that long is dead."""
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 5, 2, 3
 _TCP_NOTSENT_LOWAT = 25
+_TCP_THIN_LINEAR_TIMEOUTS = 16
 _SO_MAX_PACING_RATE = 47
 _TCP_INFO_BYTES = 232
 _UNPACED = 2**64 - 1
@@ -41,10 +42,24 @@ def prepare(connection: socket.socket) -> str:
     return connection.getsockopt(tcp, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
 
 
-def pace(connection: socket.socket, bytes_per_s: int) -> None:
-    """Limit what the kernel sends of a connection; 0 is no limit. Works at any time."""
+def prepare_messages(connection: socket.socket) -> None:
+    """Set the options of a connection with messages: nothing waits for an acknowledgement of what
+    went before, and what is lost beside bulk is sent again soon, also the third time."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, _TCP_THIN_LINEAR_TIMEOUTS, 1)
+
+
+def fit(connection: socket.socket, bytes_per_s: int, backlog_bytes: int) -> None:
+    """Limit what the kernel sends of a connection. Works at any time.
+
+    Args:
+        connection: A TCP socket.
+        bytes_per_s: Ceiling; 0 is none.
+        backlog_bytes: What the socket holds beyond its congestion window.
+    """
     rate = struct.pack("Q", bytes_per_s or _UNPACED)
     connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
+    connection.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, backlog_bytes)
 
 
 def keep_alive(connection: socket.socket) -> None:
@@ -66,6 +81,8 @@ class TcpInfo:
     retransmits: int
     acked_bytes: int
     delivery_bits_per_s: int
+    sent_bytes: int
+    resent_bytes: int
 
 
 def tcp_info(connection: socket.socket) -> TcpInfo:
@@ -78,6 +95,7 @@ def tcp_info(connection: socket.socket) -> TcpInfo:
     raw = raw.ljust(_TCP_INFO_BYTES, b"\0")
     words = struct.unpack_from("24I", raw, _U8_FIELDS)
     acked_bytes = struct.unpack_from("Q", raw, _U8_FIELDS + 24 * 4 + 16)[0]
+    sent_bytes, resent_bytes = struct.unpack_from("2Q", raw, 200)
     delivery_rate = struct.unpack_from("Q", raw, 160)[0]
     return TcpInfo(
         rtt_ns=words[15] * 1000,
@@ -85,4 +103,6 @@ def tcp_info(connection: socket.socket) -> TcpInfo:
         retransmits=words[23],
         acked_bytes=acked_bytes,
         delivery_bits_per_s=delivery_rate * 8,
+        sent_bytes=sent_bytes,
+        resent_bytes=resent_bytes,
     )

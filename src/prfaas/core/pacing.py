@@ -1,0 +1,99 @@
+"""How fast a link sends, from what arrives and how long the queue on the path is.
+
+Several connections under BBR or cubic find out what a path carries by filling its queue until it
+drops, and lose up to a tenth of their segments to themselves. A pacer keeps their sum just below
+the rate at which a queue forms: it goes up slowly while round trips are as short as the path, in
+growing steps when there is room far above, and below what arrives when round trips get longer.
+Segments lost at random do not lengthen round trips and so do not slow a link down.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from prfaas.units import NS_PER_S
+
+LAN_RTT_NS = 2_000_000
+"""Paths shorter than this are not paced: what is lost there is sent again at once."""
+QUEUE_MIN_NS, QUEUE_SHARE = 2_500_000, 1 / 12
+"""A queue is standing when it is longer than both: in time, and in round trips."""
+CUT = 0.92
+"""Below what arrives, so that the queue that was found drains."""
+STEP_MIN, STEP_MAX = 0.015, 0.5
+HOLD_NS = 300_000_000
+"""A cut shows in the round trips after so long."""
+MEMORY_NS = 10 * NS_PER_S
+"""How long the shortest round trip counts: the path may have changed."""
+BOUND = 0.85
+"""A link that carries this share of its ceiling is held by it."""
+
+
+class Pacer:
+    """The ceiling of one link.
+
+    Args:
+        budget_bits_per_s: The operator's; the ceiling is never above it. 0 is none.
+    """
+
+    def __init__(self, budget_bits_per_s: int = 0) -> None:
+        self._budget = budget_bits_per_s
+        self.bits_per_s = budget_bits_per_s
+        """The ceiling; 0 is none."""
+        self._step = STEP_MIN
+        self._hold_until_ns = 0
+        self._rtt_at_cut_ns = 0
+        self._rtts: deque[tuple[int, int]] = deque()
+
+    def sample(self, now_ns: int, arriving_bits_per_s: int, rtt_ns: int) -> int:
+        """Take a measurement in of a link that had something to send all the time.
+
+        Args:
+            now_ns: Monotonic.
+            arriving_bits_per_s: What was acknowledged since the sample before.
+            rtt_ns: Smoothed round trip of its connections.
+
+        Returns:
+            The ceiling from now on, bits per second; 0 is none.
+        """
+        if not rtt_ns or not arriving_bits_per_s:
+            return self.bits_per_s
+        shortest = self._shortest(now_ns, rtt_ns)
+        if shortest < LAN_RTT_NS:
+            return self.bits_per_s
+        has_queue = rtt_ns - shortest > max(QUEUE_MIN_NS, shortest * QUEUE_SHARE)
+        if now_ns < self._hold_until_ns:
+            return self.bits_per_s
+        if has_queue:
+            self._cut(now_ns, arriving_bits_per_s, rtt_ns)
+        elif self.bits_per_s and arriving_bits_per_s >= BOUND * self.bits_per_s:
+            self._raise()
+        return self.bits_per_s
+
+    def _cut(self, now_ns: int, arriving_bits_per_s: int, rtt_ns: int) -> None:
+        arrives = arriving_bits_per_s >= BOUND * self.bits_per_s
+        if arrives and self._rtt_at_cut_ns and rtt_ns >= 0.9 * self._rtt_at_cut_ns:
+            # All arrives, and the cut before changed nothing: the path itself is longer.
+            self._rtts = deque([(now_ns, rtt_ns)])
+            self._rtt_at_cut_ns = 0
+            return
+        self._rtt_at_cut_ns = rtt_ns
+        self._set(CUT * arriving_bits_per_s)
+        self._step = STEP_MIN
+        self._hold_until_ns = now_ns + HOLD_NS
+
+    def _raise(self) -> None:
+        self._rtt_at_cut_ns = 0
+        self._set(self.bits_per_s * (1 + self._step))
+        self._step = min(STEP_MAX, 2 * self._step)
+
+    def _set(self, bits_per_s: float) -> None:
+        wanted = max(1, round(bits_per_s))
+        self.bits_per_s = min(wanted, self._budget) if self._budget else wanted
+
+    def _shortest(self, now_ns: int, rtt_ns: int) -> int:
+        while self._rtts and now_ns - self._rtts[0][0] > MEMORY_NS:
+            self._rtts.popleft()
+        while self._rtts and self._rtts[-1][1] >= rtt_ns:
+            self._rtts.pop()
+        self._rtts.append((now_ns, rtt_ns))
+        return self._rtts[0][1]
