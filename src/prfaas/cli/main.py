@@ -19,6 +19,7 @@ COMMANDS = {
     "demo": "demo",
     "gateway": "parts",
     "identity": "parts",
+    "link": "link",
     "model": "plan",
     "plan": "plan",
     "pool": "parts",
@@ -58,6 +59,7 @@ def cli() -> None:
       prfaas demo                        two clusters on this machine, twelve requests
       prfaas up examples/laptop.toml     run a deployment until stopped
       prfaas check examples/laptop.toml  is this file right?
+      prfaas link test A B --file F.toml what does the path from pool A to pool B carry?
       prfaas simulate examples/sim/link-cut.toml   what if the link is cut?
     """
 

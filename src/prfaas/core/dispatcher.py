@@ -28,6 +28,7 @@ from prfaas.core.dispatch import (
 )
 from prfaas.core.link_book import LinkReport
 from prfaas.core.links import Links
+from prfaas.core.load_book import LoadBook
 from prfaas.core.routing import Decision, Path
 from prfaas.core.ways import Way, Ways
 
@@ -236,6 +237,10 @@ class Dispatcher:
     def links(self) -> Links:
         """What is known of the links."""
         return self._ways.links
+
+    def load(self, name: str) -> LoadBook:
+        """The load book of an instance that prefills."""
+        return self._stage_of[name].book
 
     @property
     def promised_bytes(self) -> int:

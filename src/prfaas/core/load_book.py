@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-OUTDATED_RATIO_MAX = 8
+OUTDATED_RATIO_MAX = 3
 """Entries of the heap for each instance; then outdated ones are thrown out."""
 
 
@@ -66,10 +66,10 @@ class LoadBook:
         if observed_at_ns < load.observed_at_ns:
             return
         load.observed_at_ns = observed_at_ns
-        if not (num_waiting or load.jobs or load.foreign_ns or load.ended):
-            return
         while load.ended and load.ended[0][1] <= observed_at_ns:
             load.ended.popleft()
+        if not (num_waiting or load.jobs or load.foreign_ns):
+            return
         later = _sent_after(load, observed_at_ns)
         for _ in range(len(load.jobs) - len(later) - num_waiting - 1):
             load.work_ns -= load.jobs.pop(next(iter(load.jobs))).work_ns

@@ -106,13 +106,14 @@ class Ways:
         stage = self.away[remote.name]
         at_home = self.home.instances[home.name] if home else None
         destination = at_home.pool if at_home else self._default_pool
-        layout_id = at_home.layout_id if at_home else b""
 
         def road(instance: Instance) -> tuple[bool, bool]:
             """A layout that is not known does not disagree: then the link is what is missing."""
-            known = layout_id is not None and instance.layout_id is not None
             link_up = self.links.between(instance.pool, destination).up
-            return not known or instance.layout_id == layout_id, known and link_up
+            if at_home is None:
+                return True, link_up
+            known = at_home.layout_id is not None and instance.layout_id is not None
+            return not known or instance.layout_id == at_home.layout_id, known and link_up
 
         picked = stage.pick(arrival, now_ns, road)
         away = picked.candidate

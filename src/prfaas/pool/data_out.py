@@ -338,7 +338,7 @@ class DataSenders:
 
     async def _dial(self) -> ssl.SSLSocket:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            plain = await _connect(self._address)
+            plain = await connect(self._address)
             try:
                 secured = self._tls.wrap_socket(plain, do_handshake_on_connect=False)
             except BaseException:
@@ -372,8 +372,12 @@ def _power_of_two(num_bytes: int) -> int:
     return max(FRAGMENT_BYTES_MIN, min(FRAGMENT_BYTES_LARGEST, wanted))
 
 
-async def _connect(address: tuple[str, int]) -> socket.socket:
-    """A prepared TCP connection: options that count during the handshake are set before it."""
+async def connect(address: tuple[str, int]) -> socket.socket:
+    """A prepared TCP connection: options that count during the handshake are set before it.
+
+    Raises:
+        OSError: Nobody takes it.
+    """
     loop = asyncio.get_running_loop()
     error = OSError(f"{address[0]} has no address")
     places = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)

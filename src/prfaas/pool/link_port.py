@@ -17,6 +17,7 @@ from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.io_thread import IoThread
 from prfaas.pool.listener import Listener
 from prfaas.pool.metrics import PoolMetrics
+from prfaas.pool.probes import ProbeSink
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import BlockFrame, Frame
 from prfaas.wire.identity import LinkContexts, peer_name
@@ -57,7 +58,7 @@ class LinkPort:
         address: Host and port; port 0 takes a free one.
         tls: Our identity.
         epoch: Our event epoch: tells a peer that comes back whether we are still the same.
-        sources: Pools that may push.
+        sources: Pools that may push, and test the link.
         gateways: Gateways that may subscribe and abort.
     """
 
@@ -98,6 +99,7 @@ class LinkPort:
             tls,
             lambda: Channel(self._deliver, self._closed, self._greet),
             self._start_receiver,
+            ProbeSink(tls.probe, sources, io, self._refuse).take,
             self._refuse,
         )
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from prfaas.errors import PeerError
 from prfaas.wire.channel import Channel
-from prfaas.wire.identity import DATA_PROTOCOL, LinkContexts
+from prfaas.wire.identity import DATA_PROTOCOL, PROBE_PROTOCOL, LinkContexts
 from prfaas.wire.sockets import prepare_messages
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class Listener:
         new_channel: Makes the protocol of a connection that carries messages.
         on_data: Takes a data connection, nothing read yet, and closes it some day. A `PeerError`
             it raises refuses the connection.
+        on_probe: The same, for a connection of a link test.
         on_refused: Told of every caller that is no peer.
     """
 
@@ -44,12 +45,13 @@ class Listener:
         tls: LinkContexts,
         new_channel: Callable[[], Channel],
         on_data: Callable[[socket.socket], None],
+        on_probe: Callable[[socket.socket], None],
         on_refused: Callable[[], None],
     ) -> None:
         self._address = address
         self._tls = tls
         self._new_channel = new_channel
-        self._on_data = on_data
+        self._takers = {DATA_PROTOCOL.encode(): on_data, PROBE_PROTOCOL.encode(): on_probe}
         self._on_refused = on_refused
         self._socket: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -108,9 +110,10 @@ class Listener:
         is_ours = True
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                is_data = DATA_PROTOCOL.encode() in await client_hello(connection)
-            if is_data:
-                self._on_data(connection)
+                hello = await client_hello(connection)
+            taker = next((self._takers[name] for name in self._takers if name in hello), None)
+            if taker is not None:
+                taker(connection)
                 is_ours = False
             else:
                 is_ours = False  # The transport closes it, also when the handshake fails.

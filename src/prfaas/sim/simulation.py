@@ -111,7 +111,7 @@ class Simulation:
         self.telemetry.start()
         self.series.start()
         schedule(self, self.setup.failures)
-        while self.busy:
+        while self.open or self.busy:
             if stop_at_ns is not None and self.clock.now_ns >= stop_at_ns:
                 break
             if not self.clock.step():

@@ -29,6 +29,8 @@ NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
 HOST_NAME = re.compile(r"[A-Za-z0-9*_-]+(\.[A-Za-z0-9_-]+)*")
 DATA_PROTOCOL = "prfaas-blocks/1"
 """ALPN name of data connections: it tells a listener what a connection is for."""
+PROBE_PROTOCOL = "prfaas-probe/1"
+"""ALPN name of the connections of a link test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +40,12 @@ class LinkContexts:
     Attributes:
         messages: For connections that carry messages.
         data: For connections that carry pieces of blocks; their handshake names DATA_PROTOCOL.
+        probe: For connections of a link test; their handshake names PROBE_PROTOCOL.
     """
 
     messages: ssl.SSLContext
     data: ssl.SSLContext
+    probe: ssl.SSLContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +78,14 @@ class Identity:
     def accepting(self) -> LinkContexts:
         """For the accepting end of links.
 
-        Data connections get no session tickets: nobody reads on the other end, and unread bytes
-        turn an orderly end of a connection into a reset.
+        Data connections and probes get no session tickets: nobody reads on the other end, and
+        unread bytes turn an orderly end of a connection into a reset.
 
         Raises:
             ConfigError: A file is missing or does not fit the others.
         """
-        data = self.server_context()
-        data.set_alpn_protocols([DATA_PROTOCOL])
-        data.num_tickets = 0
-        return LinkContexts(self.server_context(), data)
+        contexts = self.server_context(), self.server_context(), self.server_context()
+        return _for_link(*contexts)
 
     def dialling(self) -> LinkContexts:
         """For the dialling end of links.
@@ -91,9 +93,8 @@ class Identity:
         Raises:
             ConfigError: A file is missing or does not fit the others.
         """
-        data = self.client_context()
-        data.set_alpn_protocols([DATA_PROTOCOL])
-        return LinkContexts(self.client_context(), data)
+        contexts = self.client_context(), self.client_context(), self.client_context()
+        return _for_link(*contexts)
 
     def _load(self, context: ssl.SSLContext) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -107,6 +108,16 @@ class Identity:
                 "make one with `prfaas identity`"
             ) from None
         return context
+
+
+def _for_link(
+    messages: ssl.SSLContext, data: ssl.SSLContext, probe: ssl.SSLContext
+) -> LinkContexts:
+    for context, protocol in ((data, DATA_PROTOCOL), (probe, PROBE_PROTOCOL)):
+        context.set_alpn_protocols([protocol])
+        if context.protocol is ssl.PROTOCOL_TLS_SERVER:
+            context.num_tickets = 0
+    return LinkContexts(messages, data, probe)
 
 
 def identity_in(directory: Path, name: str) -> Identity:

@@ -83,6 +83,9 @@ class TcpInfo:
     delivery_bits_per_s: int
     sent_bytes: int
     resent_bytes: int
+    min_rtt_ns: int = 0
+    segments: int = 0
+    """With data, sent so far, those sent again included."""
 
 
 def tcp_info(connection: socket.socket) -> TcpInfo:
@@ -95,8 +98,8 @@ def tcp_info(connection: socket.socket) -> TcpInfo:
     raw = raw.ljust(_TCP_INFO_BYTES, b"\0")
     words = struct.unpack_from("24I", raw, _U8_FIELDS)
     acked_bytes = struct.unpack_from("Q", raw, _U8_FIELDS + 24 * 4 + 16)[0]
+    min_rtt_us, _, segments, delivery_rate = struct.unpack_from("3IQ", raw, 148)
     sent_bytes, resent_bytes = struct.unpack_from("2Q", raw, 200)
-    delivery_rate = struct.unpack_from("Q", raw, 160)[0]
     return TcpInfo(
         rtt_ns=words[15] * 1000,
         window_segments=words[18],
@@ -105,4 +108,6 @@ def tcp_info(connection: socket.socket) -> TcpInfo:
         delivery_bits_per_s=delivery_rate * 8,
         sent_bytes=sent_bytes,
         resent_bytes=resent_bytes,
+        min_rtt_ns=min_rtt_us * 1000,
+        segments=segments,
     )
