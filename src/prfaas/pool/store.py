@@ -122,6 +122,17 @@ class BlockStore:
         return name in self._blocks or (self._disk is not None and name in self._disk)
 
     @property
+    def num_pinned(self) -> int:
+        """Blocks in memory that are not evicted because somebody reads them."""
+        return sum(block.pins > 0 for block in self._blocks.values())
+
+    @property
+    def loose_bytes(self) -> int:
+        """Memory in use beside that of blocks: what is being received, or still being read."""
+        stored = sum(charged_bytes(len(block.data)) for block in self._blocks.values())
+        return self.arena.used_bytes - stored
+
+    @property
     def capacity_bytes(self) -> int:
         """The limit on memory."""
         return self.arena.capacity_bytes
