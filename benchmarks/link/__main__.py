@@ -1,6 +1,6 @@
 """What the link carries, beside what iperf3 carries, in the WAN lab. Needs root.
 
-    python -m benchmarks.link [--quick]
+    python -m benchmarks.link [--quick] [--peers VENV] [--rows 1,2]
 
 Prints a table in Markdown. Shares are of the link's rate; payload alone can have 94 %.
 """
@@ -23,7 +23,12 @@ from prfaas.lab.wan import Side, Wan
 from prfaas.wire.identity import make_authority, make_identity
 
 from .end import KV_BLOCK, MIB
+from .peers import cells
 
+HELP_PEERS = """environment with nixl and Mooncake: `python -m venv VENV`, then `VENV/bin/pip
+install --no-deps -r benchmarks/link/peers/requirements.txt`; Mooncake needs libibverbs1, libnuma1
+and librdmacm1"""
+QUEUE_MS = 20
 BUDGET_SHARE = 0.93
 """Of the link's rate, as an operator would set it: payload and headers, and no standing queue."""
 
@@ -36,14 +41,17 @@ class Row:
     rtt_ms: float
     loss: float
     goal: float
+    peer_goals: tuple[float, float] = (0, 0)
+    """How much faster than the best peer: host default cubic, host default BBR; 0 is no goal."""
 
 
 ROWS = [
-    Row("256 MiB, 1 Gbit/s, 40 ms, no loss", 256 * MIB, 10**9, 40, 0, 0.88),
-    Row("256 MiB, 1 Gbit/s, 40 ms, 0.1 % loss", 256 * MIB, 10**9, 40, 0.001, 0.85),
-    Row("256 MiB, 1 Gbit/s, 40 ms, 1 % loss", 256 * MIB, 10**9, 40, 0.01, 0.80),
-    Row("64 MiB, 1 Gbit/s, 40 ms, no loss", 64 * MIB, 10**9, 40, 0, 0.80),
-    Row("256 MiB, 5 Gbit/s, 20 ms, no loss", 256 * MIB, 5 * 10**9, 20, 0, 0.75),
+    Row("256 MiB, 1 Gbit/s, 40 ms, no loss", 256 * MIB, 10**9, 40, 0, 0.88, (1.4, 1.2)),
+    Row("256 MiB, 1 Gbit/s, 40 ms, 0.1 % loss", 256 * MIB, 10**9, 40, 0.001, 0.85, (8, 1.2)),
+    Row("256 MiB, 1 Gbit/s, 40 ms, 1 % loss", 256 * MIB, 10**9, 40, 0.01, 0.80, (15, 1.4)),
+    Row("64 MiB, 1 Gbit/s, 40 ms, no loss", 64 * MIB, 10**9, 40, 0, 0.80, (1.4, 1.2)),
+    Row("256 MiB, 5 Gbit/s, 20 ms, no loss", 256 * MIB, 5 * 10**9, 20, 0, 0.75, (1.5, 1.5)),
+    Row("512 MiB, loopback, unshaped, TLS", 512 * MIB, 0, 0, 0, 8),
 ]
 
 
@@ -108,10 +116,21 @@ async def iperf(wan: Wan, control: str, streams: int) -> float:
     return rate
 
 
+def shape_of(row: Row) -> dict[str, Any]:
+    return {
+        "rtt_ms": row.rtt_ms,
+        "rate_bits_per_s": row.rate,
+        "loss": row.loss,
+        "queue_ms": QUEUE_MS,
+    }
+
+
 async def measure(row: Row, identities: Path, budget: int, repeats: int) -> dict[str, Any]:
-    shape = {"rtt_ms": row.rtt_ms, "rate_bits_per_s": row.rate, "loss": row.loss, "queue_ms": 20}
     side: Side = "a" if row.rate else "b"
-    async with Wan(**shape) as wan, link(wan, identities, budget, side) as (sender, receiver):
+    async with (
+        Wan(**shape_of(row)) as wan,
+        link(wan, identities, budget, side) as (sender, receiver),
+    ):
         for _ in range(2):
             await sender.ask(transfer=64 * MIB)
         before = await wan.counters()
@@ -173,44 +192,66 @@ async def rate_change(identities: Path) -> tuple[str, list[float]]:
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one run a row, and no iperf3")
+    parser.add_argument("--peers", type=Path, metavar="VENV", help=HELP_PEERS)
+    parser.add_argument("--rows", default="", help="numbers of rows, from 1: these, and no more")
     arguments = parser.parse_args()
+    wanted = [int(number) - 1 for number in arguments.rows.split(",") if number]
     with tempfile.TemporaryDirectory() as directory:
-        await report(Path(directory), arguments.quick)
+        identities = Path(directory)
+        make_authority(identities)
+        for name in ("gateway", "prfaas-pool", "pd-pool"):
+            make_identity(identities, name)
+        rows = [ROWS[index] for index in wanted] if wanted else ROWS
+        await table(rows, identities, arguments.quick, arguments.peers)
+        if not wanted:
+            await rest(identities)
 
 
-async def report(identities: Path, quick: bool) -> None:
-    make_authority(identities)
-    for name in ("gateway", "prfaas-pool", "pd-pool"):
-        make_identity(identities, name)
+async def table(rows: list[Row], identities: Path, quick: bool, venv: Path | None) -> None:
     repeats = 1 if quick else 3
     print(
         f"{platform.machine()}, kernel {platform.release()}, Python {platform.python_version()}\n"
     )
     print(
         "| link (queue 20 ms) | goal | ours, budget 93 % | ours, no budget | first block ms "
-        "| own queue loss: budget / none | CPU-s/GB | iperf3 bbr 4 / cubic 1 |"
+        "| own queue loss: budget / none | CPU-s/GB | iperf3 bbr 4 / cubic 1 "
+        "| best peer, host default cubic: ours is | best peer, host default BBR: ours is |"
     )
-    print("|---|---|---|---|---|---|---|---|", flush=True)
-    for row in ROWS:
+    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    for row in rows:
+        if not row.rate:
+            await loopback(row, identities, repeats, venv)
+            continue
         paced = await measure(row, identities, round(row.rate * BUDGET_SHARE), repeats)
         free = await measure(row, identities, 0, repeats)
         limit = ""
         if not quick:
-            shape = {"rtt_ms": row.rtt_ms, "rate_bits_per_s": row.rate, "loss": row.loss}
-            async with Wan(**shape, queue_ms=20) as wan:
+            async with Wan(**shape_of(row)) as wan:
                 best = [await iperf(wan, *kind) for kind in (("bbr", 4), ("cubic", 1))]
             limit = " / ".join(f"{rate / row.rate:.1%}" for rate in best)
+        ours = paced["share"] * row.rate
+        peers = " | ".join(await cells(shape_of(row), row.num_bytes, ours, row.peer_goals, venv))
         print(
             f"| {row.name} | {row.goal:.0%} | {paced['share']:.1%} | {free['share']:.1%} "
             f"| {paced['first_ms']:.0f} | {paced['queue_loss']:.2%} / {free['queue_loss']:.2%} "
-            f"| {paced['cpu_s_per_gb']:.2f} | {limit} |",
+            f"| {paced['cpu_s_per_gb']:.2f} | {limit} | {peers} |",
             flush=True,
         )
-    loop = await measure(Row("", 512 * MIB, 0, 0, 0, 0), identities, 0, repeats)
+
+
+async def loopback(row: Row, identities: Path, repeats: int, venv: Path | None) -> None:
+    """One line: both ends on the loopback of two cores; the peers have no TLS."""
+    ours = await measure(row, identities, 0, repeats)
+    peers = await cells(shape_of(row), row.num_bytes, ours["rate"], row.peer_goals, venv)
     print(
-        f"\nLoopback, TLS, both ends on 2 cores: {loop['rate'] / 1e9:.1f} Gbit/s, "
-        f"{loop['cpu_s_per_gb']:.2f} CPU-s/GB"
+        f"| {row.name} | {row.goal:g} Gbit/s | - | {ours['rate'] / 1e9:.1f} Gbit/s "
+        f"| {ours['first_ms']:.0f} | - | {ours['cpu_s_per_gb']:.2f} | - | {' | '.join(peers)} |",
+        flush=True,
     )
+
+
+async def rest(identities: Path) -> None:
+    """What is no transfer's rate."""
     budget = round(1e9 * BUDGET_SHARE)
     idle, busy = await first_block(identities, budget)
     print(f"First 2 MiB block, 1 Gbit/s, 40 ms: {idle:.0f} ms idle, {busy:.0f} ms beside bulk")

@@ -5,6 +5,7 @@ import contextlib
 import os
 import secrets
 import socket
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 
 from prfaas.core.blocks import BlockKey
-from prfaas.pool import engine_port
+from prfaas.pool import engine_port, link_port, listener
 from prfaas.wire.frames import BlockFrame, block_digest
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.messages import (
@@ -102,6 +103,30 @@ async def test_a_silent_caller_does_not_keep_others_out(world: World) -> None:
     pd = await world.start_pd()
     silent = [socket.create_connection((LOOPBACK, pd.port)) for _ in range(20)]
     await still_serves(pd, world)
+    for connection in silent:
+        connection.close()
+
+
+async def dialled(port: int) -> socket.socket:
+    return await asyncio.to_thread(socket.create_connection, (LOOPBACK, port))
+
+
+@pytest.mark.parametrize("kind", ["says nothing", "begins a data connection"])
+async def test_no_number_of_silent_callers_keeps_a_peer_out(world: World, kind: str) -> None:
+    """Each is let go after five seconds; until then a new one takes the place of the oldest."""
+    pd = await world.start_pd()
+    count = max(listener.CALLERS_MAX, link_port.DATA_CALLERS_MAX) + 10
+    silent = [await dialled(pd.port) for _ in range(count)]
+    if kind != "says nothing":
+        context = identity_in(world.identities, "stranger").dialling().data
+        for connection in silent:
+            into, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+            with contextlib.suppress(ssl.SSLWantReadError):
+                context.wrap_bio(into, out).do_handshake()
+            connection.sendall(out.read())
+    await until(lambda: pd.metric("connections_refused_total", port="link") >= 10)
+    await still_serves(pd, world)
+    await until(lambda: len(pd.node.link_port._receivers) <= link_port.DATA_CALLERS_MAX)
     for connection in silent:
         connection.close()
 

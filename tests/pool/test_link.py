@@ -1,6 +1,7 @@
 """A link of several connections: blocks in pieces, faults on the way, what is measured."""
 
 import asyncio
+import gc
 import secrets
 import struct
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ import pytest
 
 from prfaas.core.blocks import BlockKey
 from prfaas.lab.faults import Fault, FaultProxy
-from prfaas.pool import outbound
+from prfaas.pool import data_out, outbound
 from prfaas.pool.data_out import FRAGMENT_BYTES
 from prfaas.pool.link_meter import LinkMeter
 from prfaas.pool.outbound import OutboundLink, num_connections
@@ -218,3 +219,34 @@ async def test_a_half_open_link_is_noticed_and_the_transfer_goes_on(
     rig.link.finish(transfer)
     async with asyncio.timeout(30):
         await rig.all_there(blocks)
+
+
+async def test_one_data_connection_that_carries_nothing_more_is_replaced(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy's kernel acknowledges what it takes: TCP alone never notices."""
+    monkeypatch.setattr(data_out, "STUCK_NS", 10**9)
+    rig.proxy.strike(Fault.HALF_OPEN, 2)
+    transfer = rig.begin()
+    blocks = rig.push(transfer, 20)
+    rig.link.finish(transfer)
+    await rig.all_there(blocks)
+    receivers = rig.pd.node.link_port._receivers
+    await until(lambda: len(receivers) == rig.link.telemetry.num_connections)
+
+
+async def test_a_link_that_is_over_keeps_no_memory(rig: Rig) -> None:
+    """Not even until the garbage collector comes round: an idle node may wait for it for long."""
+    rig.proxy.read_bits_per_s = 20_000_000
+    transfer = rig.begin()
+    rig.push(transfer, 20)
+    await until(lambda: rig.pd.node.link_port.unfinished_bytes > 0)
+    gc.disable()
+    try:
+        rig.proxy.is_plugged = False
+        rig.proxy.strike(Fault.RESET)
+        await until(lambda: rig.pd.node.store.loose_bytes == 0)
+        await until(lambda: rig.pd.node.inbound.num_open == 0)
+        assert rig.pd.node.store.loose_bytes == 0
+    finally:
+        gc.enable()

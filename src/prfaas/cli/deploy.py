@@ -172,9 +172,15 @@ def check_deployment(deployment: Deployment) -> None:
     """What can be wrong beyond the file's own rules.
 
     Raises:
-        ConfigError: The checkpoint is missing, or two parts listen at one address.
+        ConfigError: The checkpoint is missing, two parts listen at one address, or the plan does
+            not fit.
     """
     check_addresses(deployment)
+    if deployment.routing.plan is not None:
+        # The gateway and the planner take a second to import.
+        from prfaas.gateway.profiles import load_profiles
+
+        load_profiles(deployment)
     path = Path(deployment.model.path)
     looks_local = path.is_absolute() or deployment.model.path.startswith(".")
     if looks_local and not deployment.model.generate and not (path / "config.json").exists():

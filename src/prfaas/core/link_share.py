@@ -199,6 +199,9 @@ class LinkShare:
 
     def _settle(self, block: OutgoingBlock) -> None:
         block.has_arrived = True
+        for is_urgent, started in self._started.items():
+            if started is block:
+                self._started[is_urgent] = None
         for blocks in self._in_flight.values():
             blocks.pop(block, None)
 

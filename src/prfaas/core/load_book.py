@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-OUTDATED_RATIO_MAX = 8
+OUTDATED_RATIO_MAX = 3
 """Entries of the heap for each instance; then outdated ones are thrown out."""
 
 

@@ -137,6 +137,8 @@ def pick(
     """
 
     best, best_score, furthest, num_looks = None, -1.0, 0, 0
+    ideal = Candidate("", hit_tokens=hit_tokens_max)
+    ideal_score = _score(ideal, num_tokens, scorers)
     for candidate in candidates:
         failed = _first_failed(candidate, num_tokens, filters)
         if failed is not None:
@@ -148,8 +150,11 @@ def pick(
         if num_looks == LOOKS_MAX or _is_ideal(candidate, hit_tokens_max):
             break
         # Nobody behind this one is better than an ideal one with the same wait.
-        ideal = Candidate("", wait_ns=candidate.wait_ns or 0, hit_tokens=hit_tokens_max)
-        if best_score >= _score(ideal, num_tokens, scorers):
+        wait_ns = candidate.wait_ns or 0
+        if wait_ns != ideal.wait_ns:
+            ideal = ideal._replace(wait_ns=wait_ns)
+            ideal_score = _score(ideal, num_tokens, scorers)
+        if best_score >= ideal_score:
             break
     return Pick(best) if best is not None else Pick(None, filters[furthest][1])
 

@@ -47,7 +47,8 @@ NUM_BLOCKS_MAX = 4_000_000
 class _Source:
     state: SourceState = SourceState.REBUILDING
     full: bool = False
-    tiers: dict[tuple[bytes, BlockKey], Tier] = field(default_factory=dict)
+    tiers: dict[tuple[bytes, BlockKey], int] = field(default_factory=dict)
+    """Flags of `Tier` as plain numbers, which cost a tenth to look at."""
 
 
 class PrefixIndex:
@@ -84,13 +85,13 @@ class PrefixIndex:
     ) -> None:
         """`pool` stored blocks in a tier. Adding one twice is harmless."""
         source = self._source(pool)
-        tiers = source.tiers
+        tiers, flags = source.tiers, int(tier)
         for key in keys:
             block = (layout_id, key)
             if block in tiers:
-                tiers[block] |= tier
+                tiers[block] |= flags
             elif len(tiers) < self._num_blocks_max:
-                tiers[block] = tier
+                tiers[block] = flags
             else:
                 self._overflow(source)
 
@@ -98,10 +99,10 @@ class PrefixIndex:
         self, pool: str, layout_id: bytes, keys: Iterable[BlockKey], tier: Tier = Tier.ANY
     ) -> None:
         """`pool` dropped blocks from a tier. Removing an unknown one is harmless."""
-        tiers = self._source(pool).tiers
+        tiers, flags = self._source(pool).tiers, int(tier)
         for key in keys:
             block = (layout_id, key)
-            left = tiers.get(block, tier) & ~tier
+            left = tiers.get(block, flags) & ~flags
             if left:
                 tiers[block] = left
             else:
@@ -159,8 +160,8 @@ class PrefixIndex:
 class _Held:
     """The blocks of one pool, seen from one prompt."""
 
-    blocks: Mapping[tuple[bytes, BlockKey], Tier]
-    tiers: Tier
+    blocks: Mapping[tuple[bytes, BlockKey], int]
+    tiers: int
     layout: Layout
     hashes: list[bytes]
 
@@ -192,7 +193,7 @@ def _longest(
     """Longest prefix that every cache group can serve, tokens."""
     if not hashes:
         return 0
-    held = _Held(source.tiers, tiers, layout, hashes)
+    held = _Held(source.tiers, int(tiers), layout, hashes)
     limit = layout.last_boundary(num_tokens)
     for group in layout.groups:
         if group.kind is GroupKind.FULL_ATTENTION:

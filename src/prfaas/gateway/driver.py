@@ -176,7 +176,7 @@ class Driver:
             avoid: Engine that was tried already.
             stay: Keep it in the PD cluster.
         """
-        hits, hints = self._cached(ask)
+        hits, hints = self.cached(ask)
         arrival = Arrival(
             request_id=ask.number,
             num_prompt_tokens=ask.num_prompt_tokens,
@@ -239,8 +239,8 @@ class Driver:
             report = LinkReport(now_ns, float(rate), 0, 0.0, rtt_ns)
             self.dispatcher.report_link(source, destination, report)
 
-    def _cached(self, ask: Ask) -> tuple[dict[str, int], dict[str, int]]:
-        """Hits and hints by pool."""
+    def cached(self, ask: Ask) -> tuple[dict[str, int], dict[str, int]]:
+        """Usable cached prefix by pool, tokens: certain hits, and hints."""
         hits: dict[str, int] = {}
         hints: dict[str, int] = {}
         if ask.layout is None or not ask.hashes:

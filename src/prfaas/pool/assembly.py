@@ -52,16 +52,24 @@ class Assembly:
         self._allocate = allocate
         self._unfinished: dict[Name, _Unfinished] = {}
         self._bytes = 0
+        self._is_closed = False
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Room taken by blocks of which only a part is here. Any thread may ask."""
+        return self._bytes
 
     def claim(self, prefix: FragmentPrefix, writer: Writer) -> memoryview | None:
         """Where a fragment is to be written.
 
         Returns:
-            None if it is here already.
+            None if it is here already, or the link is over.
 
         Raises:
             PeerError: The peer starts more blocks than it may.
         """
+        if self._is_closed:
+            return None
         block = self._unfinished.get(_name(prefix)) or self._start(_name(prefix))
         if prefix.offset in block.writers:
             earlier = block.writers[prefix.offset]
@@ -100,6 +108,12 @@ class Assembly:
         block = self._unfinished.get(_name(prefix))
         if block is not None and block.writers.get(prefix.offset) is writer:
             del block.writers[prefix.offset]
+
+    def close(self) -> None:
+        """The link is over: drop all, and take nothing more."""
+        self._is_closed = True
+        self._unfinished.clear()
+        self._bytes = 0
 
     def forget(self, transfer_id: bytes) -> None:
         """Drop what is unfinished of a transfer."""

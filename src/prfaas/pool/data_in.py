@@ -81,6 +81,9 @@ class DataReceiver:
     ) -> None:
         self.peer = ""
         self.link = ""
+        self.number = 0
+        self.num_bytes = 0
+        """Fragments received so far, their headers included."""
         self._plain = connection
         self._tls = tls
         self._sources = sources
@@ -88,7 +91,7 @@ class DataReceiver:
         self._io = io
         self._tell = tell
         self._task: asyncio.Task[None] | None = None
-        self._is_killed = False
+        self.is_killed = False
         self._num_waiting = 0
         """Blocks that were handed on and are not dealt with."""
         self._unwanted = b""
@@ -102,13 +105,20 @@ class DataReceiver:
 
     def kill(self) -> None:
         """End it. Any thread may say so."""
-        self._is_killed = True
+        self.is_killed = True
         self._io.call(lambda: self._task.cancel() if self._task is not None else None)
 
     # --- on the I/O thread ---
 
     def _start(self) -> None:
         self._task = self._io.start(self._run())
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, _: object) -> None:
+        """Also when it was killed before it began."""
+        self._task = None
+        self._plain.close()
+        self._tell(self._handlers.on_end, self)
 
     async def _run(self) -> None:
         try:
@@ -122,11 +132,8 @@ class DataReceiver:
             self._tell(self._handlers.on_broken, self.peer, str(error))
         except OSError as error:
             log.info("data connection of %s: %r", self.peer or "a stranger", error)
-            if not self.peer and not self._is_killed:
+            if not self.peer and not self.is_killed:
                 self._tell(self._handlers.on_broken, "", str(error) or repr(error))
-        finally:
-            self._plain.close()
-            self._tell(self._handlers.on_end, self)
 
     async def _receive(self, secured: ssl.SSLSocket) -> None:
         await shake_hands(secured)
@@ -135,9 +142,9 @@ class DataReceiver:
             join = await _read_join(secured)
         if join.pool != name:
             raise PeerError(f"a pool calls itself {join.pool}, its certificate {name}")
-        self.peer, self.link = name, join.link
+        self.number, self.link, self.peer = join.number, join.link, name
         assembly = self._handlers.find_assembly(name, join.link)
-        if assembly is None or self._is_killed:
+        if assembly is None or self.is_killed:
             log.info("a data connection of %s is for a link that is over", name)
             return
         reader = _Reader(self, secured, assembly)
@@ -210,13 +217,15 @@ class _Reader:
         self._loop.remove_reader(self._number)
         if self._prefix is not None and self._is_claimed:
             self._assembly.release(self._prefix, self)
+        self._view = self._prefix_bytes  # Nothing here keeps the memory of a block.
         if not self.ended.done():
             self.ended.cancel()
 
     def fail(self, error: Exception) -> None:
         """End the connection."""
         if not self.ended.done():
-            self.ended.set_exception(error)
+            # Its traceback would keep what was being read.
+            self.ended.set_exception(error.with_traceback(None))
 
     def disown(self) -> None:
         """Another connection brings the fragment that is being read."""
@@ -238,6 +247,7 @@ class _Reader:
                     self.ended.set_result(None)
                     return
                 left -= count
+                self._receiver.num_bytes += count
                 self._view = self._view[count:]
                 if not self._view:
                     self._advance()

@@ -28,6 +28,8 @@ connections at once and that an urgent one waits for little, large enough that i
 turn do not count."""
 CONNECT_TIMEOUT_S = 5.0
 RETRY_S = 0.5
+STUCK_NS = 5 * 10**9
+"""A connection of which nothing arrives for so long carries nothing more."""
 
 
 class SendQueue:
@@ -109,6 +111,9 @@ class _DataConnection:
         self._parts = [memoryview(first)]
         """What is being sent, last part first."""
         self._is_idle = False
+        self._sent_bytes = 0
+        self._received_bytes = 0
+        self._moved_at_ns = 0
         self.fitted = (0, 0)
         """Its pacing and its backlog, bytes a second and bytes."""
         self._loop.add_writer(self._descriptor, self._write)
@@ -122,10 +127,22 @@ class _DataConnection:
             self._loop.add_writer(self._descriptor, self._write)
             self._write()
 
+    def received(self, num_bytes: int, now_ns: int) -> None:
+        """The peer has so many bytes of it; end it if it waits in vain for the others.
+
+        A path can be dead and acknowledge: what a proxy or a peer's kernel took has not arrived.
+        """
+        has_moved = num_bytes != self._received_bytes or num_bytes == self._sent_bytes
+        if has_moved or not self._moved_at_ns:
+            self._received_bytes, self._moved_at_ns = num_bytes, now_ns
+        elif now_ns - self._moved_at_ns >= STUCK_NS:
+            self._fail(OSError("nothing of it arrives any more"))
+
     def stop(self) -> None:
         """Send nothing more."""
         self._loop.remove_writer(self._descriptor)
         self._loop.remove_reader(self._descriptor)
+        self._parts = []
         if not self.ended.done():
             self.ended.cancel()
 
@@ -152,6 +169,7 @@ class _DataConnection:
             self._loop.remove_writer(self._descriptor)
             return False
         self._parts = [fragment.data, memoryview(encode_prefix(fragment))]
+        self._sent_bytes += sum(map(len, self._parts))
         return True
 
     def _read(self) -> None:
@@ -166,8 +184,10 @@ class _DataConnection:
     def _fail(self, error: OSError) -> None:
         self._loop.remove_writer(self._descriptor)
         self._loop.remove_reader(self._descriptor)
+        self._parts = []
         if not self.ended.done():
-            self.ended.set_exception(error)
+            # Its traceback would keep the block that was being sent.
+            self.ended.set_exception(error.with_traceback(None))
 
 
 class DataSenders:
@@ -177,7 +197,8 @@ class DataSenders:
         address: Of the peer.
         tls: Context whose ALPN says that this is a data connection.
         peer: Name in the peer's certificate.
-        join: What the connections say first.
+        pool: Our own name.
+        link: Word of the session.
         queue: What they send.
         numbers: A number for every connection, none twice.
         num_connections: How many, to begin with.
@@ -192,7 +213,8 @@ class DataSenders:
         address: tuple[str, int],
         tls: ssl.SSLContext,
         peer: str,
-        join: Join,
+        pool: str,
+        link: str,
         queue: SendQueue,
         numbers: Callable[[], int],
         num_connections: int,
@@ -203,7 +225,8 @@ class DataSenders:
         self._address = address
         self._tls = tls
         self._peer = peer
-        self._join = encode(join)
+        self._pool = pool
+        self._link = link
         self._queue = queue
         self._numbers = numbers
         self._num_wanted = num_connections
@@ -222,6 +245,15 @@ class DataSenders:
     def num_open(self) -> int:
         """Connections that carry blocks."""
         return len(self._connections)
+
+    @property
+    def connections(self) -> list[int]:
+        """Numbers of those that carry blocks; one that is being made will have a larger one."""
+        return [connection.number for connection in list(self._connections)]
+
+    def received(self, num_bytes: dict[int, int], now_ns: int) -> None:
+        """The peer said what it has of each connection: replace those that are stuck."""
+        self._io.call(self._check, num_bytes, now_ns)
 
     def tcp_infos(self) -> list[TcpInfo]:
         """What the kernel knows of each connection."""
@@ -271,6 +303,10 @@ class DataSenders:
         ending = asyncio.gather(*self._slots, return_exceptions=True)
         ending.add_done_callback(lambda _: self._tell(done.set))
 
+    def _check(self, num_bytes: dict[int, int], now_ns: int) -> None:
+        for connection in self._connections:
+            connection.received(num_bytes.get(connection.number, 0), now_ns)
+
     def _wake(self) -> None:
         for connection in self._connections:
             connection.wake()
@@ -287,7 +323,8 @@ class DataSenders:
         """Dial, and send until the connection ends."""
         with await self._dial() as secured:
             number = self._numbers()
-            connection = _DataConnection(number, secured, self._queue, self._join)
+            join = encode(Join(pool=self._pool, link=self._link, number=number))
+            connection = _DataConnection(number, secured, self._queue, join)
             self._connections.append(connection)
             self._fit()
             self._tell(self._on_change)

@@ -45,6 +45,9 @@ log = logging.getLogger(__name__)
 
 DATA_CONNECTIONS_MAX = 128
 """Of all peers together."""
+DATA_CALLERS_MAX = 64
+"""Data connections that have not said whose they are; beyond these the one that waits longest is
+left, so that strangers can not keep peers out."""
 KEYS_AT_ONCE = 4096
 
 
@@ -100,7 +103,7 @@ class LinkPort:
             self._refuse,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._receivers: set[DataReceiver] = set()
+        self._receivers: dict[DataReceiver, None] = {}
         self._early = EarlyBlocks(clock_ns)
         self._is_closed = False
         self._handlers = DataHandlers(
@@ -110,7 +113,7 @@ class LinkPort:
             on_block=self._take_block,
             on_unwanted=self._refuse_transfer,
             on_broken=self._broken,
-            on_end=self._receivers.discard,
+            on_end=lambda receiver: self._receivers.pop(receiver, None),
         )
         self._channels: dict[Channel, asyncio.Task[None]] = {}
 
@@ -180,7 +183,8 @@ class LinkPort:
         match message:
             case Ping():
                 if message.at_ns:
-                    channel.send(Pong(at_ns=message.at_ns))
+                    channel.send(Pong(at_ns=message.at_ns, received=self._received(channel.peer)))
+                self._drop_older(channel.peer, message.connections)
             case PoolHello():
                 self._welcome(channel, message)
             case Offer():
@@ -253,6 +257,11 @@ class LinkPort:
         for _, assembly in self._links.values():
             self._io.call(assembly.forget, transfer_id)
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Room taken by blocks of which only a part has arrived."""
+        return sum(assembly.unfinished_bytes for _, assembly in self._links.values())
+
     def _find_assembly(self, peer: str, link: str) -> Assembly | None:
         """Asked on the I/O thread."""
         word, assembly = self._links.get(peer, ("", None))
@@ -310,18 +319,37 @@ class LinkPort:
         for other, transfer_id in self._early.all():
             if other == peer:
                 self._drop_early(peer, transfer_id)
-        self._links.pop(peer, None)
+        _, assembly = self._links.pop(peer, ("", None))
+        if assembly is not None:
+            self._io.call(assembly.close)
         for receiver in list(self._receivers):
             if receiver.peer == peer:
                 receiver.kill()
 
+    def _received(self, peer: str) -> dict[int, int]:
+        """What came over each data connection of a peer."""
+        mine = [receiver for receiver in self._receivers if receiver.peer == peer]
+        return {receiver.number: receiver.num_bytes for receiver in mine}
+
+    def _drop_older(self, peer: str, numbers: list[int]) -> None:
+        """The peer has only these data connections left, and any that are newer."""
+        newest = max(numbers, default=-1)
+        for receiver in list(self._receivers):
+            is_known = receiver.number in numbers or receiver.number > newest
+            if receiver.peer == peer and not is_known:
+                receiver.kill()
+
     def _start_receiver(self, connection: socket.socket) -> None:
-        if len(self._receivers) >= DATA_CONNECTIONS_MAX:
+        callers = [one for one in self._receivers if not one.peer and not one.is_killed]
+        if len(self._receivers) - len(callers) >= DATA_CONNECTIONS_MAX:
             raise PeerError(f"there are {DATA_CONNECTIONS_MAX} data connections already")
+        if len(callers) >= DATA_CALLERS_MAX:
+            callers[0].kill()
+            self._refuse()
         receiver = DataReceiver(
             connection, self._tls.data, self._sources, self._handlers, self._io, self._tell
         )
-        self._receivers.add(receiver)
+        self._receivers[receiver] = None
         receiver.start()
 
     def _tell(self, what: Callable[..., None], *about: object) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 
 from prfaas.errors import PeerError
 from prfaas.wire.channel import Channel
@@ -19,6 +20,9 @@ HANDSHAKE_TIMEOUT_S = 5.0
 ACCEPT_RETRY_S = 0.1
 """Out of file descriptors, say: some are given back soon."""
 REFUSED_BYTES = 1 << 16
+CALLERS_MAX = 128
+"""Callers that have not said who they are; beyond these the one that waits longest is left. A good
+one is in after two round trips, so it takes thousands of bad ones a second to keep it out."""
 TLS_HANDSHAKE, TLS_HEADER_BYTES = 0x16, 5
 
 
@@ -50,8 +54,9 @@ class Listener:
         self._takers = {DATA_PROTOCOL.encode(): on_data, PROBE_PROTOCOL.encode(): on_probe}
         self._on_refused = on_refused
         self._socket: socket.socket | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        """The accept loop, and callers that are being looked at."""
+        self._accepting: asyncio.Task[None] | None = None
+        self._callers: dict[asyncio.Task[None], socket.socket] = {}
+        """Those being looked at, the one that waits longest first."""
 
     def open(self) -> None:
         """Start to listen.
@@ -62,7 +67,7 @@ class Listener:
         family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
         self._socket = socket.create_server(self._address, family=family, backlog=BACKLOG)
         self._socket.setblocking(False)
-        self._start(self._accept(self._socket))
+        self._accepting = asyncio.create_task(self._accept(self._socket))
 
     @property
     def port(self) -> int:
@@ -74,16 +79,21 @@ class Listener:
 
     async def close(self) -> None:
         """Stop listening, and leave whoever is not let in yet."""
-        for task in list(self._tasks):
+        tasks = [*([self._accepting] if self._accepting else []), *self._callers]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._socket is not None:
             self._socket.close()
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _look_at(self, connection: socket.socket) -> None:
+        if len(self._callers) >= CALLERS_MAX:
+            with contextlib.suppress(OSError):
+                self._callers.pop(next(iter(self._callers))).shutdown(socket.SHUT_RDWR)
+            self._on_refused()
+        task = asyncio.create_task(self._admit(connection))
+        self._callers[task] = connection
+        task.add_done_callback(lambda done: self._callers.pop(done, None))
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -94,7 +104,7 @@ class Listener:
                 log.warning("no connection can be accepted: %s", error)
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
-            self._start(self._admit(connection))
+            self._look_at(connection)
 
     async def _admit(self, connection: socket.socket) -> None:
         is_ours = True

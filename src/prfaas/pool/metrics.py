@@ -26,6 +26,21 @@ class PoolMetrics:
         self.used_bytes = self._gauge("pool_used_bytes", "Bytes of KV blocks held.", "tier")
         self.capacity_bytes = self._gauge("pool_capacity_bytes", "Limit on bytes held.", "tier")
         self.blocks = self._gauge("pool_blocks", "KV blocks held.", "tier")
+        self.pinned_blocks = self._gauge(
+            "pool_pinned_blocks", "KV blocks that somebody reads and that are kept for it."
+        )
+        self.loose_bytes = self._gauge(
+            "pool_loose_bytes", "Memory of blocks that come or go: counted and not in the store."
+        )
+        self.promised_bytes = self._gauge(
+            "pool_promised_bytes", "What the tickets of open transfers still allow to come."
+        )
+        self.unfinished_bytes = self._gauge(
+            "link_unfinished_bytes", "Room taken by blocks of which only a part has arrived."
+        )
+        self.open_transfers = self._gauge(
+            "open_transfers", "Transfers that have not ended.", "direction"
+        )
         self.disk_up = self._gauge("pool_disk_up", "Whether the disk tier takes blocks.")
         self.blocks_spilled = Counter(
             "prfaas_pool_blocks_spilled",

@@ -143,6 +143,7 @@ class PoolNode:
         self._engine_port = EnginePort(
             settings.socket_path, self._engine_came, self._requests.handle, self._engine_went
         )
+        self._watch_gauges()
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until cancelled.
@@ -153,7 +154,7 @@ class PoolNode:
         Raises:
             ConfigError: A port is taken, or the socket can not be made.
         """
-        runner = web.AppRunner(self._admin_app())
+        runner = web.AppRunner(self._admin_app(), access_log=None)
         await runner.setup()
         try:
             self._engine_port.open()
@@ -295,20 +296,35 @@ class PoolNode:
         )
 
     async def _keep_house(self) -> None:
-        tiers: list[tuple[str, BlockStore | DiskTier]] = [("host", self.store)]
-        if self.disk is not None:
-            tiers.append(("disk", self.disk))
-        for name, tier in tiers:
-            self.metrics.capacity_bytes.labels(tier=name).set(tier.capacity_bytes)
         while True:
+            self.store.spill(again=True)
             self.inbound.expire()
             self.link_port.expire()
             for link in self.links.values():
                 link.expire()
-            for name, tier in tiers:
-                self.metrics.used_bytes.labels(tier=name).set(tier.used_bytes)
-                self.metrics.blocks.labels(tier=name).set(len(tier))
             await asyncio.sleep(HOUSEKEEPING_S)
+
+    def _watch_gauges(self) -> None:
+        """Gauges of what is held are read when somebody asks."""
+        metrics, store = self.metrics, self.store
+        self._watch_tier("host", store)
+        if self.disk is not None:
+            self._watch_tier("disk", self.disk)
+        metrics.loose_bytes.set_function(lambda: store.loose_bytes)
+        metrics.pinned_blocks.set_function(lambda: store.num_pinned)
+        metrics.promised_bytes.set_function(lambda: self.inbound.promised_bytes)
+        metrics.unfinished_bytes.set_function(lambda: self.link_port.unfinished_bytes)
+        metrics.open_transfers.labels(direction="received").set_function(
+            lambda: self.inbound.num_open
+        )
+        metrics.open_transfers.labels(direction="sent").set_function(
+            lambda: sum(link.num_open for link in self.links.values())
+        )
+
+    def _watch_tier(self, name: str, tier: BlockStore | DiskTier) -> None:
+        self.metrics.capacity_bytes.labels(tier=name).set(tier.capacity_bytes)
+        self.metrics.used_bytes.labels(tier=name).set_function(lambda: tier.used_bytes)
+        self.metrics.blocks.labels(tier=name).set_function(lambda: len(tier))
 
     def _admin_app(self) -> web.Application:
         async def health(_: web.Request) -> web.Response:

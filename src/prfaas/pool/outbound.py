@@ -40,7 +40,6 @@ from prfaas.wire.messages import (
     Arrived,
     Commit,
     Committed,
-    Join,
     LinkTelemetry,
     Offer,
     Ping,
@@ -57,7 +56,7 @@ from prfaas.wire.sockets import prepare_messages, tcp_info
 
 log = logging.getLogger(__name__)
 
-RETRY_MIN_S, RETRY_MAX_S = 0.1, 2.0
+RETRY_MIN_S, RETRY_MAX_S = 0.1, 1.0
 STABLE_S = 5.0
 """A connection that lasted this long was a good one: the next try follows at once."""
 CONNECT_TIMEOUT_S = 5.0
@@ -358,7 +357,8 @@ class OutboundLink:
             address=self._address,
             tls=self._tls.data,
             peer=self.peer,
-            join=Join(pool=self._pool, link=self._link),
+            pool=self._pool,
+            link=self._link,
             queue=self._queue,
             numbers=lambda: next(self._numbers),
             num_connections=self._connections or num_connections(self._budget_bits_per_s, rtt_ns),
@@ -376,7 +376,7 @@ class OutboundLink:
             self._tune(senders, now)
             self._metrics.set_link(self.peer, self.telemetry)
             if count % TELEMETRY_EVERY == 0:
-                channel.send(Ping(at_ns=self._clock_ns()))
+                channel.send(Ping(at_ns=self._clock_ns(), connections=senders.connections))
                 if (self._transfers or was_busy) and self.is_up:
                     self._on_change()
                 was_busy = bool(self._transfers)
@@ -422,7 +422,7 @@ class OutboundLink:
             case Ping():
                 return
             case Pong():
-                self._meter.rtt_ns = max(0, self._clock_ns() - message.at_ns)
+                self._heard(message)
             case Resumed():
                 self._resume(message.epoch)
             case Arrived():
@@ -440,6 +440,12 @@ class OutboundLink:
                 self.abort(message.transfer_id, message.reason, tell_peer=False)
             case _:
                 raise PeerError(f"{type(message).__name__} has no meaning on a link")
+
+    def _heard(self, pong: Pong) -> None:
+        now = self._clock_ns()
+        self._meter.rtt_ns = max(0, now - pong.at_ns)
+        if self._senders is not None:
+            self._senders.received(pong.received, now)
 
     def _resume(self, peer_epoch: str) -> None:
         """The peer has said what it has; go on with the rest."""

@@ -106,15 +106,23 @@ def layout_spec(layout: Layout) -> LayoutSpec:
 
 
 class Ping(Message, tag="ping"):
-    """Nothing to say for a while: still here. With a time, the peer answers with `Pong`."""
+    """Nothing to say for a while: still here. With a time, the peer answers with `Pong`.
+
+    `connections` are the numbers of the sender's data connections; older ones are gone.
+    """
 
     at_ns: Count = 0
+    connections: Annotated[list[Count], msgspec.Meta(max_length=256)] = []
 
 
 class Pong(Message, tag="pong"):
-    """Answer to a `Ping` that carried a time, with that time."""
+    """Answer to a `Ping` that carried a time, with that time.
+
+    `received` says how many bytes came so far over each data connection, by its number.
+    """
 
     at_ns: Count
+    received: dict[int, int] = {}
 
 
 # --- engine to pool, on a unix socket -----------------------------------------------------------
@@ -231,6 +239,7 @@ class Join(Message, tag="join"):
 
     pool: Name
     link: Text
+    number: Count = 0
 
 
 class Resumed(Message, tag="resumed"):

@@ -1,0 +1,186 @@
+"""The dispatcher: several clusters and links, events out of order, and nothing held at the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.core.costs import Costs
+from prfaas.core.dispatch import (
+    Arrival,
+    DispatchSettings,
+    HomeCluster,
+    Member,
+    Refusal,
+    Refused,
+    RemoteCluster,
+    Routed,
+)
+from prfaas.core.dispatcher import Dispatcher
+from prfaas.core.link_book import LinkReport
+from prfaas.core.policies import PolicyName
+from prfaas.core.routing import Path, Reason
+from prfaas.units import NS_PER_S
+
+MS = NS_PER_S // 1000
+
+
+def costs(remote_ns: int = 100_000) -> Costs:
+    """300 µs a token at home, 1,000 bytes a token."""
+    tokens = range(3)
+    return Costs(
+        [300_000 * n for n in tokens],
+        [remote_ns * n for n in tokens],
+        [1000 * n for n in tokens],
+        0,
+        1000,
+    )
+
+
+def dispatcher(policy: PolicyName = PolicyName.ADAPTIVE, *, mixed: bool = True) -> Dispatcher:
+    """Two PD instances with a pool each, and two PrfaaS clusters: "fast" and "slow"."""
+    home = (Member("h0", "home-0"), Member("h1", "home-1"))
+    made = Dispatcher(
+        HomeCluster("pd", home, None if mixed else (Member("d0", "home-0"),), costs()),
+        [
+            RemoteCluster("slow", (Member("s0", "slow"),), costs(250_000)),
+            RemoteCluster("fast", (Member("f0", "fast"), Member("f1", "fast")), costs()),
+        ],
+        DispatchSettings(policy, 1000),
+    )
+    for source in ("slow", "fast"):
+        for destination in ("home-0", "home-1"):
+            made.set_link(source, destination, up=True)
+            made.report_link(source, destination, LinkReport(0, 1e10, 0, 0.0, MS))
+    return made
+
+
+def arrival(number: int = 0, num_tokens: int = 10_000, **fields: Any) -> Arrival:
+    plain = Arrival(number, num_tokens, num_tokens, {})
+    return replace(plain, **fields)
+
+
+def sent(found: Routed | Refused) -> Routed:
+    assert isinstance(found, Routed)
+    return found
+
+
+def test_the_cluster_that_is_predicted_to_be_fastest_is_taken_and_named() -> None:
+    made = dispatcher()
+    first = sent(made.arrive(arrival(1), 0))
+    assert (first.cluster, first.prefill, first.source) == ("fast", "f0", "fast")
+    assert first.decision.predicted_remote_ns is not None
+    assert sent(made.arrive(arrival(2), 0)).prefill == "f1"
+    # Both are busy for a second now, and 10,000 tokens take 2.5 s in the other cluster.
+    for number in (3, 4):
+        assert sent(made.arrive(arrival(number), 0)).cluster == "fast"
+    assert sent(made.arrive(arrival(5), 0)).cluster == "slow"
+
+
+def test_a_cluster_behind_a_dead_link_is_left_out() -> None:
+    made = dispatcher(PolicyName.REMOTE)
+    assert sent(made.arrive(arrival(1), 0)).cluster == "fast"
+    destination = sent(made.arrive(arrival(1), 0)).destination
+    assert made.set_link("fast", destination, up=False) == [1]
+    other = "home-1" if destination == "home-0" else "home-0"
+    made.set_link("fast", other, up=False)
+    assert sent(made.arrive(arrival(2), 0)).cluster == "slow"
+    for pool in ("home-0", "home-1"):
+        made.set_link("slow", pool, up=False)
+    found = sent(made.arrive(arrival(3), 0))
+    assert (found.cluster, found.decision.reason) == ("pd", Reason.LINK_DOWN)
+
+
+def test_a_layout_that_differs_bars_and_one_that_is_unknown_is_no_link() -> None:
+    made = dispatcher(PolicyName.REMOTE)
+    for layout_id, reason in ((b"other", Reason.LAYOUT_MISMATCH), (None, Reason.LINK_DOWN)):
+        for name in ("s0", "f0", "f1"):
+            made.describe(name, num_tokens_max=10**6, layout_id=layout_id)
+        assert sent(made.arrive(arrival(1), 0)).decision.reason is reason
+
+
+def test_a_cached_prefix_draws_a_request_certain_or_not() -> None:
+    held = {"home-1": 8000}
+    for request, hit_tokens in ((arrival(1, hits=held), 8000), (arrival(1, hints=held), 0)):
+        found = sent(dispatcher(PolicyName.LOCAL).arrive(request, 0))
+        assert found.prefill == found.decode == "h1"
+        # What is not certain saves no work and changes no length.
+        assert found.hit_tokens == hit_tokens
+        assert found.decision.num_new_tokens == 10_000 - found.hit_tokens
+
+
+def test_nothing_is_shipped_that_is_there() -> None:
+    made = dispatcher(PolicyName.REMOTE)
+    hits = {"home-0": 9500, "home-1": 9500}
+    there = arrival(1, hits=hits, shippable_tokens=9500)
+    assert sent(made.arrive(there, 0)).decision.reason is Reason.NOT_OFFLOADABLE
+    lacking = arrival(2, hits=hits, shippable_tokens=9501)
+    assert sent(made.arrive(lacking, 0)).decision.path is Path.REMOTE
+
+
+def test_what_fell_back_is_work_at_home() -> None:
+    made = dispatcher(PolicyName.REMOTE)
+    found = sent(made.arrive(arrival(1), 0))
+    assert found.decode is not None
+    before = made.load(found.decode).wait_ns(found.decode, 0)
+    made.fall_back(1, 0)
+    assert made.promised_bytes == 0
+    assert made.load(found.prefill).wait_ns(found.prefill, 0) == 0
+    assert made.load(found.decode).wait_ns(found.decode, 0) == (before or 0) + 3 * NS_PER_S
+    made.prefilled(1, NS_PER_S)
+    assert made.load(found.decode).wait_ns(found.decode, NS_PER_S) == 0
+
+
+def test_an_instance_that_was_tried_is_not_tried_again() -> None:
+    made = dispatcher(PolicyName.LOCAL)
+    first = sent(made.arrive(arrival(1), 0))
+    other = sent(made.arrive(arrival(1, avoid=first.prefill), 0, again=True))
+    assert {first.prefill, other.prefill} == {"h0", "h1"}
+    made.set_ready(other.prefill, ready=False, now_ns=0)
+    refused = made.arrive(arrival(1, avoid=first.prefill), 0, again=True)
+    assert isinstance(refused, Refused)
+    assert refused.reason is Refusal.NO_INSTANCE
+
+
+KINDS = ("arrive", "again", "prefilled", "fall back", "over", "end", "report", "down", "up", "link")
+STEPS = st.lists(
+    st.tuples(st.sampled_from(KINDS), st.integers(0, 7), st.integers(0, NS_PER_S)), max_size=60
+)
+
+
+@given(steps=STEPS, policy=st.sampled_from(PolicyName), mixed=st.booleans())
+def test_whatever_happens_nothing_is_held_once_all_has_ended(
+    steps: list[tuple[str, int, int]], policy: PolicyName, mixed: bool
+) -> None:
+    made, now, names = dispatcher(policy, mixed=mixed), 0, ("h0", "h1", "s0", "f0", "f1")
+    for kind, number, after in steps:
+        now += after
+        match kind:
+            case "arrive" | "again":
+                made.arrive(arrival(number, 500 * (number + 1)), now, again=kind == "again")
+                made.choose_decode(number)
+            case "prefilled":
+                made.prefilled(number, now)
+            case "fall back":
+                made.fall_back(number, now)
+            case "over":
+                made.transfer_over(number)
+            case "end":
+                made.end(number, now)
+            case "report":
+                made.report_load(names[number % 5], now, number)
+            case "down" | "up":
+                made.set_ready(names[number % 5], ready=kind == "up", now_ns=now)
+            case "link":
+                made.set_link("fast", "home-0", up=number % 2 == 0)
+        assert made.promised_bytes >= 0
+    for number in range(8):
+        made.end(number, now)
+    assert (made.num_open, made.promised_bytes) == (0, 0)
+    for name in names:
+        made.set_ready(name, ready=True, now_ns=now)
+        made.report_load(name, now, 0)
+        assert made.load(name).wait_ns(name, now) == 0

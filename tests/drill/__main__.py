@@ -1,0 +1,73 @@
+"""Break transfers between two real pool nodes, and count what did not hold.
+
+python -m tests.drill [--faults 200] [--seed 1] [--keep DIRECTORY]
+"""
+
+import argparse
+import asyncio
+import collections
+import logging
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from .drill import Kind, Round, run
+
+
+def table(rounds: list[Round]) -> str:
+    """Markdown: one line a kind of fault."""
+    lines = [
+        "| fault | times | at the source | at the destination | blocks: pushed / served / older "
+        "| at rest after, median / most | problems |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for kind in Kind:
+        mine = [one for one in rounds if one.kind is kind]
+        if mine:
+            lines.append(_line(kind, mine))
+    return "\n".join(lines)
+
+
+def _line(kind: Kind, rounds: list[Round]) -> str:
+    def ends(states: list[str]) -> str:
+        return ", ".join(f"{n} {s}" for s, n in sorted(collections.Counter(states).items())) or "-"
+
+    source = ends([state for one in rounds for state in one.source_states])
+    destination = ends([state for one in rounds for state in one.destination_states])
+    seconds = [one.seconds for one in rounds]
+    blocks = f"{sum(r.num_blocks for r in rounds)} / {sum(r.num_served for r in rounds)}"
+    blocks += f" / {sum(r.num_older for r in rounds)}"
+    problems = sum(len(one.problems) for one in rounds)
+    return (
+        f"| {kind} | {len(rounds)} | {source} | {destination} | {blocks} "
+        f"| {statistics.median(seconds):.1f} s / {max(seconds):.1f} s | {problems} |"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="where logs stay; a directory made for it")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.ERROR)
+    began = time.monotonic()
+
+    def tell(one: Round) -> None:
+        print(f"{one.kind}: {'; '.join(one.problems) or 'good'}", file=sys.stderr, flush=True)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = arguments.keep or Path(scratch)
+        directory.mkdir(exist_ok=True)
+        rounds = asyncio.run(run(directory, arguments.faults, arguments.seed, tell))
+    print(table(rounds))
+    print(f"\n{len(rounds)} faults, seed {arguments.seed}, {time.monotonic() - began:.0f} s")
+    return any(one.problems for one in rounds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

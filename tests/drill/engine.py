@@ -1,0 +1,166 @@
+"""A scripted engine: vLLM's half of the conversation with a pool node, over real shared memory."""
+
+import asyncio
+import functools
+import hashlib
+import mmap
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.engines.block_requests import Answer, BlockRequests, JobDone
+from prfaas.engines.pool_client import PoolClient
+from prfaas.wire.messages import (
+    AnyMessage,
+    EngineHello,
+    Load,
+    Message,
+    Push,
+    PushDone,
+    Store,
+    layout_spec,
+    wire_keys,
+)
+
+ATTENTION_BYTES, STATE_BYTES = (384 << 10) + 16, 100_000
+PADDING = 0xEE
+EXTENTS = {0: [(64, ATTENTION_BYTES - 16), (ATTENTION_BYTES + 100, 16)], 1: [(1000, STATE_BYTES)]}
+ROW_BYTES = ATTENTION_BYTES + 116 + 12
+BLOCK_BYTES = {0: ATTENTION_BYTES, 1: STATE_BYTES}
+NUM_ROWS = 48
+LAYOUT = Layout(
+    b"D" * 32,
+    16,
+    "0",
+    (
+        CacheGroup(0, GroupKind.FULL_ATTENTION, 16, ATTENTION_BYTES),
+        CacheGroup(1, GroupKind.LINEAR_STATE, 64, STATE_BYTES),
+    ),
+)
+POLL_S = 0.005
+
+
+@functools.lru_cache(256)
+def content(key: BlockKey) -> bytes:
+    """The one right content of a block."""
+    name = bytes([key.group]) + key.block_hash
+    return hashlib.shake_128(name).digest(BLOCK_BYTES[key.group])
+
+
+class WrongBytesError(AssertionError):
+    """A pool node said that a row holds a block, and it does not."""
+
+
+class ScriptedEngine:
+    """Stores and loads blocks at one pool node."""
+
+    def __init__(self, name: str, socket_path: Path) -> None:
+        self.descriptor = os.memfd_create(name)
+        os.truncate(self.descriptor, ROW_BYTES * NUM_ROWS)
+        self.memory = mmap.mmap(self.descriptor, ROW_BYTES * NUM_ROWS)
+        self.num_checked = 0
+        """Blocks that were loaded and compared."""
+        self._rows = asyncio.Lock()
+        """Held by the one job that uses the rows."""
+        self._jobs = iter(range(1_000_000, 1 << 40))
+        self._done: dict[int, JobDone] = {}
+        self.requests = BlockRequests(self._send, time.monotonic_ns)
+        hello = EngineHello(
+            engine=name,
+            layout=layout_spec(LAYOUT),
+            row_bytes=ROW_BYTES,
+            num_rows=NUM_ROWS,
+            extents={group: list(extents) for group, extents in EXTENTS.items()},
+        )
+        self.client = PoolClient(
+            socket_path, hello, self.descriptor, self._on_message, self.requests.on_lost
+        )
+
+    async def store(self, keys: list[BlockKey], transfer: bytes | None) -> bool:
+        """Compute blocks into rows and hand them over."""
+        message = Store(
+            job=next(self._jobs),
+            keys=wire_keys(keys),
+            rows=list(range(len(keys))),
+            transfer_id=transfer,
+            pushed=[transfer is not None] * len(keys),
+        )
+        async with self._rows:
+            for row, key in enumerate(keys):
+                self._write(row, key)
+            return (await self._finish(message)).ok
+
+    async def load(self, keys: list[BlockKey]) -> int:
+        """Take blocks back, and compare what is said to be there.
+
+        Returns:
+            How many are there.
+
+        Raises:
+            WrongBytesError: One is there and is wrong, or something beside it was written to.
+        """
+        rows = list(range(len(keys)))
+        message = Load(job=next(self._jobs), keys=wire_keys(keys), rows=rows)
+        async with self._rows:
+            self.memory[:] = bytes([PADDING]) * len(self.memory)
+            loaded = (await self._finish(message)).loaded or [False] * len(keys)
+            for row, key, is_there in zip(rows, keys, loaded, strict=True):
+                if is_there and self._row(row) != self._expected(key):
+                    raise WrongBytesError(f"cache group {key.group}, block {key.block_hash.hex()}")
+        self.num_checked += sum(loaded)
+        return sum(loaded)
+
+    async def find(
+        self, request: str, keys: list[BlockKey], transfer: bytes, wait_s: float
+    ) -> list[BlockKey]:
+        """Ask for blocks as vLLM's scheduler does, until none is on its way."""
+        self.requests.begin(request, transfer, "prfaas-pool", round(wait_s * 1e9))
+        try:
+            while True:
+                answers = [self.requests.look_up(request, key) for key in wire_keys(keys)]
+                if Answer.WAIT not in answers:
+                    break
+                self.requests.flush()
+                await asyncio.sleep(POLL_S)
+        finally:
+            self.requests.end(request)
+        return [key for key, answer in zip(keys, answers, strict=True) if answer is Answer.HIT]
+
+    def push(self, transfer: bytes, ticket: bytes) -> bool:
+        return self._send(Push(transfer_id=transfer, peer="pd-pool", ticket=ticket))
+
+    def push_done(self, transfer: bytes, rest: Iterable[BlockKey] = ()) -> bool:
+        return self._send(PushDone(transfer_id=transfer, rest=wire_keys(rest)))
+
+    def close(self) -> None:
+        self.client.close()
+        self.memory.close()
+        os.close(self.descriptor)
+
+    async def _finish(self, job: Store | Load) -> JobDone:
+        self.requests.submit(job)
+        while job.job not in self._done:
+            self._done |= {done.job: done for done in self.requests.take_done()}
+            await asyncio.sleep(POLL_S)
+        return self._done.pop(job.job)
+
+    def _send(self, message: Message) -> bool:
+        return self.client.send(message)
+
+    def _on_message(self, message: AnyMessage) -> None:
+        self.requests.on_message(message)
+
+    def _write(self, row: int, key: BlockKey) -> None:
+        at = row * ROW_BYTES
+        self.memory[at : at + ROW_BYTES] = self._expected(key)
+
+    def _row(self, row: int) -> bytes:
+        return self.memory[row * ROW_BYTES : (row + 1) * ROW_BYTES]
+
+    def _expected(self, key: BlockKey) -> bytes:
+        row, data = bytearray([PADDING]) * ROW_BYTES, content(key)
+        for offset, length in EXTENTS[key.group]:
+            row[offset : offset + length], data = data[:length], data[length:]
+        return bytes(row)

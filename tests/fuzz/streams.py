@@ -1,0 +1,126 @@
+"""Hostile streams: random bytes, and valid streams with something wrong in them."""
+
+import random
+from collections.abc import Iterator
+
+from prfaas.core.blocks import BlockKey
+from prfaas.core.link_share import Fragment, OutgoingBlock
+from prfaas.errors import PeerError
+from prfaas.wire.fragments import PREFIX_BYTES, decode_prefix, encode_prefix
+from prfaas.wire.frames import (
+    BlockFrame,
+    ControlFrame,
+    FrameDecoder,
+    block_digest,
+    encode_block_header,
+)
+from prfaas.wire.messages import (
+    Abort,
+    Commit,
+    Join,
+    Message,
+    Offer,
+    Ping,
+    PoolHello,
+    Subscribe,
+    decode,
+    encode,
+)
+
+STEP_BYTES = 1 << 12
+
+
+def messages(chance: random.Random) -> list[Message]:
+    """What a pool or a gateway says on a link port."""
+    transfer = chance.randbytes(16)
+    return [
+        Ping(at_ns=chance.randrange(1 << 50), connections=[chance.randrange(100)]),
+        PoolHello(
+            pool="prfaas-pool", epoch="e", resumes=[transfer], link=chance.randbytes(8).hex()
+        ),
+        Offer(transfer_id=transfer, ticket=chance.randbytes(chance.randrange(200))),
+        Commit(transfer_id=transfer, num_blocks=chance.randrange(1 << 20)),
+        Abort(transfer_id=transfer, reason="r" * chance.randrange(100)),
+        Subscribe(gateway="gateway"),
+        Join(pool="prfaas-pool", link="l", number=chance.randrange(1000)),
+    ]
+
+
+def frame(chance: random.Random) -> bytes:
+    """One valid frame: a message, a block or a fragment."""
+    kind = chance.randrange(3)
+    if kind == 0:
+        return encode(chance.choice(messages(chance)))
+    transfer, layout, data = (
+        chance.randbytes(16),
+        b"L" * 32,
+        chance.randbytes(chance.randrange(1, 300)),
+    )
+    key = BlockKey(chance.randrange(4), chance.randbytes(32))
+    digest = block_digest(layout, key, data)
+    if kind == 1:
+        return encode_block_header(transfer, layout, key, digest, len(data)) + data
+    block = OutgoingBlock(transfer, (layout, key), digest, data)
+    return encode_prefix(Fragment(block, 0, len(data))) + data
+
+
+def mutated(chance: random.Random) -> bytes:
+    """A few valid frames, with one to three of the things that go wrong with bytes."""
+    stream = bytearray(b"".join(frame(chance) for _ in range(chance.randint(1, 4))))
+    for _ in range(chance.randint(1, 3)):
+        at = chance.randrange(len(stream) + 1)
+        match chance.randrange(6):
+            case 0 if at < len(stream):
+                stream[at] ^= 1 << chance.randrange(8)
+            case 1 if at < len(stream):
+                stream[at] = chance.choice((0, 0x7F, 0x80, 0xFF))
+            case 2:
+                del stream[at : at + chance.randrange(1, 60)]
+            case 3:
+                stream[at:at] = chance.randbytes(chance.randrange(1, 60))
+            case 4:
+                piece = stream[at : at + chance.randrange(1, 200)]
+                stream[at:at] = piece
+            case _:
+                del stream[at:]
+        if not stream:
+            stream += b"\0"
+    return bytes(stream)
+
+
+def pieces(stream: bytes, chance: random.Random) -> Iterator[bytes]:
+    """The stream, cut anywhere."""
+    at = 0
+    while at < len(stream):
+        step = chance.randint(1, STEP_BYTES)
+        yield stream[at : at + step]
+        at += step
+
+
+def feed(stream: bytes, chance: random.Random) -> bool:
+    """Give a stream to the codec of every connection, and its messages to theirs.
+
+    Returns:
+        Whether all of it was taken. Anything but a `PeerError` is raised.
+    """
+    good = True
+    decoder = FrameDecoder()
+    try:
+        for piece in pieces(stream, chance):
+            for got in decoder.feed(piece):
+                if isinstance(got, ControlFrame):
+                    decode(got.payload)
+                elif isinstance(got, BlockFrame):
+                    got.is_intact  # noqa: B018 - computed, whatever it says
+    except PeerError:
+        good = False
+    for at in range(0, len(stream) - PREFIX_BYTES + 1, PREFIX_BYTES):
+        try:
+            decode_prefix(stream[at : at + PREFIX_BYTES])
+        except PeerError:
+            good = False
+    try:
+        decode(stream)
+    except PeerError:
+        good = False
+    return good

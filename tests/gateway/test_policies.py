@@ -1,0 +1,253 @@
+"""The policies over HTTP: selected in the deployment file, predicted from a plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prfaas.config.load import load_deployment
+from prfaas.core.prefix_index import SourceState
+from prfaas.errors import ConfigError
+from prfaas.gateway.engines import waiting_in
+from prfaas.gateway.profiles import load_profiles
+
+from .conftest import LAYOUT, World, deployment_for, running, until
+from .scripted_engine import hang
+from .test_paths import LONG, SHORT
+
+PLAN = """
+title = "as measured"
+[model]
+name = "tiny"
+kv_bytes_per_token = "1kB"
+[workload]
+distribution = "lengths"
+lengths = [100, 4000]
+output_tokens = 10
+[[prfaas]]
+name = "remote"
+instances = 1
+link = {{ bandwidth = "1Gbps", rtt = "10ms" }}
+prefill = {{ source = "a test", lengths = [100, 4000], seconds = [{remote}, {remote_long}] }}
+[pd]
+name = "home"
+instances = 1
+prefill = {{ source = "a test", lengths = [100, 4000], seconds = [{local}, {local_long}] }}
+decode = {{ source = "a test", batches = [1], step = [["10ms"]] }}
+"""
+
+
+def plan_file(directory: Path, *, local_s: float = 3.0, remote_s: float = 1.0) -> Path:
+    """Prefill takes so long at 100 tokens, and ten times that at 4,000."""
+    path = directory / "plan.toml"
+    values = {"local": local_s, "remote": remote_s}
+    longs = {f"{name}_long": 10 * seconds for name, seconds in values.items()}
+    path.write_text(PLAN.format(**values, **longs))
+    return path
+
+
+@asynccontextmanager
+async def routing(
+    checkpoint: Path, identities: Path, directory: Path, **table: Any
+) -> AsyncIterator[World]:
+    async with running(checkpoint, identities, directory / "state", routing=table) as world:
+        pools = world.gateway.pools
+        await until(lambda: pools.link_up("prfaas-pool", "pd-pool"))
+        yield world
+
+
+async def routed(world: World, prompt: str) -> dict[str, Any]:
+    status, _ = await world.post({"prompt": prompt, "max_tokens": 2})
+    assert status == 200
+    return await world.record()
+
+
+@pytest.mark.parametrize(
+    ("policy", "paths", "reasons"),
+    [
+        ("local", ("local", "local"), ("always_local", "always_local")),
+        ("remote", ("remote", "remote"), ("always_remote", "always_remote")),
+        ("paper", ("local", "remote"), ("below_threshold", "above_threshold")),
+        ("adaptive", ("local", "remote"), ("below_threshold", "above_threshold")),
+    ],
+)
+async def test_each_policy_can_be_selected(
+    checkpoint: Path,
+    identities: Path,
+    tmp_path: Path,
+    policy: str,
+    paths: tuple[str, str],
+    reasons: tuple[str, str],
+) -> None:
+    async with routing(checkpoint, identities, tmp_path, policy=policy) as world:
+        records = [await routed(world, prompt) for prompt in ("x" * 80, LONG)]
+    assert tuple(record["path"] for record in records) == paths
+    assert tuple(record["reason"] for record in records) == reasons
+    unpredicted = "not predicted: no profile of the instances"
+    for record in records:
+        assert record["predicted_local_ms"] is None
+        assert (unpredicted in record["explanation"]) == (policy == "adaptive")
+
+
+async def test_adaptive_predicts_both_paths_from_the_plan(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    plan = str(plan_file(tmp_path))
+    async with routing(checkpoint, identities, tmp_path, plan=plan) as world:
+        record = await routed(world, LONG)
+        assert (record["path"], record["reason"]) == ("remote", "above_threshold")
+        assert record["offload_threshold"] == 100
+        assert record["prefill_cluster"] == "prfaas"
+        # 360 tokens lie between the knots at 100 and 4,000.
+        assert 3000 < record["predicted_local_ms"] < 30_000
+        assert 1000 < record["predicted_remote_ms"] < 10_000
+
+
+async def test_a_path_that_is_predicted_to_be_slower_is_not_taken(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    plan = str(plan_file(tmp_path, remote_s=30))
+    async with routing(checkpoint, identities, tmp_path, plan=plan) as world:
+        record = await routed(world, LONG)
+        assert (record["path"], record["reason"]) == ("local", "faster_local")
+        assert "predicted faster at home" in record["explanation"]
+
+
+async def test_the_queue_of_an_engine_counts(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    """What others sent to the prefill engine is in its metrics."""
+    plan = str(plan_file(tmp_path))
+    async with routing(checkpoint, identities, tmp_path, plan=plan) as world:
+        assert (await routed(world, LONG))["path"] == "remote"
+        first = (await world.record())["predicted_remote_ms"]
+        world.prefill.num_waiting = 50
+        book = world.gateway.driver.dispatcher.load("prefill")
+        await until(lambda: (book.wait_ns("prefill", time.monotonic_ns()) or 0) > 10**10)
+        record = await routed(world, LONG + "and more")
+        assert record["predicted_remote_ms"] > 10 * first
+        assert (record["path"], record["reason"]) == ("local", "faster_local")
+
+
+async def test_an_engine_that_tells_no_queue_leaves_the_threshold_to_decide(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    plan = str(plan_file(tmp_path, remote_s=30))
+    async with routing(checkpoint, identities, tmp_path, plan=plan) as world:
+        driver = world.gateway.driver
+        late = time.monotonic_ns() + 60 * 10**9
+        book = driver.dispatcher.load("prefill")
+        assert book.wait_ns("prefill", time.monotonic_ns()) is not None
+        assert book.wait_ns("prefill", late) is None
+    assert waiting_in(b"") is None
+    assert waiting_in(b"vllm:num_requests_waiting 1e999\n") is None
+    two = b'vllm:num_requests_waiting{engine="0"} 2.0\nvllm:num_requests_waiting{engine="1"} 3.0\n'
+    assert waiting_in(b"# HELP vllm:num_requests_waiting Number\n" + two) == 5
+
+
+async def test_what_would_come_too_late_is_refused_with_a_time_to_come_back(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    table = {"plan": str(plan_file(tmp_path)), "ttft_max": "5s"}
+    async with routing(checkpoint, identities, tmp_path, **table) as world:
+        assert (await routed(world, SHORT))["outcome"] == "finished"
+        body = {"prompt": "x" * 3000, "max_tokens": 2}
+        async with world.http.post(f"{world.url}/v1/completions", json=body) as response:
+            answer = await response.json()
+        assert response.status == 429
+        # 7.7 s are predicted for 3,000 tokens in the PrfaaS cluster.
+        assert response.headers["Retry-After"] == "3"
+        assert response.headers["X-Prfaas-Reason"] == "predicted_late"
+        assert answer["error"]["type"] == "TooManyRequestsError"
+        record = await world.record()
+        assert (record["outcome"], record["refusal"]) == ("rejected", "predicted_late")
+        assert record["predicted_remote_ms"] > 5000
+        assert await world.metric('prfaas_requests_refused_total{reason="predicted_late"}') == 1
+        assert world.gateway.driver.dispatcher.num_open == 0
+
+
+async def test_the_first_token_is_compared_with_its_prediction(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    plan = str(plan_file(tmp_path))
+    async with routing(checkpoint, identities, tmp_path, plan=plan) as world:
+        world.decode.cached_tokens = 10_000
+        for stream in (True, False):
+            body = {"prompt": LONG, "max_tokens": 2, "stream": stream}
+            async with world.http.post(f"{world.url}/v1/completions", json=body) as response:
+                await response.read()
+        name = "prfaas_ttft_over_predicted_ratio"
+        assert await world.metric(f'{name}_count{{path="remote"}}') == 1
+        assert await world.metric(f'{name}_bucket{{le="0.25",path="remote"}}') == 1
+
+
+async def test_nothing_is_held_once_all_requests_have_ended(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    """Finished, refused by an engine, given up by the client, fallen back."""
+    plan = str(plan_file(tmp_path))
+    async with routing(checkpoint, identities, tmp_path, plan=plan) as world:
+        dispatcher = world.gateway.driver.dispatcher
+        await routed(world, LONG)
+        world.prefill.script = hang
+        with pytest.raises(TimeoutError):
+            await world.http.post(
+                f"{world.url}/v1/completions", json={"prompt": LONG + "1"}, timeout=_timeout(0.2)
+            )
+        await until(lambda: not dispatcher.num_open)
+        await world.prefill.stop()
+        assert (await routed(world, LONG + "2"))["fallback"]["stage"] == "prefill"
+        assert (dispatcher.num_open, dispatcher.promised_bytes) == (0, 0)
+
+
+async def test_a_pool_that_is_not_heard_draws_requests_and_counts_as_no_hit(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    async with routing(checkpoint, identities, tmp_path) as world:
+        ids = list(range(128))
+        world.pd_pool.store(LAYOUT, world.keys(ids, 64))
+        index = world.gateway.index
+        await until(lambda: index.num_blocks("pd-pool") > 0)
+        await world.pd_pool.stop()
+        await until(lambda: index.state("pd-pool") is SourceState.DEGRADED)
+        hashes = world.hashes(ids)
+        assert index.usable_hit("pd-pool", LAYOUT, hashes, 128) == 0
+        assert index.hint("pd-pool", LAYOUT, hashes, 128) == 64
+        sample = 'prfaas_index_state{pool="pd-pool",state="degraded"}'
+        assert await world.metric(sample) == 1
+        status, _ = await world.post({"prompt": ids, "max_tokens": 2})
+        assert status == 200
+        assert (await world.record())["pd_hit_tokens"] == 0
+
+
+def test_a_plan_that_does_not_fit_is_one_clear_error(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    path = plan_file(tmp_path)
+    text = path.read_text()
+    second = text[text.index("[[prfaas]]") : text.index("[pd]")].replace('"remote"', '"other"')
+    path.write_text(text.replace("[pd]", second + "[pd]"))
+    deployment = deployment_for(checkpoint, identities, tmp_path, routing={"plan": str(path)})
+    with pytest.raises(ConfigError, match="called 'prfaas' as in the deployment file; there are"):
+        load_profiles(deployment)
+    missing = deployment_for(checkpoint, identities, tmp_path, routing={"plan": "nowhere.toml"})
+    with pytest.raises(ConfigError, match=r"nowhere\.toml can not be read"):
+        load_profiles(missing)
+
+
+def test_a_target_without_a_plan_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "deployment.toml"
+    file.write_text('[routing]\noffload_threshold = 1\nttft_max = "1s"\n')
+    with pytest.raises(ConfigError, match="ttft_max needs a plan"):
+        load_deployment(file)
+
+
+def _timeout(seconds: float) -> Any:
+    import aiohttp
+
+    return aiohttp.ClientTimeout(total=seconds)

@@ -1,0 +1,186 @@
+"""The same events through the gateway's driver and the simulator's give the same actions."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import event as noted
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prfaas.core.dispatch import Refused, Routed
+from prfaas.core.policies import PolicyName
+from prfaas.units import NS_PER_S
+
+from .worlds import (
+    AWAY,
+    HOME,
+    NUM_BLOCKS_MAX,
+    Action,
+    GatewayWorld,
+    Rules,
+    Seen,
+    SimulatorWorld,
+    World,
+)
+
+KINDS = (
+    *("arrive",) * 6,
+    *("prefilled", "landed", "end") * 2,
+    *("store", "load", "seen", "pause", "tick", "again", "engine", "link"),
+)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something happens `after_ns` the last event; the numbers mean what `kind` makes of them."""
+
+    kind: str
+    after_ns: int
+    a: int
+    b: int
+    yes: bool
+
+
+EVENTS = st.builds(
+    Event,
+    kind=st.sampled_from(KINDS),
+    after_ns=st.integers(0, NS_PER_S) | st.integers(0, 5 * NS_PER_S),
+    a=st.integers(0, 2**16),
+    b=st.integers(0, 2**31),
+    yes=st.booleans(),
+)
+RULES = st.builds(
+    Rules,
+    policy=st.sampled_from(PolicyName),
+    ttft_max_s=st.none() | st.integers(1, 20),
+    moving_threshold=st.booleans(),
+)
+
+
+class Run:
+    """One driver and the requests that are open in it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.now_ns = 0
+        self.num_arrived = 0
+        self.open: dict[int, tuple[int, int]] = {}
+        world.set_link(True, 0)
+
+    def apply(self, event: Event) -> object:
+        """Let an event happen; what the driver did."""
+        self.now_ns += event.after_ns
+        world, now = self.world, self.now_ns
+        number = sorted(self.open)[event.a % len(self.open)] if self.open else -1
+        match event.kind:
+            case "arrive":
+                self.num_arrived += 1
+                self.open[self.num_arrived] = event.a % 4, 1 + event.b % NUM_BLOCKS_MAX
+                return self._arrive(self.num_arrived, again=False)
+            case "again" if self.open:
+                return self._arrive(number, again=True)
+            case "prefilled" if self.open:
+                world.prefilled(number, now)
+            case "landed" if self.open:
+                world.landed(number)
+            case "end" if self.open:
+                world.end(number, now)
+                del self.open[number]
+            case "store":
+                pool = "pd" if event.yes else "prfaas"
+                world.store(pool, event.a % 4, 1 + event.b % NUM_BLOCKS_MAX)
+            case "load":
+                names = HOME + AWAY
+                world.report_load(names[event.a % len(names)], event.b % 6, now)
+            case "engine":
+                names = HOME + AWAY
+                world.set_ready(names[event.a % len(names)], event.yes, now)
+            case "link":
+                # More often up than down, or little would be sent over it.
+                return sorted(world.set_link(event.yes or event.a % 2 == 0, now))
+            case "seen":
+                age_ns = min(now, event.a * 10**5)
+                world.report_link(Seen(10**7 + event.b, event.a * 1000, event.yes, age_ns), now)
+            case "pause":
+                world.pause(now)
+            case "tick":
+                return world.tick(now)
+        return None
+
+    def _arrive(self, number: int, *, again: bool) -> Action:
+        found = self.world.arrive(number, *self.open[number], self.now_ns, again)
+        if isinstance(found, Refused):
+            del self.open[number]
+        return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(rules=RULES, events=st.lists(EVENTS, max_size=60))
+def test_both_drivers_act_alike(rules: Rules, events: list[Event]) -> None:
+    live, simulated = Run(GatewayWorld(rules)), Run(SimulatorWorld(rules))
+    for each in events:
+        action = live.apply(each)
+        assert action == simulated.apply(each)
+        assert live.world.held() == simulated.world.held()
+        noted(_name(action))
+
+
+def _name(action: object) -> str:
+    match action:
+        case Routed():
+            return action.decision.reason.value
+        case Refused():
+            return action.reason.value
+        case [_, *_]:
+            return "several"
+        case _:
+            return "nothing"
+
+
+@pytest.mark.parametrize("policy", PolicyName)
+def test_long_histories_reach_every_kind_of_action(policy: PolicyName) -> None:
+    """The property above says nothing of what its histories never bring about."""
+    seen: Counter[str] = Counter()
+    for seed in range(12):
+        draw = random.Random(seed)
+        rules = Rules(policy, 15 if seed % 2 else None, moving_threshold=True)
+        live, simulated = Run(GatewayWorld(rules)), Run(SimulatorWorld(rules))
+        for _ in range(400):
+            kind, gap_ns = draw.choice(KINDS), draw.randrange(NS_PER_S)
+            each = Event(
+                kind, gap_ns, draw.randrange(2**16), draw.randrange(2**31), draw.random() < 0.8
+            )
+            action = live.apply(each)
+            assert action == simulated.apply(each)
+            seen[_name(action)] += 1
+    expected = {
+        PolicyName.LOCAL: {"always_local"},
+        PolicyName.REMOTE: {"always_remote", "link_down"},
+        PolicyName.PAPER: {"above_threshold", "below_threshold", "link_down"},
+        PolicyName.ADAPTIVE: {
+            *("above_threshold", "below_threshold", "faster_local", "faster_remote", "link_down"),
+        },
+    }[policy]
+    assert expected | {"predicted_late", "no_instance"} <= seen.keys(), seen
+    assert seen["several"] or policy is PolicyName.LOCAL
+
+
+def test_lasting_pressure_moves_both_thresholds_alike() -> None:
+    rules = Rules(PolicyName.ADAPTIVE, None, moving_threshold=True)
+    live, simulated = Run(GatewayWorld(rules)), Run(SimulatorWorld(rules))
+    moved: list[object] = []
+    for step in range(60):
+        # Others fill the PrfaaS cluster, and the home cluster idles.
+        arrivals = [Event("arrive", 0, step, NUM_BLOCKS_MAX - 1, True)]
+        idle = [Event("load", 0, name, 0, True) for name in range(len(HOME))]
+        loads = [Event("load", 0, len(HOME) + name, 5, True) for name in range(len(AWAY))]
+        seen = Event("seen", 0, 0, 10**9, False)
+        for each in (*arrivals, *loads, *idle, seen, Event("tick", NS_PER_S, step, 0, True)):
+            action = live.apply(each)
+            assert action == simulated.apply(each)
+            moved += [action] if isinstance(action, list) and action else []
+    assert moved
