@@ -21,6 +21,7 @@ WAN = [a_probe(1, 502), a_probe(2, 931), a_probe(4, 935), a_probe(8, 920)]
 def test_the_fewest_connections_that_carry_enough_are_best() -> None:
     assert best_of(WAN).num_connections == 2
     assert best_of(WAN[:1]).num_connections == 1
+    assert advise(WAN, BBR)[0].startswith("connections = 2 ")
 
 
 @given(

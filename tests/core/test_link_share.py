@@ -9,9 +9,9 @@ from prfaas.core.link_share import URGENT_BYTES, Fragment, LinkShare, OutgoingBl
 SIZE = 1000
 
 
-def block(transfer: int, number: int, num_bytes: int = SIZE) -> OutgoingBlock:
+def block(transfer: int, number: int, num_bytes: int = SIZE, tenant: str = "") -> OutgoingBlock:
     name = (b"L" * 32, BlockKey(0, bytes([number]) * 32))
-    return OutgoingBlock(bytes([transfer]) * 16, name, b"d" * 32, bytes(num_bytes))
+    return OutgoingBlock(bytes([transfer]) * 16, name, b"d" * 32, bytes(num_bytes), tenant)
 
 
 def drain(share: LinkShare, connection: int = 0) -> list[Fragment]:
@@ -82,6 +82,30 @@ def test_transfers_share_by_bytes() -> None:
     assert abs(mine - 10_000) <= 2 * SIZE
 
 
+def test_tenants_share_by_weight_however_many_transfers_they_have() -> None:
+    share = LinkShare(100, {"paying": 3})
+    for number in range(40):
+        share.add(block(1, number, tenant="paying"))
+        for transfer in (2, 3, 4):
+            share.add(block(transfer, number, tenant="free"))
+    taken = [share.take(0) for _ in range(400)]
+    paying = sum(f.num_bytes for f in taken if f and f.block.tenant == "paying")
+    assert abs(paying - 30_000) <= 4 * SIZE
+
+
+def test_a_tenant_saves_nothing_up() -> None:
+    share = LinkShare(SIZE)
+    for number in range(60):
+        share.add(block(1, number, tenant="early"))
+    for _ in range(30):
+        share.take(0)
+    for number in range(30):
+        share.add(block(2, number, tenant="late"))
+    taken = [share.take(0) for _ in range(20)]
+    early = sum(1 for f in taken if f and f.block.tenant == "early")
+    assert 8 <= early <= 12
+
+
 def test_what_a_lost_connection_carried_goes_again_and_first() -> None:
     share = LinkShare(500)
     first, second = block(1, 1), block(1, 2)
@@ -113,7 +137,7 @@ def test_every_byte_goes_until_it_has_arrived(steps: list[tuple[str, int]]) -> N
     share, blocks, number = LinkShare(300), [], 0
     for step, which in steps:
         if step == "a":
-            blocks.append(block(which, number))
+            blocks.append(block(which, number, tenant=str(which % 3)))
             share.add(blocks[-1])
             number += 1
         elif step == "t":

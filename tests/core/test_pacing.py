@@ -57,6 +57,13 @@ def test_a_path_that_gets_slower_and_fast_again_is_followed_within_a_second() ->
     assert path.carry(pacer, 14)[-1] > 0.7 * GBIT
 
 
+@pytest.mark.parametrize("rate", [GBIT, GBIT // 7, 68_000_001, 12_345_679])
+def test_a_link_never_stays_below_where_it_found_a_queue(rate: int) -> None:
+    path, pacer = warm(rate)
+    path.rate = 10 * rate
+    assert path.carry(pacer, 40)[-1] > 5 * rate
+
+
 def test_a_budget_is_a_ceiling_and_a_slower_path_is_still_found() -> None:
     path, pacer = Path(GBIT), Pacer(GBIT // 2)
     assert set(path.carry(pacer, 50)) == {GBIT // 2}

@@ -118,6 +118,7 @@ PLANTS = st.builds(
 SIDES = st.sampled_from([-1, 1])
 
 
+@settings(deadline=None)
 @given(pressures=st.lists(st.tuples(SIDES, st.integers(1, 120)), max_size=30))
 def test_whatever_the_system_does_a_swing_is_half_the_one_before(
     pressures: list[tuple[int, int]],
@@ -166,6 +167,7 @@ def test_a_fast_remote_side_gets_more_and_a_slow_one_less(noisy: bool) -> None:
     assert max(fast[-60:]) < 0.8 * PLANNED
 
 
+@settings(deadline=None)
 @given(
     waits=st.lists(
         st.tuples(

@@ -13,6 +13,7 @@ from prfaas.wire.identity import identity_in, peer_name
 from prfaas.wire.messages import (
     Abort,
     Evicted,
+    LinkTelemetry,
     Message,
     PoolState,
     Snapshot,
@@ -31,6 +32,7 @@ class ScriptedPool:
     identities: Path
     layouts: dict[str, Layout] = field(default_factory=dict)
     links: dict[str, bool] = field(default_factory=dict)
+    telemetry: dict[str, LinkTelemetry] = field(default_factory=dict)
     blocks: list[tuple[bytes, BlockKey]] = field(default_factory=list)
     """What the next snapshot holds."""
     next_seq: int = 7
@@ -101,7 +103,9 @@ class ScriptedPool:
 
     def tell_state(self) -> None:
         layouts = {name: layout_spec(layout) for name, layout in self.layouts.items()}
-        self.send(PoolState(seq=self.seq(), layouts=layouts, links=self.links))
+        self.send(
+            PoolState(seq=self.seq(), layouts=layouts, links=self.links, telemetry=self.telemetry)
+        )
 
     def store(self, layout: Layout, keys: list[BlockKey]) -> None:
         wire = [(key.group, key.block_hash) for key in keys]

@@ -6,6 +6,9 @@ import asyncio
 
 import pytest
 
+from prfaas.cli.demo import link_line
+from prfaas.wire.messages import LinkTelemetry
+
 from .conftest import World, until
 from .scripted_engine import hang
 from .test_paths import LONG, SHORT
@@ -54,6 +57,19 @@ async def test_every_metric_is_there(world: World) -> None:
     assert await world.metric('prfaas_engine_ready{engine="decode"}') == 1
     assert await world.metric('prfaas_engine_ready{engine="spare"}') == 0
     assert await world.metric('prfaas_kv_transfer_seconds_bucket{le="60.0"}') == 0
+
+
+async def test_links_show_what_was_measured_of_them(world: World) -> None:
+    measured = dict.fromkeys(LinkTelemetry.__struct_fields__, 7) | {"rtt_ns": 40_000_000}
+    world.prfaas_pool.telemetry = {"pd-pool": LinkTelemetry(**measured)}
+    world.prfaas_pool.tell_state()
+    await until(lambda: bool(world.gateway.pools.telemetry()))
+    async with world.http.get(f"{world.url}/control/links") as response:
+        (link,) = (await response.json())["links"]
+    assert (link["source"], link["destination"]) == ("prfaas-pool", "pd-pool")
+    assert link["is_up"] is True
+    assert {name: link[name] for name in measured} == measured
+    assert "40.0 ms, 7 segments sent again" in link_line(link)
 
 
 async def test_aiperf_and_guidellm(world: World) -> None:

@@ -148,6 +148,20 @@ def test_a_link_whose_state_is_known_too_early_is_noticed(
         check(simulation)
 
 
+def test_instants_in_whole_nanoseconds_are_allowed_for_on_a_fast_link() -> None:
+    """A nanosecond carries 1,250 bytes here, about as much as a request has."""
+    costs = linear_costs(token_bytes=1)
+    setup = system(policy=PolicyName.REMOTE, num_prfaas=200, bits_per_s=1e13, costs=costs)
+    simulation = Simulation(setup, requests_at([0] * 200, list(range(1000, 1200))))
+    simulation.run()
+    check(simulation)
+    link = simulation.links[0]
+    assert abs(link.added_bytes - link.sent_bytes) > 1000
+    link.sent_bytes += 3 * link.rounded_bytes + 10_000
+    with pytest.raises(BrokenInvariantError, match="a link sent"):
+        check(simulation)
+
+
 def test_a_flapping_link_is_dead_only_after_a_silence_without_a_break() -> None:
     """Dead after 5 s: four cuts of 3 s, 1 s apart, are borne; the fifth lasts."""
     cuts = [Failure(LINK, at_ns=i * 4 * NS_PER_S, for_ns=3 * NS_PER_S) for i in range(4)]

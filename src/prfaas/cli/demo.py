@@ -100,7 +100,9 @@ async def _run(topology: Topology) -> bool:
                 row.alone = await _ask_alone(session, topology, row)
                 show()
             live.update(_table(rows))
-    return _summarise(rows, served_s)
+        is_good = _summarise(rows, served_s)
+        await _show_links(session, topology)
+    return is_good
 
 
 async def _serve_all(
@@ -220,6 +222,25 @@ def _cells(row: Row) -> list[str]:
         f"{record['ttft_ms']:.0f} ms" if record["ttft_ms"] else "",
         same,
     ]
+
+
+async def _show_links(session: aiohttp.ClientSession, topology: Topology) -> None:
+    async with session.get(f"{topology.gateway_url}/control/links") as reply:
+        links: list[JsonObject] = (await reply.json())["links"]
+    for link in links:
+        console.print(link_line(link))
+
+
+def link_line(link: JsonObject) -> str:
+    """What was measured of a link, in one line."""
+    rate = link["goodput_bits_per_s"]
+    goodput = f"{rate / 1e9:.2f} Gbps when busy" if rate else "never busy for long enough to time"
+    return (
+        f"link        {link['source']} to {link['destination']}: "
+        f"{format_size(link['arrived_bytes'])} over {link['num_connections']} connections, "
+        f"{goodput}, round trip {link['rtt_ns'] / 1e6:.1f} ms, "
+        f"{link['retransmits']} segments sent again"
+    )
 
 
 def _summarise(rows: list[Row], served_s: float) -> bool:

@@ -16,6 +16,11 @@ def _queue(results: Results, name: str, scale: float) -> str:
     return f"{found['avg'] / scale:.2f} / {found['p99'] / scale:.2f}" if found else "-"
 
 
+def _sent(results: Results, purpose: str) -> float:
+    """GB for a purpose, over all links."""
+    return sum(link["bytes"][purpose] for link in results.traffic.values()) / 1e9
+
+
 ROWS: tuple[tuple[str, Callable[[Results], str]], ...] = (
     ("requests", lambda r: f"{r.num_requests:,}"),
     ("finished", lambda r: f"{r.outcomes.get('finished', 0):,}"),
@@ -42,6 +47,8 @@ ROWS: tuple[tuple[str, Callable[[Results], str]], ...] = (
     ("PrfaaS queue mean / P99, s", lambda r: _queue(r, "prfaas_prefill_ms", 1e3)),
     ("link backlog mean / P99, GB", lambda r: _queue(r, "link_bytes", 1e9)),
     ("decode queue mean / P99", lambda r: _queue(r, "decode_requests", 1)),
+    ("pulled, copied, GB", lambda r: f"{_sent(r, 'pull'):.1f}, {_sent(r, 'copy'):.1f}"),
     ("recomputed", lambda r: f"{r.num_recomputed:,}"),
+    ("cost of traffic", lambda r: f"{r.price['traffic']:.2f}"),
     ("cost of a million prompt tokens", lambda r: f"{r.price['per_million_prompt_tokens']:.3f}"),
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from prfaas.core.fair_share import FairSettings
 from prfaas.core.policies import Bandwidth, PolicyName
 from prfaas.core.predictions import CostModel
 from prfaas.core.routing import Decision
@@ -73,6 +74,7 @@ class DispatchSettings:
             moves.
         ttft_max_ns: Target of the time to first token; None is no target.
         admission: Refuse what is predicted to miss the target.
+        fairness: How tenants share what is let in under overload.
         stale_after_ns: Age beyond which a report counts as unknown.
         pulls: Let `adaptive` fetch a prefix from a PrfaaS cluster for a prefill at home.
         second_price: What a second of a request's time is worth, in the currency of
@@ -85,6 +87,7 @@ class DispatchSettings:
     moving_threshold: bool = False
     ttft_max_ns: int | None = None
     admission: bool = False
+    fairness: FairSettings = FairSettings()  # noqa: RUF009 (frozen)
     stale_after_ns: int = 3 * NS_PER_S
     pulls: bool = False
     second_price: float | None = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from prfaas.core.admission import admit
+from prfaas.core.admission import Admission, admit
 from prfaas.core.decode_book import DecodeBook
 from prfaas.core.dispatch import (
     Arrival,
@@ -26,6 +26,7 @@ from prfaas.core.dispatch import (
     Routed,
     ThresholdMoved,
 )
+from prfaas.core.fair_share import FairShare
 from prfaas.core.link_book import LinkReport
 from prfaas.core.links import Links
 from prfaas.core.load_book import LoadBook
@@ -60,6 +61,7 @@ class Dispatcher:
         self, home: HomeCluster, remotes: Sequence[RemoteCluster], settings: DispatchSettings
     ) -> None:
         self._home, self._settings = home, settings
+        self._fair = FairShare(settings.fairness)
         self._ways = Ways(home, remotes, settings)
         self._stage_of = {
             name: stage
@@ -67,7 +69,7 @@ class Dispatcher:
             for name in stage.instances
         }
         decode = None if home.decode is None else [member.name for member in home.decode]
-        self._decode_book = None if decode is None else DecodeBook(decode)
+        self._decode_book = None if decode is None else DecodeBook(decode, settings.stale_after_ns)
         self._open: dict[int, _Open] = {}
 
     # What there is
@@ -123,6 +125,11 @@ class Dispatcher:
             moves += [link.move(local_ns, remote_ns, now_ns) for link in links]
         return [moved for moved in moves if moved is not None]
 
+    def replan(self, offload_threshold: int) -> None:
+        """The long-term loop found a better threshold, tokens, above 0; it is that of all links."""
+        for link in self.links:
+            link.replan(offload_threshold)
+
     # Requests
 
     def arrive(self, arrival: Arrival, now_ns: int, *, again: bool = False) -> Routed | Refused:
@@ -134,10 +141,11 @@ class Dispatcher:
             again: It was let in before; admission is not asked.
         """
         self.end(arrival.request_id, now_ns)
-        way = self._ways.best(arrival, now_ns)
+        decode = self._decode_book
+        way = self._ways.best(arrival, now_ns, decode.wait_ns(now_ns) if decode else 0)
         decision = way.link.policy.decide(way.facts, way.prediction)
         if self._settings.admission and not again:
-            admission = admit(decision.predicted_ns, self._settings.ttft_max_ns)
+            admission = self._admit(arrival, decision, now_ns)
             if not admission.admitted:
                 return Refused(Refusal.PREDICTED_LATE, admission.retry_after_s, decision)
         if way.home is None and (decision.path is Path.LOCAL or self._decode_book is None):
@@ -190,6 +198,11 @@ class Dispatcher:
         self._ways.home.book.dispatch(name, request_id, now_ns, self._local_work_ns(new))
         entry.routed = replace(routed, cluster=self._home.name, prefill=name, source="")
         entry.prefilling = True
+
+    def decoding(self, waited_ns: int, now_ns: int) -> None:
+        """A request began to be decoded so long after its blocks were there."""
+        if self._decode_book is not None:
+            self._decode_book.waited(waited_ns, now_ns)
 
     def transfer_over(self, request_id: int) -> None:
         """The blocks of a request have landed, or were given up."""
@@ -248,6 +261,19 @@ class Dispatcher:
         return sum(link.book.promised_bytes for link in self.links)
 
     # Booking
+
+    def _admit(self, arrival: Arrival, decision: Decision, now_ns: int) -> Admission:
+        """Whether a request is let in; whoever has had much under overload, up to less wait."""
+        target_ns, tenant = self._settings.ttft_max_ns, arrival.tenant
+        if target_ns is None:
+            return Admission(admitted=True)
+        limit_ns = self._fair.limit_ns(tenant, target_ns, now_ns)
+        found = admit(decision.predicted_ns, limit_ns)
+        if found.admitted:
+            self._fair.let_in(tenant, self._local_work_ns(decision.num_new_tokens), now_ns)
+        else:
+            self._fair.refused(tenant, now_ns)
+        return found
 
     def _keep(self, arrival: Arrival, decision: Decision, way: Way, now_ns: int) -> Routed:
         assert way.home is not None  # noqa: S101 (refused before)

@@ -83,8 +83,7 @@ def advise(probes: Sequence[Probe], host: SendingHost) -> list[str]:
     """
     best = best_of(probes)
     advice = [
-        f"{_plural(best.num_connections, 'connection')} carry what this path has to give: "
-        f"connections = {best.num_connections}",
+        f"connections = {best.num_connections} is enough for what this path has to give",
         f'budget = "{budget_for(probes) / 1e6:g}Mbps" keeps its queue empty{_queue(best)}',
     ]
     if host.congestion_control != BBR:
@@ -121,7 +120,3 @@ def _queue(probe: Probe) -> str:
     if queue_ms < 1:
         return ""
     return f" (unpaced, a round trip grew from {probe.rtt_ns / 1e6:.1f} ms by {queue_ms:.1f} ms)"
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}" + ("s" if count > 1 else "")

@@ -2,7 +2,8 @@
 
 Blocks are cut into fragments, and every connection of a link takes the next fragment from here
 when it has room, so a block crosses the link at the rate of all connections together. Transfers
-share the link by bytes: the one that has been given least goes on. Two things go before the others'
+share the link by bytes, first between tenants and then between the transfers of one: who has been
+given least, in proportion to the tenant's weight, goes on. Two things go before the others'
 bulk: the first block of a transfer, because decode can not plan before, and the rest of a finished
 transfer
 once it is small, because decode waits for nothing else. A started block is finished first, so a
@@ -15,7 +16,7 @@ is lost, what was in flight on it is queued again, before everything else of its
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from prfaas.core.blocks import BlockName
@@ -36,6 +37,7 @@ class OutgoingBlock:
         name: Layout id and key.
         digest: Over name and bytes.
         data: Its bytes.
+        tenant: Class of the tenant whose transfer it is.
         has_arrived: The receiver said so, or nobody wants it any more.
     """
 
@@ -43,6 +45,7 @@ class OutgoingBlock:
     name: BlockName
     digest: bytes
     data: bytes | bytearray | memoryview
+    tenant: str = ""
     has_arrived: bool = False
 
 
@@ -66,6 +69,7 @@ class Fragment:
 class _Lane:
     """What a transfer has to send."""
 
+    tenant: str
     waiting: deque[Fragment] = field(default_factory=deque)
     blocks: dict[BlockName, OutgoingBlock] = field(default_factory=dict)
     """Not arrived yet."""
@@ -88,15 +92,19 @@ class LinkShare:
 
     Args:
         fragment_bytes: Largest fragment; may be changed at any time.
+        weights: Of tenants' classes; others have 1.
     """
 
-    def __init__(self, fragment_bytes: int) -> None:
+    def __init__(self, fragment_bytes: int, weights: Mapping[str, int] | None = None) -> None:
         self.fragment_bytes = fragment_bytes
         self._lanes: dict[bytes, _Lane] = {}
         self._in_flight: dict[int, dict[OutgoingBlock, list[Fragment]]] = {}
         self._started: dict[bool, OutgoingBlock | None] = {True: None, False: None}
         """The block that is being sent, by whether it is urgent."""
         self._urgent_run = 0
+        self._weights = weights or {}
+        self._served: dict[str, float] = {}
+        """By tenant that has something to send, bytes by weight."""
         self.queued_bytes = 0
         """Not taken by any connection yet."""
 
@@ -114,10 +122,13 @@ class LinkShare:
         """Queue a block behind the others of its transfer."""
         lane = self._lanes.get(block.transfer_id)
         if lane is None:
-            lane = self._lanes[block.transfer_id] = _Lane(share=self._least_share())
+            lane = self._lanes[block.transfer_id] = _Lane(
+                block.tenant, share=self._least_share(block.tenant)
+            )
             lane.first_bytes = len(block.data)
         if not lane.waiting:
-            lane.share = max(lane.share, self._least_share())
+            lane.share = max(lane.share, self._least_share(block.tenant))
+            self._rejoin(block.tenant)
         lane.blocks[block.name] = block
         self._put(lane, Fragment(block, 0, len(block.data)), is_first=False)
 
@@ -165,6 +176,8 @@ class LinkShare:
         for block, fragments in self._in_flight.pop(connection, {}).items():
             lane = self._lanes.get(block.transfer_id)
             if lane is not None and not block.has_arrived:
+                if not lane.waiting:
+                    self._rejoin(lane.tenant)
                 for fragment in reversed(fragments):
                     self._put(lane, fragment, is_first=True)
 
@@ -195,8 +208,16 @@ class LinkShare:
     def _active(self) -> Iterator[_Lane]:
         return (lane for lane in self._lanes.values() if lane.waiting)
 
-    def _least_share(self) -> int:
-        return min((lane.share for lane in self._active()), default=0)
+    def _least_share(self, tenant: str) -> int:
+        return min((lane.share for lane in self._active() if lane.tenant == tenant), default=0)
+
+    def _rejoin(self, tenant: str) -> None:
+        """A tenant that sent nothing for a while has not saved anything up."""
+        active = {lane.tenant for lane in self._active()}
+        if tenant not in active:
+            least = min((self._served[other] for other in active), default=0)
+            self._served = {other: self._served[other] for other in active}
+            self._served[tenant] = least
 
     def _next_lane(self) -> _Lane | None:
         urgent = [lane for lane in self._active() if lane.is_urgent]
@@ -210,7 +231,7 @@ class LinkShare:
         for lane in lanes:
             if lane.waiting[0].block is started:
                 return lane
-        return min(lanes, key=lambda lane: lane.share)
+        return min(lanes, key=lambda lane: (self._served[lane.tenant], lane.share))
 
     def _charge(self, lane: _Lane, fragment: Fragment) -> None:
         is_urgent = lane.is_urgent
@@ -218,4 +239,5 @@ class LinkShare:
         self._started[is_urgent] = None if ends else fragment.block
         self._urgent_run = self._urgent_run + fragment.num_bytes if is_urgent else 0
         lane.share += fragment.num_bytes
+        self._served[lane.tenant] += fragment.num_bytes / self._weights.get(lane.tenant, 1)
         lane.first_bytes = max(0, lane.first_bytes - fragment.num_bytes)

@@ -40,6 +40,11 @@ class Link:
         backlog = self.book.backlog_bytes(now_ns)
         return PathSignals(local_wait_ns, remote_wait_ns, backlog, seen.bits_per_s, seen.rtt_ns)
 
+    def replan(self, offload_threshold: int) -> None:
+        """Start over from another planned threshold, tokens, above 0."""
+        self.policy.offload_threshold = offload_threshold
+        self._loop.replan(offload_threshold)
+
     def move(
         self, local_wait_ns: int | None, remote_wait_ns: int | None, now_ns: int
     ) -> ThresholdMoved | None:

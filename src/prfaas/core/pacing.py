@@ -19,12 +19,18 @@ QUEUE_MIN_NS, QUEUE_SHARE = 2_500_000, 1 / 12
 """A queue is standing when it is longer than both: in time, and in round trips."""
 CUT = 0.92
 """Below what arrives, so that the queue that was found drains."""
-STEP_MIN, STEP_MAX = 0.015, 0.5
+STEP_MIN, STEP_MAX = 0.01, 1 / 3
+NEAR = 0.96
+"""Where a link goes on, of the rate at which it last found a queue, once that has drained."""
+NUM_SAMPLES = 3
+"""What arrives is the best of so many samples: retransmissions make single ones too low."""
+COLLAPSE = 0.5
+"""A sample below this share of what arrived before is believed: the path has become slower."""
 HOLD_NS = 300_000_000
 """A cut shows in the round trips after so long."""
 MEMORY_NS = 10 * NS_PER_S
 """How long the shortest round trip counts: the path may have changed."""
-BOUND = 0.85
+BOUND = 0.74
 """A link that carries this share of its ceiling is held by it."""
 
 
@@ -39,7 +45,10 @@ class Pacer:
         self._budget = budget_bits_per_s
         self.bits_per_s = budget_bits_per_s
         """The ceiling; 0 is none."""
+        self._found_bits_per_s = 0
+        """What arrived when a queue was found last."""
         self._step = STEP_MIN
+        self._recent: deque[int] = deque(maxlen=NUM_SAMPLES)
         self._hold_until_ns = 0
         self._rtt_at_cut_ns = 0
         self._rtts: deque[tuple[int, int]] = deque()
@@ -57,6 +66,11 @@ class Pacer:
         """
         if not rtt_ns or not arriving_bits_per_s:
             return self.bits_per_s
+        best = max(self._recent, default=0)
+        if best >= BOUND * self.bits_per_s > 0 and arriving_bits_per_s < COLLAPSE * best:
+            self._recent.clear()
+        self._recent.append(arriving_bits_per_s)
+        arriving_bits_per_s = max(self._recent)
         shortest = self._shortest(now_ns, rtt_ns)
         if shortest < LAN_RTT_NS:
             return self.bits_per_s
@@ -77,12 +91,18 @@ class Pacer:
             self._rtt_at_cut_ns = 0
             return
         self._rtt_at_cut_ns = rtt_ns
+        self._found_bits_per_s = arriving_bits_per_s
         self._set(CUT * arriving_bits_per_s)
         self._step = STEP_MIN
         self._hold_until_ns = now_ns + HOLD_NS
+        self._recent.clear()
 
     def _raise(self) -> None:
         self._rtt_at_cut_ns = 0
+        near = int(NEAR * self._found_bits_per_s)
+        if self.bits_per_s < near:
+            self._set(min(near, self.bits_per_s * (1 + STEP_MAX)))
+            return
         self._set(self.bits_per_s * (1 + self._step))
         self._step = min(STEP_MAX, 2 * self._step)
 

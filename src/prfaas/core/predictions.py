@@ -37,6 +37,7 @@ class PathSignals:
         link_backlog_bytes: Bytes that were promised to the link and have not crossed it.
         link_bits_per_s: What the link carries.
         rtt_ns: Round-trip time.
+        decode_wait_ns: Wait for a place in a decode instance, once the blocks are there.
     """
 
     local_wait_ns: int | None = None
@@ -44,6 +45,7 @@ class PathSignals:
     link_backlog_bytes: int | None = None
     link_bits_per_s: float | None = None
     rtt_ns: int = 0
+    decode_wait_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,8 @@ class Prediction:
         local_ns: At home.
         remote_ns: Away.
         missing: Why one is unknown.
-        computed_ns: Until prefill ends away, the link left out.
+        computed_ns: Until prefill ends away, link and decode left out.
+        decode_wait_ns: What decode adds on either path.
         pull_tokens: Prefix that the PrfaaS cluster holds and that `local_ns` counts on fetching.
         bytes_ns: Worth of the bytes that the remote path ships, as time.
     """
@@ -63,6 +66,7 @@ class Prediction:
     remote_ns: int | None
     missing: Unpredicted | None = None
     computed_ns: int | None = None
+    decode_wait_ns: int = 0
     pull_tokens: int = 0
     bytes_ns: int = 0
 
@@ -82,14 +86,14 @@ def predict(facts: RoutingFacts, signals: PathSignals, costs: CostModel | None) 
     remote_ns = _remote(facts, signals, costs, computed_ns)
     complete = local_ns is not None and remote_ns is not None
     missing = None if complete else Unpredicted.STALE_SIGNALS
-    return Prediction(local_ns, remote_ns, missing, computed_ns)
+    return Prediction(local_ns, remote_ns, missing, computed_ns, signals.decode_wait_ns)
 
 
 def _local(facts: RoutingFacts, signals: PathSignals, costs: CostModel) -> int | None:
     if signals.local_wait_ns is None:
         return None
     new = facts.num_prompt_tokens - facts.pd_hit_tokens
-    return signals.local_wait_ns + costs.local_prefill_ns(new)
+    return signals.local_wait_ns + costs.local_prefill_ns(new) + signals.decode_wait_ns
 
 
 def _computed(facts: RoutingFacts, signals: PathSignals, costs: CostModel) -> int | None:
@@ -114,4 +118,4 @@ def _remote(
     after_compute = computed_ns + costs.tail_bytes(prompt, present) * ns_per_byte
     link_free_ns = max(wait_ns, backlog * ns_per_byte)
     after_link = link_free_ns + costs.shipped_bytes(prompt, present) * ns_per_byte
-    return round(max(after_compute, after_link)) + signals.rtt_ns
+    return round(max(after_compute, after_link)) + signals.rtt_ns + signals.decode_wait_ns

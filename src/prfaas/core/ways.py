@@ -47,7 +47,9 @@ class Way:
         """Whether no path meets the target, and on `path` queue and compute alone are too much."""
         found = self.prediction
         paths = [found.local_ns] if self.facts.obstacle else [found.local_ns, found.remote_ns]
-        alone = found.local_ns if path is Path.LOCAL else found.computed_ns
+        alone = found.computed_ns
+        if path is Path.LOCAL and found.local_ns is not None:
+            alone = found.local_ns - found.decode_wait_ns
         return all(ns is not None and ns > target_ns for ns in (*paths, alone))
 
 
@@ -75,10 +77,18 @@ class Ways:
         everyone = (*home.prefill, *(home.decode or ()))
         self._default_pool = everyone[0].pool if everyone else ""
 
-    def best(self, arrival: Arrival, now_ns: int) -> Way:
-        """The best way that leads through a PrfaaS cluster; `obstacle` says if it is barred."""
+    def best(self, arrival: Arrival, now_ns: int, decode_wait_ns: int = 0) -> Way:
+        """The best way that leads through a PrfaaS cluster; `obstacle` says if it is barred.
+
+        Args:
+            arrival: The request.
+            now_ns: Time.
+            decode_wait_ns: What decode adds on every path.
+        """
         home = self.home.pick(arrival, now_ns).candidate
-        ways = [self._through(remote, arrival, home, now_ns) for remote in self._remotes]
+        ways = [
+            self._through(remote, arrival, home, now_ns, decode_wait_ns) for remote in self._remotes
+        ]
         return ways[0] if len(ways) == 1 else min(ways, key=lambda way: way.rank)
 
     def apart(self, way: Way, path: Path, now_ns: int) -> Way:
@@ -101,7 +111,12 @@ class Ways:
         return way
 
     def _through(
-        self, remote: RemoteCluster, arrival: Arrival, home: Candidate | None, now_ns: int
+        self,
+        remote: RemoteCluster,
+        arrival: Arrival,
+        home: Candidate | None,
+        now_ns: int,
+        decode_wait_ns: int,
     ) -> Way:
         stage = self.away[remote.name]
         at_home = self.home.instances[home.name] if home else None
@@ -130,6 +145,7 @@ class Ways:
         signals = link.signals(
             home.wait_ns if home else None, away.wait_ns if away else None, now_ns
         )
+        signals = replace(signals, decode_wait_ns=decode_wait_ns)
         found = predict(facts, signals, remote.costs)
         if remote.costs is not None:
             found = self._weighed(found, facts, signals, remote)

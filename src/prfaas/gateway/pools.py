@@ -21,7 +21,7 @@ from prfaas.wire.channel import Channel
 from prfaas.wire.frames import ControlFrame, Frame
 from prfaas.wire.identity import peer_name
 from prfaas.wire.liveness import keep_alive
-from prfaas.wire.messages import Abort, Subscribe, decode
+from prfaas.wire.messages import Abort, LinkTelemetry, Subscribe, decode
 
 _REASON_CHARS_MAX = 200
 _log = logging.getLogger(__name__)
@@ -193,6 +193,14 @@ class Pools:
         """Whether a transfer between two pools can begin, and be followed."""
         reaches = self._clients[source].subscription.links.get(destination, False)
         return reaches and self.is_live(source) and self.is_live(destination)
+
+    def telemetry(self) -> dict[tuple[str, str], LinkTelemetry]:
+        """What was measured of every link, by source and destination."""
+        return {
+            (source, destination): measured
+            for source, client in self._clients.items()
+            for destination, measured in client.subscription.telemetry.items()
+        }
 
     def abort(self, transfer: TransferView, reason: str) -> None:
         """Tell both pools that a transfer is over."""

@@ -45,6 +45,7 @@ class Views:
         router.add_get("/metrics", self._metrics)
         router.add_get("/control/requests", self._requests)
         router.add_get("/control/requests/{request_id}", self._request)
+        router.add_get("/control/links", self._links)
 
     async def _models(self, _: web.Request) -> web.Response:
         ready = self.engines.choose(ClusterRole.PD)
@@ -93,6 +94,18 @@ class Views:
         limit = _limit(request.query.get("limit", str(_LIMIT_DEFAULT)))
         records = [record.as_json() for record in self.records.latest(limit)]
         return json_response({"requests": records})
+
+    async def _links(self, _: web.Request) -> web.Response:
+        links = [
+            {
+                "source": source,
+                "destination": destination,
+                "is_up": self.pools.link_up(source, destination),
+                **{name: getattr(measured, name) for name in measured.__struct_fields__},
+            }
+            for (source, destination), measured in self.pools.telemetry().items()
+        ]
+        return json_response({"links": links})
 
     async def _request(self, request: web.Request) -> web.Response:
         record = self.records.find(request.match_info["request_id"])

@@ -333,6 +333,7 @@ class DataSenders:
             finally:
                 connection.stop()
                 self._connections.remove(connection)
+                self._fit()
                 self._queue.lost(number)
                 self._tell(self._on_change)
 
@@ -353,7 +354,7 @@ class DataSenders:
         return secured
 
     def _fit(self) -> None:
-        share = self._pacing_bits_per_s // 8 // self._num_wanted
+        share = self._pacing_bits_per_s // 8 // max(1, len(self._connections))
         fitted = share, 2 * self._fragment_bytes
         for connection in self._connections:
             if connection.fitted != fitted:

@@ -42,7 +42,8 @@ class LinkMeter:
         self.fresh_bits_per_s = 0
         """What arrived since the sample before; 0 if the link was not busy all the time."""
         self.path_rtt_ns = 0
-        """Smoothed round trip of its connections, as the kernel sees it."""
+        """Smoothed round trip as the kernel sees it, of the connection with the shortest: a queue
+        lengthens all of them, retransmissions only one."""
 
     def sample(
         self, now_ns: int, infos: Sequence[TcpInfo], queued_bytes: int, in_flight_bytes: int
@@ -57,7 +58,7 @@ class LinkMeter:
         is_busy = queued_bytes > 0
         passed_ns = now_ns - self._sampled_at_ns
         self.fresh_bits_per_s = 0
-        self.path_rtt_ns = sum(info.rtt_ns for info in infos) // max(1, len(infos))
+        self.path_rtt_ns = min((info.rtt_ns for info in infos), default=0)
         if self._was_busy and is_busy and passed_ns > 0 and acked_bytes >= self._acked_bytes:
             fresh = self.fresh_bits_per_s = (
                 (acked_bytes - self._acked_bytes) * 8 * NS_PER_S // passed_ns
@@ -77,6 +78,7 @@ class LinkMeter:
             window_segments=sum(info.window_segments for info in infos),
             num_connections=len(infos),
             budget_bits_per_s=self._budget_bits_per_s,
+            arrived_bytes=acked_bytes,
         )
 
     def telemetry(self, now_ns: int, *, open_arrived_bytes: int = 0) -> LinkTelemetry:

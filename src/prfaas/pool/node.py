@@ -297,6 +297,7 @@ class PoolNode:
 
     async def _keep_house(self) -> None:
         while True:
+            self.store.spill(again=True)
             self.inbound.expire()
             self.link_port.expire()
             for link in self.links.values():

@@ -84,6 +84,7 @@ class _Outgoing:
     transfer: Transfer
     sealed: bytes
     """Its ticket."""
+    tenant: str
     blocks: dict[BlockName, StoredBlock] = field(default_factory=dict)
     """Pushed and not known to have arrived; pinned."""
     names: set[BlockName] = field(default_factory=set)
@@ -209,7 +210,9 @@ class OutboundLink:
             ticket.layout_id,
             ticket.bytes_max,
         )
-        outgoing = self._transfers[ticket.transfer_id] = _Outgoing(transfer, grant.sealed)
+        outgoing = self._transfers[ticket.transfer_id] = _Outgoing(
+            transfer, grant.sealed, ticket.tenant
+        )
         if not self.is_up and self._is_given_up():
             self._end(transfer, TransferEvent.ABORT, "link_down")
         elif self._resumed.is_set():
@@ -228,7 +231,7 @@ class OutboundLink:
         block.pins += 1
         outgoing.names.add(name)
         outgoing.blocks[name] = block
-        self._queue.add(OutgoingBlock(transfer_id, name, block.digest, block.data))
+        self._queue.add(OutgoingBlock(transfer_id, name, block.digest, block.data, outgoing.tenant))
 
     def finish(self, transfer_id: bytes, missing: Iterable[BlockKey] = ()) -> None:
         """No more blocks will be pushed: the peer commits once all are there.
@@ -366,6 +369,7 @@ class OutboundLink:
 
     async def _measure(self, channel: Channel, senders: DataSenders) -> None:
         """Sample the connections, and report while the link is busy."""
+        was_busy = False
         for count in itertools.count():
             queue, now = self._queue, self._clock_ns()
             self._meter.sample(now, senders.tcp_infos(), queue.queued_bytes, queue.in_flight_bytes)
@@ -373,8 +377,9 @@ class OutboundLink:
             self._metrics.set_link(self.peer, self.telemetry)
             if count % TELEMETRY_EVERY == 0:
                 channel.send(Ping(at_ns=self._clock_ns(), connections=senders.connections))
-                if self._transfers and self.is_up:
+                if (self._transfers or was_busy) and self.is_up:
                     self._on_change()
+                was_busy = bool(self._transfers)
             await asyncio.sleep(SAMPLE_NS / NS_PER_S)
 
     def _tune(self, senders: DataSenders, now_ns: int) -> None:

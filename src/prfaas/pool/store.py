@@ -19,8 +19,9 @@ from prfaas.pool.arena import Arena, charged_bytes
 
 RECEIVE_RATIO, RECEIVE_BYTES_MAX = 0.125, 64 << 20
 """Share of memory that is kept free for blocks that are being received, and where that ends."""
-CLEAN_RATIO = 0.25
-"""Share of memory that is free or on disk as well: what may come before the disk has caught up."""
+CLEAN_RATIO, CLEAN_BYTES_MAX = 0.25, 512 << 20
+"""Share of memory that is free or on disk as well: what may come before the disk has caught up. It
+ends where looking through it would keep the event loop busy."""
 
 
 @dataclass(slots=True)
@@ -103,6 +104,8 @@ class BlockStore:
         self._disk: LowerTier | None = None
         self._writing: set[BlockName] = set()
         self._waiting: list[asyncio.Future[None]] = []
+        self._is_refused = False
+        """Whether the disk took no more, and has written nothing since."""
         self._is_short = False
         """Whether a block that was being received found no room."""
         self._clean_bytes = 0
@@ -261,11 +264,18 @@ class BlockStore:
         self.spill()
         return block
 
-    def spill(self) -> None:
-        """Offer to the disk what would be evicted next, if it is not there yet."""
-        wanted = int(self.capacity_bytes * CLEAN_RATIO)
+    def spill(self, *, again: bool = False) -> None:
+        """Offer to the disk what would be evicted next, if it is not there yet.
+
+        Args:
+            again: Even if it refused before and has written nothing since: it may have recovered.
+        """
+        wanted = min(int(self.capacity_bytes * CLEAN_RATIO), CLEAN_BYTES_MAX)
         if self._disk is None or self._clean_bytes > wanted // 2:
             return
+        if self._is_refused and not again:
+            return
+        self._is_refused = False
         clean = self.capacity_bytes - self.arena.used_bytes
         for name in self._policy.order():
             if clean >= wanted:
@@ -273,6 +283,7 @@ class BlockStore:
             block = self._blocks[name]
             if name not in self._writing and name not in self._disk:
                 if not self._disk.offer(name, block, partial(self._written, name)):
+                    self._is_refused = True
                     return
                 block.pins += 1
                 self._writing.add(name)
@@ -303,7 +314,9 @@ class BlockStore:
     def _written(self, name: BlockName) -> None:
         self._blocks[name].pins -= 1
         self._writing.discard(name)
-        self._clean_bytes = 0
+        self._is_refused = False
+        if self._disk is None or name not in self._disk:
+            self._clean_bytes = 0  # It failed: this block was counted as clean.
         self.spill()
         self._keep_room()
         waiting, self._waiting = self._waiting, []
@@ -314,7 +327,7 @@ class BlockStore:
     async def _has_written(self) -> bool:
         """Wait for the next block that the disk writes; False if it writes none."""
         self._clean_bytes = 0
-        self.spill()
+        self.spill(again=True)
         if not self._writing:
             return False
         waiter = asyncio.get_running_loop().create_future()
@@ -336,8 +349,13 @@ class BlockStore:
         room = min(self.capacity_bytes * RECEIVE_RATIO, RECEIVE_BYTES_MAX)
         while self._is_short and self.arena.used_bytes > self.capacity_bytes - room:
             victim = next(self._evictable(), None)
-            if victim is None or (self._writing and victim not in (self._disk or ())):
-                return  # Once the disk has written something this is tried again.
+            if victim is None:
+                return
+            if self._disk is not None and victim not in self._disk:
+                self._clean_bytes = 0
+                self.spill()
+                if self._writing:
+                    return  # Once the disk has written something this is tried again.
             self._evict(victim)
 
     def _victims(self, num_bytes: int) -> list[BlockName] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from prfaas.core.role_loop import Role
 from prfaas.errors import PrfaasError
 from prfaas.sim.link import BITS_PER_BYTE, SharedLink
 from prfaas.sim.oracle import News, reads_of_the_simulation, too_early
@@ -24,6 +25,7 @@ def check(simulation: Simulation) -> None:
     """
     broken = [
         *_conservation(simulation),
+        *_roles(simulation),
         *_capacity(simulation),
         *_causality(simulation),
         *_leaks(simulation),
@@ -54,12 +56,38 @@ def _link_bytes(link: SharedLink) -> list[str]:
     accounted = link.landed_bytes + link.lost_bytes + link.open_bytes
     if link.added_bytes != accounted:
         found.append(f"{link.added_bytes} bytes entered a link, {accounted} are accounted for")
-    allowed = 1 + _CONSERVED_TOLERANCE * link.added_bytes
+    allowed = 1 + _CONSERVED_TOLERANCE * link.added_bytes + link.rounded_bytes
     if link.added_bytes - link.sent_bytes < -allowed:
         found.append(f"a link sent {link.sent_bytes:.0f} bytes, {link.added_bytes} were added")
     by_purpose = sum(link.sent_by_purpose().values())
     if abs(by_purpose - link.sent_bytes) > allowed:
         found.append(f"a link sent {link.sent_bytes:.0f} bytes, {by_purpose:.0f} have a purpose")
+    return found
+
+
+def _roles(sim: Simulation) -> list[str]:
+    """Every PD instance has one role, works only in it, and both roles are always taken."""
+    found = []
+    for role in Role:
+        if sim.setup.roles is not None and sim.roles.count(role) < 1:
+            found.append(f"no instance is left for {role}")
+    changed = sum(c.ended_at_ns != UNSET for c in sim.roles.changes)
+    if changed < len(sim.roles.changes) - 1:
+        found.append(f"{len(sim.roles.changes) - changed} changes of roles at once")
+    for change in sim.roles.changes:
+        instants = [change.began_at_ns, change.drained_at_ns, change.ended_at_ns]
+        happened = [at for at in instants if at != UNSET]
+        if happened != sorted(happened):
+            found.append(f"the change of instance {change.index} ended before it began")
+    if sim.setup.roles is None:
+        return found
+    for index, role in sim.roles.working:
+        prefill = sim.locals[sim.front.prefill_names[index]]
+        decode = sim.decoders[sim.front.decode_names[index]]
+        if role is Role.DECODE and (prefill.is_busy or prefill.num_waiting):
+            found.append(f"instance {index} decodes, yet has prompts to prefill")
+        if role is Role.PREFILL and (decode.num_running or decode.num_waiting):
+            found.append(f"instance {index} prefills, yet has sequences to decode")
     return found
 
 

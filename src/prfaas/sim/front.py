@@ -16,6 +16,7 @@ from prfaas.core.dispatch import (
     ThresholdMoved,
 )
 from prfaas.core.dispatcher import Dispatcher
+from prfaas.core.fair_share import FairSettings
 from prfaas.core.link_book import LinkReport
 from prfaas.core.links import Link
 from prfaas.sim.caches import Caches, Hit
@@ -35,9 +36,11 @@ class Front:
         self._home = setup.name
         self.caches, self.heard = Caches(setup), Heard()
         self._block_tokens = setup.blocks.tokens
-        self.prefill_names = tuple(f"p{i:05}" for i in range(setup.num_prefill))
+        # Instances that may change their role are known under a name in either.
+        both = setup.num_prefill + setup.num_decode if setup.roles else 0
+        self.prefill_names = tuple(f"p{i:05}" for i in range(both or setup.num_prefill))
         self.prfaas_names = _instance_names(setup.prfaas)
-        self.decode_names = tuple(f"d{i:05}" for i in range(setup.num_decode))
+        self.decode_names = tuple(f"d{i:05}" for i in range(both or setup.num_decode))
         self.settings = _settings(setup)
         self.dispatcher = Dispatcher(
             HomeCluster(
@@ -93,6 +96,10 @@ class Front:
         """The end of a request's prefill was heard of."""
         self.dispatcher.prefilled(request.index, now_ns)
 
+    def decoding(self, request: Request, now_ns: int) -> None:
+        """A request streams its first token: it waited since its blocks were there."""
+        self.dispatcher.decoding(now_ns - request.landed_at_ns, now_ns)
+
     def landed(self, request: Request) -> None:
         """All blocks of a request have crossed the link."""
         self.dispatcher.transfer_over(request.index)
@@ -121,6 +128,16 @@ class Front:
     def link(self, source: str, destination: str) -> Link:
         """What the gateway knows of a link."""
         return self.dispatcher.links.between(source, destination)
+
+    def link_bits_per_s(self, now_ns: int) -> float | None:
+        """What all links to the PD cluster were last seen to carry; None when one is too old."""
+        found = [self.link(name, self._home).book.latest(now_ns) for name in self.prfaas_names]
+        seen = [report for report in found if report is not None]
+        return sum(report.bits_per_s for report in seen) if len(seen) == len(found) else None
+
+    def replan(self, offload_threshold: int) -> None:
+        """The long-term loop found a better threshold."""
+        self.dispatcher.replan(offload_threshold)
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
         """One interval of the short-term loop."""
@@ -151,6 +168,7 @@ def _settings(setup: Setup) -> DispatchSettings:
         routing.moving_threshold,
         setup.slo.ttft_ns,
         routing.admission,
+        FairSettings(routing.weights),
         setup.signals.stale_after_ns,
         placement.pulls,
         placement.second_price,

@@ -102,6 +102,8 @@ class SharedLink:
         self.window_bytes: dict[int, float] = {}
         self.busy_ns = 0
         self.sent_bytes = 0.0
+        self.rounded_bytes = 0.0
+        """What instants in whole nanoseconds may add to `sent_bytes`, or take from it."""
         self._ended_bytes = dict.fromkeys(Purpose, 0.0)
         self._clock, self._on_landed, self._delay_ns = clock, on_landed, delay_ns
         self._flow_bits_per_s = flow_bits_per_s
@@ -230,7 +232,9 @@ class SharedLink:
             return
         self._advance()
         # The instant was rounded to whole nanoseconds: take the counter to the planned end.
-        self._served = max(self._served, self._heap[0][0])
+        planned = self._heap[0][0]
+        self.rounded_bytes += abs(planned - self._served) * self._num_active
+        self._served = max(self._served, planned)
         while self._heap and self._heap[0][0] <= self._served + _EPSILON_BYTES:
             _, _, flow, flow_version = heapq.heappop(self._heap)
             if flow_version == flow.version:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+from math import log
+
 from prfaas.core.costs import Costs
 from prfaas.core.placement import CopySettings
+from prfaas.core.role_loop import RoleSettings, SplitPlan
 from prfaas.errors import ConfigError
 from prfaas.planner.costs import make_costs
 from prfaas.planner.load import Question
 from prfaas.planner.problem import Link, Problem
 from prfaas.planner.profiles import PrefillProfile
-from prfaas.planner.search import Operation, optimum
+from prfaas.planner.search import Operation, optimum, search_grid
 from prfaas.planner.throughput import Mode
 from prfaas.sim.decode import DecodeLimits
 from prfaas.sim.link import loss_limited_bits_per_s
@@ -26,8 +31,11 @@ from prfaas.sim.setup import (
     BlockSetup,
     CacheSetup,
     ClusterSetup,
+    FailureKind,
     LinkSetup,
     PlacementSetup,
+    Plans,
+    RolesSetup,
     RoutingSetup,
     Setup,
     SignalSetup,
@@ -35,6 +43,9 @@ from prfaas.sim.setup import (
 )
 from prfaas.sim.timing import step_time
 from prfaas.units import NS_PER_S
+
+_PLAN_STEP = 1.1
+"""Links whose capacities differ by less than this factor share a plan."""
 
 
 def make_setup(
@@ -80,6 +91,7 @@ def make_setup(
         slo=_slo(file.slo),
         failures=make_failures(file.failure, clusters, pd.name, num_prefill, pd.num_instances),
         price_per_h=problem.gpu_price_per_h,
+        roles=_roles(file, problem),
     )
     notes = [*_continued(problem, num_prompt_tokens_max), _threshold_note(file, setup.routing)]
     return setup, notes
@@ -135,6 +147,7 @@ def _routing(table: RoutingTable, found: Operation) -> RoutingSetup:
         offload_threshold=planned if table.threshold is None else table.threshold,
         moving_threshold=table.moving_threshold,
         admission=table.admission,
+        weights=table.weights,
         bandwidth=table.bandwidth,
     )
 
@@ -152,6 +165,48 @@ def _continued(problem: Problem, longest: int) -> list[str]:
         for profile in problem.prefill_profiles
         if longest > round(problem.workload.lengths.high) and not profile.covers(1, longest)
     ]
+
+
+def _roles(file: ScenarioFile, problem: Problem) -> RolesSetup | None:
+    table = file.routing
+    if not table.reroling:
+        return None
+    if any(f.kind in (FailureKind.PREFILL, FailureKind.DECODE) for f in file.failure):
+        raise ConfigError(
+            "routing.reroling: failures of PD instances are not simulated together with changes of "
+            "their roles; remove one of both"
+        )
+    settings = RoleSettings(dwell_ns=_ns(table.dwell), conversion_ns=_ns(table.conversion))
+    return RolesSetup(settings, _plans(problem))
+
+
+def _plans(problem: Problem) -> Plans:
+    """The planner's best threshold of every split, for links of any total capacity."""
+    planned = sum(c.link.bits_per_s for c in problem.prfaas)
+
+    @cache
+    def of_link(step: int) -> dict[int, SplitPlan]:
+        prfaas = tuple(
+            replace(c, link=replace(c.link, bits_per_s=c.link.bits_per_s * _PLAN_STEP**step))
+            for c in problem.prfaas
+        )
+        grid = search_grid(replace(problem, prfaas=prfaas), Mode.EXACT)
+        best = grid.rate.argmax(axis=1).tolist()
+        return {
+            round(num_prefill): SplitPlan(
+                max(1, round(float(grid.terms.threshold[column]))), float(grid.rate[row, column])
+            )
+            for row, (num_prefill, column) in enumerate(
+                zip(grid.num_prefill.tolist(), best, strict=True)
+            )
+        }
+
+    def plans(num_prefill: int, bits_per_s: float) -> SplitPlan | None:
+        if not problem.prfaas or bits_per_s < 1:
+            return None
+        return of_link(round(log(bits_per_s / planned, _PLAN_STEP))).get(num_prefill)
+
+    return plans
 
 
 def _link(table: LinkTable, planned: Link) -> LinkSetup:

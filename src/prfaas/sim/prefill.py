@@ -75,6 +75,16 @@ class PrefillInstance:
         """Jobs in the queue, the running one not counted."""
         return len(self._queue)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job runs."""
+        return self._running is not None
+
+    @property
+    def queued_ns(self) -> int:
+        """Work of the jobs in the queue, ns."""
+        return self._queued_ns
+
     def withdraw(self, request: Request) -> None:
         """Nobody waits for a request's job: it leaves the queue; if it runs, it runs to its end."""
         job = self._queue.pop(request, None)

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from prfaas.sim.request import UNSET, Outcome, Request
-from prfaas.sim.setup import SloSetup
+from prfaas.core.role_loop import Role
+from prfaas.sim.request import UNSET, Outcome
 from prfaas.sim.simulation import Simulation
 from prfaas.sim.spread import spread
+from prfaas.sim.tenants import by_tenant, is_good, jain_index
 from prfaas.sim.traffic import traffic_of, window_bytes
 from prfaas.sim.ttft_parts import by_percentile, means, parts_of
 from prfaas.units import NS_PER_S
@@ -50,6 +51,10 @@ class Results:
             work before a prefill instance, bytes before the link, requests before decode.
         decisions: Requests by reason.
         num_recomputed: Prefills that were lost and done again.
+        role_changes: When which PD instance began and ended to change to which role.
+        tenants: By name: requests that arrived, were let in and met every target, and seconds of
+            prefill that were let in, as PD-P instances take them.
+        jain_index: Of those seconds for each tenant's weight: 1 is even, 1/n is all to one of n.
         traffic: Of each link: bytes and price by purpose.
         price: GPUs and traffic for the run, and for one million prompt tokens.
         digest: Of the whole trace of the run.
@@ -77,6 +82,9 @@ class Results:
     queues: dict[str, dict[str, float]]
     decisions: dict[str, int]
     num_recomputed: int
+    role_changes: list[dict[str, Any]]
+    tenants: dict[str, dict[str, float]]
+    jain_index: float
     traffic: dict[str, dict[str, dict[str, float]]]
     price: dict[str, float]
     num_events: int
@@ -103,6 +111,7 @@ def summarise(sim: Simulation, *, start_ns: int, end_ns: int) -> Results:
     good = sum(is_good(r, sim.setup.slo) for r in done)
     decided = [r for r in arrived if r.decision is not None]
     tokens = sum(r.num_prompt_tokens for r in decided)
+    tenants = by_tenant(sim, arrived)
     parts = parts_of(done)
     return Results(
         window_s=window_s,
@@ -131,6 +140,11 @@ def summarise(sim: Simulation, *, start_ns: int, end_ns: int) -> Results:
             sorted(Counter(r.decision.reason.value for r in decided if r.decision).items())
         ),
         num_recomputed=sim.num_recomputed,
+        tenants=tenants,
+        jain_index=jain_index(
+            [t["prefill_s"] / sim.setup.routing.weights.get(n, 1.0) for n, t in tenants.items()]
+        ),
+        role_changes=[change.as_dict() for change in sim.roles.changes],
         traffic={
             t.cluster: {"bytes": t.bytes_by_purpose, "price": t.price_by_purpose}
             for t in traffic_of(sim)
@@ -140,12 +154,6 @@ def summarise(sim: Simulation, *, start_ns: int, end_ns: int) -> Results:
         simulated_s=sim.clock.now_ns / NS_PER_S,
         digest=digest(sim),
     )
-
-
-def is_good(request: Request, slo: SloSetup) -> bool:
-    """Whether a finished request met every target."""
-    in_time = slo.ttft_ns is None or request.ttft_ns <= slo.ttft_ns
-    return in_time and (slo.tpot_ns is None or request.tpot_ns <= slo.tpot_ns)
 
 
 def digest(sim: Simulation) -> str:
@@ -184,19 +192,20 @@ def _egress(sim: Simulation, start_ns: int, end_ns: int) -> dict[str, float]:
 
 def _utilisation(sim: Simulation) -> dict[str, float]:
     now = max(sim.clock.now_ns, 1)
-    slots = len(sim.decoders) * sim.setup.decode.batch_max
+    prefill_ns = sim.roles.time_ns(Role.PREFILL)
+    slots_ns = sim.roles.time_ns(Role.DECODE) * sim.setup.decode.batch_max
     return {
-        "pd_prefill": _busy(sum(i.busy_ns for i in sim.locals.values()), len(sim.locals), now),
+        "pd_prefill": _busy(sum(i.busy_ns for i in sim.locals.values()), prefill_ns),
         "prfaas_prefill": _busy(
-            sum(i.busy_ns for i in sim.remotes.values()), len(sim.remotes), now
+            sum(i.busy_ns for i in sim.remotes.values()), len(sim.remotes) * now
         ),
         "link": max((t.utilisation for t in traffic_of(sim)), default=0.0),
-        "decode_slots": _busy(sum(d.batch_ns for d in sim.decoders.values()), slots, now),
+        "decode_slots": _busy(sum(d.batch_ns for d in sim.decoders.values()), slots_ns),
     }
 
 
-def _busy(busy_ns: float, count: int, now_ns: int) -> float:
-    return busy_ns / (count * now_ns) if count else 0.0
+def _busy(busy_ns: float, time_ns: float) -> float:
+    return busy_ns / time_ns if time_ns else 0.0
 
 
 def _price(sim: Simulation) -> dict[str, float]:

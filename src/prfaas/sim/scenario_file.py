@@ -32,6 +32,15 @@ class RoutingTable(_Table):
     """PD instances that prefill; the planner's optimum if absent."""
     moving_threshold: bool = False
     """Let the short-term loop move the threshold of the adaptive policy."""
+    weights: dict[str, Positive] = {}
+    """With admission: share of each tenant of `workload.tenants` under overload; 1 if absent."""
+    reroling: bool = False
+    """Let the long-term loop move PD instances between prefill and decode, and plan the threshold
+    anew; not together with failures of PD instances."""
+    dwell: Seconds = 300.0
+    """From the end of one change of roles to the next, at least."""
+    conversion: Seconds = 1.0
+    """What a change of roles costs an instance beside draining."""
     admission: bool = False
     """Refuse at the door what is predicted to miss slo.ttft."""
     bandwidth: Bandwidth = Bandwidth.SCARCE

@@ -80,7 +80,7 @@ class Series:
 
 
 def _sample(sim: Simulation) -> Sample:
-    local = [instance for instance in sim.locals.values() if instance.up]
+    local = sim.roles.prefilling()
     remote = [instance for instance in sim.remotes.values() if instance.up]
     home = [transport.home for transport in sim.transports.values()]
     return Sample(
@@ -94,7 +94,7 @@ def _sample(sim: Simulation) -> Sample:
         num_decode_waiting=sum(d.num_waiting for d in sim.decoders.values()),
         num_decode_running=sum(d.num_running for d in sim.decoders.values()),
         num_prefill=len(local),
-        num_decode=sum(d.up for d in sim.decoders.values()),
+        num_decode=len(sim.roles.decoding()),
         num_prfaas=len(remote),
     )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from prfaas.core.costs import Costs
 from prfaas.core.placement import CopySettings
 from prfaas.core.policies import Bandwidth, PolicyName
+from prfaas.core.role_loop import RoleSettings, SplitPlan
 from prfaas.sim.decode import DecodeLimits
 from prfaas.sim.timing import StepTime
 from prfaas.units import NS_PER_S
@@ -162,6 +164,7 @@ class RoutingSetup:
         bandwidth: Regime of the paper's rule.
         moving_threshold: Run the short-term loop; only `adaptive` uses it.
         admission: Refuse what is predicted to miss the TTFT target.
+        weights: Share of each tenant under overload; 1 if absent.
     """
 
     policy: PolicyName
@@ -169,6 +172,24 @@ class RoutingSetup:
     bandwidth: Bandwidth = Bandwidth.SCARCE
     moving_threshold: bool = False
     admission: bool = False
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+
+Plans = Callable[[int, float], SplitPlan | None]
+"""The planner's answer for a number of prefill instances and links of so many bits per second."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolesSetup:
+    """How PD instances change between prefill and decode.
+
+    Attributes:
+        settings: Limits of the long-term loop.
+        plans: What the planner says of splits; None without.
+    """
+
+    settings: RoleSettings
+    plans: Plans | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +214,7 @@ class Setup:
         decode: Limits of a decode instance.
         cache: Of the PD cluster's pool.
         price_per_h: Price of all GPUs for one hour.
+        roles: How PD instances change their roles; None keeps them.
     """
 
     prfaas: tuple[ClusterSetup, ...]
@@ -210,3 +232,4 @@ class Setup:
     slo: SloSetup = SloSetup()
     failures: tuple[Failure, ...] = ()
     price_per_h: float = 0.0
+    roles: RolesSetup | None = None

@@ -25,6 +25,7 @@ from prfaas.sim.link import SharedLink
 from prfaas.sim.oracle import News
 from prfaas.sim.prefill import Job, PrefillInstance
 from prfaas.sim.request import UNSET, Outcome, Request
+from prfaas.sim.roles import Roles
 from prfaas.sim.series import Series
 from prfaas.sim.setup import ClusterSetup, Setup
 from prfaas.sim.telemetry import Telemetry
@@ -58,6 +59,7 @@ class Simulation:
             for name in names
         }
         self.decoders = {n: self._decode_instance(n) for n in self.front.decode_names}
+        self.roles = Roles(self)
         self._arrivals = Arrivals(self.clock, requests, self._come, on_progress)
         self.telemetry, self.series = Telemetry(self), Series(self)
         self.copier = Copier(self) if setup.placement.copies is not None else None
@@ -109,6 +111,7 @@ class Simulation:
         """Run until every request has ended, or until an instant."""
         self._arrivals.start()
         self.telemetry.start()
+        self.roles.start()
         self.series.start()
         schedule(self, self.setup.failures)
         while self.open or self.busy:
@@ -273,10 +276,12 @@ class Simulation:
         decoder.submit(request)
 
     def _first(self, request: Request) -> None:
+        self.front.decoding(request, self.clock.now_ns)
         if request.first_token_at_ns == UNSET:
             request.first_token_at_ns = self.clock.now_ns
 
     def _finished(self, request: Request) -> None:
+        self.roles.decoded(self.clock.now_ns - request.first_token_at_ns)
         self._end(request, Outcome.FINISHED)
 
     def _end(self, request: Request, outcome: Outcome) -> None:

@@ -403,6 +403,8 @@ class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     budget_bits_per_s: Count = 0
     open_arrived_bytes: Count = 0
     """What has arrived of transfers that have not ended."""
+    arrived_bytes: Count = 0
+    """Acknowledged since the connections were opened, headers and TLS included."""
 
 
 class PoolState(Message, tag="pool_state"):
