@@ -245,7 +245,11 @@ class Drill:
 
     def _wrong_ends(self, result: Round, transfers: dict[bytes, list[BlockKey]]) -> list[str]:
         source, destination = self.observers[SOURCE], self.observers[DESTINATION]
-        problems = []
+        problems = [
+            f"{name} was not watched all the time"
+            for name, one in self.observers.items()
+            if one.is_lost
+        ]
         for transfer, keys in transfers.items():
             at_source, at_destination = source.states(transfer), destination.states(transfer)
             if len(at_source) != (0 if result.kind is Kind.KILL_SOURCE else 1):
@@ -280,7 +284,10 @@ class Drill:
             await asyncio.sleep(0.02)
 
     async def ready(self) -> None:
-        """Both engines are connected, and the link stands with all its connections."""
+        """Both engines are connected and both nodes watched, and the link stands."""
+        for name, observer in list(self.observers.items()):
+            if observer.is_lost:
+                self.observers[name] = await Observer.of(self.nodes[name], self.directory)
         for engine in self.engines.values():
             await until("the engine is connected", lambda e=engine: e.client.is_connected)  # type: ignore[misc]
         async with asyncio.timeout(SETTLE_S):

@@ -116,13 +116,15 @@ class Observer:
     held: set[tuple[bytes, BlockKey]] = field(default_factory=set)
     ended: list[TransferEnded] = field(default_factory=list)
     is_complete: bool = False
+    is_lost: bool = False
+    """Its connection is gone: on a machine that stands still for five seconds, say."""
     pinging: asyncio.Task[None] | None = None
 
     @classmethod
     async def of(cls, node: NodeProcess, identities: Path) -> "Observer":
         observer = cls()
         _, channel = await asyncio.get_running_loop().create_connection(
-            lambda: Channel(observer._take, lambda *_: None),
+            lambda: Channel(observer._take, observer._lost),
             LOOPBACK,
             node.port,
             ssl=identity_in(identities, "gateway").client_context(),
@@ -135,6 +137,9 @@ class Observer:
         """Watch no more."""
         if self.pinging is not None:
             self.pinging.cancel()
+
+    def _lost(self, *_: object) -> None:
+        self.is_lost = True
 
     def states(self, transfer_id: bytes) -> list[str]:
         """How often and as what a transfer ended."""
