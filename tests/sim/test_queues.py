@@ -16,6 +16,8 @@ from prfaas.sim.simulation import Simulation
 from prfaas.units import NS_PER_S
 from tests.sim.systems import MS, requests_at, system
 
+pytestmark = pytest.mark.timeout(300)  # 100,000 requests take half a minute on a busy core
+
 NUM_REQUESTS = 100_000
 SERVICE_TOKENS = 1000
 

@@ -31,14 +31,24 @@ class Link:
         self._loop = ThresholdLoop(max(settings.offload_threshold, 1))
 
     def signals(
-        self, local_wait_ns: int | None, remote_wait_ns: int | None, now_ns: int
+        self,
+        local_wait_ns: int | None,
+        remote_wait_ns: int | None,
+        decode_wait_ns: int,
+        now_ns: int,
     ) -> PathSignals:
         """What is known of both paths."""
         seen = self.book.latest(now_ns)
         if seen is None:
-            return PathSignals(local_wait_ns, remote_wait_ns)
-        backlog = self.book.backlog_bytes(now_ns)
-        return PathSignals(local_wait_ns, remote_wait_ns, backlog, seen.bits_per_s, seen.rtt_ns)
+            return PathSignals(local_wait_ns, remote_wait_ns, decode_wait_ns=decode_wait_ns)
+        return PathSignals(
+            local_wait_ns,
+            remote_wait_ns,
+            self.book.backlog_bytes(now_ns),
+            seen.bits_per_s,
+            seen.rtt_ns,
+            decode_wait_ns,
+        )
 
     def replan(self, offload_threshold: int) -> None:
         """Start over from another planned threshold, tokens, above 0."""

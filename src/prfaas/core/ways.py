@@ -143,9 +143,11 @@ class Ways:
             picked.obstacle if splits else Reason.NOT_OFFLOADABLE,
         )
         signals = link.signals(
-            home.wait_ns if home else None, away.wait_ns if away else None, now_ns
+            home.wait_ns if home else None,
+            away.wait_ns if away else None,
+            decode_wait_ns,
+            now_ns,
         )
-        signals = replace(signals, decode_wait_ns=decode_wait_ns)
         found = predict(facts, signals, remote.costs)
         if remote.costs is not None:
             found = self._weighed(found, facts, signals, remote)
