@@ -21,7 +21,8 @@ from prfaas.wire.identity import VALID_DAYS, identity_in, make_authority, make_i
 from prfaas.wire.messages import TICKET_BYTES_MAX
 from prfaas.wire.tickets import TicketOpener, TicketSigner
 
-NOW = time.time_ns()
+NOW = time.time_ns() + 3600 * 10**9
+"""After the identities of the tests are made, however long the tests before take."""
 DAY_NS = 86400 * 10**9
 TICKET = Ticket(b"t" * 16, "ab" * 8, bytes(range(32)), "prfaas-pool", "pd-pool", 12345, NOW)
 GATEWAYS = frozenset({"gateway"})
