@@ -165,7 +165,7 @@ async def test_a_silent_peer_is_pinged_and_then_given_up(
 
 async def test_a_peer_that_pings_back_stays(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "PING_INTERVAL_S", 0.005)
-    monkeypatch.setattr(liveness, "SILENCE_MAX_S", 1.0)
+    monkeypatch.setattr(liveness, "SILENCE_MAX_S", 30.0)
     watch = asyncio.create_task(keep_alive(pair.channel))
     began = pair.channel.heard_at
     for _ in range(3):
