@@ -31,12 +31,11 @@ class Channel(asyncio.Protocol):
         on_frame: Callable[[Channel, Frame], None],
         on_close: Callable[[Channel, str], None],
         on_open: Callable[[Channel], None] = lambda _: None,
-        decoder: FrameDecoder | None = None,
     ) -> None:
         self._on_frame = on_frame
         self._on_close = on_close
         self._on_open = on_open
-        self._decoder = decoder or FrameDecoder()
+        self._decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._reason = "the peer closed the connection"
