@@ -12,7 +12,7 @@ from prfaas.wire.identity import identity_in, make_authority, make_identity
 
 from .sites import LOOPBACK, MEMORY, Engine, Relay, Site, until
 
-SETTLE_S = 10.0
+SETTLE_S = 30.0
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from prfaas.pool.node import PoolNode, PoolSettings
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import ControlFrame, Frame
 from prfaas.wire.identity import identity_in
+from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages import (
     AnyMessage,
     EngineHello,
@@ -257,6 +258,8 @@ class Peer:
     channel: Channel
     messages: list[AnyMessage]
     closed: list[str]
+    pinging: asyncio.Task[None]
+    """Or the node would take a test that lasts for five seconds for a dead peer."""
 
     def of(self, kind: type[AnyMessage]) -> list[AnyMessage]:
         return [message for message in self.messages if isinstance(message, kind)]
@@ -276,7 +279,7 @@ async def dial(site: Site, identities: Path, name: str) -> Peer:
         site.port,
         ssl=identity_in(identities, name).client_context(),
     )
-    return Peer(channel, messages, closed)
+    return Peer(channel, messages, closed, asyncio.create_task(keep_alive(channel)))
 
 
 async def subscribe(site: Site, identities: Path) -> Peer:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -272,6 +273,26 @@ async def test_a_disk_that_fails_costs_blocks_and_nothing_else(
     for key in KEYS[48:]:
         assert await engine.store([key])
     await until(lambda: on_disk(pd) > kept)
+
+
+async def test_a_disk_that_fails_at_start_leaves_the_node_with_memory(
+    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pd = await start_pd(world, folder)
+    engine = await world.engine("pd-pool")
+    await store_all(pd, engine)
+    await pd.kill()
+
+    def fail(_: SegmentFiles, number: int) -> None:
+        raise OSError(errno.EIO, f"segment {number} can not be deleted")
+
+    monkeypatch.setattr(SegmentFiles, "remove", fail)
+    pd = await world.start_pd(memory_bytes=MEMORY, disk=folder, disk_bytes=DISK // 16)
+    await until(lambda: "blocks are kept in memory only" in caplog.text)
+    await until(lambda: not pd.is_running or bool(pd.node._engines))
+    assert pd.metric("pool_disk_up") == 0
+    assert await engine.store(KEYS[:4])
+    assert await loads_right(engine, KEYS[:4]) == [True] * 4
 
 
 async def test_a_segment_that_vanishes_is_a_miss(world: World, folder: Path) -> None:

@@ -25,6 +25,7 @@ from prfaas.wire.messages import (
     Offer,
     PoolHello,
     Push,
+    Resumed,
     Store,
     Subscribe,
     encode,
@@ -213,6 +214,16 @@ async def test_blocks_nobody_announced_are_dropped_and_the_sender_is_told(world:
     await until(lambda: bool(peer.of(Abort)))
     assert pd.held() == set()
     assert pd.metric("pool_blocks_dropped_total", reason="late") == 1
+    peer.channel.close("done")
+
+
+async def test_a_transfer_that_is_resumed_many_times_over_is_answered_once(world: World) -> None:
+    pd = await world.start_pd()
+    pd.node.inbound.aborted(TRANSFER, "client left")
+    peer = await dial(pd, world.identities, "prfaas-pool")
+    peer.channel.send(PoolHello(pool="prfaas-pool", epoch="e", resumes=[TRANSFER] * 1000))
+    await until(lambda: bool(peer.of(Resumed)))
+    assert len(peer.of(Abort)) == 1
     peer.channel.close("done")
 
 

@@ -1,6 +1,7 @@
 """A channel: closes on nonsense, tells once, holds back a sender, notices silence."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -9,11 +10,12 @@ import pytest
 
 from prfaas.core.blocks import BlockKey
 from prfaas.errors import PeerError
+from prfaas.wire import channel as module
 from prfaas.wire import liveness
 from prfaas.wire.channel import WRITE_BUFFER_BYTES, Channel
 from prfaas.wire.frames import BlockFrame, ControlFrame, Frame, block_digest
 from prfaas.wire.liveness import keep_alive
-from prfaas.wire.messages import Ping, Subscribe, decode, encode
+from prfaas.wire.messages import Ping, Stored, Subscribe, decode, encode
 
 from .conftest import until
 
@@ -135,6 +137,19 @@ async def test_a_sender_that_waits_is_let_go_when_the_connection_ends(pair: Pair
     assert not pair.channel.is_open
 
 
+async def test_a_peer_that_asks_on_and_reads_nothing_is_left(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "UNREAD_BYTES_MAX", 4 * WRITE_BUFFER_BYTES)
+    answer = Stored(seq=0, layout_id=b"L" * 32, keys=[(0, b"h" * 32)] * 4096)
+    pair.channel._on_frame = lambda channel, _: channel.send(answer)
+    with contextlib.suppress(OSError):
+        while not pair.closed:
+            await pair.say(encode(Ping()))
+    await until(lambda: bool(pair.closed))
+    assert pair.closed == ["the peer does not read what it asks for"]
+
+
 async def test_a_silent_peer_is_pinged_and_then_given_up(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +165,7 @@ async def test_a_silent_peer_is_pinged_and_then_given_up(
 
 async def test_a_peer_that_pings_back_stays(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "PING_INTERVAL_S", 0.005)
-    monkeypatch.setattr(liveness, "SILENCE_MAX_S", 1.0)
+    monkeypatch.setattr(liveness, "SILENCE_MAX_S", 30.0)
     watch = asyncio.create_task(keep_alive(pair.channel))
     began = pair.channel.heard_at
     for _ in range(3):

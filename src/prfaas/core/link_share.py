@@ -5,9 +5,8 @@ when it has room, so a block crosses the link at the rate of all connections tog
 share the link by bytes, first between tenants and then between the transfers of one: who has been
 given least, in proportion to the tenant's weight, goes on. Two things go before the others'
 bulk: the first block of a transfer, because decode can not plan before, and the rest of a finished
-transfer
-once it is small, because decode waits for nothing else. A started block is finished first, so a
-receiver holds few unfinished ones.
+transfer once it is small, because decode waits for nothing else. A started block is finished first,
+so a receiver holds few unfinished ones.
 
 A fragment stays in flight until the other side has said that its block arrived. When a connection
 is lost, what was in flight on it is queued again, before everything else of its transfer.

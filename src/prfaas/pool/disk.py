@@ -165,7 +165,10 @@ class DiskTier:
         return digest
 
     async def run(self) -> None:
-        """Find what is there, then write what is offered, until cancelled."""
+        """Find what is there, then write what is offered, until cancelled.
+
+        Where the first fails, nothing is written.
+        """
         try:
             await self._recover()
             while True:
@@ -173,6 +176,13 @@ class DiskTier:
                 self._work.clear()
                 while self._queue:
                     await self._write_some()
+        except OSError as error:
+            log.error(
+                "disk tier: what lies in %s can not be told: %s; blocks are kept in memory only "
+                "until this node starts anew",
+                self._folder,
+                error.strerror or error,
+            )
         finally:
             self._is_ready = False
             while self._queue:

@@ -229,7 +229,7 @@ class LinkPort:
         if hello.link:
             self._links[channel.peer] = hello.link, Assembly(self._inbound.buffer)
         self._inbound.resumed(channel.peer, hello.resumes)
-        for transfer_id in hello.resumes:
+        for transfer_id in dict.fromkeys(hello.resumes):
             self._resume(channel, transfer_id)
         channel.send(Resumed(epoch=self._epoch))
 

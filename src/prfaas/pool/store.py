@@ -82,7 +82,8 @@ class BlockStore:
 
     Args:
         capacity_bytes: Hard limit on memory: all blocks, and the buffers that blocks are received
-            into, together.
+            into, together. What is being received when all of it is taken lies outside until it is
+            put (`receive_buffer`); how much that can be says `assembly.py`.
         observer: Told of every block that comes or goes, in order.
         policy: Who is evicted first.
         on_lost: Told of every block that was dropped because the disk had not taken it yet.

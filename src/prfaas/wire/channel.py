@@ -12,6 +12,8 @@ from prfaas.wire.frames import BlockFrame, Frame, FrameDecoder, encode_block_hea
 from prfaas.wire.messages import Message, encode
 
 WRITE_BUFFER_BYTES = 1 << 20
+UNREAD_BYTES_MAX = 64 << 20
+"""Who asks on and has so much to read is left: answers are larger than questions."""
 
 
 class Channel(asyncio.Protocol):
@@ -29,12 +31,11 @@ class Channel(asyncio.Protocol):
         on_frame: Callable[[Channel, Frame], None],
         on_close: Callable[[Channel, str], None],
         on_open: Callable[[Channel], None] = lambda _: None,
-        decoder: FrameDecoder | None = None,
     ) -> None:
         self._on_frame = on_frame
         self._on_close = on_close
         self._on_open = on_open
-        self._decoder = decoder or FrameDecoder()
+        self._decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._reason = "the peer closed the connection"
@@ -133,6 +134,8 @@ class Channel(asyncio.Protocol):
             if not self.is_open:
                 return
             self._on_frame(self, frame)
+            if self.backlog_bytes > UNREAD_BYTES_MAX:
+                self.close("the peer does not read what it asks for")
 
     def _guard(self, action: Callable[[], None]) -> None:
         try:

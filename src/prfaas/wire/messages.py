@@ -30,6 +30,8 @@ TransferId = Annotated[
     bytes, msgspec.Meta(min_length=TRANSFER_ID_BYTES, max_length=TRANSFER_ID_BYTES)
 ]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""Of a monotonic clock, too: after 104 days without a restart of the host it is beyond 2**53."""
 PULL_KEYS_MAX = 16_384
 """Blocks of one pull: under a megabyte of names."""
 TICKET_BYTES_MAX = 16 << 10
@@ -111,7 +113,7 @@ class Ping(Message, tag="ping"):
     `connections` are the numbers of the sender's data connections; older ones are gone.
     """
 
-    at_ns: Count = 0
+    at_ns: Nanoseconds = 0
     connections: Annotated[list[Count], msgspec.Meta(max_length=256)] = []
 
 
@@ -121,7 +123,7 @@ class Pong(Message, tag="pong"):
     `received` says how many bytes came so far over each data connection, by its number.
     """
 
-    at_ns: Count
+    at_ns: Nanoseconds
     received: dict[int, int] = {}
 
 
@@ -384,10 +386,10 @@ class TransferEnded(Message, tag="transfer_ended"):
 class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a link, as of `age_ns` before the message was made. Zero is unknown."""
 
-    age_ns: Count
+    age_ns: Nanoseconds
     goodput_bits_per_s: Count
     """Of the last busy half second."""
-    rtt_ns: Count
+    rtt_ns: Nanoseconds
     """Of the last ping."""
     queued_bytes: Count
     """Waiting for a connection."""

@@ -21,7 +21,7 @@ RATE_BITS_PER_S_MAX = 10**13
 _TCP_NOTSENT_LOWAT = 25
 _TCP_THIN_LINEAR_TIMEOUTS = 16
 _SO_MAX_PACING_RATE = 47
-_TCP_INFO_BYTES = 232
+_TCP_INFO_BYTES = 168
 _UNPACED = 2**64 - 1
 _U8_FIELDS = 8
 
@@ -83,8 +83,6 @@ class TcpInfo:
     retransmits: int
     acked_bytes: int
     delivery_bits_per_s: int
-    sent_bytes: int
-    resent_bytes: int
     min_rtt_ns: int = 0
     segments: int = 0
     """With data, sent so far, those sent again included."""
@@ -101,15 +99,12 @@ def tcp_info(connection: socket.socket) -> TcpInfo:
     words = struct.unpack_from("24I", raw, _U8_FIELDS)
     acked_bytes = struct.unpack_from("Q", raw, _U8_FIELDS + 24 * 4 + 16)[0]
     min_rtt_us, _, segments, delivery_rate = struct.unpack_from("=3IQ", raw, 148)
-    sent_bytes, resent_bytes = struct.unpack_from("2Q", raw, 200)
     return TcpInfo(
         rtt_ns=words[15] * 1000,
         window_segments=words[18],
         retransmits=words[23],
         acked_bytes=acked_bytes,
         delivery_bits_per_s=min(delivery_rate * 8, RATE_BITS_PER_S_MAX),
-        sent_bytes=sent_bytes,
-        resent_bytes=resent_bytes,
         min_rtt_ns=min_rtt_us * 1000,
         segments=segments,
     )
