@@ -211,8 +211,11 @@ async def probe(
         ) from None
     except (OSError, TimeoutError) as error:
         # A TLS stream that ends is an OSError with the place in OpenSSL's source for a reason.
-        closed = isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError))
-        reason = "it closed the connection" if closed else str(error) or repr(error)
+        reason = str(error) or repr(error)
+        if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError)):
+            reason = "it closed the connection"
+        elif isinstance(error, ssl.SSLCertVerificationError):
+            reason = f"its certificate is not of our ca.pem ({error.verify_message})"
         raise TransferError(
             f"no link test with {peer} at {address[0]}:{address[1]}: {reason}; "
             "see that it runs there, names us as a source, and takes no other test"
