@@ -141,6 +141,7 @@ WRONG: list[tuple[Change, str, str]] = [
     (lambda t: t["gateway"].update(body_bytes_max="8gb"), "gateway.body_bytes_max", "GiB"),
     (lambda t: t["gateway"].update(body_bytes_max="9" * 400 + "GiB"), "body_bytes_max", "999"),
     (lambda t: t["gateway"].update(listen="here"), "gateway.listen", "here"),
+    (lambda t: t["gateway"].update(listen="127.0.0.1:99999"), "gateway.listen", "65535"),
     (lambda t: t["gateway"].update(listen="8000"), "gateway.listen", "HOST:PORT"),
     (lambda t: t["routing"].update(policy="adaptive"), "routing", "needs a plan"),
     (lambda t: t["routing"].update(short_term_loop=True), "routing", "needs a plan"),

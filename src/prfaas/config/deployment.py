@@ -44,9 +44,7 @@ def _has_port(text: str) -> str:
     return text
 
 
-HostPort = Annotated[str, StringConstraints(pattern=HOST_PORT)]
-FarHostPort = Annotated[HostPort, AfterValidator(_has_port)]
-"""An address that is not tried before it is dialled."""
+HostPort = Annotated[str, StringConstraints(pattern=HOST_PORT), AfterValidator(_has_port)]
 
 
 class _Table(BaseModel):
@@ -156,7 +154,7 @@ class PoolTable(_Table):
     """Bytes of files in that folder; has to be given with `disk`."""
     listen: HostPort | None = None
     """Where it accepts links, if `prfaas up` starts it."""
-    address: FarHostPort | None = None
+    address: HostPort | None = None
     """Where it is reached, if it is started elsewhere."""
     links: dict[PartName, LinkTable] = {}
     """Settings of links to the pool nodes it pushes to."""
