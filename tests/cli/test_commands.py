@@ -227,6 +227,56 @@ def test_a_pool_whose_port_is_taken_says_so(
     assert not (tmp_path / "pool.sock").exists()
 
 
+def test_a_pool_leaves_the_socket_of_a_running_one_alone(
+    prfaas: Prfaas, tmp_path: Path, identities: Path
+) -> None:
+    path = tmp_path / "pool.sock"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        line = one_line(prfaas(*pool_args(identities, "127.0.0.1:0", path)))
+        assert f"{path}: another process serves there" in line
+        assert path.is_socket()
+
+
+def test_a_pool_removes_no_file_where_its_socket_should_be(
+    prfaas: Prfaas, tmp_path: Path, identities: Path
+) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("mine")
+    line = one_line(prfaas(*pool_args(identities, "127.0.0.1:0", path)))
+    assert "no socket is there" in line
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--peer", "far-pool", "'far-pool' is not NAME=HOST:PORT"),
+        ("--peer", "far-pool=10.0.0.1:70000", "65535"),
+        ("--link-budget", "far-pool=0Gbps", "1Mbps or more"),
+        ("--link-budget", "=1Gbps", "NAME=RATE"),
+    ],
+)
+def test_a_wrong_peer_or_budget_of_a_pool_is_said(
+    prfaas: Prfaas, tmp_path: Path, identities: Path, option: str, value: str, said: str
+) -> None:
+    args = pool_args(identities, "127.0.0.1:0", tmp_path / "pool.sock")
+    code, _, errors = prfaas(*args, option, value)
+    assert code == 2
+    assert said in errors
+
+
+def test_an_identity_that_is_there_is_kept_and_said_to_be(prfaas: Prfaas, tmp_path: Path) -> None:
+    args = ("identity", "gateway", "--directory", tmp_path / "identities")
+    assert prfaas(*args)[2] == ""
+    first = identity_in(tmp_path / "identities", "gateway").certificate.read_bytes()
+    code, _, errors = prfaas(*args, "--address", "gw.example.net")
+    assert code == 0
+    assert "gateway had an identity, which is kept as it is" in errors
+    assert identity_in(tmp_path / "identities", "gateway").certificate.read_bytes() == first
+
+
 def test_a_pool_whose_socket_can_not_be_made_says_so(
     prfaas: Prfaas, tmp_path: Path, identities: Path
 ) -> None:

@@ -141,6 +141,10 @@ WRONG: list[tuple[Change, str, str]] = [
     (lambda t: t["gateway"].update(body_bytes_max="8gb"), "gateway.body_bytes_max", "GiB"),
     (lambda t: t["gateway"].update(body_bytes_max="9" * 400 + "GiB"), "body_bytes_max", "999"),
     (lambda t: t["gateway"].update(listen="here"), "gateway.listen", "here"),
+    (lambda t: t["gateway"].update(listen="127.0.0.1:99999"), "gateway.listen", "65535"),
+    (lambda t: t["gateway"].update(listen="8000"), "gateway.listen", "HOST:PORT"),
+    (lambda t: t["routing"].update(policy="adaptive"), "routing", "needs a plan"),
+    (lambda t: t["routing"].update(short_term_loop=True), "routing", "needs a plan"),
     (
         lambda t: t["clusters"]["far"]["pools"]["far-pool"].update(address="10.0.0.1:70000"),
         "clusters.far.pools.far-pool.address",
@@ -149,7 +153,7 @@ WRONG: list[tuple[Change, str, str]] = [
     (lambda t: t["routing"].update(offload_threshold="many"), "offload_threshold", "many"),
     (lambda t: t["routing"].update(offload_threshold=1.5), "offload_threshold", "1.5"),
     (lambda t: t["clusters"]["far"].update(role="king"), "clusters.far.role", "'prfaas' or 'pd'"),
-    (lambda t: t["clusters"].update(Far=t["clusters"].pop("far")), "clusters.Far", "pattern"),
+    (lambda t: t["clusters"].update(Far=t["clusters"].pop("far")), "clusters.Far", "a name"),
     (
         lambda t: t["clusters"]["home"]["engines"]["home-engine"].update(listen="127.0.0.1:1"),
         "clusters.home.engines.home-engine",

@@ -44,3 +44,9 @@ def test_an_unknown_key_names_the_nearest() -> None:
     result = call(PAPER, "--set", "link.bandwith=5Gbps")
     assert isinstance(result.exception, ConfigError)
     assert "nearest valid one is 'bandwidth'" in str(result.exception)
+
+
+def test_a_warmup_that_leaves_nothing_to_count_is_said() -> None:
+    result = call(PAPER, "--set", "workload.duration=4min", "--set", "workload.warmup=4min")
+    assert isinstance(result.exception, ConfigError)
+    assert "warmup is 240 s and duration 240 s" in str(result.exception)

@@ -180,7 +180,10 @@ def check_deployment(deployment: Deployment) -> None:
         # The gateway and the planner take a second to import.
         from prfaas.gateway.profiles import load_profiles
 
-        load_profiles(deployment)
+        try:
+            load_profiles(deployment)
+        except ConfigError as error:
+            raise ConfigError(f"routing.plan: {error}") from None
     path = Path(deployment.model.path)
     looks_local = path.is_absolute() or deployment.model.path.startswith(".")
     if looks_local and not deployment.model.generate and not (path / "config.json").exists():

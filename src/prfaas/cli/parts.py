@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CONNECTIONS_MAX = 16
+BUDGET_BITS_PER_S_MIN = 1_000_000
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
@@ -36,7 +37,7 @@ class AddressType(click.ParamType[tuple[str, int]]):
         """Split an address."""
         host, _, port = str(value).rpartition(":")
         if not host or not port.isdigit() or int(port) > 65535:
-            self.fail(f"{value!r} is not HOST:PORT", param, ctx)
+            self.fail(f"{value!r} is not HOST:PORT with a port up to 65535", param, ctx)
         return host.strip("[]"), int(port)
 
 
@@ -50,7 +51,7 @@ class PeerType(click.ParamType[tuple[str, tuple[str, int]]]):
     ) -> tuple[str, tuple[str, int]]:
         """Split a named address."""
         name, _, address = str(value).partition("=")
-        if not name:
+        if not name or not address:
             self.fail(f"{value!r} is not NAME=HOST:PORT", param, ctx)
         return name, AddressType().convert(address, param, ctx)
 
@@ -66,9 +67,12 @@ class PeerRateType(click.ParamType[tuple[str, int]]):
         """Split a named rate."""
         name, _, rate = str(value).partition("=")
         try:
-            return name, parse_rate(rate)
+            bits_per_s = parse_rate(rate)
         except ConfigError as error:
             self.fail(f"{value!r} is not NAME=RATE: {error}", param, ctx)
+        if not name or bits_per_s < BUDGET_BITS_PER_S_MIN:
+            self.fail(f"{value!r} is not NAME=RATE with a rate of 1Mbps or more", param, ctx)
+        return name, bits_per_s
 
 
 class PeerCountType(click.ParamType[tuple[str, int]]):
@@ -240,6 +244,7 @@ def identity(names: tuple[str, ...], directory: Path, addresses: tuple[str, ...]
     """Make identities: a certificate and a key for each NAME, signed by one authority.
 
     Carry NAME.pem, NAME.key and ca.pem to the host of each part; keep ca.key where you made it.
+    An identity that is there already is kept as it is, its addresses included.
 
     \b
     Examples:
@@ -251,8 +256,16 @@ def identity(names: tuple[str, ...], directory: Path, addresses: tuple[str, ...]
     try:
         make_authority(directory)
         for name in names:
+            before = identity_in(directory, name)
+            kept = before.certificate.exists() and before.key.exists()
             made = make_identity(directory, name, list(addresses))
             click.echo(f"{made.certificate}\n{made.key}")
+            if kept:
+                click.echo(
+                    f"{name} had an identity, which is kept as it is; for a new one, or other "
+                    "addresses, remove both files first",
+                    err=True,
+                )
     except OSError as error:
         raise ConfigError(f"{error.filename} can not be written: {error.strerror}") from None
 

@@ -31,7 +31,11 @@ _POLICIES = ("local", "remote", "paper", "adaptive")
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--report", type=_FILE, help="Write one HTML file that opens without a network.")
-@click.option("--chrome-trace", type=_FILE, help="Write a trace for Perfetto or chrome://tracing.")
+@click.option(
+    "--chrome-trace",
+    type=_FILE,
+    help="Write a trace of one policy for Perfetto or chrome://tracing.",
+)
 def simulate(
     *,
     scenario: Path,

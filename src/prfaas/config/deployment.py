@@ -24,7 +24,17 @@ from prfaas.config.quantities import DurationNs, RateBitsPerS, SizeBytes
 from prfaas.core.policies import PolicyName
 
 FilePathText = Annotated[Path, Field(strict=False)]
-PartName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
+PART_NAME = r"^[a-z][a-z0-9-]{0,62}$"
+HOST_PORT = r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
+URL = r"^https?://[^/]+$"
+PATTERNS = {
+    PART_NAME: "a name: lower-case letters, digits, dashes; a letter first; 63 characters at most",
+    HOST_PORT: 'HOST:PORT, as in "127.0.0.1:8000"',
+    URL: 'http:// or https:// with a host and no path, as in "https://prefill.example.net:8100"',
+}
+"""What an operator is told of each."""
+
+PartName = Annotated[str, StringConstraints(pattern=PART_NAME)]
 PORT_MAX = 65535
 
 
@@ -34,12 +44,7 @@ def _has_port(text: str) -> str:
     return text
 
 
-HostPort = Annotated[
-    str,
-    StringConstraints(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"),
-]
-FarHostPort = Annotated[HostPort, AfterValidator(_has_port)]
-"""An address that is not tried before it is dialled."""
+HostPort = Annotated[str, StringConstraints(pattern=HOST_PORT), AfterValidator(_has_port)]
 
 
 class _Table(BaseModel):
@@ -85,9 +90,9 @@ class RoutingTable(_Table):
     Without it: adaptive if there is a `plan` to predict from, else paper."""
     plan: FilePathText | None = None
     """Plan file of `prfaas plan` with the instances' profiles, from which paths are predicted; its
-    PrfaaS clusters are found by name, a single one stands for all."""
+    PrfaaS clusters are found by name, a single one stands for all. "adaptive" needs it."""
     short_term_loop: bool = False
-    """Let the threshold of "adaptive" follow queues and links."""
+    """Let the threshold of "adaptive" follow queues and links; needs a `plan`."""
     ttft_max: DurationNs | None = None
     """Refuse with 429 what is predicted to take longer to its first token; needs a `plan`."""
     prefill_timeout: DurationNs = 60 * 10**9
@@ -99,6 +104,16 @@ class RoutingTable(_Table):
     def _can_predict(self) -> RoutingTable:
         if self.ttft_max is not None and self.plan is None:
             raise ValueError("ttft_max needs a plan: without profiles nothing is predicted")
+        if self.policy is PolicyName.ADAPTIVE and self.plan is None:
+            raise ValueError(
+                'policy = "adaptive" needs a plan: without profiles nothing is predicted; name one '
+                'with plan = "FILE", or say policy = "paper"'
+            )
+        if self.short_term_loop and self.plan is None:
+            raise ValueError(
+                "short_term_loop needs a plan: it moves the threshold of adaptive routing, which "
+                "predicts from one; without it the threshold stays"
+            )
         return self
 
     @property
@@ -139,7 +154,7 @@ class PoolTable(_Table):
     """Bytes of files in that folder; has to be given with `disk`."""
     listen: HostPort | None = None
     """Where it accepts links, if `prfaas up` starts it."""
-    address: FarHostPort | None = None
+    address: HostPort | None = None
     """Where it is reached, if it is started elsewhere."""
     links: dict[PartName, LinkTable] = {}
     """Settings of links to the pool nodes it pushes to."""
@@ -164,7 +179,7 @@ class EngineTable(_Table):
     """The pool node on its host."""
     listen: HostPort | None = None
     """Where it serves, if `prfaas up` starts it."""
-    url: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
+    url: str | None = Field(default=None, pattern=URL)
     """Where it is reached, if it is started elsewhere; https for another site."""
     host_memory: SizeBytes = 2**30
     """Memory shared between the engine and its pool node."""

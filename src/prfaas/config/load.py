@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from prfaas.config.deployment import Deployment
+from prfaas.config.deployment import PATTERNS, Deployment
 from prfaas.errors import ConfigError
 
 
@@ -65,6 +65,8 @@ def _problem(entry: Any) -> str:
     if entry["type"] == "missing":
         return f"{place}: is required"
     message = entry["msg"].removeprefix("Value error, ")
+    if entry["type"] == "string_pattern_mismatch":
+        message = f"has to be {PATTERNS.get(entry['ctx']['pattern'], 'of another form')}"
     shown = f", got {entry['input']!r}" if isinstance(entry["input"], (str, int, float)) else ""
     return f"{place or 'file'}: {message}{shown if 'Value error' not in entry['msg'] else ''}"
 

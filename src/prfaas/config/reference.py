@@ -26,8 +26,8 @@ from prfaas.units import format_seconds, format_size
 INTRODUCTION = """# The deployment file
 
 TOML; one format for one machine and for several sites. Sizes and durations are text with a unit:
-"16GiB", "250ms". Unknown keys are errors. `prfaas check FILE` validates a file,
-[`examples/laptop.toml`](../examples/laptop.toml) and
+"16GiB", "250ms". Relative paths start at the directory `prfaas` is started in. Unknown keys are
+errors. `prfaas check FILE` validates a file, [`examples/laptop.toml`](../examples/laptop.toml) and
 [`examples/two-sites.toml`](../examples/two-sites.toml) are two of them.
 
 This page is written from the types in `src/prfaas/config/deployment.py`.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import mmap
 import os
@@ -202,7 +203,7 @@ class EnginePort:
     def _listen(self) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._path.unlink(missing_ok=True)
+            _remove_left_over(self._path)
             listener.bind(str(self._path))
             self._path.chmod(0o600)
             listener.listen()
@@ -252,6 +253,26 @@ class EnginePort:
         session.memory.close()
         self._sessions.discard(session)
         self._on_close(session)
+
+
+def _remove_left_over(path: Path) -> None:
+    """Remove the socket that a killed pool node left at `path`; nothing else.
+
+    Raises:
+        OSError: Something else is there, or a process that serves.
+    """
+    if not path.is_socket():
+        if path.exists():
+            raise OSError(errno.EEXIST, "something that is no socket is there")
+        path.unlink(missing_ok=True)
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        try:
+            caller.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+    raise OSError(errno.EADDRINUSE, "another process serves there")
 
 
 def _receive_hello(connection: socket.socket) -> tuple[EngineHello, int]:

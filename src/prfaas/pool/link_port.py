@@ -364,7 +364,11 @@ class LinkPort:
 
     def _require(self, channel: Channel, role: frozenset[str]) -> None:
         if channel.peer not in role:
-            raise PeerError(f"{channel.peer} may not do this; its role is another")
+            known = " or ".join(sorted(role)) or "nobody"
+            raise PeerError(
+                f"{channel.peer} may not do this, {known} may; a pool that pushes is named with "
+                "--source, a gateway with --gateway"
+            )
 
     def _closed(self, channel: Channel, reason: str) -> None:
         if channel.broke_protocol:

@@ -279,16 +279,20 @@ class OutboundLink:
 
     async def run(self) -> None:
         """Keep the link up until cancelled."""
-        delay = RETRY_MIN_S
+        delay, said = RETRY_MIN_S, ""
         loop = asyncio.get_running_loop()
         while True:
             closed = asyncio.Event()
             began = loop.time()
             try:
                 await self._connect(closed)
+                said = ""
                 await self._serve(closed)
             except (OSError, ssl.SSLError, TimeoutError) as error:
-                log.info("link to %s: no connection (%r)", self.peer, error)
+                reason = str(error) or repr(error)
+                if reason != said:
+                    log.info("link to %s: no connection, tried again: %s", self.peer, reason)
+                said = reason
             finally:
                 self._disconnect()
             delay = RETRY_MIN_S if loop.time() - began > STABLE_S else min(2 * delay, RETRY_MAX_S)

@@ -204,9 +204,20 @@ async def probe(
                 fit(connection, share, NOTSENT_LOWAT_BYTES)
             control = connections[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
             measured = await _measure(connections, seconds)
+    except PeerError as error:
+        raise PeerError(
+            f"no link test with {peer} at {address[0]}:{address[1]}: {error}; "
+            "see that the address is that pool node's"
+        ) from None
     except (OSError, TimeoutError) as error:
+        # A TLS stream that ends is an OSError with the place in OpenSSL's source for a reason.
+        reason = str(error) or repr(error)
+        if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError)):
+            reason = "it closed the connection"
+        elif isinstance(error, ssl.SSLCertVerificationError):
+            reason = f"its certificate is not of our ca.pem ({error.verify_message})"
         raise TransferError(
-            f"no link test with {peer} at {address[0]}:{address[1]}: {str(error) or repr(error)}; "
+            f"no link test with {peer} at {address[0]}:{address[1]}: {reason}; "
             "see that it runs there, names us as a source, and takes no other test"
         ) from None
     return measured, control.rstrip(b"\0").decode()

@@ -137,7 +137,10 @@ def peer_name(ssl_object: ssl.SSLObject | ssl.SSLSocket | None, allowed: frozens
     for name in names:
         if name in allowed:
             return name
-    raise PeerError(f"peer {names or 'without a name'} is not on the list {sorted(allowed)}")
+    raise PeerError(
+        f"the peer is {', '.join(names) or 'without a name'}, expected "
+        f"{' or '.join(sorted(allowed)) or 'nobody'}"
+    )
 
 
 def make_authority(directory: Path) -> None:

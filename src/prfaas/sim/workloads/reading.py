@@ -41,7 +41,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         with _opened(path) as file:
             yield from _bounded(path, file)
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{path} can not be read: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path} can not be read: {reason}") from None
 
 
 def _opened(path: Path) -> BinaryIO:

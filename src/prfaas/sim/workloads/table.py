@@ -66,6 +66,11 @@ class WorkloadTable(BaseModel):
             raise ValueError(f"{kind} needs rate")
         if self.arrivals == "sessions" and (self.rate is None) == (self.users is None):
             raise ValueError(f"{kind} needs rate or users, and not both")
+        if self.arrivals not in ("trace", "azure") and self.warmup >= self.duration:
+            raise ValueError(
+                f"warmup is {self.warmup:g} s and duration {self.duration:g} s: nothing would be "
+                "counted; the duration has to be longer"
+            )
         if (self.curve is None) != (self.curve_model is None):
             raise ValueError("curve and curve_model belong together")
         if self.curve is not None and self.arrivals != "diurnal":
