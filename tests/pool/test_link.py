@@ -12,7 +12,7 @@ import pytest
 
 from prfaas.core.blocks import BlockKey
 from prfaas.lab.faults import Fault, FaultProxy
-from prfaas.pool import data_out
+from prfaas.pool import data_in, data_out
 from prfaas.pool.data_out import FRAGMENT_BYTES
 from prfaas.pool.link_meter import LinkMeter
 from prfaas.pool.outbound import OutboundLink, num_connections
@@ -223,15 +223,28 @@ def test_an_idle_link_says_nothing_about_its_rate() -> None:
     assert meter.seconds_to_send(10**6) == pytest.approx(1.005)
 
 
-async def test_a_half_open_link_is_noticed_and_the_transfer_goes_on(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_half_open_link_is_noticed_and_the_transfer_goes_on(rig: Rig) -> None:
     transfer = rig.begin()
     blocks = rig.push(transfer, 5)
     rig.proxy.strike(Fault.HALF_OPEN)
     blocks |= rig.push(transfer, 5)
     rig.link.finish(transfer)
     async with asyncio.timeout(30):
+        await rig.all_there(blocks)
+
+
+async def test_what_is_left_when_a_readers_turn_ends_is_read_without_a_further_wake(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rest smaller than what the socket wakes for would lie there until more comes."""
+    monkeypatch.setattr(data_in, "TURN_BYTES", 1)
+    monkeypatch.setattr(data_out, "FRAGMENT_BYTES_MIN", FRAGMENT_BYTES)
+    monkeypatch.setattr(data_out, "STUCK_NS", 10**15)
+    rig.proxy.read_bits_per_s = 100_000_000
+    transfer = rig.begin()
+    blocks = rig.push(transfer, 20)
+    rig.link.finish(transfer)
+    async with asyncio.timeout(20):
         await rig.all_there(blocks)
 
 

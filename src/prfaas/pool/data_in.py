@@ -251,7 +251,8 @@ class _Reader:
                 self._view = self._view[count:]
                 if not self._view:
                     self._advance()
-            if not self._is_paused and not self.ended.done() and self._secured.pending():
+            if not self._is_paused and not self.ended.done():
+                # What is left may be less than the socket wakes for: nobody announces it.
                 self._loop.call_soon(self._read)
         except ssl.SSLWantReadError:
             self._sleep()
