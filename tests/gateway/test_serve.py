@@ -49,12 +49,6 @@ async def test_a_port_in_use(checkpoint: Path, identities: Path, tmp_path: Path)
         await fails(deployment, "address already in use")
 
 
-async def test_no_such_port(checkpoint: Path, identities: Path, tmp_path: Path) -> None:
-    gateway = {"listen": "127.0.0.1:99999"}
-    deployment = deployment_for(checkpoint, identities, tmp_path, gateway=gateway)
-    await fails(deployment, "99999")
-
-
 async def test_no_checkpoint(identities: Path, tmp_path: Path) -> None:
     deployment = deployment_for(tmp_path / "nothing", identities, tmp_path)
     await fails(deployment, "no tokenizer for model.path")
