@@ -37,6 +37,7 @@ from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages import (
     Abort,
     Accepted,
+    AnyMessage,
     Arrived,
     Commit,
     Committed,
@@ -254,16 +255,15 @@ class OutboundLink:
 
     def refuse(self, transfer_id: bytes, reason: str) -> None:
         """Tell the peer that what it asked for will not be sent."""
-        if self._channel is not None:
-            self._channel.send(Refused(transfer_id=transfer_id, reason=reason))
+        self._send(Refused(transfer_id=transfer_id, reason=reason))
 
     def abort(self, transfer_id: bytes, reason: str, *, tell_peer: bool) -> None:
         """Give a transfer up; harmless if it has ended."""
         outgoing = self._transfers.get(transfer_id)
         if outgoing is None:
             return
-        if tell_peer and self._channel is not None:
-            self._channel.send(Abort(transfer_id=transfer_id, reason=reason))
+        if tell_peer:
+            self._send(Abort(transfer_id=transfer_id, reason=reason))
         self._end(outgoing.transfer, TransferEvent.ABORT, reason)
 
     def expire(self) -> None:
@@ -463,9 +463,7 @@ class OutboundLink:
                 self._announce_end(outgoing)
 
     def _offer(self, outgoing: _Outgoing) -> None:
-        if self._channel is not None:
-            transfer_id = outgoing.transfer.transfer_id
-            self._channel.send(Offer(transfer_id=transfer_id, ticket=outgoing.sealed))
+        self._send(Offer(transfer_id=outgoing.transfer.transfer_id, ticket=outgoing.sealed))
 
     def _answered(self, transfer_id: bytes, event: TransferEvent, reason: str = "") -> None:
         outgoing = self._transfers.get(transfer_id)
@@ -490,29 +488,27 @@ class OutboundLink:
         self._end(outgoing.transfer, TransferEvent.COMMIT)
 
     def _announce_end(self, outgoing: _Outgoing) -> None:
+        transfer_id = outgoing.transfer.transfer_id
+        num_blocks, missing = len(outgoing.names), wire_keys(outgoing.missing)
+        self._send(Commit(transfer_id=transfer_id, num_blocks=num_blocks, missing=missing))
+
+    def _send(self, message: AnyMessage) -> None:
+        """Say it if there is a connection; what matters is said again on the next one."""
         if self._channel is not None:
-            transfer_id = outgoing.transfer.transfer_id
-            num_blocks, missing = len(outgoing.names), wire_keys(outgoing.missing)
-            self._channel.send(
-                Commit(transfer_id=transfer_id, num_blocks=num_blocks, missing=missing)
-            )
+            self._channel.send(message)
 
     # --- ends ---
 
     def _over_budget(self, transfer: Transfer) -> None:
         """The engine pushes more than the gateway allowed."""
         reason = Refusal.OVERSIZED.value
-        if self._channel is not None:
-            self._channel.send(Abort(transfer_id=transfer.transfer_id, reason=reason))
+        self._send(Abort(transfer_id=transfer.transfer_id, reason=reason))
         self._on_over(transfer)
         self._end(transfer, TransferEvent.REFUSE, reason)
 
     def _give_up(self, reason: str) -> None:
-        for outgoing in list(self._transfers.values()):
-            if self._channel is not None:
-                transfer_id = outgoing.transfer.transfer_id
-                self._channel.send(Abort(transfer_id=transfer_id, reason=reason))
-            self._end(outgoing.transfer, TransferEvent.ABORT, reason)
+        for transfer_id in list(self._transfers):
+            self.abort(transfer_id, reason, tell_peer=True)
 
     def _end(self, transfer: Transfer, event: TransferEvent, reason: str = "") -> None:
         if not transfer.apply(event, reason) or transfer.is_open:
