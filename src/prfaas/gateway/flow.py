@@ -52,7 +52,7 @@ class Flow:
             EngineError: An engine broke after its answer had begun.
         """
         try:
-            plan = await self.planner.plan(exchange.client, exchange.record)
+            plan = await self.planner.plan(exchange.client, exchange.tenant, exchange.record)
         finally:
             self.metrics.decided(exchange.record)
         exchange.final_tokens = plan.final_tokens

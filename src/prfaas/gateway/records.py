@@ -49,6 +49,7 @@ class Record:
 
     request_id: str
     api: str
+    tenant: str
     stream: bool = False
     started_at_ns: int = field(default_factory=time.monotonic_ns)
     started_unix_s: float = field(default_factory=time.time)
@@ -60,6 +61,10 @@ class Record:
     decision: Decision | None = None
     seen: Seen | None = None
     refusal: Refusal | None = None
+    rejected: str | None = None
+    """Why it was answered with 429."""
+    signed_bytes: int = 0
+    """What its transfer was allowed to move."""
     prefill_cluster: str | None = None
     prefill_engine: str | None = None
     decode_engine: str | None = None
@@ -94,13 +99,14 @@ class Record:
         return {
             "request_id": self.request_id,
             "api": self.api,
+            "tenant": self.tenant,
             "stream": self.stream,
             "started_at": self.started_unix_s,
             "outcome": self.outcome.value,
             "path": self.path,
             "reason": decision.reason.value if decision else None,
             "explanation": decision.explanation if decision else None,
-            "refusal": self.refusal.value if self.refusal else None,
+            "refusal": self.refusal.value if self.refusal else self.rejected,
             "offload_threshold": decision.offload_threshold if decision else None,
             "predicted_local_ms": _ms(decision.predicted_local_ns) if decision else None,
             "predicted_remote_ms": _ms(decision.predicted_remote_ns) if decision else None,
