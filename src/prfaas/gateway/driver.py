@@ -15,6 +15,7 @@ from prfaas.core.dispatch import (
     DispatchSettings,
     HomeCluster,
     Member,
+    Refusal,
     Refused,
     RemoteCluster,
     Routed,
@@ -93,6 +94,16 @@ class Driver:
             for cluster in deployment.clusters.values()
             for name, engine in cluster.engines.items()
         }
+        self._cluster_of = {
+            name: cluster
+            for cluster, table in deployment.clusters.items()
+            for name in table.engines
+        }
+        self._healthy: set[str] = set()
+        self._drained: set[str] = set()
+        self._clusters_off: set[str] = set()
+        self.num_late = 0
+        """Requests that admission refused."""
         self._lengths: dict[str, int] = {}
         self._views: dict[str, PoolView] = {}
         self._home_pools = _pools(home)
@@ -129,11 +140,33 @@ class Driver:
         """An engine is well, and takes sequences of so many tokens."""
         self._lengths[name] = max_model_len
         self._describe(name)
-        self.dispatcher.set_ready(name, ready=True, now_ns=now_ns)
+        self._healthy.add(name)
+        self._apply(name, now_ns)
 
     def engine_gone(self, name: str, now_ns: int) -> None:
         """An engine does not answer."""
-        self.dispatcher.set_ready(name, ready=False, now_ns=now_ns)
+        self._healthy.discard(name)
+        self._apply(name, now_ns)
+
+    def set_drained(self, name: str, now_ns: int, *, drained: bool) -> None:
+        """The operator wants an engine to get nothing new, however well it is, or again."""
+        (self._drained.add if drained else self._drained.discard)(name)
+        self._apply(name, now_ns)
+
+    def set_cluster(self, cluster: str, now_ns: int, *, on: bool) -> None:
+        """The operator wants no engine of a cluster to get anything new, or again."""
+        (self._clusters_off.discard if on else self._clusters_off.add)(cluster)
+        for name, its_cluster in self._cluster_of.items():
+            if its_cluster == cluster:
+                self._apply(name, now_ns)
+
+    def is_drained(self, name: str) -> bool:
+        """Whether the operator wants an engine to get nothing new."""
+        return name in self._drained
+
+    def is_on(self, cluster: str) -> bool:
+        """Whether the operator lets a cluster take work."""
+        return cluster not in self._clusters_off
 
     def engine_seen(self, name: str, num_waiting: int, now_ns: int) -> None:
         """An engine said how many requests wait in it."""
@@ -195,7 +228,10 @@ class Driver:
             tenant=ask.tenant,
             may_ship=ask.may_ship,
         )
-        return self.dispatcher.arrive(arrival, now_ns, again=again)
+        found = self.dispatcher.arrive(arrival, now_ns, again=again)
+        if isinstance(found, Refused) and found.reason is Refusal.PREDICTED_LATE:
+            self.num_late += 1
+        return found
 
     def prefilled(self, number: int, now_ns: int) -> None:
         """The prefill leg has answered, or the first token has come."""
@@ -214,6 +250,12 @@ class Driver:
         self.dispatcher.end(number, now_ns)
 
     # Steps
+
+    def _apply(self, name: str, now_ns: int) -> None:
+        """An engine takes work when it is well and the operator does not mind."""
+        barred = name in self._drained or self._cluster_of[name] in self._clusters_off
+        ready = name in self._healthy and not barred
+        self.dispatcher.set_ready(name, ready=ready, now_ns=now_ns)
 
     def _describe(self, name: str) -> None:
         view = self._views.get(self._pool_of[name], PoolView())

@@ -10,6 +10,7 @@ from prfaas.core.links import Link
 from prfaas.core.prefix_index import PrefixIndex, SourceState
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.engines import Engine, Engines
+from prfaas.gateway.journal import Entry
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import Outcome, Record
 from prfaas.gateway.tenant_metrics import TenantMetrics
@@ -53,6 +54,9 @@ class Metrics:
             "ttft_over_predicted_ratio", "Time to first token by its prediction", _RATIOS, "path"
         )
         self._refused = self._counter("requests_refused", "Requests that were not let in", "reason")
+        self._loop_actions = self._counter(
+            "loop_actions", "Changes by the control loops and the operator", "loop", "action"
+        )
         self._in_flight = self._gauge("requests_in_flight", "Requests being served")
         self._threshold = self._gauge(
             "offload_threshold_tokens",
@@ -79,6 +83,10 @@ class Metrics:
                 self._index.labels(pool, state.value).set_function(
                     partial(_is_at, index, pool, state)
                 )
+
+    def changed(self, entry: Entry) -> None:
+        """A loop or the operator changed something."""
+        self._loop_actions.labels(entry.loop.value, entry.action).inc()
 
     def began(self) -> None:
         """A request came in."""
