@@ -24,6 +24,7 @@ from prfaas.gateway.engines import Engines
 from prfaas.gateway.exchange import Exchange, reply_headers
 from prfaas.gateway.failures import error_body, error_response, openai_errors, status_of
 from prfaas.gateway.flow import Flow
+from prfaas.gateway.guards import Guards, told_of_link
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools, PoolTiming
 from prfaas.gateway.prefill import PrefillLeg
@@ -118,7 +119,8 @@ class Gateway:
         self.records = Records()
         self.driver = Driver(deployment, profiles, self.index)
         self.transfers = Transfers(self._transfer_over)
-        self.engines = Engines(deployment, endpoints, engine_tls, self.driver, poll_s)
+        self.guards = Guards(deployment, self.driver)
+        self.engines = Engines(deployment, endpoints, engine_tls, self.driver, self.guards, poll_s)
         self.pools = Pools(
             endpoints,
             name,
@@ -129,10 +131,12 @@ class Gateway:
             timing or PoolTiming(),
         )
         self.metrics.watch(self.engines, self.pools, self.index, self.driver)
+        self.metrics.watch_guards(self.guards)
         self._views = Views(model, self.engines, self.pools, self.metrics, self.records)
         self._flow = Flow(
             planner=Planner(self.engines, self.pools, self._prompts, self.driver),
             driver=self.driver,
+            guards=self.guards,
             prefill_leg=PrefillLeg(self.engines, model, salt, deployment.routing, tickets),
             decode_leg=DecodeLeg(
                 self.engines, salt, deployment.routing.transfer_timeout // NS_PER_MS
@@ -156,7 +160,7 @@ class Gateway:
         """
         self.engines.start()
         self.pools.start()
-        self._pulse = asyncio.create_task(beat(self.driver))
+        self._pulse = asyncio.create_task(beat(self.driver, self.guards))
         # A client that leaves cancels its handler, and with it both legs and the transfer.
         self._runner = web.AppRunner(
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
@@ -184,6 +188,7 @@ class Gateway:
     def _transfer_over(self, transfer: TransferView) -> None:
         self.metrics.arrived(transfer)
         self.driver.transfer_over(transfer.number)
+        self.guards.ended((transfer.source, transfer.destination), told_of_link(transfer))
 
     def _app(self) -> web.Application:
         app = web.Application(
@@ -259,12 +264,13 @@ class Gateway:
         )
 
 
-async def beat(driver: Driver) -> None:
-    """Let time pass for the driver; until cancelled."""
+async def beat(driver: Driver, guards: Guards) -> None:
+    """Let time pass for the driver and the guards; until cancelled."""
     for count in itertools.count(1):
         await asyncio.sleep(REFRESH_S)
         now_ns = time.monotonic_ns()
         driver.refresh(now_ns)
+        guards.refresh()
         if count % TICK_EVERY == 0:
             for moved in driver.tick(now_ns):
                 _log.info(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from prfaas.config.deployment import ClusterRole, ClusterTable, Deployment
 from prfaas.core.blocks import Layout
@@ -25,6 +26,18 @@ from prfaas.core.link_book import LinkReport
 from prfaas.core.prefix_index import PrefixIndex, SourceState
 from prfaas.gateway.profiles import Profiles
 from prfaas.wire.messages import LinkTelemetry
+
+LinkName = tuple[str, str]
+"""Source and destination pool of a link."""
+
+
+class Bar(StrEnum):
+    """Why something that is well gets no new requests."""
+
+    BREAKER = "breaker"
+    """It failed too often."""
+    DRAIN = "drain"
+    """An operator drains it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +75,14 @@ class PoolView:
         layouts: By engine name.
         links: Whether the link to a peer is up, by the peer's name.
         telemetry: What is measured of these links.
+        is_draining: Whether it takes no new transfers.
     """
 
     is_live: bool = False
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     links: Mapping[str, bool] = field(default_factory=dict)
     telemetry: Mapping[str, LinkTelemetry] = field(default_factory=dict)
+    is_draining: bool = False
 
 
 class Driver:
@@ -89,6 +104,8 @@ class Driver:
             for name, engine in cluster.engines.items()
         }
         self._lengths: dict[str, int] = {}
+        self._well: set[str] = set()
+        self._bars: dict[str | LinkName, set[Bar]] = {}
         self._views: dict[str, PoolView] = {}
         self._home_pools = _pools(home)
         self._planned_bits_per_s = {
@@ -123,11 +140,17 @@ class Driver:
         """An engine is well, and takes sequences of so many tokens."""
         self._lengths[name] = max_model_len
         self._describe(name)
-        self.dispatcher.set_ready(name, ready=True, now_ns=now_ns)
+        self._well.add(name)
+        self.dispatcher.set_ready(name, ready=self.takes(name), now_ns=now_ns)
 
     def engine_gone(self, name: str, now_ns: int) -> None:
         """An engine does not answer."""
+        self._well.discard(name)
         self.dispatcher.set_ready(name, ready=False, now_ns=now_ns)
+
+    def takes(self, name: str) -> bool:
+        """Whether an engine gets new requests: it is well, and nothing bars it."""
+        return name in self._well and not self._bars.get(name)
 
     def engine_seen(self, name: str, num_waiting: int, now_ns: int) -> None:
         """An engine said how many requests wait in it."""
@@ -157,6 +180,29 @@ class Driver:
         for link in self.dispatcher.links:
             if link.up and not link.book.promised_bytes:
                 self._report_idle(link.source, link.destination, now_ns)
+
+    def bar(self, target: str | LinkName, why: Bar, now_ns: int, *, barred: bool) -> None:
+        """Give an engine, or a link between two pools, nothing new; or do so again.
+
+        Args:
+            target: Name of the engine, or source and destination of the link.
+            why: Who asks; a target with several bars is free once all are lifted.
+            now_ns: Time.
+            barred: Set the bar, or lift it.
+        """
+        bars = self._bars.setdefault(target, set())
+        before = bool(bars)
+        (bars.add if barred else bars.discard)(why)
+        if bool(bars) == before:
+            return
+        if isinstance(target, str):
+            self.dispatcher.set_ready(target, ready=self.takes(target), now_ns=now_ns)
+        else:
+            self._set_link(*target, now_ns)
+
+    def bars(self, target: str | LinkName) -> frozenset[Bar]:
+        """What keeps new requests from an engine or a link; empty for nothing."""
+        return frozenset(self._bars.get(target, ()))
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
         """One interval of the short-term loop."""
@@ -219,7 +265,8 @@ class Driver:
     def _set_link(self, source: str, destination: str, now_ns: int) -> list[int]:
         """A transfer has to be able to begin, and to be followed at both ends."""
         ends = [self._views.get(pool, PoolView()) for pool in (source, destination)]
-        up = all(end.is_live for end in ends) and ends[0].links.get(destination, False)
+        usable = all(end.is_live and not end.is_draining for end in ends)
+        up = usable and ends[0].links.get(destination, False)
         if up:
             measured = ends[0].telemetry.get(destination)
             if measured is None or not measured.goodput_bits_per_s:
@@ -227,6 +274,7 @@ class Driver:
             else:
                 seen = _report(measured, float(measured.goodput_bits_per_s), now_ns)
                 self.dispatcher.report_link(source, destination, seen)
+        up = up and not self._bars.get((source, destination))
         return self.dispatcher.set_link(source, destination, up=up)
 
     def _report_idle(self, source: str, destination: str, now_ns: int) -> None:
