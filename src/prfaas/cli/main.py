@@ -25,6 +25,7 @@ COMMANDS = {
     "pool": "parts",
     "profile": "plan",
     "simulate": "simulate",
+    "tenant": "tenant",
     "up": "deploy",
 }
 """Where each command lives."""

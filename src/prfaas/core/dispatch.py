@@ -115,6 +115,7 @@ class Arrival:
             is the whole prompt.
         avoid: Instance that was tried already.
         tenant: Whose it is.
+        may_ship: Whether its tenant may use the links.
     """
 
     request_id: int
@@ -126,6 +127,7 @@ class Arrival:
     shippable_tokens: int | None = None
     avoid: str = ""
     tenant: str = ""
+    may_ship: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,7 +267,7 @@ class Dispatcher:
         target_ns, tenant = self._settings.ttft_max_ns, arrival.tenant
         if target_ns is None:
             return Admission(admitted=True)
-        limit_ns = self._fair.limit_ns(tenant, target_ns, now_ns)
+        limit_ns = self._fair.limit(tenant, target_ns, now_ns)
         found = admit(decision.predicted_ns, limit_ns)
         if found.admitted:
             self._fair.let_in(tenant, self._local_work_ns(decision.num_new_tokens), now_ns)

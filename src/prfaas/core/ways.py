@@ -140,7 +140,7 @@ class Ways:
             arrival.num_prompt_tokens,
             present,
             arrival.hits.get(source, 0),
-            picked.obstacle if splits else Reason.NOT_OFFLOADABLE,
+            _obstacle(arrival, splits, picked.obstacle),
         )
         signals = link.signals(
             home.wait_ns if home else None,
@@ -166,3 +166,10 @@ class Ways:
         if settings.pulls and settings.policy is PolicyName.ADAPTIVE:
             return with_pull(found, facts, signals, costs, ns_per_byte)
         return found
+
+
+def _obstacle(arrival: Arrival, splits: bool, found: Reason | None) -> Reason | None:
+    """What keeps a request at home: its own nature, its tenant's limit, the state of the parts."""
+    if not splits:
+        return Reason.NOT_OFFLOADABLE
+    return found if arrival.may_ship else Reason.LINK_LIMIT

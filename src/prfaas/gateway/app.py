@@ -13,11 +13,14 @@ from collections.abc import Callable
 from aiohttp import web
 
 from prfaas.config.deployment import Deployment
+from prfaas.core.places import Places
 from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError, PrfaasError, RequestError
+from prfaas.gateway.access import TENANT, Access
 from prfaas.gateway.answering import ClientGoneError, ClientStream
 from prfaas.gateway.deciding import Planner
 from prfaas.gateway.decode import DecodeLeg
+from prfaas.gateway.door import Door, add_limit_headers
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.engines import Engines
@@ -30,8 +33,9 @@ from prfaas.gateway.pools import Pools, PoolTiming
 from prfaas.gateway.prefill import PrefillLeg
 from prfaas.gateway.profiles import load_profiles
 from prfaas.gateway.records import NS_PER_MS, Outcome, Record, Records
+from prfaas.gateway.rejections import RejectedError
 from prfaas.gateway.requests import Api, parse_request
-from prfaas.gateway.salt import tenant_salt
+from prfaas.gateway.tenants import Tenant, Tenants, fairness
 from prfaas.gateway.tickets import TicketOffice
 from prfaas.gateway.tokenizing import PromptMaker
 from prfaas.gateway.transfers import Transfers, TransferView
@@ -40,8 +44,6 @@ from prfaas.units import NS_PER_S
 from prfaas.wire.identity import identity_in
 from prfaas.wire.tickets import TicketSigner
 
-REQUESTS_MAX = 4096
-"""Requests in flight; more are refused with 429 before their bodies are read."""
 SHUTDOWN_S = 5.0
 """How long requests in flight may go on when the gateway stops."""
 LAST_WORDS_S = 5.0
@@ -105,7 +107,6 @@ class Gateway:
         identity = identity_in(deployment.security.identities, name)
         engine_tls, pool_tls = identity.client_context(), identity.client_context()
         engine_tls.check_hostname = True
-        salt = tenant_salt(deployment.state)
         profiles = load_profiles(deployment)
         limits = deployment.routing
         tickets = TicketOffice(
@@ -113,7 +114,8 @@ class Gateway:
         )
         self._table = deployment.gateway
         self._model = model
-        self._prompts = PromptMaker(deployment.model.path, salt)
+        self._prompts = PromptMaker(deployment.model.path)
+        self.tenants = Tenants(deployment)
         self.index = PrefixIndex()
         self.metrics = Metrics()
         self.records = Records()
@@ -132,20 +134,20 @@ class Gateway:
         )
         self.metrics.watch(self.engines, self.pools, self.index, self.driver)
         self.metrics.watch_guards(self.guards)
+        self.metrics.tenants.watch(self.tenants)
+        self._access = Access(deployment.gateway, self.tenants, self.metrics.tenants.unauthorized)
+        self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
         self._views = Views(model, self.engines, self.pools, self.metrics, self.records)
         self._flow = Flow(
             planner=Planner(self.engines, self.pools, self._prompts, self.driver),
             driver=self.driver,
             guards=self.guards,
-            prefill_leg=PrefillLeg(self.engines, model, salt, deployment.routing, tickets),
-            decode_leg=DecodeLeg(
-                self.engines, salt, deployment.routing.transfer_timeout // NS_PER_MS
-            ),
+            prefill_leg=PrefillLeg(self.engines, model, deployment.routing, tickets),
+            decode_leg=DecodeLeg(self.engines, deployment.routing.transfer_timeout // NS_PER_MS),
             pools=self.pools,
             transfers=self.transfers,
             metrics=self.metrics,
         )
-        self._num_in_flight = 0
         self._runner: web.AppRunner | None = None
         self._pulse: asyncio.Task[None] | None = None
 
@@ -192,8 +194,10 @@ class Gateway:
 
     def _app(self) -> web.Application:
         app = web.Application(
-            middlewares=[openai_errors], client_max_size=self._table.body_bytes_max
+            middlewares=[openai_errors, self._access.check],
+            client_max_size=self._table.body_bytes_max,
         )
+        app.on_response_prepare.append(add_limit_headers)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
         self._views.add_to(app.router)
@@ -207,14 +211,15 @@ class Gateway:
 
     async def _generate(self, request: web.Request, api: Api) -> web.StreamResponse:
         """Serve one request; whatever happens, it is recorded and counted once."""
-        record = Record(_request_id(request), api.value)
+        tenant = request[TENANT]
+        record = Record(_request_id(request), api.value, tenant.name)
         stream = ClientStream(request)
         self.records.add(record)
         self.metrics.began()
-        self._num_in_flight += 1
         try:
             async with asyncio.timeout(self._table.request_timeout / NS_PER_S):
-                return await self._answer(request, api, record, stream)
+                with self._door.enter(tenant):
+                    return await self._answer(request, api, record, stream)
         except (PrfaasError, TimeoutError, web.HTTPException) as error:
             return await _fail(error, record, stream)
         except (asyncio.CancelledError, ClientGoneError):
@@ -224,18 +229,11 @@ class Gateway:
             _log.exception("request %s failed", record.request_id)
             return await _fail(error, record, stream)
         finally:
-            self._num_in_flight -= 1
-            self._end(record)
+            self._end(record, tenant)
 
     async def _answer(
         self, request: web.Request, api: Api, record: Record, stream: ClientStream
     ) -> web.StreamResponse:
-        if self._num_in_flight > REQUESTS_MAX:
-            raise RequestError(
-                f"{REQUESTS_MAX} requests are in flight, which is the limit; try again",
-                status=429,
-                error_type="TooManyRequestsError",
-            )
         try:
             data = await request.read()
         except web.RequestPayloadError:
@@ -246,10 +244,11 @@ class Gateway:
         record.stream = client.stream
         trace = request.headers.get("traceparent", "")
         headers = {"traceparent": trace} if _TRACEPARENT.fullmatch(trace) else {}
-        exchange = Exchange(client, record, stream, headers, self.metrics)
+        exchange = Exchange(client, request[TENANT], record, stream, headers, self.metrics)
         return await self._flow.serve(exchange)
 
-    def _end(self, record: Record) -> None:
+    def _end(self, record: Record, tenant: Tenant) -> None:
+        tenant.quota.count_tokens(record.num_output_tokens, time.monotonic_ns())
         if record.e2e_ns is None:
             record.e2e_ns = record.age_ns()
         self.metrics.ended(record)
@@ -285,6 +284,8 @@ async def _fail(error: Exception, record: Record, stream: ClientStream) -> web.S
     """End a request with an error, within the stream if that has begun."""
     status = status_of(error)
     record.outcome = Outcome.REJECTED if status < 500 else Outcome.FAILED
+    if isinstance(error, RejectedError):
+        record.rejected = error.reason
     _log.info("request %s: %d %s", record.request_id, status, type(error).__name__)
     if not stream.has_begun:
         return error_response(error, reply_headers(record))

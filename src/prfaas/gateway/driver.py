@@ -25,6 +25,7 @@ from prfaas.core.dispatcher import Dispatcher
 from prfaas.core.link_book import LinkReport
 from prfaas.core.prefix_index import PrefixIndex, SourceState
 from prfaas.gateway.profiles import Profiles
+from prfaas.gateway.tenants import fairness
 from prfaas.wire.messages import LinkTelemetry
 
 LinkName = tuple[str, str]
@@ -51,6 +52,8 @@ class Ask:
         layout: What `hashes` were made for; None if no engine's is known.
         hashes: Hash chain of a single prompt; empty with several.
         offloadable: Whether prefill and decode may be split.
+        tenant: Whose it is.
+        may_ship: Whether its tenant may use the links.
     """
 
     number: int
@@ -59,6 +62,8 @@ class Ask:
     layout: Layout | None
     hashes: list[bytes]
     offloadable: bool
+    tenant: str = ""
+    may_ship: bool = True
 
     @property
     def shippable_tokens(self) -> int | None:
@@ -126,6 +131,7 @@ class Driver:
                 moving_threshold=routing.short_term_loop,
                 admission=routing.ttft_max is not None,
                 ttft_max_ns=routing.ttft_max,
+                fairness=fairness(deployment),
             ),
         )
         for name in self._pool_of:
@@ -232,6 +238,8 @@ class Driver:
             offloadable=ask.offloadable and not stay,
             shippable_tokens=ask.shippable_tokens,
             avoid=avoid,
+            tenant=ask.tenant,
+            may_ship=ask.may_ship,
         )
         return self.dispatcher.arrive(arrival, now_ns, again=again)
 

@@ -56,7 +56,7 @@ class Flow:
         """
         self.guards.came()
         try:
-            plan = await self.planner.plan(exchange.client, exchange.record)
+            plan = await self.planner.plan(exchange.client, exchange.tenant, exchange.record)
         finally:
             self.metrics.decided(exchange.record)
         exchange.final_tokens = plan.final_tokens

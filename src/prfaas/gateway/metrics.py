@@ -14,6 +14,7 @@ from prfaas.gateway.engines import Engine, Engines
 from prfaas.gateway.guards import Guards, label_of
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import Outcome, Record
+from prfaas.gateway.tenant_metrics import TenantMetrics
 from prfaas.gateway.transfers import TransferView
 from prfaas.units import NS_PER_S
 
@@ -28,6 +29,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self.tenants = TenantMetrics(self._registry)
         self._requests = self._counter("requests", "Requests by how they ended", "path", "outcome")
         self._decisions = self._counter("route_decisions", "Routing decisions", "path", "reason")
         self._fallbacks = self._counter(
@@ -123,6 +125,7 @@ class Metrics:
         """A request ended, whichever way."""
         self._in_flight.dec()
         self._requests.labels(record.path, record.outcome.value).inc()
+        self.tenants.ended(record)
         if record.outcome is not Outcome.FINISHED:
             return
         self._prompt_tokens.labels(record.path).inc(record.num_prompt_tokens)

@@ -41,14 +41,12 @@ class PrefillLeg:
     Attributes:
         engines: Posts the leg.
         model: Name of the model.
-        cache_salt: The tenant's salt.
         limits: Timeouts.
         tickets: Signs what may move.
     """
 
     engines: Engines
     model: str
-    cache_salt: str
     limits: RoutingTable
     tickets: TicketOffice
 
@@ -68,7 +66,7 @@ class PrefillLeg:
         Raises:
             PrefillGivenUpError: Any failure; nothing is running any more then.
         """
-        body = prefill_body(self.model, plan.prompt, self.cache_salt, self._order(plan, transfer))
+        body = prefill_body(self.model, plan.prompt, self._order(plan, transfer))
         started_ns = time.monotonic_ns()
         leg = asyncio.create_task(self._post(engine, body, headers))
         try:
@@ -101,7 +99,7 @@ class PrefillLeg:
         return {
             "transfer": transfer.transfer_id.hex(),
             "push_to": transfer.destination,
-            "ticket": self.tickets.issue(transfer, plan.layout, self.cache_salt, **span),
+            "ticket": self.tickets.issue(transfer, plan.layout, plan.prompt.cache_salt, **span),
             **span,
         }
 

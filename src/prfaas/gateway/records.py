@@ -48,6 +48,7 @@ class Record:
 
     request_id: str
     api: str
+    tenant: str
     stream: bool = False
     started_at_ns: int = field(default_factory=time.monotonic_ns)
     started_unix_s: float = field(default_factory=time.time)
@@ -58,6 +59,10 @@ class Record:
     prfaas_hit_tokens: int = 0
     decision: Decision | None = None
     refusal: Refusal | None = None
+    rejected: str | None = None
+    """Why it was answered with 429."""
+    signed_bytes: int = 0
+    """What its transfer was allowed to move."""
     prefill_cluster: str | None = None
     prefill_engine: str | None = None
     decode_engine: str | None = None
@@ -91,13 +96,14 @@ class Record:
         return {
             "request_id": self.request_id,
             "api": self.api,
+            "tenant": self.tenant,
             "stream": self.stream,
             "started_at": self.started_unix_s,
             "outcome": self.outcome.value,
             "path": self.path,
             "reason": decision.reason.value if decision else None,
             "explanation": decision.explanation if decision else None,
-            "refusal": self.refusal.value if self.refusal else None,
+            "refusal": self.refusal.value if self.refusal else self.rejected,
             "offload_threshold": decision.offload_threshold if decision else None,
             "predicted_local_ms": _ms(decision.predicted_local_ns) if decision else None,
             "predicted_remote_ms": _ms(decision.predicted_remote_ns) if decision else None,
