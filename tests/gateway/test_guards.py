@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.gateway.driver import Bar
+from prfaas.gateway.guards import label_of
 from prfaas.gateway.transfers import TransferView
 from prfaas.units import NS_PER_S
 
@@ -16,8 +16,7 @@ from .conftest import World, until
 from .scripted_engine import ScriptedEngine, refuse
 from .test_fallbacks import BODY
 
-LINK = ("prfaas-pool", "pd-pool")
-LINK_LABEL = "link prfaas-pool to pd-pool"
+LINK_LABEL = "link prfaas-pool:pd-pool"
 
 
 class Clock:
@@ -38,9 +37,11 @@ async def path_of_next(world: World) -> str:
 
 
 async def state(world: World, target: str) -> str:
-    found = [s for s in world.gateway.guards.states() if s["target"] == target]
-    assert len(found) == 1
-    value = str(found[0]["state"])
+    [value] = [
+        breaker.state.value
+        for each, breaker in world.gateway.guards.breakers.items()
+        if label_of(each) == target
+    ]
     assert await world.metric(f'prfaas_breaker_state{{state="{value}",target="{target}"}}') == 1
     return value
 
@@ -64,8 +65,11 @@ async def test_a_failing_prefill_engine_is_left_alone_and_probed(world: World) -
     assert await path_of_next(world) == "remote"
     assert await state(world, "engine prefill") == "closed"
     assert await path_of_next(world) == "remote"
-    sample = 'prfaas_breaker_transitions_total{state="open",target="engine prefill"}'
+    sample = 'prfaas_loop_actions_total{action="open",loop="breaker"}'
     assert await world.metric(sample) == 2
+    async with world.http.get(f"{world.url}/control/decisions") as response:
+        [last, *_] = (await response.json())["decisions"]
+    assert (last["what"], last["new"]) == ("engine prefill", "closed")
 
 
 async def test_one_request_probes_and_the_others_stay_at_home(world: World) -> None:
@@ -127,11 +131,11 @@ async def test_a_failing_decode_engine_is_barred_while_there_is_another(world: W
     world.spare.healthy = True
     await until(lambda: engines["spare"].is_ready)
     guards.refresh()
-    assert world.gateway.driver.bars("decode") == {Bar.BREAKER}
+    assert not world.gateway.driver.takes("decode")
     assert (await world.post({"prompt": "hi"}))[0] == 200
     await world.spare.stop()
     await until(lambda: not engines["spare"].is_ready)
-    assert world.gateway.driver.bars("decode") == frozenset()
+    assert world.gateway.driver.takes("decode")
 
 
 @pytest.mark.parametrize("status", [400, 404])

@@ -31,7 +31,7 @@ from prfaas.core.link_book import LinkReport
 from prfaas.core.links import Links
 from prfaas.core.load_book import LoadBook
 from prfaas.core.routing import Decision, Path
-from prfaas.core.ways import Way, Ways
+from prfaas.core.ways import Seen, Way, Ways
 
 RETRY_UNSERVED_S = 1
 NOMINAL_NS_PER_TOKEN = 100_000
@@ -245,6 +245,11 @@ class Dispatcher:
     def decoded_by(self, name: str) -> list[int]:
         """Open requests that an instance was chosen to decode."""
         return [request_id for request_id in self._open if self.decoder_of(request_id) == name]
+
+    @property
+    def seen(self) -> Seen:
+        """What was looked at for the last request that arrived."""
+        return self._ways.seen
 
     @property
     def links(self) -> Links:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import re
 import time
@@ -18,6 +17,8 @@ from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError, PrfaasError, RequestError
 from prfaas.gateway.access import TENANT, Access
 from prfaas.gateway.answering import ClientGoneError, ClientStream
+from prfaas.gateway.control import Control
+from prfaas.gateway.control_api import ControlApi
 from prfaas.gateway.deciding import Planner
 from prfaas.gateway.decode import DecodeLeg
 from prfaas.gateway.door import Door, add_limit_headers
@@ -28,10 +29,12 @@ from prfaas.gateway.exchange import Exchange, reply_headers
 from prfaas.gateway.failures import error_body, error_response, openai_errors, status_of
 from prfaas.gateway.flow import Flow
 from prfaas.gateway.guards import Guards, told_of_link
+from prfaas.gateway.journal import Journal
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools, PoolTiming
 from prfaas.gateway.prefill import PrefillLeg
 from prfaas.gateway.profiles import load_profiles
+from prfaas.gateway.pulse import Pulse
 from prfaas.gateway.records import NS_PER_MS, Outcome, Record, Records
 from prfaas.gateway.rejections import RejectedError
 from prfaas.gateway.requests import Api, parse_request
@@ -48,10 +51,6 @@ SHUTDOWN_S = 5.0
 """How long requests in flight may go on when the gateway stops."""
 LAST_WORDS_S = 5.0
 """How long a client may take to read the error that ends its stream."""
-REFRESH_S = 1.0
-"""Below the age at which what is known of an idle link counts as unknown."""
-TICK_EVERY = 5
-"""Refreshes for each interval of the short-term loop."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _log = logging.getLogger(__name__)
@@ -121,7 +120,8 @@ class Gateway:
         self.records = Records()
         self.driver = Driver(deployment, profiles, self.index)
         self.transfers = Transfers(self._transfer_over)
-        self.guards = Guards(deployment, self.driver)
+        self.journal = Journal(self.metrics.changed)
+        self.guards = Guards(deployment, self.driver, self.journal)
         self.engines = Engines(deployment, endpoints, engine_tls, self.driver, self.guards, poll_s)
         self.pools = Pools(
             endpoints,
@@ -138,6 +138,17 @@ class Gateway:
         self._access = Access(deployment.gateway, self.tenants, self.metrics.tenants.unauthorized)
         self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
         self._views = Views(model, self.engines, self.pools, self.metrics, self.records)
+        self.pulse = Pulse(self.driver, self.guards, self.journal)
+        control = Control(
+            deployment,
+            self.driver,
+            self.engines,
+            self.pools,
+            self.guards,
+            self.pulse,
+            self.journal,
+        )
+        self._control = ControlApi(control, self.journal, self.records)
         self._flow = Flow(
             planner=Planner(self.engines, self.pools, self._prompts, self.driver),
             driver=self.driver,
@@ -149,7 +160,7 @@ class Gateway:
             metrics=self.metrics,
         )
         self._runner: web.AppRunner | None = None
-        self._pulse: asyncio.Task[None] | None = None
+        self._beating: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
         """Connect to everything and take requests.
@@ -162,7 +173,7 @@ class Gateway:
         """
         self.engines.start()
         self.pools.start()
-        self._pulse = asyncio.create_task(beat(self.driver, self.guards))
+        self._beating = asyncio.create_task(self.pulse.run())
         # A client that leaves cancels its handler, and with it both legs and the transfer.
         self._runner = web.AppRunner(
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
@@ -180,9 +191,9 @@ class Gateway:
         """Stop taking requests, let those in flight end, and disconnect."""
         if self._runner is not None:
             await self._runner.cleanup()
-        if self._pulse is not None:
-            self._pulse.cancel()
-            await asyncio.gather(self._pulse, return_exceptions=True)
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
         await self.pools.close()
         await self.engines.close()
         self._prompts.close()
@@ -201,6 +212,7 @@ class Gateway:
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
         self._views.add_to(app.router)
+        self._control.add_to(app.router)
         return app
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
@@ -261,23 +273,6 @@ class Gateway:
             record.num_output_tokens,
             record.e2e_ns // NS_PER_MS,
         )
-
-
-async def beat(driver: Driver, guards: Guards) -> None:
-    """Let time pass for the driver and the guards; until cancelled."""
-    for count in itertools.count(1):
-        await asyncio.sleep(REFRESH_S)
-        now_ns = time.monotonic_ns()
-        driver.refresh(now_ns)
-        guards.refresh()
-        if count % TICK_EVERY == 0:
-            for moved in driver.tick(now_ns):
-                _log.info(
-                    "link %s to %s: offload threshold %d tokens",
-                    moved.source,
-                    moved.destination,
-                    moved.offload_threshold,
-                )
 
 
 async def _fail(error: Exception, record: Record, stream: ClientStream) -> web.StreamResponse:

@@ -123,7 +123,8 @@ class Planner:
 
     def _decide(self, ask: Ask, prompt: Prompt, record: Record) -> Plan:
         found = self._driver.route(ask, time.monotonic_ns())
-        record.decision = found.decision
+        record.decision, record.seen = found.decision, self._driver.dispatcher.seen
+        record.decided_ns = record.age_ns()
         if isinstance(found, Refused):
             record.refusal = found.reason
             raise _refused(found)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from prfaas.config.deployment import ClusterRole, ClusterTable, Deployment
 from prfaas.core.blocks import Layout
@@ -16,6 +15,7 @@ from prfaas.core.dispatch import (
     DispatchSettings,
     HomeCluster,
     Member,
+    Refusal,
     Refused,
     RemoteCluster,
     Routed,
@@ -30,15 +30,6 @@ from prfaas.wire.messages import LinkTelemetry
 
 LinkName = tuple[str, str]
 """Source and destination pool of a link."""
-
-
-class Bar(StrEnum):
-    """Why something that is well gets no new requests."""
-
-    BREAKER = "breaker"
-    """It failed too often."""
-    DRAIN = "drain"
-    """An operator drains it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +99,18 @@ class Driver:
             for cluster in deployment.clusters.values()
             for name, engine in cluster.engines.items()
         }
+        self._cluster_of = {
+            name: cluster
+            for cluster, table in deployment.clusters.items()
+            for name in table.engines
+        }
+        self._healthy: set[str] = set()
+        self._drained: set[str] = set()
+        self._clusters_off: set[str] = set()
+        self.num_late = 0
+        """Requests that admission refused."""
         self._lengths: dict[str, int] = {}
-        self._well: set[str] = set()
-        self._bars: dict[str | LinkName, set[Bar]] = {}
+        self._broken: set[str | LinkName] = set()
         self._views: dict[str, PoolView] = {}
         self._home_pools = _pools(home)
         self._planned_bits_per_s = {
@@ -146,17 +146,38 @@ class Driver:
         """An engine is well, and takes sequences of so many tokens."""
         self._lengths[name] = max_model_len
         self._describe(name)
-        self._well.add(name)
-        self.dispatcher.set_ready(name, ready=self.takes(name), now_ns=now_ns)
+        self._healthy.add(name)
+        self._apply(name, now_ns)
 
     def engine_gone(self, name: str, now_ns: int) -> None:
         """An engine does not answer."""
-        self._well.discard(name)
-        self.dispatcher.set_ready(name, ready=False, now_ns=now_ns)
+        self._healthy.discard(name)
+        self._apply(name, now_ns)
+
+    def set_drained(self, name: str, now_ns: int, *, drained: bool) -> None:
+        """The operator wants an engine to get nothing new, however well it is, or again."""
+        (self._drained.add if drained else self._drained.discard)(name)
+        self._apply(name, now_ns)
+
+    def set_cluster(self, cluster: str, now_ns: int, *, on: bool) -> None:
+        """The operator wants no engine of a cluster to get anything new, or again."""
+        (self._clusters_off.discard if on else self._clusters_off.add)(cluster)
+        for name, its_cluster in self._cluster_of.items():
+            if its_cluster == cluster:
+                self._apply(name, now_ns)
+
+    def is_drained(self, name: str) -> bool:
+        """Whether the operator wants an engine to get nothing new."""
+        return name in self._drained
+
+    def is_on(self, cluster: str) -> bool:
+        """Whether the operator lets a cluster take work."""
+        return cluster not in self._clusters_off
 
     def takes(self, name: str) -> bool:
-        """Whether an engine gets new requests: it is well, and nothing bars it."""
-        return name in self._well and not self._bars.get(name)
+        """Whether an engine gets anything new: it is well, and no breaker or operator minds."""
+        barred = name in self._drained or self._cluster_of[name] in self._clusters_off
+        return name in self._healthy and not barred and name not in self._broken
 
     def engine_seen(self, name: str, num_waiting: int, now_ns: int) -> None:
         """An engine said how many requests wait in it."""
@@ -187,28 +208,15 @@ class Driver:
             if link.up and not link.book.promised_bytes:
                 self._report_idle(link.source, link.destination, now_ns)
 
-    def bar(self, target: str | LinkName, why: Bar, now_ns: int, *, barred: bool) -> None:
-        """Give an engine, or a link between two pools, nothing new; or do so again.
-
-        Args:
-            target: Name of the engine, or source and destination of the link.
-            why: Who asks; a target with several bars is free once all are lifted.
-            now_ns: Time.
-            barred: Set the bar, or lift it.
-        """
-        bars = self._bars.setdefault(target, set())
-        before = bool(bars)
-        (bars.add if barred else bars.discard)(why)
-        if bool(bars) == before:
+    def set_broken(self, target: str | LinkName, now_ns: int, *, broken: bool) -> None:
+        """A breaker wants an engine, or a link between two pools, to get nothing new, or again."""
+        if (target in self._broken) == broken:
             return
+        (self._broken.add if broken else self._broken.discard)(target)
         if isinstance(target, str):
-            self.dispatcher.set_ready(target, ready=self.takes(target), now_ns=now_ns)
+            self._apply(target, now_ns)
         else:
             self._set_link(*target, now_ns)
-
-    def bars(self, target: str | LinkName) -> frozenset[Bar]:
-        """What keeps new requests from an engine or a link; empty for nothing."""
-        return frozenset(self._bars.get(target, ()))
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
         """One interval of the short-term loop."""
@@ -241,7 +249,10 @@ class Driver:
             tenant=ask.tenant,
             may_ship=ask.may_ship,
         )
-        return self.dispatcher.arrive(arrival, now_ns, again=again)
+        found = self.dispatcher.arrive(arrival, now_ns, again=again)
+        if isinstance(found, Refused) and found.reason is Refusal.PREDICTED_LATE:
+            self.num_late += 1
+        return found
 
     def prefilled(self, number: int, now_ns: int) -> None:
         """The prefill leg has answered, or the first token has come."""
@@ -260,6 +271,9 @@ class Driver:
         self.dispatcher.end(number, now_ns)
 
     # Steps
+
+    def _apply(self, name: str, now_ns: int) -> None:
+        self.dispatcher.set_ready(name, ready=self.takes(name), now_ns=now_ns)
 
     def _describe(self, name: str) -> None:
         view = self._views.get(self._pool_of[name], PoolView())
@@ -282,7 +296,7 @@ class Driver:
             else:
                 seen = _report(measured, float(measured.goodput_bits_per_s), now_ns)
                 self.dispatcher.report_link(source, destination, seen)
-        up = up and not self._bars.get((source, destination))
+        up = up and (source, destination) not in self._broken
         return self.dispatcher.set_link(source, destination, up=up)
 
     def _report_idle(self, source: str, destination: str, now_ns: int) -> None:

@@ -16,7 +16,7 @@ import aiohttp
 
 from prfaas.config.deployment import ClusterRole, Deployment
 from prfaas.errors import EngineError
-from prfaas.gateway.driver import Bar, Driver
+from prfaas.gateway.driver import Driver
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.guards import Guards, Told
 from prfaas.gateway.jsons import JsonObject, as_object, from_json, to_json
@@ -124,17 +124,8 @@ class Engines:
         return max(ready, key=lambda engine: engine.max_model_len, default=None)
 
     def takes(self, engine: Engine) -> bool:
-        """Whether it is ready and nothing bars it."""
+        """Whether it gets new legs: it is ready, and no breaker or operator minds."""
         return engine.is_ready and self._driver.takes(engine.name)
-
-    def drain(self, name: str) -> None:
-        """Send an engine no new legs; `num_in_flight` tells when the last of its own is over."""
-        self._driver.bar(name, Bar.DRAIN, time.monotonic_ns(), barred=True)
-        self.guards.refresh()
-
-    def resume(self, name: str) -> None:
-        """Send a drained engine requests again."""
-        self._driver.bar(name, Bar.DRAIN, time.monotonic_ns(), barred=False)
 
     @asynccontextmanager
     async def post(

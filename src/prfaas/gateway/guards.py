@@ -1,13 +1,11 @@
 """Breakers around engines and links, and the budget on retries: who fails is spared, and spares.
 
-A breaker that opens bars its target with the driver, so that no new request is routed to it. The
-breaker of the only PD engine that takes requests bars nothing: a request that would find nobody may
-as well try it.
+A breaker that opens has the driver give its target nothing new. The breaker of the only PD engine
+that takes requests changes nothing: a request that would find nobody may as well try it.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from enum import StrEnum
@@ -16,7 +14,8 @@ from prfaas.config.deployment import ClusterRole, Deployment
 from prfaas.core.breakers import Breaker, BreakerState
 from prfaas.core.budgets import RETRIES, Budget
 from prfaas.core.transfers import TransferState
-from prfaas.gateway.driver import Bar, Driver, LinkName
+from prfaas.gateway.driver import Driver, LinkName
+from prfaas.gateway.journal import Journal, Loop
 from prfaas.gateway.transfers import TransferView, failure_label
 
 LINK_FAULTS = frozenset(
@@ -24,10 +23,13 @@ LINK_FAULTS = frozenset(
 )
 """Ends of a transfer that count against its link; a lost engine or a client that left do not."""
 
-_log = logging.getLogger(__name__)
 
 Target = str | LinkName
-OnChange = Callable[[str, BreakerState], None]
+_WHY = {
+    BreakerState.OPEN: "too many of its requests failed",
+    BreakerState.HALF_OPEN: "its time is over; one request probes",
+    BreakerState.CLOSED: "the probe succeeded",
+}
 
 
 class Told(StrEnum):
@@ -44,7 +46,8 @@ class Guards:
 
     Args:
         deployment: Who there is.
-        driver: Hears of bars.
+        driver: Hears who gets nothing new.
+        journal: Hears of every change.
         clock_ns: Monotonic time.
     """
 
@@ -52,9 +55,10 @@ class Guards:
         self,
         deployment: Deployment,
         driver: Driver,
+        journal: Journal,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._driver, self._clock_ns = driver, clock_ns
+        self._driver, self._journal, self._clock_ns = driver, journal, clock_ns
         home = deployment.with_role(ClusterRole.PD)
         away = deployment.with_role(ClusterRole.PRFAAS)
         self._home = {name for cluster in home for name in cluster.engines}
@@ -68,7 +72,6 @@ class Guards:
         ]
         self.breakers = {target: Breaker() for target in engines + links}
         self.retries = Budget(RETRIES)
-        self.on_change: OnChange = lambda _label, _state: None
 
     def came(self) -> None:
         """A request came in."""
@@ -102,24 +105,13 @@ class Guards:
             if breaker.state is not BreakerState.CLOSED:
                 self._apply(target)
 
-    def states(self) -> list[dict[str, object]]:
-        """Every engine and link with the state of its breaker and what bars it, for a view."""
-        return [
-            {
-                "target": label_of(target),
-                "state": breaker.state.value,
-                "bars": sorted(bar.value for bar in self._driver.bars(target)),
-            }
-            for target, breaker in self.breakers.items()
-        ]
-
     def _apply(self, target: Target) -> None:
         breaker, now_ns = self.breakers[target], self._clock_ns()
         before = breaker.state
         allowed = breaker.allows(now_ns)
         self._say(target, before)
         barred = not allowed and not self._is_last(target)
-        self._driver.bar(target, Bar.BREAKER, now_ns, barred=barred)
+        self._driver.set_broken(target, now_ns, broken=barred)
 
     def _is_last(self, target: Target) -> bool:
         """Whether no other engine could decode."""
@@ -129,12 +121,15 @@ class Guards:
 
     def _say(self, target: Target, before: BreakerState) -> None:
         state = self.breakers[target].state
-        if state is before:
-            return
-        label = label_of(target)
-        level = logging.WARNING if state is BreakerState.OPEN else logging.INFO
-        _log.log(level, "breaker of %s is %s", label, state.value)
-        self.on_change(label, state)
+        if state is not before:
+            self._journal.note(
+                Loop.BREAKER,
+                state.value,
+                label_of(target),
+                old=before.value,
+                new=state.value,
+                why=_WHY[state],
+            )
 
 
 def told_of_link(transfer: TransferView) -> Told:
@@ -148,5 +143,5 @@ def told_of_link(transfer: TransferView) -> Told:
 
 
 def label_of(target: Target) -> str:
-    """Name of a target in metrics, logs and views."""
-    return f"engine {target}" if isinstance(target, str) else f"link {target[0]} to {target[1]}"
+    """Name of a target in metrics and decisions."""
+    return f"engine {target}" if isinstance(target, str) else f"link {target[0]}:{target[1]}"

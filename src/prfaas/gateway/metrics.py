@@ -12,6 +12,7 @@ from prfaas.core.prefix_index import PrefixIndex, SourceState
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.engines import Engine, Engines
 from prfaas.gateway.guards import Guards, label_of
+from prfaas.gateway.journal import Entry
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import Outcome, Record
 from prfaas.gateway.tenant_metrics import TenantMetrics
@@ -55,6 +56,9 @@ class Metrics:
             "ttft_over_predicted_ratio", "Time to first token by its prediction", _RATIOS, "path"
         )
         self._refused = self._counter("requests_refused", "Requests that were not let in", "reason")
+        self._loop_actions = self._counter(
+            "loop_actions", "Changes by the control loops and the operator", "loop", "action"
+        )
         self._in_flight = self._gauge("requests_in_flight", "Requests being served")
         self._threshold = self._gauge(
             "offload_threshold_tokens",
@@ -68,9 +72,6 @@ class Metrics:
         self._ready = self._gauge("engine_ready", "1 while an engine is ready", "engine")
         self._retries = self._counter("retries", "Legs that were run again", "outcome")
         self._breaker = self._gauge("breaker_state", "1 at a breaker's state", "target", "state")
-        self._moved = self._counter(
-            "breaker_transitions", "Breakers that changed to a state", "target", "state"
-        )
 
     def watch(self, engines: Engines, pools: Pools, index: PrefixIndex, driver: Driver) -> None:
         """Read the gauges from the live objects whenever somebody scrapes."""
@@ -88,8 +89,7 @@ class Metrics:
                 )
 
     def watch_guards(self, guards: Guards) -> None:
-        """Show the states of the breakers, and count their changes."""
-        guards.on_change = lambda label, state: self._moved.labels(label, state.value).inc()
+        """Show the states of the breakers."""
         for target, breaker in guards.breakers.items():
             for state in BreakerState:
                 gauge = self._breaker.labels(label_of(target), state.value)
@@ -98,6 +98,10 @@ class Metrics:
     def retried(self, outcome: str) -> None:
         """A leg was run again ("made"), or would have been ("over_budget")."""
         self._retries.labels(outcome).inc()
+
+    def changed(self, entry: Entry) -> None:
+        """A loop or the operator changed something."""
+        self._loop_actions.labels(entry.loop.value, entry.action).inc()
 
     def began(self) -> None:
         """A request came in."""

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from prfaas.core.dispatch import Refusal
 from prfaas.core.routing import Decision
+from prfaas.core.ways import Seen
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.transfers import TransferView
 
@@ -58,6 +59,7 @@ class Record:
     pd_hit_tokens: int = 0
     prfaas_hit_tokens: int = 0
     decision: Decision | None = None
+    seen: Seen | None = None
     refusal: Refusal | None = None
     rejected: str | None = None
     """Why it was answered with 429."""
@@ -67,6 +69,7 @@ class Record:
     prefill_engine: str | None = None
     decode_engine: str | None = None
     transfer: TransferView | None = None
+    decided_ns: int | None = None
     prefill_ns: int | None = None
     ttft_ns: int | None = None
     e2e_ns: int | None = None
