@@ -57,6 +57,9 @@ class ModelTable(Table):
     """Checkpoint directory, or a name the engine knows; the gateway needs its tokenizer."""
     generate: bool = False
     """Make the small random-weight hybrid checkpoint at `path` if nothing is there."""
+    chat_endpoint: bool = False
+    """Send every chat to the engines' chat endpoint, where vLLM parses reasoning; it is so where an
+    engine started here has `--reasoning-parser` among its `args`."""
 
 
 class GatewayTable(Table):
@@ -273,6 +276,18 @@ class Deployment(Table):
         if not any(cluster.role is ClusterRole.PD for cluster in self.clusters.values()):
             raise ValueError('no cluster has role = "pd": nothing could decode')
         return self
+
+    @property
+    def needs_chat_endpoint(self) -> bool:
+        """Whether only the engines' chat endpoint gives the right answer to any chat."""
+        args = [
+            arg
+            for cluster in self.clusters.values()
+            for engine in cluster.engines.values()
+            for arg in engine.args
+        ]
+        parses = any(arg.partition("=")[0] == "--reasoning-parser" for arg in args)
+        return self.model.chat_endpoint or parses
 
     def with_role(self, role: ClusterRole) -> list[ClusterTable]:
         """All clusters of a role."""
