@@ -23,6 +23,7 @@ from prfaas.gateway.deciding import Planner
 from prfaas.gateway.decode import DecodeLeg
 from prfaas.gateway.door import Door, add_limit_headers
 from prfaas.gateway.driver import Driver
+from prfaas.gateway.ending import Ending
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.engines import Engines
 from prfaas.gateway.exchange import Exchange, reply_headers
@@ -155,6 +156,7 @@ class Gateway:
             guards=self.guards,
             prefill_leg=PrefillLeg(self.engines, model, deployment.routing, tickets),
             decode_leg=DecodeLeg(self.engines, deployment.routing.transfer_timeout // NS_PER_MS),
+            ending=Ending(self._prompts, model),
             pools=self.pools,
             transfers=self.transfers,
             metrics=self.metrics,

@@ -108,11 +108,10 @@ class Planner:
         _count(plan, tenant, record)
         return plan
 
-    def elsewhere(self, plan: Plan) -> Engine | None:
-        """Another engine for a request whose decode engine can not be reached; None without any."""
-        found = self._driver.route(
-            plan.ask, time.monotonic_ns(), again=True, avoid=plan.decode.name, stay=True
-        )
+    def elsewhere(self, plan: Plan, avoid: str) -> Engine | None:
+        """Another engine for a request whose decode engine broke; None without any."""
+        now_ns = time.monotonic_ns()
+        found = self._driver.route(plan.ask, now_ns, again=True, avoid=avoid, stay=True)
         return None if isinstance(found, Refused) else self._engines.by_name[found.prefill]
 
     def _layout(self, first: Engine) -> Layout | None:

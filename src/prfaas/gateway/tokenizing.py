@@ -6,12 +6,14 @@ import asyncio
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 from prfaas.core.blocks import Layout
 from prfaas.core.hashing import hash_chain
 from prfaas.errors import ConfigError
+from prfaas.gateway.detokenizing import pieces
 from prfaas.gateway.fields import bad
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.requests import Api, ClientRequest
@@ -104,6 +106,24 @@ class PromptMaker:
         return await loop.run_in_executor(
             self._executor, self._make, client, cache_salt, layout, max_model_len
         )
+
+    async def texts(
+        self, prompt_ids: list[int], token_ids: list[int], *, skip_special: bool
+    ) -> list[str]:
+        """What text each token of an answer gave, on another thread; see `pieces`.
+
+        Raises:
+            NoDetokenizerError: It can not be told exactly.
+        """
+        work = partial(self._texts, prompt_ids, token_ids, skip_special)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def _texts(self, prompt_ids: list[int], token_ids: list[int], skip_special: bool) -> list[str]:
+        tokenizer = self._idle.get()
+        try:
+            return pieces(tokenizer, prompt_ids, token_ids, skip_special=skip_special)
+        finally:
+            self._idle.put(tokenizer)
 
     def _make(
         self, client: ClientRequest, cache_salt: str, layout: Layout | None, max_model_len: int
