@@ -18,7 +18,7 @@ from prfaas.gateway.encoding import Encoder, Naming
 
 from .tokenizer_zoo import INCREMENTAL, MARKERS, MARKERS_ONLY, NEVER, tokenizer
 
-NAMING = Naming(4, "7", "salt")
+NAMING = Naming("salt", 4, "7")
 PIECES = (
     *MARKERS,
     *("the", "cat", "mat", "Foo", "BAR", "it's", "1", "12345", "Ωσ", "ß", "ﬁ", "ing", "x", "İ"),
@@ -89,7 +89,8 @@ def test_markers_that_overlap_others(other: str) -> None:
     draw = random.Random(5)
     for _ in range(300):
         text = "".join(draw.choices([*MARKERS, other, *other, "a", " b", "<", "|"], k=9))
-        assert encoder.encode(text, False, None)[0] == mine.encode(text, add_special_tokens=False)
+        made, _ = encoder.encode(text, False, Naming(""))
+        assert made == mine.encode(text, add_special_tokens=False)
 
 
 def turns(count: int) -> str:
@@ -126,7 +127,13 @@ def test_a_tenant_learns_nothing_of_another() -> None:
     """Not even from the time that it takes."""
     encoder = Encoder(tokenizer("qwen"), span_chars=100)
     counting = Counting(encoder)
-    for naming in (NAMING, Naming(4, "7", "other"), Naming(8, "7", "salt"), None):
+    for naming in (
+        NAMING,
+        Naming("other", 4, "7"),
+        Naming("salt", 8, "7"),
+        Naming("one"),
+        Naming("two"),
+    ):
         counting.chars = 0
         encoder.encode(turns(20), False, naming)
         assert counting.chars == len(turns(20))

@@ -27,20 +27,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """How blocks are named.
+    """Whose blocks these are, and how they are named.
 
     Attributes:
-        tokens_per_hash: Tokens to a block hash.
-        seed: The engines' hash seed.
         cache_salt: The tenant's secret.
+        tokens_per_hash: Tokens to a block hash; 0 for no hashes.
+        seed: The engines' hash seed.
     """
 
-    tokens_per_hash: int
-    seed: str
     cache_salt: str
+    tokens_per_hash: int = 0
+    seed: str = ""
 
     def hashes(self, token_ids: list[int], known: list[bytes]) -> list[bytes]:
         """Hashes of all whole blocks; `known` are the first of them."""
+        if not self.tokens_per_hash:
+            return []
         return hash_chain(
             token_ids,
             tokens_per_hash=self.tokens_per_hash,
@@ -75,20 +77,18 @@ class Encoder:
         if self.cutting is None:
             _log.warning("this model's texts can not be cut: every prompt is tokenised whole")
 
-    def encode(
-        self, text: str, special: bool, naming: Naming | None
-    ) -> tuple[list[int], list[bytes]]:
+    def encode(self, text: str, special: bool, naming: Naming) -> tuple[list[int], list[bytes]]:
         """Token ids and block hashes of a text.
 
         Args:
             text: What to encode; role markers in it count as such.
             special: Whether the tokens that the model wants around a text are added.
-            naming: How its blocks are named; None for no hashes.
+            naming: How its blocks are named.
         """
         if self.cutting is None:
             with self._one_at_a_time:
                 ids = list(map(int, self._tokenizer.encode(text, add_special_tokens=special)))
-            return ids, naming.hashes(ids, []) if naming else []
+            return ids, naming.hashes(ids, [])
         before, after = self.cutting.frames[special]
         walk = _Walk(self.cache, naming, f"text, {special}", list(before))
         position = 0
@@ -102,6 +102,8 @@ class Encoder:
 
     def hashes(self, token_ids: list[int], naming: Naming) -> list[bytes]:
         """Block hashes of token ids, each below 2^32."""
+        if not naming.tokens_per_hash:
+            return []
         walk = _Walk(self.cache, naming, "ids", [])
         for end in range(SPAN_TOKENS, len(token_ids) + 1, SPAN_TOKENS):
             part = token_ids[end - SPAN_TOKENS : end]
@@ -114,13 +116,11 @@ class Encoder:
 class _Walk:
     """Goes along a prompt, span by span, and gathers what it is made of."""
 
-    def __init__(
-        self, cache: SpanCache, naming: Naming | None, kind: str, token_ids: list[int]
-    ) -> None:
+    def __init__(self, cache: SpanCache, naming: Naming, kind: str, token_ids: list[int]) -> None:
         self.token_ids = token_ids
         self._cache = cache
         self._naming = naming
-        self._key = blake3(repr((kind, naming and astuple(naming))).encode()).digest()
+        self._key = blake3(repr((kind, astuple(naming))).encode()).digest()
         self._hashes: list[bytes] = []
         self._new: list[tuple[bytes, int, int]] = []
 
@@ -143,11 +143,8 @@ class _Walk:
 
     def end(self) -> list[bytes]:
         """All hashes; what is new is remembered."""
-        if self._naming is None:
-            hashes, size = [], 1
-        else:
-            hashes = self._naming.hashes(self.token_ids, self._hashes)
-            size = self._naming.tokens_per_hash
+        hashes = self._naming.hashes(self.token_ids, self._hashes)
+        size = self._naming.tokens_per_hash or 1
         for key, start, end in self._new:
             ids = array("I", self.token_ids[start:end])
             self._cache.put(key, Span(ids, tuple(hashes[start // size : end // size])))

@@ -43,10 +43,12 @@ class Prompt:
     Attributes:
         sequences: Token ids; one entry unless the client sent several prompts.
         hashes: Block hash chain of the only sequence; empty with several, or without a layout.
+        cache_salt: Its tenant's salt, which the chain begins with.
     """
 
     sequences: list[list[int]]
     hashes: list[bytes]
+    cache_salt: str
 
     @property
     def token_ids(self) -> list[int]:
@@ -64,15 +66,13 @@ class PromptMaker:
 
     Args:
         path: Checkpoint directory or name.
-        cache_salt: The tenant's salt, for the hash chain.
 
     Raises:
         ConfigError: There is no tokenizer at `path`.
     """
 
-    def __init__(self, path: str, cache_salt: str) -> None:
+    def __init__(self, path: str) -> None:
         self._tokenizer, self.vocab_size = _load(path)
-        self._cache_salt = cache_salt
         self._chars_per_token_max = max(map(len, self._tokenizer.get_vocab()), default=1)
         self._encoder = Encoder(self._tokenizer)
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
@@ -82,12 +82,13 @@ class PromptMaker:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def prompt(
-        self, client: ClientRequest, layout: Layout | None, max_model_len: int
+        self, client: ClientRequest, cache_salt: str, layout: Layout | None, max_model_len: int
     ) -> Prompt:
         """Render, tokenise and hash, on another thread.
 
         Args:
             client: The request.
+            cache_salt: Its tenant's salt, for the hash chain.
             layout: What to hash for; None skips hashing.
             max_model_len: Text that can not possibly fit is refused untokenised.
 
@@ -95,12 +96,16 @@ class PromptMaker:
             RequestError: 400, the chat template refuses the messages or the text is far too long.
         """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._make, client, layout, max_model_len)
+        return await loop.run_in_executor(
+            self._executor, self._make, client, cache_salt, layout, max_model_len
+        )
 
-    def _make(self, client: ClientRequest, layout: Layout | None, max_model_len: int) -> Prompt:
-        naming = None
+    def _make(
+        self, client: ClientRequest, cache_salt: str, layout: Layout | None, max_model_len: int
+    ) -> Prompt:
+        naming = Naming(cache_salt)
         if layout is not None and len(client.prompts) <= 1:
-            naming = Naming(layout.tokens_per_hash, layout.hash_seed, self._cache_salt)
+            naming = Naming(cache_salt, layout.tokens_per_hash, layout.hash_seed)
         chars_max = max_model_len * self._chars_per_token_max
         if client.api is Api.CHAT:
             special = bool(client.body.get("add_special_tokens"))
@@ -116,14 +121,14 @@ class PromptMaker:
         sequences, hashes = [ids for ids, _ in made], made[0][1]
         if not all(sequences):
             raise bad("the prompt has no tokens; at least 1 is needed")
-        return Prompt(sequences, hashes)
+        return Prompt(sequences, hashes, cache_salt)
 
     def _one(
-        self, prompt: str | list[int], special: bool, naming: Naming | None
+        self, prompt: str | list[int], special: bool, naming: Naming
     ) -> tuple[list[int], list[bytes]]:
         if isinstance(prompt, str):
             return self._encoder.encode(prompt, special, naming)
-        return prompt, self._encoder.hashes(prompt, naming) if naming else []
+        return prompt, self._encoder.hashes(prompt, naming)
 
 
 def _check_chars(text: str, chars_max: int, max_model_len: int, param: str) -> None:
