@@ -16,6 +16,8 @@ from prfaas.config.deployment import Deployment
 from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError, PrfaasError, RequestError
 from prfaas.gateway.answering import ClientGoneError, ClientStream
+from prfaas.gateway.console.routes import Console
+from prfaas.gateway.console.state import Parts
 from prfaas.gateway.deciding import Planner
 from prfaas.gateway.decode import DecodeLeg
 from prfaas.gateway.driver import Driver
@@ -130,6 +132,17 @@ class Gateway:
         )
         self.metrics.watch(self.engines, self.pools, self.index, self.driver)
         self._views = Views(model, self.engines, self.pools, self.metrics, self.records)
+        self._console = Console(
+            Parts(
+                deployment,
+                self.engines,
+                self.pools,
+                self.index,
+                self.driver,
+                self.metrics,
+                self.records,
+            )
+        )
         self._flow = Flow(
             planner=Planner(self.engines, self.pools, self._prompts, self.driver),
             driver=self.driver,
@@ -157,6 +170,7 @@ class Gateway:
         self.engines.start()
         self.pools.start()
         self._pulse = asyncio.create_task(beat(self.driver))
+        self._console.start()
         # A client that leaves cancels its handler, and with it both legs and the transfer.
         self._runner = web.AppRunner(
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
@@ -177,6 +191,7 @@ class Gateway:
         if self._pulse is not None:
             self._pulse.cancel()
             await asyncio.gather(self._pulse, return_exceptions=True)
+        await self._console.close()
         await self.pools.close()
         await self.engines.close()
         self._prompts.close()
@@ -192,6 +207,7 @@ class Gateway:
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
         self._views.add_to(app.router)
+        self._console.add_to(app.router)
         return app
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
