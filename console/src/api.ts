@@ -24,8 +24,9 @@ export interface EngineState {
   name: string;
   pool: string;
   is_ready: boolean;
+  is_drained: boolean;
+  breaker: string;
   num_in_flight: number;
-  max_model_len: number;
 }
 
 export interface PoolState {
@@ -38,6 +39,7 @@ export interface PoolState {
 export interface ClusterState {
   name: string;
   role: "prfaas" | "pd";
+  is_on: boolean;
   engines: EngineState[];
   pools: PoolState[];
 }
@@ -47,6 +49,32 @@ export interface Alarm {
   subject: string;
   severity: "warning" | "critical";
   text: string;
+}
+
+/** What a loop or an operator changed. */
+export interface Change {
+  number: number;
+  at_unix_s: number;
+  loop: string;
+  action: string;
+  what: string;
+  old: number | string | null;
+  new: number | string | null;
+  why: string;
+}
+
+export interface Candidate {
+  engine: string;
+  where: string;
+  dropped: string | null;
+  score: number;
+  wait_ms: number | null;
+  hit_tokens: number;
+  num_open: number;
+}
+
+export interface Explanation {
+  candidates: Candidate[];
 }
 
 export interface PathStatistics {
@@ -92,6 +120,7 @@ export interface State {
   at: number;
   model: string;
   policy: string;
+  loops: { frozen: boolean; threshold: boolean; admission: boolean };
   clusters: ClusterState[];
   sample: Sample;
   recent: {
@@ -102,6 +131,7 @@ export interface State {
     paths: Record<"local" | "remote", PathStatistics>;
   };
   alarms: Alarm[];
+  changes: Change[];
   requests: RequestRecord[];
 }
 

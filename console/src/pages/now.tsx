@@ -3,7 +3,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { get, type Sample, type State } from "../api";
 import { Chart, type Line } from "../chart";
-import { count, duration, percent, rate, size } from "../format";
+import { clock, count, duration, percent, rate, size } from "../format";
 import { RequestTable } from "../parts/request_table";
 import { Topology } from "../parts/topology";
 
@@ -19,6 +19,7 @@ export function Now({ state }: { state: State | null }) {
       <Figures state={state} />
       <Topology state={state} />
       <Charts samples={samples} />
+      <Changes state={state} />
       <section>
         <h2>Requests</h2>
         <RequestTable requests={state.requests.slice(0, 8)} />
@@ -74,6 +75,31 @@ function Figures({ state }: { state: State }) {
       <Figure name="policy" value={state.policy} />
     </dl>
   );
+}
+
+function Changes({ state }: { state: State }) {
+  if (!state.changes.length) return null;
+  return (
+    <section>
+      <h2>Changes{state.loops.frozen && <small> loops are frozen</small>}</h2>
+      <ul class="changes">
+        {state.changes.map((change) => (
+          <li key={change.number}>
+            <time>{clock(change.at_unix_s)}</time>
+            <span>
+              {change.loop}: {change.what} {change.action}
+              {change.old != null && `, ${shown(change.old)} → ${shown(change.new)}`}
+              <small> {change.why}</small>
+            </span>
+          </li>
+        ))}
+      </ul>
+    </section>
+  );
+}
+
+function shown(value: number | string | null): string {
+  return typeof value === "number" ? count(value) : String(value);
 }
 
 function Figure({ name, value }: { name: string; value: string }) {

@@ -1,7 +1,7 @@
 // One request: why it went where it went, and where its time went.
 
 import { useEffect, useState } from "preact/hooks";
-import { get, type RequestRecord } from "../api";
+import { get, type Candidate, type Explanation, type RequestRecord } from "../api";
 import { clock, count, duration, rate, size } from "../format";
 
 const POLL_MS = 1000;
@@ -38,6 +38,7 @@ export function OneRequest({ id }: { id: string }) {
       <Waterfall request={request} />
       <Predictions request={request} />
       <Facts request={request} />
+      <Candidates id={id} />
     </section>
   );
 }
@@ -135,6 +136,48 @@ function Predictions({ request }: { request: RequestRecord }) {
         </div>
       ))}
     </figure>
+  );
+}
+
+/** Who was looked at for it, and why one was chosen. */
+function Candidates({ id }: { id: string }) {
+  const [found, setFound] = useState<Candidate[]>([]);
+  useEffect(() => {
+    get<Explanation>(`../control/requests/${encodeURIComponent(id)}/explanation`)
+      .then((explanation) => setFound(explanation.candidates))
+      .catch(() => undefined);
+  }, [id]);
+  if (!found.length) return null;
+  return (
+    <>
+      <h3>Who could take it</h3>
+      <div class="scroll">
+        <table>
+          <thead>
+            <tr>
+              <th>engine</th>
+              <th>where</th>
+              <th class="number">score</th>
+              <th class="number">wait</th>
+              <th class="number">holds</th>
+              <th class="number wide">open</th>
+            </tr>
+          </thead>
+          <tbody>
+            {found.map((candidate) => (
+              <tr>
+                <td>{candidate.engine}</td>
+                <td>{candidate.where}</td>
+                <td class="number">{candidate.dropped ?? candidate.score.toFixed(2)}</td>
+                <td class="number">{duration(candidate.wait_ms)}</td>
+                <td class="number">{count(candidate.hit_tokens)}</td>
+                <td class="number wide">{candidate.num_open}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </>
   );
 }
 

@@ -243,7 +243,7 @@ function Adopt({ threshold }: { threshold: number | null }) {
   if (!threshold) return null;
   const tokens = Math.round(threshold);
   const adopt = () =>
-    post("../control/threshold", { threshold: tokens })
+    post("../control/threshold", { tokens })
       .then(() => setSaid(`The gateway offloads above ${count(tokens)} new tokens.`))
       .catch((problem: Error) => setSaid(problem.message));
   return (

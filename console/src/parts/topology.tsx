@@ -34,7 +34,10 @@ function Cluster({ cluster }: { cluster: ClusterState }) {
     <article class={`cluster ${cluster.role}`}>
       <h3>
         {cluster.name}
-        <small>{cluster.role === "prfaas" ? "prefill only" : "prefill and decode"}</small>
+        <small>
+          {cluster.role === "prfaas" ? "prefill only" : "prefill and decode"}
+          {cluster.is_on ? "" : ", off"}
+        </small>
       </h3>
       <ul class="engines">
         {cluster.engines.map((engine) => (
@@ -49,16 +52,23 @@ function Cluster({ cluster }: { cluster: ClusterState }) {
 }
 
 function Engine({ engine }: { engine: EngineState }) {
-  const what = engine.is_ready ? `${engine.num_in_flight} in flight` : "does not answer";
+  const trouble = troubleOf(engine);
+  const what = trouble || `${engine.num_in_flight} in flight`;
   return (
-    <li class={engine.is_ready ? "engine" : "engine down"} title={`${engine.name}: ${what}`}>
+    <li class={trouble ? "engine down" : "engine"} title={`${engine.name}: ${what}`}>
       <span class="name">{engine.name}</span>
       <span class="busy" aria-hidden="true">
         <i style={{ width: `${Math.min(engine.num_in_flight, 16) * 6.25}%` }} />
       </span>
-      <span class="figure">{engine.is_ready ? engine.num_in_flight : "down"}</span>
+      <span class="figure">{trouble || engine.num_in_flight}</span>
     </li>
   );
+}
+
+function troubleOf(engine: EngineState): string {
+  if (!engine.is_ready) return "down";
+  if (engine.is_drained) return "drained";
+  return engine.breaker === "closed" ? "" : "spared";
 }
 
 function Pool({ pool }: { pool: PoolState }) {

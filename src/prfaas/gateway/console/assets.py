@@ -10,6 +10,8 @@ from importlib import resources
 
 from aiohttp import web
 
+PAGE = "index.html"
+PAGE_PATHS = frozenset({"/console/", "/console/console.js", "/console/console.css"})
 _TYPES = {
     ".html": "text/html",
     ".js": "text/javascript",

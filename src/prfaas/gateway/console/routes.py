@@ -11,7 +11,7 @@ from aiohttp import web
 
 from prfaas.errors import RequestError
 from prfaas.gateway.answering import STREAM_HEADERS, json_response
-from prfaas.gateway.console.assets import assets
+from prfaas.gateway.console.assets import PAGE, assets
 from prfaas.gateway.console.history import INTERVAL_S, SAMPLES_MAX, History
 from prfaas.gateway.console.state import Parts
 from prfaas.gateway.console.what_if import WhatIf
@@ -114,7 +114,7 @@ async def _to_page(_: web.Request) -> web.Response:
 
 
 async def _page(request: web.Request) -> web.Response:
-    return _asset(request, "index.html")
+    return _asset(request, PAGE)
 
 
 async def _file(request: web.Request) -> web.Response:

@@ -10,8 +10,9 @@ from prfaas.config.deployment import Deployment
 from prfaas.core.prefix_index import PrefixIndex, SourceState
 from prfaas.gateway.console.alarms import WINDOW_S, Alarm, Facts, alarms
 from prfaas.gateway.console.history import History, LinkSample, Sample
-from prfaas.gateway.driver import Driver
-from prfaas.gateway.engines import Engine, Engines
+from prfaas.gateway.control import Control
+from prfaas.gateway.engines import Engines
+from prfaas.gateway.journal import Journal
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools
@@ -19,6 +20,7 @@ from prfaas.gateway.records import NS_PER_MS, Outcome, Record, Records
 
 RECENT_S = 60.0
 REQUESTS_SHOWN = 20
+CHANGES_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +32,20 @@ class Parts:
         engines: Who is ready.
         pools: What is heard of pools and links.
         index: What the pools hold.
-        driver: Thresholds.
         metrics: What was counted.
         records: Recent requests.
+        control: Thresholds, and what operators changed.
+        journal: Recent changes.
     """
 
     deployment: Deployment
     engines: Engines
     pools: Pools
     index: PrefixIndex
-    driver: Driver
     metrics: Metrics
     records: Records
+    control: Control
+    journal: Journal
 
     def sample(self) -> Sample:
         """This instant, for the history."""
@@ -60,26 +64,34 @@ class Parts:
     def state(self, history: History) -> JsonObject:
         """This moment as the page reads it."""
         now = time.time()
-        sample = self.sample()
+        sample, status = self.sample(), self.control.status()
         return {
             "at": now,
             "model": self.deployment.model.name,
             "policy": self.deployment.routing.effective_policy.value,
-            "clusters": [self._cluster(name) for name in self.deployment.clusters],
+            "loops": status["loops"],
+            "clusters": self._clusters(status),
             "sample": sample.as_json(),
             "recent": _recent(self._since(now - RECENT_S)),
             "alarms": [_alarm(found) for found in alarms(history, self._facts(now), now)],
+            "changes": [entry.as_json() for entry in self.journal.latest(CHANGES_SHOWN)],
             "requests": [r.as_json() for r in self.records.latest(REQUESTS_SHOWN)],
         }
 
-    def _cluster(self, name: str) -> JsonObject:
-        table = self.deployment.clusters[name]
-        return {
-            "name": name,
-            "role": table.role.value,
-            "engines": [_engine(self.engines.by_name[engine]) for engine in table.engines],
-            "pools": [self._pool(pool) for pool in table.pools],
-        }
+    def _clusters(self, status: JsonObject) -> list[JsonObject]:
+        engines = {engine["name"]: engine for engine in status["engines"]}
+        tables = self.deployment.clusters
+        return [
+            cluster
+            | {
+                "engines": [
+                    engines[name] | {"pool": table.pool}
+                    for name, table in tables[cluster["name"]].engines.items()
+                ],
+                "pools": [self._pool(name) for name in tables[cluster["name"]].pools],
+            }
+            for cluster in status["clusters"]
+        ]
 
     def _pool(self, name: str) -> JsonObject:
         return {
@@ -92,10 +104,10 @@ class Parts:
     def _links(self) -> dict[str, LinkSample]:
         measured = self.pools.telemetry()
         found = {}
-        for link in self.driver.dispatcher.links:
+        for link in self.control.links():
             ends = link.source, link.destination
             seen = measured.get(ends)
-            found[f"{link.source}>{link.destination}"] = LinkSample(
+            found[">".join(ends)] = LinkSample(
                 up=self.pools.link_up(*ends),
                 goodput_bits_per_s=seen.goodput_bits_per_s if seen else 0,
                 rtt_ms=round(seen.rtt_ns / NS_PER_MS, 3) if seen else 0.0,
@@ -128,16 +140,6 @@ class Parts:
                 break
             found.append(record)
         return found
-
-
-def _engine(engine: Engine) -> JsonObject:
-    return {
-        "name": engine.name,
-        "pool": engine.pool,
-        "is_ready": engine.is_ready,
-        "num_in_flight": engine.num_in_flight,
-        "max_model_len": engine.max_model_len,
-    }
 
 
 def _is_long(record: Record) -> bool:
