@@ -39,7 +39,9 @@ def series_of(title: str, runs: Mapping[str, RunFigures]) -> dict[str, Any]:
 def _run(figures: RunFigures) -> dict[str, Any]:
     at_s = np.array([sample.at_ns / NS_PER_S for sample in figures.samples])
     egress = np.interp(at_s, figures.egress_at_s, figures.egress_bits_per_s)
-    columns: dict[str, list[float]] = {"link egress, bit/s": [round(float(rate)) for rate in egress]}
+    columns: dict[str, list[float]] = {
+        "link egress, bit/s": [round(float(rate)) for rate in egress]
+    }
     columns |= {
         name: [round(value(sample), 3) for sample in figures.samples]
         for name, value in _COLUMNS.items()

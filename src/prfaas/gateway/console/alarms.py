@@ -68,9 +68,9 @@ class Facts:
     expected_bits_per_s: Mapping[str, float]
 
 
-def alarms(history: History, facts: Facts, now_unix_s: float) -> list[Alarm]:
-    """All alarms of this moment, the worst first."""
-    window = history.since(now_unix_s - WINDOW_S)
+def alarms(history: History, latest: Sample, facts: Facts) -> list[Alarm]:
+    """All alarms of the moment of `latest`, which follows the history; the worst first."""
+    window = [*history.since(latest.at_unix_s - WINDOW_S), latest]
     found = [*_parts(facts), *_links(window, history, facts), *_traffic(window, facts)]
     return sorted(found, key=lambda alarm: alarm.severity is not Severity.CRITICAL)
 
@@ -89,8 +89,6 @@ def _parts(facts: Facts) -> Iterator[Alarm]:
 
 
 def _links(window: Sequence[Sample], history: History, facts: Facts) -> Iterator[Alarm]:
-    if not window:
-        return
     for name, link in window[-1].links.items():
         if not link.up:
             text = f"link {name} is down: nothing is offloaded over it"

@@ -15,7 +15,7 @@ from prfaas.gateway.console.assets import PAGE, assets
 from prfaas.gateway.console.history import INTERVAL_S, SAMPLES_MAX, History
 from prfaas.gateway.console.state import Parts
 from prfaas.gateway.console.what_if import WhatIf
-from prfaas.gateway.jsons import as_object, from_json, to_json
+from prfaas.gateway.jsons import JsonObject, as_object, from_json, to_json
 from prfaas.gateway.sse import encode_event
 
 LISTENERS_MAX = 32
@@ -100,17 +100,14 @@ class Console:
     async def _ask(self, request: web.Request) -> web.Response:
         if (request.content_length or 0) > BODY_BYTES_MAX:
             raise RequestError(f"the body has over {BODY_BYTES_MAX} bytes", status=413)
-        try:
-            body = as_object(from_json(await request.read()))
-        except ValueError as error:
-            raise RequestError(f"the body is no JSON object: {error}") from None
-        response = json_response(await self._what_if.answer(as_object(body.get("settings") or {})))
+        settings = _settings(await request.read())
+        response = json_response(await self._what_if.answer(settings))
         response.enable_compression()
         return response
 
 
 async def _to_page(_: web.Request) -> web.Response:
-    raise web.HTTPMovedPermanently("/console/")
+    return web.Response(status=308, headers={"Location": "/console/"})
 
 
 async def _page(request: web.Request) -> web.Response:
@@ -137,6 +134,21 @@ def _asset(request: web.Request, name: str) -> web.Response:
     if found is None:
         raise web.HTTPNotFound
     return found.response(request)
+
+
+def _settings(data: bytes) -> JsonObject:
+    """The question in a body.
+
+    Raises:
+        RequestError: 400, it is none.
+    """
+    try:
+        settings = as_object(from_json(data)).get("settings")
+    except ValueError as error:
+        raise RequestError(f"the body is no JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise RequestError('the body has to be {"settings": {NAME: NUMBER, ...}}')
+    return settings
 
 
 def _seconds(text: str) -> int:

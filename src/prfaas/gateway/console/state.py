@@ -73,7 +73,7 @@ class Parts:
             "clusters": self._clusters(status),
             "sample": sample.as_json(),
             "recent": _recent(self._since(now - RECENT_S)),
-            "alarms": [_alarm(found) for found in alarms(history, self._facts(now), now)],
+            "alarms": [_alarm(found) for found in alarms(history, sample, self._facts(now))],
             "changes": [entry.as_json() for entry in self.journal.latest(CHANGES_SHOWN)],
             "requests": [r.as_json() for r in self.records.latest(REQUESTS_SHOWN)],
         }
