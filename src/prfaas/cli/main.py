@@ -17,6 +17,7 @@ EXIT_MISTAKE = 2
 COMMANDS = {
     "check": "deploy",
     "demo": "demo",
+    "engine": "engine",
     "gateway": "parts",
     "identity": "parts",
     "link": "link",

@@ -15,6 +15,7 @@ from prfaas.planner.load import Question
 from prfaas.planner.problem import Link, Problem
 from prfaas.planner.profiles import PrefillProfile
 from prfaas.planner.search import Operation, optimum, search_grid
+from prfaas.planner.step_time import step_time
 from prfaas.planner.throughput import Mode
 from prfaas.sim.decode import DecodeLimits
 from prfaas.sim.link import loss_limited_bits_per_s
@@ -41,7 +42,6 @@ from prfaas.sim.setup import (
     SignalSetup,
     SloSetup,
 )
-from prfaas.sim.timing import step_time
 from prfaas.units import NS_PER_S
 
 _PLAN_STEP = 1.1

@@ -10,8 +10,8 @@ from prfaas.core.costs import Costs
 from prfaas.core.placement import CopySettings
 from prfaas.core.policies import Bandwidth, PolicyName
 from prfaas.core.role_loop import RoleSettings, SplitPlan
+from prfaas.planner.step_time import StepTime
 from prfaas.sim.decode import DecodeLimits
-from prfaas.sim.timing import StepTime
 from prfaas.units import NS_PER_S
 
 
