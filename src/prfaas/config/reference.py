@@ -22,6 +22,7 @@ from prfaas.config.deployment import (
     TimingTable,
 )
 from prfaas.config.quantities import DurationNs, SizeBytes
+from prfaas.config.tenants import TenantTable
 from prfaas.units import format_seconds, format_size
 
 INTRODUCTION = """# The deployment file
@@ -39,6 +40,7 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("[gateway]", GatewayTable, ()),
     ("[routing]", RoutingTable, ()),
     ("[security]", SecurityTable, ()),
+    ("[tenants.TENANT]", TenantTable, ()),
     ("[clusters.CLUSTER]", ClusterTable, ("role",)),
     ("[clusters.CLUSTER.pools.POOL]", PoolTable, ()),
     ("[clusters.CLUSTER.pools.POOL.links.PEER]", LinkTable, ()),
