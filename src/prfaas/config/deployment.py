@@ -202,7 +202,7 @@ class EngineTable(Table):
         return self
 
 
-class TimingTable(_Table):
+class TimingTable(Table):
     """`[clusters.CLUSTER.timing]`: its engines compute nothing, but take their time."""
 
     plan: FilePathText
