@@ -137,6 +137,7 @@ def deployment_for(checkpoint: Path, identities: Path, state: Path, **tables: An
             "routing": {"offload_threshold": THRESHOLD, **tables.get("routing", {})},
             "security": {"identities": str(identities)},
             "state": str(state),
+            "tenants": tables.get("tenants", {}),
             "clusters": {
                 "prfaas": {
                     "role": "prfaas",

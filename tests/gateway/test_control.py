@@ -189,7 +189,7 @@ async def test_a_frozen_loop_moves_nothing(world: World, monkeypatch: pytest.Mon
 
 async def test_refusals_are_told_once_until_they_end(world: World) -> None:
     driver, journal = world.gateway.driver, Journal()
-    pulse = Pulse(driver, journal)
+    pulse = Pulse(driver, world.gateway.guards, journal)
     for num_refused in (0, 3, 2, *(0,) * QUIET_BEATS, 0, 1):
         driver.num_late += num_refused
         pulse.beat(0, is_turn=False)

@@ -28,6 +28,7 @@ from prfaas.gateway.engines import Engines
 from prfaas.gateway.exchange import Exchange, reply_headers
 from prfaas.gateway.failures import error_body, error_response, openai_errors, status_of
 from prfaas.gateway.flow import Flow
+from prfaas.gateway.guards import Guards, told_of_link
 from prfaas.gateway.journal import Journal
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools, PoolTiming
@@ -119,7 +120,9 @@ class Gateway:
         self.records = Records()
         self.driver = Driver(deployment, profiles, self.index)
         self.transfers = Transfers(self._transfer_over)
-        self.engines = Engines(deployment, endpoints, engine_tls, self.driver, poll_s)
+        self.journal = Journal(self.metrics.changed)
+        self.guards = Guards(deployment, self.driver, self.journal)
+        self.engines = Engines(deployment, endpoints, engine_tls, self.driver, self.guards, poll_s)
         self.pools = Pools(
             endpoints,
             name,
@@ -130,19 +133,26 @@ class Gateway:
             timing or PoolTiming(),
         )
         self.metrics.watch(self.engines, self.pools, self.index, self.driver)
+        self.metrics.watch_guards(self.guards)
         self.metrics.tenants.watch(self.tenants)
         self._access = Access(deployment.gateway, self.tenants, self.metrics.tenants.unauthorized)
         self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
         self._views = Views(model, self.engines, self.pools, self.metrics, self.records)
-        self.journal = Journal(self.metrics.changed)
-        self.pulse = Pulse(self.driver, self.journal)
+        self.pulse = Pulse(self.driver, self.guards, self.journal)
         control = Control(
-            deployment, self.driver, self.engines, self.pools, self.pulse, self.journal
+            deployment,
+            self.driver,
+            self.engines,
+            self.pools,
+            self.guards,
+            self.pulse,
+            self.journal,
         )
         self._control = ControlApi(control, self.journal, self.records)
         self._flow = Flow(
             planner=Planner(self.engines, self.pools, self._prompts, self.driver),
             driver=self.driver,
+            guards=self.guards,
             prefill_leg=PrefillLeg(self.engines, model, deployment.routing, tickets),
             decode_leg=DecodeLeg(self.engines, deployment.routing.transfer_timeout // NS_PER_MS),
             pools=self.pools,
@@ -191,6 +201,7 @@ class Gateway:
     def _transfer_over(self, transfer: TransferView) -> None:
         self.metrics.arrived(transfer)
         self.driver.transfer_over(transfer.number)
+        self.guards.ended((transfer.source, transfer.destination), told_of_link(transfer))
 
     def _app(self) -> web.Application:
         app = web.Application(

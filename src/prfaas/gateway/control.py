@@ -9,6 +9,7 @@ from prfaas.core.links import Link
 from prfaas.errors import RequestError
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.engines import Engines
+from prfaas.gateway.guards import Guards
 from prfaas.gateway.journal import Entry, Journal, Loop
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.pools import Pools
@@ -26,6 +27,7 @@ class Control:
         driver: What decides.
         engines: Whose state is shown.
         pools: The same.
+        guards: The same.
         pulse: Runs the loops.
         journal: Hears of every change.
     """
@@ -36,12 +38,13 @@ class Control:
         driver: Driver,
         engines: Engines,
         pools: Pools,
+        guards: Guards,
         pulse: Pulse,
         journal: Journal,
     ) -> None:
         self._deployment = deployment
         self._driver, self._engines, self._pools = driver, engines, pools
-        self._pulse, self._journal = pulse, journal
+        self._guards, self._pulse, self._journal = guards, pulse, journal
 
     # Changes
 
@@ -136,6 +139,7 @@ class Control:
                 "cluster": cluster,
                 "is_ready": self._engines.by_name[name].is_ready,
                 "is_drained": self._driver.is_drained(name),
+                "breaker": self._guards.breakers[name].state.value,
                 "num_in_flight": self._engines.by_name[name].num_in_flight,
             }
             for cluster, table in self._deployment.clusters.items()
@@ -147,6 +151,7 @@ class Control:
             "source": link.source,
             "destination": link.destination,
             "is_up": link.up,
+            "breaker": self._guards.breakers[link.source, link.destination].state.value,
             "offload_threshold": link.policy.offload_threshold,
             "promised_bytes": link.book.promised_bytes,
         }

@@ -114,6 +114,8 @@ def _client_chunks(chunk: JsonObject, exchange: Exchange) -> list[JsonObject]:
     record = exchange.record
     if chunk.get("choices"):
         record.ttft_ns = record.ttft_ns or record.age_ns()
+        # As good as it is known before the usage comes.
+        record.num_output_tokens += len(chunk["choices"])
         exchange.first_token()
         return exchange.replies.chunks(chunk)
     usage = exchange.usage.corrected(chunk.get("usage"))

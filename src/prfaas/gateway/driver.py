@@ -28,6 +28,9 @@ from prfaas.gateway.profiles import Profiles
 from prfaas.gateway.tenants import fairness
 from prfaas.wire.messages import LinkTelemetry
 
+LinkName = tuple[str, str]
+"""Source and destination pool of a link."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -68,12 +71,14 @@ class PoolView:
         layouts: By engine name.
         links: Whether the link to a peer is up, by the peer's name.
         telemetry: What is measured of these links.
+        is_draining: Whether it takes no new transfers.
     """
 
     is_live: bool = False
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     links: Mapping[str, bool] = field(default_factory=dict)
     telemetry: Mapping[str, LinkTelemetry] = field(default_factory=dict)
+    is_draining: bool = False
 
 
 class Driver:
@@ -105,6 +110,7 @@ class Driver:
         self.num_late = 0
         """Requests that admission refused."""
         self._lengths: dict[str, int] = {}
+        self._broken: set[str | LinkName] = set()
         self._views: dict[str, PoolView] = {}
         self._home_pools = _pools(home)
         self._planned_bits_per_s = {
@@ -168,6 +174,11 @@ class Driver:
         """Whether the operator lets a cluster take work."""
         return cluster not in self._clusters_off
 
+    def takes(self, name: str) -> bool:
+        """Whether an engine gets anything new: it is well, and no breaker or operator minds."""
+        barred = name in self._drained or self._cluster_of[name] in self._clusters_off
+        return name in self._healthy and not barred and name not in self._broken
+
     def engine_seen(self, name: str, num_waiting: int, now_ns: int) -> None:
         """An engine said how many requests wait in it."""
         self.dispatcher.report_load(name, now_ns, num_waiting)
@@ -196,6 +207,16 @@ class Driver:
         for link in self.dispatcher.links:
             if link.up and not link.book.promised_bytes:
                 self._report_idle(link.source, link.destination, now_ns)
+
+    def set_broken(self, target: str | LinkName, now_ns: int, *, broken: bool) -> None:
+        """A breaker wants an engine, or a link between two pools, to get nothing new, or again."""
+        if (target in self._broken) == broken:
+            return
+        (self._broken.add if broken else self._broken.discard)(target)
+        if isinstance(target, str):
+            self._apply(target, now_ns)
+        else:
+            self._set_link(*target, now_ns)
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
         """One interval of the short-term loop."""
@@ -252,10 +273,7 @@ class Driver:
     # Steps
 
     def _apply(self, name: str, now_ns: int) -> None:
-        """An engine takes work when it is well and the operator does not mind."""
-        barred = name in self._drained or self._cluster_of[name] in self._clusters_off
-        ready = name in self._healthy and not barred
-        self.dispatcher.set_ready(name, ready=ready, now_ns=now_ns)
+        self.dispatcher.set_ready(name, ready=self.takes(name), now_ns=now_ns)
 
     def _describe(self, name: str) -> None:
         view = self._views.get(self._pool_of[name], PoolView())
@@ -269,7 +287,8 @@ class Driver:
     def _set_link(self, source: str, destination: str, now_ns: int) -> list[int]:
         """A transfer has to be able to begin, and to be followed at both ends."""
         ends = [self._views.get(pool, PoolView()) for pool in (source, destination)]
-        up = all(end.is_live for end in ends) and ends[0].links.get(destination, False)
+        usable = all(end.is_live and not end.is_draining for end in ends)
+        up = usable and ends[0].links.get(destination, False)
         if up:
             measured = ends[0].telemetry.get(destination)
             if measured is None or not measured.goodput_bits_per_s:
@@ -277,6 +296,7 @@ class Driver:
             else:
                 seen = _report(measured, float(measured.goodput_bits_per_s), now_ns)
                 self.dispatcher.report_link(source, destination, seen)
+        up = up and (source, destination) not in self._broken
         return self.dispatcher.set_link(source, destination, up=up)
 
     def _report_idle(self, source: str, destination: str, now_ns: int) -> None:

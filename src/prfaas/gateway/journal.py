@@ -26,6 +26,7 @@ class Loop(StrEnum):
     """The long-term loop."""
     REPLICATION = "replication"
     ADMISSION = "admission"
+    BREAKER = "breaker"
     OPERATOR = "operator"
 
 

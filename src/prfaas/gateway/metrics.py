@@ -6,10 +6,12 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from prfaas.core.breakers import Breaker, BreakerState
 from prfaas.core.links import Link
 from prfaas.core.prefix_index import PrefixIndex, SourceState
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.engines import Engine, Engines
+from prfaas.gateway.guards import Guards, label_of
 from prfaas.gateway.journal import Entry
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import Outcome, Record
@@ -68,6 +70,8 @@ class Metrics:
         self._blocks = self._gauge("index_blocks", "Blocks a pool is known to hold", "pool")
         self._index = self._gauge("index_state", "1 at the index's state", "pool", "state")
         self._ready = self._gauge("engine_ready", "1 while an engine is ready", "engine")
+        self._retries = self._counter("retries", "Legs that were run again", "outcome")
+        self._breaker = self._gauge("breaker_state", "1 at a breaker's state", "target", "state")
 
     def watch(self, engines: Engines, pools: Pools, index: PrefixIndex, driver: Driver) -> None:
         """Read the gauges from the live objects whenever somebody scrapes."""
@@ -83,6 +87,17 @@ class Metrics:
                 self._index.labels(pool, state.value).set_function(
                     partial(_is_at, index, pool, state)
                 )
+
+    def watch_guards(self, guards: Guards) -> None:
+        """Show the states of the breakers."""
+        for target, breaker in guards.breakers.items():
+            for state in BreakerState:
+                gauge = self._breaker.labels(label_of(target), state.value)
+                gauge.set_function(partial(_breaker_is_at, breaker, state))
+
+    def retried(self, outcome: str) -> None:
+        """A leg was run again ("made"), or would have been ("over_budget")."""
+        self._retries.labels(outcome).inc()
 
     def changed(self, entry: Entry) -> None:
         """A loop or the operator changed something."""
@@ -148,6 +163,10 @@ def _is_ready(engine: Engine) -> float:
 
 def _threshold(link: Link) -> float:
     return float(link.policy.offload_threshold)
+
+
+def _breaker_is_at(breaker: Breaker, state: BreakerState) -> float:
+    return float(breaker.state is state)
 
 
 def _is_at(index: PrefixIndex, pool: str, state: SourceState) -> float:

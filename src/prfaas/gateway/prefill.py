@@ -16,6 +16,7 @@ from prfaas.errors import EngineError
 from prfaas.gateway.bodies import COMPLETIONS_PATH, prefill_body
 from prfaas.gateway.deciding import Plan
 from prfaas.gateway.engines import Engine, Engines, EngineUnreachableError
+from prfaas.gateway.guards import Told
 from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json
 from prfaas.gateway.records import Fallback, Record
 from prfaas.gateway.tickets import TicketOffice
@@ -86,6 +87,7 @@ class PrefillLeg:
             reason = transfer.broken.result()
             stage = "prefill" if reason == ENGINE_LOST else "transfer"
             raise PrefillGivenUpError(stage, reason, f"the transfer broke: {reason}")
+        self.engines.guards.ended(engine.name, Told.FAILED)
         limit_s = self.limits.prefill_timeout / NS_PER_S
         raise PrefillGivenUpError("prefill", "timeout", f"no answer within {limit_s:g} s")
 

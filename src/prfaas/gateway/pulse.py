@@ -8,6 +8,7 @@ import time
 
 from prfaas.core.dispatch import ThresholdMoved
 from prfaas.gateway.driver import Driver
+from prfaas.gateway.guards import Guards
 from prfaas.gateway.journal import Journal, Loop, Number
 from prfaas.units import NS_PER_S, format_seconds
 
@@ -24,11 +25,12 @@ class Pulse:
 
     Args:
         driver: What they move.
+        guards: Their breakers half open with time.
         journal: Hears what they did.
     """
 
-    def __init__(self, driver: Driver, journal: Journal) -> None:
-        self._driver, self._journal = driver, journal
+    def __init__(self, driver: Driver, guards: Guards, journal: Journal) -> None:
+        self._driver, self._guards, self._journal = driver, guards, journal
         self._num_late, self._num_quiet, self._late_before = 0, 0, 0
         self._is_refusing = False
         self.frozen = False
@@ -43,6 +45,7 @@ class Pulse:
     def beat(self, now_ns: int, *, is_turn: bool) -> None:
         """A second has passed; it may be the loops' turn."""
         self._driver.refresh(now_ns)
+        self._guards.refresh()
         self._watch_admission()
         if is_turn and not self.frozen:
             for moved in self._driver.tick(now_ns):
