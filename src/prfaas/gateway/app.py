@@ -17,6 +17,8 @@ from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError, PrfaasError, RequestError
 from prfaas.gateway.access import TENANT, Access
 from prfaas.gateway.answering import ClientGoneError, ClientStream
+from prfaas.gateway.console.routes import Console
+from prfaas.gateway.console.state import Parts
 from prfaas.gateway.control import Control
 from prfaas.gateway.control_api import ControlApi
 from prfaas.gateway.deciding import Planner
@@ -151,6 +153,18 @@ class Gateway:
             self.journal,
         )
         self._control = ControlApi(control, self.journal, self.records)
+        self._console = Console(
+            Parts(
+                deployment,
+                self.engines,
+                self.pools,
+                self.index,
+                self.metrics,
+                self.records,
+                control,
+                self.journal,
+            )
+        )
         self._flow = Flow(
             planner=Planner(self.engines, self.pools, self._prompts, self.driver),
             driver=self.driver,
@@ -176,6 +190,7 @@ class Gateway:
         self.engines.start()
         self.pools.start()
         self._beating = asyncio.create_task(self.pulse.run())
+        self._console.start()
         # A client that leaves cancels its handler, and with it both legs and the transfer.
         self._runner = web.AppRunner(
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
@@ -193,6 +208,7 @@ class Gateway:
         """Stop taking requests, let those in flight end, and disconnect."""
         if self._runner is not None:
             await self._runner.cleanup()
+        await self._console.close()
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
@@ -214,6 +230,7 @@ class Gateway:
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
         self._views.add_to(app.router)
+        self._console.add_to(app.router)
         self._control.add_to(app.router)
         return app
 
