@@ -7,6 +7,7 @@ which it is reached.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -96,6 +97,9 @@ class RoutingTable(Table):
     PrfaaS clusters are found by name, a single one stands for all. "adaptive" needs it."""
     short_term_loop: bool = False
     """Let the threshold of "adaptive" follow queues and links; needs a `plan`."""
+    reroling: bool = False
+    """Let PD engines change between prefill and decode as the load asks for; needs a `plan`, and
+    engines with the role "prefill" or "decode". Of several gateways one may do so."""
     ttft_max: DurationNs | None = None
     """Refuse with 429 what is predicted to take longer to its first token; needs a `plan`."""
     prefill_timeout: DurationNs = 60 * 10**9
@@ -117,6 +121,8 @@ class RoutingTable(Table):
                 "short_term_loop needs a plan: it moves the threshold of adaptive routing, which "
                 "predicts from one; without it the threshold stays"
             )
+        if self.reroling and self.plan is None:
+            raise ValueError("reroling needs a plan: it weighs the splits that the plan knows")
         return self
 
     @property
@@ -175,11 +181,23 @@ class PoolTable(Table):
         return self
 
 
+class EngineRole(StrEnum):
+    """What an engine of a PD cluster does; every engine can do both."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 class EngineTable(Table):
     """`[clusters.CLUSTER.engines.ENGINE]`: a vLLM instance."""
 
     pool: PartName
     """The pool node on its host."""
+    role: Annotated[EngineRole, Field(strict=False)] = EngineRole.BOTH
+    """In a PD cluster: "prefill" computes the prompts that stay at home, "decode" decodes, "both"
+    does both for the same request. All PD engines are "both", or none is; then they share one pool
+    node. With `routing.reroling` it is the role at first."""
     listen: HostPort | None = None
     """Where it serves, if `prfaas up` starts it."""
     url: str | None = Field(default=None, pattern=URL)
@@ -251,6 +269,40 @@ class ClusterTable(Table):
         return self
 
 
+def check_roles(clusters: Iterable[tuple[str, ClusterTable]], *, reroling: bool) -> None:
+    """Roles of engines are given for all PD engines or for none, and make a working split.
+
+    Raises:
+        ValueError: They do not.
+    """
+    roles: dict[str, EngineRole] = {}
+    pools: set[str] = set()
+    for cluster, table in clusters:
+        for name, engine in table.engines.items():
+            if table.role is ClusterRole.PD:
+                roles[name] = engine.role
+                pools.add(engine.pool)
+            elif engine.role is not EngineRole.BOTH:
+                raise ValueError(f"engine {name}: only PD engines have a role; {cluster} is PrfaaS")
+    given = set(roles.values())
+    if given <= {EngineRole.BOTH}:
+        if reroling:
+            raise ValueError('routing.reroling needs PD engines with role = "prefill" or "decode"')
+        return
+    if given != {EngineRole.PREFILL, EngineRole.DECODE}:
+        shown = ", ".join(f"{name}: {role.value}" for name, role in roles.items())
+        raise ValueError(
+            'PD engines either all have role "both", or some "prefill" and the others "decode"; '
+            f"they are {shown}"
+        )
+    if len(pools) > 1:
+        shown = ", ".join(sorted(pools))
+        raise ValueError(
+            "PD engines with a role hand blocks over within a pool node; give them one, they have "
+            f"{shown}"
+        )
+
+
 class Deployment(Table):
     """A whole deployment file."""
 
@@ -307,6 +359,11 @@ class Deployment(Table):
     def _has_decode(self) -> Deployment:
         if not any(cluster.role is ClusterRole.PD for cluster in self.clusters.values()):
             raise ValueError('no cluster has role = "pd": nothing could decode')
+        return self
+
+    @model_validator(mode="after")
+    def _roles_fit(self) -> Deployment:
+        check_roles(self.clusters.items(), reroling=self.routing.reroling)
         return self
 
     def with_role(self, role: ClusterRole) -> list[ClusterTable]:

@@ -10,7 +10,8 @@ from prfaas.core.costs import Costs
 from prfaas.core.predictions import CostModel
 from prfaas.planner.costs import make_costs
 from prfaas.planner.load import Question, load_question
-from prfaas.planner.problem import PrfaasCluster
+from prfaas.planner.problem import PrfaasCluster, Problem
+from prfaas.planner.split_plans import Plans, split_plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +23,19 @@ class Profiles:
         remote: Of PrfaaS clusters by name.
         link_bits_per_s: What the plan expects of their links, by name; stands in for a rate that
             was not measured yet.
+        price_per_tb: Of 10**12 bytes on their links, by name.
+        decode_slots: Requests that a PD instance decodes at a time; 0 is unknown.
+        num_home: PD instances of the plan.
+        plans: The best threshold for every split of the PD instances.
     """
 
     home: CostModel | None = None
     remote: Mapping[str, CostModel] = field(default_factory=dict)
     link_bits_per_s: Mapping[str, float] = field(default_factory=dict)
+    price_per_tb: Mapping[str, float] = field(default_factory=dict)
+    decode_slots: int = 0
+    num_home: int = 0
+    plans: Plans | None = None
 
 
 def load_profiles(deployment: Deployment) -> Profiles:
@@ -46,7 +55,17 @@ def load_profiles(deployment: Deployment) -> Profiles:
         home=next(iter(remote.values()), None) or _costs(question, None),
         remote=remote,
         link_bits_per_s={name: cluster.link.bits_per_s for name, cluster in found.items()},
+        price_per_tb={name: cluster.link.price_per_tb for name, cluster in found.items()},
+        decode_slots=_decode_slots(question.problem),
+        num_home=question.problem.pd.num_instances,
+        plans=split_plans(question.problem),
     )
+
+
+def _decode_slots(problem: Problem) -> int:
+    pd = problem.pd
+    batch, _ = pd.decode.largest_batch(problem.workload.mean_context, pd.tpot_max_s)
+    return max(int(batch), 1)
 
 
 def _costs(question: Question, away: PrfaasCluster | None) -> Costs:
