@@ -32,6 +32,7 @@ from prfaas.gateway.failures import error_body, error_response, openai_errors, s
 from prfaas.gateway.flow import Flow
 from prfaas.gateway.guards import Guards, told_of_link
 from prfaas.gateway.journal import Journal
+from prfaas.gateway.loops import Loops
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools, PoolTiming
 from prfaas.gateway.prefill import PrefillLeg
@@ -140,7 +141,8 @@ class Gateway:
         self._access = Access(deployment.gateway, self.tenants, self.metrics.tenants.unauthorized)
         self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
         self._views = Views(model, self.engines, self.pools, self.metrics, self.records)
-        self.pulse = Pulse(self.driver, self.guards, self.journal)
+        self.loops = Loops(deployment, self.driver, profiles, self.journal)
+        self.pulse = Pulse(self.driver, self.guards, self.journal, self.loops.all)
         control = Control(
             deployment,
             self.driver,
@@ -281,6 +283,7 @@ class Gateway:
         if record.e2e_ns is None:
             record.e2e_ns = record.age_ns()
         self.metrics.ended(record)
+        self.loops.ended(record)
         _log.info(
             "request %s %s: path %s, %s prompt tokens, %s output tokens, %d ms",
             record.request_id,
