@@ -17,6 +17,8 @@ from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError, PrfaasError, RequestError
 from prfaas.gateway.access import TENANT, Access
 from prfaas.gateway.answering import ClientGoneError, ClientStream
+from prfaas.gateway.console.routes import Console
+from prfaas.gateway.console.state import Parts
 from prfaas.gateway.control import Control
 from prfaas.gateway.control_api import ControlApi
 from prfaas.gateway.deciding import Planner
@@ -31,6 +33,7 @@ from prfaas.gateway.failures import error_body, error_response, openai_errors, s
 from prfaas.gateway.flow import Flow
 from prfaas.gateway.guards import Guards, told_of_link
 from prfaas.gateway.journal import Journal
+from prfaas.gateway.loops import Loops
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools, PoolTiming
 from prfaas.gateway.prefill import PrefillLeg
@@ -139,7 +142,8 @@ class Gateway:
         self._access = Access(deployment.gateway, self.tenants, self.metrics.tenants.unauthorized)
         self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
         self._views = Views(model, self.engines, self.pools, self.metrics, self.records)
-        self.pulse = Pulse(self.driver, self.guards, self.journal)
+        self.loops = Loops(deployment, self.driver, profiles, self.journal)
+        self.pulse = Pulse(self.driver, self.guards, self.journal, self.loops.all)
         control = Control(
             deployment,
             self.driver,
@@ -150,6 +154,18 @@ class Gateway:
             self.journal,
         )
         self._control = ControlApi(control, self.journal, self.records)
+        self._console = Console(
+            Parts(
+                deployment,
+                self.engines,
+                self.pools,
+                self.index,
+                self.metrics,
+                self.records,
+                control,
+                self.journal,
+            )
+        )
         self._flow = Flow(
             planner=Planner(self.engines, self.pools, self._prompts, self.driver),
             driver=self.driver,
@@ -176,6 +192,7 @@ class Gateway:
         self.engines.start()
         self.pools.start()
         self._beating = asyncio.create_task(self.pulse.run())
+        self._console.start()
         # A client that leaves cancels its handler, and with it both legs and the transfer.
         self._runner = web.AppRunner(
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
@@ -193,6 +210,7 @@ class Gateway:
         """Stop taking requests, let those in flight end, and disconnect."""
         if self._runner is not None:
             await self._runner.cleanup()
+        await self._console.close()
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
@@ -214,6 +232,7 @@ class Gateway:
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
         self._views.add_to(app.router)
+        self._console.add_to(app.router)
         self._control.add_to(app.router)
         return app
 
@@ -266,6 +285,7 @@ class Gateway:
         if record.e2e_ns is None:
             record.e2e_ns = record.age_ns()
         self.metrics.ended(record)
+        self.loops.ended(record)
         _log.info(
             "request %s %s: path %s, %s prompt tokens, %s output tokens, %d ms",
             record.request_id,

@@ -171,6 +171,8 @@ def client_chunks(chunk: JsonObject, exchange: Exchange) -> list[JsonObject]:
         chunk = exchange.answer.take(chunk)
     if chunk.get("choices"):
         record.ttft_ns = record.ttft_ns or record.age_ns()
+        # As good as it is known before the usage comes.
+        record.num_output_tokens += len(chunk["choices"])
         exchange.first_token()
         if "usage" in chunk:
             chunk["usage"] = exchange.usage.shifted(chunk["usage"])

@@ -87,8 +87,10 @@ class Flow:
         record = exchange.record
         transfer_id = secrets.token_bytes(TRANSFER_ID_BYTES)
         transfer = self.transfers.open(transfer_id, engine.pool, plan.decode.pool, plan.ask.number)
-        exchange.transfer = record.transfer = transfer
-        self.guards.began((transfer.source, transfer.destination))
+        exchange.transfer = transfer
+        if not transfer.stays:
+            record.transfer = transfer
+            self.guards.began((transfer.source, transfer.destination))
         record.prefill_engine = engine.name
         try:
             exchange.usage.cached_max = await self.prefill_leg.run(
@@ -150,6 +152,8 @@ class Flow:
     def _give_up_transfer(self, exchange: Exchange, reason: str) -> None:
         if exchange.transfer is not None:
             transfer, exchange.transfer = exchange.transfer, None
+            if transfer.stays:
+                return
             self.pools.abort(transfer, reason)
             self.guards.ended((transfer.source, transfer.destination), Told.NOTHING)
 
