@@ -12,12 +12,15 @@ from prfaas.core.places import Places
 from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError
 from prfaas.gateway.access import Access
+from prfaas.gateway.console.routes import Console
+from prfaas.gateway.console.state import Parts
 from prfaas.gateway.control import Control
 from prfaas.gateway.control_api import ControlApi
 from prfaas.gateway.deciding import Planner
 from prfaas.gateway.decode import DecodeLeg
 from prfaas.gateway.door import Door, add_limit_headers
 from prfaas.gateway.driver import Driver
+from prfaas.gateway.ending import Ending
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.engines import Engines
 from prfaas.gateway.failures import openai_errors
@@ -25,6 +28,7 @@ from prfaas.gateway.flow import Flow
 from prfaas.gateway.generation import Generation
 from prfaas.gateway.guards import Guards, told_of_link
 from prfaas.gateway.journal import Journal
+from prfaas.gateway.loops import Loops
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools, PoolTiming
 from prfaas.gateway.prefill import PrefillLeg
@@ -125,7 +129,8 @@ class Gateway:
         self.metrics.tenants.watch(self.tenants)
         self._access = Access(deployment.gateway, self.tenants, self.metrics.tenants.unauthorized)
         self._views = Views(model, self.engines, self.pools, self.metrics, self.records)
-        self.pulse = Pulse(self.driver, self.guards, self.journal)
+        self.loops = Loops(deployment, self.driver, profiles, self.journal)
+        self.pulse = Pulse(self.driver, self.guards, self.journal, self.loops.all)
         control = Control(
             deployment,
             self.driver,
@@ -136,12 +141,25 @@ class Gateway:
             self.journal,
         )
         self._control = ControlApi(control, self.journal, self.records)
+        self._console = Console(
+            Parts(
+                deployment,
+                self.engines,
+                self.pools,
+                self.index,
+                self.metrics,
+                self.records,
+                control,
+                self.journal,
+            )
+        )
         flow = Flow(
             planner=Planner(self.engines, self.pools, self._prompts, self.driver),
             driver=self.driver,
             guards=self.guards,
             prefill_leg=PrefillLeg(self.engines, model, deployment.routing, tickets),
             decode_leg=DecodeLeg(self.engines, deployment.routing.transfer_timeout // NS_PER_MS),
+            ending=Ending(self._prompts, model),
             pools=self.pools,
             transfers=self.transfers,
             metrics=self.metrics,
@@ -156,6 +174,7 @@ class Gateway:
             flow=flow,
             metrics=self.metrics,
             records=self.records,
+            on_end=self.loops.ended,
         )
         self._tokens = TokenApi(model, self._prompts, self.engines, door)
         self._runner: web.AppRunner | None = None
@@ -173,6 +192,7 @@ class Gateway:
         self.engines.start()
         self.pools.start()
         self._beating = asyncio.create_task(self.pulse.run())
+        self._console.start()
         # A client that leaves cancels its handler, and with it both legs and the transfer.
         self._runner = web.AppRunner(
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
@@ -190,6 +210,7 @@ class Gateway:
         """Stop taking requests, let those in flight end, and disconnect."""
         if self._runner is not None:
             await self._runner.cleanup()
+        await self._console.close()
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
@@ -211,5 +232,6 @@ class Gateway:
         self._generation.add_to(app.router)
         self._tokens.add_to(app.router)
         self._views.add_to(app.router)
+        self._console.add_to(app.router)
         self._control.add_to(app.router)
         return app

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -42,6 +43,7 @@ class Generation:
         flow: Serves them.
         metrics: Count them.
         records: Remember them.
+        on_end: Hears of every request that has ended.
     """
 
     table: GatewayTable
@@ -52,6 +54,7 @@ class Generation:
     flow: Flow
     metrics: Metrics
     records: Records
+    on_end: Callable[[Record], None]
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
@@ -116,6 +119,7 @@ class Generation:
         if record.e2e_ns is None:
             record.e2e_ns = record.age_ns()
         self.metrics.ended(record)
+        self.on_end(record)
         _log.info(
             "request %s %s: path %s, %s prompt tokens, %s output tokens, %d ms",
             record.request_id,

@@ -16,6 +16,7 @@ from prfaas.gateway.fields import bad, shown
 from prfaas.gateway.generation import read_body
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.requests import Api, check_model, parse_object, request_from, token_ids
+from prfaas.gateway.tenants import Tenant
 from prfaas.gateway.tokenizing import PromptMaker
 
 
@@ -43,7 +44,7 @@ class TokenApi:
     async def _tokenize(self, request: web.Request) -> web.Response:
         with self.door.enter(request[TENANT]):
             body = parse_object(await read_body(request))
-            ids, max_model_len = await self._ids(body)
+            ids, max_model_len = await self._ids(body, request[TENANT])
             wants_words = body.get("return_token_strs") is True
             words = (await self.prompts.words(ids))[1] if wants_words else None
         return json_response(
@@ -55,7 +56,7 @@ class TokenApi:
             }
         )
 
-    async def _ids(self, body: JsonObject) -> tuple[list[int], int]:
+    async def _ids(self, body: JsonObject, tenant: Tenant) -> tuple[list[int], int]:
         api = Api.CHAT if "messages" in body else Api.COMPLETIONS
         if api is Api.COMPLETIONS and not isinstance(body.get("prompt"), str):
             raise bad(f"prompt must be a string, got {shown(body.get('prompt'))}", "prompt")
@@ -65,7 +66,7 @@ class TokenApi:
         engine = self.engines.choose(ClusterRole.PD)
         if engine is None:
             raise UnavailableError("no engine of a PD cluster is ready; try again")
-        prompt = await self.prompts.prompt(client, "", None, engine.max_model_len)
+        prompt = await self.prompts.prompt(client, tenant.cache_salt, None, engine.max_model_len)
         return prompt.token_ids, engine.max_model_len
 
     async def _detokenize(self, request: web.Request) -> web.Response:
