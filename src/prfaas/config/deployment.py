@@ -226,6 +226,15 @@ class ClusterTable(Table):
         return self
 
 
+class TracingTable(Table):
+    """`[tracing]`: OpenTelemetry spans of requests."""
+
+    endpoint: str = Field(pattern=r"^https?://[^\s]+$")
+    """Where a collector takes OTLP over HTTP, such as "http://127.0.0.1:4318/v1/traces"."""
+    sample_ratio: float = Field(default=1.0, ge=0, le=1)
+    """Share of the requests that are traced; a client's own choice comes first."""
+
+
 class Deployment(Table):
     """A whole deployment file."""
 
@@ -233,6 +242,7 @@ class Deployment(Table):
     gateway: GatewayTable = GatewayTable()
     routing: RoutingTable
     security: SecurityTable
+    tracing: TracingTable | None = None
     state: FilePathText = Path(".state")
     """Directory for sockets, logs, the secret that salts come from, and what is generated."""
     tenants: dict[PartName, TenantTable] = Field(default={}, max_length=TENANTS_MAX)

@@ -19,6 +19,7 @@ from prfaas.config.deployment import (
     PoolTable,
     RoutingTable,
     SecurityTable,
+    TracingTable,
 )
 from prfaas.config.quantities import DurationNs, SizeBytes
 from prfaas.config.tenants import TenantTable
@@ -39,6 +40,7 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("[gateway]", GatewayTable, ()),
     ("[routing]", RoutingTable, ()),
     ("[security]", SecurityTable, ()),
+    ("[tracing]", TracingTable, ()),
     ("[tenants.TENANT]", TenantTable, ()),
     ("[clusters.CLUSTER]", ClusterTable, ("role",)),
     ("[clusters.CLUSTER.pools.POOL]", PoolTable, ()),
