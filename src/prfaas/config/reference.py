@@ -19,10 +19,11 @@ from prfaas.config.deployment import (
     PoolTable,
     RoutingTable,
     SecurityTable,
-    TracingTable,
+    TimingTable,
 )
 from prfaas.config.quantities import DurationNs, SizeBytes
 from prfaas.config.tenants import TenantTable
+from prfaas.config.tracing import TracingTable
 from prfaas.units import format_seconds, format_size
 
 INTRODUCTION = """# The deployment file
@@ -46,6 +47,7 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("[clusters.CLUSTER.pools.POOL]", PoolTable, ()),
     ("[clusters.CLUSTER.pools.POOL.links.PEER]", LinkTable, ()),
     ("[clusters.CLUSTER.engines.ENGINE]", EngineTable, ()),
+    ("[clusters.CLUSTER.timing]", TimingTable, ()),
 ]
 
 

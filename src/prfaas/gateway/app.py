@@ -25,6 +25,7 @@ from prfaas.gateway.deciding import Planner
 from prfaas.gateway.decode import DecodeLeg
 from prfaas.gateway.door import Door, add_limit_headers
 from prfaas.gateway.driver import Driver
+from prfaas.gateway.ending import Ending
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.engines import Engines
 from prfaas.gateway.exchange import Exchange, reply_headers
@@ -32,6 +33,7 @@ from prfaas.gateway.failures import error_body, error_response, openai_errors, s
 from prfaas.gateway.flow import Flow
 from prfaas.gateway.guards import Guards, told_of_link
 from prfaas.gateway.journal import Journal
+from prfaas.gateway.loops import Loops
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools, PoolTiming
 from prfaas.gateway.prefill import PrefillLeg
@@ -141,7 +143,8 @@ class Gateway:
         self._access = Access(deployment.gateway, self.tenants, self.metrics.tenants.unauthorized)
         self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
         self._views = Views(model, self.engines, self.pools, self.metrics, self.records)
-        self.pulse = Pulse(self.driver, self.guards, self.journal)
+        self.loops = Loops(deployment, self.driver, profiles, self.journal)
+        self.pulse = Pulse(self.driver, self.guards, self.journal, self.loops.all)
         control = Control(
             deployment,
             self.driver,
@@ -170,6 +173,7 @@ class Gateway:
             guards=self.guards,
             prefill_leg=PrefillLeg(self.engines, model, deployment.routing, tickets),
             decode_leg=DecodeLeg(self.engines, deployment.routing.transfer_timeout // NS_PER_MS),
+            ending=Ending(self._prompts, model),
             pools=self.pools,
             transfers=self.transfers,
             metrics=self.metrics,
@@ -283,6 +287,7 @@ class Gateway:
         if record.e2e_ns is None:
             record.e2e_ns = record.age_ns()
         self.metrics.ended(record)
+        self.loops.ended(record)
         _log.info(
             "request %s %s: path %s, %s prompt tokens, %s output tokens, %d ms",
             record.request_id,

@@ -119,6 +119,7 @@ class Control:
             "loops": {
                 "frozen": self._pulse.frozen,
                 "threshold": routing.short_term_loop,
+                "roles": routing.reroling,
                 "admission": routing.ttft_max is not None,
             },
             "links": [self._link_state(link) for link in self.links()],
@@ -137,6 +138,7 @@ class Control:
             {
                 "name": name,
                 "cluster": cluster,
+                "role": self._role_of(name),
                 "is_ready": self._engines.by_name[name].is_ready,
                 "is_drained": self._driver.is_drained(name),
                 "breaker": self._guards.breakers[name].state.value,
@@ -145,6 +147,14 @@ class Control:
             for cluster, table in self._deployment.clusters.items()
             for name in table.engines
         ]
+
+    def _role_of(self, name: str) -> str | None:
+        split = self._driver.split
+        if split is None or name not in split:
+            return None
+        return ("prefill" if split.prefills(name) else "decode") + (
+            ", draining" if split.is_changing(name) else ""
+        )
 
     def _link_state(self, link: Link) -> JsonObject:
         return {

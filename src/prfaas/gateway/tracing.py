@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from prfaas.config.deployment import TracingTable
+from prfaas.config.tracing import TracingTable
 from prfaas.gateway.records import Outcome, Record
 from prfaas.units import NS_PER_S
 
