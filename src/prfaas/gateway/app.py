@@ -71,7 +71,7 @@ async def serve(
     Args:
         deployment: What to serve.
         endpoints: Where its parts are.
-        stop: Ends the gateway; requests in flight get a few seconds.
+        stop: Ends the gateway once its requests are served, or `gateway.drain_timeout` is over.
         on_listening: Called with the base URL once requests are taken.
 
     Raises:
@@ -81,6 +81,7 @@ async def serve(
     try:
         on_listening(await gateway.start())
         await stop.wait()
+        await gateway.drain()
     finally:
         await gateway.close()
 
@@ -142,7 +143,7 @@ class Gateway:
         self.metrics.tenants.watch(self.tenants)
         self._access = Access(deployment.gateway, self.tenants, self.metrics.tenants.unauthorized)
         self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
-        self._views = Views(model, self.engines, self.pools, self.metrics, self.records)
+        self._views = Views(model, self.engines, self.pools, self.metrics, self.records, self._door)
         self.loops = Loops(deployment, self.driver, profiles, self.journal)
         self.pulse = Pulse(self.driver, self.guards, self.journal, self.loops.all)
         control = Control(
@@ -207,6 +208,10 @@ class Gateway:
             raise ConfigError(message) from None
         return f"http://{host}:{self._runner.addresses[0][1]}"
 
+    async def drain(self) -> None:
+        """Answer new requests and `/health` with 503, and wait for those under way."""
+        await self._door.close(self._table.drain_timeout / NS_PER_S)
+
     async def close(self) -> None:
         """Stop taking requests, let those in flight end, and disconnect."""
         if self._runner is not None:
@@ -231,6 +236,7 @@ class Gateway:
             client_max_size=self._table.body_bytes_max,
         )
         app.on_response_prepare.append(add_limit_headers)
+        app.on_response_prepare.append(self._door.add_headers)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
         self._views.add_to(app.router)
