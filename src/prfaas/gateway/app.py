@@ -39,8 +39,10 @@ from prfaas.gateway.tenants import Tenants, fairness
 from prfaas.gateway.tickets import TicketOffice
 from prfaas.gateway.token_api import TokenApi
 from prfaas.gateway.tokenizing import PromptMaker
+from prfaas.gateway.tracing import Tracing
 from prfaas.gateway.transfers import Transfers, TransferView
 from prfaas.gateway.views import Views
+from prfaas.units import NS_PER_S
 from prfaas.wire.identity import identity_in
 from prfaas.wire.tickets import TicketSigner
 
@@ -59,7 +61,7 @@ async def serve(
     Args:
         deployment: What to serve.
         endpoints: Where its parts are.
-        stop: Ends the gateway; requests in flight get a few seconds.
+        stop: Ends the gateway once its requests are served, or `gateway.drain_timeout` is over.
         on_listening: Called with the base URL once requests are taken.
 
     Raises:
@@ -69,6 +71,7 @@ async def serve(
     try:
         on_listening(await gateway.start())
         await stop.wait()
+        await gateway.drain()
     finally:
         await gateway.close()
 
@@ -105,6 +108,7 @@ class Gateway:
         )
         self._table = deployment.gateway
         self._model = model
+        self._tracing = Tracing(deployment.tracing, name)
         self._prompts = PromptMaker(deployment.model.path)
         self.tenants = Tenants(deployment)
         self.index = PrefixIndex()
@@ -128,7 +132,8 @@ class Gateway:
         self.metrics.watch_guards(self.guards)
         self.metrics.tenants.watch(self.tenants)
         self._access = Access(deployment.gateway, self.tenants, self.metrics.tenants.unauthorized)
-        self._views = Views(model, self.engines, self.pools, self.metrics, self.records)
+        self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
+        self._views = Views(model, self.engines, self.pools, self.metrics, self.records, self._door)
         self.loops = Loops(deployment, self.driver, profiles, self.journal)
         self.pulse = Pulse(self.driver, self.guards, self.journal, self.loops.all)
         control = Control(
@@ -164,19 +169,19 @@ class Gateway:
             transfers=self.transfers,
             metrics=self.metrics,
         )
-        door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
         self._generation = Generation(
             table=deployment.gateway,
             model=model,
             vocab_size=self._prompts.vocab_size,
             chat_endpoint=deployment.needs_chat_endpoint,
-            door=door,
+            door=self._door,
             flow=flow,
             metrics=self.metrics,
             records=self.records,
+            tracing=self._tracing,
             on_end=self.loops.ended,
         )
-        self._tokens = TokenApi(model, self._prompts, self.engines, door)
+        self._tokens = TokenApi(model, self._prompts, self.engines, self._door)
         self._runner: web.AppRunner | None = None
         self._beating: asyncio.Task[None] | None = None
 
@@ -206,6 +211,10 @@ class Gateway:
             raise ConfigError(message) from None
         return f"http://{host}:{self._runner.addresses[0][1]}"
 
+    async def drain(self) -> None:
+        """Answer new requests and `/health` with 503, and wait for those under way."""
+        await self._door.close(self._table.drain_timeout / NS_PER_S)
+
     async def close(self) -> None:
         """Stop taking requests, let those in flight end, and disconnect."""
         if self._runner is not None:
@@ -217,6 +226,7 @@ class Gateway:
         await self.pools.close()
         await self.engines.close()
         self._prompts.close()
+        await asyncio.to_thread(self._tracing.close)
 
     def _transfer_over(self, transfer: TransferView) -> None:
         self.metrics.arrived(transfer)
@@ -229,6 +239,7 @@ class Gateway:
             client_max_size=self._table.body_bytes_max,
         )
         app.on_response_prepare.append(add_limit_headers)
+        app.on_response_prepare.append(self._door.add_headers)
         self._generation.add_to(app.router)
         self._tokens.add_to(app.router)
         self._views.add_to(app.router)

@@ -17,14 +17,10 @@ from prfaas.gateway.engines import Engine, Engines
 from prfaas.gateway.fields import bad
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import Record
-from prfaas.gateway.rejections import RejectedError
+from prfaas.gateway.rejections import RejectedError, UnavailableError
 from prfaas.gateway.requests import Api, ClientRequest
 from prfaas.gateway.tenants import Tenant
 from prfaas.gateway.tokenizing import Prompt, PromptMaker
-
-
-class UnavailableError(PrfaasError):
-    """Nobody can serve this now; later somebody may: 503."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,13 @@ from prfaas.gateway.door import Door
 from prfaas.gateway.exchange import Exchange, reply_headers
 from prfaas.gateway.failures import TimedOutError, error_body, error_response, status_of
 from prfaas.gateway.flow import Flow
-from prfaas.gateway.headers import request_id, time_limit, trace_headers
+from prfaas.gateway.headers import request_id, time_limit
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.records import NS_PER_MS, Outcome, Record, Records
 from prfaas.gateway.rejections import RejectedError
 from prfaas.gateway.requests import Api, parse_request
 from prfaas.gateway.tenants import Tenant
+from prfaas.gateway.tracing import Trace, Tracing
 
 LAST_WORDS_S = 5.0
 """How long a client may take to read the error that ends its stream."""
@@ -43,6 +44,7 @@ class Generation:
         flow: Serves them.
         metrics: Count them.
         records: Remember them.
+        tracing: Traces them.
         on_end: Hears of every request that has ended.
     """
 
@@ -54,6 +56,7 @@ class Generation:
     flow: Flow
     metrics: Metrics
     records: Records
+    tracing: Tracing
     on_end: Callable[[Record], None]
 
     def add_to(self, router: web.UrlDispatcher) -> None:
@@ -72,10 +75,11 @@ class Generation:
         tenant = request[TENANT]
         record = Record(request_id(request), api.value, tenant.name)
         stream = ClientStream(request)
+        trace = self.tracing.begin(record, request.headers, self.model)
         self.records.add(record)
         self.metrics.began()
         try:
-            return await self._in_time(request, api, record, stream)
+            return await self._in_time(request, api, record, stream, trace)
         except (PrfaasError, web.HTTPException) as error:
             return await _fail(error, record, stream)
         except (asyncio.CancelledError, ClientGoneError):
@@ -86,21 +90,22 @@ class Generation:
             return await _fail(error, record, stream)
         finally:
             self._end(record, tenant)
+            trace.end(record, self.model)
 
     async def _in_time(
-        self, request: web.Request, api: Api, record: Record, stream: ClientStream
+        self, request: web.Request, api: Api, record: Record, stream: ClientStream, trace: Trace
     ) -> web.StreamResponse:
         limit = time_limit(request, self.table.request_timeout)
         try:
             async with asyncio.timeout(limit.seconds):
                 with self.door.enter(request[TENANT]):
-                    return await self._answer(request, api, record, stream)
+                    return await self._answer(request, api, record, stream, trace)
         except TimeoutError:
             message = f"the request took longer than {limit.source} allows: {limit.seconds:g} s"
             raise TimedOutError(message) from None
 
     async def _answer(
-        self, request: web.Request, api: Api, record: Record, stream: ClientStream
+        self, request: web.Request, api: Api, record: Record, stream: ClientStream, trace: Trace
     ) -> web.StreamResponse:
         client = parse_request(
             await read_body(request),
@@ -110,8 +115,7 @@ class Generation:
             chat_endpoint=self.chat_endpoint,
         )
         record.stream = client.stream
-        trace = trace_headers(request)
-        exchange = Exchange(client, request[TENANT], record, stream, trace, self.metrics)
+        exchange = Exchange(client, request[TENANT], record, stream, trace.headers, self.metrics)
         return await self.flow.serve(exchange)
 
     def _end(self, record: Record, tenant: Tenant) -> None:

@@ -14,9 +14,6 @@ from prfaas.units import NS_PER_S
 
 TIMEOUT_HEADER = "X-Request-Timeout"
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-_TRACESTATE = re.compile(r"[\x20-\x7e]{1,512}")
-"""The length that W3C's Trace Context asks everybody to pass on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +33,6 @@ def request_id(request: web.Request) -> str:
     """The client's name for its request, or a new one."""
     wanted = request.headers.get("X-Request-Id", "")
     return wanted if _REQUEST_ID.fullmatch(wanted) else uuid.uuid4().hex
-
-
-def trace_headers(request: web.Request) -> dict[str, str]:
-    """W3C trace context, for both legs."""
-    parent = request.headers.get("traceparent", "")
-    if not _TRACEPARENT.fullmatch(parent):
-        return {}
-    state = request.headers.get("tracestate", "")
-    found = {"traceparent": parent}
-    return found | {"tracestate": state} if _TRACESTATE.fullmatch(state) else found
 
 
 def time_limit(request: web.Request, most_ns: int) -> TimeLimit:

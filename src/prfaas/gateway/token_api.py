@@ -9,12 +9,12 @@ from aiohttp import web
 from prfaas.config.deployment import ClusterRole
 from prfaas.gateway.access import TENANT
 from prfaas.gateway.answering import json_response
-from prfaas.gateway.deciding import UnavailableError
 from prfaas.gateway.door import Door
 from prfaas.gateway.engines import Engines
 from prfaas.gateway.fields import bad, shown
 from prfaas.gateway.generation import read_body
 from prfaas.gateway.jsons import JsonObject
+from prfaas.gateway.rejections import UnavailableError
 from prfaas.gateway.requests import Api, check_model, parse_object, request_from, token_ids
 from prfaas.gateway.tenants import Tenant
 from prfaas.gateway.tokenizing import PromptMaker

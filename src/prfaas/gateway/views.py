@@ -11,13 +11,14 @@ from prfaas import __version__
 from prfaas.config.deployment import ClusterRole
 from prfaas.errors import RequestError
 from prfaas.gateway.answering import json_response
-from prfaas.gateway.deciding import UnavailableError
+from prfaas.gateway.door import Door
 from prfaas.gateway.engines import Engines
 from prfaas.gateway.failures import error_response
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.metrics import CONTENT_TYPE, Metrics
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import RECORDS_MAX, Records
+from prfaas.gateway.rejections import UnavailableError
 from prfaas.gateway.requests import check_model
 
 _LIMIT_DEFAULT = 100
@@ -33,6 +34,7 @@ class Views:
         pools: Whose events are heard.
         metrics: What was counted.
         records: What happened lately.
+        door: Whether requests are let in.
     """
 
     model: str
@@ -40,6 +42,7 @@ class Views:
     pools: Pools
     metrics: Metrics
     records: Records
+    door: Door
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes; each answers HEAD as well."""
@@ -76,7 +79,9 @@ class Views:
         }
 
     async def _health(self, request: web.Request) -> web.Response:
-        """Can it serve? With `?full=1`: is every part there, so that offloading works too?"""
+        """Does it take requests? With `?full=1`: is all there, so that offloading works too?"""
+        if self.door.is_closed:
+            return error_response(UnavailableError("this gateway is about to stop"), {})
         missing = self._missing() if "full" in request.query else []
         if not missing and self.engines.choose(ClusterRole.PD) is None:
             return error_response(UnavailableError("no engine of a PD cluster is ready"), {})
