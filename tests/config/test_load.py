@@ -258,5 +258,5 @@ def test_what_is_no_toml_says_so(tmp_path: Path, content: bytes) -> None:
 
 def test_known_keys_follow_the_tables() -> None:
     assert "offload_threshold" in known_keys(["routing"])
-    assert known_keys(["clusters", "anything"]) == ["role", "pools", "engines"]
+    assert known_keys(["clusters", "anything"]) == ["role", "pools", "engines", "timing"]
     assert "memory" in known_keys(["clusters", "anything", "pools", "some-pool"])

@@ -22,6 +22,7 @@ from pydantic import (
 from prfaas.config.quantities import DurationNs, RateBitsPerS, SizeBytes
 from prfaas.config.table import Table
 from prfaas.config.tenants import KEY_HASH, TENANTS_MAX, KeyHashes, TenantTable, check_keys
+from prfaas.config.tracing import TracingTable
 from prfaas.core.policies import PolicyName
 
 FilePathText = Annotated[Path, Field(strict=False)]
@@ -38,6 +39,8 @@ PATTERNS = {
 
 PartName = Annotated[str, StringConstraints(pattern=PART_NAME)]
 PORT_MAX = 65535
+TIMING_MARK = "timing"
+"""What the name of a model contains that timing engines serve."""
 
 
 def _has_port(text: str) -> str:
@@ -71,6 +74,8 @@ class GatewayTable(Table):
     """Larger request bodies are refused with 413."""
     request_timeout: DurationNs = 600 * 10**9
     """A request that takes longer is ended with 504."""
+    drain_timeout: DurationNs = 30 * 10**9
+    """How long requests under way may go on when the gateway is told to stop."""
     connect_timeout: DurationNs = 2 * 10**9
     """An engine that does not take a connection in this time counts as absent."""
     requests_max: int = Field(default=4096, ge=1, le=1_000_000)
@@ -213,15 +218,36 @@ class EngineTable(Table):
     kv_cache_memory: SizeBytes = 2**30
     """Memory for the KV cache, on machines without a GPU."""
     args: list[str] = Field(default=[])
-    """Further arguments for vLLM."""
+    """Further arguments for the engine."""
     env: dict[str, str] = Field(default={})
-    """Further environment variables for vLLM."""
+    """Further environment variables for the engine."""
 
     @model_validator(mode="after")
     def _one_place(self) -> EngineTable:
         if self.listen and self.url:
             raise ValueError("give `listen` (started here) or `url` (started elsewhere)")
         return self
+
+
+class TimingTable(Table):
+    """`[clusters.CLUSTER.timing]`: its engines compute nothing, but take their time."""
+
+    plan: FilePathText
+    """Plan file of `prfaas plan` that says how long an instance of the cluster takes."""
+    time_scale: float = Field(default=1.0, gt=0)
+    """Seconds of the wall clock for a second of the plan: 0.1 is ten times as fast."""
+    bytes_scale: float = Field(default=1.0, gt=0)
+    """Size of KV blocks, as a share of the model's: 0.01 is a hundredth."""
+    block_tokens: int = Field(default=512, ge=16)
+    """Tokens of a block."""
+    cache_tokens: int = Field(default=1_000_000, ge=1)
+    """Room of each engine's own prefix cache, tokens."""
+    max_model_len: int = Field(default=131_072 + 8_192, ge=1)
+    """Longest sequence, tokens."""
+    stream_interval: int = Field(default=1, ge=1)
+    """Tokens of a chunk of a stream, after the first."""
+    one_process: bool = False
+    """Run all engines of a pool in one process."""
 
 
 class ClusterRole(StrEnum):
@@ -240,6 +266,8 @@ class ClusterTable(Table):
     """"prfaas": remote, prefill only; "pd": local, prefill and decode."""
     pools: Annotated[dict[PartName, PoolTable], Field(min_length=1)]
     engines: Annotated[dict[PartName, EngineTable], Field(min_length=1)]
+    timing: TimingTable | None = None
+    """Makes the engines that are started here timing engines, which compute nothing."""
 
     @model_validator(mode="after")
     def _pools_exist(self) -> ClusterTable:
@@ -291,6 +319,7 @@ class Deployment(Table):
     gateway: GatewayTable = GatewayTable()
     routing: RoutingTable
     security: SecurityTable
+    tracing: TracingTable | None = None
     state: FilePathText = Path(".state")
     """Directory for sockets, logs, the secret that salts come from, and what is generated."""
     tenants: dict[PartName, TenantTable] = Field(default={}, max_length=TENANTS_MAX)
@@ -324,6 +353,16 @@ class Deployment(Table):
                         raise ValueError(
                             f"pool {name} has no link to {peer!r}; it pushes to {known}"
                         )
+        return self
+
+    @model_validator(mode="after")
+    def _says_what_it_is(self) -> Deployment:
+        timing = any(cluster.timing for cluster in self.clusters.values())
+        if timing and TIMING_MARK not in self.model.name.lower():
+            raise ValueError(
+                f"model.name is {self.model.name!r}: timing engines compute nothing, and the name "
+                f"of their model has to say so; put {TIMING_MARK!r} into it"
+            )
         return self
 
     @model_validator(mode="after")

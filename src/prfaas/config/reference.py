@@ -19,9 +19,11 @@ from prfaas.config.deployment import (
     PoolTable,
     RoutingTable,
     SecurityTable,
+    TimingTable,
 )
 from prfaas.config.quantities import DurationNs, SizeBytes
 from prfaas.config.tenants import TenantTable
+from prfaas.config.tracing import TracingTable
 from prfaas.units import format_seconds, format_size
 
 INTRODUCTION = """# The deployment file
@@ -39,11 +41,13 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("[gateway]", GatewayTable, ()),
     ("[routing]", RoutingTable, ()),
     ("[security]", SecurityTable, ()),
+    ("[tracing]", TracingTable, ()),
     ("[tenants.TENANT]", TenantTable, ()),
     ("[clusters.CLUSTER]", ClusterTable, ("role",)),
     ("[clusters.CLUSTER.pools.POOL]", PoolTable, ()),
     ("[clusters.CLUSTER.pools.POOL.links.PEER]", LinkTable, ()),
     ("[clusters.CLUSTER.engines.ENGINE]", EngineTable, ()),
+    ("[clusters.CLUSTER.timing]", TimingTable, ()),
 ]
 
 

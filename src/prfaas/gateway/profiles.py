@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from prfaas.config.deployment import ClusterRole, Deployment
 from prfaas.core.costs import Costs
 from prfaas.core.predictions import CostModel
-from prfaas.errors import ConfigError
 from prfaas.planner.costs import make_costs
 from prfaas.planner.load import Question, load_question
 from prfaas.planner.problem import PrfaasCluster, Problem
@@ -50,7 +49,7 @@ def load_profiles(deployment: Deployment) -> Profiles:
         return Profiles()
     question = load_question(plan)
     names = [n for n, c in deployment.clusters.items() if c.role is ClusterRole.PRFAAS]
-    found = {name: _cluster(question, name, str(plan)) for name in names}
+    found = {name: question.prfaas_cluster(name, plan) for name in names}
     remote = {name: _costs(question, cluster) for name, cluster in found.items()}
     return Profiles(
         home=next(iter(remote.values()), None) or _costs(question, None),
@@ -60,19 +59,6 @@ def load_profiles(deployment: Deployment) -> Profiles:
         decode_slots=_decode_slots(question.problem),
         num_home=question.problem.pd.num_instances,
         plans=split_plans(question.problem),
-    )
-
-
-def _cluster(question: Question, name: str, plan: str) -> PrfaasCluster:
-    known = question.problem.prfaas
-    by_name = {cluster.name: cluster for cluster in known}
-    if name in by_name:
-        return by_name[name]
-    if len(known) == 1:
-        return known[0]
-    raise ConfigError(
-        f"{plan}: no PrfaaS cluster is called {name!r} as in the deployment file; there are "
-        f"{', '.join(by_name) or 'none'}"
     )
 
 

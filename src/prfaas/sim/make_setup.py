@@ -12,6 +12,7 @@ from prfaas.planner.problem import Link, Problem
 from prfaas.planner.profiles import PrefillProfile
 from prfaas.planner.search import Operation, optimum
 from prfaas.planner.split_plans import split_plans
+from prfaas.planner.step_time import step_time
 from prfaas.planner.throughput import Mode
 from prfaas.sim.decode import DecodeLimits
 from prfaas.sim.link import loss_limited_bits_per_s
@@ -37,7 +38,6 @@ from prfaas.sim.setup import (
     SignalSetup,
     SloSetup,
 )
-from prfaas.sim.timing import step_time
 from prfaas.units import NS_PER_S
 
 

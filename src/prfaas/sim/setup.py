@@ -11,8 +11,8 @@ from prfaas.core.placement import CopySettings
 from prfaas.core.policies import Bandwidth, PolicyName
 from prfaas.core.role_loop import RoleSettings
 from prfaas.planner.split_plans import Plans
+from prfaas.planner.step_time import StepTime
 from prfaas.sim.decode import DecodeLimits
-from prfaas.sim.timing import StepTime
 from prfaas.units import NS_PER_S
 
 
