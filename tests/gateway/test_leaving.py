@@ -51,7 +51,7 @@ async def test_a_client_that_does_not_read(
         writer.write(head.encode() + body)
         await until(lambda: len(world.gateway.records.latest(1)) == 1)
         record = world.gateway.records.latest(1)[0]
-        await until(lambda: record.outcome == "failed" and record.e2e_ns is not None)
+        await until(lambda: record.outcome == "timed_out" and record.e2e_ns is not None)
         await world.decode.gone.wait()
         writer.transport.abort()
 
