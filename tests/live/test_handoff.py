@@ -9,6 +9,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from prfaas.gateway.salt import deployment_secret, salt_of
+from prfaas.gateway.tenants import DEFAULT_NAME
 from prfaas.planner.geometry import LayerKind, page_bytes
 from prfaas.planner.hf_config import geometry_from_config
 from tests.live.conftest import Live, document
@@ -146,11 +148,13 @@ async def test_logs_hold_no_prompt_and_no_salt(live: Live) -> None:
     secret = "xylophone-prompt-4711"
     await live.chat(f"{secret} " + document(2000))
     await live.chat(secret)
-    salt = (live.topology.deployment.state / "tenant.salt").read_text().strip()
+    secret_of_salts = deployment_secret(live.topology.deployment.state)
+    salt = salt_of(secret_of_salts, DEFAULT_NAME)
     for log in (live.topology.deployment.state / "logs").iterdir():
         words = log.read_text(errors="replace")
         assert secret not in words, log
         assert salt not in words, log
+        assert secret_of_salts.decode() not in words, log
 
 
 async def test_only_what_the_pd_cluster_lacks_is_shipped(live: Live) -> None:

@@ -14,8 +14,9 @@ from prfaas.core.blocks import BlockKey
 from prfaas.lab.faults import Fault, FaultProxy
 from prfaas.pool import data_in, data_out
 from prfaas.pool.data_out import FRAGMENT_BYTES
+from prfaas.pool.dialer import num_connections
 from prfaas.pool.link_meter import LinkMeter
-from prfaas.pool.outbound import OutboundLink, num_connections
+from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.store import StoredBlock
 from prfaas.wire import sockets
 from prfaas.wire.frames import ControlFrame, FrameDecoder, block_digest

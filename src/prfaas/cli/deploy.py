@@ -222,8 +222,9 @@ async def prepare_model(deployment: Deployment) -> None:
 def _announce(topology: Topology) -> None:
     url, model = topology.gateway_url, topology.deployment.model.name
     console.print(f"\nready at {url}/v1   (model {model})\n")
+    key = ' -H "Authorization: Bearer $KEY"' if topology.deployment.tenants else ""
     console.print(
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' "
         f'-d \'{{"model": "{model}", "max_tokens": 32, "temperature": 0, '
         '"messages": [{"role": "user", "content": "Hello"}]}\'\n',
         soft_wrap=True,

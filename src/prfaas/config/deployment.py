@@ -13,14 +13,14 @@ from typing import Annotated
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     StringConstraints,
     model_validator,
 )
 
 from prfaas.config.quantities import DurationNs, RateBitsPerS, SizeBytes
+from prfaas.config.table import Table
+from prfaas.config.tenants import KEY_HASH, TENANTS_MAX, KeyHashes, TenantTable, check_keys
 from prfaas.core.policies import PolicyName
 
 FilePathText = Annotated[Path, Field(strict=False)]
@@ -30,6 +30,7 @@ URL = r"^https?://[^/]+$"
 PATTERNS = {
     PART_NAME: "a name: lower-case letters, digits, dashes; a letter first; 63 characters at most",
     HOST_PORT: 'HOST:PORT, as in "127.0.0.1:8000"',
+    KEY_HASH: '"sha256:" and 64 hex digits, as `prfaas tenant key` prints it',
     URL: 'http:// or https:// with a host and no path, as in "https://prefill.example.net:8100"',
 }
 """What an operator is told of each."""
@@ -47,13 +48,7 @@ def _has_port(text: str) -> str:
 HostPort = Annotated[str, StringConstraints(pattern=HOST_PORT), AfterValidator(_has_port)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
-    )
-
-
-class ModelTable(_Table):
+class ModelTable(Table):
     """`[model]`: what is served."""
 
     name: str = Field(min_length=1, max_length=256)
@@ -64,7 +59,7 @@ class ModelTable(_Table):
     """Make the small random-weight hybrid checkpoint at `path` if nothing is there."""
 
 
-class GatewayTable(_Table):
+class GatewayTable(Table):
     """`[gateway]`: the HTTP edge."""
 
     name: PartName = "gateway"
@@ -77,9 +72,15 @@ class GatewayTable(_Table):
     """A request that takes longer is ended with 504."""
     connect_timeout: DurationNs = 2 * 10**9
     """An engine that does not take a connection in this time counts as absent."""
+    requests_max: int = Field(default=4096, ge=1, le=1_000_000)
+    """Requests in flight; more are refused with 429, and tenants share the places fairly."""
+    operator_keys: KeyHashes = Field(default=[])
+    """Hashes of the keys that open `/metrics`, `/control` and `/kv`, as `prfaas tenant key` prints
+    them. Without any they are open to this machine while `listen` is a loopback address, and to all
+    who reach the gateway while there are no tenants."""
 
 
-class RoutingTable(_Table):
+class RoutingTable(Table):
     """`[routing]`: who prefills what."""
 
     offload_threshold: int = Field(ge=0)
@@ -124,7 +125,7 @@ class RoutingTable(_Table):
         return PolicyName.PAPER if self.plan is None else PolicyName.ADAPTIVE
 
 
-class SecurityTable(_Table):
+class SecurityTable(Table):
     """`[security]`: identities."""
 
     identities: FilePathText
@@ -133,7 +134,7 @@ class SecurityTable(_Table):
     """Make missing identities, the authority included. For one machine only."""
 
 
-class LinkTable(_Table):
+class LinkTable(Table):
     """`[clusters.CLUSTER.pools.POOL.links.PEER]`: the link over which a pool pushes to PEER."""
 
     budget: Annotated[RateBitsPerS, Field(ge=1_000_000)] | None = None
@@ -143,7 +144,7 @@ class LinkTable(_Table):
     """Data connections; without it, as many as rate and round trip ask for."""
 
 
-class PoolTable(_Table):
+class PoolTable(Table):
     """`[clusters.CLUSTER.pools.POOL]`: a pool node."""
 
     memory: SizeBytes = 2**30
@@ -156,7 +157,7 @@ class PoolTable(_Table):
     """Where it accepts links, if `prfaas up` starts it."""
     address: HostPort | None = None
     """Where it is reached, if it is started elsewhere."""
-    links: dict[PartName, LinkTable] = {}
+    links: dict[PartName, LinkTable] = Field(default={})
     """Settings of links to the pool nodes it pushes to."""
 
     @model_validator(mode="after")
@@ -172,7 +173,7 @@ class PoolTable(_Table):
         return self
 
 
-class EngineTable(_Table):
+class EngineTable(Table):
     """`[clusters.CLUSTER.engines.ENGINE]`: a vLLM instance."""
 
     pool: PartName
@@ -187,9 +188,9 @@ class EngineTable(_Table):
     """Cores the engine is bound to, on machines without a GPU: "0" or "0-3"."""
     kv_cache_memory: SizeBytes = 2**30
     """Memory for the KV cache, on machines without a GPU."""
-    args: list[str] = []
+    args: list[str] = Field(default=[])
     """Further arguments for vLLM."""
-    env: dict[str, str] = {}
+    env: dict[str, str] = Field(default={})
     """Further environment variables for vLLM."""
 
     @model_validator(mode="after")
@@ -208,7 +209,7 @@ class ClusterRole(StrEnum):
     """Local: prefill and decode."""
 
 
-class ClusterTable(_Table):
+class ClusterTable(Table):
     """`[clusters.CLUSTER]`: a site."""
 
     role: Annotated[ClusterRole, Field(strict=False)]
@@ -225,7 +226,7 @@ class ClusterTable(_Table):
         return self
 
 
-class Deployment(_Table):
+class Deployment(Table):
     """A whole deployment file."""
 
     model: ModelTable
@@ -233,7 +234,9 @@ class Deployment(_Table):
     routing: RoutingTable
     security: SecurityTable
     state: FilePathText = Path(".state")
-    """Directory for sockets, logs, the tenant salt and what is generated."""
+    """Directory for sockets, logs, the secret that salts come from, and what is generated."""
+    tenants: dict[PartName, TenantTable] = Field(default={}, max_length=TENANTS_MAX)
+    """Who may use it. Without any, everybody who reaches `gateway.listen` may, without a key."""
     clusters: Annotated[dict[PartName, ClusterTable], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -244,6 +247,11 @@ class Deployment(_Table):
         doubles = sorted({name for name in names if names.count(name) > 1})
         if doubles:
             raise ValueError(f"two parts are called {', '.join(doubles)}; names are identities")
+        return self
+
+    @model_validator(mode="after")
+    def _keys_have_one_owner(self) -> Deployment:
+        check_keys(self.tenants, self.gateway.operator_keys)
         return self
 
     @model_validator(mode="after")

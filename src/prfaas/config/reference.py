@@ -21,6 +21,7 @@ from prfaas.config.deployment import (
     SecurityTable,
 )
 from prfaas.config.quantities import DurationNs, SizeBytes
+from prfaas.config.tenants import TenantTable
 from prfaas.units import format_seconds, format_size
 
 INTRODUCTION = """# The deployment file
@@ -38,6 +39,7 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("[gateway]", GatewayTable, ()),
     ("[routing]", RoutingTable, ()),
     ("[security]", SecurityTable, ()),
+    ("[tenants.TENANT]", TenantTable, ()),
     ("[clusters.CLUSTER]", ClusterTable, ("role",)),
     ("[clusters.CLUSTER.pools.POOL]", PoolTable, ()),
     ("[clusters.CLUSTER.pools.POOL.links.PEER]", LinkTable, ()),
@@ -72,7 +74,7 @@ def _default(field: FieldInfo) -> str:
         return f'`"{format_size(value).replace(".0 ", "").replace(" ", "")}"`'
     if field.metadata and field.metadata[0] in get_args(DurationNs):
         return f'`"{format_seconds(value).replace(".00 ", "").replace(" ", "")}"`'
-    if isinstance(value, bool | list | dict):
+    if isinstance(value, bool | int | float | list | dict):
         return f"`{str(value).lower()}`"
     return f'`"{value}"`'
 

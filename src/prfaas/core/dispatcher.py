@@ -31,7 +31,7 @@ from prfaas.core.link_book import LinkReport
 from prfaas.core.links import Links
 from prfaas.core.load_book import LoadBook
 from prfaas.core.routing import Decision, Path
-from prfaas.core.ways import Way, Ways
+from prfaas.core.ways import Seen, Way, Ways
 
 RETRY_UNSERVED_S = 1
 NOMINAL_NS_PER_TOKEN = 100_000
@@ -247,6 +247,11 @@ class Dispatcher:
         return [request_id for request_id in self._open if self.decoder_of(request_id) == name]
 
     @property
+    def seen(self) -> Seen:
+        """What was looked at for the last request that arrived."""
+        return self._ways.seen
+
+    @property
     def links(self) -> Links:
         """What is known of the links."""
         return self._ways.links
@@ -267,7 +272,7 @@ class Dispatcher:
         target_ns, tenant = self._settings.ttft_max_ns, arrival.tenant
         if target_ns is None:
             return Admission(admitted=True)
-        limit_ns = self._fair.limit_ns(tenant, target_ns, now_ns)
+        limit_ns = self._fair.limit(tenant, target_ns, now_ns)
         found = admit(decision.predicted_ns, limit_ns)
         if found.admitted:
             self._fair.let_in(tenant, self._local_work_ns(decision.num_new_tokens), now_ns)

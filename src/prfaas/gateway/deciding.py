@@ -10,26 +10,21 @@ from prfaas.config.deployment import ClusterRole
 from prfaas.core.blocks import Layout
 from prfaas.core.dispatch import Refusal, Refused, Routed
 from prfaas.core.routing import Path
-from prfaas.errors import PrfaasError, RequestError
+from prfaas.core.shipping import shipped_bytes
+from prfaas.errors import PrfaasError
 from prfaas.gateway.driver import Ask, Driver
 from prfaas.gateway.engines import Engine, Engines
 from prfaas.gateway.fields import bad
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import Record
+from prfaas.gateway.rejections import RejectedError
 from prfaas.gateway.requests import Api, ClientRequest
+from prfaas.gateway.tenants import Tenant
 from prfaas.gateway.tokenizing import Prompt, PromptMaker
 
 
 class UnavailableError(PrfaasError):
     """Nobody can serve this now; later somebody may: 503."""
-
-
-class RefusedError(RequestError):
-    """It would come too late: 429, and when to try again."""
-
-    def __init__(self, message: str, retry_after_s: int) -> None:
-        super().__init__(message, status=429, error_type="TooManyRequestsError")
-        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +77,10 @@ class Planner:
         self._driver = driver
         self._numbers = itertools.count()
 
-    async def plan(self, client: ClientRequest, record: Record) -> Plan:
+    async def plan(self, client: ClientRequest, tenant: Tenant, record: Record) -> Plan:
         """Make the plan, and note the facts in `record`. The caller ends it with the driver.
+
+        What the prompt takes of its tenant's limits is counted.
 
         Raises:
             RequestError: The prompt can not be rendered or is too long, or would come too late.
@@ -93,7 +90,7 @@ class Planner:
         if first is None:
             raise UnavailableError("no engine of a PD cluster is ready; try again")
         layout = self._layout(first)
-        prompt = await self._prompts.prompt(client, layout, first.max_model_len)
+        prompt = await self._prompts.prompt(client, tenant.cache_salt, layout, first.max_model_len)
         record.num_prompt_tokens = prompt.num_tokens
         if client.is_exact:
             check_length(client, prompt, first.max_model_len)
@@ -104,8 +101,12 @@ class Planner:
             layout=layout,
             hashes=prompt.hashes if len(prompt.sequences) == 1 else [],
             offloadable=client.offloadable,
+            tenant=tenant.name,
+            may_ship=tenant.quota.may_ship(time.monotonic_ns()),
         )
-        return self._decide(ask, prompt, record)
+        plan = self._decide(ask, prompt, record)
+        _count(plan, tenant, record)
+        return plan
 
     def elsewhere(self, plan: Plan) -> Engine | None:
         """Another engine for a request whose decode engine can not be reached; None without any."""
@@ -122,7 +123,8 @@ class Planner:
 
     def _decide(self, ask: Ask, prompt: Prompt, record: Record) -> Plan:
         found = self._driver.route(ask, time.monotonic_ns())
-        record.decision = found.decision
+        record.decision, record.seen = found.decision, self._driver.dispatcher.seen
+        record.decided_ns = record.age_ns()
         if isinstance(found, Refused):
             record.refusal = found.reason
             raise _refused(found)
@@ -140,12 +142,24 @@ class Planner:
         )
 
 
+def _count(plan: Plan, tenant: Tenant, record: Record) -> None:
+    """What a request that was let in takes of its tenant's limits."""
+    now_ns = time.monotonic_ns()
+    tenant.quota.count_tokens(plan.prompt.num_tokens, now_ns)
+    if plan.prefill is not None and plan.layout is not None:
+        record.signed_bytes = shipped_bytes(
+            plan.layout, have_tokens=plan.pd_hit_tokens, final_tokens=plan.final_tokens
+        )
+        tenant.quota.ship(record.signed_bytes, now_ns)
+
+
 def _refused(found: Refused) -> PrfaasError:
     if found.reason is Refusal.NO_INSTANCE:
         return UnavailableError("no engine of a PD cluster can take this request; try again")
-    return RefusedError(
+    return RejectedError(
         "the first token is predicted to come too late; the gateway takes no more than it can "
         f"serve in time, try again in {found.retry_after_s} s",
+        found.reason.value,
         found.retry_after_s,
     )
 

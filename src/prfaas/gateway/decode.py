@@ -25,12 +25,10 @@ class DecodeLeg:
 
     Attributes:
         engines: Posts the leg.
-        cache_salt: The tenant's salt.
         transfer_timeout_ms: How long the engine waits for blocks on their way.
     """
 
     engines: Engines
-    cache_salt: str
     transfer_timeout_ms: int
 
     async def run(self, engine: Engine, exchange: Exchange, prompt: Prompt) -> web.StreamResponse:
@@ -43,7 +41,6 @@ class DecodeLeg:
         path, body = decode_body(
             exchange.client,
             prompt,
-            cache_salt=self.cache_salt,
             # An engine that went down since it was chosen has forgotten its length.
             max_model_len=engine.max_model_len or prompt.num_tokens + 1,
             transfer=self._awaited(exchange.transfer),
@@ -117,6 +114,8 @@ def _client_chunks(chunk: JsonObject, exchange: Exchange) -> list[JsonObject]:
     record = exchange.record
     if chunk.get("choices"):
         record.ttft_ns = record.ttft_ns or record.age_ns()
+        # As good as it is known before the usage comes.
+        record.num_output_tokens += len(chunk["choices"])
         exchange.first_token()
         return exchange.replies.chunks(chunk)
     usage = exchange.usage.corrected(chunk.get("usage"))

@@ -11,6 +11,7 @@ from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.records import Fallback, Outcome, Record
 from prfaas.gateway.replies import Replies, replies_for
 from prfaas.gateway.requests import ClientRequest
+from prfaas.gateway.tenants import Tenant
 from prfaas.gateway.transfers import TransferView
 from prfaas.gateway.usage import Usage
 
@@ -23,6 +24,7 @@ class Exchange:
 
     Attributes:
         client: What was asked.
+        tenant: Whose it is.
         record: Takes what happens.
         stream: Where a stream is written to.
         trace: Headers that go to both legs.
@@ -35,6 +37,7 @@ class Exchange:
     """
 
     client: ClientRequest
+    tenant: Tenant
     record: Record
     stream: ClientStream
     trace: Mapping[str, str]

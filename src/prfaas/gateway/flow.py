@@ -13,6 +13,7 @@ from prfaas.gateway.decode import DecodeLeg
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.engines import Engine, EngineUnreachableError
 from prfaas.gateway.exchange import Exchange
+from prfaas.gateway.guards import Guards, Told
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.prefill import PrefillGivenUpError, PrefillLeg
@@ -28,6 +29,7 @@ class Flow:
     Attributes:
         planner: Decides.
         driver: Hears how it went.
+        guards: Hear of transfers, and let legs be run again.
         prefill_leg: Runs the prefill leg.
         decode_leg: Runs the decode leg.
         pools: Hear of given-up transfers.
@@ -37,6 +39,7 @@ class Flow:
 
     planner: Planner
     driver: Driver
+    guards: Guards
     prefill_leg: PrefillLeg
     decode_leg: DecodeLeg
     pools: Pools
@@ -51,8 +54,9 @@ class Flow:
             UnavailableError: No engine could take it.
             EngineError: An engine broke after its answer had begun.
         """
+        self.guards.came()
         try:
-            plan = await self.planner.plan(exchange.client, exchange.record)
+            plan = await self.planner.plan(exchange.client, exchange.tenant, exchange.record)
         finally:
             self.metrics.decided(exchange.record)
         exchange.final_tokens = plan.final_tokens
@@ -73,6 +77,7 @@ class Flow:
         transfer_id = secrets.token_bytes(TRANSFER_ID_BYTES)
         transfer = self.transfers.open(transfer_id, engine.pool, plan.decode.pool, plan.ask.number)
         exchange.transfer = record.transfer = transfer
+        self.guards.began((transfer.source, transfer.destination))
         record.prefill_engine = engine.name
         try:
             exchange.usage.cached_max = await self.prefill_leg.run(
@@ -103,5 +108,6 @@ class Flow:
 
     def _give_up_transfer(self, exchange: Exchange, reason: str) -> None:
         if exchange.transfer is not None:
-            self.pools.abort(exchange.transfer, reason)
-            exchange.transfer = None
+            transfer, exchange.transfer = exchange.transfer, None
+            self.pools.abort(transfer, reason)
+            self.guards.ended((transfer.source, transfer.destination), Told.NOTHING)

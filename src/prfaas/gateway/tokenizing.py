@@ -45,10 +45,12 @@ class Prompt:
     Attributes:
         sequences: Token ids; one entry unless the client sent several prompts.
         hashes: Block hash chain of the first sequence; empty without a layout.
+        cache_salt: Its tenant's salt, which the chain begins with.
     """
 
     sequences: list[list[int]]
     hashes: list[bytes]
+    cache_salt: str
 
     @property
     def token_ids(self) -> list[int]:
@@ -66,15 +68,13 @@ class PromptMaker:
 
     Args:
         path: Checkpoint directory or name.
-        cache_salt: The tenant's salt, for the hash chain.
 
     Raises:
         ConfigError: There is no tokenizer at `path`.
     """
 
-    def __init__(self, path: str, cache_salt: str) -> None:
+    def __init__(self, path: str) -> None:
         tokenizer, self.vocab_size = _load(path)
-        self._cache_salt = cache_salt
         self._chars_per_token_max = max(map(len, tokenizer.get_vocab()), default=1)
         # A tokenizer must not be used by two threads at once.
         self._idle: SimpleQueue[Any] = SimpleQueue()
@@ -87,12 +87,13 @@ class PromptMaker:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def prompt(
-        self, client: ClientRequest, layout: Layout | None, max_model_len: int
+        self, client: ClientRequest, cache_salt: str, layout: Layout | None, max_model_len: int
     ) -> Prompt:
         """Render, tokenise and hash, on another thread.
 
         Args:
             client: The request.
+            cache_salt: Its tenant's salt, for the hash chain.
             layout: What to hash for; None skips hashing.
             max_model_len: Text that can not possibly fit is refused untokenised.
 
@@ -100,9 +101,13 @@ class PromptMaker:
             RequestError: 400, the chat template refuses the messages or the text is far too long.
         """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._make, client, layout, max_model_len)
+        return await loop.run_in_executor(
+            self._executor, self._make, client, cache_salt, layout, max_model_len
+        )
 
-    def _make(self, client: ClientRequest, layout: Layout | None, max_model_len: int) -> Prompt:
+    def _make(
+        self, client: ClientRequest, cache_salt: str, layout: Layout | None, max_model_len: int
+    ) -> Prompt:
         tokenizer = self._idle.get()
         try:
             sequences = self._sequences(tokenizer, client, max_model_len)
@@ -110,7 +115,7 @@ class PromptMaker:
             self._idle.put(tokenizer)
         if not all(sequences):
             raise bad("the prompt has no tokens; at least 1 is needed")
-        return Prompt(sequences, self._hash(sequences[0], layout))
+        return Prompt(sequences, _hash(sequences[0], cache_salt, layout), cache_salt)
 
     def _sequences(
         self, tokenizer: Any, client: ClientRequest, max_model_len: int
@@ -130,15 +135,16 @@ class PromptMaker:
             for prompt in client.prompts
         ]
 
-    def _hash(self, token_ids: list[int], layout: Layout | None) -> list[bytes]:
-        if layout is None:
-            return []
-        return hash_chain(
-            token_ids,
-            tokens_per_hash=layout.tokens_per_hash,
-            seed=layout.hash_seed,
-            cache_salt=self._cache_salt,
-        )
+
+def _hash(token_ids: list[int], cache_salt: str, layout: Layout | None) -> list[bytes]:
+    if layout is None:
+        return []
+    return hash_chain(
+        token_ids,
+        tokens_per_hash=layout.tokens_per_hash,
+        seed=layout.hash_seed,
+        cache_salt=cache_salt,
+    )
 
 
 def _check_chars(text: str, chars_max: int, max_model_len: int, param: str) -> None:
