@@ -147,7 +147,10 @@ def deployment_for(checkpoint: Path, identities: Path, state: Path, **tables: An
                 "pd": {
                     "role": "pd",
                     "pools": {"pd-pool": {}},
-                    "engines": {"decode": {"pool": "pd-pool"}, "spare": {"pool": "pd-pool"}},
+                    "engines": {
+                        name: {"pool": "pd-pool", **tables.get("engines", {}).get(name, {})}
+                        for name in dict.fromkeys(("decode", "spare", *tables.get("engines", {})))
+                    },
                 },
             },
         }

@@ -30,8 +30,9 @@ def status_lines(found: Json) -> list[str]:
     for engine in found["engines"]:
         state = "ready" if engine["is_ready"] else "DOWN"
         drained = "  DRAINED" if engine["is_drained"] else ""
+        role = f"  {engine['role']}" if engine["role"] else ""
         lines.append(
-            f"engine     {engine['name']}  {engine['cluster']}  {state}{drained}  "
+            f"engine     {engine['name']}  {engine['cluster']}{role}  {state}{drained}  "
             f"{engine['num_in_flight']} in flight"
         )
     lines += [f"pool       {p['name']}  {_live(p['is_live'])}" for p in found["pools"]]

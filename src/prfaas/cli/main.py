@@ -18,6 +18,7 @@ COMMANDS = {
     "check": "deploy",
     "ctl": "ctl",
     "demo": "demo",
+    "engine": "engine",
     "gateway": "parts",
     "identity": "parts",
     "link": "link",

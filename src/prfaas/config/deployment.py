@@ -7,6 +7,7 @@ which it is reached.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -37,6 +38,8 @@ PATTERNS = {
 
 PartName = Annotated[str, StringConstraints(pattern=PART_NAME)]
 PORT_MAX = 65535
+TIMING_MARK = "timing"
+"""What the name of a model contains that timing engines serve."""
 
 
 def _has_port(text: str) -> str:
@@ -70,6 +73,8 @@ class GatewayTable(Table):
     """Larger request bodies are refused with 413."""
     request_timeout: DurationNs = 600 * 10**9
     """A request that takes longer is ended with 504."""
+    drain_timeout: DurationNs = 30 * 10**9
+    """How long requests under way may go on when the gateway is told to stop."""
     connect_timeout: DurationNs = 2 * 10**9
     """An engine that does not take a connection in this time counts as absent."""
     requests_max: int = Field(default=4096, ge=1, le=1_000_000)
@@ -94,6 +99,9 @@ class RoutingTable(Table):
     PrfaaS clusters are found by name, a single one stands for all. "adaptive" needs it."""
     short_term_loop: bool = False
     """Let the threshold of "adaptive" follow queues and links; needs a `plan`."""
+    reroling: bool = False
+    """Let PD engines change between prefill and decode as the load asks for; needs a `plan`, and
+    engines with the role "prefill" or "decode". Of several gateways one may do so."""
     ttft_max: DurationNs | None = None
     """Refuse with 429 what is predicted to take longer to its first token; needs a `plan`."""
     prefill_timeout: DurationNs = 60 * 10**9
@@ -115,6 +123,8 @@ class RoutingTable(Table):
                 "short_term_loop needs a plan: it moves the threshold of adaptive routing, which "
                 "predicts from one; without it the threshold stays"
             )
+        if self.reroling and self.plan is None:
+            raise ValueError("reroling needs a plan: it weighs the splits that the plan knows")
         return self
 
     @property
@@ -173,11 +183,23 @@ class PoolTable(Table):
         return self
 
 
+class EngineRole(StrEnum):
+    """What an engine of a PD cluster does; every engine can do both."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 class EngineTable(Table):
     """`[clusters.CLUSTER.engines.ENGINE]`: a vLLM instance."""
 
     pool: PartName
     """The pool node on its host."""
+    role: Annotated[EngineRole, Field(strict=False)] = EngineRole.BOTH
+    """In a PD cluster: "prefill" computes the prompts that stay at home, "decode" decodes, "both"
+    does both for the same request. All PD engines are "both", or none is; then they share one pool
+    node. With `routing.reroling` it is the role at first."""
     listen: HostPort | None = None
     """Where it serves, if `prfaas up` starts it."""
     url: str | None = Field(default=None, pattern=URL)
@@ -189,15 +211,36 @@ class EngineTable(Table):
     kv_cache_memory: SizeBytes = 2**30
     """Memory for the KV cache, on machines without a GPU."""
     args: list[str] = Field(default=[])
-    """Further arguments for vLLM."""
+    """Further arguments for the engine."""
     env: dict[str, str] = Field(default={})
-    """Further environment variables for vLLM."""
+    """Further environment variables for the engine."""
 
     @model_validator(mode="after")
     def _one_place(self) -> EngineTable:
         if self.listen and self.url:
             raise ValueError("give `listen` (started here) or `url` (started elsewhere)")
         return self
+
+
+class TimingTable(Table):
+    """`[clusters.CLUSTER.timing]`: its engines compute nothing, but take their time."""
+
+    plan: FilePathText
+    """Plan file of `prfaas plan` that says how long an instance of the cluster takes."""
+    time_scale: float = Field(default=1.0, gt=0)
+    """Seconds of the wall clock for a second of the plan: 0.1 is ten times as fast."""
+    bytes_scale: float = Field(default=1.0, gt=0)
+    """Size of KV blocks, as a share of the model's: 0.01 is a hundredth."""
+    block_tokens: int = Field(default=512, ge=16)
+    """Tokens of a block."""
+    cache_tokens: int = Field(default=1_000_000, ge=1)
+    """Room of each engine's own prefix cache, tokens."""
+    max_model_len: int = Field(default=131_072 + 8_192, ge=1)
+    """Longest sequence, tokens."""
+    stream_interval: int = Field(default=1, ge=1)
+    """Tokens of a chunk of a stream, after the first."""
+    one_process: bool = False
+    """Run all engines of a pool in one process."""
 
 
 class ClusterRole(StrEnum):
@@ -216,6 +259,8 @@ class ClusterTable(Table):
     """"prfaas": remote, prefill only; "pd": local, prefill and decode."""
     pools: Annotated[dict[PartName, PoolTable], Field(min_length=1)]
     engines: Annotated[dict[PartName, EngineTable], Field(min_length=1)]
+    timing: TimingTable | None = None
+    """Makes the engines that are started here timing engines, which compute nothing."""
 
     @model_validator(mode="after")
     def _pools_exist(self) -> ClusterTable:
@@ -224,6 +269,40 @@ class ClusterTable(Table):
                 known = ", ".join(self.pools)
                 raise ValueError(f"engine {name}: pool {engine.pool!r} is not one of {known}")
         return self
+
+
+def check_roles(clusters: Iterable[tuple[str, ClusterTable]], *, reroling: bool) -> None:
+    """Roles of engines are given for all PD engines or for none, and make a working split.
+
+    Raises:
+        ValueError: They do not.
+    """
+    roles: dict[str, EngineRole] = {}
+    pools: set[str] = set()
+    for cluster, table in clusters:
+        for name, engine in table.engines.items():
+            if table.role is ClusterRole.PD:
+                roles[name] = engine.role
+                pools.add(engine.pool)
+            elif engine.role is not EngineRole.BOTH:
+                raise ValueError(f"engine {name}: only PD engines have a role; {cluster} is PrfaaS")
+    given = set(roles.values())
+    if given <= {EngineRole.BOTH}:
+        if reroling:
+            raise ValueError('routing.reroling needs PD engines with role = "prefill" or "decode"')
+        return
+    if given != {EngineRole.PREFILL, EngineRole.DECODE}:
+        shown = ", ".join(f"{name}: {role.value}" for name, role in roles.items())
+        raise ValueError(
+            'PD engines either all have role "both", or some "prefill" and the others "decode"; '
+            f"they are {shown}"
+        )
+    if len(pools) > 1:
+        shown = ", ".join(sorted(pools))
+        raise ValueError(
+            "PD engines with a role hand blocks over within a pool node; give them one, they have "
+            f"{shown}"
+        )
 
 
 class Deployment(Table):
@@ -269,9 +348,24 @@ class Deployment(Table):
         return self
 
     @model_validator(mode="after")
+    def _says_what_it_is(self) -> Deployment:
+        timing = any(cluster.timing for cluster in self.clusters.values())
+        if timing and TIMING_MARK not in self.model.name.lower():
+            raise ValueError(
+                f"model.name is {self.model.name!r}: timing engines compute nothing, and the name "
+                f"of their model has to say so; put {TIMING_MARK!r} into it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _has_decode(self) -> Deployment:
         if not any(cluster.role is ClusterRole.PD for cluster in self.clusters.values()):
             raise ValueError('no cluster has role = "pd": nothing could decode')
+        return self
+
+    @model_validator(mode="after")
+    def _roles_fit(self) -> Deployment:
+        check_roles(self.clusters.items(), reroling=self.routing.reroling)
         return self
 
     def with_role(self, role: ClusterRole) -> list[ClusterTable]:

@@ -19,6 +19,7 @@ from prfaas.config.deployment import (
     PoolTable,
     RoutingTable,
     SecurityTable,
+    TimingTable,
 )
 from prfaas.config.quantities import DurationNs, SizeBytes
 from prfaas.config.tenants import TenantTable
@@ -44,6 +45,7 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("[clusters.CLUSTER.pools.POOL]", PoolTable, ()),
     ("[clusters.CLUSTER.pools.POOL.links.PEER]", LinkTable, ()),
     ("[clusters.CLUSTER.engines.ENGINE]", EngineTable, ()),
+    ("[clusters.CLUSTER.timing]", TimingTable, ()),
 ]
 
 

@@ -160,8 +160,12 @@ class Dispatcher:
             self._ways.home.enter(routed.decode)
         return routed
 
-    def choose_decode(self, request_id: int) -> str | None:
+    def choose_decode(self, request_id: int, avoid: str = "") -> str | None:
         """The instance that decodes an open request, chosen when first asked for.
+
+        Args:
+            request_id: The request.
+            avoid: Instance that was tried already.
 
         Returns:
             None when none is ready, or the request is not open.
@@ -170,7 +174,7 @@ class Dispatcher:
         if entry is None or self._decode_book is None:
             return entry.routed.decode if entry else None
         if entry.decode is None:
-            entry.decode = self._decode_book.choose()
+            entry.decode = self._decode_book.choose(avoid)
         return entry.decode
 
     def prefilled(self, request_id: int, now_ns: int) -> None:
@@ -182,16 +186,17 @@ class Dispatcher:
             self._stage_of[name].book.done(name, request_id, now_ns)
 
     def fall_back(self, request_id: int, now_ns: int) -> None:
-        """The remote path of a request was given up: the instance that decodes prefills as well.
+        """The prefill of a request was given up: the instance that decodes prefills as well.
 
-        For a PD cluster whose instances do both; anywhere else, and on the local path, it changes
-        nothing.
+        Where all PD instances do both, nothing changes for a request on the local path.
         """
         entry = self._open.get(request_id)
-        if entry is None or self._decode_book is not None or not entry.routed.source:
+        if entry is None or (self._decode_book is None and not entry.routed.source):
             return
         self.transfer_over(request_id)
         self._withdraw(request_id, entry, now_ns)
+        if self._decode_book is not None:
+            return
         name, routed = entry.routed.decode, entry.routed
         assert name is not None  # noqa: S101 (such instances are chosen on arrival)
         new = routed.num_prompt_tokens - routed.present_tokens

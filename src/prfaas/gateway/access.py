@@ -15,12 +15,14 @@ from aiohttp import web
 from prfaas.config.deployment import GatewayTable
 from prfaas.config.tenants import is_loopback
 from prfaas.errors import RequestError
+from prfaas.gateway.console.assets import PAGE_PATHS
 from prfaas.gateway.keys import KeyRing
 from prfaas.gateway.tenants import Tenant, Tenants
 
 TENANT = web.RequestKey("tenant", Tenant)
 """Whose a client's request is; set for every path of clients."""
-OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/console", *PAGE_PATHS})
+"""What anybody may have; the console's page says nothing before it is given an operator's key."""
 CLIENT_PATHS = frozenset({"/tokenize", "/detokenize"})
 CLIENT_PREFIX = "/v1/"
 _SCHEME = "bearer "

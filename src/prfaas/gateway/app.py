@@ -17,12 +17,15 @@ from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError, PrfaasError, RequestError
 from prfaas.gateway.access import TENANT, Access
 from prfaas.gateway.answering import ClientGoneError, ClientStream
+from prfaas.gateway.console.routes import Console
+from prfaas.gateway.console.state import Parts
 from prfaas.gateway.control import Control
 from prfaas.gateway.control_api import ControlApi
 from prfaas.gateway.deciding import Planner
 from prfaas.gateway.decode import DecodeLeg
 from prfaas.gateway.door import Door, add_limit_headers
 from prfaas.gateway.driver import Driver
+from prfaas.gateway.ending import Ending
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.engines import Engines
 from prfaas.gateway.exchange import Exchange, reply_headers
@@ -30,6 +33,7 @@ from prfaas.gateway.failures import error_body, error_response, openai_errors, s
 from prfaas.gateway.flow import Flow
 from prfaas.gateway.guards import Guards, told_of_link
 from prfaas.gateway.journal import Journal
+from prfaas.gateway.loops import Loops
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools, PoolTiming
 from prfaas.gateway.prefill import PrefillLeg
@@ -67,7 +71,7 @@ async def serve(
     Args:
         deployment: What to serve.
         endpoints: Where its parts are.
-        stop: Ends the gateway; requests in flight get a few seconds.
+        stop: Ends the gateway once its requests are served, or `gateway.drain_timeout` is over.
         on_listening: Called with the base URL once requests are taken.
 
     Raises:
@@ -77,6 +81,7 @@ async def serve(
     try:
         on_listening(await gateway.start())
         await stop.wait()
+        await gateway.drain()
     finally:
         await gateway.close()
 
@@ -137,8 +142,9 @@ class Gateway:
         self.metrics.tenants.watch(self.tenants)
         self._access = Access(deployment.gateway, self.tenants, self.metrics.tenants.unauthorized)
         self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
-        self._views = Views(model, self.engines, self.pools, self.metrics, self.records)
-        self.pulse = Pulse(self.driver, self.guards, self.journal)
+        self._views = Views(model, self.engines, self.pools, self.metrics, self.records, self._door)
+        self.loops = Loops(deployment, self.driver, profiles, self.journal)
+        self.pulse = Pulse(self.driver, self.guards, self.journal, self.loops.all)
         control = Control(
             deployment,
             self.driver,
@@ -149,12 +155,25 @@ class Gateway:
             self.journal,
         )
         self._control = ControlApi(control, self.journal, self.records)
+        self._console = Console(
+            Parts(
+                deployment,
+                self.engines,
+                self.pools,
+                self.index,
+                self.metrics,
+                self.records,
+                control,
+                self.journal,
+            )
+        )
         self._flow = Flow(
             planner=Planner(self.engines, self.pools, self._prompts, self.driver),
             driver=self.driver,
             guards=self.guards,
             prefill_leg=PrefillLeg(self.engines, model, deployment.routing, tickets),
             decode_leg=DecodeLeg(self.engines, deployment.routing.transfer_timeout // NS_PER_MS),
+            ending=Ending(self._prompts, model),
             pools=self.pools,
             transfers=self.transfers,
             metrics=self.metrics,
@@ -174,6 +193,7 @@ class Gateway:
         self.engines.start()
         self.pools.start()
         self._beating = asyncio.create_task(self.pulse.run())
+        self._console.start()
         # A client that leaves cancels its handler, and with it both legs and the transfer.
         self._runner = web.AppRunner(
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
@@ -187,10 +207,15 @@ class Gateway:
             raise ConfigError(message) from None
         return f"http://{host}:{self._runner.addresses[0][1]}"
 
+    async def drain(self) -> None:
+        """Answer new requests and `/health` with 503, and wait for those under way."""
+        await self._door.close(self._table.drain_timeout / NS_PER_S)
+
     async def close(self) -> None:
         """Stop taking requests, let those in flight end, and disconnect."""
         if self._runner is not None:
             await self._runner.cleanup()
+        await self._console.close()
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
@@ -209,9 +234,11 @@ class Gateway:
             client_max_size=self._table.body_bytes_max,
         )
         app.on_response_prepare.append(add_limit_headers)
+        app.on_response_prepare.append(self._door.add_headers)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
         self._views.add_to(app.router)
+        self._console.add_to(app.router)
         self._control.add_to(app.router)
         return app
 
@@ -264,6 +291,7 @@ class Gateway:
         if record.e2e_ns is None:
             record.e2e_ns = record.age_ns()
         self.metrics.ended(record)
+        self.loops.ended(record)
         _log.info(
             "request %s %s: path %s, %s prompt tokens, %s output tokens, %d ms",
             record.request_id,

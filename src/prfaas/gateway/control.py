@@ -60,7 +60,7 @@ class Control:
         Raises:
             RequestError: There is no such link.
         """
-        links = self._links() if link is None else [self._link(*link)]
+        links = self.links() if link is None else [self._link(*link)]
         entries = []
         for each in links:
             old = each.policy.offload_threshold
@@ -119,9 +119,10 @@ class Control:
             "loops": {
                 "frozen": self._pulse.frozen,
                 "threshold": routing.short_term_loop,
+                "roles": routing.reroling,
                 "admission": routing.ttft_max is not None,
             },
-            "links": [self._link_state(link) for link in self._links()],
+            "links": [self._link_state(link) for link in self.links()],
             "clusters": [
                 {"name": name, "role": table.role.value, "is_on": self._driver.is_on(name)}
                 for name, table in self._deployment.clusters.items()
@@ -137,6 +138,7 @@ class Control:
             {
                 "name": name,
                 "cluster": cluster,
+                "role": self._role_of(name),
                 "is_ready": self._engines.by_name[name].is_ready,
                 "is_drained": self._driver.is_drained(name),
                 "breaker": self._guards.breakers[name].state.value,
@@ -145,6 +147,14 @@ class Control:
             for cluster, table in self._deployment.clusters.items()
             for name in table.engines
         ]
+
+    def _role_of(self, name: str) -> str | None:
+        split = self._driver.split
+        if split is None or name not in split:
+            return None
+        return ("prefill" if split.prefills(name) else "decode") + (
+            ", draining" if split.is_changing(name) else ""
+        )
 
     def _link_state(self, link: Link) -> JsonObject:
         return {
@@ -156,12 +166,12 @@ class Control:
             "promised_bytes": link.book.promised_bytes,
         }
 
-    def _links(self) -> list[Link]:
+    def links(self) -> list[Link]:
         """Links that exist; the dispatcher also knows one to nowhere when there is no PrfaaS."""
         return [link for link in self._driver.dispatcher.links if link.source]
 
     def _link(self, source: str, destination: str) -> Link:
-        links = self._links()
+        links = self.links()
         for link in links:
             if (link.source, link.destination) == (source, destination):
                 return link

@@ -17,14 +17,10 @@ from prfaas.gateway.engines import Engine, Engines
 from prfaas.gateway.fields import bad
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import Record
-from prfaas.gateway.rejections import RejectedError
+from prfaas.gateway.rejections import RejectedError, UnavailableError
 from prfaas.gateway.requests import Api, ClientRequest
 from prfaas.gateway.tenants import Tenant
 from prfaas.gateway.tokenizing import Prompt, PromptMaker
-
-
-class UnavailableError(PrfaasError):
-    """Nobody can serve this now; later somebody may: 503."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +32,8 @@ class Plan:
         prompt: Token ids.
         routed: The decision.
         decode: Engine in the PD cluster.
-        prefill: Engine in the PrfaaS cluster; None on the local path.
+        prefill: Another engine that prefills, in the PrfaaS cluster or at home; None where the one
+            that decodes does.
         final_tokens: Prefix that decode's pool will hold once the transfer is complete.
     """
 
@@ -108,12 +105,17 @@ class Planner:
         _count(plan, tenant, record)
         return plan
 
-    def elsewhere(self, plan: Plan) -> Engine | None:
-        """Another engine for a request whose decode engine can not be reached; None without any."""
-        found = self._driver.route(
-            plan.ask, time.monotonic_ns(), again=True, avoid=plan.decode.name, stay=True
-        )
-        return None if isinstance(found, Refused) else self._engines.by_name[found.prefill]
+    def elsewhere(self, plan: Plan, avoid: str) -> Engine | None:
+        """Another engine for a request whose decode engine broke; None without any."""
+        number, now_ns = plan.ask.number, time.monotonic_ns()
+        found = self._driver.route(plan.ask, now_ns, again=True, avoid=avoid, stay=True)
+        if isinstance(found, Refused):
+            return None
+        # Where instances only decode, who decodes prefills what has not arrived; if none is left,
+        # one that prefills decodes as well.
+        self._driver.fall_back(number, now_ns)
+        name = found.decode or self._driver.choose_decode(number, avoid=avoid) or found.prefill
+        return self._engines.by_name[name]
 
     def _layout(self, first: Engine) -> Layout | None:
         """Layout of an engine that decodes, of the first that is known."""
@@ -129,17 +131,35 @@ class Planner:
             record.refusal = found.reason
             raise _refused(found)
         record.pd_hit_tokens, record.prfaas_hit_tokens = found.present_tokens, found.away_tokens
-        record.prefill_cluster, record.decode_engine = found.cluster, found.decode
-        remote = found.decision.path is Path.REMOTE
-        by_name = self._engines.by_name
+        record.prefill_cluster = found.cluster
+        by_name, decode = self._engines.by_name, self._decoder(ask, found)
+        record.decode_engine = decode
+        apart = found.prefill != decode and self._is_shared(ask, found)
         return Plan(
             ask=ask,
             prompt=prompt,
             routed=found,
-            decode=by_name[found.decode or found.prefill],
-            prefill=by_name[found.prefill] if remote else None,
+            decode=by_name[decode],
+            prefill=by_name[found.prefill] if apart else None,
             final_tokens=ask.shippable_tokens or 0,
         )
+
+    def _decoder(self, ask: Ask, found: Routed) -> str:
+        name = found.decode or self._driver.choose_decode(ask.number)
+        if name is None:
+            self._driver.end(ask.number, time.monotonic_ns())
+            raise UnavailableError("no engine of a PD cluster can decode; try again")
+        return name
+
+    def _is_shared(self, ask: Ask, found: Routed) -> bool:
+        """Whether two engines share the work: at home only where there are blocks to hand over."""
+        shippable = ask.shippable_tokens
+        if found.decision.path is Path.REMOTE:
+            return True
+        if ask.offloadable and ask.hashes and (shippable or 0) > found.present_tokens:
+            return True
+        self._driver.fall_back(ask.number, time.monotonic_ns())
+        return False
 
 
 def _count(plan: Plan, tenant: Tenant, record: Record) -> None:

@@ -25,6 +25,7 @@ from prfaas.core.dispatcher import Dispatcher
 from prfaas.core.link_book import LinkReport
 from prfaas.core.prefix_index import PrefixIndex
 from prfaas.gateway.profiles import Profiles
+from prfaas.gateway.split import EngineQueue, make_split
 from prfaas.gateway.tenants import fairness
 from prfaas.wire.messages import LinkTelemetry
 
@@ -119,10 +120,18 @@ class Driver:
             for pool in _pools({name: cluster})
         }
         routing = deployment.routing
+        self.split = make_split(deployment)
+        members = _members(home)
+        decoders = self.split.decoders(members) if self.split else None
         self.dispatcher = Dispatcher(
-            HomeCluster(next(iter(home)), _members(home), None, profiles.home),
+            HomeCluster(next(iter(home)), members, decoders, profiles.home),
             [
-                RemoteCluster(name, _members({name: cluster}), profiles.remote.get(name))
+                RemoteCluster(
+                    name,
+                    _members({name: cluster}),
+                    profiles.remote.get(name),
+                    profiles.price_per_tb.get(name, 0.0),
+                )
                 for name, cluster in away.items()
             ],
             DispatchSettings(
@@ -135,7 +144,7 @@ class Driver:
             ),
         )
         for name in self._pool_of:
-            self.dispatcher.set_ready(name, ready=False, now_ns=0)
+            self._apply(name, 0)
         for source in self._planned_bits_per_s:
             for destination in self._home_pools:
                 self.dispatcher.set_link(source, destination, up=False)
@@ -179,8 +188,14 @@ class Driver:
         barred = name in self._drained or self._cluster_of[name] in self._clusters_off
         return name in self._healthy and not barred and name not in self._broken
 
-    def engine_seen(self, name: str, num_waiting: int, now_ns: int) -> None:
-        """An engine said how many requests wait in it."""
+    def engine_seen(
+        self, name: str, num_waiting: int, now_ns: int, num_running: int | None = None
+    ) -> None:
+        """An engine said how many requests wait in it, and perhaps how many run."""
+        if self.split is not None and name in self.split:
+            self.split.seen(name, EngineQueue(now_ns, num_running, num_waiting))
+            if not self.split.prefills(name):
+                return
         self.dispatcher.report_load(name, now_ns, num_waiting)
 
     # Pools and links
@@ -254,12 +269,28 @@ class Driver:
             self.num_late += 1
         return found
 
+    def choose_decode(self, number: int, avoid: str = "") -> str | None:
+        """The engine that decodes a request, chosen when first asked for.
+
+        Args:
+            number: The request.
+            avoid: Engine that was tried already.
+
+        Returns:
+            None when nobody can, or the request is over.
+        """
+        if self.split is None:
+            return self.dispatcher.choose_decode(number)
+        tried = self.split.decodes_as(avoid) if avoid else ""
+        name = self.dispatcher.choose_decode(number, tried)
+        return self.split.engine_of(name) if name else None
+
     def prefilled(self, number: int, now_ns: int) -> None:
         """The prefill leg has answered, or the first token has come."""
         self.dispatcher.prefilled(number, now_ns)
 
     def fall_back(self, number: int, now_ns: int) -> None:
-        """The remote path of a request was given up."""
+        """The prefill of a request was given up: who decodes it prefills it too."""
         self.dispatcher.fall_back(number, now_ns)
 
     def transfer_over(self, number: int) -> None:
@@ -273,7 +304,17 @@ class Driver:
     # Steps
 
     def _apply(self, name: str, now_ns: int) -> None:
-        self.dispatcher.set_ready(name, ready=self.takes(name), now_ns=now_ns)
+        takes = self.takes(name)
+        if self.split is None or name not in self.split:
+            self.dispatcher.set_ready(name, ready=takes, now_ns=now_ns)
+            return
+        self.split.set_usable(name, usable=takes)
+        self.apply_roles(now_ns)
+
+    def apply_roles(self, now_ns: int) -> None:
+        """PD engines take what their role allows."""
+        for name, ready in self.split.ready() if self.split else ():
+            self.dispatcher.set_ready(name, ready=ready, now_ns=now_ns)
 
     def _describe(self, name: str) -> None:
         view = self._views.get(self._pool_of[name], PoolView())

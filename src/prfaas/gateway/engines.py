@@ -28,8 +28,9 @@ KEEPALIVE_S = 3.0
 MISSED_LOOKS_MAX = 3
 """A busy engine may be slow to say that it is well; a dead one refuses the connection at once."""
 
-_WAITING = re.compile(
-    rb"^vllm:num_requests_waiting(?:\{[^}\n]*\})? ([0-9.eE+]{1,32})$", re.MULTILINE
+_WAITING, _RUNNING = (
+    re.compile(rb"^vllm:num_requests_%s(?:\{[^}\n]*\})? ([0-9.eE+]{1,32})$" % what, re.MULTILINE)
+    for what in (b"waiting", b"running")
 )
 
 _log = logging.getLogger(__name__)
@@ -203,11 +204,13 @@ class Engines:
         """Ask how many requests wait; an engine that does not say so has an unknown queue."""
         asked_at_ns = time.monotonic_ns()
         try:
-            num_waiting = waiting_in(await self._get(engine, "/metrics"))
+            metrics = await self._get(engine, "/metrics")
         except EngineError:
             return
+        num_waiting = waiting_in(metrics)
         if num_waiting is not None:
-            self._driver.engine_seen(engine.name, num_waiting, asked_at_ns)
+            num_running = running_in(metrics)
+            self._driver.engine_seen(engine.name, num_waiting, asked_at_ns, num_running)
 
     async def _get(self, engine: Engine, path: str) -> bytes:
         async with self._http.get(engine.url + path, allow_redirects=False) as response:
@@ -235,5 +238,14 @@ class Engines:
 
 def waiting_in(metrics: bytes) -> int | None:
     """Requests that wait in an engine, by what vLLM tells Prometheus; None if it does not say."""
-    found = [float(match[1]) for match in _WAITING.finditer(metrics)]
+    return _sum_in(metrics, _WAITING)
+
+
+def running_in(metrics: bytes) -> int | None:
+    """Requests that run in an engine; None if it does not say."""
+    return _sum_in(metrics, _RUNNING)
+
+
+def _sum_in(metrics: bytes, sample: re.Pattern[bytes]) -> int | None:
+    found = [float(match[1]) for match in sample.finditer(metrics)]
     return round(sum(found)) if found and all(map(math.isfinite, found)) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -9,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prfaas.core.breakers import Breaker, BreakerState
 from prfaas.core.links import Link
 from prfaas.core.prefix_index import PrefixIndex, SourceState
+from prfaas.core.routing import Path
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.engines import Engine, Engines
 from prfaas.gateway.guards import Guards, label_of
@@ -23,6 +25,27 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0)
 _RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 _LATENCY = (*_SECONDS, 120.0, 300.0, 600.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What was counted since the gateway started.
+
+    Attributes:
+        num_in_flight: Requests being served.
+        num_remote: Requests that were offloaded and have ended.
+        num_local: Requests that stayed in the PD cluster and have ended.
+        num_refused: Requests that were not let in.
+        num_fallbacks: Offloaded requests that fell back.
+        kv_bytes: KV cache that arrived.
+    """
+
+    num_in_flight: int
+    num_remote: int
+    num_local: int
+    num_refused: int
+    num_fallbacks: int
+    kv_bytes: int
 
 
 class Metrics:
@@ -141,6 +164,19 @@ class Metrics:
         if record.e2e_ns is not None:
             self._e2e.labels(record.path).observe(record.e2e_ns / NS_PER_S)
 
+    def totals(self) -> Totals:
+        """Sums over labels."""
+        return Totals(
+            num_in_flight=_sum(self._in_flight),
+            num_remote=_sum(self._requests, path=Path.REMOTE)
+            - _sum(self._requests, path=Path.REMOTE, outcome=Outcome.REJECTED),
+            num_local=_sum(self._requests, path=Path.LOCAL)
+            - _sum(self._requests, path=Path.LOCAL, outcome=Outcome.REJECTED),
+            num_refused=_sum(self._refused),
+            num_fallbacks=_sum(self._fallbacks),
+            kv_bytes=_sum(self._kv_bytes),
+        )
+
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
@@ -155,6 +191,19 @@ class Metrics:
         self, name: str, what: str, buckets: tuple[float, ...], *labels: str
     ) -> Histogram:
         return Histogram(f"prfaas_{name}", what, labels, buckets=buckets, registry=self._registry)
+
+
+def _sum(metric: Counter | Gauge, **labels: str) -> int:
+    """Sum of a metric over the series with these labels."""
+    (family,) = metric.collect()
+    return round(
+        sum(
+            sample.value
+            for sample in family.samples
+            if not sample.name.endswith("_created")
+            and all(sample.labels.get(name) == value for name, value in labels.items())
+        )
+    )
 
 
 def _is_ready(engine: Engine) -> float:

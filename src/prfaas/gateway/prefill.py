@@ -96,11 +96,12 @@ class PrefillLeg:
         if plan.layout is None:
             raise PrefillGivenUpError("prefill", "no_layout", "nobody has announced a layout")
         span = {"have_tokens": plan.pd_hit_tokens, "final_tokens": plan.final_tokens}
+        order = {"transfer": transfer.transfer_id.hex(), "push_to": transfer.destination, **span}
+        if transfer.stays:
+            return order
         return {
-            "transfer": transfer.transfer_id.hex(),
-            "push_to": transfer.destination,
+            **order,
             "ticket": self.tickets.issue(transfer, plan.layout, plan.prompt.cache_salt, **span),
-            **span,
         }
 
     async def _post(self, engine: Engine, body: JsonObject, headers: Mapping[str, str]) -> int:

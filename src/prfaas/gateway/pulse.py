@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Sequence
+from typing import Protocol
 
 from prfaas.core.dispatch import ThresholdMoved
 from prfaas.gateway.driver import Driver
@@ -20,6 +22,16 @@ QUIET_BEATS = 10
 """Beats without a refusal after which admission has ended refusing."""
 
 
+class Beaten(Protocol):
+    """A loop that the pulse gives its turns."""
+
+    def beat(self, now_ns: int) -> None:
+        """A second has passed; what was begun goes on."""
+
+    def turn(self, now_ns: int) -> None:
+        """One interval has passed: begin something, if it is worth it."""
+
+
 class Pulse:
     """The loops of a gateway.
 
@@ -27,10 +39,14 @@ class Pulse:
         driver: What they move.
         guards: Their breakers half open with time.
         journal: Hears what they did.
+        loops: Further ones.
     """
 
-    def __init__(self, driver: Driver, guards: Guards, journal: Journal) -> None:
+    def __init__(
+        self, driver: Driver, guards: Guards, journal: Journal, loops: Sequence[Beaten] = ()
+    ) -> None:
         self._driver, self._guards, self._journal = driver, guards, journal
+        self._loops = loops
         self._num_late, self._num_quiet, self._late_before = 0, 0, 0
         self._is_refusing = False
         self.frozen = False
@@ -47,9 +63,16 @@ class Pulse:
         self._driver.refresh(now_ns)
         self._guards.refresh()
         self._watch_admission()
+        for loop in self._loops:
+            loop.beat(now_ns)
         if is_turn and not self.frozen:
-            for moved in self._driver.tick(now_ns):
-                self._note_threshold(moved)
+            self._turn(now_ns)
+
+    def _turn(self, now_ns: int) -> None:
+        for moved in self._driver.tick(now_ns):
+            self._note_threshold(moved)
+        for loop in self._loops:
+            loop.turn(now_ns)
 
     def _note_threshold(self, moved: ThresholdMoved) -> None:
         found, up = moved.pressures, moved.offload_threshold > moved.before

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -143,10 +145,13 @@ class Records:
         """Remember a request from its start."""
         self._records.append(record)
 
+    def newest_first(self) -> Iterator[Record]:
+        """All records."""
+        return reversed(self._records)
+
     def latest(self, limit: int) -> list[Record]:
         """Up to `limit` records, the newest first."""
-        newest_first = reversed(self._records)
-        return [record for _, record in zip(range(limit), newest_first, strict=False)]
+        return list(itertools.islice(self.newest_first(), limit))
 
     def find(self, request_id: str) -> Record | None:
         """The newest record of this id."""
