@@ -22,6 +22,7 @@ from pydantic import (
 from prfaas.config.quantities import DurationNs, RateBitsPerS, SizeBytes
 from prfaas.config.table import Table
 from prfaas.config.tenants import KEY_HASH, TENANTS_MAX, KeyHashes, TenantTable, check_keys
+from prfaas.config.tracing import TracingTable
 from prfaas.core.policies import PolicyName
 
 FilePathText = Annotated[Path, Field(strict=False)]
@@ -312,6 +313,7 @@ class Deployment(Table):
     gateway: GatewayTable = GatewayTable()
     routing: RoutingTable
     security: SecurityTable
+    tracing: TracingTable | None = None
     state: FilePathText = Path(".state")
     """Directory for sockets, logs, the secret that salts come from, and what is generated."""
     tenants: dict[PartName, TenantTable] = Field(default={}, max_length=TENANTS_MAX)

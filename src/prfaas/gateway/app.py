@@ -45,6 +45,7 @@ from prfaas.gateway.requests import Api, parse_request
 from prfaas.gateway.tenants import Tenant, Tenants, fairness
 from prfaas.gateway.tickets import TicketOffice
 from prfaas.gateway.tokenizing import PromptMaker
+from prfaas.gateway.tracing import Trace, Tracing
 from prfaas.gateway.transfers import Transfers, TransferView
 from prfaas.gateway.views import Views
 from prfaas.units import NS_PER_S
@@ -56,7 +57,6 @@ SHUTDOWN_S = 5.0
 LAST_WORDS_S = 5.0
 """How long a client may take to read the error that ends its stream."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _log = logging.getLogger(__name__)
 
 
@@ -118,6 +118,7 @@ class Gateway:
         )
         self._table = deployment.gateway
         self._model = model
+        self._tracing = Tracing(deployment.tracing, name)
         self._prompts = PromptMaker(deployment.model.path)
         self.tenants = Tenants(deployment)
         self.index = PrefixIndex()
@@ -222,6 +223,7 @@ class Gateway:
         await self.pools.close()
         await self.engines.close()
         self._prompts.close()
+        await asyncio.to_thread(self._tracing.close)
 
     def _transfer_over(self, transfer: TransferView) -> None:
         self.metrics.arrived(transfer)
@@ -253,12 +255,13 @@ class Gateway:
         tenant = request[TENANT]
         record = Record(_request_id(request), api.value, tenant.name)
         stream = ClientStream(request)
+        trace = self._tracing.begin(record, request.headers, self._model)
         self.records.add(record)
         self.metrics.began()
         try:
             async with asyncio.timeout(self._table.request_timeout / NS_PER_S):
                 with self._door.enter(tenant):
-                    return await self._answer(request, api, record, stream)
+                    return await self._answer(request, api, record, stream, trace)
         except (PrfaasError, TimeoutError, web.HTTPException) as error:
             return await _fail(error, record, stream)
         except (asyncio.CancelledError, ClientGoneError):
@@ -269,9 +272,10 @@ class Gateway:
             return await _fail(error, record, stream)
         finally:
             self._end(record, tenant)
+            trace.end(record, self._model)
 
     async def _answer(
-        self, request: web.Request, api: Api, record: Record, stream: ClientStream
+        self, request: web.Request, api: Api, record: Record, stream: ClientStream, trace: Trace
     ) -> web.StreamResponse:
         try:
             data = await request.read()
@@ -281,9 +285,7 @@ class Gateway:
             ) from None
         client = parse_request(data, api, self._model, self._prompts.vocab_size)
         record.stream = client.stream
-        trace = request.headers.get("traceparent", "")
-        headers = {"traceparent": trace} if _TRACEPARENT.fullmatch(trace) else {}
-        exchange = Exchange(client, request[TENANT], record, stream, headers, self.metrics)
+        exchange = Exchange(client, request[TENANT], record, stream, trace.headers, self.metrics)
         return await self._flow.serve(exchange)
 
     def _end(self, record: Record, tenant: Tenant) -> None:
