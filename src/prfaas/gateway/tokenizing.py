@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -190,6 +191,8 @@ def _load(path: str) -> tuple[Any, int]:
     """Tokenizer, and the number of token ids that the model knows."""
     from transformers import AutoTokenizer, PretrainedConfig
 
+    # One text at a time, on threads of ours: a pool of the tokenizer's own would only be in the way.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         config, _ = PretrainedConfig.get_config_dict(path)
