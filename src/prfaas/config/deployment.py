@@ -22,6 +22,7 @@ from pydantic import (
 from prfaas.config.quantities import DurationNs, RateBitsPerS, SizeBytes
 from prfaas.config.table import Table
 from prfaas.config.tenants import KEY_HASH, TENANTS_MAX, KeyHashes, TenantTable, check_keys
+from prfaas.config.tracing import TracingTable
 from prfaas.core.policies import PolicyName
 
 FilePathText = Annotated[Path, Field(strict=False)]
@@ -73,6 +74,8 @@ class GatewayTable(Table):
     """Larger request bodies are refused with 413."""
     request_timeout: DurationNs = 600 * 10**9
     """A request that takes longer is ended with 504."""
+    drain_timeout: DurationNs = 30 * 10**9
+    """How long requests under way may go on when the gateway is told to stop."""
     connect_timeout: DurationNs = 2 * 10**9
     """An engine that does not take a connection in this time counts as absent."""
     requests_max: int = Field(default=4096, ge=1, le=1_000_000)
@@ -310,6 +313,7 @@ class Deployment(Table):
     gateway: GatewayTable = GatewayTable()
     routing: RoutingTable
     security: SecurityTable
+    tracing: TracingTable | None = None
     state: FilePathText = Path(".state")
     """Directory for sockets, logs, the secret that salts come from, and what is generated."""
     tenants: dict[PartName, TenantTable] = Field(default={}, max_length=TENANTS_MAX)

@@ -6,10 +6,12 @@ import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from prfaas.core.blocks import Layout
 from prfaas.errors import ConfigError
+from prfaas.gateway.detokenizing import pieces
 from prfaas.gateway.encoding import Encoder, Naming
 from prfaas.gateway.fields import bad
 from prfaas.gateway.jsons import JsonObject
@@ -100,6 +102,17 @@ class PromptMaker:
         return await loop.run_in_executor(
             self._executor, self._make, client, cache_salt, layout, max_model_len
         )
+
+    async def texts(
+        self, prompt_ids: list[int], token_ids: list[int], *, skip_special: bool
+    ) -> list[str]:
+        """What text each token of an answer gave, on another thread; see `pieces`.
+
+        Raises:
+            NoDetokenizerError: It can not be told exactly.
+        """
+        work = partial(pieces, self._tokenizer, prompt_ids, token_ids, skip_special=skip_special)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def _make(
         self, client: ClientRequest, cache_salt: str, layout: Layout | None, max_model_len: int
