@@ -204,7 +204,7 @@ def _load(path: str) -> tuple[Any, int]:
     """Tokenizer, and the number of token ids that the model knows."""
     from transformers import AutoTokenizer, PretrainedConfig
 
-    # One text at a time, on threads of ours: a pool of the tokenizer's own would only be in the way.
+    # One text at a time, on a thread of ours: the tokenizer's own threads would be in the way.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
