@@ -161,7 +161,7 @@ class Gateway:
                 self.journal,
             )
         )
-        flow = Flow(
+        self._flow = Flow(
             planner=Planner(
                 self.engines, self.pools, self._prompts, self.driver, self.loops.copier
             ),
@@ -181,7 +181,7 @@ class Gateway:
             vocab_size=self._prompts.vocab_size,
             chat_endpoint=deployment.needs_chat_endpoint,
             door=self._door,
-            flow=flow,
+            flow=self._flow,
             metrics=self.metrics,
             records=self.records,
             tracing=self._tracing,
