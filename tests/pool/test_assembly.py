@@ -5,8 +5,7 @@ import pytest
 from prfaas.core.blocks import BlockKey
 from prfaas.errors import PeerError
 from prfaas.pool.assembly import UNFINISHED_BLOCKS_MAX, Assembly
-from prfaas.wire.fragments import FragmentPrefix
-from prfaas.wire.frames import BlockFrame, block_digest
+from prfaas.wire.fragments import FragmentPrefix, ReceivedBlock, block_digest
 
 LAYOUT_ID, KEY = b"L" * 32, BlockKey(0, b"h" * 32)
 DATA = bytes(range(100))
@@ -27,7 +26,7 @@ class Hand:
     def claim(self, offset: int) -> memoryview | None:
         return self.assembly.claim(prefix(offset), self)
 
-    def write(self, offset: int) -> BlockFrame | None:
+    def write(self, offset: int) -> ReceivedBlock | None:
         place = self.claim(offset)
         if place is None:
             return None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prfaas.core.blocks import BlockKey
-from prfaas.wire.frames import BlockFrame, block_digest
+from prfaas.wire.fragments import ReceivedBlock, block_digest
 from prfaas.wire.messages import (
     HIT,
     MISS,
@@ -269,7 +269,7 @@ async def test_what_was_not_asked_for_is_not_taken(world: World) -> None:
     data = bytearray(content(PROMPT[5]))
     digest = block_digest(LAYOUT.layout_id, PROMPT[5], data)
     peer.channel.send(offer(world.identities, pull.transfer_id))
-    peer.channel.send_block(BlockFrame(pull.transfer_id, LAYOUT.layout_id, PROMPT[5], digest, data))
+    peer.bring(ReceivedBlock(pull.transfer_id, LAYOUT.layout_id, PROMPT[5], digest, data))
     event = await ended(gateway, pull)
     assert (event.state, event.reason) == ("refused", "foreign")
     assert pd.held() == set()

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from prfaas.core.blocks import BlockKey
 from prfaas.errors import PeerError
 from prfaas.wire import channel as module
 from prfaas.wire import liveness
-from prfaas.wire.channel import WRITE_BUFFER_BYTES, Channel
-from prfaas.wire.frames import BlockFrame, ControlFrame, Frame, block_digest
+from prfaas.wire.channel import Channel
+from prfaas.wire.frames import Frame
 from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages import Ping, Stored, Subscribe, decode, encode
 
@@ -57,26 +56,15 @@ async def pair() -> AsyncIterator[Pair]:
     far.close()
 
 
-async def test_messages_and_blocks_arrive_in_order(pair: Pair) -> None:
-    data = bytes(range(256)) * 100
-    key = BlockKey(3, b"h" * 32)
-    digest = block_digest(b"L" * 32, key, data)
-    block = BlockFrame(b"t" * 16, b"L" * 32, key, digest, memoryview(data))
+async def test_messages_arrive_in_order(pair: Pair) -> None:
     closed = asyncio.Event()
     _, sender = await asyncio.get_running_loop().connect_accepted_socket(
         lambda: Channel(lambda *_: None, lambda *_: closed.set()), pair.far.dup()
     )
     sender.send(Subscribe(gateway="g"))
-    sender.send_block(block)
     sender.send(Ping())
-    await until(lambda: len(pair.frames) == 3)
-    first, second, third = pair.frames
-    assert isinstance(first, ControlFrame)
-    assert decode(first.payload) == Subscribe(gateway="g")
-    assert isinstance(second, BlockFrame)
-    assert second == block
-    assert second.is_intact
-    assert third == ControlFrame(encode(Ping())[12:])
+    await until(lambda: len(pair.frames) == 2)
+    assert [decode(frame.payload) for frame in pair.frames] == [Subscribe(gateway="g"), Ping()]
     sender.close("done")
     await closed.wait()
 
@@ -108,39 +96,10 @@ async def test_a_peer_that_leaves_is_told_once(pair: Pair) -> None:
     pair.channel.close("too late")
 
 
-async def test_a_sender_waits_for_a_slow_reader_and_goes_on(pair: Pair) -> None:
-    data = bytearray(WRITE_BUFFER_BYTES)
-    block = BlockFrame(b"t" * 16, b"L" * 32, BlockKey(0, b"h" * 32), b"d" * 32, data)
-    sent = 0
-    while pair.channel.backlog_bytes <= WRITE_BUFFER_BYTES:
-        pair.channel.send_block(block)
-        sent += 1
-    waiting = asyncio.create_task(pair.channel.drained())
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    assert sent < 10
-    while not waiting.done():
-        assert await pair.hear(1 << 20)
-    await waiting
-
-
-async def test_a_sender_that_waits_is_let_go_when_the_connection_ends(pair: Pair) -> None:
-    block = BlockFrame(
-        b"t" * 16, b"L" * 32, BlockKey(0, b"h" * 32), b"d" * 32, bytearray(8 * WRITE_BUFFER_BYTES)
-    )
-    pair.channel.send_block(block)
-    waiting = asyncio.create_task(pair.channel.drained())
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    pair.channel.close("enough")
-    await waiting
-    assert not pair.channel.is_open
-
-
 async def test_a_peer_that_asks_on_and_reads_nothing_is_left(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "UNREAD_BYTES_MAX", 4 * WRITE_BUFFER_BYTES)
+    monkeypatch.setattr(module, "UNREAD_BYTES_MAX", 4 << 20)
     answer = Stored(seq=0, layout_id=b"L" * 32, keys=[(0, b"h" * 32)] * 4096)
     pair.channel._on_frame = lambda channel, _: channel.send(answer)
     with contextlib.suppress(OSError):

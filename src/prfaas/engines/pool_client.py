@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from prfaas.errors import PeerError
-from prfaas.wire.frames import ControlFrame, FrameDecoder
+from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.messages import AnyMessage, EngineHello, Message, Ping, decode, encode
 
 log = logging.getLogger(__name__)
@@ -130,8 +130,6 @@ class PoolClient:
         decoder = FrameDecoder()
         while data := connection.recv(1 << 18):
             for frame in decoder.feed(data):
-                if not isinstance(frame, ControlFrame):
-                    raise PeerError("a pool node sends no block frames to engines")
                 message = decode(frame.payload)
                 if not self.is_connected:
                     log.info("connected to the pool node at %s", self._path)

@@ -12,13 +12,12 @@ from functools import partial
 
 from prfaas.core.blocks import Layout
 from prfaas.core.prefix_index import PrefixIndex
-from prfaas.errors import PeerError
 from prfaas.gateway.driver import Driver, PoolView
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.subscription import Subscription
 from prfaas.gateway.transfers import Transfers, TransferView
 from prfaas.wire.channel import Channel
-from prfaas.wire.frames import ControlFrame, Frame
+from prfaas.wire.frames import Frame
 from prfaas.wire.identity import peer_name
 from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages import Abort, LinkTelemetry, Subscribe, decode
@@ -116,8 +115,6 @@ class PoolClient:
         _log.info("pool %s is connected", self._pool)
 
     def _on_frame(self, channel: Channel, frame: Frame) -> None:
-        if not isinstance(frame, ControlFrame):
-            raise PeerError("a block frame; a gateway takes none")
         self.subscription.receive(decode(frame.payload))
 
     def _on_close(self, channel: Channel, reason: str) -> None:

@@ -8,8 +8,7 @@ from typing import Protocol
 
 from prfaas.core.blocks import BlockKey
 from prfaas.errors import PeerError
-from prfaas.wire.fragments import FragmentPrefix
-from prfaas.wire.frames import BlockFrame
+from prfaas.wire.fragments import FragmentPrefix, ReceivedBlock
 
 UNFINISHED_BYTES_MAX = 1 << 30
 UNFINISHED_BLOCKS_MAX = 64
@@ -79,7 +78,7 @@ class Assembly:
         block.writers[prefix.offset] = writer
         return block.data[prefix.offset : prefix.offset + prefix.num_bytes]
 
-    def written(self, prefix: FragmentPrefix) -> BlockFrame | None:
+    def written(self, prefix: FragmentPrefix) -> ReceivedBlock | None:
         """A claimed fragment is there.
 
         Returns:
@@ -99,7 +98,7 @@ class Assembly:
         if block.missing_bytes < 0 or any(block.writers.values()):
             raise PeerError(f"fragments of block {prefix.key.block_hash.hex()[:12]} overlap")
         self._drop(name)
-        return BlockFrame(
+        return ReceivedBlock(
             prefix.transfer_id, prefix.layout_id, prefix.key, prefix.digest, block.data
         )
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from prfaas.wire.frames import BlockFrame
+from prfaas.wire.fragments import ReceivedBlock
 
 EARLY_NS = 5 * 10**9
 """A connection for messages that is later than this is dead."""
 
-Delivery = tuple[BlockFrame, Callable[[], None]]
+Delivery = tuple[ReceivedBlock, Callable[[], None]]
 """A block, and what to call once it is dealt with."""
 
 
@@ -33,7 +33,7 @@ class EarlyBlocks:
         self._clock_ns = clock_ns
         self._waiting: dict[tuple[str, bytes], _Waiting] = {}
 
-    def add(self, peer: str, frame: BlockFrame, done: Callable[[], None]) -> None:
+    def add(self, peer: str, frame: ReceivedBlock, done: Callable[[], None]) -> None:
         """A block came before its offer."""
         name = peer, frame.transfer_id
         if name not in self._waiting:

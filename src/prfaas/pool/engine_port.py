@@ -19,7 +19,7 @@ from pathlib import Path
 from prfaas.core.blocks import BlockKey, Layout
 from prfaas.errors import ConfigError, PeerError
 from prfaas.wire.channel import Channel
-from prfaas.wire.frames import ControlFrame, Frame, FrameDecoder
+from prfaas.wire.frames import Frame, FrameDecoder
 from prfaas.wire.messages import AnyMessage, EngineHello, Key, Ping, decode, keys_of
 
 log = logging.getLogger(__name__)
@@ -244,8 +244,6 @@ class EnginePort:
         session.channel.send(Ping())
 
     def _deliver(self, session: EngineSession, frame: Frame) -> None:
-        if not isinstance(frame, ControlFrame):
-            raise PeerError("an engine sends no block frames: its blocks are in shared memory")
         self._on_message(session, decode(frame.payload))
 
     def _closed(self, session: EngineSession, reason: str) -> None:
@@ -282,7 +280,7 @@ def _receive_hello(connection: socket.socket) -> tuple[EngineHello, int]:
     try:
         frames = _first_frames(connection, descriptors)
         frame = frames[0]
-        message = decode(frame.payload) if isinstance(frame, ControlFrame) else None
+        message = decode(frame.payload)
         if len(frames) > 1 or not isinstance(message, EngineHello) or len(descriptors) != 1:
             raise PeerError("an engine has to say hello first, with one descriptor, and then wait")
     except (PeerError, OSError):

@@ -15,7 +15,7 @@ from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.sending import Sending
 from prfaas.pool.store import BlockStore, StoredBlock
 from prfaas.pool.tickets import TicketChecks
-from prfaas.wire.frames import block_digest
+from prfaas.wire.fragments import block_digest
 from prfaas.wire.messages import (
     HIT,
     MISS,

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Set
 from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.core.tickets import Refusal, TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent, TransferState
-from prfaas.errors import PeerError
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.store import BlockStore
 from prfaas.pool.tickets import DESTINATION, Grant, TicketChecks
-from prfaas.wire.frames import BlockFrame
+from prfaas.wire.fragments import ReceivedBlock
 from prfaas.wire.messages import Abort, Accepted, Commit, Offer, Pull, Refused, keys_of
 
 GIVEN_UP = (TransferState.ABORTED, TransferState.EXPIRED)
@@ -160,57 +159,40 @@ class InboundTransfers:
         """Memory to receive a block into. Any thread may ask."""
         return self._store.receive_buffer(num_bytes)
 
-    def block(self, frame: BlockFrame, peer: str, *, is_checked: bool = False) -> bool:
-        """A block arrived: keep it if it is what it says it is. A second time changes nothing.
-
-        Args:
-            frame: The block.
-            peer: Who sent it.
-            is_checked: The digest was compared already.
+    def block(self, block: ReceivedBlock, peer: str) -> bool:
+        """A block arrived whose digest was compared. A second time changes nothing.
 
         Returns:
             Whether more blocks of its transfer are wanted.
-
-        Raises:
-            PeerError: The block fails its digest; the connection can not be trusted.
         """
-        if not is_checked and not frame.is_intact:
-            self.broken_block()
-            raise PeerError(f"block {frame.key.block_hash.hex()[:12]} from {peer} fails its digest")
-        transfer = self._transfers.get(frame.transfer_id)
+        transfer = self._transfers.get(block.transfer_id)
         if transfer is None or not transfer.is_open or transfer.peer != peer:
             self._metrics.blocks_dropped.labels(reason="late").inc()
             return False
-        arrived = self._arrived[frame.transfer_id]
-        name = frame.layout_id, frame.key
+        arrived = self._arrived[block.transfer_id]
+        name = block.layout_id, block.key
         if name in arrived:
             return True
-        beyond = _beyond_ticket(transfer, frame, self._asked.get(frame.transfer_id))
+        beyond = _beyond_ticket(transfer, block, self._asked.get(block.transfer_id))
         if beyond is not None:
             self._tickets.refused(DESTINATION, transfer.transfer_id, beyond)
             self._end(transfer, TransferEvent.REFUSE, beyond.reason.value)
             return False
-        if not self._store.put(frame.layout_id, frame.key, frame.data, frame.digest):
+        if not self._store.put(block.layout_id, block.key, block.data, block.digest):
             self._metrics.blocks_dropped.labels(reason="no_room").inc()
             self._end(transfer, TransferEvent.ABORT, "no_room")
             return False
         arrived.add(name)
-        transfer.moved(len(frame.data), self._clock_ns())
-        self._metrics.link_bytes.labels(peer=peer, direction="received").inc(len(frame.data))
+        transfer.moved(len(block.data), self._clock_ns())
+        self._metrics.link_bytes.labels(peer=peer, direction="received").inc(len(block.data))
         return True
 
     def broken_block(self) -> None:
         """Count a block that failed its digest."""
         self._metrics.blocks_dropped.labels(reason="digest").inc()
 
-    def committed(self, commit: Commit, peer: str, *, may_follow: bool = False) -> None:
-        """The peer said how many blocks this transfer has.
-
-        Args:
-            commit: What it said.
-            peer: Who said it.
-            may_follow: Blocks may still be on the way, over other connections.
-        """
+    def committed(self, commit: Commit, peer: str) -> None:
+        """The peer said how many blocks this transfer has; some may still be on the way."""
         transfer = self._transfers.get(commit.transfer_id)
         if transfer is None or transfer.peer != peer or not transfer.apply(TransferEvent.SEND):
             return
@@ -218,9 +200,9 @@ class InboundTransfers:
             absent = self._asked[commit.transfer_id].intersection(keys_of(commit.missing))
             transfer.num_missing = len(absent)
             self._on_missing(commit.transfer_id, sorted(absent))
-        missing = commit.num_blocks - transfer.num_blocks
-        if missing < 0 or (missing and not may_follow):
-            self._end(transfer, TransferEvent.ABORT, f"{missing} blocks missing")
+        surplus = transfer.num_blocks - commit.num_blocks
+        if surplus > 0:
+            self._end(transfer, TransferEvent.ABORT, f"{surplus} blocks too many")
         else:
             self._expected[commit.transfer_id] = commit.num_blocks
 
@@ -345,14 +327,14 @@ class InboundTransfers:
 
 
 def _beyond_ticket(
-    transfer: Transfer, frame: BlockFrame, asked: set[BlockKey] | None
+    transfer: Transfer, block: ReceivedBlock, asked: set[BlockKey] | None
 ) -> TicketRefusedError | None:
     """What a block goes beyond, if its transfer does not cover it."""
-    if asked is not None and frame.key not in asked:
+    if asked is not None and block.key not in asked:
         return TicketRefusedError(Refusal.FOREIGN, "a block came that was not asked for")
-    if frame.layout_id != transfer.layout_id:
+    if block.layout_id != transfer.layout_id:
         return TicketRefusedError(Refusal.LAYOUT, "a block of another layout came")
-    num_bytes = transfer.num_bytes + len(frame.data)
+    num_bytes = transfer.num_bytes + len(block.data)
     if num_bytes > transfer.bytes_max:
         return TicketRefusedError(
             Refusal.OVERSIZED, f"{num_bytes} bytes came, it allows {transfer.bytes_max}"

@@ -19,7 +19,8 @@ from prfaas.pool.listener import Listener
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.probes import ProbeSink
 from prfaas.wire.channel import Channel
-from prfaas.wire.frames import BlockFrame, Frame
+from prfaas.wire.fragments import ReceivedBlock
+from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts, peer_name
 from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages import (
@@ -151,29 +152,21 @@ class LinkPort:
         self._channels[channel] = asyncio.get_running_loop().create_task(keep_alive(channel))
 
     def _deliver(self, channel: Channel, frame: Frame) -> None:
-        if isinstance(frame, BlockFrame):
-            self._require(channel, self._sources)
-            self._keep(channel, frame, is_checked=False)
-        else:
-            self._handle(channel, decode(frame.payload))
+        self._handle(channel, decode(frame.payload))
 
-    def _keep(self, channel: Channel | None, frame: BlockFrame, *, is_checked: bool) -> None:
+    def _keep(self, peer: str, block: ReceivedBlock) -> None:
         """Store a block and tell its sender."""
-        peer = channel.peer if channel is not None else ""
-        is_wanted = self._inbound.block(frame, peer, is_checked=is_checked)
+        is_wanted = self._inbound.block(block, peer)
+        channel = self.channel_of(peer)
         if channel is None:
             return
+        transfer_id, layout_id = block.transfer_id, block.layout_id
         if not is_wanted:
-            channel.send(Abort(transfer_id=frame.transfer_id, reason="not wanted"))
+            channel.send(Abort(transfer_id=transfer_id, reason="not wanted"))
             return
-        channel.send(
-            Arrived(
-                transfer_id=frame.transfer_id,
-                layout_id=frame.layout_id,
-                keys=wire_keys([frame.key]),
-            )
-        )
-        self._settle(channel, frame.transfer_id)
+        keys = wire_keys([block.key])
+        channel.send(Arrived(transfer_id=transfer_id, layout_id=layout_id, keys=keys))
+        self._settle(channel, transfer_id)
 
     def _settle(self, channel: Channel, transfer_id: bytes) -> None:
         if self._inbound.settle(transfer_id) is TransferState.COMMITTED:
@@ -192,8 +185,7 @@ class LinkPort:
                 self._offered(channel, message)
             case Commit():
                 self._require(channel, self._sources)
-                may_follow = channel.peer in self._links
-                self._inbound.committed(message, channel.peer, may_follow=may_follow)
+                self._inbound.committed(message, channel.peer)
                 self._settle(channel, message.transfer_id)
             case Subscribe():
                 self._require(channel, self._gateways)
@@ -213,8 +205,8 @@ class LinkPort:
 
     def _offered(self, channel: Channel, offer: Offer) -> None:
         channel.send(self._inbound.offered(offer, channel.peer))
-        for frame, done in self._early.take(channel.peer, offer.transfer_id):
-            self._take_block(channel.peer, frame, done)
+        for block, done in self._early.take(channel.peer, offer.transfer_id):
+            self._take_block(channel.peer, block, done)
 
     def _welcome(self, channel: Channel, hello: PoolHello) -> None:
         """A pool has one link: whatever stood before a new one is dead."""
@@ -226,8 +218,7 @@ class LinkPort:
         for other in older:
             other.close("the pool has connected anew")
         self._drop_link(channel.peer)
-        if hello.link:
-            self._links[channel.peer] = hello.link, Assembly(self._inbound.buffer)
+        self._links[channel.peer] = hello.link, Assembly(self._inbound.buffer)
         self._inbound.resumed(channel.peer, hello.resumes)
         for transfer_id in dict.fromkeys(hello.resumes):
             self._resume(channel, transfer_id)
@@ -271,18 +262,14 @@ class LinkPort:
         """The connection for messages of a peer; None without one."""
         return next((c for c in self._channels if c.peer == peer and c.is_open), None)
 
-    def _take_block(self, peer: str, frame: BlockFrame, done: Callable[[], None]) -> None:
+    def _take_block(self, peer: str, block: ReceivedBlock, done: Callable[[], None]) -> None:
         if self._is_closed:
             done()
             return
-        channel = self.channel_of(peer)
-        if not self._inbound.is_offered(frame.transfer_id, peer):
-            self._early.add(peer, frame, done)
+        if not self._inbound.is_offered(block.transfer_id, peer):
+            self._early.add(peer, block, done)
             return
-        if channel is not None:
-            self._keep(channel, frame, is_checked=True)
-        else:
-            self._inbound.block(frame, peer, is_checked=True)
+        self._keep(peer, block)
         done()
 
     def _refuse_transfer(self, peer: str, transfer_id: bytes) -> None:

@@ -22,7 +22,7 @@ from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.store import StoredBlock
 from prfaas.pool.tickets import Grant
 from prfaas.wire.channel import Channel
-from prfaas.wire.frames import BlockFrame, Frame
+from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts
 from prfaas.wire.messages import (
     Abort,
@@ -268,8 +268,6 @@ class OutboundLink:
 
     def on_frame(self, _: Channel, frame: Frame) -> None:
         """The peer said something."""
-        if isinstance(frame, BlockFrame):
-            raise PeerError("blocks travel the other way on this connection")
         message = decode(frame.payload)
         match message:
             case Ping():

@@ -8,10 +8,9 @@ import ssl
 from collections.abc import Callable
 
 from prfaas.errors import PeerError
-from prfaas.wire.frames import BlockFrame, Frame, FrameDecoder, encode_block_header
+from prfaas.wire.frames import Frame, FrameDecoder
 from prfaas.wire.messages import Message, encode
 
-WRITE_BUFFER_BYTES = 1 << 20
 UNREAD_BYTES_MAX = 64 << 20
 """Who asks on and has so much to read is left: answers are larger than questions."""
 
@@ -37,7 +36,6 @@ class Channel(asyncio.Protocol):
         self._on_open = on_open
         self._decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
-        self._writable = asyncio.Event()
         self._reason = "the peer closed the connection"
         self.peer = ""
         """Name of the peer, once somebody found out."""
@@ -53,8 +51,6 @@ class Channel(asyncio.Protocol):
         if not isinstance(transport, asyncio.Transport):
             raise TypeError(f"{type(transport).__name__} is not a stream transport")
         self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        self._writable.set()
         self.heard_at = asyncio.get_running_loop().time()
         self._guard(lambda: self._on_open(self))
 
@@ -63,20 +59,11 @@ class Channel(asyncio.Protocol):
         self.heard_at = asyncio.get_running_loop().time()
         self._guard(lambda: self._deliver(data))
 
-    def pause_writing(self) -> None:
-        """Called by asyncio."""
-        self._writable.clear()
-
-    def resume_writing(self) -> None:
-        """Called by asyncio."""
-        self._writable.set()
-
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio."""
         if exc is not None:
             self._reason = f"{type(exc).__name__}: {exc}"
         self._transport = None
-        self._writable.set()
         self._on_close(self, self._reason)
 
     # --- our side ---
@@ -105,18 +92,6 @@ class Channel(asyncio.Protocol):
         """Send a message; dropped if the channel is closed."""
         if self._transport is not None:
             self._transport.write(encode(message))
-
-    def send_block(self, frame: BlockFrame) -> None:
-        """Send a block; dropped if the channel is closed. Await `drained` before the next one."""
-        if self._transport is not None:
-            header = encode_block_header(
-                frame.transfer_id, frame.layout_id, frame.key, frame.digest, len(frame.data)
-            )
-            self._transport.writelines([header, frame.data])
-
-    async def drained(self) -> None:
-        """Wait until the connection takes more, or is gone."""
-        await self._writable.wait()
 
     def close(self, reason: str) -> None:
         """Close at once; what was not sent yet is dropped."""

@@ -226,14 +226,13 @@ class PoolHello(Message, tag="pool_hello"):
     """First message on a link; the name has to be the one in the certificate.
 
     `resumes` are the sender's open transfers: what else was open over an earlier connection is
-    over. `link` is a word of the sender's that its data connections repeat; without one, blocks
-    come over this connection only.
+    over. `link` is a word of the sender's that its data connections repeat.
     """
 
     pool: Name
     epoch: Text
+    link: Name
     resumes: list[TransferId] = []
-    link: Text = ""
 
 
 class Join(Message, tag="join"):
