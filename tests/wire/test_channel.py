@@ -12,9 +12,9 @@ from prfaas.errors import PeerError
 from prfaas.wire import channel as module
 from prfaas.wire import liveness
 from prfaas.wire.channel import Channel
-from prfaas.wire.frames import Frame
+from prfaas.wire.frames import Frame, FrameDecoder
 from prfaas.wire.liveness import keep_alive
-from prfaas.wire.messages import Ping, Stored, Subscribe, decode, encode
+from prfaas.wire.messages import Goodbye, Ping, Stored, Subscribe, decode, encode
 
 from .conftest import until
 
@@ -74,7 +74,17 @@ async def test_garbage_closes_the_channel_with_the_reason(pair: Pair) -> None:
     await until(lambda: bool(pair.closed))
     assert "not a prfaas peer" in pair.closed[0]
     assert pair.frames == []
+    (told,) = FrameDecoder().feed(await pair.hear(1 << 16))
+    assert decode(told.payload) == Goodbye(reason="you are not on the list here")
     assert await pair.hear(1) == b""
+
+
+async def test_a_peer_that_was_let_in_is_told_what_it_did(pair: Pair) -> None:
+    pair.channel.peer = "pool"
+    pair.channel.distrust("x" * 9999)
+    (told,) = FrameDecoder().feed(await pair.hear(1 << 16))
+    assert decode(told.payload) == Goodbye(reason="x" * 512)
+    assert pair.channel.broke_protocol
 
 
 async def test_a_frame_that_is_refused_is_the_last_one(pair: Pair) -> None:

@@ -17,6 +17,7 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    field_validator,
     model_validator,
 )
 
@@ -143,6 +144,9 @@ class LinkTable(_Table):
     """Data connections; without it, as many as rate and round trip ask for."""
 
 
+POOL_BYTES_MIN = 1 << 20
+
+
 class PoolTable(_Table):
     """`[clusters.CLUSTER.pools.POOL]`: a pool node."""
 
@@ -158,6 +162,20 @@ class PoolTable(_Table):
     """Where it is reached, if it is started elsewhere."""
     links: dict[PartName, LinkTable] = {}
     """Settings of links to the pool nodes it pushes to."""
+
+    @field_validator("disk", mode="before")
+    @classmethod
+    def _disk_is_named(cls, value: object) -> object:
+        if value == "":
+            raise ValueError("it is empty; name a folder, or leave `disk` and `disk_limit` out")
+        return value
+
+    @field_validator("memory", "disk_limit")
+    @classmethod
+    def _holds_a_block(cls, value: int | None) -> int | None:
+        if value is not None and value < POOL_BYTES_MIN:
+            raise ValueError(f"{value} bytes hold no block; the least is {POOL_BYTES_MIN}")
+        return value
 
     @model_validator(mode="after")
     def _disk_has_a_limit(self) -> PoolTable:

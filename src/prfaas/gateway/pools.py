@@ -61,6 +61,7 @@ class PoolClient:
         self._channel: Channel | None = None
         self._closed = asyncio.Event()
         self._was_live = False
+        self._said = ""
         self.subscription = subscription
 
     async def run(self) -> None:
@@ -112,15 +113,18 @@ class PoolClient:
         self._channel = channel
         self.subscription.begin()
         channel.send(Subscribe(gateway=self._gateway))
-        _log.info("pool %s is connected", self._pool)
+        if not self._said or self._was_live:
+            _log.info("pool %s is connected", self._pool)
 
     def _on_frame(self, channel: Channel, frame: Frame) -> None:
         self.subscription.receive(decode(frame.payload))
 
     def _on_close(self, channel: Channel, reason: str) -> None:
-        _log.warning("pool %s is disconnected: %s", self._pool, reason)
         self._channel = None
         self._was_live = self.subscription.is_live
+        if self._was_live or reason != self._said:
+            _log.warning("pool %s is disconnected: %s", self._pool, reason)
+        self._said = reason
         self.subscription.lose()
         self._closed.set()
 

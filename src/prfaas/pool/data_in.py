@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from prfaas.errors import PeerError
-from prfaas.pool.assembly import Assembly
+from prfaas.pool.assembly import Assembly, NoRoomError
 from prfaas.pool.io_thread import HANDSHAKE_TIMEOUT_S, IoThread, readable, shake_hands
 from prfaas.wire.fragments import (
     FRAGMENT_BYTES_MAX,
@@ -34,6 +34,10 @@ TURN_BYTES = 512 << 10
 """What a connection reads before the others have their turn."""
 
 
+class DigestError(PeerError):
+    """The bytes of a block are not what its sender named."""
+
+
 @dataclass(frozen=True, slots=True)
 class DataHandlers:
     """What a data connection asks and tells; the first three are asked on the I/O thread, the
@@ -45,6 +49,7 @@ class DataHandlers:
         has: Whether the block of a fragment has arrived with its transfer.
         on_block: A block is complete and intact; calls its last argument when it is dealt with.
         on_unwanted: Fragments of a transfer came that nobody waits for.
+        on_no_room: Fragments of a transfer came for which there is no memory.
         on_broken: A peer broke the protocol.
         on_end: The connection is gone.
     """
@@ -54,7 +59,8 @@ class DataHandlers:
     has: Callable[[FragmentPrefix], bool]
     on_block: Callable[[str, ReceivedBlock, Callable[[], None]], None]
     on_unwanted: Callable[[str, bytes], None]
-    on_broken: Callable[[str, str], None]
+    on_no_room: Callable[[str, bytes], None]
+    on_broken: Callable[[str, PeerError], None]
     on_end: Callable[[DataReceiver], None]
 
 
@@ -129,11 +135,12 @@ class DataReceiver:
             ) as secured:
                 await self._receive(secured)
         except PeerError as error:
-            self._tell(self._handlers.on_broken, self.peer, str(error))
+            self._tell(self._handlers.on_broken, self.peer, error.with_traceback(None))
         except OSError as error:
             log.info("data connection of %s: %r", self.peer or "a stranger", error)
             if not self.peer and not self.is_killed:
-                self._tell(self._handlers.on_broken, "", str(error) or repr(error))
+                reason = PeerError(str(error) or repr(error))
+                self._tell(self._handlers.on_broken, "", reason)
 
     async def _receive(self, secured: ssl.SSLSocket) -> None:
         await shake_hands(secured)
@@ -157,10 +164,17 @@ class DataReceiver:
         """Whether a fragment is wanted. Who sends what nobody wants is told once a transfer."""
         if self._handlers.wants(prefix.transfer_id, self.peer):
             return not self._handlers.has(prefix)
+        self._drop(prefix, self._handlers.on_unwanted)
+        return False
+
+    def no_room(self, prefix: FragmentPrefix) -> None:
+        """A fragment is dropped as there is no memory for its block. Its transfer is over."""
+        self._drop(prefix, self._handlers.on_no_room)
+
+    def _drop(self, prefix: FragmentPrefix, why: Callable[[str, bytes], None]) -> None:
         if prefix.transfer_id != self._unwanted:
             self._unwanted = prefix.transfer_id
-            self._tell(self._handlers.on_unwanted, self.peer, self._unwanted)
-        return False
+            self._tell(why, self.peer, self._unwanted)
 
     def deliver(self, block: ReceivedBlock, reader: _Reader) -> bool:
         """Have a block's digest compared and hand it on.
@@ -179,15 +193,15 @@ class DataReceiver:
                 self._handlers.on_block,
                 self.peer,
                 block,
-                lambda: self._io.call(self._dealt_with, reader),
+                lambda: self._io.call(self._dealt_with, reader, block),
             )
         else:
-            error = PeerError(f"block {block.key.block_hash.hex()[:12]} fails its digest")
+            error = DigestError(f"block {block.key.block_hash.hex()[:12]} fails its digest")
             self._io.call(reader.fail, error)
 
-    def _dealt_with(self, reader: _Reader) -> None:
+    def _dealt_with(self, reader: _Reader, block: ReceivedBlock) -> None:
         self._num_waiting -= 1
-        reader.go_on()
+        reader.go_on(block)
 
 
 class _Reader:
@@ -228,8 +242,9 @@ class _Reader:
         self._stream.view = self._nowhere[: len(self._stream.view)]
         self._is_claimed = False
 
-    def go_on(self) -> None:
-        """There is room for further blocks."""
+    def go_on(self, block: ReceivedBlock) -> None:
+        """A block is dealt with: there is room for further ones."""
+        self._assembly.has_arrived(block)
         if self._is_paused and not self.ended.done():
             self._is_paused = False
             self._loop.add_reader(self._number, self._read)
@@ -266,8 +281,12 @@ class _Reader:
             self._secured.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
 
     def _begin(self, prefix: FragmentPrefix) -> memoryview:
-        is_wanted = self._receiver.takes(prefix)
-        place = self._assembly.claim(prefix, self) if is_wanted else None
+        place = None
+        if self._receiver.takes(prefix):
+            try:
+                place = self._assembly.claim(prefix, self)
+            except NoRoomError:
+                self._receiver.no_room(prefix)
         self._is_claimed = place is not None
         return self._nowhere[: prefix.num_bytes] if place is None else place
 

@@ -17,7 +17,7 @@ from prfaas.pool.io_thread import IoThread, shake_hands
 from prfaas.wire.fragments import encode_prefix
 from prfaas.wire.identity import peer_name
 from prfaas.wire.messages import Join, encode
-from prfaas.wire.sockets import TcpInfo, fit, prepare, tcp_info
+from prfaas.wire.sockets import TcpInfo, fit, prepare, share_of, tcp_info
 
 log = logging.getLogger(__name__)
 
@@ -354,7 +354,7 @@ class DataSenders:
         return secured
 
     def _fit(self) -> None:
-        share = self._pacing_bits_per_s // 8 // max(1, len(self._connections))
+        share = share_of(self._pacing_bits_per_s, len(self._connections))
         fitted = share, 2 * self._fragment_bytes
         for connection in self._connections:
             if connection.fitted != fitted:

@@ -11,13 +11,14 @@ from prfaas.core.blocks import BlockKey
 from prfaas.core.transfers import TransferState
 from prfaas.errors import PeerError
 from prfaas.pool.assembly import Assembly
-from prfaas.pool.data_in import DataHandlers, DataReceiver
+from prfaas.pool.data_in import DataHandlers, DataReceiver, DigestError
 from prfaas.pool.early import EarlyBlocks
-from prfaas.pool.inbound import InboundTransfers
+from prfaas.pool.inbound import NO_ROOM, InboundTransfers
 from prfaas.pool.io_thread import IoThread
 from prfaas.pool.listener import Listener
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.probes import ProbeSink
+from prfaas.pool.said import SaidOnce
 from prfaas.wire.channel import Channel
 from prfaas.wire.fragments import ReceivedBlock
 from prfaas.wire.frames import Frame
@@ -29,6 +30,7 @@ from prfaas.wire.messages import (
     Arrived,
     Commit,
     Committed,
+    Goodbye,
     Message,
     Offer,
     Ping,
@@ -46,6 +48,8 @@ log = logging.getLogger(__name__)
 
 DATA_CONNECTIONS_MAX = 128
 """Of all peers together."""
+PEER_DATA_CONNECTIONS_MAX = 64
+"""Of one peer: a link has sixteen, and those of the link before it may not have ended yet."""
 DATA_CALLERS_MAX = 64
 """Data connections that have not said whose they are; beyond these the one that waits longest is
 left, so that strangers can not keep peers out."""
@@ -105,7 +109,8 @@ class LinkPort:
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._receivers: dict[DataReceiver, None] = {}
-        self._early = EarlyBlocks(clock_ns)
+        self._early = EarlyBlocks(clock_ns, inbound.peer_bytes_max)
+        self._said = SaidOnce(clock_ns)
         self._is_closed = False
         self._handlers = DataHandlers(
             find_assembly=self._find_assembly,
@@ -113,6 +118,7 @@ class LinkPort:
             has=lambda f: inbound.has(f.transfer_id, (f.layout_id, f.key)),
             on_block=self._take_block,
             on_unwanted=self._refuse_transfer,
+            on_no_room=self._no_room,
             on_broken=self._broken,
             on_end=lambda receiver: self._receivers.pop(receiver, None),
         )
@@ -178,6 +184,8 @@ class LinkPort:
                 if message.at_ns:
                     channel.send(Pong(at_ns=message.at_ns, received=self._received(channel.peer)))
                 self._drop_older(channel.peer, message.connections)
+            case Goodbye():
+                return  # The end of the connection follows, and is logged with the reason.
             case PoolHello():
                 self._welcome(channel, message)
             case Offer():
@@ -218,7 +226,10 @@ class LinkPort:
         for other in older:
             other.close("the pool has connected anew")
         self._drop_link(channel.peer)
-        self._links[channel.peer] = hello.link, Assembly(self._inbound.buffer)
+        self._links[channel.peer] = (
+            hello.link,
+            Assembly(self._inbound.buffer, self._inbound.peer_bytes_max),
+        )
         self._inbound.resumed(channel.peer, hello.resumes)
         for transfer_id in dict.fromkeys(hello.resumes):
             self._resume(channel, transfer_id)
@@ -254,7 +265,15 @@ class LinkPort:
         return sum(assembly.unfinished_bytes for _, assembly in self._links.values())
 
     def _find_assembly(self, peer: str, link: str) -> Assembly | None:
-        """Asked on the I/O thread."""
+        """Asked on the I/O thread.
+
+        Raises:
+            PeerError: It has too many data connections.
+        """
+        if sum(one.peer == peer for one in list(self._receivers)) >= PEER_DATA_CONNECTIONS_MAX:
+            raise PeerError(
+                f"{peer} has {PEER_DATA_CONNECTIONS_MAX} data connections, which is the limit"
+            )
         word, assembly = self._links.get(peer, ("", None))
         return assembly if word == link else None
 
@@ -267,10 +286,20 @@ class LinkPort:
             done()
             return
         if not self._inbound.is_offered(block.transfer_id, peer):
-            self._early.add(peer, block, done)
+            if not self._early.add(peer, block, done):
+                self._no_room(peer, block.transfer_id)
+                done()
             return
         self._keep(peer, block)
         done()
+
+    def _no_room(self, peer: str, transfer_id: bytes) -> None:
+        """A block could not be received: its transfer can not be completed any more."""
+        self._drop_early(peer, transfer_id)
+        self._inbound.no_room(transfer_id, peer)
+        channel = self.channel_of(peer)
+        if channel is not None:
+            channel.send(Abort(transfer_id=transfer_id, reason=NO_ROOM))
 
     def _refuse_transfer(self, peer: str, transfer_id: bytes) -> None:
         self._metrics.blocks_dropped.labels(reason="late").inc()
@@ -278,16 +307,20 @@ class LinkPort:
         if channel is not None:
             channel.send(Abort(transfer_id=transfer_id, reason="not wanted"))
 
-    def _broken(self, peer: str, reason: str) -> None:
+    def _broken(self, peer: str, error: PeerError) -> None:
         """A data connection broke the protocol: its peer can not be trusted."""
-        log.warning("data connection of %s closed: %s", peer or "a stranger", reason)
-        if "digest" in reason:
+        self._warn(f"data connection of {peer or 'a stranger'} closed: {error}")
+        if isinstance(error, DigestError):
             self._inbound.broken_block()
         channel = self.channel_of(peer) if peer else None
         if channel is not None:
-            channel.distrust(reason)  # Counted when it is closed.
+            channel.distrust(str(error))  # Counted when it is closed.
         else:
             self._refuse()
+
+    def _warn(self, text: str) -> None:
+        if self._said.is_new(text):
+            log.warning("%s", text)
 
     def _refuse(self) -> None:
         self._metrics.refused.labels(port="link").inc()
@@ -362,10 +395,10 @@ class LinkPort:
             self._refuse()
         task = self._channels.pop(channel, None)
         if task is None:
-            log.warning("connection refused: %s", reason)
+            self._warn(f"connection refused: {reason}")
             return
         task.cancel()
-        log.warning("connection of %s closed: %s", channel.peer, reason)
+        self._warn(f"connection of {channel.peer} closed: {reason}")
         self._on_unsubscribe(channel)
         if channel.peer not in self._sources or self.is_connected(channel.peer):
             return

@@ -22,6 +22,7 @@ from prfaas.pool.engine_requests import EngineRequests
 from prfaas.pool.events import EventFeed
 from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.io_thread import IoThread
+from prfaas.pool.limits import check_limits
 from prfaas.pool.link_port import LinkPort
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
@@ -80,11 +81,16 @@ class PoolSettings:
 
 
 class PoolNode:
-    """Wires the parts of a pool node together."""
+    """Wires the parts of a pool node together.
+
+    Raises:
+        ConfigError: The host has less than the settings allow.
+    """
 
     def __init__(
         self, settings: PoolSettings, clock_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
+        check_limits(settings.memory_bytes, settings.disk, settings.disk_bytes)
         self.settings = settings
         self.metrics = PoolMetrics()
         self.feed = EventFeed()
@@ -181,6 +187,7 @@ class PoolNode:
             self._engine_port.close()
             await self.link_port.close()
             await self._io.close()
+            self._requests.close()
             await runner.cleanup()
             if self.disk is not None:
                 self.disk.close()

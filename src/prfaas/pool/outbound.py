@@ -30,6 +30,7 @@ from prfaas.wire.messages import (
     Arrived,
     Commit,
     Committed,
+    Goodbye,
     LinkTelemetry,
     Offer,
     Ping,
@@ -272,6 +273,8 @@ class OutboundLink:
         match message:
             case Ping():
                 return
+            case Goodbye():
+                self._dialer.refused(message.reason)
             case Pong():
                 self._dialer.heard(message)
             case Resumed():

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from prfaas.errors import PeerError
 from prfaas.wire.frames import Frame, FrameDecoder
-from prfaas.wire.messages import Message, encode
+from prfaas.wire.messages import Goodbye, Message, encode
 
+REASON_CHARS_MAX = 512
 UNREAD_BYTES_MAX = 64 << 20
 """Who asks on and has so much to read is left: answers are larger than questions."""
 
@@ -100,8 +101,10 @@ class Channel(asyncio.Protocol):
             self._transport.abort()
 
     def distrust(self, reason: str) -> None:
-        """Close it for what the peer did."""
+        """Close it for what the peer did, and say so; a stranger is told no names."""
         self.broke_protocol = True
+        told = reason if self.peer else "you are not on the list here"
+        self.send(Goodbye(reason=told[:REASON_CHARS_MAX]))
         self.close(f"protocol error: {reason}")
 
     def _deliver(self, data: bytes) -> None:

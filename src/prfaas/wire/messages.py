@@ -127,6 +127,12 @@ class Pong(Message, tag="pong"):
     received: dict[int, int] = {}
 
 
+class Goodbye(Message, tag="goodbye"):
+    """The last message on a connection that is closed for what the peer did, or is."""
+
+    reason: Text
+
+
 # --- engine to pool, on a unix socket -----------------------------------------------------------
 
 
@@ -423,6 +429,7 @@ class PoolState(Message, tag="pool_state"):
 AnyMessage = (
     Ping
     | Pong
+    | Goodbye
     | EngineHello
     | Push
     | Store
