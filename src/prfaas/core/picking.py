@@ -17,6 +17,8 @@ LOOKS_MAX = 256
 """Candidates that are scored at most: those behind them wait longer."""
 HINT_WEIGHT = 0.5
 """What a prefix that may be cached counts, against one that is."""
+SHOWN_MAX = 8
+"""Candidates that a pick remembers, for whoever asks why."""
 OPEN_HALF = 16
 """Open requests at which an instance counts half as attractive as an idle one."""
 
@@ -104,10 +106,14 @@ MIXED_SCORERS: Scorers = (*DEFAULT_SCORERS, (few_open, 0.25))
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """The chosen candidate, or what was in the way of the one that got furthest."""
+    """The chosen candidate, or what was in the way of the one that got furthest.
+
+    `looked_at` are the first `SHOWN_MAX` that were looked at, chosen or not.
+    """
 
     candidate: Candidate | None
     obstacle: Reason | None = None
+    looked_at: Sequence[Candidate] = ()
 
 
 def pick(
@@ -137,9 +143,12 @@ def pick(
     """
 
     best, best_score, furthest, num_looks = None, -1.0, 0, 0
+    looked_at: list[Candidate] = []
     ideal = Candidate("", hit_tokens=hit_tokens_max)
     ideal_score = _score(ideal, num_tokens, scorers)
     for candidate in candidates:
+        if len(looked_at) < SHOWN_MAX:
+            looked_at.append(candidate)
         failed = _first_failed(candidate, num_tokens, filters)
         if failed is not None:
             furthest = max(furthest, failed)
@@ -156,7 +165,9 @@ def pick(
             ideal_score = _score(ideal, num_tokens, scorers)
         if best_score >= ideal_score:
             break
-    return Pick(best) if best is not None else Pick(None, filters[furthest][1])
+    if best is not None:
+        return Pick(best, looked_at=looked_at)
+    return Pick(None, filters[furthest][1], looked_at)
 
 
 def _is_ideal(candidate: Candidate, hit_tokens_max: int) -> bool:
@@ -182,3 +193,13 @@ def _first_failed(
         if not keep(candidate, num_tokens):
             return index
     return None
+
+
+def scores(
+    candidate: Candidate, num_tokens: int, scorers: Scorers
+) -> tuple[Reason | None, dict[str, float]]:
+    """What dropped a candidate, if a filter did, and its weighted scores by name."""
+    failed = _first_failed(candidate, num_tokens, DEFAULT_FILTERS)
+    obstacle = None if failed is None else DEFAULT_FILTERS[failed][1]
+    found = {rate.__name__: weight * rate(candidate, num_tokens) for rate, weight in scorers}
+    return obstacle, found

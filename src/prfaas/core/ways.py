@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from prfaas.core.dispatch import Arrival, DispatchSettings, HomeCluster, RemoteCluster
 from prfaas.core.links import Link, Links
-from prfaas.core.picking import DEFAULT_SCORERS, MIXED_SCORERS, Candidate
+from prfaas.core.picking import DEFAULT_SCORERS, MIXED_SCORERS, Candidate, Scorers
 from prfaas.core.placement import with_pull
 from prfaas.core.policies import PolicyName
 from prfaas.core.predictions import PathSignals, Prediction, predict
@@ -27,6 +27,8 @@ class Way:
         link: From its pool to the PD cluster's.
         facts: What a policy looks at.
         prediction: Of both paths.
+        signals: What the prediction was made from.
+        looked_at: Candidates in the PrfaaS cluster, the first ones that were looked at.
     """
 
     cluster: RemoteCluster
@@ -35,6 +37,8 @@ class Way:
     link: Link
     facts: RoutingFacts
     prediction: Prediction
+    signals: PathSignals
+    looked_at: Sequence[Candidate]
 
     @property
     def rank(self) -> tuple[bool, bool, int]:
@@ -53,8 +57,25 @@ class Way:
         return all(ns is not None and ns > target_ns for ns in (*paths, alone))
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was looked at for a decision.
+
+    Attributes:
+        num_tokens: What the scorers were told of the prompt's length, tokens.
+        ways: Through each PrfaaS cluster.
+        at_home: Candidates in the PD cluster, the first ones that were looked at.
+        home_scorers: Rated them.
+    """
+
+    num_tokens: int = 0
+    ways: Sequence[Way] = ()
+    at_home: Sequence[Candidate] = ()
+    home_scorers: Scorers = DEFAULT_SCORERS
+
+
 class Ways:
-    """Finds them.
+    """Finds them; `seen` keeps what was looked at last.
 
     Args:
         home: The PD cluster.
@@ -74,6 +95,7 @@ class Ways:
             remote.name: Stage(remote.instances, settings.stale_after_ns)
             for remote in self._remotes
         }
+        self.seen = Seen()
         everyone = (*home.prefill, *(home.decode or ()))
         self._default_pool = everyone[0].pool if everyone else ""
 
@@ -85,10 +107,12 @@ class Ways:
             now_ns: Time.
             decode_wait_ns: What decode adds on every path.
         """
-        home = self.home.pick(arrival, now_ns).candidate
+        at_home = self.home.pick(arrival, now_ns)
+        home = at_home.candidate
         ways = [
             self._through(remote, arrival, home, now_ns, decode_wait_ns) for remote in self._remotes
         ]
+        self.seen = Seen(arrival.num_tokens_to_fit, ways, at_home.looked_at, self.home.scorers)
         return ways[0] if len(ways) == 1 else min(ways, key=lambda way: way.rank)
 
     def apart(self, way: Way, path: Path, now_ns: int) -> Way:
@@ -140,7 +164,7 @@ class Ways:
             arrival.num_prompt_tokens,
             present,
             arrival.hits.get(source, 0),
-            picked.obstacle if splits else Reason.NOT_OFFLOADABLE,
+            _obstacle(arrival, splits, picked.obstacle),
         )
         signals = link.signals(
             home.wait_ns if home else None,
@@ -151,7 +175,7 @@ class Ways:
         found = predict(facts, signals, remote.costs)
         if remote.costs is not None:
             found = self._weighed(found, facts, signals, remote)
-        return Way(remote, home, away, link, facts, found)
+        return Way(remote, home, away, link, facts, found, signals, picked.looked_at)
 
     def _weighed(
         self, found: Prediction, facts: RoutingFacts, signals: PathSignals, remote: RemoteCluster
@@ -166,3 +190,10 @@ class Ways:
         if settings.pulls and settings.policy is PolicyName.ADAPTIVE:
             return with_pull(found, facts, signals, costs, ns_per_byte)
         return found
+
+
+def _obstacle(arrival: Arrival, splits: bool, found: Reason | None) -> Reason | None:
+    """What keeps a request at home: its own nature, its tenant's limit, the state of the parts."""
+    if not splits:
+        return Reason.NOT_OFFLOADABLE
+    return found if arrival.may_ship else Reason.LINK_LIMIT

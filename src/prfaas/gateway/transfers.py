@@ -51,6 +51,12 @@ class TransferView:
     lost_pools: set[str] = field(default_factory=set)
 
     @property
+    def stays(self) -> bool:
+        """Whether one engine hands its blocks to another of the same pool: nothing crosses a link,
+        and no pool reports an end."""
+        return self.source == self.destination
+
+    @property
     def num_bytes(self) -> int:
         """Payload bytes moved: as they arrived, or as they were sent if that is all we know."""
         event = self.best_event

@@ -48,6 +48,7 @@ class EngineRequests:
     """Answers engines: lookups at once, the rest when blocks are copied, read or sent.
 
     Args:
+        name: Of this pool node: a push to it hands blocks from one of its engines to another.
         is_connected: Whether the link from a pool of that name stands.
         tickets: Check what engines are told to push.
         on_refused: Told of a transfer that its ticket does not allow: its id, where to, and why.
@@ -57,6 +58,7 @@ class EngineRequests:
 
     def __init__(
         self,
+        name: str,
         store: BlockStore,
         inbound: InboundTransfers,
         links: Mapping[str, OutboundLink],
@@ -67,6 +69,7 @@ class EngineRequests:
         sending: Sending,
         metrics: PoolMetrics,
     ) -> None:
+        self._name = name
         self._store = store
         self._inbound = inbound
         self._links = links
@@ -77,6 +80,8 @@ class EngineRequests:
         self._sending = sending
         self._metrics = metrics
         self._pushes: dict[bytes, tuple[EngineSession, OutboundLink]] = {}
+        self._handed_over: dict[bytes, EngineSession] = {}
+        """Transfers between engines of this host that are not complete, and who stores."""
         self._tasks: dict[asyncio.Task[None], EngineSession] = {}
         """Requests that are under way."""
         self._copies = EngineCopies(store, metrics)
@@ -116,6 +121,9 @@ class EngineRequests:
                 del self._pushes[transfer_id]
                 link.abort(transfer_id, "engine_lost", tell_peer=True)
         self._queues.pop(engine, None)
+        for transfer_id, owner in list(self._handed_over.items()):
+            if owner is engine:
+                del self._handed_over[transfer_id]
         for task, waiting in list(self._tasks.items()):
             if waiting is engine:
                 task.cancel()
@@ -154,6 +162,9 @@ class EngineRequests:
         self._queues.pop(engine, None)
 
     def _open_push(self, engine: EngineSession, message: Push) -> None:
+        if message.peer == self._name:
+            self._handed_over[message.transfer_id] = engine
+            return
         if message.transfer_id in self._pushes:
             return
         link = self._links.get(message.peer)
@@ -174,6 +185,7 @@ class EngineRequests:
         self._pushes[message.transfer_id] = engine, link
 
     async def _close_push(self, engine: EngineSession, message: PushDone) -> None:
+        self._handed_over.pop(message.transfer_id, None)
         _, link = self._pushes.pop(message.transfer_id, (engine, None))
         if link is None:
             return
@@ -263,14 +275,19 @@ class EngineRequests:
 
     def _look_up(self, engine: EngineSession, message: Lookup) -> None:
         layout_id = engine.layout.layout_id
-        coming = message.transfer_id is not None and self._inbound.is_on_its_way(
-            message.transfer_id, self._is_connected(message.source)
+        coming = message.transfer_id is not None and self._is_on_its_way(
+            message.transfer_id, message.source
         )
         absent = ON_ITS_WAY if coming else MISS
         found = bytes(
             HIT if (layout_id, key) in self._store else absent for key in keys_of(message.keys)
         )
         _answer(engine, LookupDone(job=message.job, found=found))
+
+    def _is_on_its_way(self, transfer_id: bytes, source: str) -> bool:
+        if source == self._name:
+            return transfer_id in self._handed_over
+        return self._inbound.is_on_its_way(transfer_id, self._is_connected(source))
 
 
 def _answer(engine: EngineSession, message: Message) -> None:

@@ -136,6 +136,7 @@ class PoolNode:
             clock_ns=clock_ns,
         )
         self._requests = EngineRequests(
+            settings.name,
             self.store,
             self.inbound,
             self.links,

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from prfaas.planner.step_time import StepTime
 from prfaas.sim.clock import Clock
 from prfaas.sim.request import Request
-from prfaas.sim.timing import StepTime
 
 
 @dataclass(frozen=True, slots=True)
