@@ -24,7 +24,9 @@ from prfaas.wire.tickets import TicketOpener, TicketSigner
 NOW = time.time_ns() + 3600 * 10**9
 """After the identities of the tests are made, however long the tests before take."""
 DAY_NS = 86400 * 10**9
-TICKET = Ticket(b"t" * 16, "ab" * 8, bytes(range(32)), "prfaas-pool", "pd-pool", 12345, NOW)
+TICKET = Ticket(
+    b"t" * 16, "ab" * 8, bytes(range(32)), "prfaas-pool", "pd-pool", 12345, NOW, 2.5, 10**9
+)
 GATEWAYS = frozenset({"gateway"})
 
 

@@ -147,7 +147,11 @@ class Dialer:
     def telemetry(self) -> LinkTelemetry:
         """What was measured last."""
         arrived = self._user.open_arrived_bytes
-        return self._meter.telemetry(self._clock_ns(), open_arrived_bytes=arrived)
+        return self._meter.telemetry(
+            self._clock_ns(),
+            open_arrived_bytes=arrived,
+            queued_by_tenant=self._queue.queued_by_tenant,
+        )
 
     def seconds_to_send(self, num_bytes: int) -> float | None:
         """What a transfer of that many bytes would take now; None if nothing is known."""

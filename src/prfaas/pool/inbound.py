@@ -218,6 +218,7 @@ class InboundTransfers:
             self._end(transfer, TransferEvent.ABORT, NO_ROOM)
             return False
         arrived.add(name)
+        self._store.lease(name, transfer.deadline_ns)
         transfer.moved(len(block.data), self._clock_ns())
         self._metrics.link_bytes.labels(peer=peer, direction="received").inc(len(block.data))
         return True
@@ -342,7 +343,10 @@ class InboundTransfers:
     def _end(self, transfer: Transfer, event: TransferEvent, reason: str = "") -> None:
         if transfer.apply(event, reason):
             self._ended.append(transfer.transfer_id)
-            self._arrived.pop(transfer.transfer_id, None)
+            arrived = self._arrived.pop(transfer.transfer_id, set())
+            if transfer.state is not TransferState.COMMITTED:
+                for name in arrived:
+                    self._store.release(name)
             self._expected.pop(transfer.transfer_id, None)
             self._asked.pop(transfer.transfer_id, None)
             self._on_closed(transfer.transfer_id)

@@ -306,6 +306,7 @@ class PoolNode:
     async def _keep_house(self) -> None:
         while True:
             self.store.spill(again=True)
+            self.store.expire(self._clock_ns())
             self.inbound.expire()
             self.link_port.expire()
             for link in self.links.values():
@@ -319,6 +320,7 @@ class PoolNode:
         if self.disk is not None:
             self._watch_tier("disk", self.disk)
         metrics.loose_bytes.set_function(lambda: store.loose_bytes)
+        metrics.leased_blocks.set_function(lambda: store.num_leased)
         metrics.pinned_blocks.set_function(lambda: store.num_pinned)
         metrics.promised_bytes.set_function(lambda: self.inbound.promised_bytes)
         metrics.unfinished_bytes.set_function(lambda: self.link_port.unfinished_bytes)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from prfaas.core.blocks import BlockKey, BlockName
-from prfaas.core.eviction import EvictionPolicy, LeastRecentlyUsed
+from prfaas.core.eviction import EvictionPolicy, LeasedLast, LeastRecentlyUsed
 from prfaas.pool.arena import Arena, charged_bytes
 from prfaas.pool.loose import LooseMemory
 
@@ -88,7 +88,7 @@ class BlockStore:
             into, together. What is being received when all of it is taken lies outside until it is
             put, LOOSE_BYTES_MAX at most (`receive_buffer`).
         observer: Told of every block that comes or goes, in order.
-        policy: Who is evicted first.
+        policy: Who is evicted first, of those that nobody waits for.
         on_lost: Told of every block that was dropped because the disk had not taken it yet.
     """
 
@@ -102,7 +102,7 @@ class BlockStore:
         self.arena = Arena(capacity_bytes)
         self.used_bytes = 0
         self._observer = observer
-        self._policy = policy or LeastRecentlyUsed()
+        self._policy = LeasedLast(policy or LeastRecentlyUsed())
         self._on_lost = on_lost
         self._blocks: dict[BlockName, StoredBlock] = {}
         self._disk: LowerTier | None = None
@@ -185,6 +185,24 @@ class BlockStore:
         if buffer is None or digest is None:
             return self.get(layout_id, key)
         return self.keep(layout_id, key, buffer, digest)
+
+    @property
+    def num_leased(self) -> int:
+        """Blocks that somebody will come for."""
+        return len(self._policy)
+
+    def lease(self, name: BlockName, until_ns: int) -> None:
+        """Evict a block after the others until it is used, `release`d or the time is over."""
+        if name in self._blocks:
+            self._policy.lease(name, until_ns)
+
+    def release(self, name: BlockName) -> None:
+        """Nobody will come for a block any more."""
+        self._policy.release(name)
+
+    def expire(self, now_ns: int) -> None:
+        """End leases whose time is over."""
+        self._policy.expire(now_ns)
 
     def discard(self, layout_id: bytes, key: BlockKey) -> None:
         """Drop a block from memory, unless somebody reads it; unknown ones are ignored."""
