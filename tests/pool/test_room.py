@@ -46,6 +46,11 @@ async def bring_one(pd: Site, identities: Path, peer: Peer) -> None:
     peer.channel.close("done")
 
 
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbound, "PEER_BYTES_MIN", 0)
+
+
 async def test_unfinished_blocks_of_one_peer_take_no_more_than_its_share(world: World) -> None:
     pd = await world.start_pd()
     peer = await source(pd, world.identities)

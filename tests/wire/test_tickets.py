@@ -166,6 +166,7 @@ def test_garbage_is_malformed(opener: TicketOpener, data: bytes) -> None:
     assert refusal(opener, data) is Refusal.MALFORMED
 
 
+@pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
 @given(place=st.integers(0, 10_000), byte=st.integers(1, 255))
 def test_a_damaged_ticket_is_refused_or_the_same(
     opener: TicketOpener, sealed: bytes, place: int, byte: int

@@ -22,8 +22,9 @@ TRANSFERS_MAX = 10_000
 recognised, and make room for new ones; where all are open, new ones are refused."""
 NO_ROOM = "no_room"
 """Why a transfer ended for whose blocks there is no memory."""
-PEER_SHARE = 4
-"""One peer may hold that part of memory with blocks that are not in the store yet."""
+PEER_SHARE, PEER_BYTES_MIN = 4, 64 << 20
+"""One peer may hold that part of memory with blocks that are not in the store yet, or so much: when
+a path flows again that stood still, every connection brings parts of other blocks."""
 
 
 class InboundTransfers:
@@ -182,7 +183,7 @@ class InboundTransfers:
     @property
     def peer_bytes_max(self) -> int:
         """What one peer may hold with blocks that are not in the store yet."""
-        return self._store.capacity_bytes // PEER_SHARE
+        return max(PEER_BYTES_MIN, self._store.capacity_bytes // PEER_SHARE)
 
     def no_room(self, transfer_id: bytes, peer: str) -> None:
         """There is no memory for a block of this transfer: it ends, also if it is offered later."""
