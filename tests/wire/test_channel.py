@@ -11,7 +11,7 @@ import pytest
 from prfaas.errors import PeerError
 from prfaas.wire import channel as module
 from prfaas.wire import liveness
-from prfaas.wire.channel import Channel
+from prfaas.wire.channel import WRITE_BUFFER_BYTES, Channel
 from prfaas.wire.frames import Frame, FrameDecoder
 from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages import Goodbye, Ping, Stored, Subscribe, decode, encode
@@ -104,6 +104,34 @@ async def test_a_peer_that_leaves_is_told_once(pair: Pair) -> None:
     assert pair.channel.socket is None
     pair.channel.send(Ping())
     pair.channel.close("too late")
+
+
+LARGE = Stored(seq=0, layout_id=b"L" * 32, keys=[(0, b"h" * 32)] * 20_000)
+
+
+async def test_a_sender_waits_for_a_slow_reader_and_goes_on(pair: Pair) -> None:
+    sent = 0
+    while pair.channel.backlog_bytes <= WRITE_BUFFER_BYTES:
+        pair.channel.send(LARGE)
+        sent += 1
+    waiting = asyncio.create_task(pair.channel.drained())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert sent < 20
+    while not waiting.done():
+        assert await pair.hear(1 << 20)
+    await waiting
+
+
+async def test_a_sender_that_waits_is_let_go_when_the_connection_ends(pair: Pair) -> None:
+    while pair.channel.backlog_bytes <= WRITE_BUFFER_BYTES:
+        pair.channel.send(LARGE)
+    waiting = asyncio.create_task(pair.channel.drained())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    pair.channel.close("enough")
+    await waiting
+    assert not pair.channel.is_open
 
 
 async def test_a_peer_that_asks_on_and_reads_nothing_is_left(

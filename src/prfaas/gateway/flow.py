@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from prfaas.errors import EngineError
-from prfaas.gateway.deciding import Plan, Planner, UnavailableError
+from prfaas.gateway.deciding import Plan, Planner
 from prfaas.gateway.decode import DecodeLeg, LegBrokenError, error_answer
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.ending import Ending
@@ -22,6 +22,7 @@ from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.prefill import PrefillGivenUpError, PrefillLeg
 from prfaas.gateway.records import Fallback, Outcome
+from prfaas.gateway.rejections import UnavailableError
 from prfaas.gateway.seam import Answer, may_continue, stop_strings
 from prfaas.gateway.transfers import Transfers
 from prfaas.units import NS_PER_S

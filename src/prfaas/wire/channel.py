@@ -11,6 +11,7 @@ from prfaas.errors import PeerError
 from prfaas.wire.frames import Frame, FrameDecoder
 from prfaas.wire.messages import Goodbye, Message, encode
 
+WRITE_BUFFER_BYTES = 1 << 20
 REASON_CHARS_MAX = 512
 UNREAD_BYTES_MAX = 64 << 20
 """Who asks on and has so much to read is left: answers are larger than questions."""
@@ -37,6 +38,7 @@ class Channel(asyncio.Protocol):
         self._on_open = on_open
         self._decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
+        self._writable = asyncio.Event()
         self._reason = "the peer closed the connection"
         self.peer = ""
         """Name of the peer, once somebody found out."""
@@ -52,6 +54,8 @@ class Channel(asyncio.Protocol):
         if not isinstance(transport, asyncio.Transport):
             raise TypeError(f"{type(transport).__name__} is not a stream transport")
         self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._writable.set()
         self.heard_at = asyncio.get_running_loop().time()
         self._guard(lambda: self._on_open(self))
 
@@ -60,11 +64,20 @@ class Channel(asyncio.Protocol):
         self.heard_at = asyncio.get_running_loop().time()
         self._guard(lambda: self._deliver(data))
 
+    def pause_writing(self) -> None:
+        """Called by asyncio."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """Called by asyncio."""
+        self._writable.set()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio."""
         if exc is not None:
             self._reason = f"{type(exc).__name__}: {exc}"
         self._transport = None
+        self._writable.set()
         self._on_close(self, self._reason)
 
     # --- our side ---
@@ -93,6 +106,20 @@ class Channel(asyncio.Protocol):
         """Send a message; dropped if the channel is closed."""
         if self._transport is not None:
             self._transport.write(encode(message))
+
+    def pause_reading(self) -> None:
+        """Read no more; the peer feels it once the buffers between are full."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    async def drained(self) -> None:
+        """Wait until the connection takes more, or is gone."""
+        await self._writable.wait()
 
     def close(self, reason: str) -> None:
         """Close at once; what was not sent yet is dropped."""
