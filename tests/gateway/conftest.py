@@ -138,6 +138,7 @@ def deployment_for(checkpoint: Path, identities: Path, state: Path, **tables: An
             "security": {"identities": str(identities)},
             "state": str(state),
             "tenants": tables.get("tenants", {}),
+            "tracing": tables.get("tracing"),
             "clusters": {
                 "prfaas": {
                     "role": "prfaas",

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.cli.processes import Part
+from prfaas.cli.processes import STOP_S, Part
 from prfaas.config.deployment import ClusterRole, ClusterTable, Deployment, LinkTable
 from prfaas.engines.launch import (
     Command,
@@ -19,6 +19,7 @@ from prfaas.engines.launch import (
 )
 from prfaas.errors import ConfigError
 from prfaas.gateway.endpoints import Endpoints
+from prfaas.units import NS_PER_S
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 
 Address = tuple[str, int]
@@ -284,6 +285,7 @@ def _gateway_part(topology: Topology) -> Part:
         command=Command(args, dict(os.environ)),
         health_url=f"{topology.gateway_url}/health{'?full=1' if _is_all_here(topology) else ''}",
         log=_log(topology.deployment, topology.deployment.gateway.name),
+        stop_s=topology.deployment.gateway.drain_timeout / NS_PER_S + STOP_S,
     )
 
 

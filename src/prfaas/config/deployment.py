@@ -22,6 +22,7 @@ from pydantic import (
 from prfaas.config.quantities import DurationNs, RateBitsPerS, SizeBytes
 from prfaas.config.table import Table
 from prfaas.config.tenants import KEY_HASH, TENANTS_MAX, KeyHashes, TenantTable, check_keys
+from prfaas.config.tracing import TracingTable
 from prfaas.core.policies import PolicyName
 
 FilePathText = Annotated[Path, Field(strict=False)]
@@ -73,6 +74,8 @@ class GatewayTable(Table):
     """Larger request bodies are refused with 413."""
     request_timeout: DurationNs = 600 * 10**9
     """A request that takes longer is ended with 504."""
+    drain_timeout: DurationNs = 30 * 10**9
+    """How long requests under way may go on when the gateway is told to stop."""
     connect_timeout: DurationNs = 2 * 10**9
     """An engine that does not take a connection in this time counts as absent."""
     requests_max: int = Field(default=4096, ge=1, le=1_000_000)
@@ -100,6 +103,10 @@ class RoutingTable(Table):
     reroling: bool = False
     """Let PD engines change between prefill and decode as the load asks for; needs a `plan`, and
     engines with the role "prefill" or "decode". Of several gateways one may do so."""
+    replication: Annotated[RateBitsPerS, Field(ge=1_000_000)] | None = None
+    """What copies of hot prefixes may take of each link on average, such as "200Mbps": what home
+    misses again and again and a PrfaaS cluster holds is copied home. Needs a `plan`; without
+    this nothing is copied."""
     ttft_max: DurationNs | None = None
     """Refuse with 429 what is predicted to take longer to its first token; needs a `plan`."""
     prefill_timeout: DurationNs = 60 * 10**9
@@ -121,6 +128,8 @@ class RoutingTable(Table):
                 "short_term_loop needs a plan: it moves the threshold of adaptive routing, which "
                 "predicts from one; without it the threshold stays"
             )
+        if self.replication is not None and self.plan is None:
+            raise ValueError("replication needs a plan: it weighs prefill time against bytes")
         if self.reroling and self.plan is None:
             raise ValueError("reroling needs a plan: it weighs the splits that the plan knows")
         return self
@@ -310,6 +319,7 @@ class Deployment(Table):
     gateway: GatewayTable = GatewayTable()
     routing: RoutingTable
     security: SecurityTable
+    tracing: TracingTable | None = None
     state: FilePathText = Path(".state")
     """Directory for sockets, logs, the secret that salts come from, and what is generated."""
     tenants: dict[PartName, TenantTable] = Field(default={}, max_length=TENANTS_MAX)

@@ -23,6 +23,7 @@ from prfaas.config.deployment import (
 )
 from prfaas.config.quantities import DurationNs, SizeBytes
 from prfaas.config.tenants import TenantTable
+from prfaas.config.tracing import TracingTable
 from prfaas.units import format_seconds, format_size
 
 INTRODUCTION = """# The deployment file
@@ -40,6 +41,7 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("[gateway]", GatewayTable, ()),
     ("[routing]", RoutingTable, ()),
     ("[security]", SecurityTable, ()),
+    ("[tracing]", TracingTable, ()),
     ("[tenants.TENANT]", TenantTable, ()),
     ("[clusters.CLUSTER]", ClusterTable, ("role",)),
     ("[clusters.CLUSTER.pools.POOL]", PoolTable, ()),

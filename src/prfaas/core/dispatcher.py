@@ -160,8 +160,12 @@ class Dispatcher:
             self._ways.home.enter(routed.decode)
         return routed
 
-    def choose_decode(self, request_id: int) -> str | None:
+    def choose_decode(self, request_id: int, avoid: str = "") -> str | None:
         """The instance that decodes an open request, chosen when first asked for.
+
+        Args:
+            request_id: The request.
+            avoid: Instance that was tried already.
 
         Returns:
             None when none is ready, or the request is not open.
@@ -170,7 +174,7 @@ class Dispatcher:
         if entry is None or self._decode_book is None:
             return entry.routed.decode if entry else None
         if entry.decode is None:
-            entry.decode = self._decode_book.choose()
+            entry.decode = self._decode_book.choose(avoid)
         return entry.decode
 
     def prefilled(self, request_id: int, now_ns: int) -> None:

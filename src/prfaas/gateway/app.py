@@ -25,6 +25,7 @@ from prfaas.gateway.deciding import Planner
 from prfaas.gateway.decode import DecodeLeg
 from prfaas.gateway.door import Door, add_limit_headers
 from prfaas.gateway.driver import Driver
+from prfaas.gateway.ending import Ending
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.engines import Engines
 from prfaas.gateway.exchange import Exchange, reply_headers
@@ -44,6 +45,7 @@ from prfaas.gateway.requests import Api, parse_request
 from prfaas.gateway.tenants import Tenant, Tenants, fairness
 from prfaas.gateway.tickets import TicketOffice
 from prfaas.gateway.tokenizing import PromptMaker
+from prfaas.gateway.tracing import Trace, Tracing
 from prfaas.gateway.transfers import Transfers, TransferView
 from prfaas.gateway.views import Views
 from prfaas.units import NS_PER_S
@@ -55,7 +57,6 @@ SHUTDOWN_S = 5.0
 LAST_WORDS_S = 5.0
 """How long a client may take to read the error that ends its stream."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _log = logging.getLogger(__name__)
 
 
@@ -70,7 +71,7 @@ async def serve(
     Args:
         deployment: What to serve.
         endpoints: Where its parts are.
-        stop: Ends the gateway; requests in flight get a few seconds.
+        stop: Ends the gateway once its requests are served, or `gateway.drain_timeout` is over.
         on_listening: Called with the base URL once requests are taken.
 
     Raises:
@@ -80,6 +81,7 @@ async def serve(
     try:
         on_listening(await gateway.start())
         await stop.wait()
+        await gateway.drain()
     finally:
         await gateway.close()
 
@@ -116,6 +118,7 @@ class Gateway:
         )
         self._table = deployment.gateway
         self._model = model
+        self._tracing = Tracing(deployment.tracing, name)
         self._prompts = PromptMaker(deployment.model.path)
         self.tenants = Tenants(deployment)
         self.index = PrefixIndex()
@@ -140,8 +143,10 @@ class Gateway:
         self.metrics.tenants.watch(self.tenants)
         self._access = Access(deployment.gateway, self.tenants, self.metrics.tenants.unauthorized)
         self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
-        self._views = Views(model, self.engines, self.pools, self.metrics, self.records)
-        self.loops = Loops(deployment, self.driver, profiles, self.journal)
+        self._views = Views(model, self.engines, self.pools, self.metrics, self.records, self._door)
+        self.loops = Loops(
+            deployment, self.driver, self.pools, self.transfers, tickets, profiles, self.journal
+        )
         self.pulse = Pulse(self.driver, self.guards, self.journal, self.loops.all)
         control = Control(
             deployment,
@@ -166,11 +171,14 @@ class Gateway:
             )
         )
         self._flow = Flow(
-            planner=Planner(self.engines, self.pools, self._prompts, self.driver),
+            planner=Planner(
+                self.engines, self.pools, self._prompts, self.driver, self.loops.copier
+            ),
             driver=self.driver,
             guards=self.guards,
             prefill_leg=PrefillLeg(self.engines, model, deployment.routing, tickets),
             decode_leg=DecodeLeg(self.engines, deployment.routing.transfer_timeout // NS_PER_MS),
+            ending=Ending(self._prompts, model),
             pools=self.pools,
             transfers=self.transfers,
             metrics=self.metrics,
@@ -204,6 +212,10 @@ class Gateway:
             raise ConfigError(message) from None
         return f"http://{host}:{self._runner.addresses[0][1]}"
 
+    async def drain(self) -> None:
+        """Answer new requests and `/health` with 503, and wait for those under way."""
+        await self._door.close(self._table.drain_timeout / NS_PER_S)
+
     async def close(self) -> None:
         """Stop taking requests, let those in flight end, and disconnect."""
         if self._runner is not None:
@@ -215,10 +227,12 @@ class Gateway:
         await self.pools.close()
         await self.engines.close()
         self._prompts.close()
+        await asyncio.to_thread(self._tracing.close)
 
     def _transfer_over(self, transfer: TransferView) -> None:
         self.metrics.arrived(transfer)
         self.driver.transfer_over(transfer.number)
+        self.loops.transfer_over(transfer)
         self.guards.ended((transfer.source, transfer.destination), told_of_link(transfer))
 
     def _app(self) -> web.Application:
@@ -227,6 +241,7 @@ class Gateway:
             client_max_size=self._table.body_bytes_max,
         )
         app.on_response_prepare.append(add_limit_headers)
+        app.on_response_prepare.append(self._door.add_headers)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
         self._views.add_to(app.router)
@@ -245,12 +260,13 @@ class Gateway:
         tenant = request[TENANT]
         record = Record(_request_id(request), api.value, tenant.name)
         stream = ClientStream(request)
+        trace = self._tracing.begin(record, request.headers, self._model)
         self.records.add(record)
         self.metrics.began()
         try:
             async with asyncio.timeout(self._table.request_timeout / NS_PER_S):
                 with self._door.enter(tenant):
-                    return await self._answer(request, api, record, stream)
+                    return await self._answer(request, api, record, stream, trace)
         except (PrfaasError, TimeoutError, web.HTTPException) as error:
             return await _fail(error, record, stream)
         except (asyncio.CancelledError, ClientGoneError):
@@ -261,9 +277,10 @@ class Gateway:
             return await _fail(error, record, stream)
         finally:
             self._end(record, tenant)
+            trace.end(record, self._model)
 
     async def _answer(
-        self, request: web.Request, api: Api, record: Record, stream: ClientStream
+        self, request: web.Request, api: Api, record: Record, stream: ClientStream, trace: Trace
     ) -> web.StreamResponse:
         try:
             data = await request.read()
@@ -273,9 +290,7 @@ class Gateway:
             ) from None
         client = parse_request(data, api, self._model, self._prompts.vocab_size)
         record.stream = client.stream
-        trace = request.headers.get("traceparent", "")
-        headers = {"traceparent": trace} if _TRACEPARENT.fullmatch(trace) else {}
-        exchange = Exchange(client, request[TENANT], record, stream, headers, self.metrics)
+        exchange = Exchange(client, request[TENANT], record, stream, trace.headers, self.metrics)
         return await self._flow.serve(exchange)
 
     def _end(self, record: Record, tenant: Tenant) -> None:

@@ -48,6 +48,7 @@ def decode_body(
     *,
     max_model_len: int,
     transfer: JsonObject | None,
+    with_ids: bool = False,
 ) -> tuple[str, JsonObject]:
     """The decode leg.
 
@@ -56,6 +57,7 @@ def decode_body(
         prompt: Its token ids, and its tenant's salt.
         max_model_len: Of the engine; bounds a chat without a limit of its own.
         transfer: What the engine's tier has to know about blocks on their way; None for none.
+        with_ids: Have the engine tell the ids of its tokens.
 
     Returns:
         Path on the engine, and body.
@@ -77,6 +79,8 @@ def decode_body(
     if client.stream:
         continuous = client.continuous_usage
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": continuous}
+    if with_ids:
+        body["return_token_ids"] = True
     return path, body
 
 

@@ -12,19 +12,16 @@ from prfaas.core.dispatch import Refusal, Refused, Routed
 from prfaas.core.routing import Path
 from prfaas.core.shipping import shipped_bytes
 from prfaas.errors import PrfaasError
+from prfaas.gateway.copies import Copier
 from prfaas.gateway.driver import Ask, Driver
 from prfaas.gateway.engines import Engine, Engines
 from prfaas.gateway.fields import bad
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import Record
-from prfaas.gateway.rejections import RejectedError
+from prfaas.gateway.rejections import RejectedError, UnavailableError
 from prfaas.gateway.requests import Api, ClientRequest
 from prfaas.gateway.tenants import Tenant
 from prfaas.gateway.tokenizing import Prompt, PromptMaker
-
-
-class UnavailableError(PrfaasError):
-    """Nobody can serve this now; later somebody may: 503."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +64,18 @@ class Planner:
         pools: Their layouts.
         prompts: Tokenises.
         driver: Decides.
+        copier: Counts what home misses; None without replication.
     """
 
     def __init__(
-        self, engines: Engines, pools: Pools, prompts: PromptMaker, driver: Driver
+        self,
+        engines: Engines,
+        pools: Pools,
+        prompts: PromptMaker,
+        driver: Driver,
+        copier: Copier | None = None,
     ) -> None:
+        self._copier = copier
         self._engines = engines
         self._pools = pools
         self._prompts = prompts
@@ -109,17 +113,17 @@ class Planner:
         _count(plan, tenant, record)
         return plan
 
-    def elsewhere(self, plan: Plan) -> Engine | None:
-        """Another engine for a request whose decode engine can not be reached; None without any."""
-        found = self._driver.route(
-            plan.ask, time.monotonic_ns(), again=True, avoid=plan.decode.name, stay=True
-        )
+    def elsewhere(self, plan: Plan, avoid: str) -> Engine | None:
+        """Another engine for a request whose decode engine broke; None without any."""
+        number, now_ns = plan.ask.number, time.monotonic_ns()
+        found = self._driver.route(plan.ask, now_ns, again=True, avoid=avoid, stay=True)
         if isinstance(found, Refused):
             return None
-        # Where instances only decode, who decodes prefills what has not arrived.
-        self._driver.fall_back(plan.ask.number, time.monotonic_ns())
-        name = found.decode or self._driver.choose_decode(plan.ask.number)
-        return None if name is None else self._engines.by_name[name]
+        # Where instances only decode, who decodes prefills what has not arrived; if none is left,
+        # one that prefills decodes as well.
+        self._driver.fall_back(number, now_ns)
+        name = found.decode or self._driver.choose_decode(number, avoid=avoid) or found.prefill
+        return self._engines.by_name[name]
 
     def _layout(self, first: Engine) -> Layout | None:
         """Layout of an engine that decodes, of the first that is known."""
@@ -136,6 +140,8 @@ class Planner:
             raise _refused(found)
         record.pd_hit_tokens, record.prfaas_hit_tokens = found.present_tokens, found.away_tokens
         record.prefill_cluster = found.cluster
+        if self._copier is not None:
+            self._copier.routed(ask, prompt.cache_salt, found, time.monotonic_ns())
         by_name, decode = self._engines.by_name, self._decoder(ask, found)
         record.decode_engine = decode
         apart = found.prefill != decode and self._is_shared(ask, found)

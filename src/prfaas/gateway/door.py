@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +14,13 @@ from aiohttp import web
 from prfaas.core.places import Places
 from prfaas.core.quotas import Bucket, Limit, Over, Quota
 from prfaas.gateway.access import TENANT
-from prfaas.gateway.rejections import RejectedError
+from prfaas.gateway.rejections import RejectedError, UnavailableError
 from prfaas.gateway.tenants import Tenant
 from prfaas.units import NS_PER_S
 
 GATEWAY_FULL = "gateway_full"
 RETRY_FULL_S = 1
+_log = logging.getLogger(__name__)
 _WORDS = {
     Limit.REQUESTS: "{} requests per minute are allowed and have been used",
     Limit.TOKENS: "{} tokens per minute are allowed and have been used",
@@ -33,6 +37,22 @@ class Door:
 
     def __init__(self, places: Places) -> None:
         self._places = places
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._num_inside = 0
+        self.is_closed = False
+
+    async def close(self, limit_s: float) -> None:
+        """Let nobody in any more, and wait until all are out.
+
+        Args:
+            limit_s: Longest wait, seconds.
+        """
+        self.is_closed = True
+        _log.info("no new requests are taken; %d are under way", self._num_inside)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._empty.wait()
 
     @contextmanager
     def enter(self, tenant: Tenant) -> Iterator[None]:
@@ -40,7 +60,10 @@ class Door:
 
         Raises:
             RejectedError: 429.
+            UnavailableError: The gateway is about to stop.
         """
+        if self.is_closed:
+            raise UnavailableError("this gateway is about to stop; another one takes requests")
         now_ns = time.monotonic_ns()
         over = tenant.quota.over(now_ns)
         if over is not None:
@@ -54,11 +77,22 @@ class Door:
                 RETRY_FULL_S,
             )
         tenant.quota.enter(now_ns)
+        self._num_inside += 1
+        self._empty.clear()
         try:
             yield
         finally:
             tenant.quota.leave()
             self._places.leave()
+            self._num_inside -= 1
+            if not self._num_inside:
+                self._empty.set()
+
+    async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Once the door is closed, every answer is the last one of its connection."""
+        if self.is_closed:
+            response.force_close()
+            response.headers["Connection"] = "close"
 
 
 async def add_limit_headers(request: web.Request, response: web.StreamResponse) -> None:

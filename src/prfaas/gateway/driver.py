@@ -269,10 +269,21 @@ class Driver:
             self.num_late += 1
         return found
 
-    def choose_decode(self, number: int) -> str | None:
-        """The engine that decodes a request; None when nobody can, or the request is over."""
-        name = self.dispatcher.choose_decode(number)
-        return self.split.engine_of(name) if self.split and name else name
+    def choose_decode(self, number: int, avoid: str = "") -> str | None:
+        """The engine that decodes a request, chosen when first asked for.
+
+        Args:
+            number: The request.
+            avoid: Engine that was tried already.
+
+        Returns:
+            None when nobody can, or the request is over.
+        """
+        if self.split is None:
+            return self.dispatcher.choose_decode(number)
+        tried = self.split.decodes_as(avoid) if avoid else ""
+        name = self.dispatcher.choose_decode(number, tried)
+        return self.split.engine_of(name) if name else None
 
     def prefilled(self, number: int, now_ns: int) -> None:
         """The prefill leg has answered, or the first token has come."""

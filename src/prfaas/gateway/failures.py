@@ -8,8 +8,7 @@ from aiohttp import web
 
 from prfaas.errors import EngineError, PrfaasError, RequestError
 from prfaas.gateway.answering import error_object, json_response
-from prfaas.gateway.deciding import UnavailableError
-from prfaas.gateway.rejections import REASON_HEADER, RejectedError
+from prfaas.gateway.rejections import REASON_HEADER, RejectedError, UnavailableError
 
 RETRY_LATER = {"Retry-After": "1"}
 _TRANSIENT = (429, 503)

@@ -1,10 +1,14 @@
-"""Requests that are not let in: 429, why, and when to try again."""
+"""Requests that are not let in: 429 or 503, why, and when to try again."""
 
 from __future__ import annotations
 
-from prfaas.errors import RequestError
+from prfaas.errors import PrfaasError, RequestError
 
 REASON_HEADER = "X-Prfaas-Reject-Reason"
+
+
+class UnavailableError(PrfaasError):
+    """Nobody here can serve this now; later, or elsewhere, somebody may: 503."""
 
 
 class RejectedError(RequestError):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import SimpleQueue
+from functools import partial
 from typing import Any
 
 from prfaas.core.blocks import Layout
-from prfaas.core.hashing import hash_chain
 from prfaas.errors import ConfigError
+from prfaas.gateway.detokenizing import pieces
+from prfaas.gateway.encoding import Encoder, Naming
 from prfaas.gateway.fields import bad
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.requests import Api, ClientRequest
@@ -44,7 +44,7 @@ class Prompt:
 
     Attributes:
         sequences: Token ids; one entry unless the client sent several prompts.
-        hashes: Block hash chain of the first sequence; empty without a layout.
+        hashes: Block hash chain of the only sequence; empty with several, or without a layout.
         cache_salt: Its tenant's salt, which the chain begins with.
     """
 
@@ -74,12 +74,9 @@ class PromptMaker:
     """
 
     def __init__(self, path: str) -> None:
-        tokenizer, self.vocab_size = _load(path)
-        self._chars_per_token_max = max(map(len, tokenizer.get_vocab()), default=1)
-        # A tokenizer must not be used by two threads at once.
-        self._idle: SimpleQueue[Any] = SimpleQueue()
-        for _ in range(THREADS):
-            self._idle.put(copy.deepcopy(tokenizer))
+        self._tokenizer, self.vocab_size = _load(path)
+        self._chars_per_token_max = max(map(len, self._tokenizer.get_vocab()), default=1)
+        self._encoder = Encoder(self._tokenizer)
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
 
     def close(self) -> None:
@@ -105,46 +102,46 @@ class PromptMaker:
             self._executor, self._make, client, cache_salt, layout, max_model_len
         )
 
+    async def texts(
+        self, prompt_ids: list[int], token_ids: list[int], *, skip_special: bool
+    ) -> list[str]:
+        """What text each token of an answer gave, on another thread; see `pieces`.
+
+        Raises:
+            NoDetokenizerError: It can not be told exactly.
+        """
+        work = partial(pieces, self._tokenizer, prompt_ids, token_ids, skip_special=skip_special)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
     def _make(
         self, client: ClientRequest, cache_salt: str, layout: Layout | None, max_model_len: int
     ) -> Prompt:
-        tokenizer = self._idle.get()
-        try:
-            sequences = self._sequences(tokenizer, client, max_model_len)
-        finally:
-            self._idle.put(tokenizer)
-        if not all(sequences):
-            raise bad("the prompt has no tokens; at least 1 is needed")
-        return Prompt(sequences, _hash(sequences[0], cache_salt, layout), cache_salt)
-
-    def _sequences(
-        self, tokenizer: Any, client: ClientRequest, max_model_len: int
-    ) -> list[list[int]]:
+        naming = Naming(cache_salt)
+        if layout is not None and len(client.prompts) <= 1:
+            naming = Naming(cache_salt, layout.tokens_per_hash, layout.hash_seed)
         chars_max = max_model_len * self._chars_per_token_max
         if client.api is Api.CHAT:
             special = bool(client.body.get("add_special_tokens"))
-            text = _render(tokenizer, client)
+            text = _render(self._tokenizer, client)
             _check_chars(text, chars_max, max_model_len, "messages")
-            return [_encode(tokenizer, text, special)]
-        special = client.body.get("add_special_tokens") is not False
-        for prompt in client.prompts:
-            if isinstance(prompt, str):
-                _check_chars(prompt, chars_max, max_model_len, "prompt")
-        return [
-            _encode(tokenizer, prompt, special) if isinstance(prompt, str) else prompt
-            for prompt in client.prompts
-        ]
+            made = [self._encoder.encode(text, special, naming)]
+        else:
+            special = client.body.get("add_special_tokens") is not False
+            for prompt in client.prompts:
+                if isinstance(prompt, str):
+                    _check_chars(prompt, chars_max, max_model_len, "prompt")
+            made = [self._one(prompt, special, naming) for prompt in client.prompts]
+        sequences, hashes = [ids for ids, _ in made], made[0][1]
+        if not all(sequences):
+            raise bad("the prompt has no tokens; at least 1 is needed")
+        return Prompt(sequences, hashes, cache_salt)
 
-
-def _hash(token_ids: list[int], cache_salt: str, layout: Layout | None) -> list[bytes]:
-    if layout is None:
-        return []
-    return hash_chain(
-        token_ids,
-        tokens_per_hash=layout.tokens_per_hash,
-        seed=layout.hash_seed,
-        cache_salt=cache_salt,
-    )
+    def _one(
+        self, prompt: str | list[int], special: bool, naming: Naming
+    ) -> tuple[list[int], list[bytes]]:
+        if isinstance(prompt, str):
+            return self._encoder.encode(prompt, special, naming)
+        return prompt, self._encoder.hashes(prompt, naming)
 
 
 def _check_chars(text: str, chars_max: int, max_model_len: int, param: str) -> None:
@@ -155,10 +152,6 @@ def _check_chars(text: str, chars_max: int, max_model_len: int, param: str) -> N
             f"length, are at most {chars_max} characters",
             param,
         )
-
-
-def _encode(tokenizer: Any, text: str, special: bool) -> list[int]:
-    return [int(token) for token in tokenizer.encode(text, add_special_tokens=special)]
 
 
 def _render(tokenizer: Any, client: ClientRequest) -> str:
