@@ -22,7 +22,7 @@ from .table import Case, tables
 
 PHASES = [Phase(0.5, 35), Phase(0.8, 50), Phase(1.25, 90)]
 WARM_S = 20.0
-"""Of each phase, until its throughput counts: in the last one, the time for queues to form."""
+"""Of the last phase, until its throughput counts: the time for queues to form."""
 SCALE = Scale(bytes=0.01, time=1.0, rtt_ms=20)
 SEED = 5
 

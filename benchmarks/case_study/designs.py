@@ -105,11 +105,11 @@ class Window:
 
 
 def windows(phases: list[Phase], warm: float) -> list[Window]:
-    """The phases one after the other; in each, throughput counts after `warm` seconds."""
+    """The phases one after the other; in the last, `warm` seconds pass until queues have formed."""
     found, start = [], 0.0
-    for phase in phases:
-        end = start + phase.seconds
-        found.append(Window(phase.load, start, start + min(warm, phase.seconds / 2), end))
+    for index, phase in enumerate(phases):
+        end, is_last = start + phase.seconds, index == len(phases) - 1
+        found.append(Window(phase.load, start, start + warm * is_last, end))
         start = end
     return found
 

@@ -195,7 +195,7 @@ class _Site:
         lines += [f'path = "{self._place}/tokenizer"', "[gateway]", f'listen = "{GATEWAY}"']
         lines += ["[routing]", f"offload_threshold = {design.threshold}"]
         lines += [f'policy = "{design.policy.value}"', 'prefill_timeout = "300s"']
-        lines += ['transfer_timeout = "60s"'] + ([f'plan = "{PLAN}"'] if self._far else [])
+        lines += ['transfer_timeout = "60s"', f'plan = "{PLAN}"']
         lines += ["[security]", f'identities = "{self._place}"']
         if self._far:
             lines += self._cluster("a", "prfaas", "prfaas-pool", dict.fromkeys(self._far, ""))
