@@ -23,7 +23,7 @@ from prfaas.core.dispatch import (
 )
 from prfaas.core.dispatcher import Dispatcher
 from prfaas.core.link_book import LinkReport
-from prfaas.core.prefix_index import PrefixIndex, SourceState
+from prfaas.core.prefix_index import PrefixIndex
 from prfaas.gateway.profiles import Profiles
 from prfaas.gateway.split import EngineQueue, make_split
 from prfaas.gateway.tenants import fairness
@@ -351,18 +351,10 @@ class Driver:
             self.dispatcher.report_link(source, destination, report)
 
     def cached(self, ask: Ask) -> tuple[dict[str, int], dict[str, int]]:
-        """Usable cached prefix by pool, tokens: certain hits, and hints."""
-        hits: dict[str, int] = {}
-        hints: dict[str, int] = {}
+        """Usable cached prefix by source, tokens: certain hits, and hints."""
         if ask.layout is None or not ask.hashes:
-            return hits, hints
-        for pool in (*self._home_pools, *self._planned_bits_per_s):
-            what = ask.layout, ask.hashes, ask.num_prompt_tokens
-            if self._index.state(pool) is SourceState.DEGRADED:
-                hints[pool] = self._index.hint(pool, *what)
-            else:
-                hits[pool] = self._index.usable_hit(pool, *what)
-        return hits, hints
+            return {}, {}
+        return self._index.hits(ask.layout, ask.hashes, ask.num_prompt_tokens)
 
 
 def _report(measured: LinkTelemetry, bits_per_s: float, now_ns: int) -> LinkReport:

@@ -124,7 +124,7 @@ class PoolNode:
             inbound=self.inbound,
             metrics=self.metrics,
             io=self._io,
-            on_subscribe=lambda channel: self.feed.subscribe(channel, self.store, self._state()),
+            on_subscribe=lambda channel: self.feed.subscribe(channel, self.store, self._state),
             on_unsubscribe=self.feed.unsubscribe,
             on_abort=self._abort,
             on_pull=self._pulls.fetch,
