@@ -12,7 +12,7 @@ itself. Time comes in as an argument.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from prfaas.core.admission import Admission, admit
 from prfaas.core.decode_book import DecodeBook
@@ -140,7 +140,8 @@ class Dispatcher:
             now_ns: Time.
             again: It was let in before; admission is not asked.
         """
-        self.end(arrival.request_id, now_ns)
+        if arrival.request_id in self._open:
+            self.end(arrival.request_id, now_ns)
         decode = self._decode_book
         way = self._ways.best(arrival, now_ns, decode.wait_ns(now_ns) if decode else 0)
         decision = way.link.policy.decide(way.facts, way.prediction)
@@ -196,7 +197,7 @@ class Dispatcher:
         assert name is not None  # noqa: S101 (such instances are chosen on arrival)
         new = routed.num_prompt_tokens - routed.present_tokens
         self._ways.home.book.dispatch(name, request_id, now_ns, self._local_work_ns(new))
-        entry.routed = replace(routed, cluster=self._home.name, prefill=name, source="")
+        entry.routed = routed._replace(cluster=self._home.name, prefill=name, source="")
         entry.prefilling = True
 
     def decoding(self, waited_ns: int, now_ns: int) -> None:
