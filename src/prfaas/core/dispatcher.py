@@ -11,7 +11,7 @@ itself. Time comes in as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from prfaas.core.admission import Admission, admit
@@ -68,6 +68,7 @@ class Dispatcher:
             for stage in (self._ways.home, *self._ways.away.values())
             for name in stage.instances
         }
+        self._book_of = {name: stage.book for name, stage in self._stage_of.items()}
         decode = None if home.decode is None else [member.name for member in home.decode]
         self._decode_book = None if decode is None else DecodeBook(decode, settings.stale_after_ns)
         self._open: dict[int, _Open] = {}
@@ -107,7 +108,13 @@ class Dispatcher:
 
     def report_load(self, name: str, observed_at_ns: int, num_waiting: int) -> None:
         """So many requests waited for prefill at an instance at `observed_at_ns`."""
-        self._stage_of[name].book.report(name, observed_at_ns, num_waiting)
+        self._book_of[name].report(name, observed_at_ns, num_waiting)
+
+    def report_loads(self, observed_at_ns: int, num_waiting: Iterable[tuple[str, int]]) -> None:
+        """The same of several instances that were looked at together."""
+        books = self._book_of
+        for name, waiting in num_waiting:
+            books[name].report(name, observed_at_ns, waiting)
 
     def report_link(self, source: str, destination: str, report: LinkReport) -> None:
         """A pool node saw what a link carries."""

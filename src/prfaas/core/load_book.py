@@ -138,13 +138,15 @@ class LoadBook:
         later = _sent_after(load, observed_at_ns)
         for _ in range(len(jobs) - len(later) - num_waiting - 1):
             load.work_ns -= jobs.pop(next(iter(jobs))).work_ns
-        num_own = len(jobs) - len(later)
-        num_own += sum(sent_at_ns <= observed_at_ns for sent_at_ns, _ in ended)
+        num_own, there_ns = len(jobs) - len(later), load.work_ns
+        for sent_at_ns, _ in ended:
+            num_own += sent_at_ns <= observed_at_ns
+        for job in later:
+            there_ns -= job.work_ns
         before, load.foreign_ns = load.foreign_ns, max(0, num_waiting - num_own) * load.mean_ns
         if jobs or load.foreign_ns or before:
             # What is there began when what was before it ended.
             begun_ns = ended[-1][1] if ended else observed_at_ns
-            there_ns = load.work_ns - sum(job.work_ns for job in later)
             most_ns = _after(begun_ns + there_ns, later)
             least_ns = _after(begun_ns + max(0, there_ns - _first_ns(load)), later)
             own_ns = min(max(load.free_at_ns - before, least_ns), most_ns)

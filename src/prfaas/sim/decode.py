@@ -147,14 +147,16 @@ class DecodeInstance:
 
         Without the second, a request without blocks would wait for those of one behind it.
         """
-        oldest = self._waiting[0]
-        if oldest not in self._held:
-            size = self._kv_bytes(oldest)
+        waiting, held = self._waiting, self._held
+        if waiting[0] not in held:
+            size = self._kv_bytes(waiting[0])
             if self._has_room(size):
-                self._hold(oldest, size)
-        found = next((request for request in self._waiting if request in self._held), None)
+                self._hold(waiting[0], size)
+        if waiting[0] in held:
+            return waiting.popleft()
+        found = next((request for request in waiting if request in held), None)
         if found is not None:
-            self._waiting.remove(found)
+            waiting.remove(found)
         return found
 
     def _plan_next(self) -> None:

@@ -19,8 +19,8 @@ class Observation:
     """What was seen at one instant: who waits at every instance that is up, and the link."""
 
     at_ns: int
-    num_waiting: tuple[tuple[str, int], ...]
-    links: tuple[tuple[str, str, LinkReport], ...]
+    num_waiting: list[tuple[str, int]]
+    links: list[tuple[str, str, LinkReport]]
     """Pools at both ends of each direction, and what it was seen to do."""
 
 
@@ -60,6 +60,7 @@ class Telemetry:
 
     def __init__(self, simulation: Simulation) -> None:
         self._sim = simulation
+        self._instances = (*simulation.locals.values(), *simulation.remotes.values())
         home = simulation.setup.name
         self._watches = [
             (name, home, _Watch(transport.home, transport.cluster.link.rtt_ns))
@@ -86,19 +87,17 @@ class Telemetry:
         sim.clock.after(signals.interval_ns, self._observe)
 
     def _look(self) -> Observation:
-        sim, now = self._sim, self._sim.clock.now_ns
-        instances = (*sim.locals.values(), *sim.remotes.values())
+        now = self._sim.clock.now_ns
         return Observation(
             now,
-            tuple((instance.name, instance.num_waiting) for instance in instances if instance.up),
-            tuple((source, to, watch.look(now)) for source, to, watch in self._watches),
+            [(instance.name, instance.num_waiting) for instance in self._instances if instance.up],
+            [(source, to, watch.look(now)) for source, to, watch in self._watches],
         )
 
     def _deliver(self, seen: Observation) -> None:
         front = self._sim.front
         front.heard.note(News.REPORT, seen.at_ns, self._sim.clock.now_ns)
-        for name, num_waiting in seen.num_waiting:
-            front.report_load(name, seen.at_ns, num_waiting)
+        front.report_loads(seen.at_ns, seen.num_waiting)
         for source, destination, report in seen.links:
             front.report_link(source, destination, report)
 
