@@ -40,8 +40,11 @@ class Costs:
 
     def shipped_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
         """KV bytes beyond a prefix that is there already; the state is shipped whole."""
-        whole = self.kv_bytes(num_prompt_tokens)
-        return whole - self.kv_bytes(present_tokens) + self.state_bytes if present_tokens else whole
+        table, end = self.bytes_of, num_prompt_tokens
+        whole = table[end] if end < len(table) else _beyond(table, end)
+        if not present_tokens:
+            return whole
+        return whole - self.kv_bytes(present_tokens) + self.state_bytes
 
     def kv_bytes(self, num_tokens: int) -> int:
         """KV bytes of a sequence."""

@@ -187,7 +187,7 @@ class Dispatcher:
         if entry is not None and entry.prefilling:
             entry.prefilling = False
             name = entry.routed.prefill
-            self._stage_of[name].book.done(name, request_id, now_ns)
+            self._book_of[name].done(name, request_id, now_ns)
 
     def fall_back(self, request_id: int, now_ns: int) -> None:
         """The remote path of a request was given up: the instance that decodes prefills as well.
@@ -227,7 +227,8 @@ class Dispatcher:
         entry = self._open.pop(request_id, None)
         if entry is None:
             return
-        self._withdraw(request_id, entry, now_ns)
+        if entry.prefilling:
+            self._withdraw(request_id, entry, now_ns)
         if self._decode_book is None:
             self._ways.home.leave(entry.routed.decode or entry.routed.prefill)
         elif entry.decode is not None:
@@ -341,4 +342,4 @@ class Dispatcher:
         if entry.prefilling:
             entry.prefilling = False
             name = entry.routed.prefill
-            self._stage_of[name].book.drop(name, request_id, now_ns)
+            self._book_of[name].drop(name, request_id, now_ns)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class LinkReport:
+class LinkReport(NamedTuple):
     """What a pool node saw of a link.
 
     Attributes:

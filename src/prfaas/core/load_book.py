@@ -135,7 +135,7 @@ class LoadBook:
     def _compare(self, load: _Load, observed_at_ns: int, num_waiting: int) -> None:
         """A report against what is known."""
         jobs, ended = load.jobs, load.ended
-        later = _sent_after(load, observed_at_ns)
+        later = _sent_after(load, observed_at_ns) if jobs else []
         for _ in range(len(jobs) - len(later) - num_waiting - 1):
             load.work_ns -= jobs.pop(next(iter(jobs))).work_ns
         num_own, there_ns = len(jobs) - len(later), load.work_ns

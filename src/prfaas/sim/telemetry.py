@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from prfaas.core.link_book import LinkReport
 from prfaas.sim.link import BITS_PER_BYTE, SharedLink
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from prfaas.sim.simulation import Simulation
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(NamedTuple):
     """What was seen at one instant: who waits at every instance that is up, and the link."""
 
     at_ns: int
@@ -34,10 +32,8 @@ class _Watch:
     def look(self, now_ns: int) -> LinkReport:
         """What it does now, and did since the last look."""
         link = self._link
-        sent_open = round(sum(link.sent_of(flow) for flow in link.flows()))
-        return LinkReport(
-            now_ns, link.bits_per_s, sent_open, self._utilisation(now_ns), self._rtt_ns
-        )
+        sent, use = round(link.open_sent_bytes()), self._utilisation(now_ns)
+        return LinkReport(now_ns, link.bits_per_s, sent, use, self._rtt_ns)
 
     def _utilisation(self, now_ns: int) -> float:
         link = self._link
