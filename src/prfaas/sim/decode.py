@@ -17,6 +17,10 @@ from prfaas.sim.request import Request
 from prfaas.sim.timing import StepTime
 
 
+NEVER = 2**63
+"""An instant after all others, ns."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeLimits:
     """Limits of one instance.
@@ -64,7 +68,7 @@ class DecodeInstance:
         self._running: list[tuple[float, int, Request]] = []
         self._steps, self._stepped_at_ns, self._pace_ns = 0.0, 0, 1
         self._context_sum = 0.0
-        self._version = 0
+        self._leave_at_ns = self._asked_at_ns = NEVER
 
     @property
     def num_waiting(self) -> int:
@@ -108,7 +112,7 @@ class DecodeInstance:
         self._running.clear()
         self._waiting.clear()
         self._context_sum, self.up = 0.0, False
-        self._version += 1
+        self._leave_at_ns = NEVER
         return lost
 
     def recover(self) -> None:
@@ -160,17 +164,28 @@ class DecodeInstance:
         return found
 
     def _plan_next(self) -> None:
-        self._version += 1
         if not self._running:
+            self._leave_at_ns = NEVER
             return
         batch = len(self._running)
         context = self._context_sum / batch + self._steps
         self._pace_ns = self._step_ns(batch, context)
         left = max(self._running[0][0] - self._steps, 0.0)
-        self._clock.after(round(left * self._pace_ns), self._leave, self._version)
+        self._leave_at_ns = self._clock.now_ns + round(left * self._pace_ns)
+        self._ask()
 
-    def _leave(self, version: int) -> None:
-        if version != self._version:
+    def _ask(self) -> None:
+        """Be called when the next sequence ends, or before: that costs less than every change."""
+        if self._leave_at_ns < self._asked_at_ns:
+            self._asked_at_ns = self._leave_at_ns
+            self._clock.at(self._asked_at_ns, self._leave, self._asked_at_ns)
+
+    def _leave(self, asked_at_ns: int) -> None:
+        if asked_at_ns != self._asked_at_ns:
+            return
+        self._asked_at_ns = NEVER
+        if asked_at_ns < self._leave_at_ns:
+            self._ask()
             return
         self._advance()
         # The instant was rounded to whole nanoseconds: take the counter to the planned end.
