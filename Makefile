@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 TORCH  := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast check format lock clean
+.PHONY: help install demo test test-fast check format lock clean console
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -40,6 +40,9 @@ check: install  ## formatter, linter, types, import contracts
 format: install  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+console:  ## build the console's page from console/ (needs Node.js)
+	cd console && npm ci --no-audit --no-fund && npm run build
 
 lock: install  ## pin the dependencies anew
 	requirements/lock.sh

@@ -78,6 +78,16 @@ def format_size(num_bytes: int) -> str:
     return f"{value:.1f} TiB"
 
 
+def format_rate(bits_per_s: int) -> str:
+    """A rate for people, with a decimal unit: 940 Mbit/s."""
+    value = float(bits_per_s)
+    for unit in ("bit/s", "kbit/s", "Mbit/s"):
+        if value < 1000:
+            return f"{value:.0f} {unit}"
+        value /= 1000
+    return f"{value:.2f} Gbit/s"
+
+
 def format_seconds(duration_ns: int) -> str:
     """A duration for people: 250 ms, 1.84 s."""
     seconds = duration_ns / NS_PER_S

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 import pytest
 
+from prfaas.cli.engine import timing
 from prfaas.cli.parts import PeerCountType, PeerRateType, pool
 from prfaas.cli.topology import lay_out, parts
 from prfaas.config.load import load_deployment
@@ -50,3 +51,31 @@ def test_a_budget_for_a_peer_that_is_not_there_is_refused(tmp_path: Path) -> Non
     args = ["--name", "p", "--listen", "127.0.0.1:0", "--socket", "s", "--identities"]
     with pytest.raises(ConfigError, match="no --peer nobody"):
         pool.main([*args, str(tmp_path), "--link-budget", "nobody=1Gbps"], standalone_mode=False)
+
+
+TIMING = Path(__file__).parents[2] / "examples" / "timing.toml"
+
+
+@pytest.mark.parametrize("one_process", [False, True])
+def test_timing_engines_are_told_who_they_are(tmp_path: Path, one_process: bool) -> None:
+    path = tmp_path / "timing.toml"
+    text = TIMING.read_text().replace("127.0.0.1:8000", "127.0.0.1:0")
+    path.write_text(text.replace("block_tokens = 256", f"one_process = {str(one_process).lower()}"))
+    _, (*engines, _) = parts(lay_out(load_deployment(path), path))
+    parser = timing.make_parser(click.Context(timing))
+    told = [parser.parse_args(part.command.args[5:])[0] for part in engines]
+    names = [[entry.partition("=")[0] for entry in options["engines"]] for options in told]
+    if one_process:
+        assert names == [["prfaas-0", "prfaas-1"], ["pd-0", "pd-1"]]
+    else:
+        assert names == [["prfaas-0"], ["prfaas-1"], ["pd-0"], ["pd-1"]]
+    assert [options.get("cluster") for options in told[:: len(told) - 1]] == ["prfaas", None]
+    assert {options["time_scale"] for options in told} == {"0.1"}
+    assert told[-1]["pool"].endswith("pd-pool.sock")
+
+
+def test_a_model_of_timing_engines_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "timing.toml"
+    path.write_text(TIMING.read_text().replace("prfaas-timing", "my-model"))
+    with pytest.raises(ConfigError, match="compute nothing"):
+        load_deployment(path)

@@ -48,6 +48,13 @@ def far_pool(tables: dict[str, Any]) -> dict[str, Any]:
     return pool
 
 
+def split_over_two_pools(tables: dict[str, Any]) -> None:
+    home = tables["clusters"]["home"]
+    home["pools"]["other-pool"] = {}
+    home["engines"]["home-engine"]["role"] = "decode"
+    home["engines"]["a"] = {"pool": "other-pool", "role": "prefill"}
+
+
 def _value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
@@ -194,6 +201,30 @@ WRONG: list[tuple[Change, str, str]] = [
     (lambda t: t["gateway"].update(name="far-pool"), "file", "far-pool"),
     (lambda t: t["clusters"]["home"].update(role="prfaas"), "file", 'role = "pd"'),
     (lambda t: t.pop("clusters"), "clusters", "is required"),
+    (lambda t: t["routing"].update(reroling=True), "routing", "needs a plan"),
+    (
+        lambda t: t["routing"].update(reroling=True, plan="plan.toml"),
+        "file",
+        'role = "prefill" or "decode"',
+    ),
+    (
+        lambda t: t["clusters"]["far"]["engines"]["far-engine"].update(role="prefill"),
+        "file",
+        "far is PrfaaS",
+    ),
+    (
+        lambda t: t["clusters"]["home"]["engines"]["home-engine"].update(role="decode"),
+        "file",
+        "home-engine: decode",
+    ),
+    (
+        lambda t: t["clusters"]["home"]["engines"].update(
+            {"a": {"pool": "home-pool", "role": "prefill"}}
+        ),
+        "file",
+        "home-engine: both, a: prefill",
+    ),
+    (split_over_two_pools, "file", "home-pool, other-pool"),
 ]
 
 
@@ -227,5 +258,5 @@ def test_what_is_no_toml_says_so(tmp_path: Path, content: bytes) -> None:
 
 def test_known_keys_follow_the_tables() -> None:
     assert "offload_threshold" in known_keys(["routing"])
-    assert known_keys(["clusters", "anything"]) == ["role", "pools", "engines"]
+    assert known_keys(["clusters", "anything"]) == ["role", "pools", "engines", "timing"]
     assert "memory" in known_keys(["clusters", "anything", "pools", "some-pool"])

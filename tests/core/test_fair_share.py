@@ -28,7 +28,7 @@ def served(
         tenant = random.choices(names, list(rates_per_s.values()))[0]
         work_s, now_ns = random.uniform(0.2, 1.8), round(now_s * NS_PER_S)
         predicted_s = max(free_s - now_s, 0.0) + work_s
-        if predicted_s * NS_PER_S <= fair.limit_ns(tenant, TARGET_NS, now_ns):
+        if predicted_s * NS_PER_S <= fair.limit(tenant, TARGET_NS, now_ns):
             fair.let_in(tenant, round(work_s * NS_PER_S), now_ns)
             free_s = max(free_s, now_s) + work_s
             let_in[tenant] += work_s
@@ -62,15 +62,15 @@ def test_alone_and_without_overload_everybody_has_the_whole_target() -> None:
     fair = FairShare(FairSettings())
     for i in range(100):
         now_ns = i * NS_PER_S
-        assert fair.limit_ns("a", TARGET_NS, now_ns) == TARGET_NS
+        assert fair.limit("a", TARGET_NS, now_ns) == TARGET_NS
         fair.let_in("a", NS_PER_S, now_ns)
-        assert fair.limit_ns("b", TARGET_NS, now_ns) == TARGET_NS
+        assert fair.limit("b", TARGET_NS, now_ns) == TARGET_NS
     fair.refused("a", 100 * NS_PER_S)
-    assert fair.limit_ns("a", TARGET_NS, 100 * NS_PER_S) == TARGET_NS
+    assert fair.limit("a", TARGET_NS, 100 * NS_PER_S) == TARGET_NS
     fair.refused("b", 100 * NS_PER_S)
-    assert fair.limit_ns("a", TARGET_NS, 100 * NS_PER_S) < TARGET_NS
-    assert fair.limit_ns("b", TARGET_NS, 100 * NS_PER_S) == TARGET_NS
-    assert fair.limit_ns("a", TARGET_NS, 200 * NS_PER_S) == TARGET_NS
+    assert fair.limit("a", TARGET_NS, 100 * NS_PER_S) < TARGET_NS
+    assert fair.limit("b", TARGET_NS, 100 * NS_PER_S) == TARGET_NS
+    assert fair.limit("a", TARGET_NS, 200 * NS_PER_S) == TARGET_NS
 
 
 def test_accounts_are_limited() -> None:

@@ -132,7 +132,7 @@ def test_copies_stay_within_the_budget_and_are_worth_their_bytes(
     assert not {copy.block_ids[-1] for copy in copies} & set(hot._demands)
 
 
-def miss(hot: HotPrefixes, block_ids: list[int], saved_ns: int, now_ns: int) -> None:
+def miss(hot: HotPrefixes[int], block_ids: list[int], saved_ns: int, now_ns: int) -> None:
     size = len(block_ids) * 100
     hot.miss(block_ids, len(block_ids), 0, num_bytes=size, saved_ns=saved_ns, now_ns=now_ns)
 

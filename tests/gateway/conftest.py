@@ -20,6 +20,8 @@ from prfaas.core.hashing import hash_chain
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.pools import PoolTiming
+from prfaas.gateway.salt import deployment_secret, salt_of
+from prfaas.gateway.tenants import DEFAULT_NAME
 from prfaas.wire.identity import make_authority, make_identity
 
 from .scripted_engine import ScriptedEngine
@@ -90,7 +92,7 @@ class World:
 
     @property
     def salt(self) -> str:
-        return (self.state / "tenant.salt").read_text()
+        return salt_of(deployment_secret(self.state), DEFAULT_NAME)
 
     def hashes(self, ids: list[int]) -> list[bytes]:
         return hash_chain(ids, tokens_per_hash=16, seed="7", cache_salt=self.salt)
@@ -135,6 +137,8 @@ def deployment_for(checkpoint: Path, identities: Path, state: Path, **tables: An
             "routing": {"offload_threshold": THRESHOLD, **tables.get("routing", {})},
             "security": {"identities": str(identities)},
             "state": str(state),
+            "tenants": tables.get("tenants", {}),
+            "tracing": tables.get("tracing"),
             "clusters": {
                 "prfaas": {
                     "role": "prfaas",
@@ -144,7 +148,10 @@ def deployment_for(checkpoint: Path, identities: Path, state: Path, **tables: An
                 "pd": {
                     "role": "pd",
                     "pools": {"pd-pool": {}},
-                    "engines": {"decode": {"pool": "pd-pool"}, "spare": {"pool": "pd-pool"}},
+                    "engines": {
+                        name: {"pool": "pd-pool", **tables.get("engines", {}).get(name, {})}
+                        for name in dict.fromkeys(("decode", "spare", *tables.get("engines", {})))
+                    },
                 },
             },
         }

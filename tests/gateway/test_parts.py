@@ -15,7 +15,7 @@ from prfaas.gateway.bodies import decode_body
 from prfaas.gateway.jsons import is_deeper_than
 from prfaas.gateway.messages import has_other_parts, parse_messages
 from prfaas.gateway.requests import Api, parse_request
-from prfaas.gateway.salt import tenant_salt
+from prfaas.gateway.salt import deployment_secret, salt_of
 from prfaas.gateway.sse import EventDecoder, encode_event
 from prfaas.gateway.tokenizing import Prompt
 
@@ -116,9 +116,7 @@ def test_chat_in_the_words_of_completions() -> None:
         "chat_template_kwargs": {"a": 1},
     }
     client = parse_request(json.dumps(body).encode(), Api.CHAT, "tiny", 300)
-    path, sent = decode_body(
-        client, Prompt([[1, 2, 3]], []), cache_salt="s", max_model_len=100, transfer=None
-    )
+    path, sent = decode_body(client, Prompt([[1, 2, 3]], [], "s"), max_model_len=100, transfer=None)
     assert path == "/v1/completions"
     assert sent == kept | {
         "model": "tiny",
@@ -131,11 +129,21 @@ def test_chat_in_the_words_of_completions() -> None:
 
 def test_the_salt_is_made_once(tmp_path: Path) -> None:
     state = tmp_path / "a" / "b"
-    salt = tenant_salt(state)
-    assert tenant_salt(state) == salt
-    assert tenant_salt(tmp_path / "other") != salt
+    secret = deployment_secret(state)
+    assert deployment_secret(state) == secret
+    assert deployment_secret(tmp_path / "other") != secret
     assert (state / "tenant.salt").stat().st_mode & 0o777 == 0o600
     assert [path.name for path in state.iterdir()] == ["tenant.salt"]
+
+
+def test_every_tenant_has_a_salt_of_its_own_that_vllm_takes(tmp_path: Path) -> None:
+    secret = deployment_secret(tmp_path)
+    salts = {salt_of(secret, name) for name in ("a", "b", "default")}
+    salts.add(salt_of(secret + b"x", "a"))
+    assert len(salts) == 4
+    assert salt_of(secret, "a") in salts
+    assert secret.decode() not in salts
+    salt = salts.pop()
     # What vLLM takes as a salt: at most 128 characters, none of these.
     assert len(salt) <= 128
     assert not set(salt) & set("@/\\\0")
@@ -145,10 +153,10 @@ def test_the_salt_is_made_once(tmp_path: Path) -> None:
 def test_a_damaged_salt_is_the_operators_to_mend(tmp_path: Path, content: str) -> None:
     (tmp_path / "tenant.salt").write_bytes(content.encode("latin-1"))
     with pytest.raises(ConfigError, match=r"tenant\.salt"):
-        tenant_salt(tmp_path)
+        deployment_secret(tmp_path)
 
 
 def test_a_state_that_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="can not be used"):
-        tenant_salt(tmp_path / "file")
+        deployment_secret(tmp_path / "file")

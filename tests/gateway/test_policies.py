@@ -17,7 +17,7 @@ from prfaas.gateway.engines import waiting_in
 from prfaas.gateway.profiles import load_profiles
 
 from .conftest import LAYOUT, World, deployment_for, running, until
-from .scripted_engine import hang
+from .scripted_engine import drop, hang
 from .test_paths import LONG, SHORT
 
 PLAN = """
@@ -36,18 +36,20 @@ link = {{ bandwidth = "1Gbps", rtt = "10ms" }}
 prefill = {{ source = "a test", lengths = [100, 4000], seconds = [{remote}, {remote_long}] }}
 [pd]
 name = "home"
-instances = 1
+instances = {instances}
 prefill = {{ source = "a test", lengths = [100, 4000], seconds = [{local}, {local_long}] }}
 decode = {{ source = "a test", batches = [1], step = [["10ms"]] }}
 """
 
 
-def plan_file(directory: Path, *, local_s: float = 3.0, remote_s: float = 1.0) -> Path:
+def plan_file(
+    directory: Path, *, local_s: float = 3.0, remote_s: float = 1.0, instances: int = 1
+) -> Path:
     """Prefill takes so long at 100 tokens, and ten times that at 4,000."""
     path = directory / "plan.toml"
     values = {"local": local_s, "remote": remote_s}
     longs = {f"{name}_long": 10 * seconds for name, seconds in values.items()}
-    path.write_text(PLAN.format(**values, **longs))
+    path.write_text(PLAN.format(instances=instances, **values, **longs))
     return path
 
 
@@ -196,7 +198,7 @@ async def test_nothing_is_held_once_all_requests_have_ended(
                 f"{world.url}/v1/completions", json={"prompt": LONG + "1"}, timeout=_timeout(0.2)
             )
         await until(lambda: not dispatcher.num_open)
-        await world.prefill.stop()
+        world.prefill.script = drop
         assert (await routed(world, LONG + "2"))["fallback"]["stage"] == "prefill"
         assert (dispatcher.num_open, dispatcher.promised_bytes) == (0, 0)
 

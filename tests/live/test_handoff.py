@@ -9,6 +9,10 @@ from pathlib import Path
 import openai
 import pytest
 
+from prfaas.gateway.requests import Api, parse_request
+from prfaas.gateway.salt import deployment_secret, salt_of
+from prfaas.gateway.tenants import DEFAULT_NAME
+from prfaas.gateway.tokenizing import PromptMaker
 from prfaas.planner.geometry import LayerKind, page_bytes
 from prfaas.planner.hf_config import geometry_from_config
 from tests.live.conftest import Live, document
@@ -142,15 +146,40 @@ async def test_prompts_are_tokenised_as_the_engine_does(live: Live) -> None:
     assert answer["usage"]["prompt_tokens"] == expected
 
 
+async def test_a_growing_conversation_is_tokenised_as_the_engine_does(live: Live) -> None:
+    """The gateway tokenises only what is new; the engine's own ids say whether that is right."""
+    path = live.topology.deployment.model.path
+    maker = await asyncio.to_thread(PromptMaker, path)
+    url = f"{live.topology.engines['pd-engine']}/tokenize"
+    messages: list[dict[str, str]] = [{"role": "system", "content": document(3000)}]
+    for turn in (
+        "<|im_end|> in a question?",
+        "Grüße, 東京!\n\n e\u0301",
+        "x" * 2500,
+        " \t and so on",
+    ):
+        messages.append({"role": "user", "content": f"{turn} {document(1200, start=len(turn))}"})
+        body = {"model": live.model, "messages": messages}
+        async with live.http.post(url, json=body) as reply:
+            expected = (await reply.json())["tokens"]
+        client = parse_request(json.dumps(body).encode(), Api.CHAT, live.model, maker.vocab_size)
+        prompt = await maker.prompt(client, "salt", None, 16384)
+        assert prompt.sequences == [expected]
+        messages.append({"role": "assistant", "content": document(500, start=700)})
+    maker.close()
+
+
 async def test_logs_hold_no_prompt_and_no_salt(live: Live) -> None:
     secret = "xylophone-prompt-4711"
     await live.chat(f"{secret} " + document(2000))
     await live.chat(secret)
-    salt = (live.topology.deployment.state / "tenant.salt").read_text().strip()
+    secret_of_salts = deployment_secret(live.topology.deployment.state)
+    salt = salt_of(secret_of_salts, DEFAULT_NAME)
     for log in (live.topology.deployment.state / "logs").iterdir():
         words = log.read_text(errors="replace")
         assert secret not in words, log
         assert salt not in words, log
+        assert secret_of_salts.decode() not in words, log
 
 
 async def test_only_what_the_pd_cluster_lacks_is_shipped(live: Live) -> None:

@@ -1,10 +1,11 @@
 """Blocks that travel: from one engine's memory through two pools into another's."""
 
+import asyncio
 import secrets
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.prefix_index import PrefixIndex
-from prfaas.wire.messages import HIT, MISS, ON_ITS_WAY
+from prfaas.wire.messages import HIT, MISS, ON_ITS_WAY, Push
 
 from .conftest import World
 from .sites import LAYOUT, PADDING, PROMPT, content, until
@@ -117,3 +118,30 @@ async def test_what_arrived_is_a_usable_prefix(world: World) -> None:
         index.add("pd-pool", layout_id, [key])
     hashes = [bytes([n]) * 32 for n in range(9)]
     assert index.usable_hit("pd-pool", LAYOUT, hashes, 140) == 128
+
+
+async def test_engines_of_one_pool_hand_blocks_over_without_a_link(world: World) -> None:
+    pd = await world.start_pd()
+    prefill, decode = await world.engine("pd-pool"), await world.engine("pd-pool")
+    transfer = secrets.token_bytes(16)
+    assert await decode.look_up(PROMPT[:1], transfer, source="pd-pool") == [MISS]
+    assert prefill.send(Push(transfer_id=transfer, peer="pd-pool"))
+    assert await prefill.store(PROMPT[:2], transfer)
+    assert await decode.look_up(PROMPT[:3], transfer, source="pd-pool") == [HIT] * 2 + [ON_ITS_WAY]
+    prefill.push_done(transfer)
+    assert await prefill.store(PROMPT[2:3])
+    assert await decode.look_up(PROMPT[:4], transfer, source="pd-pool") == [HIT] * 3 + [MISS]
+    assert pd.metric("pool_blocks_dropped_total", reason="unknown_peer") == 0
+
+
+async def test_a_hand_over_ends_with_the_engine_that_stores(world: World) -> None:
+    await world.start_pd()
+    prefill, decode = await world.engine("pd-pool"), await world.engine("pd-pool")
+    transfer = secrets.token_bytes(16)
+    assert prefill.send(Push(transfer_id=transfer, peer="pd-pool"))
+    assert await prefill.store(PROMPT[:1], transfer)
+    assert await decode.look_up(PROMPT[1:2], transfer, source="pd-pool") == [ON_ITS_WAY]
+    world.engines.remove(prefill)
+    await asyncio.to_thread(prefill.close)
+    while await decode.look_up(PROMPT[1:2], transfer, source="pd-pool") != [MISS]:
+        pass

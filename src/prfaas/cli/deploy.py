@@ -202,13 +202,17 @@ async def prepare_model(deployment: Deployment) -> None:
     path = Path(deployment.model.path)
     if not deployment.model.generate or (path / "config.json").exists():
         return
-    console.print(f"making a small random-weight hybrid checkpoint in {path}")
+    # Timing engines have no weights.
+    weights = any(cluster.timing is None for cluster in deployment.clusters.values())
+    what = "a small random-weight hybrid checkpoint" if weights else "a small tokenizer"
+    console.print(f"making {what} in {path}")
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-W",
         "ignore",
         "-m",
         "prfaas.engines.checkpoint",
+        *([] if weights else ["--tokenizer-only"]),
         str(path),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -222,8 +226,9 @@ async def prepare_model(deployment: Deployment) -> None:
 def _announce(topology: Topology) -> None:
     url, model = topology.gateway_url, topology.deployment.model.name
     console.print(f"\nready at {url}/v1   (model {model})\n")
+    key = ' -H "Authorization: Bearer $KEY"' if topology.deployment.tenants else ""
     console.print(
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' "
         f'-d \'{{"model": "{model}", "max_tokens": 32, "temperature": 0, '
         '"messages": [{"role": "user", "content": "Hello"}]}\'\n',
         soft_wrap=True,

@@ -16,7 +16,9 @@ EXIT_MISTAKE = 2
 
 COMMANDS = {
     "check": "deploy",
+    "ctl": "ctl",
     "demo": "demo",
+    "engine": "engine",
     "gateway": "parts",
     "identity": "parts",
     "link": "link",
@@ -25,6 +27,7 @@ COMMANDS = {
     "pool": "parts",
     "profile": "plan",
     "simulate": "simulate",
+    "tenant": "tenant",
     "up": "deploy",
 }
 """Where each command lives."""
@@ -60,6 +63,7 @@ def cli() -> None:
       prfaas up examples/laptop.toml     run a deployment until stopped
       prfaas check examples/laptop.toml  is this file right?
       prfaas link test A B --file F.toml what does the path from pool A to pool B carry?
+      prfaas ctl explain REQUEST_ID      why did this request go where it went?
       prfaas simulate examples/sim/link-cut.toml   what if the link is cut?
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import ssl
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CONNECTIONS_MAX = 16
 BUDGET_BITS_PER_S_MIN = 1_000_000
+POOL_DRAIN_S = 10.0
+"""How long transfers under way may go on when a pool node stops."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
@@ -96,14 +99,24 @@ def set_up_logging(level: int = logging.INFO) -> None:
 
 
 def run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run `main` on an event loop; SIGINT and SIGTERM set the event it is given."""
+    """Run `main` on an event loop; SIGINT and SIGTERM set the event it is given.
+
+    A second signal cancels it.
+    """
 
     async def run() -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        running = asyncio.ensure_future(main(stop))
+
+        def on_signal() -> None:
+            if stop.is_set():
+                running.cancel()
+            stop.set()
+
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
-        await main(stop)
+            loop.add_signal_handler(number, on_signal)
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
 
     asyncio.run(run())
 
@@ -209,14 +222,18 @@ def pool(
     )
 
     async def serve(stop: asyncio.Event) -> None:
-        node = asyncio.create_task(PoolNode(settings).run())
+        node = PoolNode(settings)
+        running = asyncio.create_task(node.run())
         stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait({node, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        if node.done():
-            raise_first(node)
-        node.cancel()
-        await asyncio.wait({node})
+        if running.done():
+            raise_first(running)
+        try:
+            await node.drain(POOL_DRAIN_S)
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
 
     run_until_stopped(serve)
 

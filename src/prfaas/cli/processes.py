@@ -19,7 +19,7 @@ from prfaas.engines.launch import Command
 from prfaas.errors import ConfigError, EngineError
 
 STOP_S = 15.0
-"""How long a process may take to stop before it is killed."""
+"""How long a process may take to stop before it is killed, beside what it has to finish first."""
 GRACE_S = 3.0
 """How long what it started may go on after it, to tidy up shared memory."""
 POLL_S = 0.2
@@ -39,6 +39,7 @@ class Part:
         health_url: Answers 200 once the part is ready.
         log: Where its output goes.
         leftovers: Files to remove once it is gone.
+        stop_s: How long it may take to stop before it is killed.
         warm_up: Request that makes a ready engine do its first, slow work; None for none.
     """
 
@@ -49,6 +50,7 @@ class Part:
     log: Path
     leftovers: list[Path] = field(default_factory=list)
     warm_up: tuple[str, dict[str, object]] | None = None
+    stop_s: float = STOP_S
     process: subprocess.Popen[bytes] | None = None
     ready_after_s: float | None = None
     reported: bool = False
@@ -177,7 +179,8 @@ class Supervisor:
             started = [part for part in stage if part.process]
             for part in started:
                 part.terminate()
-            await _within(STOP_S, started, Part.has_ended)
+            longest_s = max((part.stop_s for part in started), default=0.0)
+            await _within(longest_s, started, Part.has_ended)
             await _within(GRACE_S, started, Part.is_gone)
             for part in started:
                 part.clean_up()

@@ -31,6 +31,7 @@ _POLICIES = ("local", "remote", "paper", "adaptive")
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--report", type=_FILE, help="Write one HTML file that opens without a network.")
+@click.option("--series", type=_FILE, help="Write time series for the console's replay, as JSON.")
 @click.option(
     "--chrome-trace",
     type=_FILE,
@@ -46,6 +47,7 @@ def simulate(
     attainment: float,
     as_json: bool,
     report: Path | None,
+    series: Path | None,
     chrome_trace: Path | None,
 ) -> None:
     """Run a scenario on a virtual clock, with the policies that serve traffic.
@@ -59,11 +61,14 @@ def simulate(
       prfaas simulate examples/sim/link-cut.toml --policy paper --policy adaptive
       prfaas simulate examples/sim/bursty.toml --set workload.rate=2.8 --seed 7 --json
       prfaas simulate examples/sim/link-cut.toml --policy paper --policy adaptive --report cut.html
-      prfaas simulate examples/sim/link-cut.toml --chrome-trace cut.json
+      prfaas simulate examples/sim/link-cut.toml --series cut.json
+      prfaas simulate examples/sim/link-cut.toml --chrome-trace trace.json
       prfaas simulate examples/sim/scarce-link.toml --sweep
     """
-    if sweep and (report or chrome_trace):
-        raise click.UsageError("--sweep makes many runs; --report and --chrome-trace show one load")
+    if sweep and (report or series or chrome_trace):
+        raise click.UsageError(
+            "--sweep makes many runs; --report, --series and --chrome-trace show one load"
+        )
     from prfaas.cli import simulate_actions as actions
 
     scenarios = actions.load_scenarios(scenario, settings, policies, seed)
@@ -71,4 +76,4 @@ def simulate(
         actions.show_knees(scenarios, attainment=attainment, as_json=as_json)
         return
     command = actions.command_of(scenario, settings, policies, seed)
-    actions.show_runs(scenarios, actions.Output(as_json, report, chrome_trace, command))
+    actions.show_runs(scenarios, actions.Output(as_json, report, series, chrome_trace, command))

@@ -33,12 +33,14 @@ class Output:
     Attributes:
         as_json: Print JSON.
         report: Where the HTML report goes, if one is wanted.
+        series: Where the time series go, if they are wanted.
         chrome_trace: Where the Chrome trace goes, if one is wanted.
         command: The command that makes the same again.
     """
 
     as_json: bool = False
     report: Path | None = None
+    series: Path | None = None
     chrome_trace: Path | None = None
     command: str = ""
 
@@ -66,7 +68,7 @@ def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
     for name, scenario in scenarios.items():
         done = _with_progress(name, scenario, recorded=output.chrome_trace is not None)
         found[name] = done.results
-        if output.report is not None:
+        if output.report is not None or output.series is not None:
             from prfaas.sim.figures_of_run import figures_of
 
             drawn[name] = figures_of(done)
@@ -77,6 +79,10 @@ def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
 
         origin = {"command": output.command, "prfaas": version("prfaas")}
         _write(output.report, html_report(first, drawn, ROWS, origin))
+    if output.series is not None:
+        from prfaas.sim.series_file import series_of
+
+        _write(output.series, json.dumps(series_of(first.title, drawn)))
     if output.as_json:
         runs = {name: results.as_dict() for name, results in found.items()}
         said = {"title": first.title, "seed": first.seed, "notes": first.notes, "runs": runs}
@@ -127,7 +133,7 @@ def _check(scenarios: Mapping[str, Scenario], output: Output) -> None:
             f"--chrome-trace shows one run and {len(scenarios)} policies were asked for; "
             "choose one with --policy"
         )
-    for path in (output.report, output.chrome_trace):
+    for path in (output.report, output.series, output.chrome_trace):
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"{path}: the directory {path.absolute().parent} is not there")
 

@@ -9,11 +9,17 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.cli.processes import Part
+from prfaas.cli.processes import STOP_S, Part
 from prfaas.config.deployment import ClusterRole, ClusterTable, Deployment, LinkTable
-from prfaas.engines.launch import Command, engine_command, shared_memory_file
+from prfaas.engines.launch import (
+    Command,
+    engine_command,
+    shared_memory_file,
+    timing_command,
+)
 from prfaas.errors import ConfigError
 from prfaas.gateway.endpoints import Endpoints
+from prfaas.units import NS_PER_S
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 
 Address = tuple[str, int]
@@ -79,17 +85,19 @@ def parts(topology: Topology) -> list[list[Part]]:
     deployment = topology.deployment
     pools: list[Part] = []
     engines: list[Part] = []
-    for cluster in deployment.clusters.values():
+    for cluster_name, cluster in deployment.clusters.items():
         pools += [
             _pool_part(topology, cluster, name)
             for name, pool in cluster.pools.items()
             if not pool.address
         ]
-        engines += [
-            _engine_part(topology, cluster, name)
-            for name, engine in cluster.engines.items()
-            if not engine.url
-        ]
+        here = [name for name, engine in cluster.engines.items() if not engine.url]
+        if cluster.timing is None:
+            engines += [_engine_part(topology, cluster, name) for name in here]
+        else:
+            engines += [
+                _timing_part(topology, cluster_name, names) for names in _processes(cluster, here)
+            ]
     return [stage for stage in (pools, [*engines, _gateway_part(topology)]) if stage]
 
 
@@ -233,6 +241,35 @@ def _engine_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
     )
 
 
+def _processes(cluster: ClusterTable, names: list[str]) -> list[list[str]]:
+    """Timing engines by the process they run in."""
+    if cluster.timing is None or not cluster.timing.one_process:
+        return [[name] for name in names]
+    of_pool: dict[str, list[str]] = {}
+    for name in names:
+        of_pool.setdefault(cluster.engines[name].pool, []).append(name)
+    return list(of_pool.values())
+
+
+def _timing_part(topology: Topology, cluster_name: str, names: list[str]) -> Part:
+    deployment = topology.deployment
+    cluster, first = deployment.clusters[cluster_name], names[0]
+    urls = {name: topology.engines[name] for name in names}
+    return Part(
+        name=first,
+        kind="timing engine" if len(names) == 1 else f"{len(names)} timing engines",
+        command=timing_command(
+            names,
+            (cluster_name, cluster),
+            deployment.model,
+            {name: split_address(url.removeprefix("http://")) for name, url in urls.items()},
+            pool_socket(deployment, cluster.engines[first].pool),
+        ),
+        health_url=f"{urls[names[-1]]}/health",
+        log=_log(deployment, first),
+    )
+
+
 def _gateway_part(topology: Topology) -> Part:
     args = [sys.executable, "-m", "prfaas", "gateway", str(topology.file)]
     args += ["--listen", "{}:{}".format(*topology.gateway)]
@@ -248,6 +285,7 @@ def _gateway_part(topology: Topology) -> Part:
         command=Command(args, dict(os.environ)),
         health_url=f"{topology.gateway_url}/health{'?full=1' if _is_all_here(topology) else ''}",
         log=_log(topology.deployment, topology.deployment.gateway.name),
+        stop_s=topology.deployment.gateway.drain_timeout / NS_PER_S + STOP_S,
     )
 
 

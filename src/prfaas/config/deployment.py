@@ -7,20 +7,22 @@ which it is reached.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     StringConstraints,
     model_validator,
 )
 
 from prfaas.config.quantities import DurationNs, RateBitsPerS, SizeBytes
+from prfaas.config.table import Table
+from prfaas.config.tenants import KEY_HASH, TENANTS_MAX, KeyHashes, TenantTable, check_keys
+from prfaas.config.tracing import TracingTable
 from prfaas.core.policies import PolicyName
 
 FilePathText = Annotated[Path, Field(strict=False)]
@@ -30,12 +32,15 @@ URL = r"^https?://[^/]+$"
 PATTERNS = {
     PART_NAME: "a name: lower-case letters, digits, dashes; a letter first; 63 characters at most",
     HOST_PORT: 'HOST:PORT, as in "127.0.0.1:8000"',
+    KEY_HASH: '"sha256:" and 64 hex digits, as `prfaas tenant key` prints it',
     URL: 'http:// or https:// with a host and no path, as in "https://prefill.example.net:8100"',
 }
 """What an operator is told of each."""
 
 PartName = Annotated[str, StringConstraints(pattern=PART_NAME)]
 PORT_MAX = 65535
+TIMING_MARK = "timing"
+"""What the name of a model contains that timing engines serve."""
 
 
 def _has_port(text: str) -> str:
@@ -47,13 +52,7 @@ def _has_port(text: str) -> str:
 HostPort = Annotated[str, StringConstraints(pattern=HOST_PORT), AfterValidator(_has_port)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
-    )
-
-
-class ModelTable(_Table):
+class ModelTable(Table):
     """`[model]`: what is served."""
 
     name: str = Field(min_length=1, max_length=256)
@@ -64,7 +63,7 @@ class ModelTable(_Table):
     """Make the small random-weight hybrid checkpoint at `path` if nothing is there."""
 
 
-class GatewayTable(_Table):
+class GatewayTable(Table):
     """`[gateway]`: the HTTP edge."""
 
     name: PartName = "gateway"
@@ -75,11 +74,19 @@ class GatewayTable(_Table):
     """Larger request bodies are refused with 413."""
     request_timeout: DurationNs = 600 * 10**9
     """A request that takes longer is ended with 504."""
+    drain_timeout: DurationNs = 30 * 10**9
+    """How long requests under way may go on when the gateway is told to stop."""
     connect_timeout: DurationNs = 2 * 10**9
     """An engine that does not take a connection in this time counts as absent."""
+    requests_max: int = Field(default=4096, ge=1, le=1_000_000)
+    """Requests in flight; more are refused with 429, and tenants share the places fairly."""
+    operator_keys: KeyHashes = Field(default=[])
+    """Hashes of the keys that open `/metrics`, `/control` and `/kv`, as `prfaas tenant key` prints
+    them. Without any they are open to this machine while `listen` is a loopback address, and to all
+    who reach the gateway while there are no tenants."""
 
 
-class RoutingTable(_Table):
+class RoutingTable(Table):
     """`[routing]`: who prefills what."""
 
     offload_threshold: int = Field(ge=0)
@@ -93,6 +100,13 @@ class RoutingTable(_Table):
     PrfaaS clusters are found by name, a single one stands for all. "adaptive" needs it."""
     short_term_loop: bool = False
     """Let the threshold of "adaptive" follow queues and links; needs a `plan`."""
+    reroling: bool = False
+    """Let PD engines change between prefill and decode as the load asks for; needs a `plan`, and
+    engines with the role "prefill" or "decode". Of several gateways one may do so."""
+    replication: Annotated[RateBitsPerS, Field(ge=1_000_000)] | None = None
+    """What copies of hot prefixes may take of each link on average, such as "200Mbps": what home
+    misses again and again and a PrfaaS cluster holds is copied home. Needs a `plan`; without
+    this nothing is copied."""
     ttft_max: DurationNs | None = None
     """Refuse with 429 what is predicted to take longer to its first token; needs a `plan`."""
     prefill_timeout: DurationNs = 60 * 10**9
@@ -114,6 +128,10 @@ class RoutingTable(_Table):
                 "short_term_loop needs a plan: it moves the threshold of adaptive routing, which "
                 "predicts from one; without it the threshold stays"
             )
+        if self.replication is not None and self.plan is None:
+            raise ValueError("replication needs a plan: it weighs prefill time against bytes")
+        if self.reroling and self.plan is None:
+            raise ValueError("reroling needs a plan: it weighs the splits that the plan knows")
         return self
 
     @property
@@ -124,7 +142,7 @@ class RoutingTable(_Table):
         return PolicyName.PAPER if self.plan is None else PolicyName.ADAPTIVE
 
 
-class SecurityTable(_Table):
+class SecurityTable(Table):
     """`[security]`: identities."""
 
     identities: FilePathText
@@ -133,7 +151,7 @@ class SecurityTable(_Table):
     """Make missing identities, the authority included. For one machine only."""
 
 
-class LinkTable(_Table):
+class LinkTable(Table):
     """`[clusters.CLUSTER.pools.POOL.links.PEER]`: the link over which a pool pushes to PEER."""
 
     budget: Annotated[RateBitsPerS, Field(ge=1_000_000)] | None = None
@@ -143,7 +161,7 @@ class LinkTable(_Table):
     """Data connections; without it, as many as rate and round trip ask for."""
 
 
-class PoolTable(_Table):
+class PoolTable(Table):
     """`[clusters.CLUSTER.pools.POOL]`: a pool node."""
 
     memory: SizeBytes = 2**30
@@ -156,7 +174,7 @@ class PoolTable(_Table):
     """Where it accepts links, if `prfaas up` starts it."""
     address: HostPort | None = None
     """Where it is reached, if it is started elsewhere."""
-    links: dict[PartName, LinkTable] = {}
+    links: dict[PartName, LinkTable] = Field(default={})
     """Settings of links to the pool nodes it pushes to."""
 
     @model_validator(mode="after")
@@ -172,11 +190,23 @@ class PoolTable(_Table):
         return self
 
 
-class EngineTable(_Table):
+class EngineRole(StrEnum):
+    """What an engine of a PD cluster does; every engine can do both."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class EngineTable(Table):
     """`[clusters.CLUSTER.engines.ENGINE]`: a vLLM instance."""
 
     pool: PartName
     """The pool node on its host."""
+    role: Annotated[EngineRole, Field(strict=False)] = EngineRole.BOTH
+    """In a PD cluster: "prefill" computes the prompts that stay at home, "decode" decodes, "both"
+    does both for the same request. All PD engines are "both", or none is; then they share one pool
+    node. With `routing.reroling` it is the role at first."""
     listen: HostPort | None = None
     """Where it serves, if `prfaas up` starts it."""
     url: str | None = Field(default=None, pattern=URL)
@@ -187,16 +217,37 @@ class EngineTable(_Table):
     """Cores the engine is bound to, on machines without a GPU: "0" or "0-3"."""
     kv_cache_memory: SizeBytes = 2**30
     """Memory for the KV cache, on machines without a GPU."""
-    args: list[str] = []
-    """Further arguments for vLLM."""
-    env: dict[str, str] = {}
-    """Further environment variables for vLLM."""
+    args: list[str] = Field(default=[])
+    """Further arguments for the engine."""
+    env: dict[str, str] = Field(default={})
+    """Further environment variables for the engine."""
 
     @model_validator(mode="after")
     def _one_place(self) -> EngineTable:
         if self.listen and self.url:
             raise ValueError("give `listen` (started here) or `url` (started elsewhere)")
         return self
+
+
+class TimingTable(Table):
+    """`[clusters.CLUSTER.timing]`: its engines compute nothing, but take their time."""
+
+    plan: FilePathText
+    """Plan file of `prfaas plan` that says how long an instance of the cluster takes."""
+    time_scale: float = Field(default=1.0, gt=0)
+    """Seconds of the wall clock for a second of the plan: 0.1 is ten times as fast."""
+    bytes_scale: float = Field(default=1.0, gt=0)
+    """Size of KV blocks, as a share of the model's: 0.01 is a hundredth."""
+    block_tokens: int = Field(default=512, ge=16)
+    """Tokens of a block."""
+    cache_tokens: int = Field(default=1_000_000, ge=1)
+    """Room of each engine's own prefix cache, tokens."""
+    max_model_len: int = Field(default=131_072 + 8_192, ge=1)
+    """Longest sequence, tokens."""
+    stream_interval: int = Field(default=1, ge=1)
+    """Tokens of a chunk of a stream, after the first."""
+    one_process: bool = False
+    """Run all engines of a pool in one process."""
 
 
 class ClusterRole(StrEnum):
@@ -208,13 +259,15 @@ class ClusterRole(StrEnum):
     """Local: prefill and decode."""
 
 
-class ClusterTable(_Table):
+class ClusterTable(Table):
     """`[clusters.CLUSTER]`: a site."""
 
     role: Annotated[ClusterRole, Field(strict=False)]
     """"prfaas": remote, prefill only; "pd": local, prefill and decode."""
     pools: Annotated[dict[PartName, PoolTable], Field(min_length=1)]
     engines: Annotated[dict[PartName, EngineTable], Field(min_length=1)]
+    timing: TimingTable | None = None
+    """Makes the engines that are started here timing engines, which compute nothing."""
 
     @model_validator(mode="after")
     def _pools_exist(self) -> ClusterTable:
@@ -225,15 +278,52 @@ class ClusterTable(_Table):
         return self
 
 
-class Deployment(_Table):
+def check_roles(clusters: Iterable[tuple[str, ClusterTable]], *, reroling: bool) -> None:
+    """Roles of engines are given for all PD engines or for none, and make a working split.
+
+    Raises:
+        ValueError: They do not.
+    """
+    roles: dict[str, EngineRole] = {}
+    pools: set[str] = set()
+    for cluster, table in clusters:
+        for name, engine in table.engines.items():
+            if table.role is ClusterRole.PD:
+                roles[name] = engine.role
+                pools.add(engine.pool)
+            elif engine.role is not EngineRole.BOTH:
+                raise ValueError(f"engine {name}: only PD engines have a role; {cluster} is PrfaaS")
+    given = set(roles.values())
+    if given <= {EngineRole.BOTH}:
+        if reroling:
+            raise ValueError('routing.reroling needs PD engines with role = "prefill" or "decode"')
+        return
+    if given != {EngineRole.PREFILL, EngineRole.DECODE}:
+        shown = ", ".join(f"{name}: {role.value}" for name, role in roles.items())
+        raise ValueError(
+            'PD engines either all have role "both", or some "prefill" and the others "decode"; '
+            f"they are {shown}"
+        )
+    if len(pools) > 1:
+        shown = ", ".join(sorted(pools))
+        raise ValueError(
+            "PD engines with a role hand blocks over within a pool node; give them one, they have "
+            f"{shown}"
+        )
+
+
+class Deployment(Table):
     """A whole deployment file."""
 
     model: ModelTable
     gateway: GatewayTable = GatewayTable()
     routing: RoutingTable
     security: SecurityTable
+    tracing: TracingTable | None = None
     state: FilePathText = Path(".state")
-    """Directory for sockets, logs, the tenant salt and what is generated."""
+    """Directory for sockets, logs, the secret that salts come from, and what is generated."""
+    tenants: dict[PartName, TenantTable] = Field(default={}, max_length=TENANTS_MAX)
+    """Who may use it. Without any, everybody who reaches `gateway.listen` may, without a key."""
     clusters: Annotated[dict[PartName, ClusterTable], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -244,6 +334,11 @@ class Deployment(_Table):
         doubles = sorted({name for name in names if names.count(name) > 1})
         if doubles:
             raise ValueError(f"two parts are called {', '.join(doubles)}; names are identities")
+        return self
+
+    @model_validator(mode="after")
+    def _keys_have_one_owner(self) -> Deployment:
+        check_keys(self.tenants, self.gateway.operator_keys)
         return self
 
     @model_validator(mode="after")
@@ -261,9 +356,24 @@ class Deployment(_Table):
         return self
 
     @model_validator(mode="after")
+    def _says_what_it_is(self) -> Deployment:
+        timing = any(cluster.timing for cluster in self.clusters.values())
+        if timing and TIMING_MARK not in self.model.name.lower():
+            raise ValueError(
+                f"model.name is {self.model.name!r}: timing engines compute nothing, and the name "
+                f"of their model has to say so; put {TIMING_MARK!r} into it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _has_decode(self) -> Deployment:
         if not any(cluster.role is ClusterRole.PD for cluster in self.clusters.values()):
             raise ValueError('no cluster has role = "pd": nothing could decode')
+        return self
+
+    @model_validator(mode="after")
+    def _roles_fit(self) -> Deployment:
+        check_roles(self.clusters.items(), reroling=self.routing.reroling)
         return self
 
     def with_role(self, role: ClusterRole) -> list[ClusterTable]:

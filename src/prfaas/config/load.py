@@ -10,6 +10,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from prfaas.config.deployment import PATTERNS, Deployment
+from prfaas.config.tenants import KEY_HASH
 from prfaas.errors import ConfigError
 
 
@@ -66,7 +67,11 @@ def _problem(entry: Any) -> str:
         return f"{place}: is required"
     message = entry["msg"].removeprefix("Value error, ")
     if entry["type"] == "string_pattern_mismatch":
-        message = f"has to be {PATTERNS.get(entry['ctx']['pattern'], 'of another form')}"
+        pattern = entry["ctx"]["pattern"]
+        message = f"has to be {PATTERNS.get(pattern, 'of another form')}"
+        if pattern == KEY_HASH:
+            # Somebody may have written the key itself.
+            return f"{place}: {message}"
     shown = f", got {entry['input']!r}" if isinstance(entry["input"], (str, int, float)) else ""
     return f"{place or 'file'}: {message}{shown if 'Value error' not in entry['msg'] else ''}"
 

@@ -19,8 +19,11 @@ from prfaas.config.deployment import (
     PoolTable,
     RoutingTable,
     SecurityTable,
+    TimingTable,
 )
 from prfaas.config.quantities import DurationNs, SizeBytes
+from prfaas.config.tenants import TenantTable
+from prfaas.config.tracing import TracingTable
 from prfaas.units import format_seconds, format_size
 
 INTRODUCTION = """# The deployment file
@@ -38,10 +41,13 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("[gateway]", GatewayTable, ()),
     ("[routing]", RoutingTable, ()),
     ("[security]", SecurityTable, ()),
+    ("[tracing]", TracingTable, ()),
+    ("[tenants.TENANT]", TenantTable, ()),
     ("[clusters.CLUSTER]", ClusterTable, ("role",)),
     ("[clusters.CLUSTER.pools.POOL]", PoolTable, ()),
     ("[clusters.CLUSTER.pools.POOL.links.PEER]", LinkTable, ()),
     ("[clusters.CLUSTER.engines.ENGINE]", EngineTable, ()),
+    ("[clusters.CLUSTER.timing]", TimingTable, ()),
 ]
 
 
@@ -72,7 +78,7 @@ def _default(field: FieldInfo) -> str:
         return f'`"{format_size(value).replace(".0 ", "").replace(" ", "")}"`'
     if field.metadata and field.metadata[0] in get_args(DurationNs):
         return f'`"{format_seconds(value).replace(".00 ", "").replace(" ", "")}"`'
-    if isinstance(value, bool | list | dict):
+    if isinstance(value, bool | int | float | list | dict):
         return f"`{str(value).lower()}`"
     return f'`"{value}"`'
 

@@ -25,14 +25,20 @@ class DecodeBook:
         self._heap = [(0, name) for name in names]
         heapq.heapify(self._heap)
 
-    def choose(self) -> str | None:
+    def choose(self, avoid: str = "") -> str | None:
         """The ready instance with the fewest requests gets one more; None without any."""
-        while self._heap:
+        passed, chosen = False, None
+        while self._heap and chosen is None:
             count, name = heapq.heappop(self._heap)
-            if self._ready[name] and count == self._counts[name]:
-                self._change(name, 1)
-                return name
-        return None
+            if name == avoid:
+                passed = True
+            elif self._ready[name] and count == self._counts[name]:
+                chosen = name
+        if passed:
+            self._change(avoid, 0)
+        if chosen is not None:
+            self._change(chosen, 1)
+        return chosen
 
     def leave(self, name: str) -> None:
         """An instance has one request less."""

@@ -12,6 +12,7 @@ from prfaas.core.fair_share import FairSettings
 from prfaas.core.policies import Bandwidth, PolicyName
 from prfaas.core.predictions import CostModel
 from prfaas.core.routing import Decision
+from prfaas.core.threshold_loop import Pressures
 from prfaas.units import NS_PER_S
 
 BYTES_PER_TB = 1e12
@@ -119,6 +120,7 @@ class Arrival(NamedTuple):
             is the whole prompt.
         avoid: Instance that was tried already.
         tenant: Whose it is.
+        may_ship: Whether its tenant may use the links.
     """
 
     request_id: int
@@ -130,6 +132,7 @@ class Arrival(NamedTuple):
     shippable_tokens: int | None = None
     avoid: str = ""
     tenant: str = ""
+    may_ship: bool = True
 
 
 class Routed(NamedTuple):
@@ -187,8 +190,18 @@ class Refused(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ThresholdMoved:
-    """The short-term loop moved the threshold of the link between two pools, tokens."""
+    """The short-term loop moved the threshold of the link between two pools.
+
+    Attributes:
+        source: Pool that ships.
+        destination: Pool that receives.
+        before: Threshold before, tokens.
+        offload_threshold: Threshold from here on, tokens.
+        pressures: What the loop saw.
+    """
 
     source: str
     destination: str
+    before: int
     offload_threshold: int
+    pressures: Pressures

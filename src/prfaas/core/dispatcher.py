@@ -31,7 +31,7 @@ from prfaas.core.link_book import LinkReport
 from prfaas.core.links import Links
 from prfaas.core.load_book import LoadBook
 from prfaas.core.routing import Decision, Path
-from prfaas.core.ways import Way, Ways
+from prfaas.core.ways import Seen, Way, Ways
 
 RETRY_UNSERVED_S = 1
 NOMINAL_NS_PER_TOKEN = 100_000
@@ -168,8 +168,12 @@ class Dispatcher:
             self._ways.home.enter(routed.decode)
         return routed
 
-    def choose_decode(self, request_id: int) -> str | None:
+    def choose_decode(self, request_id: int, avoid: str = "") -> str | None:
         """The instance that decodes an open request, chosen when first asked for.
+
+        Args:
+            request_id: The request.
+            avoid: Instance that was tried already.
 
         Returns:
             None when none is ready, or the request is not open.
@@ -178,7 +182,7 @@ class Dispatcher:
         if entry is None or self._decode_book is None:
             return entry.routed.decode if entry else None
         if entry.decode is None:
-            entry.decode = self._decode_book.choose()
+            entry.decode = self._decode_book.choose(avoid)
         return entry.decode
 
     def prefilled(self, request_id: int, now_ns: int) -> None:
@@ -190,16 +194,17 @@ class Dispatcher:
             self._book_of[name].done(name, request_id, now_ns)
 
     def fall_back(self, request_id: int, now_ns: int) -> None:
-        """The remote path of a request was given up: the instance that decodes prefills as well.
+        """The prefill of a request was given up: the instance that decodes prefills as well.
 
-        For a PD cluster whose instances do both; anywhere else, and on the local path, it changes
-        nothing.
+        Where all PD instances do both, nothing changes for a request on the local path.
         """
         entry = self._open.get(request_id)
-        if entry is None or self._decode_book is not None or not entry.routed.source:
+        if entry is None or (self._decode_book is None and not entry.routed.source):
             return
         self.transfer_over(request_id)
         self._withdraw(request_id, entry, now_ns)
+        if self._decode_book is not None:
+            return
         name, routed = entry.routed.decode, entry.routed
         assert name is not None  # noqa: S101 (such instances are chosen on arrival)
         new = routed.num_prompt_tokens - routed.present_tokens
@@ -256,6 +261,11 @@ class Dispatcher:
         return [request_id for request_id in self._open if self.decoder_of(request_id) == name]
 
     @property
+    def seen(self) -> Seen:
+        """What was looked at for the last request that arrived."""
+        return self._ways.seen
+
+    @property
     def links(self) -> Links:
         """What is known of the links."""
         return self._ways.links
@@ -276,7 +286,7 @@ class Dispatcher:
         target_ns, tenant = self._settings.ttft_max_ns, arrival.tenant
         if target_ns is None:
             return Admission(admitted=True)
-        limit_ns = self._fair.limit_ns(tenant, target_ns, now_ns)
+        limit_ns = self._fair.limit(tenant, target_ns, now_ns)
         found = admit(decision.predicted_ns, limit_ns)
         if found.admitted:
             self._fair.let_in(tenant, self._local_work_ns(decision.num_new_tokens), now_ns)

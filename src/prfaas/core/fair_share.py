@@ -58,19 +58,27 @@ class FairShare:
         self._settings = settings
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
 
-    def limit_ns(self, tenant: str, target_ns: int, now_ns: int) -> int:
-        """The longest predicted time to first token that a tenant is let in with.
+    def limit(self, tenant: str, target: int, now_ns: int) -> int:
+        """How much of a queue a tenant is let in with.
 
         Costs one pass over the tenants that were seen within the window.
+
+        Args:
+            tenant: Who asks.
+            target: What anybody may have in front of it: a predicted time to first token, places.
+            now_ns: Time.
+
+        Returns:
+            `target`, or the part of it that is left to the tenant.
         """
         mine = self._seen(tenant, now_ns)
         had = self._had(mine, now_ns)
         others = [a for a in self._recent(now_ns) if a is not mine]
         behind = [a for a in others if self._had(a, now_ns) < had]
         if not any(self._was_refused(a, now_ns) for a in behind):
-            return target_ns
+            return target
         rank = len(behind) / len(others)
-        return round(target_ns * (1 - rank * (1 - self._settings.least_ratio)))
+        return round(target * (1 - rank * (1 - self._settings.least_ratio)))
 
     def let_in(self, tenant: str, work_ns: int, now_ns: int) -> None:
         """A request with so much prefill was let in."""

@@ -13,7 +13,12 @@ def _digest(value: object) -> bytes:
 
 
 def hash_chain(
-    token_ids: Sequence[int], *, tokens_per_hash: int, seed: str, cache_salt: str | None
+    token_ids: Sequence[int],
+    *,
+    tokens_per_hash: int,
+    seed: str,
+    cache_salt: str | None,
+    known: Sequence[bytes] = (),
 ) -> list[bytes]:
     """Block hashes of a prompt: each covers all tokens up to its end.
 
@@ -22,6 +27,7 @@ def hash_chain(
         tokens_per_hash: Tokens per link; a trailing partial link gets no hash.
         seed: The engines' hash seed.
         cache_salt: The tenant's secret, mixed into the first link and so into all; None for none.
+        known: The first hashes of this very chain, if they were made before.
 
     Returns:
         One 32-byte hash for every `tokens_per_hash` tokens.
@@ -30,12 +36,13 @@ def hash_chain(
         vLLM 0.32, `vllm/v1/core/kv_cache_utils.py`: `init_none_hash`, `hash_block_tokens`,
         `generate_block_hash_extra_keys`.
     """
-    parent = _digest(seed)
+    parent = known[-1] if known else _digest(seed)
     extra: tuple[tuple[str, str], ...] | None = (
-        (("cache_salt", cache_salt),) if cache_salt else None
+        (("cache_salt", cache_salt),) if cache_salt and not known else None
     )
-    hashes: list[bytes] = []
-    for start in range(0, len(token_ids) - tokens_per_hash + 1, tokens_per_hash):
+    hashes = list(known)
+    first = len(known) * tokens_per_hash
+    for start in range(first, len(token_ids) - tokens_per_hash + 1, tokens_per_hash):
         link = tuple(token_ids[start : start + tokens_per_hash])
         parent = _digest((parent, link, extra))
         hashes.append(parent)

@@ -65,7 +65,8 @@ class Link:
         self.policy.offload_threshold = self._loop.update(now_ns, pressures)
         if self.policy.offload_threshold == before:
             return None
-        return ThresholdMoved(self.source, self.destination, self.policy.offload_threshold)
+        now = self.policy.offload_threshold
+        return ThresholdMoved(self.source, self.destination, before, now, pressures)
 
 
 class Links:

@@ -132,6 +132,15 @@ class LoadBook:
             return None
         return max(0, load.free_at_ns - now_ns)
 
+    def num_jobs(self, name: str) -> int:
+        """Jobs that this gateway sent to an instance and has not heard the end of."""
+        return len(self._loads[name].jobs)
+
+    def queued_ns(self, name: str) -> int:
+        """Work that waits at an instance, what it works on left out."""
+        load = self._loads[name]
+        return load.work_ns - _first_ns(load) + load.foreign_ns
+
     def _compare(self, load: _Load, observed_at_ns: int, num_waiting: int) -> None:
         """A report against what is known."""
         jobs, ended = load.jobs, load.ended

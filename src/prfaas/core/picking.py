@@ -6,7 +6,7 @@ worse candidate changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from prfaas.core.routing import Reason
@@ -16,6 +16,8 @@ LOOKS_MAX = 256
 """Candidates that are scored at most: those behind them wait longer."""
 HINT_WEIGHT = 0.5
 """What a prefix that may be cached counts, against one that is."""
+SHOWN_MAX = 8
+"""Candidates that a pick remembers, for whoever asks why."""
 OPEN_HALF = 16
 """Open requests at which an instance counts half as attractive as an idle one."""
 
@@ -63,10 +65,14 @@ OBSTACLES = (Reason.NO_PREFILL_INSTANCE, Reason.LAYOUT_MISMATCH, Reason.LINK_DOW
 
 
 class Pick(NamedTuple):
-    """The chosen candidate, or what was in the way of the one that got furthest."""
+    """The chosen candidate, or what was in the way of the one that got furthest.
+
+    `looked_at` are the first `SHOWN_MAX` that were looked at, chosen or not.
+    """
 
     candidate: Candidate | None
     obstacle: Reason | None = None
+    looked_at: Sequence[Candidate] = ()
 
 
 def stopped_at(candidate: Candidate, num_tokens: int) -> int | None:
@@ -93,6 +99,16 @@ def cached_prefix(hit_tokens: int, hint_tokens: int, num_tokens: int) -> float:
 def few_open(num_open: int) -> float:
     """Scorer in [0, 1]: 1 with nothing to decode, 0.5 at `OPEN_HALF` requests."""
     return OPEN_HALF / (OPEN_HALF + num_open)
+
+
+def scores(
+    candidate: Candidate, num_tokens: int, weights: Weights
+) -> tuple[Reason | None, dict[str, float]]:
+    """What dropped a candidate, if a filter did, and its weighted scores by name."""
+    stopped, (wait_ns, hit, hint, num_open) = stopped_at(candidate, num_tokens), candidate[2:6]
+    rated = Weights(short_wait(wait_ns), cached_prefix(hit, hint, num_tokens), few_open(num_open))
+    found = {n: w * s for n, w, s in zip(Weights._fields, weights, rated, strict=True) if w}
+    return None if stopped is None else OBSTACLES[stopped], found
 
 
 def score(candidate: Candidate, num_tokens: int, weights: Weights) -> float:
@@ -128,15 +144,18 @@ def pick(
         furthest.
     """
     best, best_score, furthest, num_looks = None, -1.0, 0, 0
+    looked_at: list[Candidate] = []
     ideal: Candidate | None = None
     for candidate in candidates:
+        if len(looked_at) < SHOWN_MAX:
+            looked_at.append(candidate)
         stopped = stopped_at(candidate, num_tokens)
         if stopped is not None:
             furthest = max(furthest, stopped)
             continue
         is_ideal = _is_ideal(candidate, hit_tokens_max)
         if best is None and is_ideal:
-            return Pick(candidate)
+            return Pick(candidate, None, looked_at)
         if (found := score(candidate, num_tokens, weights)) > best_score:
             best, best_score = candidate, found
         num_looks += 1
@@ -149,7 +168,7 @@ def pick(
             ideal_score = score(ideal, num_tokens, weights)
         if best_score >= ideal_score:
             break
-    return Pick(best) if best is not None else Pick(None, OBSTACLES[furthest])
+    return Pick(best, None if best else OBSTACLES[furthest], looked_at)
 
 
 def _is_ideal(candidate: Candidate, hit_tokens_max: int) -> bool:

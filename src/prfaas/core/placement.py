@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from math import exp2
+from typing import Generic, TypeVar
 
 from prfaas.core.predictions import BITS_PER_BYTE, CostModel, PathSignals, Prediction
 from prfaas.core.routing import RoutingFacts
@@ -169,8 +170,12 @@ class CopySettings:
     num_candidates_max: int = 10_000
 
 
+BlockId = TypeVar("BlockId", int, bytes)
+"""Name of a block; it names everything before it too."""
+
+
 @dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(Generic[BlockId]):
     """Blocks to copy.
 
     Attributes:
@@ -179,16 +184,16 @@ class Copy:
         num_bytes: On the link.
     """
 
-    block_ids: Sequence[int]
+    block_ids: Sequence[BlockId]
     num_present: int
     num_bytes: int
 
 
 @dataclass(slots=True)
-class _Demand:
+class _Demand(Generic[BlockId]):
     """A prefix: the first `length` of `block_ids`."""
 
-    block_ids: Sequence[int]
+    block_ids: Sequence[BlockId]
     length: int
     num_present: int = 0
     num_bytes: int = 0
@@ -200,7 +205,7 @@ class _Demand:
     def uses_at(self, now_ns: int, half_life_ns: int) -> float:
         return self.uses * exp2((self.counted_at_ns - now_ns) / half_life_ns)
 
-    def begins(self, other: _Demand) -> bool:
+    def begins(self, other: _Demand[BlockId]) -> bool:
         """Whether it is a beginning of another one; an id names everything before it."""
         return (
             self.length <= other.length
@@ -208,7 +213,7 @@ class _Demand:
         )
 
 
-class HotPrefixes:
+class HotPrefixes(Generic[BlockId]):
     """Prefixes that one pool misses and another has: counts, and what is worth copying.
 
     Args:
@@ -217,14 +222,14 @@ class HotPrefixes:
 
     def __init__(self, settings: CopySettings) -> None:
         self._settings = settings
-        self._demands: dict[int, _Demand] = {}
+        self._demands: dict[BlockId, _Demand[BlockId]] = {}
 
     def __len__(self) -> int:
         return len(self._demands)
 
     def miss(
         self,
-        block_ids: Sequence[int],
+        block_ids: Sequence[BlockId],
         length: int,
         num_present: int,
         *,
@@ -251,7 +256,7 @@ class HotPrefixes:
         demand.num_present, demand.num_bytes = num_present, num_bytes
         demand.saved_ns, demand.counted_at_ns = saved_ns, now_ns
 
-    def choose(self, road: Road, now_ns: int) -> list[Copy]:
+    def choose(self, road: Road, now_ns: int) -> list[Copy[BlockId]]:
         """What to copy in this interval; what is chosen, and its beginnings, count anew.
 
         A copy is chosen when the expected saving exceeds the time on the link and the worth of
@@ -261,7 +266,7 @@ class HotPrefixes:
         backlog = road.backlog_bytes
         if backlog is None or not road.bits_per_s or backlog > self._settings.budget_bytes:
             return []
-        left, chosen = self._settings.budget_bytes, list[_Demand]()
+        left, chosen = self._settings.budget_bytes, list[_Demand[BlockId]]()
         for _, key, demand in sorted(self._worthwhile(road, now_ns), key=lambda entry: entry[:2]):
             if any(demand.begins(other) for other in chosen):
                 del self._demands[key]
@@ -273,7 +278,9 @@ class HotPrefixes:
                 break
         return [Copy(d.block_ids[: d.length], d.num_present, d.num_bytes) for d in chosen]
 
-    def _worthwhile(self, road: Road, now_ns: int) -> Iterator[tuple[float, int, _Demand]]:
+    def _worthwhile(
+        self, road: Road, now_ns: int
+    ) -> Iterator[tuple[float, BlockId, _Demand[BlockId]]]:
         """Negative gain, name and demand of every prefix that is worth its bytes."""
         for key, demand in self._demands.items():
             uses = demand.uses_at(now_ns, self._settings.half_life_ns)
@@ -297,7 +304,7 @@ class HotPrefixes:
             del self._demands[key]
 
 
-def marks(block_ids: Sequence[int], present: int, held: int) -> Iterator[int]:
+def marks(block_ids: Sequence[BlockId], present: int, held: int) -> Iterator[int]:
     """Lengths, in blocks, at which a prefix is counted: powers of two, and all that is held.
 
     So a common beginning of different prompts is found in O(log n) counts a request.

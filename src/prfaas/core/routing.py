@@ -26,6 +26,8 @@ class Reason(StrEnum):
     LAYOUT_MISMATCH = "layout_mismatch"
     NOT_OFFLOADABLE = "not_offloadable"
     """The request needs something that only one engine alone can give, prompt logprobs say."""
+    LINK_LIMIT = "link_limit"
+    """Its tenant has used its share of the links."""
     ALWAYS_LOCAL = "always_local"
     ALWAYS_REMOTE = "always_remote"
     FASTER_LOCAL = "faster_local"
@@ -48,6 +50,7 @@ _WORDS = {
     Reason.NO_PREFILL_INSTANCE: "long ({compared}), but no PrfaaS engine is ready",
     Reason.LAYOUT_MISMATCH: "long ({compared}), but the clusters' KV layouts differ",
     Reason.NOT_OFFLOADABLE: "long ({compared}), but the request cannot be split",
+    Reason.LINK_LIMIT: "long ({compared}), but its tenant has used its share of the links",
     Reason.ALWAYS_LOCAL: "the policy keeps every request at home ({compared})",
     Reason.ALWAYS_REMOTE: "the policy sends every request away ({compared})",
     Reason.FASTER_LOCAL: "long ({compared}), but predicted faster at home{predictions}",

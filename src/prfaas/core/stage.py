@@ -49,7 +49,7 @@ class Stage:
         self.book = LoadBook([member.name for member in members], stale_after_ns)
         self.instances = {m.name: Instance(m.name, m.pool) for m in members}
         self.pools = tuple(dict.fromkeys(m.pool for m in members))
-        self._weights = weights
+        self.weights = weights
         self._num_open = dict.fromkeys(self.instances, 0)
 
     @property
@@ -85,7 +85,7 @@ class Stage:
             self._candidates(arrival, now_ns, road),
             arrival.num_tokens_to_fit,
             hit_tokens_max=most,
-            weights=self._weights,
+            weights=self.weights,
         )
 
     def last_like(self, chosen: Candidate, now_ns: int) -> Candidate:

@@ -42,6 +42,8 @@ class Refusal(StrEnum):
     """It allows more bytes than there is room for."""
     BUSY = "busy"
     """Too many tickets are in use."""
+    DRAINING = "draining"
+    """The pool is about to stop."""
 
 
 class TicketRefusedError(PeerError):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from prfaas.core.dispatch import Arrival, DispatchSettings, HomeCluster, RemoteCluster
 from prfaas.core.links import Link, Links
-from prfaas.core.picking import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate
+from prfaas.core.picking import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate, Weights
 from prfaas.core.placement import with_pull
 from prfaas.core.policies import PolicyName
 from prfaas.core.predictions import PathSignals, Prediction, predict
@@ -26,6 +26,8 @@ class Way(NamedTuple):
         link: From its pool to the PD cluster's.
         facts: What a policy looks at.
         prediction: Of both paths.
+        signals: What the prediction was made from.
+        looked_at: Candidates in the PrfaaS cluster, the first ones that were looked at.
     """
 
     cluster: RemoteCluster
@@ -34,6 +36,8 @@ class Way(NamedTuple):
     link: Link
     facts: RoutingFacts
     prediction: Prediction
+    signals: PathSignals
+    looked_at: Sequence[Candidate]
 
     @property
     def rank(self) -> tuple[bool, bool, int]:
@@ -55,8 +59,24 @@ class Way(NamedTuple):
         return alone_ns is not None and alone_ns > target_ns
 
 
+class Seen(NamedTuple):
+    """What was looked at for a decision.
+
+    Attributes:
+        num_tokens: What the scorers were told of the prompt's length, tokens.
+        ways: Through each PrfaaS cluster.
+        at_home: Candidates in the PD cluster, the first ones that were looked at.
+        home_weights: Of their scores.
+    """
+
+    num_tokens: int = 0
+    ways: Sequence[Way] = ()
+    at_home: Sequence[Candidate] = ()
+    home_weights: Weights = PREFILL_WEIGHTS
+
+
 class Ways:
-    """Finds them.
+    """Finds them; `seen` keeps what was looked at last.
 
     Args:
         home: The PD cluster.
@@ -76,6 +96,7 @@ class Ways:
             remote.name: Stage(remote.instances, settings.stale_after_ns)
             for remote in self._remotes
         }
+        self.seen = Seen()
         everyone = (*home.prefill, *(home.decode or ()))
         self._default_pool = everyone[0].pool if everyone else ""
 
@@ -87,11 +108,12 @@ class Ways:
             now_ns: Time.
             decode_wait_ns: What decode adds on every path.
         """
-        home = self.home.pick(arrival, now_ns).candidate
-        if len(self._remotes) == 1:
-            return self._through(self._remotes[0], arrival, home, now_ns, decode_wait_ns)
-        ways = (self._through(r, arrival, home, now_ns, decode_wait_ns) for r in self._remotes)
-        return min(ways, key=lambda way: way.rank)
+        home, _, at_home = self.home.pick(arrival, now_ns)
+        ways = [
+            self._through(remote, arrival, home, now_ns, decode_wait_ns) for remote in self._remotes
+        ]
+        self.seen = Seen(arrival.num_tokens_to_fit, ways, at_home, self.home.weights)
+        return ways[0] if len(ways) == 1 else min(ways, key=lambda way: way.rank)
 
     def apart(self, way: Way, path: Path, now_ns: int) -> Way:
         """Let a request that has to be late wait where it makes nobody else late.
@@ -135,8 +157,7 @@ class Ways:
                 return True, False
             return layout == wanted, link_up
 
-        picked = stage.pick(arrival, now_ns, road)
-        away = picked.candidate
+        away, barred, looked_at = stage.pick(arrival, now_ns, road)
         source = stage.instances[away.name].pool if away else stage.first_pool
         link = self.links.between(source, destination)
         present, shippable = arrival.hits.get(destination, 0), arrival.shippable_tokens
@@ -145,7 +166,7 @@ class Ways:
             arrival.num_prompt_tokens,
             present,
             arrival.hits.get(source, 0),
-            picked.obstacle if splits else Reason.NOT_OFFLOADABLE,
+            _obstacle(arrival, splits, barred),
         )
         signals = link.signals(
             home.wait_ns if home else None,
@@ -156,7 +177,7 @@ class Ways:
         found = predict(facts, signals, remote.costs)
         if remote.costs is not None:
             found = self._weighed(found, facts, signals, remote)
-        return Way(remote, home, away, link, facts, found)
+        return Way(remote, home, away, link, facts, found, signals, looked_at)
 
     def _weighed(
         self, found: Prediction, facts: RoutingFacts, signals: PathSignals, remote: RemoteCluster
@@ -171,3 +192,10 @@ class Ways:
         if settings.pulls and settings.policy is PolicyName.ADAPTIVE:
             return with_pull(found, facts, signals, costs, ns_per_byte)
         return found
+
+
+def _obstacle(arrival: Arrival, splits: bool, found: Reason | None) -> Reason | None:
+    """What keeps a request at home: its own nature, its tenant's limit, the state of the parts."""
+    if not splits:
+        return Reason.NOT_OFFLOADABLE
+    return found if arrival.may_ship else Reason.LINK_LIMIT

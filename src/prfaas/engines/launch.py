@@ -1,4 +1,4 @@
-"""The command line that starts a vLLM engine as part of a deployment."""
+"""The command lines that start engines as parts of a deployment."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import importlib.metadata
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.config.deployment import EngineTable, ModelTable
+from prfaas.config.deployment import ClusterRole, ClusterTable, EngineTable, ModelTable
 
 HASH_SEED = "0"
 
@@ -71,6 +72,45 @@ def engine_command(
     if runs_on_cpu():
         args += ["--dtype", "bfloat16", "--enforce-eager"]
     return Command(args + engine.args, _environment(engine))
+
+
+def timing_command(
+    names: list[str],
+    cluster: tuple[str, ClusterTable],
+    model: ModelTable,
+    addresses: Mapping[str, tuple[str, int]],
+    pool: Path,
+) -> Command:
+    """How to start timing engines, all in one process.
+
+    Args:
+        names: Their names in the deployment file, at least one.
+        cluster: Their cluster's name and table.
+        model: What they serve.
+        addresses: Host and port each listens on.
+        pool: Unix socket of their pool node.
+    """
+    cluster_name, table = cluster
+    engines, timing = [table.engines[name] for name in names], table.timing
+    if timing is None:
+        raise ValueError(f"cluster {cluster_name} has no timing engines")
+    args = [sys.executable, "-m", "prfaas", "engine", "timing"]
+    for name in names:
+        host, port = addresses[name]
+        args += ["--engine", f"{name}={host}:{port}"]
+    args += ["--plan", str(timing.plan), "--model", model.name, "--model-path", model.path]
+    args += ["--cluster", cluster_name] if table.role is ClusterRole.PRFAAS else []
+    args += ["--pool", str(pool), "--host-memory", f"{max(e.host_memory for e in engines)}B"]
+    args += ["--time-scale", str(timing.time_scale), "--bytes-scale", str(timing.bytes_scale)]
+    args += ["--block-tokens", str(timing.block_tokens)]
+    args += ["--cache-tokens", str(timing.cache_tokens)]
+    args += ["--max-model-len", str(timing.max_model_len)]
+    args += ["--stream-interval", str(timing.stream_interval)]
+    env = dict(os.environ)
+    for engine in engines:
+        args += engine.args
+        env |= engine.env
+    return Command(args, env)
 
 
 def runs_on_cpu() -> bool:

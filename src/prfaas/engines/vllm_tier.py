@@ -3,15 +3,9 @@
 Lives in vLLM's scheduler process. Translates between vLLM's offloading interface and
 `BlockRequests`; decides which blocks of a pushed request are worth sending.
 
-A request says what it wants in its `kv_transfer_params`:
-
-    prefill leg  {"prfaas": {"transfer": HEX, "push_to": POOL, "have_tokens": N, "final_tokens": M,
-                            "ticket": BASE64}}
-    decode leg   {"prfaas": {"transfer": HEX, "source": POOL, "wait_ms": N}}
-
-Sent are the attention blocks between `have_tokens`, what the other side has already, and
-`final_tokens`, and of linear state the checkpoint at `final_tokens` alone, since only that one can
-be resumed from.
+What a request may want of the pool node is in `orders.py`. Sent are the attention blocks between
+`have_tokens`, what the other side has already, and `final_tokens`, and of linear state the
+checkpoint at `final_tokens` alone, since only that one can be resumed from.
 """
 
 from __future__ import annotations
@@ -23,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from vllm.v1.kv_offload.base import (
     LookupResult,
     OffloadKey,
@@ -39,6 +32,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from prfaas.core.shipping import is_worth_sending
 from prfaas.engines.block_requests import Answer, BlockRequests
+from prfaas.engines.orders import NS_PER_MS, PushOrder, read_order
 from prfaas.engines.pool_client import PoolClient
 from prfaas.engines.vllm_layout import RowLayout
 from prfaas.wire.messages import (
@@ -55,31 +49,11 @@ from prfaas.wire.messages import (
 
 log = logging.getLogger(__name__)
 
-NS_PER_MS = 1_000_000
 _RESULTS = {
     Answer.HIT: LookupResult.HIT,
     Answer.MISS: LookupResult.MISS,
     Answer.WAIT: LookupResult.RETRY,
 }
-
-
-class PushOrder(msgspec.Struct, frozen=True):
-    """What a prefill leg asks for."""
-
-    transfer: str
-    push_to: str
-    have_tokens: int = 0
-    final_tokens: int = 0
-    ticket: bytes = b""
-    """Base64 in JSON."""
-
-
-class WaitOrder(msgspec.Struct, frozen=True):
-    """What a decode leg asks for."""
-
-    transfer: str
-    source: str
-    wait_ms: int
 
 
 @dataclass(slots=True)
@@ -133,16 +107,16 @@ class PrfaasTier(SecondaryTierManager):
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """Read what the request wants of the pool node."""
-        params = (req_context.kv_transfer_params or {}).get("prfaas") or {}
         try:
-            if "push_to" in params:
-                return self._begin_push(req_context.req_id, msgspec.convert(params, PushOrder))
-            if "source" in params:
-                wait = msgspec.convert(params, WaitOrder)
-                transfer_id, wait_ns = bytes.fromhex(wait.transfer), wait.wait_ms * NS_PER_MS
-                self._requests.begin(req_context.req_id, transfer_id, wait.source, wait_ns)
-        except (msgspec.ValidationError, ValueError) as error:
+            order = read_order(req_context.kv_transfer_params)
+        except ValueError as error:
             log.warning("kv_transfer_params of %s ignored: %s", req_context.req_id, error)
+            return RequestOffloadingContext()
+        if isinstance(order, PushOrder):
+            return self._begin_push(req_context.req_id, order)
+        if order is not None:
+            transfer_id, wait_ns = bytes.fromhex(order.transfer), order.wait_ms * NS_PER_MS
+            self._requests.begin(req_context.req_id, transfer_id, order.source, wait_ns)
         return RequestOffloadingContext()
 
     def _begin_push(self, request: str, order: PushOrder) -> RequestOffloadingContext:

@@ -5,6 +5,7 @@ A request passes through these modules, in this order:
     app        requests in, start and stop               (views, failures)
     requests   the body, checked and stripped            (fields, messages)
     deciding   token ids, cache hits, the policy's word  (tokenizing, subscription → core)
+    encoding   token ids, only of what is new            (cutting, cuts, span_cache)
     flow       both legs, fallback                       (prefill, decode, bodies, exchange)
     engines    posts to engines, knows who is ready
     pools      follows pool nodes and transfers          (subscription, transfers)

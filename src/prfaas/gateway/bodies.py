@@ -29,7 +29,7 @@ _CHAT_ONLY_KEYS = frozenset(
 )
 
 
-def prefill_body(model: str, prompt: Prompt, cache_salt: str, transfer: JsonObject) -> JsonObject:
+def prefill_body(model: str, prompt: Prompt, transfer: JsonObject) -> JsonObject:
     """The prefill leg: compute the prompt and one token that nobody reads."""
     return {
         "model": model,
@@ -37,7 +37,7 @@ def prefill_body(model: str, prompt: Prompt, cache_salt: str, transfer: JsonObje
         "max_tokens": 1,
         "temperature": 0,
         "stream": False,
-        "cache_salt": cache_salt,
+        "cache_salt": prompt.cache_salt,
         "kv_transfer_params": {"prfaas": transfer},
     }
 
@@ -46,18 +46,18 @@ def decode_body(
     client: ClientRequest,
     prompt: Prompt,
     *,
-    cache_salt: str,
     max_model_len: int,
     transfer: JsonObject | None,
+    with_ids: bool = False,
 ) -> tuple[str, JsonObject]:
     """The decode leg.
 
     Args:
         client: What was asked.
-        prompt: Its token ids.
-        cache_salt: The tenant's salt.
+        prompt: Its token ids, and its tenant's salt.
         max_model_len: Of the engine; bounds a chat without a limit of its own.
         transfer: What the engine's tier has to know about blocks on their way; None for none.
+        with_ids: Have the engine tell the ids of its tokens.
 
     Returns:
         Path on the engine, and body.
@@ -75,10 +75,12 @@ def decode_body(
         parameters["prompt_token_ids"] = prompt.token_ids
     if parameters:
         body["kv_transfer_params"] = parameters
-    body["cache_salt"] = cache_salt
+    body["cache_salt"] = prompt.cache_salt
     if client.stream:
         continuous = client.continuous_usage
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": continuous}
+    if with_ids:
+        body["return_token_ids"] = True
     return path, body
 
 

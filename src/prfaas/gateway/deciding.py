@@ -10,26 +10,18 @@ from prfaas.config.deployment import ClusterRole
 from prfaas.core.blocks import Layout
 from prfaas.core.dispatch import Refusal, Refused, Routed
 from prfaas.core.routing import Path
-from prfaas.errors import PrfaasError, RequestError
+from prfaas.core.shipping import shipped_bytes
+from prfaas.errors import PrfaasError
+from prfaas.gateway.copies import Copier
 from prfaas.gateway.driver import Ask, Driver
 from prfaas.gateway.engines import Engine, Engines
 from prfaas.gateway.fields import bad
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import Record
+from prfaas.gateway.rejections import RejectedError, UnavailableError
 from prfaas.gateway.requests import Api, ClientRequest
+from prfaas.gateway.tenants import Tenant
 from prfaas.gateway.tokenizing import Prompt, PromptMaker
-
-
-class UnavailableError(PrfaasError):
-    """Nobody can serve this now; later somebody may: 503."""
-
-
-class RefusedError(RequestError):
-    """It would come too late: 429, and when to try again."""
-
-    def __init__(self, message: str, retry_after_s: int) -> None:
-        super().__init__(message, status=429, error_type="TooManyRequestsError")
-        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +33,8 @@ class Plan:
         prompt: Token ids.
         routed: The decision.
         decode: Engine in the PD cluster.
-        prefill: Engine in the PrfaaS cluster; None on the local path.
+        prefill: Another engine that prefills, in the PrfaaS cluster or at home; None where the one
+            that decodes does.
         final_tokens: Prefix that decode's pool will hold once the transfer is complete.
     """
 
@@ -71,19 +64,28 @@ class Planner:
         pools: Their layouts.
         prompts: Tokenises.
         driver: Decides.
+        copier: Counts what home misses; None without replication.
     """
 
     def __init__(
-        self, engines: Engines, pools: Pools, prompts: PromptMaker, driver: Driver
+        self,
+        engines: Engines,
+        pools: Pools,
+        prompts: PromptMaker,
+        driver: Driver,
+        copier: Copier | None = None,
     ) -> None:
+        self._copier = copier
         self._engines = engines
         self._pools = pools
         self._prompts = prompts
         self._driver = driver
         self._numbers = itertools.count()
 
-    async def plan(self, client: ClientRequest, record: Record) -> Plan:
+    async def plan(self, client: ClientRequest, tenant: Tenant, record: Record) -> Plan:
         """Make the plan, and note the facts in `record`. The caller ends it with the driver.
+
+        What the prompt takes of its tenant's limits is counted.
 
         Raises:
             RequestError: The prompt can not be rendered or is too long, or would come too late.
@@ -93,7 +95,7 @@ class Planner:
         if first is None:
             raise UnavailableError("no engine of a PD cluster is ready; try again")
         layout = self._layout(first)
-        prompt = await self._prompts.prompt(client, layout, first.max_model_len)
+        prompt = await self._prompts.prompt(client, tenant.cache_salt, layout, first.max_model_len)
         record.num_prompt_tokens = prompt.num_tokens
         if client.is_exact:
             check_length(client, prompt, first.max_model_len)
@@ -104,15 +106,24 @@ class Planner:
             layout=layout,
             hashes=prompt.hashes if len(prompt.sequences) == 1 else [],
             offloadable=client.offloadable,
+            tenant=tenant.name,
+            may_ship=tenant.quota.may_ship(time.monotonic_ns()),
         )
-        return self._decide(ask, prompt, record)
+        plan = self._decide(ask, prompt, record)
+        _count(plan, tenant, record)
+        return plan
 
-    def elsewhere(self, plan: Plan) -> Engine | None:
-        """Another engine for a request whose decode engine can not be reached; None without any."""
-        found = self._driver.route(
-            plan.ask, time.monotonic_ns(), again=True, avoid=plan.decode.name, stay=True
-        )
-        return None if isinstance(found, Refused) else self._engines.by_name[found.prefill]
+    def elsewhere(self, plan: Plan, avoid: str) -> Engine | None:
+        """Another engine for a request whose decode engine broke; None without any."""
+        number, now_ns = plan.ask.number, time.monotonic_ns()
+        found = self._driver.route(plan.ask, now_ns, again=True, avoid=avoid, stay=True)
+        if isinstance(found, Refused):
+            return None
+        # Where instances only decode, who decodes prefills what has not arrived; if none is left,
+        # one that prefills decodes as well.
+        self._driver.fall_back(number, now_ns)
+        name = found.decode or self._driver.choose_decode(number, avoid=avoid) or found.prefill
+        return self._engines.by_name[name]
 
     def _layout(self, first: Engine) -> Layout | None:
         """Layout of an engine that decodes, of the first that is known."""
@@ -122,30 +133,63 @@ class Planner:
 
     def _decide(self, ask: Ask, prompt: Prompt, record: Record) -> Plan:
         found = self._driver.route(ask, time.monotonic_ns())
-        record.decision = found.decision
+        record.decision, record.seen = found.decision, self._driver.dispatcher.seen
+        record.decided_ns = record.age_ns()
         if isinstance(found, Refused):
             record.refusal = found.reason
             raise _refused(found)
         record.pd_hit_tokens, record.prfaas_hit_tokens = found.present_tokens, found.away_tokens
-        record.prefill_cluster, record.decode_engine = found.cluster, found.decode
-        remote = found.decision.path is Path.REMOTE
-        by_name = self._engines.by_name
+        record.prefill_cluster = found.cluster
+        if self._copier is not None:
+            self._copier.routed(ask, prompt.cache_salt, found, time.monotonic_ns())
+        by_name, decode = self._engines.by_name, self._decoder(ask, found)
+        record.decode_engine = decode
+        apart = found.prefill != decode and self._is_shared(ask, found)
         return Plan(
             ask=ask,
             prompt=prompt,
             routed=found,
-            decode=by_name[found.decode or found.prefill],
-            prefill=by_name[found.prefill] if remote else None,
+            decode=by_name[decode],
+            prefill=by_name[found.prefill] if apart else None,
             final_tokens=ask.shippable_tokens or 0,
         )
+
+    def _decoder(self, ask: Ask, found: Routed) -> str:
+        name = found.decode or self._driver.choose_decode(ask.number)
+        if name is None:
+            self._driver.end(ask.number, time.monotonic_ns())
+            raise UnavailableError("no engine of a PD cluster can decode; try again")
+        return name
+
+    def _is_shared(self, ask: Ask, found: Routed) -> bool:
+        """Whether two engines share the work: at home only where there are blocks to hand over."""
+        shippable = ask.shippable_tokens
+        if found.decision.path is Path.REMOTE:
+            return True
+        if ask.offloadable and ask.hashes and (shippable or 0) > found.present_tokens:
+            return True
+        self._driver.fall_back(ask.number, time.monotonic_ns())
+        return False
+
+
+def _count(plan: Plan, tenant: Tenant, record: Record) -> None:
+    """What a request that was let in takes of its tenant's limits."""
+    now_ns = time.monotonic_ns()
+    tenant.quota.count_tokens(plan.prompt.num_tokens, now_ns)
+    if plan.prefill is not None and plan.layout is not None:
+        record.signed_bytes = shipped_bytes(
+            plan.layout, have_tokens=plan.pd_hit_tokens, final_tokens=plan.final_tokens
+        )
+        tenant.quota.ship(record.signed_bytes, now_ns)
 
 
 def _refused(found: Refused) -> PrfaasError:
     if found.reason is Refusal.NO_INSTANCE:
         return UnavailableError("no engine of a PD cluster can take this request; try again")
-    return RefusedError(
+    return RejectedError(
         "the first token is predicted to come too late; the gateway takes no more than it can "
         f"serve in time, try again in {found.retry_after_s} s",
+        found.reason.value,
         found.retry_after_s,
     )
 

@@ -7,16 +7,34 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
+from prfaas.config.deployment import ClusterRole
 from prfaas.errors import EngineError
 from prfaas.gateway.answering import error_object, json_response
 from prfaas.gateway.bodies import decode_body
-from prfaas.gateway.engines import Engine, Engines, EngineUnreachableError
+from prfaas.gateway.engines import Engine, Engines
 from prfaas.gateway.exchange import Exchange, reply_headers
 from prfaas.gateway.jsons import JsonObject, as_object, from_json
 from prfaas.gateway.records import Outcome
+from prfaas.gateway.requests import ClientRequest
 from prfaas.gateway.sse import DONE, EventReader
 from prfaas.gateway.tokenizing import Prompt
 from prfaas.gateway.transfers import TransferView
+
+_PROMPT_IDS = b'"prompt_token_ids":['
+
+
+class LegBrokenError(EngineError):
+    """The engine can not go on with a request; another one may.
+
+    Attributes:
+        reason: One of a bounded set; labels a metric.
+        status: HTTP status, if the engine gave one.
+        body: What it said: an error object.
+    """
+
+    def __init__(self, reason: str, message: str, status: int = 502, body: bytes = b"") -> None:
+        super().__init__(message)
+        self.reason, self.status, self.body = reason, status, body
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,36 +43,55 @@ class DecodeLeg:
 
     Attributes:
         engines: Posts the leg.
-        cache_salt: The tenant's salt.
         transfer_timeout_ms: How long the engine waits for blocks on their way.
     """
 
     engines: Engines
-    cache_salt: str
     transfer_timeout_ms: int
 
-    async def run(self, engine: Engine, exchange: Exchange, prompt: Prompt) -> web.StreamResponse:
+    async def run(
+        self, engine: Engine, exchange: Exchange, client: ClientRequest, prompt: Prompt
+    ) -> web.StreamResponse | None:
         """Decode on `engine` and relay its answer, an error included.
 
+        Args:
+            engine: Where.
+            exchange: The request.
+            client: What of it is left to do.
+            prompt: All tokens so far.
+
+        Returns:
+            The answer; None if the gateway ended it before the engine did.
+
         Raises:
-            EngineUnreachableError: Nothing has reached the client yet; another engine may be tried.
-            EngineError: The engine broke within its answer.
+            EngineUnreachableError: Nothing of this leg has reached the client.
+            LegBrokenError: The engine broke; whether something has reached the client says
+                `exchange.stream`.
         """
         path, body = decode_body(
-            exchange.client,
+            client,
             prompt,
-            cache_salt=self.cache_salt,
             # An engine that went down since it was chosen has forgotten its length.
             max_model_len=engine.max_model_len or prompt.num_tokens + 1,
             transfer=self._awaited(exchange.transfer),
+            with_ids=exchange.answer is not None,
         )
         headers = exchange.leg_headers("d")
         async with self.engines.post(engine, path, body, headers) as response:
+            if response.status >= 500:
+                raise await _refusal(response)
             if response.status != 200:
-                return await _relay_error(response, exchange)
-            if exchange.client.stream:
+                exchange.record.outcome = Outcome.REJECTED
+                return error_answer(await _body(response), response.status, exchange)
+            if client.stream:
                 return await _relay_stream(response, exchange)
             return await _relay_whole(response, exchange)
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there is more than one engine that decodes, up or down."""
+        roles = [engine.role for engine in self.engines.by_name.values()]
+        return roles.count(ClusterRole.PD) > 1
 
     def _awaited(self, transfer: TransferView | None) -> JsonObject | None:
         """What the engine's tier has to know of the blocks on their way."""
@@ -67,57 +104,78 @@ class DecodeLeg:
         }
 
 
-async def _relay_error(response: aiohttp.ClientResponse, exchange: Exchange) -> web.Response:
-    """An engine's refusal, as it is; only what is no OpenAI error is put into one."""
-    rejected = response.status < 500
-    exchange.record.outcome = Outcome.REJECTED if rejected else Outcome.FAILED
-    headers = reply_headers(exchange.record)
+async def _refusal(response: aiohttp.ClientResponse) -> LegBrokenError:
+    said = f"the engine answers {response.status}"
+    return LegBrokenError("status_5xx", said, response.status, await _body(response))
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
     try:
-        data = await response.read()
+        return await response.read()
     except aiohttp.ClientError:
-        data = b""
-    if not _is_error_body(data):
-        message = f"the engine answers {response.status}"
-        error = error_object(message, "EngineError", None, response.status)
-        return json_response(error, response.status, headers)
-    return web.Response(
-        body=data, status=response.status, headers=headers, content_type="application/json"
-    )
+        return b""
+
+
+def error_answer(body: bytes, status: int, exchange: Exchange) -> web.Response:
+    """An engine's refusal, as it is; only what is no OpenAI error is put into one."""
+    headers = reply_headers(exchange.record)
+    if not _is_error_body(body):
+        error = error_object(f"the engine answers {status}", "EngineError", None, status)
+        return json_response(error, status, headers)
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
 async def _relay_whole(response: aiohttp.ClientResponse, exchange: Exchange) -> web.Response:
     try:
         answer = as_object(from_json(await response.read()))
     except (aiohttp.ClientError, ValueError) as error:
-        raise EngineError(f"the decode engine's answer broke: {type(error).__name__}") from None
+        said = f"the decode engine's answer broke: {type(error).__name__}"
+        raise LegBrokenError("broken", said) from None
     reply = exchange.replies.whole(answer)
     reply["usage"] = exchange.usage.corrected(answer.get("usage"))
     exchange.finish()
     return json_response(reply, headers=reply_headers(exchange.record))
 
 
-async def _relay_stream(response: aiohttp.ClientResponse, exchange: Exchange) -> web.StreamResponse:
+async def _relay_stream(
+    response: aiohttp.ClientResponse, exchange: Exchange
+) -> web.StreamResponse | None:
     reader = EventReader(response.content)
-    data = await _first_event(reader)
-    await exchange.stream.begin(reply_headers(exchange.record))
+    data = await _next_event(reader)
+    if exchange.answer is not None:
+        data = _without_prompt_ids(data)
+    if not exchange.stream.has_begun:
+        await exchange.stream.begin(reply_headers(exchange.record))
     while data != DONE:
         chunk = _chunk(data)
         if "error" in chunk:
-            exchange.record.outcome = Outcome.FAILED
-            return await exchange.stream.fail(chunk)
-        for event in _client_chunks(chunk, exchange):
+            raise LegBrokenError("error", "the decode engine failed within its stream", body=data)
+        for event in client_chunks(chunk, exchange):
             await exchange.stream.send(event)
-        data = await _next_event(reader)
+        if exchange.answer is not None and exchange.answer.stop_end is not None:
+            return None
+        try:
+            data = await _next_event(reader)
+        except LegBrokenError:
+            if chunk.get("choices"):
+                raise
+            break  # The usage has come, and nothing but the end mark is missing.
     exchange.finish()
     return await exchange.stream.finish()
 
 
-def _client_chunks(chunk: JsonObject, exchange: Exchange) -> list[JsonObject]:
+def client_chunks(chunk: JsonObject, exchange: Exchange) -> list[JsonObject]:
     """What the client is sent for a chunk of the engine's; the last one carries the usage."""
     record = exchange.record
+    if exchange.answer is not None:
+        chunk = exchange.answer.take(chunk)
     if chunk.get("choices"):
         record.ttft_ns = record.ttft_ns or record.age_ns()
+        # As good as it is known before the usage comes.
+        record.num_output_tokens += len(chunk["choices"])
         exchange.first_token()
+        if "usage" in chunk:
+            chunk["usage"] = exchange.usage.shifted(chunk["usage"])
         return exchange.replies.chunks(chunk)
     usage = exchange.usage.corrected(chunk.get("usage"))
     if not exchange.client.include_usage:
@@ -125,29 +183,33 @@ def _client_chunks(chunk: JsonObject, exchange: Exchange) -> list[JsonObject]:
     return exchange.replies.chunks(chunk | {"usage": usage})
 
 
-async def _first_event(reader: EventReader) -> bytes:
-    """Nothing has reached the client yet: an engine that breaks here was never reached."""
-    try:
-        return await _next_event(reader)
-    except EngineError as error:
-        raise EngineUnreachableError(str(error)) from None
-
-
 async def _next_event(reader: EventReader) -> bytes:
     try:
         data = await reader.next()
     except aiohttp.ClientError as error:
-        raise EngineError(f"the decode engine's stream broke: {type(error).__name__}") from None
+        said = f"the decode engine's stream broke: {type(error).__name__}"
+        raise LegBrokenError("broken", said) from None
     if data is None:
-        raise EngineError("the decode engine's stream ended without its end mark")
+        raise LegBrokenError("broken", "the decode engine's stream ended without its end mark")
     return data
+
+
+def _without_prompt_ids(data: bytes) -> bytes:
+    """The first event without the prompt, which nobody asked for, before it is parsed.
+
+    Within a string of JSON the quote would have a backslash before it.
+    """
+    start = data.find(_PROMPT_IDS) + len(_PROMPT_IDS)
+    end = data.find(b"]", start)
+    return data if start < len(_PROMPT_IDS) or end < 0 else data[:start] + data[end:]
 
 
 def _chunk(data: bytes) -> JsonObject:
     try:
         return as_object(from_json(data))
     except ValueError:
-        raise EngineError("the decode engine's stream holds an event that is no JSON") from None
+        said = "the decode engine's stream holds an event that is no JSON"
+        raise LegBrokenError("broken", said) from None
 
 
 def _is_error_body(data: bytes) -> bool:

@@ -15,6 +15,7 @@ from prfaas.core.dispatch import (
     DispatchSettings,
     HomeCluster,
     Member,
+    Refusal,
     Refused,
     RemoteCluster,
     Routed,
@@ -22,9 +23,14 @@ from prfaas.core.dispatch import (
 )
 from prfaas.core.dispatcher import Dispatcher
 from prfaas.core.link_book import LinkReport
-from prfaas.core.prefix_index import PrefixIndex, SourceState
+from prfaas.core.prefix_index import PrefixIndex
 from prfaas.gateway.profiles import Profiles
+from prfaas.gateway.split import EngineQueue, make_split
+from prfaas.gateway.tenants import fairness
 from prfaas.wire.messages import LinkTelemetry
+
+LinkName = tuple[str, str]
+"""Source and destination pool of a link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,8 @@ class Ask:
         layout: What `hashes` were made for; None if no engine's is known.
         hashes: Hash chain of a single prompt; empty with several.
         offloadable: Whether prefill and decode may be split.
+        tenant: Whose it is.
+        may_ship: Whether its tenant may use the links.
     """
 
     number: int
@@ -46,6 +54,8 @@ class Ask:
     layout: Layout | None
     hashes: list[bytes]
     offloadable: bool
+    tenant: str = ""
+    may_ship: bool = True
 
     @property
     def shippable_tokens(self) -> int | None:
@@ -62,12 +72,14 @@ class PoolView:
         layouts: By engine name.
         links: Whether the link to a peer is up, by the peer's name.
         telemetry: What is measured of these links.
+        is_draining: Whether it takes no new transfers.
     """
 
     is_live: bool = False
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     links: Mapping[str, bool] = field(default_factory=dict)
     telemetry: Mapping[str, LinkTelemetry] = field(default_factory=dict)
+    is_draining: bool = False
 
 
 class Driver:
@@ -88,7 +100,18 @@ class Driver:
             for cluster in deployment.clusters.values()
             for name, engine in cluster.engines.items()
         }
+        self._cluster_of = {
+            name: cluster
+            for cluster, table in deployment.clusters.items()
+            for name in table.engines
+        }
+        self._healthy: set[str] = set()
+        self._drained: set[str] = set()
+        self._clusters_off: set[str] = set()
+        self.num_late = 0
+        """Requests that admission refused."""
         self._lengths: dict[str, int] = {}
+        self._broken: set[str | LinkName] = set()
         self._views: dict[str, PoolView] = {}
         self._home_pools = _pools(home)
         self._planned_bits_per_s = {
@@ -97,10 +120,18 @@ class Driver:
             for pool in _pools({name: cluster})
         }
         routing = deployment.routing
+        self.split = make_split(deployment)
+        members = _members(home)
+        decoders = self.split.decoders(members) if self.split else None
         self.dispatcher = Dispatcher(
-            HomeCluster(next(iter(home)), _members(home), None, profiles.home),
+            HomeCluster(next(iter(home)), members, decoders, profiles.home),
             [
-                RemoteCluster(name, _members({name: cluster}), profiles.remote.get(name))
+                RemoteCluster(
+                    name,
+                    _members({name: cluster}),
+                    profiles.remote.get(name),
+                    profiles.price_per_tb.get(name, 0.0),
+                )
                 for name, cluster in away.items()
             ],
             DispatchSettings(
@@ -109,10 +140,11 @@ class Driver:
                 moving_threshold=routing.short_term_loop,
                 admission=routing.ttft_max is not None,
                 ttft_max_ns=routing.ttft_max,
+                fairness=fairness(deployment),
             ),
         )
         for name in self._pool_of:
-            self.dispatcher.set_ready(name, ready=False, now_ns=0)
+            self._apply(name, 0)
         for source in self._planned_bits_per_s:
             for destination in self._home_pools:
                 self.dispatcher.set_link(source, destination, up=False)
@@ -123,14 +155,47 @@ class Driver:
         """An engine is well, and takes sequences of so many tokens."""
         self._lengths[name] = max_model_len
         self._describe(name)
-        self.dispatcher.set_ready(name, ready=True, now_ns=now_ns)
+        self._healthy.add(name)
+        self._apply(name, now_ns)
 
     def engine_gone(self, name: str, now_ns: int) -> None:
         """An engine does not answer."""
-        self.dispatcher.set_ready(name, ready=False, now_ns=now_ns)
+        self._healthy.discard(name)
+        self._apply(name, now_ns)
 
-    def engine_seen(self, name: str, num_waiting: int, now_ns: int) -> None:
-        """An engine said how many requests wait in it."""
+    def set_drained(self, name: str, now_ns: int, *, drained: bool) -> None:
+        """The operator wants an engine to get nothing new, however well it is, or again."""
+        (self._drained.add if drained else self._drained.discard)(name)
+        self._apply(name, now_ns)
+
+    def set_cluster(self, cluster: str, now_ns: int, *, on: bool) -> None:
+        """The operator wants no engine of a cluster to get anything new, or again."""
+        (self._clusters_off.discard if on else self._clusters_off.add)(cluster)
+        for name, its_cluster in self._cluster_of.items():
+            if its_cluster == cluster:
+                self._apply(name, now_ns)
+
+    def is_drained(self, name: str) -> bool:
+        """Whether the operator wants an engine to get nothing new."""
+        return name in self._drained
+
+    def is_on(self, cluster: str) -> bool:
+        """Whether the operator lets a cluster take work."""
+        return cluster not in self._clusters_off
+
+    def takes(self, name: str) -> bool:
+        """Whether an engine gets anything new: it is well, and no breaker or operator minds."""
+        barred = name in self._drained or self._cluster_of[name] in self._clusters_off
+        return name in self._healthy and not barred and name not in self._broken
+
+    def engine_seen(
+        self, name: str, num_waiting: int, now_ns: int, num_running: int | None = None
+    ) -> None:
+        """An engine said how many requests wait in it, and perhaps how many run."""
+        if self.split is not None and name in self.split:
+            self.split.seen(name, EngineQueue(now_ns, num_running, num_waiting))
+            if not self.split.prefills(name):
+                return
         self.dispatcher.report_load(name, now_ns, num_waiting)
 
     # Pools and links
@@ -157,6 +222,16 @@ class Driver:
         for link in self.dispatcher.links:
             if link.up and not link.book.promised_bytes:
                 self._report_idle(link.source, link.destination, now_ns)
+
+    def set_broken(self, target: str | LinkName, now_ns: int, *, broken: bool) -> None:
+        """A breaker wants an engine, or a link between two pools, to get nothing new, or again."""
+        if (target in self._broken) == broken:
+            return
+        (self._broken.add if broken else self._broken.discard)(target)
+        if isinstance(target, str):
+            self._apply(target, now_ns)
+        else:
+            self._set_link(*target, now_ns)
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
         """One interval of the short-term loop."""
@@ -186,15 +261,36 @@ class Driver:
             offloadable=ask.offloadable and not stay,
             shippable_tokens=ask.shippable_tokens,
             avoid=avoid,
+            tenant=ask.tenant,
+            may_ship=ask.may_ship,
         )
-        return self.dispatcher.arrive(arrival, now_ns, again=again)
+        found = self.dispatcher.arrive(arrival, now_ns, again=again)
+        if isinstance(found, Refused) and found.reason is Refusal.PREDICTED_LATE:
+            self.num_late += 1
+        return found
+
+    def choose_decode(self, number: int, avoid: str = "") -> str | None:
+        """The engine that decodes a request, chosen when first asked for.
+
+        Args:
+            number: The request.
+            avoid: Engine that was tried already.
+
+        Returns:
+            None when nobody can, or the request is over.
+        """
+        if self.split is None:
+            return self.dispatcher.choose_decode(number)
+        tried = self.split.decodes_as(avoid) if avoid else ""
+        name = self.dispatcher.choose_decode(number, tried)
+        return self.split.engine_of(name) if name else None
 
     def prefilled(self, number: int, now_ns: int) -> None:
         """The prefill leg has answered, or the first token has come."""
         self.dispatcher.prefilled(number, now_ns)
 
     def fall_back(self, number: int, now_ns: int) -> None:
-        """The remote path of a request was given up."""
+        """The prefill of a request was given up: who decodes it prefills it too."""
         self.dispatcher.fall_back(number, now_ns)
 
     def transfer_over(self, number: int) -> None:
@@ -206,6 +302,19 @@ class Driver:
         self.dispatcher.end(number, now_ns)
 
     # Steps
+
+    def _apply(self, name: str, now_ns: int) -> None:
+        takes = self.takes(name)
+        if self.split is None or name not in self.split:
+            self.dispatcher.set_ready(name, ready=takes, now_ns=now_ns)
+            return
+        self.split.set_usable(name, usable=takes)
+        self.apply_roles(now_ns)
+
+    def apply_roles(self, now_ns: int) -> None:
+        """PD engines take what their role allows."""
+        for name, ready in self.split.ready() if self.split else ():
+            self.dispatcher.set_ready(name, ready=ready, now_ns=now_ns)
 
     def _describe(self, name: str) -> None:
         view = self._views.get(self._pool_of[name], PoolView())
@@ -219,7 +328,8 @@ class Driver:
     def _set_link(self, source: str, destination: str, now_ns: int) -> list[int]:
         """A transfer has to be able to begin, and to be followed at both ends."""
         ends = [self._views.get(pool, PoolView()) for pool in (source, destination)]
-        up = all(end.is_live for end in ends) and ends[0].links.get(destination, False)
+        usable = all(end.is_live and not end.is_draining for end in ends)
+        up = usable and ends[0].links.get(destination, False)
         if up:
             measured = ends[0].telemetry.get(destination)
             if measured is None or not measured.goodput_bits_per_s:
@@ -227,6 +337,7 @@ class Driver:
             else:
                 seen = _report(measured, float(measured.goodput_bits_per_s), now_ns)
                 self.dispatcher.report_link(source, destination, seen)
+        up = up and (source, destination) not in self._broken
         return self.dispatcher.set_link(source, destination, up=up)
 
     def _report_idle(self, source: str, destination: str, now_ns: int) -> None:
@@ -240,18 +351,10 @@ class Driver:
             self.dispatcher.report_link(source, destination, report)
 
     def cached(self, ask: Ask) -> tuple[dict[str, int], dict[str, int]]:
-        """Usable cached prefix by pool, tokens: certain hits, and hints."""
-        hits: dict[str, int] = {}
-        hints: dict[str, int] = {}
+        """Usable cached prefix by source, tokens: certain hits, and hints."""
         if ask.layout is None or not ask.hashes:
-            return hits, hints
-        for pool in (*self._home_pools, *self._planned_bits_per_s):
-            what = ask.layout, ask.hashes, ask.num_prompt_tokens
-            if self._index.state(pool) is SourceState.DEGRADED:
-                hints[pool] = self._index.hint(pool, *what)
-            else:
-                hits[pool] = self._index.usable_hit(pool, *what)
-        return hits, hints
+            return {}, {}
+        return self._index.hits(ask.layout, ask.hashes, ask.num_prompt_tokens)
 
 
 def _report(measured: LinkTelemetry, bits_per_s: float, now_ns: int) -> LinkReport:

@@ -18,6 +18,7 @@ from prfaas.config.deployment import ClusterRole, Deployment
 from prfaas.errors import EngineError
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.endpoints import Endpoints
+from prfaas.gateway.guards import Guards, Told
 from prfaas.gateway.jsons import JsonObject, as_object, from_json, to_json
 from prfaas.units import NS_PER_S
 
@@ -27,8 +28,9 @@ KEEPALIVE_S = 3.0
 MISSED_LOOKS_MAX = 3
 """A busy engine may be slow to say that it is well; a dead one refuses the connection at once."""
 
-_WAITING = re.compile(
-    rb"^vllm:num_requests_waiting(?:\{[^}\n]*\})? ([0-9.eE+]{1,32})$", re.MULTILINE
+_WAITING, _RUNNING = (
+    re.compile(rb"^vllm:num_requests_%s(?:\{[^}\n]*\})? ([0-9.eE+]{1,32})$" % what, re.MULTILINE)
+    for what in (b"waiting", b"running")
 )
 
 _log = logging.getLogger(__name__)
@@ -74,6 +76,7 @@ class Engines:
         endpoints: Where they are.
         tls: For engines behind https.
         driver: Hears how they are.
+        guards: Hear how their requests end.
         poll_s: Time between two looks at an engine.
     """
 
@@ -83,9 +86,10 @@ class Engines:
         endpoints: Endpoints,
         tls: ssl.SSLContext,
         driver: Driver,
+        guards: Guards,
         poll_s: float = 1.0,
     ) -> None:
-        self._driver = driver
+        self._driver, self.guards = driver, guards
         self._model = deployment.model.name
         self._tls = tls
         self._poll_s = poll_s
@@ -117,8 +121,12 @@ class Engines:
 
     def choose(self, role: ClusterRole) -> Engine | None:
         """The ready engine of a role that takes the longest prompts; the first among equals."""
-        ready = (e for e in self.by_name.values() if e.role is role and e.is_ready)
+        ready = (e for e in self.by_name.values() if e.role is role and self.takes(e))
         return max(ready, key=lambda engine: engine.max_model_len, default=None)
+
+    def takes(self, engine: Engine) -> bool:
+        """Whether it gets new legs: it is ready, and no breaker or operator minds."""
+        return engine.is_ready and self._driver.takes(engine.name)
 
     @asynccontextmanager
     async def post(
@@ -128,8 +136,13 @@ class Engines:
 
         Raises:
             EngineUnreachableError: There was no connection or no answer; the engine is marked down.
+
+        What the caller raises tells how the leg went: an `EngineError` or a broken connection
+        counts against the engine, anything else does not.
         """
+        told = Told.NOTHING
         engine.num_in_flight += 1
+        self.guards.began(engine.name)
         try:
             response = await self._open(engine, path, body, headers)
             try:
@@ -137,8 +150,13 @@ class Engines:
             finally:
                 # Keeps the connection if the answer was read to its end, else closes it.
                 response.release()
+            told = Told.FAILED if response.status >= 500 else Told.GOOD
+        except (EngineError, aiohttp.ClientError):
+            told = Told.FAILED
+            raise
         finally:
             engine.num_in_flight -= 1
+            self.guards.ended(engine.name, told)
 
     async def _open(
         self, engine: Engine, path: str, body: JsonObject, headers: Mapping[str, str]
@@ -186,11 +204,13 @@ class Engines:
         """Ask how many requests wait; an engine that does not say so has an unknown queue."""
         asked_at_ns = time.monotonic_ns()
         try:
-            num_waiting = waiting_in(await self._get(engine, "/metrics"))
+            metrics = await self._get(engine, "/metrics")
         except EngineError:
             return
+        num_waiting = waiting_in(metrics)
         if num_waiting is not None:
-            self._driver.engine_seen(engine.name, num_waiting, asked_at_ns)
+            num_running = running_in(metrics)
+            self._driver.engine_seen(engine.name, num_waiting, asked_at_ns, num_running)
 
     async def _get(self, engine: Engine, path: str) -> bytes:
         async with self._http.get(engine.url + path, allow_redirects=False) as response:
@@ -212,10 +232,20 @@ class Engines:
         if engine.is_ready:
             _log.warning("engine %s is down: %s", engine.name, reason)
             self._driver.engine_gone(engine.name, time.monotonic_ns())
+            self.guards.refresh()
         engine.max_model_len = 0
 
 
 def waiting_in(metrics: bytes) -> int | None:
     """Requests that wait in an engine, by what vLLM tells Prometheus; None if it does not say."""
-    found = [float(match[1]) for match in _WAITING.finditer(metrics)]
+    return _sum_in(metrics, _WAITING)
+
+
+def running_in(metrics: bytes) -> int | None:
+    """Requests that run in an engine; None if it does not say."""
+    return _sum_in(metrics, _RUNNING)
+
+
+def _sum_in(metrics: bytes, sample: re.Pattern[bytes]) -> int | None:
+    found = [float(match[1]) for match in sample.finditer(metrics)]
     return round(sum(found)) if found and all(map(math.isfinite, found)) else None

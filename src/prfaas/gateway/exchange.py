@@ -11,6 +11,8 @@ from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.records import Fallback, Outcome, Record
 from prfaas.gateway.replies import Replies, replies_for
 from prfaas.gateway.requests import ClientRequest
+from prfaas.gateway.seam import Answer
+from prfaas.gateway.tenants import Tenant
 from prfaas.gateway.transfers import TransferView
 from prfaas.gateway.usage import Usage
 
@@ -23,24 +25,28 @@ class Exchange:
 
     Attributes:
         client: What was asked.
+        tenant: Whose it is.
         record: Takes what happens.
         stream: Where a stream is written to.
         trace: Headers that go to both legs.
         metrics: Count what happens.
         usage: Corrects the token counts.
         replies: Translates the engine's answer.
+        answer: What has been sent of a stream that another engine could continue; None for others.
         transfer: Blocks on their way; None on the local path, and once given up.
         final_tokens: Prefix that decode should find once the transfer is complete.
         on_first_token: Called once, when the first token has come.
     """
 
     client: ClientRequest
+    tenant: Tenant
     record: Record
     stream: ClientStream
     trace: Mapping[str, str]
     metrics: Metrics
     usage: Usage = field(init=False)
     replies: Replies = field(init=False)
+    answer: Answer | None = None
     transfer: TransferView | None = None
     final_tokens: int = 0
     on_first_token: Callable[[], None] | None = None
@@ -48,6 +54,11 @@ class Exchange:
     def __post_init__(self) -> None:
         self.usage = Usage(self.record)
         self.replies = replies_for(self.client, self.record.request_id)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the last token has come, although the engine did not end its stream."""
+        return self.answer is not None and self.answer.finish_reason is not None
 
     def leg_headers(self, leg: str) -> dict[str, str]:
         """Headers of a leg, "p" or "d"; nothing else of the client's gets to an engine."""

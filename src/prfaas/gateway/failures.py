@@ -8,7 +8,7 @@ from aiohttp import web
 
 from prfaas.errors import EngineError, PrfaasError, RequestError
 from prfaas.gateway.answering import error_object, json_response
-from prfaas.gateway.deciding import RefusedError, UnavailableError
+from prfaas.gateway.rejections import REASON_HEADER, RejectedError, UnavailableError
 
 RETRY_LATER = {"Retry-After": "1"}
 _TRANSIENT = (429, 503)
@@ -55,10 +55,16 @@ def error_body(error: Exception) -> dict[str, object]:
 def error_response(error: Exception, headers: Mapping[str, str]) -> web.Response:
     """The HTTP answer for an error."""
     status = status_of(error)
-    retry = RETRY_LATER if status in _TRANSIENT else {}
-    if isinstance(error, RefusedError):
-        retry = {"Retry-After": str(error.retry_after_s)}
-    return json_response(error_body(error), status, {**headers, **retry})
+    return json_response(error_body(error), status, {**headers, **_headers(error, status)})
+
+
+def _headers(error: Exception, status: int) -> Mapping[str, str]:
+    """What a client has to do about an error."""
+    if isinstance(error, RejectedError):
+        return {"Retry-After": str(error.retry_after_s), REASON_HEADER: error.reason}
+    if status == 401:
+        return {"WWW-Authenticate": "Bearer"}
+    return RETRY_LATER if status in _TRANSIENT else {}
 
 
 @web.middleware

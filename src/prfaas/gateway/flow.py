@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from dataclasses import dataclass
 
 from aiohttp import web
 
-from prfaas.gateway.deciding import Plan, Planner, UnavailableError
-from prfaas.gateway.decode import DecodeLeg
+from prfaas.errors import EngineError
+from prfaas.gateway.deciding import Plan, Planner
+from prfaas.gateway.decode import DecodeLeg, LegBrokenError, error_answer
 from prfaas.gateway.driver import Driver
+from prfaas.gateway.ending import Ending
 from prfaas.gateway.engines import Engine, EngineUnreachableError
 from prfaas.gateway.exchange import Exchange
+from prfaas.gateway.guards import Guards, Told
+from prfaas.gateway.jsons import from_json
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.prefill import PrefillGivenUpError, PrefillLeg
 from prfaas.gateway.records import Fallback, Outcome
+from prfaas.gateway.rejections import UnavailableError
+from prfaas.gateway.seam import Answer, may_continue, stop_strings
 from prfaas.gateway.transfers import Transfers
+from prfaas.units import NS_PER_S
 from prfaas.wire.frames import TRANSFER_ID_BYTES
+
+LEGS_MAX = 3
+"""Decode legs of one request: a prompt that breaks engines does not get to break all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +39,10 @@ class Flow:
     Attributes:
         planner: Decides.
         driver: Hears how it went.
+        guards: Hear of transfers, and let legs be run again.
         prefill_leg: Runs the prefill leg.
         decode_leg: Runs the decode leg.
+        ending: Ends and continues streams that engines left.
         pools: Hear of given-up transfers.
         transfers: Follow transfers.
         metrics: Count.
@@ -37,8 +50,10 @@ class Flow:
 
     planner: Planner
     driver: Driver
+    guards: Guards
     prefill_leg: PrefillLeg
     decode_leg: DecodeLeg
+    ending: Ending
     pools: Pools
     transfers: Transfers
     metrics: Metrics
@@ -51,8 +66,9 @@ class Flow:
             UnavailableError: No engine could take it.
             EngineError: An engine broke after its answer had begun.
         """
+        self.guards.came()
         try:
-            plan = await self.planner.plan(exchange.client, exchange.record)
+            plan = await self.planner.plan(exchange.client, exchange.tenant, exchange.record)
         finally:
             self.metrics.decided(exchange.record)
         exchange.final_tokens = plan.final_tokens
@@ -72,7 +88,10 @@ class Flow:
         record = exchange.record
         transfer_id = secrets.token_bytes(TRANSFER_ID_BYTES)
         transfer = self.transfers.open(transfer_id, engine.pool, plan.decode.pool, plan.ask.number)
-        exchange.transfer = record.transfer = transfer
+        exchange.transfer = transfer
+        if not transfer.stays:
+            record.transfer = transfer
+            self.guards.began((transfer.source, transfer.destination))
         record.prefill_engine = engine.name
         try:
             exchange.usage.cached_max = await self.prefill_leg.run(
@@ -86,22 +105,72 @@ class Flow:
             exchange.fall_back(error.fallback, str(error))
 
     async def _decode(self, exchange: Exchange, plan: Plan) -> web.StreamResponse:
-        """Run the decode leg, on another engine if the first one can not be reached."""
-        try:
-            return await self.decode_leg.run(plan.decode, exchange, plan.prompt)
-        except EngineUnreachableError as error:
-            other = self.planner.elsewhere(plan)
+        """Run the decode leg; when its engine breaks, run the rest on another."""
+        engine, client, prompt = plan.decode, exchange.client, plan.prompt
+        if self.decode_leg.has_others and may_continue(client):
+            exchange.answer = Answer(stop_strings(client))
+        for legs_left in reversed(range(LEGS_MAX)):
+            try:
+                answer = await self.decode_leg.run(engine, exchange, client, prompt)
+                if answer is not None:
+                    return answer
+            except (EngineUnreachableError, LegBrokenError) as error:
+                broken = error
+            if exchange.is_answered:
+                return await self.ending.end(exchange, plan)
+            other = await self._other(exchange, plan, engine, broken) if legs_left else None
             if other is None:
-                raise UnavailableError(f"{error}; no other engine is ready") from None
-            self._give_up_transfer(exchange, "the decode engine is gone")
-            exchange.fall_back(Fallback("decode", "unreachable"), str(error))
-            exchange.record.decode_engine = other.name
-        try:
-            return await self.decode_leg.run(other, exchange, plan.prompt)
-        except EngineUnreachableError as error:
-            raise UnavailableError(str(error)) from None
+                break
+            if exchange.stream.has_begun:
+                client, prompt = await self.ending.seam(exchange, plan)
+                if exchange.is_answered:
+                    return await self.ending.end(exchange, plan)
+            engine = other
+        return await _give_up(exchange, broken)
+
+    async def _other(
+        self, exchange: Exchange, plan: Plan, tried: Engine, error: EngineError
+    ) -> Engine | None:
+        """Who takes over from an engine that broke, once it is its turn; None without any."""
+        if exchange.stream.has_begun and exchange.answer is None:
+            return None
+        self._give_up_transfer(exchange, "the decode engine is gone")
+        other = self.planner.elsewhere(plan, avoid=tried.name)
+        if other is None:
+            return None
+        wait_ns = self.guards.retries.take(time.monotonic_ns())
+        self.metrics.retried("over_budget" if wait_ns is None else "made")
+        if wait_ns is None:
+            return None
+        await asyncio.sleep(wait_ns / NS_PER_S)
+        reason = error.reason if isinstance(error, LegBrokenError) else "unreachable"
+        exchange.fall_back(Fallback("decode", reason), str(error))
+        exchange.record.decode_engine = other.name
+        number = plan.ask.number
+        exchange.on_first_token = lambda: self.driver.prefilled(number, time.monotonic_ns())
+        return other
 
     def _give_up_transfer(self, exchange: Exchange, reason: str) -> None:
         if exchange.transfer is not None:
-            self.pools.abort(exchange.transfer, reason)
-            exchange.transfer = None
+            transfer, exchange.transfer = exchange.transfer, None
+            if transfer.stays:
+                return
+            self.pools.abort(transfer, reason)
+            self.guards.ended((transfer.source, transfer.destination), Told.NOTHING)
+
+
+async def _give_up(exchange: Exchange, error: EngineError) -> web.StreamResponse:
+    """Nobody else can go on: say what the engine said, or that it is gone.
+
+    Raises:
+        UnavailableError: Nothing has reached the client.
+        EngineError: Something has.
+    """
+    exchange.record.outcome = Outcome.FAILED
+    if exchange.stream.has_begun:
+        if isinstance(error, LegBrokenError) and error.reason == "error":
+            return await exchange.stream.fail(from_json(error.body))
+        raise error
+    if isinstance(error, LegBrokenError) and error.reason == "status_5xx":
+        return error_answer(error.body, error.status, exchange)
+    raise UnavailableError(f"{error}; no other engine can take the request")

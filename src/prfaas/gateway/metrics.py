@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from prfaas.core.breakers import Breaker, BreakerState
 from prfaas.core.links import Link
 from prfaas.core.prefix_index import PrefixIndex, SourceState
+from prfaas.core.routing import Path
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.engines import Engine, Engines
+from prfaas.gateway.guards import Guards, label_of
+from prfaas.gateway.journal import Entry
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import Outcome, Record
+from prfaas.gateway.tenant_metrics import TenantMetrics
 from prfaas.gateway.transfers import TransferView
 from prfaas.units import NS_PER_S
 
@@ -21,11 +27,33 @@ _RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 _LATENCY = (*_SECONDS, 120.0, 300.0, 600.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What was counted since the gateway started.
+
+    Attributes:
+        num_in_flight: Requests being served.
+        num_remote: Requests that were offloaded and have ended.
+        num_local: Requests that stayed in the PD cluster and have ended.
+        num_refused: Requests that were not let in.
+        num_fallbacks: Offloaded requests that fell back.
+        kv_bytes: KV cache that arrived.
+    """
+
+    num_in_flight: int
+    num_remote: int
+    num_local: int
+    num_refused: int
+    num_fallbacks: int
+    kv_bytes: int
+
+
 class Metrics:
     """All metrics of one gateway, in a registry of their own."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self.tenants = TenantMetrics(self._registry)
         self._requests = self._counter("requests", "Requests by how they ended", "path", "outcome")
         self._decisions = self._counter("route_decisions", "Routing decisions", "path", "reason")
         self._fallbacks = self._counter(
@@ -51,6 +79,9 @@ class Metrics:
             "ttft_over_predicted_ratio", "Time to first token by its prediction", _RATIOS, "path"
         )
         self._refused = self._counter("requests_refused", "Requests that were not let in", "reason")
+        self._loop_actions = self._counter(
+            "loop_actions", "Changes by the control loops and the operator", "loop", "action"
+        )
         self._in_flight = self._gauge("requests_in_flight", "Requests being served")
         self._threshold = self._gauge(
             "offload_threshold_tokens",
@@ -62,6 +93,8 @@ class Metrics:
         self._blocks = self._gauge("index_blocks", "Blocks a pool is known to hold", "pool")
         self._index = self._gauge("index_state", "1 at the index's state", "pool", "state")
         self._ready = self._gauge("engine_ready", "1 while an engine is ready", "engine")
+        self._retries = self._counter("retries", "Legs that were run again", "outcome")
+        self._breaker = self._gauge("breaker_state", "1 at a breaker's state", "target", "state")
 
     def watch(self, engines: Engines, pools: Pools, index: PrefixIndex, driver: Driver) -> None:
         """Read the gauges from the live objects whenever somebody scrapes."""
@@ -77,6 +110,21 @@ class Metrics:
                 self._index.labels(pool, state.value).set_function(
                     partial(_is_at, index, pool, state)
                 )
+
+    def watch_guards(self, guards: Guards) -> None:
+        """Show the states of the breakers."""
+        for target, breaker in guards.breakers.items():
+            for state in BreakerState:
+                gauge = self._breaker.labels(label_of(target), state.value)
+                gauge.set_function(partial(_breaker_is_at, breaker, state))
+
+    def retried(self, outcome: str) -> None:
+        """A leg was run again ("made"), or would have been ("over_budget")."""
+        self._retries.labels(outcome).inc()
+
+    def changed(self, entry: Entry) -> None:
+        """A loop or the operator changed something."""
+        self._loop_actions.labels(entry.loop.value, entry.action).inc()
 
     def began(self) -> None:
         """A request came in."""
@@ -104,6 +152,7 @@ class Metrics:
         """A request ended, whichever way."""
         self._in_flight.dec()
         self._requests.labels(record.path, record.outcome.value).inc()
+        self.tenants.ended(record)
         if record.outcome is not Outcome.FINISHED:
             return
         self._prompt_tokens.labels(record.path).inc(record.num_prompt_tokens)
@@ -114,6 +163,19 @@ class Metrics:
             self._off.labels(record.path).observe(record.ttft_over_predicted)
         if record.e2e_ns is not None:
             self._e2e.labels(record.path).observe(record.e2e_ns / NS_PER_S)
+
+    def totals(self) -> Totals:
+        """Sums over labels."""
+        return Totals(
+            num_in_flight=_sum(self._in_flight),
+            num_remote=_sum(self._requests, path=Path.REMOTE)
+            - _sum(self._requests, path=Path.REMOTE, outcome=Outcome.REJECTED),
+            num_local=_sum(self._requests, path=Path.LOCAL)
+            - _sum(self._requests, path=Path.LOCAL, outcome=Outcome.REJECTED),
+            num_refused=_sum(self._refused),
+            num_fallbacks=_sum(self._fallbacks),
+            kv_bytes=_sum(self._kv_bytes),
+        )
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -131,12 +193,29 @@ class Metrics:
         return Histogram(f"prfaas_{name}", what, labels, buckets=buckets, registry=self._registry)
 
 
+def _sum(metric: Counter | Gauge, **labels: str) -> int:
+    """Sum of a metric over the series with these labels."""
+    (family,) = metric.collect()
+    return round(
+        sum(
+            sample.value
+            for sample in family.samples
+            if not sample.name.endswith("_created")
+            and all(sample.labels.get(name) == value for name, value in labels.items())
+        )
+    )
+
+
 def _is_ready(engine: Engine) -> float:
     return float(engine.is_ready)
 
 
 def _threshold(link: Link) -> float:
     return float(link.policy.offload_threshold)
+
+
+def _breaker_is_at(breaker: Breaker, state: BreakerState) -> float:
+    return float(breaker.state is state)
 
 
 def _is_at(index: PrefixIndex, pool: str, state: SourceState) -> float:

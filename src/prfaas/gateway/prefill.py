@@ -16,6 +16,7 @@ from prfaas.errors import EngineError
 from prfaas.gateway.bodies import COMPLETIONS_PATH, prefill_body
 from prfaas.gateway.deciding import Plan
 from prfaas.gateway.engines import Engine, Engines, EngineUnreachableError
+from prfaas.gateway.guards import Told
 from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json
 from prfaas.gateway.records import Fallback, Record
 from prfaas.gateway.tickets import TicketOffice
@@ -40,14 +41,12 @@ class PrefillLeg:
     Attributes:
         engines: Posts the leg.
         model: Name of the model.
-        cache_salt: The tenant's salt.
         limits: Timeouts.
         tickets: Signs what may move.
     """
 
     engines: Engines
     model: str
-    cache_salt: str
     limits: RoutingTable
     tickets: TicketOffice
 
@@ -67,7 +66,7 @@ class PrefillLeg:
         Raises:
             PrefillGivenUpError: Any failure; nothing is running any more then.
         """
-        body = prefill_body(self.model, plan.prompt, self.cache_salt, self._order(plan, transfer))
+        body = prefill_body(self.model, plan.prompt, self._order(plan, transfer))
         started_ns = time.monotonic_ns()
         leg = asyncio.create_task(self._post(engine, body, headers))
         try:
@@ -88,6 +87,7 @@ class PrefillLeg:
             reason = transfer.broken.result()
             stage = "prefill" if reason == ENGINE_LOST else "transfer"
             raise PrefillGivenUpError(stage, reason, f"the transfer broke: {reason}")
+        self.engines.guards.ended(engine.name, Told.FAILED)
         limit_s = self.limits.prefill_timeout / NS_PER_S
         raise PrefillGivenUpError("prefill", "timeout", f"no answer within {limit_s:g} s")
 
@@ -96,11 +96,12 @@ class PrefillLeg:
         if plan.layout is None:
             raise PrefillGivenUpError("prefill", "no_layout", "nobody has announced a layout")
         span = {"have_tokens": plan.pd_hit_tokens, "final_tokens": plan.final_tokens}
+        order = {"transfer": transfer.transfer_id.hex(), "push_to": transfer.destination, **span}
+        if transfer.stays:
+            return order
         return {
-            "transfer": transfer.transfer_id.hex(),
-            "push_to": transfer.destination,
-            "ticket": self.tickets.issue(transfer, plan.layout, self.cache_salt, **span),
-            **span,
+            **order,
+            "ticket": self.tickets.issue(transfer, plan.layout, plan.prompt.cache_salt, **span),
         }
 
     async def _post(self, engine: Engine, body: JsonObject, headers: Mapping[str, str]) -> int:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from prfaas.config.deployment import ClusterRole, Deployment
 from prfaas.core.costs import Costs
 from prfaas.core.predictions import CostModel
-from prfaas.errors import ConfigError
 from prfaas.planner.costs import make_costs
 from prfaas.planner.load import Question, load_question
-from prfaas.planner.problem import PrfaasCluster
+from prfaas.planner.problem import PrfaasCluster, Problem
+from prfaas.planner.split_plans import Plans, split_plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,19 @@ class Profiles:
         remote: Of PrfaaS clusters by name.
         link_bits_per_s: What the plan expects of their links, by name; stands in for a rate that
             was not measured yet.
+        price_per_tb: Of 10**12 bytes on their links, by name.
+        decode_slots: Requests that a PD instance decodes at a time; 0 is unknown.
+        num_home: PD instances of the plan.
+        plans: The best threshold for every split of the PD instances.
     """
 
     home: CostModel | None = None
     remote: Mapping[str, CostModel] = field(default_factory=dict)
     link_bits_per_s: Mapping[str, float] = field(default_factory=dict)
+    price_per_tb: Mapping[str, float] = field(default_factory=dict)
+    decode_slots: int = 0
+    num_home: int = 0
+    plans: Plans | None = None
 
 
 def load_profiles(deployment: Deployment) -> Profiles:
@@ -41,26 +49,23 @@ def load_profiles(deployment: Deployment) -> Profiles:
         return Profiles()
     question = load_question(plan)
     names = [n for n, c in deployment.clusters.items() if c.role is ClusterRole.PRFAAS]
-    found = {name: _cluster(question, name, str(plan)) for name in names}
+    found = {name: question.prfaas_cluster(name, plan) for name in names}
     remote = {name: _costs(question, cluster) for name, cluster in found.items()}
     return Profiles(
         home=next(iter(remote.values()), None) or _costs(question, None),
         remote=remote,
         link_bits_per_s={name: cluster.link.bits_per_s for name, cluster in found.items()},
+        price_per_tb={name: cluster.link.price_per_tb for name, cluster in found.items()},
+        decode_slots=_decode_slots(question.problem),
+        num_home=question.problem.pd.num_instances,
+        plans=split_plans(question.problem),
     )
 
 
-def _cluster(question: Question, name: str, plan: str) -> PrfaasCluster:
-    known = question.problem.prfaas
-    by_name = {cluster.name: cluster for cluster in known}
-    if name in by_name:
-        return by_name[name]
-    if len(known) == 1:
-        return known[0]
-    raise ConfigError(
-        f"{plan}: no PrfaaS cluster is called {name!r} as in the deployment file; there are "
-        f"{', '.join(by_name) or 'none'}"
-    )
+def _decode_slots(problem: Problem) -> int:
+    pd = problem.pd
+    batch, _ = pd.decode.largest_batch(problem.workload.mean_context, pd.tpot_max_s)
+    return max(int(batch), 1)
 
 
 def _costs(question: Question, away: PrfaasCluster | None) -> Costs:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from prfaas.core.dispatch import Refusal
 from prfaas.core.routing import Decision
+from prfaas.core.ways import Seen
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.transfers import TransferView
 
@@ -48,6 +51,7 @@ class Record:
 
     request_id: str
     api: str
+    tenant: str
     stream: bool = False
     started_at_ns: int = field(default_factory=time.monotonic_ns)
     started_unix_s: float = field(default_factory=time.time)
@@ -57,11 +61,17 @@ class Record:
     pd_hit_tokens: int = 0
     prfaas_hit_tokens: int = 0
     decision: Decision | None = None
+    seen: Seen | None = None
     refusal: Refusal | None = None
+    rejected: str | None = None
+    """Why it was answered with 429."""
+    signed_bytes: int = 0
+    """What its transfer was allowed to move."""
     prefill_cluster: str | None = None
     prefill_engine: str | None = None
     decode_engine: str | None = None
     transfer: TransferView | None = None
+    decided_ns: int | None = None
     prefill_ns: int | None = None
     ttft_ns: int | None = None
     e2e_ns: int | None = None
@@ -91,13 +101,14 @@ class Record:
         return {
             "request_id": self.request_id,
             "api": self.api,
+            "tenant": self.tenant,
             "stream": self.stream,
             "started_at": self.started_unix_s,
             "outcome": self.outcome.value,
             "path": self.path,
             "reason": decision.reason.value if decision else None,
             "explanation": decision.explanation if decision else None,
-            "refusal": self.refusal.value if self.refusal else None,
+            "refusal": self.refusal.value if self.refusal else self.rejected,
             "offload_threshold": decision.offload_threshold if decision else None,
             "predicted_local_ms": _ms(decision.predicted_local_ns) if decision else None,
             "predicted_remote_ms": _ms(decision.predicted_remote_ns) if decision else None,
@@ -134,10 +145,13 @@ class Records:
         """Remember a request from its start."""
         self._records.append(record)
 
+    def newest_first(self) -> Iterator[Record]:
+        """All records."""
+        return reversed(self._records)
+
     def latest(self, limit: int) -> list[Record]:
         """Up to `limit` records, the newest first."""
-        newest_first = reversed(self._records)
-        return [record for _, record in zip(range(limit), newest_first, strict=False)]
+        return list(itertools.islice(self.newest_first(), limit))
 
     def find(self, request_id: str) -> Record | None:
         """The newest record of this id."""

@@ -1,7 +1,13 @@
-"""The tenant's cache salt: who does not know it can neither guess nor reach the tenant's blocks."""
+"""Cache salts: who does not know a tenant's can neither guess nor reach the tenant's blocks.
+
+The gateway keeps one secret and derives every tenant's salt from it and the tenant's name. Engines
+see salts, and none of them tells anything about another.
+"""
 
 from __future__ import annotations
 
+import base64
+import hmac
 import os
 import re
 import secrets
@@ -10,38 +16,47 @@ from pathlib import Path
 from prfaas.errors import ConfigError
 
 FILE_NAME = "tenant.salt"
-SALT_BYTES = 32
-_SALT = re.compile(rb"[A-Za-z0-9_-]{43,128}")
-"""What vLLM takes, and long enough that nobody guesses it."""
+SECRET_BYTES = 32
+_SECRET = re.compile(rb"[A-Za-z0-9_-]{43,128}")
+"""Long enough that nobody guesses it."""
+_PURPOSE = b"prfaas tenant salt 1\0"
 
 
-def tenant_salt(state: Path) -> str:
-    """The salt kept in `state`, made on first use. Never log it.
+def salt_of(secret: bytes, tenant: str) -> str:
+    """The salt of a tenant: HMAC-SHA256 of its name in URL-safe Base64. Never log it."""
+    digest = hmac.digest(secret, _PURPOSE + tenant.encode(), "sha256")
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def deployment_secret(state: Path) -> bytes:
+    """The secret kept in `state`, made on first use. Never log it.
+
+    Gateways of one deployment need the same, or they see none of each other's blocks.
 
     Raises:
-        ConfigError: The file can not be made or read, or holds no salt.
+        ConfigError: The file can not be made or read, or holds no secret.
     """
     path = state / FILE_NAME
     try:
         state.mkdir(parents=True, exist_ok=True)
         _create(path)
-        salt = path.read_bytes().strip()
+        secret = path.read_bytes().strip()
     except OSError as error:
         raise ConfigError(f"{path} can not be used: {error.strerror}") from None
-    if not _SALT.fullmatch(salt):
-        raise ConfigError(f"{path} holds no salt; remove it and a new one is made")
-    return salt.decode()
+    if not _SECRET.fullmatch(secret):
+        raise ConfigError(f"{path} holds no secret; remove it and a new one is made")
+    return secret
 
 
 def _create(path: Path) -> None:
-    """Write a new salt unless there is one: complete or not at all, and never over another."""
+    """Write a new secret unless there is one: complete or not at all, and never over another."""
     if path.exists():
         return
     draft = path.with_name(f"{FILE_NAME}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_urlsafe(SALT_BYTES))
+            file.write(secrets.token_urlsafe(SECRET_BYTES))
         path.hardlink_to(draft)
     except FileExistsError:
         pass

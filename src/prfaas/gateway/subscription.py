@@ -13,8 +13,10 @@ from prfaas.wire.messages import (
     AnyMessage,
     Evicted,
     LinkTelemetry,
+    Missing,
     Ping,
     PoolState,
+    Refused,
     Snapshot,
     SnapshotEnd,
     Stored,
@@ -51,6 +53,8 @@ class Subscription:
         """Whether the link to a peer is up, by the peer's name."""
         self.telemetry: dict[str, LinkTelemetry] = {}
         """What is measured of a link, by the peer's name."""
+        self.is_draining = False
+        """Whether it takes no new transfers."""
 
     @property
     def is_live(self) -> bool:
@@ -65,6 +69,7 @@ class Subscription:
         """The connection is gone: nothing that was known holds any more."""
         self._index.lose(self._pool)
         self.layouts, self.links, self.telemetry = {}, {}, {}
+        self.is_draining = False
         self._transfers.lost(self._pool)
         self._tell()
 
@@ -82,6 +87,11 @@ class Subscription:
             case Stored() | Evicted() | TransferEnded() | PoolState():
                 self._in_order(message.seq)
                 self._event(message)
+            case Missing():
+                # Somebody was faster: what a copy lacks is computed when it is asked for.
+                return
+            case Refused():
+                self._transfers.refused(self._pool, message)
             case _:
                 raise PeerError(f"{type(message).__name__} is no message for a gateway")
 
@@ -113,7 +123,9 @@ class Subscription:
             case PoolState():
                 self.layouts = {name: spec.layout() for name, spec in event.layouts.items()}
                 self.links, self.telemetry = dict(event.links), dict(event.telemetry)
+                self.is_draining = event.is_draining
                 self._tell()
 
     def _tell(self) -> None:
-        self._on_change(PoolView(self.is_live, self.layouts, self.links, self.telemetry))
+        view = PoolView(self.is_live, self.layouts, self.links, self.telemetry, self.is_draining)
+        self._on_change(view)

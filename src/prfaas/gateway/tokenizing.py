@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import SimpleQueue
+from functools import partial
 from typing import Any
 
 from prfaas.core.blocks import Layout
-from prfaas.core.hashing import hash_chain
 from prfaas.errors import ConfigError
+from prfaas.gateway.detokenizing import pieces
+from prfaas.gateway.encoding import Encoder, Naming
 from prfaas.gateway.fields import bad
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.requests import Api, ClientRequest
@@ -44,11 +44,13 @@ class Prompt:
 
     Attributes:
         sequences: Token ids; one entry unless the client sent several prompts.
-        hashes: Block hash chain of the first sequence; empty without a layout.
+        hashes: Block hash chain of the only sequence; empty with several, or without a layout.
+        cache_salt: Its tenant's salt, which the chain begins with.
     """
 
     sequences: list[list[int]]
     hashes: list[bytes]
+    cache_salt: str
 
     @property
     def token_ids(self) -> list[int]:
@@ -66,20 +68,15 @@ class PromptMaker:
 
     Args:
         path: Checkpoint directory or name.
-        cache_salt: The tenant's salt, for the hash chain.
 
     Raises:
         ConfigError: There is no tokenizer at `path`.
     """
 
-    def __init__(self, path: str, cache_salt: str) -> None:
-        tokenizer, self.vocab_size = _load(path)
-        self._cache_salt = cache_salt
-        self._chars_per_token_max = max(map(len, tokenizer.get_vocab()), default=1)
-        # A tokenizer must not be used by two threads at once.
-        self._idle: SimpleQueue[Any] = SimpleQueue()
-        for _ in range(THREADS):
-            self._idle.put(copy.deepcopy(tokenizer))
+    def __init__(self, path: str) -> None:
+        self._tokenizer, self.vocab_size = _load(path)
+        self._chars_per_token_max = max(map(len, self._tokenizer.get_vocab()), default=1)
+        self._encoder = Encoder(self._tokenizer)
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
 
     def close(self) -> None:
@@ -87,12 +84,13 @@ class PromptMaker:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def prompt(
-        self, client: ClientRequest, layout: Layout | None, max_model_len: int
+        self, client: ClientRequest, cache_salt: str, layout: Layout | None, max_model_len: int
     ) -> Prompt:
         """Render, tokenise and hash, on another thread.
 
         Args:
             client: The request.
+            cache_salt: Its tenant's salt, for the hash chain.
             layout: What to hash for; None skips hashing.
             max_model_len: Text that can not possibly fit is refused untokenised.
 
@@ -100,45 +98,50 @@ class PromptMaker:
             RequestError: 400, the chat template refuses the messages or the text is far too long.
         """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._make, client, layout, max_model_len)
+        return await loop.run_in_executor(
+            self._executor, self._make, client, cache_salt, layout, max_model_len
+        )
 
-    def _make(self, client: ClientRequest, layout: Layout | None, max_model_len: int) -> Prompt:
-        tokenizer = self._idle.get()
-        try:
-            sequences = self._sequences(tokenizer, client, max_model_len)
-        finally:
-            self._idle.put(tokenizer)
-        if not all(sequences):
-            raise bad("the prompt has no tokens; at least 1 is needed")
-        return Prompt(sequences, self._hash(sequences[0], layout))
+    async def texts(
+        self, prompt_ids: list[int], token_ids: list[int], *, skip_special: bool
+    ) -> list[str]:
+        """What text each token of an answer gave, on another thread; see `pieces`.
 
-    def _sequences(
-        self, tokenizer: Any, client: ClientRequest, max_model_len: int
-    ) -> list[list[int]]:
+        Raises:
+            NoDetokenizerError: It can not be told exactly.
+        """
+        work = partial(pieces, self._tokenizer, prompt_ids, token_ids, skip_special=skip_special)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def _make(
+        self, client: ClientRequest, cache_salt: str, layout: Layout | None, max_model_len: int
+    ) -> Prompt:
+        naming = Naming(cache_salt)
+        if layout is not None and len(client.prompts) <= 1:
+            naming = Naming(cache_salt, layout.tokens_per_hash, layout.hash_seed)
         chars_max = max_model_len * self._chars_per_token_max
         if client.api is Api.CHAT:
             special = bool(client.body.get("add_special_tokens"))
-            text = _render(tokenizer, client)
+            text = _render(self._tokenizer, client)
             _check_chars(text, chars_max, max_model_len, "messages")
-            return [_encode(tokenizer, text, special)]
-        special = client.body.get("add_special_tokens") is not False
-        for prompt in client.prompts:
-            if isinstance(prompt, str):
-                _check_chars(prompt, chars_max, max_model_len, "prompt")
-        return [
-            _encode(tokenizer, prompt, special) if isinstance(prompt, str) else prompt
-            for prompt in client.prompts
-        ]
+            made = [self._encoder.encode(text, special, naming)]
+        else:
+            special = client.body.get("add_special_tokens") is not False
+            for prompt in client.prompts:
+                if isinstance(prompt, str):
+                    _check_chars(prompt, chars_max, max_model_len, "prompt")
+            made = [self._one(prompt, special, naming) for prompt in client.prompts]
+        sequences, hashes = [ids for ids, _ in made], made[0][1]
+        if not all(sequences):
+            raise bad("the prompt has no tokens; at least 1 is needed")
+        return Prompt(sequences, hashes, cache_salt)
 
-    def _hash(self, token_ids: list[int], layout: Layout | None) -> list[bytes]:
-        if layout is None:
-            return []
-        return hash_chain(
-            token_ids,
-            tokens_per_hash=layout.tokens_per_hash,
-            seed=layout.hash_seed,
-            cache_salt=self._cache_salt,
-        )
+    def _one(
+        self, prompt: str | list[int], special: bool, naming: Naming
+    ) -> tuple[list[int], list[bytes]]:
+        if isinstance(prompt, str):
+            return self._encoder.encode(prompt, special, naming)
+        return prompt, self._encoder.hashes(prompt, naming)
 
 
 def _check_chars(text: str, chars_max: int, max_model_len: int, param: str) -> None:
@@ -149,10 +152,6 @@ def _check_chars(text: str, chars_max: int, max_model_len: int, param: str) -> N
             f"length, are at most {chars_max} characters",
             param,
         )
-
-
-def _encode(tokenizer: Any, text: str, special: bool) -> list[int]:
-    return [int(token) for token in tokenizer.encode(text, add_special_tokens=special)]
 
 
 def _render(tokenizer: Any, client: ClientRequest) -> str:

@@ -20,15 +20,17 @@ class Usage:
         record: Takes the counts.
         cached_max: Upper bound; None on the local path.
         decode_cached: What the decode leg found, once known.
+        num_moved: Tokens of the answer that the decode engine was given with its prompt.
     """
 
     record: Record
     cached_max: int | None = None
     decode_cached: int | None = None
+    num_moved: int = 0
 
     def corrected(self, usage: object) -> JsonObject:
         """The final usage object of a decode leg, as the client gets it."""
-        counts = as_object(usage)
+        counts = self.shifted(usage)
         details = as_object(counts.get("prompt_tokens_details"))
         self.decode_cached = cached = as_count(details.get("cached_tokens"))
         if self.cached_max is not None:
@@ -37,3 +39,13 @@ class Usage:
         self.record.num_prompt_tokens = as_count(counts.get("prompt_tokens"))
         self.record.num_output_tokens = as_count(counts.get("completion_tokens"))
         return counts | {"prompt_tokens_details": details | {"cached_tokens": cached}}
+
+    def shifted(self, usage: object) -> JsonObject:
+        """Counts of an engine that continues, as if one engine had made the whole answer."""
+        counts = as_object(usage)
+        if not self.num_moved:
+            return counts
+        return counts | {
+            "prompt_tokens": as_count(counts.get("prompt_tokens")) - self.num_moved,
+            "completion_tokens": as_count(counts.get("completion_tokens")) + self.num_moved,
+        }

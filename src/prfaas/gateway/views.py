@@ -10,12 +10,13 @@ from aiohttp import web
 from prfaas.config.deployment import ClusterRole
 from prfaas.errors import RequestError
 from prfaas.gateway.answering import json_response
-from prfaas.gateway.deciding import UnavailableError
+from prfaas.gateway.door import Door
 from prfaas.gateway.engines import Engines
 from prfaas.gateway.failures import error_response
 from prfaas.gateway.metrics import CONTENT_TYPE, Metrics
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import RECORDS_MAX, Records
+from prfaas.gateway.rejections import UnavailableError
 
 _LIMIT_DEFAULT = 100
 
@@ -30,6 +31,7 @@ class Views:
         pools: Whose events are heard.
         metrics: What was counted.
         records: What happened lately.
+        door: Whether requests are let in.
     """
 
     model: str
@@ -37,6 +39,7 @@ class Views:
     pools: Pools
     metrics: Metrics
     records: Records
+    door: Door
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes; each answers HEAD as well."""
@@ -61,7 +64,9 @@ class Views:
         return json_response({"object": "list", "data": [model]})
 
     async def _health(self, request: web.Request) -> web.Response:
-        """Can it serve? With `?full=1`: is every part there, so that offloading works too?"""
+        """Does it take requests? With `?full=1`: is all there, so that offloading works too?"""
+        if self.door.is_closed:
+            return error_response(UnavailableError("this gateway is about to stop"), {})
         missing = self._missing() if "full" in request.query else []
         if not missing and self.engines.choose(ClusterRole.PD) is None:
             return error_response(UnavailableError("no engine of a PD cluster is ready"), {})

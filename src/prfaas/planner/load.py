@@ -51,6 +51,27 @@ class Question:
     arrival_per_s: float | None
     chunk_tokens: int
 
+    def prfaas_cluster(self, name: str, plan: Path) -> PrfaasCluster:
+        """The PrfaaS cluster that is meant by a name: a single one answers to any.
+
+        Args:
+            name: Of the cluster.
+            plan: The plan file, for the error.
+
+        Raises:
+            ConfigError: There are several, or none, and none has that name.
+        """
+        known = self.problem.prfaas
+        by_name = {cluster.name: cluster for cluster in known}
+        if name in by_name:
+            return by_name[name]
+        if len(known) == 1:
+            return known[0]
+        raise ConfigError(
+            f"{plan}: no PrfaaS cluster is called {name!r} as in the deployment file; there are "
+            f"{', '.join(by_name) or 'none'}"
+        )
+
 
 def load_question(path: Path, overrides: Sequence[str] = ()) -> Question:
     """Read a plan file.

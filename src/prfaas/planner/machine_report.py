@@ -32,7 +32,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "break_even_price_per_tb": plan.break_even_price_per_tb,
         "notes": plan.notes,
     }
-    cleaned: dict[str, Any] = _without_infinity(found)
+    cleaned: dict[str, Any] = without_infinity(found)
     return cleaned
 
 
@@ -61,9 +61,10 @@ def _latencies(times: dict[str, Latency]) -> dict[str, Any]:
     return {name: asdict(latency) for name, latency in times.items()}
 
 
-def _without_infinity(value: Any) -> Any:
+def without_infinity(value: Any) -> Any:
+    """Nested values with None in place of numbers that JSON lacks."""
     if isinstance(value, dict):
-        return {key: _without_infinity(item) for key, item in value.items()}
+        return {key: without_infinity(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_infinity(item) for item in value]
+        return [without_infinity(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

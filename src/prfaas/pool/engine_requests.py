@@ -44,6 +44,7 @@ class EngineRequests:
     """Answers engines: at once what lies in memory, later what has to be read from disk.
 
     Args:
+        name: Of this pool node: a push to it hands blocks from one of its engines to another.
         is_connected: Whether the link from a pool of that name stands.
         tickets: Check what engines are told to push.
         on_refused: Told of a transfer that its ticket does not allow: its id, where to, and why.
@@ -53,6 +54,7 @@ class EngineRequests:
 
     def __init__(
         self,
+        name: str,
         store: BlockStore,
         inbound: InboundTransfers,
         links: Mapping[str, OutboundLink],
@@ -63,6 +65,7 @@ class EngineRequests:
         sending: Sending,
         metrics: PoolMetrics,
     ) -> None:
+        self._name = name
         self._store = store
         self._inbound = inbound
         self._links = links
@@ -73,6 +76,8 @@ class EngineRequests:
         self._sending = sending
         self._metrics = metrics
         self._pushes: dict[bytes, tuple[EngineSession, OutboundLink]] = {}
+        self._handed_over: dict[bytes, EngineSession] = {}
+        """Transfers between engines of this host that are not complete, and who stores."""
         self._tasks: dict[asyncio.Task[None], EngineSession] = {}
         """Requests that wait for the disk."""
 
@@ -108,6 +113,9 @@ class EngineRequests:
             if owner is engine:
                 del self._pushes[transfer_id]
                 link.abort(transfer_id, "engine_lost", tell_peer=True)
+        for transfer_id, owner in list(self._handed_over.items()):
+            if owner is engine:
+                del self._handed_over[transfer_id]
         for task, waiting in list(self._tasks.items()):
             if waiting is engine:
                 task.cancel()
@@ -118,6 +126,9 @@ class EngineRequests:
         task.add_done_callback(self._tasks.pop)
 
     def _open_push(self, engine: EngineSession, message: Push) -> None:
+        if message.peer == self._name:
+            self._handed_over[message.transfer_id] = engine
+            return
         if message.transfer_id in self._pushes:
             return
         link = self._links.get(message.peer)
@@ -138,6 +149,7 @@ class EngineRequests:
         self._pushes[message.transfer_id] = engine, link
 
     def _close_push(self, engine: EngineSession, message: PushDone) -> None:
+        self._handed_over.pop(message.transfer_id, None)
         _, link = self._pushes.pop(message.transfer_id, (engine, None))
         if link is None:
             return
@@ -228,14 +240,19 @@ class EngineRequests:
 
     def _look_up(self, engine: EngineSession, message: Lookup) -> None:
         layout_id = engine.layout.layout_id
-        coming = message.transfer_id is not None and self._inbound.is_on_its_way(
-            message.transfer_id, self._is_connected(message.source)
+        coming = message.transfer_id is not None and self._is_on_its_way(
+            message.transfer_id, message.source
         )
         absent = ON_ITS_WAY if coming else MISS
         found = bytes(
             HIT if (layout_id, key) in self._store else absent for key in keys_of(message.keys)
         )
         _answer(engine, LookupDone(job=message.job, found=found))
+
+    def _is_on_its_way(self, transfer_id: bytes, source: str) -> bool:
+        if source == self._name:
+            return transfer_id in self._handed_over
+        return self._inbound.is_on_its_way(transfer_id, self._is_connected(source))
 
 
 def _answer(engine: EngineSession, message: Message) -> None:

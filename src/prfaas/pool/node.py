@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -93,6 +94,7 @@ class PoolNode:
         self.disk = self._disk(settings.disk) if settings.disk else None
         self._clock_ns = clock_ns
         self._engines: dict[str, EngineSession] = {}
+        self._one_ended = asyncio.Event()
         tls = settings.identity.dialling()
         opener = TicketOpener(settings.identity.authority, settings.gateways)
         self._tickets = TicketChecks(settings.name, opener, self.metrics)
@@ -122,7 +124,7 @@ class PoolNode:
             inbound=self.inbound,
             metrics=self.metrics,
             io=self._io,
-            on_subscribe=lambda channel: self.feed.subscribe(channel, self.store, self._state()),
+            on_subscribe=lambda channel: self.feed.subscribe(channel, self.store, self._state),
             on_unsubscribe=self.feed.unsubscribe,
             on_abort=self._abort,
             on_pull=self._pulls.fetch,
@@ -130,6 +132,7 @@ class PoolNode:
             clock_ns=clock_ns,
         )
         self._requests = EngineRequests(
+            settings.name,
             self.store,
             self.inbound,
             self.links,
@@ -185,6 +188,28 @@ class PoolNode:
             if self.disk is not None:
                 self.disk.close()
 
+    async def drain(self, limit_s: float) -> None:
+        """Take no new transfers, and wait until those under way have ended.
+
+        Gateways are told, and send nothing more this way.
+
+        Args:
+            limit_s: Longest wait, seconds.
+        """
+        self._tickets.is_draining = True
+        self._state_changed()
+        log.info("no new transfers are taken; %d are under way", self.num_open)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self.num_open:
+                    self._one_ended.clear()
+                    await self._one_ended.wait()
+
+    @property
+    def num_open(self) -> int:
+        """Transfers under way, in and out."""
+        return self.inbound.num_open + sum(link.num_open for link in self.links.values())
+
     def _disk(self, folder: Path) -> DiskTier:
         disk = DiskTier(
             folder,
@@ -222,7 +247,13 @@ class PoolNode:
         layouts = {name: engine.hello.layout for name, engine in self._engines.items()}
         links = {peer: link.is_up for peer, link in self.links.items()}
         telemetry = {peer: link.telemetry for peer, link in self.links.items()}
-        return PoolState(seq=0, layouts=layouts, links=links, telemetry=telemetry)
+        return PoolState(
+            seq=0,
+            layouts=layouts,
+            links=links,
+            telemetry=telemetry,
+            is_draining=self._tickets.is_draining,
+        )
 
     def _state_changed(self) -> None:
         self.feed.state_changed(self._state())
@@ -268,6 +299,7 @@ class PoolNode:
         self._tickets.refused(SOURCE, transfer.transfer_id, error)
 
     def _transfer_ended(self, direction: str, transfer: Transfer) -> None:
+        self._one_ended.set()
         now = self._clock_ns()
         self.metrics.transfers.labels(direction=direction, state=transfer.state).inc()
         log.info(

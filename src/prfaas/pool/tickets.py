@@ -61,6 +61,8 @@ class TicketChecks:
         self._metrics = metrics
         self._unix_ns = unix_ns
         self._used = UsedTickets()
+        self.is_draining = False
+        """Refuse all tickets: the pool is about to stop."""
 
     def to_send(
         self, sealed: bytes, *, transfer_id: bytes, destination: str, layout_id: bytes | None
@@ -118,6 +120,8 @@ class TicketChecks:
         source, destination = ends
         now_ns = self._unix_ns()
         try:
+            if self.is_draining:
+                raise TicketRefusedError(Refusal.DRAINING, "this pool takes no new transfers")
             ticket = self._opener.open(sealed, now_ns)
             check_ticket(
                 ticket,

@@ -28,7 +28,9 @@ class Copier:
         assert copies is not None  # noqa: S101 (there is a copier only then)
         self._home, self._blocks = setup.name, setup.blocks
         pairs = [p for c in setup.prfaas for p in ((c.name, self._home), (self._home, c.name))]
-        self._hot = {pair: HotPrefixes(copies) for pair in pairs}
+        self._hot: dict[tuple[str, str], HotPrefixes[int]] = {
+            pair: HotPrefixes(copies) for pair in pairs
+        }
 
     def note(self, request: Request, routed: Routed, hits: Mapping[str, Hit]) -> None:
         """A request is prefilled somewhere: count what other pools hold of it and this does not."""
@@ -85,7 +87,7 @@ class Copier:
         worth = self._sim.front.settings.ns_per_byte(price)
         return Road(link.book.backlog_bytes(now_ns), seen.bits_per_s, seen.rtt_ns, worth)
 
-    def _start(self, source: str, destination: str, copy: Copy) -> None:
+    def _start(self, source: str, destination: str, copy: Copy[int]) -> None:
         home = destination == self._home
         book = self._sim.front.link(source, destination).book
         pool = self._sim.front.caches.pools[destination]

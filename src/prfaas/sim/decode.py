@@ -12,10 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from prfaas.planner.step_time import StepTime
 from prfaas.sim.clock import Clock
 from prfaas.sim.request import Request
-from prfaas.sim.timing import StepTime
-
 
 NEVER = 2**63
 """An instant after all others, ns."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cache
-from math import log
-
 from prfaas.core.costs import Costs
 from prfaas.core.placement import CopySettings
-from prfaas.core.role_loop import RoleSettings, SplitPlan
+from prfaas.core.role_loop import RoleSettings
 from prfaas.errors import ConfigError
 from prfaas.planner.costs import make_costs
 from prfaas.planner.load import Question
 from prfaas.planner.problem import Link, Problem
 from prfaas.planner.profiles import PrefillProfile
-from prfaas.planner.search import Operation, optimum, search_grid
+from prfaas.planner.search import Operation, optimum
+from prfaas.planner.split_plans import split_plans
+from prfaas.planner.step_time import step_time
 from prfaas.planner.throughput import Mode
 from prfaas.sim.decode import DecodeLimits
 from prfaas.sim.link import loss_limited_bits_per_s
@@ -34,18 +32,13 @@ from prfaas.sim.setup import (
     FailureKind,
     LinkSetup,
     PlacementSetup,
-    Plans,
     RolesSetup,
     RoutingSetup,
     Setup,
     SignalSetup,
     SloSetup,
 )
-from prfaas.sim.timing import step_time
 from prfaas.units import NS_PER_S
-
-_PLAN_STEP = 1.1
-"""Links whose capacities differ by less than this factor share a plan."""
 
 
 def make_setup(
@@ -177,36 +170,7 @@ def _roles(file: ScenarioFile, problem: Problem) -> RolesSetup | None:
             "their roles; remove one of both"
         )
     settings = RoleSettings(dwell_ns=_ns(table.dwell), conversion_ns=_ns(table.conversion))
-    return RolesSetup(settings, _plans(problem))
-
-
-def _plans(problem: Problem) -> Plans:
-    """The planner's best threshold of every split, for links of any total capacity."""
-    planned = sum(c.link.bits_per_s for c in problem.prfaas)
-
-    @cache
-    def of_link(step: int) -> dict[int, SplitPlan]:
-        prfaas = tuple(
-            replace(c, link=replace(c.link, bits_per_s=c.link.bits_per_s * _PLAN_STEP**step))
-            for c in problem.prfaas
-        )
-        grid = search_grid(replace(problem, prfaas=prfaas), Mode.EXACT)
-        best = grid.rate.argmax(axis=1).tolist()
-        return {
-            round(num_prefill): SplitPlan(
-                max(1, round(float(grid.terms.threshold[column]))), float(grid.rate[row, column])
-            )
-            for row, (num_prefill, column) in enumerate(
-                zip(grid.num_prefill.tolist(), best, strict=True)
-            )
-        }
-
-    def plans(num_prefill: int, bits_per_s: float) -> SplitPlan | None:
-        if not problem.prfaas or bits_per_s < 1:
-            return None
-        return of_link(round(log(bits_per_s / planned, _PLAN_STEP))).get(num_prefill)
-
-    return plans
+    return RolesSetup(settings, split_plans(problem))
 
 
 def _link(table: LinkTable, planned: Link) -> LinkSetup:

@@ -14,6 +14,7 @@ import numpy as np
 from prfaas.core.role_loop import Role
 from prfaas.sim.columns import Finished, column
 from prfaas.sim.request import UNSET, Outcome
+from prfaas.sim.roles import as_dict as change_as_dict
 from prfaas.sim.simulation import Simulation
 from prfaas.sim.spread import spread
 from prfaas.sim.tenants import by_tenant, jain_index
@@ -145,7 +146,7 @@ def summarise(sim: Simulation, *, start_ns: int, end_ns: int) -> Results:
         jain_index=jain_index(
             [t["prefill_s"] / sim.setup.routing.weights.get(n, 1.0) for n, t in tenants.items()]
         ),
-        role_changes=[change.as_dict() for change in sim.roles.changes],
+        role_changes=[change_as_dict(change) for change in sim.roles.changes],
         traffic={
             t.cluster: {"bytes": t.bytes_by_purpose, "price": t.price_by_purpose}
             for t in traffic_of(sim)

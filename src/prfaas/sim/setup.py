@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from prfaas.core.costs import Costs
 from prfaas.core.placement import CopySettings
 from prfaas.core.policies import Bandwidth, PolicyName
-from prfaas.core.role_loop import RoleSettings, SplitPlan
+from prfaas.core.role_loop import RoleSettings
+from prfaas.planner.split_plans import Plans
+from prfaas.planner.step_time import StepTime
 from prfaas.sim.decode import DecodeLimits
-from prfaas.sim.timing import StepTime
 from prfaas.units import NS_PER_S
 
 
@@ -173,10 +174,6 @@ class RoutingSetup:
     moving_threshold: bool = False
     admission: bool = False
     weights: Mapping[str, float] = field(default_factory=dict)
-
-
-Plans = Callable[[int, float], SplitPlan | None]
-"""The planner's answer for a number of prefill instances and links of so many bits per second."""
 
 
 @dataclass(frozen=True, slots=True)

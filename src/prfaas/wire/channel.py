@@ -114,6 +114,16 @@ class Channel(asyncio.Protocol):
             )
             self._transport.writelines([header, frame.data])
 
+    def pause_reading(self) -> None:
+        """Read no more; the peer feels it once the buffers between are full."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        if self._transport is not None:
+            self._transport.resume_reading()
+
     async def drained(self) -> None:
         """Wait until the connection takes more, or is gone."""
         await self._writable.wait()

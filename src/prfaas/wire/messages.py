@@ -419,6 +419,8 @@ class PoolState(Message, tag="pool_state"):
     """By peer name: whether the link is up."""
     telemetry: dict[str, LinkTelemetry] = {}
     """By peer name."""
+    is_draining: bool = False
+    """Whether it takes no new transfers, being about to stop."""
 
 
 AnyMessage = (

@@ -1,0 +1,269 @@
+// What the gateway says, and how it is asked. The Python side: prfaas/gateway/console.
+
+export interface LinkSample {
+  up: boolean;
+  goodput_bits_per_s: number;
+  rtt_ms: number;
+  queued_bytes: number;
+  in_flight_bytes: number;
+  offload_threshold: number;
+}
+
+export interface Sample {
+  at_unix_s: number;
+  num_in_flight: number;
+  num_remote: number;
+  num_local: number;
+  num_refused: number;
+  num_fallbacks: number;
+  kv_bytes: number;
+  links: Record<string, LinkSample>;
+}
+
+export interface EngineState {
+  name: string;
+  pool: string;
+  is_ready: boolean;
+  is_drained: boolean;
+  breaker: string;
+  num_in_flight: number;
+}
+
+export interface PoolState {
+  name: string;
+  is_live: boolean;
+  index_state: string;
+  num_blocks: number;
+}
+
+export interface ClusterState {
+  name: string;
+  role: "prfaas" | "pd";
+  is_on: boolean;
+  engines: EngineState[];
+  pools: PoolState[];
+}
+
+export interface Alarm {
+  name: string;
+  subject: string;
+  severity: "warning" | "critical";
+  text: string;
+}
+
+/** What a loop or an operator changed. */
+export interface Change {
+  number: number;
+  at_unix_s: number;
+  loop: string;
+  action: string;
+  what: string;
+  old: number | string | null;
+  new: number | string | null;
+  why: string;
+}
+
+export interface Candidate {
+  engine: string;
+  where: string;
+  dropped: string | null;
+  score: number;
+  wait_ms: number | null;
+  hit_tokens: number;
+  num_open: number;
+}
+
+export interface Explanation {
+  candidates: Candidate[];
+}
+
+export interface PathStatistics {
+  num_requests: number;
+  ttft_p50_ms: number | null;
+  ttft_p90_ms: number | null;
+}
+
+export interface RequestRecord {
+  request_id: string;
+  api: string;
+  stream: boolean;
+  started_at: number;
+  outcome: string;
+  path: string;
+  reason: string | null;
+  explanation: string | null;
+  refusal: string | null;
+  offload_threshold: number | null;
+  predicted_local_ms: number | null;
+  predicted_remote_ms: number | null;
+  num_prompt_tokens: number;
+  num_new_tokens: number | null;
+  num_output_tokens: number;
+  cached_tokens: number | null;
+  pd_hit_tokens: number;
+  prfaas_hit_tokens: number;
+  transfer_state: string | null;
+  kv_bytes: number;
+  transfer_ms: number | null;
+  prefill_ms: number | null;
+  ttft_ms: number | null;
+  e2e_ms: number | null;
+  prefill_cluster: string | null;
+  prefill_engine: string | null;
+  decode_engine: string | null;
+  source_pool: string | null;
+  destination_pool: string | null;
+  fallback: { stage: string; reason: string } | null;
+}
+
+export interface State {
+  at: number;
+  model: string;
+  policy: string;
+  loops: { frozen: boolean; threshold: boolean; admission: boolean };
+  clusters: ClusterState[];
+  sample: Sample;
+  recent: {
+    window_s: number;
+    num_requests: number;
+    num_finished: number;
+    num_long: number;
+    paths: Record<"local" | "remote", PathStatistics>;
+  };
+  alarms: Alarm[];
+  changes: Change[];
+  requests: RequestRecord[];
+}
+
+export interface Curve {
+  x: number[];
+  prfaas: (number | null)[];
+  pd_prefill: (number | null)[];
+  decode: (number | null)[];
+  rate: (number | null)[];
+}
+
+export interface Design {
+  name: string;
+  rate_per_s: number;
+  price_per_mtoken: number | null;
+  offload_threshold: number | null;
+  num_prefill: number;
+  num_decode: number;
+  offload_fraction: number;
+  egress_bits_per_s: number;
+  binding: string;
+}
+
+export interface Latency {
+  mean: number | null;
+  p50: number | null;
+  p90: number | null;
+  p99: number | null;
+}
+
+export interface WhatIf {
+  settings: Record<string, number | null>;
+  num_pd: number;
+  plan: {
+    title: string;
+    verdict: { answer: string; sentence: string };
+    exact: { gain_at_equal_cost: number; designs: Design[] };
+    latency: { overlapped: Record<string, Latency>; queued: Record<string, Latency> };
+    break_even_bits_per_s: number | null;
+  };
+  threshold: Curve;
+  split: Curve;
+}
+
+export interface CacheSizes {
+  lengths: number[];
+  models: { key: string; name: string; active_parameters: number; kv_bytes: number[] }[];
+}
+
+const KEY = "prfaas-operator-key";
+
+/** The operator's key, kept for this tab only. */
+export function operatorKey(): string {
+  return sessionStorage.getItem(KEY) ?? "";
+}
+
+export function setOperatorKey(key: string): void {
+  sessionStorage.setItem(KEY, key);
+}
+
+export class ApiError extends Error {
+  constructor(
+    readonly status: number,
+    message: string,
+  ) {
+    super(message);
+  }
+}
+
+function headers(): Record<string, string> {
+  const key = operatorKey();
+  return key ? { Authorization: `Bearer ${key}` } : {};
+}
+
+async function checked(response: Response): Promise<Response> {
+  if (response.ok) return response;
+  const text = await response.text();
+  let message = `${response.status} ${response.statusText}`;
+  try {
+    message = (JSON.parse(text) as { error: { message: string } }).error.message;
+  } catch {
+    // Not the gateway's own error: the status has to do.
+  }
+  throw new ApiError(response.status, message);
+}
+
+export async function get<T>(path: string): Promise<T> {
+  return (await checked(await fetch(path, { headers: headers() }))).json() as Promise<T>;
+}
+
+export async function post<T>(path: string, body: unknown, signal?: AbortSignal): Promise<T> {
+  const sent: RequestInit = {
+    method: "POST",
+    headers: { "Content-Type": "application/json", ...headers() },
+    body: JSON.stringify(body),
+  };
+  if (signal) sent.signal = signal;
+  return (await checked(await fetch(path, sent))).json() as Promise<T>;
+}
+
+/**
+ * Follow the state. Not EventSource, which can not send the operator's key.
+ *
+ * @returns Stops following.
+ */
+export function follow(onState: (state: State) => void, onLost: (why: string) => void): () => void {
+  const stopped = new AbortController();
+  void (async () => {
+    while (!stopped.signal.aborted) {
+      try {
+        await read(stopped.signal, onState);
+        onLost("the gateway closed the connection");
+      } catch (error) {
+        if (!stopped.signal.aborted) onLost(error instanceof Error ? error.message : String(error));
+      }
+      await new Promise((resolve) => setTimeout(resolve, 1000));
+    }
+  })();
+  return () => stopped.abort();
+}
+
+async function read(signal: AbortSignal, onState: (state: State) => void): Promise<void> {
+  const response = await checked(await fetch("api/events", { headers: headers(), signal }));
+  const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
+  let pending = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    pending += value;
+    const events = pending.split("\n\n");
+    pending = events.pop() ?? "";
+    const last = events.pop();
+    if (last?.startsWith("data: ")) onState(JSON.parse(last.slice(6)) as State);
+  }
+}

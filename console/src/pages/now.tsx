@@ -1,0 +1,141 @@
+// What happens at this moment.
+
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { get, type Sample, type State } from "../api";
+import { Chart, type Line } from "../chart";
+import { clock, count, duration, percent, rate, size } from "../format";
+import { RequestTable } from "../parts/request_table";
+import { Topology } from "../parts/topology";
+
+const SAMPLES_MAX = 300;
+const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"];
+
+export function Now({ state }: { state: State | null }) {
+  const samples = useSamples(state);
+  if (!state) return <p class="empty">Waiting for the gateway…</p>;
+  return (
+    <>
+      <Alarms state={state} />
+      <Figures state={state} />
+      <Topology state={state} />
+      <Charts samples={samples} />
+      <Changes state={state} />
+      <section>
+        <h2>Requests</h2>
+        <RequestTable requests={state.requests.slice(0, 8)} />
+      </section>
+    </>
+  );
+}
+
+/** The last minutes: from the gateway at first, then from the stream. */
+function useSamples(state: State | null): Sample[] {
+  const [samples, setSamples] = useState<Sample[]>([]);
+  useEffect(() => {
+    get<{ samples: Sample[] }>(`api/history?seconds=${SAMPLES_MAX}`)
+      .then((found) => setSamples((seen) => (seen.length > 2 ? seen : found.samples)))
+      .catch(() => undefined);
+  }, []);
+  useEffect(() => {
+    if (state) setSamples((seen) => [...seen.slice(1 - SAMPLES_MAX), state.sample]);
+  }, [state]);
+  return samples;
+}
+
+function Alarms({ state }: { state: State }) {
+  if (!state.alarms.length)
+    return (
+      <p class="alarms calm" role="status">
+        No alarms
+      </p>
+    );
+  return (
+    <ul class="alarms" role="alert">
+      {state.alarms.map((alarm) => (
+        <li class={alarm.severity} data-alarm={alarm.name}>
+          {alarm.text}
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+function Figures({ state }: { state: State }) {
+  const { recent, sample } = state;
+  const { local, remote } = recent.paths;
+  const finished = local.num_requests + remote.num_requests;
+  return (
+    <dl class="figures">
+      <Figure name="in flight" value={count(sample.num_in_flight)} />
+      <Figure name="requests in a minute" value={count(recent.num_requests)} />
+      <Figure name="offloaded" value={finished ? percent(remote.num_requests / finished) : "–"} />
+      <Figure name="TTFT local, median" value={duration(local.ttft_p50_ms)} />
+      <Figure name="TTFT offloaded, median" value={duration(remote.ttft_p50_ms)} />
+      <Figure name="KV cache moved" value={size(sample.kv_bytes)} />
+      <Figure name="policy" value={state.policy} />
+    </dl>
+  );
+}
+
+function Changes({ state }: { state: State }) {
+  if (!state.changes.length) return null;
+  return (
+    <section>
+      <h2>Changes{state.loops.frozen && <small> loops are frozen</small>}</h2>
+      <ul class="changes">
+        {state.changes.map((change) => (
+          <li key={change.number}>
+            <time>{clock(change.at_unix_s)}</time>
+            <span>
+              {change.loop}: {change.what} {change.action}
+              {change.old != null && `, ${shown(change.old)} → ${shown(change.new)}`}
+              <small> {change.why}</small>
+            </span>
+          </li>
+        ))}
+      </ul>
+    </section>
+  );
+}
+
+function shown(value: number | string | null): string {
+  return typeof value === "number" ? count(value) : String(value);
+}
+
+function Figure({ name, value }: { name: string; value: string }) {
+  return (
+    <div>
+      <dt>{name}</dt>
+      <dd>{value}</dd>
+    </div>
+  );
+}
+
+function Charts({ samples }: { samples: Sample[] }) {
+  const names = Object.keys(samples.at(-1)?.links ?? {});
+  const x = useMemo(() => samples.map((s) => s.at_unix_s), [samples]);
+  const goodput = useMemo(
+    () => names.map((n) => samples.map((s) => s.links[n]?.goodput_bits_per_s ?? null)),
+    [samples],
+  );
+  const flow = useMemo(() => [samples.map((s) => s.num_in_flight)], [samples]);
+  const lines: Line[] = names.map((label, index) => ({
+    label,
+    colour: COLOURS[index % COLOURS.length]!,
+    format: rate,
+  }));
+  if (samples.length < 2) return null;
+  return (
+    <section class="charts">
+      {names.length > 0 && (
+        <Chart title="Goodput of the links" lines={lines} data={[x, ...goodput]} time yFormat={rate} />
+      )}
+      <Chart
+        title="Requests in flight"
+        lines={[{ label: "in flight", colour: COLOURS[2]!, fill: "#009e7322" }]}
+        data={[x, ...flow]}
+        time
+      />
+    </section>
+  );
+}

@@ -1,0 +1,210 @@
+// One request: why it went where it went, and where its time went.
+
+import { useEffect, useState } from "preact/hooks";
+import { get, type Candidate, type Explanation, type RequestRecord } from "../api";
+import { clock, count, duration, rate, size } from "../format";
+
+const POLL_MS = 1000;
+
+export function OneRequest({ id }: { id: string }) {
+  const [request, setRequest] = useState<RequestRecord | null>(null);
+  const [error, setError] = useState("");
+  useEffect(() => {
+    let timer = 0;
+    const load = () =>
+      get<RequestRecord>(`../control/requests/${encodeURIComponent(id)}`)
+        .then((found) => {
+          setRequest(found);
+          setError("");
+          const isOver = found.outcome !== "running" && found.transfer_state !== "open";
+          if (!isOver) timer = window.setTimeout(load, POLL_MS);
+        })
+        .catch((problem: Error) => setError(problem.message));
+    void load();
+    return () => clearTimeout(timer);
+  }, [id]);
+  if (error) return <p class="lost">{error}</p>;
+  if (!request) return <p class="empty">Looking it up…</p>;
+  return (
+    <section>
+      <p>
+        <a href="#/requests">← all requests</a>
+      </p>
+      <h2 class="id">{request.request_id}</h2>
+      <p class="why">
+        <span class={`path ${request.path}`}>{request.path}</span>{" "}
+        {request.explanation ?? request.refusal ?? "no decision was made"}
+      </p>
+      <Waterfall request={request} />
+      <Predictions request={request} />
+      <Facts request={request} />
+      <Candidates id={id} />
+    </section>
+  );
+}
+
+interface Span {
+  name: string;
+  from: number;
+  to: number;
+  kind: string;
+}
+
+/** Parts of a request on one time line, ms since it came in. */
+export function spans(r: RequestRecord): Span[] {
+  const end = r.e2e_ms ?? Math.max(r.ttft_ms ?? 0, r.prefill_ms ?? 0);
+  const found: Span[] = [];
+  if (r.path === "remote" && r.prefill_ms != null) {
+    found.push({ name: `prefill, ${r.prefill_engine ?? "remote"}`, from: 0, to: r.prefill_ms, kind: "prefill" });
+    if (r.transfer_ms != null) {
+      // Blocks leave while chunks are computed; the transfer opens with the prefill leg.
+      const name = `transfer, ${size(r.kv_bytes)}`;
+      found.push({ name, from: 0, to: r.transfer_ms, kind: "transfer" });
+    }
+    const ready = Math.max(r.prefill_ms, r.transfer_ms ?? 0);
+    if (r.ttft_ms != null && r.ttft_ms > ready)
+      found.push({ name: "admission to decode", from: ready, to: r.ttft_ms, kind: "queue" });
+  } else if (r.ttft_ms != null) {
+    found.push({ name: `queue and prefill, ${r.decode_engine ?? "local"}`, from: 0, to: r.ttft_ms, kind: "prefill" });
+  }
+  // An answer that is not streamed has no first token of its own.
+  const begun = r.ttft_ms ?? Math.max(...found.map((span) => span.to), 0);
+  if (end > begun)
+    found.push({ name: `decode, ${r.decode_engine ?? ""}`, from: begun, to: end, kind: "decode" });
+  return found;
+}
+
+function Waterfall({ request }: { request: RequestRecord }) {
+  const found = spans(request);
+  const end = Math.max(...found.map((span) => span.to), 0);
+  if (!end) return <p class="empty">No times yet.</p>;
+  return (
+    <figure class="waterfall" role="img" aria-label="Waterfall of the request">
+      {found.map((span) => (
+        <div class="row">
+          <span class="name">{span.name}</span>
+          <span class="track">
+            <i
+              class={span.kind}
+              style={{
+                left: `${(span.from / end) * 100}%`,
+                width: `${Math.max(((span.to - span.from) / end) * 100, 0.4)}%`,
+              }}
+            />
+          </span>
+          <span class="figure">{duration(span.to - span.from)}</span>
+        </div>
+      ))}
+      <div class="row scale">
+        <span class="name" />
+        <span class="track">
+          <span>0</span>
+          <span>{duration(end / 2)}</span>
+          <span>{duration(end)}</span>
+        </span>
+        <span class="figure" />
+      </div>
+    </figure>
+  );
+}
+
+function Predictions({ request }: { request: RequestRecord }) {
+  const { predicted_local_ms: local, predicted_remote_ms: remote, ttft_ms: real } = request;
+  if (local == null && remote == null)
+    return (
+      <p class="quiet">
+        No predictions: the threshold alone decided. A <code>plan</code> in the deployment file
+        gives them.
+      </p>
+    );
+  const top = Math.max(local ?? 0, remote ?? 0, real ?? 0);
+  const bars: [string, number | null, string][] = [
+    ["predicted, local", local, "local"],
+    ["predicted, remote", remote, "remote"],
+    [`really, ${request.path}`, real, request.path],
+  ];
+  return (
+    <figure class="waterfall">
+      <figcaption>Time to first token</figcaption>
+      {bars.map(([name, value, kind]) => (
+        <div class="row">
+          <span class="name">{name}</span>
+          <span class="track">
+            {value != null && <i class={kind} style={{ width: `${(value / top) * 100}%` }} />}
+          </span>
+          <span class="figure">{duration(value)}</span>
+        </div>
+      ))}
+    </figure>
+  );
+}
+
+/** Who was looked at for it, and why one was chosen. */
+function Candidates({ id }: { id: string }) {
+  const [found, setFound] = useState<Candidate[]>([]);
+  useEffect(() => {
+    get<Explanation>(`../control/requests/${encodeURIComponent(id)}/explanation`)
+      .then((explanation) => setFound(explanation.candidates))
+      .catch(() => undefined);
+  }, [id]);
+  if (!found.length) return null;
+  return (
+    <>
+      <h3>Who could take it</h3>
+      <div class="scroll">
+        <table>
+          <thead>
+            <tr>
+              <th>engine</th>
+              <th>where</th>
+              <th class="number">score</th>
+              <th class="number">wait</th>
+              <th class="number">holds</th>
+              <th class="number wide">open</th>
+            </tr>
+          </thead>
+          <tbody>
+            {found.map((candidate) => (
+              <tr>
+                <td>{candidate.engine}</td>
+                <td>{candidate.where}</td>
+                <td class="number">{candidate.dropped ?? candidate.score.toFixed(2)}</td>
+                <td class="number">{duration(candidate.wait_ms)}</td>
+                <td class="number">{count(candidate.hit_tokens)}</td>
+                <td class="number wide">{candidate.num_open}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </>
+  );
+}
+
+function Facts({ request: r }: { request: RequestRecord }) {
+  const goodput = r.transfer_ms && r.kv_bytes ? (r.kv_bytes * 8e3) / r.transfer_ms : null;
+  const facts: [string, string][] = [
+    ["came in", clock(r.started_at)],
+    ["API", `${r.api}${r.stream ? ", streamed" : ""}`],
+    ["outcome", r.outcome + (r.fallback ? `, fell back (${r.fallback.stage}: ${r.fallback.reason})` : "")],
+    ["prompt", `${count(r.num_prompt_tokens)} tokens`],
+    ["not cached", `${count(r.num_new_tokens)} tokens`],
+    ["threshold", `${count(r.offload_threshold)} tokens`],
+    ["held by the PD cluster", `${count(r.pd_hit_tokens)} tokens`],
+    ["held by the PrfaaS cluster", `${count(r.prfaas_hit_tokens)} tokens`],
+    ["answer", `${count(r.num_output_tokens)} tokens`],
+    ["prefilled by", r.prefill_engine ?? r.decode_engine ?? "–"],
+    ["decoded by", r.decode_engine ?? "–"],
+    ["transfer", r.transfer_state ? `${r.transfer_state}, ${size(r.kv_bytes)}, ${rate(goodput)}` : "none"],
+  ];
+  return (
+    <dl class="facts">
+      {facts.map(([name, value]) => (
+        <div>
+          <dt>{name}</dt>
+          <dd>{value}</dd>
+        </div>
+      ))}
+    </dl>
+  );
+}

@@ -1,0 +1,52 @@
+// Requests as rows; a row leads to its waterfall.
+
+import type { RequestRecord } from "../api";
+import { clock, count, duration } from "../format";
+
+export function RequestTable({ requests }: { requests: RequestRecord[] }) {
+  if (!requests.length) return <p class="empty">No requests yet.</p>;
+  return (
+    <div class="scroll">
+      <table class="requests">
+        <thead>
+          <tr>
+            <th>time</th>
+            <th>path</th>
+            <th class="wide">why</th>
+            <th class="number">prompt</th>
+            <th class="number wide">cached</th>
+            <th class="number">TTFT</th>
+            <th>outcome</th>
+          </tr>
+        </thead>
+        <tbody>
+          {requests.map((request) => (
+            <Row key={request.request_id + request.started_at} request={request} />
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function Row({ request }: { request: RequestRecord }) {
+  const address = `#/requests/${encodeURIComponent(request.request_id)}`;
+  return (
+    <tr onClick={() => (location.hash = address)}>
+      <td>
+        <a href={address}>{clock(request.started_at)}</a>
+      </td>
+      <td>
+        <span class={`path ${request.path}`}>{request.path}</span>
+      </td>
+      <td class="wide">{request.refusal ?? request.reason ?? "–"}</td>
+      <td class="number">{count(request.num_prompt_tokens)}</td>
+      <td class="number wide">{count(request.cached_tokens)}</td>
+      <td class="number">{duration(request.ttft_ms)}</td>
+      <td class="wraps">
+        {request.outcome}
+        {request.fallback && <span class="fell" title={request.fallback.reason}> fell back</span>}
+      </td>
+    </tr>
+  );
+}

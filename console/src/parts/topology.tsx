@@ -1,0 +1,109 @@
+// Clusters, their engines and pools, and the links between them.
+
+import type { ClusterState, EngineState, LinkSample, PoolState, State } from "../api";
+import { count, duration, rate, size } from "../format";
+
+export function Topology({ state }: { state: State }) {
+  const away = state.clusters.filter((cluster) => cluster.role === "prfaas");
+  const home = state.clusters.filter((cluster) => cluster.role === "pd");
+  const slow = new Set(state.alarms.filter((a) => a.name === "link_slow").map((a) => a.subject));
+  return (
+    <section class="topology" aria-label="Topology">
+      <div class="clusters">
+        {away.map((cluster) => (
+          <Cluster cluster={cluster} />
+        ))}
+        {!away.length && <p class="empty">No PrfaaS cluster: everything is local.</p>}
+      </div>
+      <div class="links">
+        {Object.entries(state.sample.links).map(([name, link]) => (
+          <Link name={name} link={link} isSlow={slow.has(name)} />
+        ))}
+      </div>
+      <div class="clusters">
+        {home.map((cluster) => (
+          <Cluster cluster={cluster} />
+        ))}
+      </div>
+    </section>
+  );
+}
+
+function Cluster({ cluster }: { cluster: ClusterState }) {
+  return (
+    <article class={`cluster ${cluster.role}`}>
+      <h3>
+        {cluster.name}
+        <small>
+          {cluster.role === "prfaas" ? "prefill only" : "prefill and decode"}
+          {cluster.is_on ? "" : ", off"}
+        </small>
+      </h3>
+      <ul class="engines">
+        {cluster.engines.map((engine) => (
+          <Engine engine={engine} />
+        ))}
+      </ul>
+      {cluster.pools.map((pool) => (
+        <Pool pool={pool} />
+      ))}
+    </article>
+  );
+}
+
+function Engine({ engine }: { engine: EngineState }) {
+  const trouble = troubleOf(engine);
+  const what = trouble || `${engine.num_in_flight} in flight`;
+  return (
+    <li class={trouble ? "engine down" : "engine"} title={`${engine.name}: ${what}`}>
+      <span class="name">{engine.name}</span>
+      <span class="busy" aria-hidden="true">
+        <i style={{ width: `${Math.min(engine.num_in_flight, 16) * 6.25}%` }} />
+      </span>
+      <span class="figure">{trouble || engine.num_in_flight}</span>
+    </li>
+  );
+}
+
+function troubleOf(engine: EngineState): string {
+  if (!engine.is_ready) return "down";
+  if (engine.is_drained) return "drained";
+  return engine.breaker === "closed" ? "" : "spared";
+}
+
+function Pool({ pool }: { pool: PoolState }) {
+  return (
+    <p class={pool.is_live ? "pool" : "pool down"}>
+      <span class="name">{pool.name}</span>
+      <span class="figure">
+        {pool.is_live ? `${count(pool.num_blocks)} blocks` : "not heard"}
+        {pool.is_live && pool.index_state !== "exact" ? `, ${pool.index_state}` : ""}
+      </span>
+    </p>
+  );
+}
+
+function Link({ name, link, isSlow }: { name: string; link: LinkSample; isSlow: boolean }) {
+  const [source, destination] = name.split(">");
+  const isBusy = link.queued_bytes + link.in_flight_bytes > 0;
+  const kind = !link.up ? "down" : isSlow ? "slow" : isBusy ? "busy" : "idle";
+  return (
+    <article class={`link ${kind}`} title={`${source} to ${destination}`}>
+      <div class="wire" aria-hidden="true">
+        <i />
+      </div>
+      <strong>{!link.up ? "link down" : isBusy ? rate(link.goodput_bits_per_s) : "idle"}</strong>
+      <dl>
+        <dt>round trip</dt>
+        <dd>{link.rtt_ms ? duration(link.rtt_ms) : "–"}</dd>
+        <dt>waiting</dt>
+        <dd>{size(link.queued_bytes)}</dd>
+        <dt>threshold</dt>
+        <dd>{count(link.offload_threshold)} tokens</dd>
+      </dl>
+      <small>
+        {source} → {destination}
+      </small>
+    </article>
+  );
+}

@@ -1,0 +1,103 @@
+"""What `prfaas ctl` says to a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+
+from prfaas.errors import ConfigError
+
+KEY_VARIABLE = "PRFAAS_OPERATOR_KEY"
+TIMEOUT_S = 10.0
+_FORBIDDEN = (401, 403)
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Speaks to one gateway.
+
+    Attributes:
+        url: Its base URL.
+        key: The operator's key; "" sends none.
+    """
+
+    url: str
+    key: str = ""
+
+    def get(self, *parts: str, **query: int) -> dict[str, Any]:
+        """Ask for a page of `/control`.
+
+        Args:
+            parts: Of its path, unquoted.
+            query: Numbers.
+
+        Raises:
+            ConfigError: The gateway is not there, or refuses.
+        """
+        words = "&".join(f"{name}={value}" for name, value in query.items())
+        return self._ask("GET", parts, words, None)
+
+    def post(self, *parts: str, body: dict[str, object]) -> dict[str, Any]:
+        """Change something.
+
+        Raises:
+            ConfigError: The gateway is not there, or refuses.
+        """
+        return self._ask("POST", parts, "", body)
+
+    def _ask(
+        self, method: str, parts: tuple[str, ...], query: str, body: dict[str, object] | None
+    ) -> dict[str, Any]:
+        path = "/".join(quote(part, safe="") for part in parts)
+        url = f"{self.url.rstrip('/')}/control/{path}" + (f"?{query}" if query else "")
+        status, text = asyncio.run(self._exchange(method, url, body))
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise ConfigError(f"{url} answers {status}, and no JSON: is that a prfaas gateway?")
+        if status in _FORBIDDEN:
+            message = answer.get("error", {}).get("message", status)
+            raise ConfigError(f"{message} (set {KEY_VARIABLE}, or say --key-file FILE)")
+        if status != 200:
+            raise ConfigError(str(answer.get("error", {}).get("message", status)))
+        return answer
+
+    async def _exchange(
+        self, method: str, url: str, body: dict[str, object] | None
+    ) -> tuple[int, str]:
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+                session.request(method, url, json=body) as response,
+            ):
+                return response.status, await response.text()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            reason = str(error) or type(error).__name__
+            raise ConfigError(
+                f"no gateway answers at {self.url}: {reason}; say --url http://HOST:PORT"
+            ) from None
+
+
+def operator_key(key_file: Path | None) -> str:
+    """The operator's key: of a file, else of the environment, else none.
+
+    Raises:
+        ConfigError: The file can not be read.
+    """
+    if key_file is None:
+        return os.environ.get(KEY_VARIABLE, "")
+    try:
+        return key_file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the key file {key_file} can not be read: {error}") from None

@@ -1,0 +1,149 @@
+"""What `prfaas ctl` prints for people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+Json = dict[str, Any]
+
+
+def status_lines(found: Json) -> list[str]:
+    """Loops, links, clusters and engines, a line each."""
+    loops = dict(found["loops"])
+    frozen = loops.pop("frozen")
+    on = [name for name, is_on in loops.items() if is_on]
+    lines = [
+        f"policy     {found['policy']}",
+        f"loops      {'FROZEN' if frozen else 'running'}: {', '.join(on) or 'none configured'}",
+    ]
+    for link in found["links"]:
+        state = "up" if link["is_up"] else "DOWN"
+        lines.append(
+            f"link       {link['source']}:{link['destination']}  {state}  "
+            f"threshold {link['offload_threshold']:,} tokens"
+        )
+    for cluster in found["clusters"]:
+        state = "on" if cluster["is_on"] else "OFF"
+        lines.append(f"cluster    {cluster['name']}  {cluster['role']}  {state}")
+    for engine in found["engines"]:
+        state = "ready" if engine["is_ready"] else "DOWN"
+        drained = "  DRAINED" if engine["is_drained"] else ""
+        role = f"  {engine['role']}" if engine["role"] else ""
+        lines.append(
+            f"engine     {engine['name']}  {engine['cluster']}{role}  {state}{drained}  "
+            f"{engine['num_in_flight']} in flight"
+        )
+    lines += [f"pool       {p['name']}  {_live(p['is_live'])}" for p in found["pools"]]
+    return lines
+
+
+def decision_line(entry: Json) -> str:
+    """One entry of `/control/decisions`."""
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["at_unix_s"]))
+    moved = ""
+    if entry["new"] is not None:
+        moved = f"  {_value(entry['old'])} -> {_value(entry['new'])}"
+    what = f"{entry['loop']} {entry['action']}  {entry['what']}"
+    return f"{at}  #{entry['number']}  {what}{moved}  ({entry['why']})"
+
+
+def explain_lines(found: Json) -> list[str]:
+    """Why a request went where it went, and what happened."""
+    lines = [f"request    {found['request_id']}  {found['outcome']}"]
+    decision = found["decision"]
+    if decision is None:
+        return [*lines, "decision   none: it was turned down, or has not come to that yet"]
+    lines += [
+        f"decision   {decision['path'].upper()}: {decision['explanation']}",
+        f"           {_hits(decision, found['num_prompt_tokens'])}",
+    ]
+    if decision["refusal"]:
+        lines.append(f"refused    {decision['refusal']}")
+    lines.append(f"predicted  {_pair(decision, 'predicted_local_ms', 'predicted_remote_ms')}")
+    for way in found["clusters"]:
+        lines += _way_lines(way)
+    lines += [_candidate_line(candidate) for candidate in found["candidates"]]
+    return [*lines, *_happened_lines(found["happened"])]
+
+
+def _hits(decision: Json, num_prompt_tokens: int) -> str:
+    return (
+        f"{num_prompt_tokens:,} prompt tokens; cached: {decision['pd_hit_tokens']:,} at home, "
+        f"{decision['prfaas_hit_tokens']:,} away"
+    )
+
+
+def _way_lines(way: Json) -> list[str]:
+    barred = f"  barred: {way['obstacle']}" if way["obstacle"] else ""
+    backlog, rate = way["link_backlog_bytes"], way["link_bits_per_s"]
+    link = "not known"
+    if backlog is not None and rate is not None:
+        link = f"{backlog:,} bytes waiting, {rate / 1e6:,.0f} Mbit/s, RTT {_ms(way['rtt_ms'])}"
+    waits = _pair(way, "local_wait_ms", "remote_wait_ms")
+    return [
+        f"through    {way['cluster']}{barred}  {waits} wait",
+        f"           link {way['link']}: {link}",
+    ]
+
+
+def _candidate_line(candidate: Json) -> str:
+    state = f"dropped: {candidate['dropped']}" if candidate["dropped"] else _score(candidate)
+    return (
+        f"candidate  {candidate['engine']} ({candidate['where']})  {state}  "
+        f"waits {_ms(candidate['wait_ms'])}, {candidate['hit_tokens']:,} tokens cached"
+    )
+
+
+def _score(candidate: Json) -> str:
+    parts = " + ".join(f"{name} {score:.2f}" for name, score in candidate["scores"].items())
+    return f"score {candidate['score']:.2f} = {parts}"
+
+
+def _happened_lines(found: Json) -> list[str]:
+    steps: list[tuple[str, str, Callable[[Json], str]]] = [
+        ("decided", "decided_after_ms", lambda f: f"after {_ms(f['decided_after_ms'])}"),
+        ("prefill", "prefill_ms", lambda f: f"{_ms(f['prefill_ms'])} on {f['prefill_engine']}"),
+        ("transfer", "transfer_state", _transfer),
+        ("first token", "ttft_ms", _ttft),
+        ("decode", "decode_ms", lambda f: f"{_ms(f['decode_ms'])} on {f['decode_engine']}"),
+        ("whole", "e2e_ms", lambda f: f"{_ms(f['e2e_ms'])}, {f['num_output_tokens']:,} tokens"),
+        ("fell back", "fallback", lambda f: str(f["fallback"])),
+    ]
+    lines = [f"{name:<11}{text(found)}" for name, key, text in steps if found[key] is not None]
+    return ["happened", *(f"  {line}" for line in lines)]
+
+
+def _transfer(found: Json) -> str:
+    size = f"{found['kv_bytes']:,} bytes in {_ms(found['transfer_ms'])}"
+    return f"{found['transfer_state']}, {size}"
+
+
+def _ttft(found: Json) -> str:
+    predicted = found["predicted_ttft_ms"]
+    against = f", predicted {_ms(predicted)}" if predicted is not None else ""
+    return f"after {_ms(found['ttft_ms'])}{against}"
+
+
+def _pair(found: Json, here: str, there: str) -> str:
+    return f"{_ms(found[here])} local, {_ms(found[there])} remote"
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value / 1000:.2f} s" if value >= 1000 else f"{value:.1f} ms"
+
+
+def _value(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _live(is_live: bool) -> str:
+    return "heard" if is_live else "NOT HEARD"
+
+
+def joined(lines: Iterable[str]) -> str:
+    """Lines as one text."""
+    return "\n".join(lines)

@@ -1,0 +1,64 @@
+"""`[tenants.TENANT]`: who may use a deployment, and how much of it."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from prfaas.config.quantities import RateBitsPerS
+from prfaas.config.table import Table
+
+KEY_HASH = r"^sha256:[0-9a-f]{64}$"
+KEYS_MAX = 16
+"""Keys of one tenant: two while they are changed, a few for its services."""
+TENANTS_MAX = 1000
+"""Bounds the labels of metrics."""
+
+KeyHash = Annotated[str, StringConstraints(pattern=KEY_HASH)]
+KeyHashes = Annotated[list[KeyHash], Field(max_length=KEYS_MAX)]
+PositiveCount = Annotated[int, Field(ge=1, le=10**15)]
+
+
+class TenantTable(Table):
+    """`[tenants.TENANT]`: somebody with keys, blocks and limits of its own."""
+
+    keys: Annotated[KeyHashes, Field(min_length=1)]
+    """Hashes of its API keys: "sha256:" and 64 hex digits, as `prfaas tenant key` prints them."""
+    weight: float = Field(default=1.0, gt=0, le=1000)
+    """Its share against the others' while there is too little for all."""
+    requests_per_minute: PositiveCount | None = None
+    """Requests it may send; more are refused with 429."""
+    tokens_per_minute: PositiveCount | None = None
+    """Prompt and output tokens together; once they are used up, requests are refused with 429."""
+    requests_in_flight: PositiveCount | None = None
+    """Requests it may have running at once; more are refused with 429."""
+    link_rate: Annotated[RateBitsPerS, Field(ge=8)] | None = None
+    """What its KV blocks may take of all links together, such as "1Gbps"; above it, prompts are
+    prefilled at home."""
+
+
+def check_keys(tenants: Mapping[str, TenantTable], operator_keys: list[str]) -> None:
+    """A key belongs to one tenant, or to the operators.
+
+    Raises:
+        ValueError: One hash is given twice.
+    """
+    owners = [("gateway.operator_keys", key) for key in operator_keys]
+    owners += [(f"tenants.{name}", key) for name, table in tenants.items() for key in table.keys]
+    counts = Counter(key for _, key in owners)
+    for place, key in owners:
+        if counts[key] > 1:
+            raise ValueError(f"{place}: {key[:15]}... is given twice; a key has one owner")
+
+
+def is_loopback(listen: str) -> bool:
+    """Whether an address HOST:PORT is reached from its own machine only."""
+    host = listen.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

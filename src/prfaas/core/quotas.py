@@ -1,0 +1,153 @@
+"""What a tenant may use: requests, tokens, requests at once, bytes on links. Pure.
+
+A limit on a rate is a bucket that holds what may be used at once and fills evenly. What a request
+costs is known only after it was let in (its tokens are counted, its answer ends), so a request is
+let in while anything is left and is then counted in full: a bucket may go into debt, and nothing
+more comes in until it is paid. Over time the rate is kept exactly, and no prompt is too long to
+ever come in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from prfaas.units import NS_PER_S
+
+MINUTE_NS = 60 * NS_PER_S
+RETRY_IN_FLIGHT_NS = NS_PER_S
+"""When to try again after one request too many at once: nobody knows when another ends."""
+
+
+class Limit(StrEnum):
+    """Which limit refuses a request; bounded, so that it can label a metric."""
+
+    REQUESTS = "requests_per_minute"
+    TOKENS = "tokens_per_minute"
+    IN_FLIGHT = "requests_in_flight"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a tenant; None is no limit.
+
+    Attributes:
+        requests_per_minute: Requests let in.
+        tokens_per_minute: Prompt and output tokens together.
+        requests_in_flight: Requests at once.
+        link_bytes_per_s: Bytes of KV cache on all links together.
+    """
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    requests_in_flight: int | None = None
+    link_bytes_per_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """A request that would be over a limit.
+
+    Attributes:
+        limit: Which.
+        allowed: What it allows.
+        retry_after_ns: When something is left again.
+    """
+
+    limit: Limit
+    allowed: int
+    retry_after_ns: int
+
+
+class Bucket:
+    """So many units a period; it holds as much, and is full at first.
+
+    Args:
+        units: Units a period, at least 1.
+        period_ns: The period.
+    """
+
+    def __init__(self, units: int, period_ns: int) -> None:
+        self.units = units
+        self._period_ns = period_ns
+        # In units times nanoseconds, so that filling is exact.
+        self._full = self._level = units * period_ns
+        self._seen_at_ns: int | None = None
+
+    def left(self, now_ns: int) -> int:
+        """Whole units that are left; 0 in debt."""
+        return max(0, self._at(now_ns) // self._period_ns)
+
+    def take(self, amount: int, now_ns: int) -> None:
+        """Use units, beyond what is left if need be."""
+        self._at(now_ns)
+        self._level -= amount * self._period_ns
+
+    def wait_ns(self, now_ns: int) -> int:
+        """Until at least one whole unit is left; 0 if there is one."""
+        missing = self._period_ns - self._at(now_ns)
+        return max(0, -(-missing // self.units))
+
+    def full_in_ns(self, now_ns: int) -> int:
+        """Until it is full."""
+        return -(-(self._full - self._at(now_ns)) // self.units)
+
+    def _at(self, now_ns: int) -> int:
+        if self._seen_at_ns is not None:
+            passed_ns = max(0, now_ns - self._seen_at_ns)
+            self._level = min(self._full, self._level + passed_ns * self.units)
+        self._seen_at_ns = now_ns
+        return self._level
+
+
+class Quota:
+    """What one tenant has used of its limits.
+
+    Args:
+        limits: Its limits.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.num_in_flight = 0
+        self.requests = _bucket(limits.requests_per_minute, MINUTE_NS)
+        self.tokens = _bucket(limits.tokens_per_minute, MINUTE_NS)
+        self._link = _bucket(limits.link_bytes_per_s, NS_PER_S)
+
+    def over(self, now_ns: int) -> Over | None:
+        """The limit that keeps a request out now; None if it may come in."""
+        for limit, bucket in ((Limit.REQUESTS, self.requests), (Limit.TOKENS, self.tokens)):
+            if bucket is not None and (wait_ns := bucket.wait_ns(now_ns)):
+                return Over(limit, bucket.units, wait_ns)
+        allowed = self.limits.requests_in_flight
+        if allowed is not None and self.num_in_flight >= allowed:
+            return Over(Limit.IN_FLIGHT, allowed, RETRY_IN_FLIGHT_NS)
+        return None
+
+    def enter(self, now_ns: int) -> None:
+        """A request was let in."""
+        self.num_in_flight += 1
+        if self.requests is not None:
+            self.requests.take(1, now_ns)
+
+    def leave(self) -> None:
+        """A request that was let in has ended."""
+        self.num_in_flight -= 1
+
+    def count_tokens(self, num_tokens: int, now_ns: int) -> None:
+        """So many tokens were read or written."""
+        if self.tokens is not None:
+            self.tokens.take(num_tokens, now_ns)
+
+    def may_ship(self, now_ns: int) -> bool:
+        """Whether anything is left of the links' share."""
+        return self._link is None or self._link.wait_ns(now_ns) == 0
+
+    def ship(self, num_bytes: int, now_ns: int) -> None:
+        """So many bytes are about to cross a link."""
+        if self._link is not None:
+            self._link.take(num_bytes, now_ns)
+
+
+def _bucket(units: int | None, period_ns: int) -> Bucket | None:
+    return None if units is None else Bucket(units, period_ns)

@@ -1,0 +1,121 @@
+"""Several instances in one process, on one event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from prfaas.config.deployment import TIMING_MARK
+from prfaas.engines.timing.instance import Instance
+from prfaas.engines.timing.kv_events import Events, ZmqEvents
+from prfaas.engines.timing.profile import load_profile
+from prfaas.engines.timing.server import Server
+from prfaas.engines.timing.tier import Tier
+from prfaas.engines.timing.vocabulary import Vocabulary
+from prfaas.errors import ConfigError
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """What all instances of a process share.
+
+    Attributes:
+        model: Name that is served; has to say that it is a timing engine's.
+        model_path: Checkpoint directory, for its tokenizer.
+        plan: Plan file with the profiles.
+        cluster: PrfaaS cluster of the plan; None for the PD cluster.
+        engines: Where each instance listens, by name.
+        kv_events: Where each sends KV events, and replays them, by name.
+        pool: Unix socket of the pool node; None without.
+        host_memory: Bytes that each shares with the pool node.
+        time_scale: Seconds of the wall clock for a second of the profile.
+        bytes_scale: Size of blocks, as a share of the real one.
+        block_tokens: Tokens of a block.
+        cache_tokens: Room of each prefix cache, tokens.
+        max_model_len: Longest sequence, tokens.
+        stream_interval: Tokens of a chunk of a stream, after the first.
+    """
+
+    model: str
+    model_path: str
+    plan: Path
+    cluster: str | None
+    engines: Mapping[str, Address]
+    kv_events: Mapping[str, tuple[str, str | None]]
+    pool: Path | None
+    host_memory: int
+    time_scale: float
+    bytes_scale: float
+    block_tokens: int
+    cache_tokens: int
+    max_model_len: int
+    stream_interval: int
+
+
+class Host:
+    """Runs instances.
+
+    Args:
+        settings: What they are like.
+
+    Raises:
+        ConfigError: The model's name does not say what this is, or plan or tokenizer are missing.
+    """
+
+    def __init__(self, settings: HostSettings) -> None:
+        if TIMING_MARK not in settings.model.lower():
+            raise ConfigError(
+                f"the model is called {settings.model!r}: a timing engine computes nothing, and "
+                f"the name of its model has to say so; put {TIMING_MARK!r} into it"
+            )
+        self._settings = settings
+        self._profile = load_profile(
+            settings.plan,
+            settings.cluster,
+            settings.model,
+            block_tokens=settings.block_tokens,
+            bytes_scale=settings.bytes_scale,
+        )
+        self._vocabulary = Vocabulary(settings.model_path)
+        self.servers: dict[str, Server] = {}
+
+    async def start(self) -> dict[str, str]:
+        """Start all instances.
+
+        Returns:
+            Base URL of each.
+
+        Raises:
+            ConfigError: An address is taken.
+        """
+        urls = {}
+        for name, address in self._settings.engines.items():
+            self.servers[name] = self._server(name)
+            urls[name] = await self.servers[name].start(*address)
+        return urls
+
+    async def close(self) -> None:
+        """Stop all."""
+        for server in self.servers.values():
+            await server.close()
+
+    def _server(self, name: str) -> Server:
+        settings, profile = self._settings, self._profile
+        where = settings.kv_events.get(name)
+        events = ZmqEvents(*where) if where else Events()
+        tier = (
+            Tier(name, profile.layout, settings.pool, settings.host_memory)
+            if settings.pool is not None
+            else None
+        )
+        instance = Instance(name, profile, tier, events, settings.cache_tokens, settings.time_scale)
+        return Server(
+            instance,
+            self._vocabulary,
+            settings.model,
+            settings.max_model_len,
+            settings.stream_interval,
+        )

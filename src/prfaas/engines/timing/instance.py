@@ -1,0 +1,283 @@
+"""One instance: from a prompt to its tokens, in the time that its profile says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from prfaas.core.blocks import BlockKey, GroupKind, block_key
+from prfaas.core.hashing import hash_chain
+from prfaas.engines.orders import Order
+from prfaas.engines.timing.content import CLEAN, block_bytes, stained
+from prfaas.engines.timing.device_cache import DeviceCache
+from prfaas.engines.timing.kv_events import Events
+from prfaas.engines.timing.profile import InstanceProfile
+from prfaas.engines.timing.scheduler import Scheduler, Sequence, Step
+from prfaas.engines.timing.tier import NewBlock, Tier
+from prfaas.units import NS_PER_S
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A prompt that an instance works on.
+
+    Attributes:
+        request: Unique id.
+        tokens: The prompt.
+        num_output_max: Tokens of each answer.
+        width: Number of answers.
+        cache_salt: Mixed into the names of its blocks.
+        order: What it says about blocks that move.
+        interval: Tokens of each answer between two looks at it.
+        hashes: Hash chain of the prompt.
+        stain: Of what it used so far.
+    """
+
+    request: str
+    tokens: list[int]
+    num_output_max: int
+    width: int = 1
+    cache_salt: str | None = None
+    order: Order | None = None
+    interval: int = 1
+    hashes: list[bytes] = field(default_factory=list)
+    stain: bytes = CLEAN
+    sequence: Sequence = field(default_factory=lambda: Sequence(0, 1))
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were not computed."""
+        return self.sequence.hit_tokens
+
+    @property
+    def is_due(self) -> bool:
+        """Whether somebody waits for the tokens there are: the first, every so many, the last."""
+        count = self.sequence.num_output
+        return count == 1 or count % self.interval == 0 or self.sequence.is_done
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has happened since the start.
+
+    Attributes:
+        late_ns: How far the event loop was behind the profile at most, ns of the wall clock.
+    """
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    external_queried_tokens: int = 0
+    external_hit_tokens: int = 0
+    stained: int = 0
+    steps: int = 0
+    late_ns: int = 0
+
+
+class Instance:
+    """A queue, a batch, a prefix cache, and a pool node to share blocks with.
+
+    Args:
+        name: Unique.
+        profile: What it is like.
+        tier: Its pool node; None without.
+        events: Hears of blocks in its prefix cache.
+        cache_tokens: Room of its prefix cache, tokens.
+        time_scale: Seconds of the wall clock for a second of the profile.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        profile: InstanceProfile,
+        tier: Tier | None,
+        events: Events,
+        cache_tokens: int,
+        time_scale: float,
+    ) -> None:
+        self.name, self.profile, self.tier, self.events = name, profile, tier, events
+        self.layout = profile.layout
+        self.counts = Counts()
+        self._span = self.layout.boundary_tokens
+        self.cache = DeviceCache(self.layout, cache_tokens // self._span, events)
+        self.scheduler = Scheduler(profile, self._refresh)
+        self._time_scale = time_scale
+        self._works: dict[Sequence, Work] = {}
+        self.num_loading = 0
+        self._wake = asyncio.Event()
+        self._runner = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop; what is under way gets no further."""
+        self._runner.cancel()
+        await asyncio.gather(self._runner, return_exceptions=True)
+        if self.tier is not None:
+            await self.tier.close()
+        await self.events.close()
+
+    @property
+    def num_waiting(self) -> int:
+        """Prompts that wait to be computed, or for their blocks."""
+        return self.scheduler.num_waiting + self.num_loading
+
+    async def generate(self, work: Work) -> AsyncIterator[int]:
+        """Compute a prompt and its answers.
+
+        Yields:
+            Tokens of each answer so far, whenever there are more. Leaving early gives it up.
+        """
+        work.hashes = self._chain(work.tokens, work.cache_salt)
+        if self.tier is not None:
+            self.tier.begin(work.request, work.order)
+        try:
+            await self._find_blocks(work)
+            sequence = work.sequence
+            self._works[sequence] = work
+            self.scheduler.add(sequence)
+            self._wake.set()
+            told = 0
+            while not sequence.is_done:
+                await work.changed.wait()
+                work.changed.clear()
+                if sequence.num_output > told:
+                    told = sequence.num_output
+                    yield told
+        finally:
+            self._end(work)
+
+    def keep_answer(self, work: Work, tokens: list[int]) -> None:
+        """An answer is complete: its blocks are there for who goes on from it."""
+        whole = work.tokens + tokens[:-1]
+        end = len(whole) // self._span * self._span
+        start = len(work.tokens) // self._span * self._span
+        if end > start:
+            self._keep(work, self._chain(whole, work.cache_salt), whole, start, end)
+
+    def _chain(self, tokens: list[int], cache_salt: str | None) -> list[bytes]:
+        return hash_chain(
+            tokens,
+            tokens_per_hash=self.layout.tokens_per_hash,
+            seed=self.layout.hash_seed,
+            cache_salt=cache_salt,
+        )
+
+    def _end(self, work: Work) -> None:
+        self._works.pop(work.sequence, None)
+        self.scheduler.remove(work.sequence)
+        if self.tier is not None:
+            self.tier.finish(work.request, work.hashes)
+
+    # Prefix
+
+    async def _find_blocks(self, work: Work) -> None:
+        """Find the longest usable prefix, here and in the pool node, and bring it here."""
+        num_tokens = len(work.tokens)
+        last = self.layout.last_boundary(num_tokens)
+        work.sequence = Sequence(num_tokens, work.num_output_max, work.width)
+        hit = self.cache.hit_tokens(work.hashes, last)
+        self.num_loading += 1
+        try:
+            if self.tier is not None and hit < last:
+                hit = max(hit, await self._load(work, hit, last))
+        finally:
+            self.num_loading -= 1
+        work.sequence.hit_tokens = hit
+        work.stain = self.cache.use(work.hashes, hit) if hit else CLEAN
+        self._count(num_tokens, hit)
+
+    def _count(self, num_tokens: int, hit: int) -> None:
+        self.counts.prompt_tokens += num_tokens
+        self.counts.queried_tokens += num_tokens
+        self.counts.hit_tokens += hit
+
+    async def _load(self, work: Work, own: int, last: int) -> int:
+        tier = self.tier
+        assert tier is not None  # noqa: S101 (the caller has looked)
+        self.counts.external_queried_tokens += last - own
+        while True:
+            held = self.cache.held_tokens(work.hashes, last)
+            found = await tier.find(work.request, work.hashes, held, last)
+            if found <= own:
+                return own
+            blocks = await tier.load(work.request, tier.keys_of(work.hashes, held, found))
+            if blocks is None:
+                continue  # Something left the pool meanwhile: it counts as missing.
+            self.counts.external_hit_tokens += found - own
+            stain = self._check(blocks)
+            self.counts.stained += bool(stain)
+            self.cache.store(work.hashes, work.tokens, found, stain, work.cache_salt)
+            return found
+
+    def _check(self, blocks: list[tuple[BlockKey, bytes]]) -> bytes:
+        """The stain of blocks that came from elsewhere."""
+        stain = CLEAN
+        for key, data in blocks:
+            if data != block_bytes(key, len(data)):
+                stain = stained(stain, data)
+        return stain
+
+    def _refresh(self, sequence: Sequence) -> None:
+        """A prefill is about to start: others may have left more of its prefix by now."""
+        work = self._works[sequence]
+        hit = self.cache.hit_tokens(work.hashes, self.layout.last_boundary(len(work.tokens)))
+        if hit > sequence.hit_tokens:
+            self.counts.hit_tokens += hit - sequence.hit_tokens
+            sequence.hit_tokens = hit
+            work.stain = self.cache.use(work.hashes, hit)
+
+    # Steps
+
+    async def _run(self) -> None:
+        due_ns = 0
+        while True:
+            step = self.scheduler.begin_step()
+            if step is None:
+                self._wake.clear()
+                await self._wake.wait()
+                due_ns = time.monotonic_ns()
+                continue
+            due_ns += round(step.duration_ns * self._time_scale)
+            await self._sleep_until(due_ns)
+            self._step_done(step)
+
+    async def _sleep_until(self, due_ns: int) -> None:
+        """A step begins when the one before was due, so that being late does not add up."""
+        left_ns = due_ns - time.monotonic_ns()
+        await asyncio.sleep(max(left_ns, 0) / NS_PER_S)
+        self.counts.late_ns = max(self.counts.late_ns, time.monotonic_ns() - due_ns)
+
+    def _step_done(self, step: Step) -> None:
+        prefill = step.prefill
+        start = prefill.num_computed if prefill is not None else 0
+        got = self.scheduler.end_step(step)
+        self.counts.steps += 1
+        work = self._works.get(prefill) if prefill is not None else None
+        if work is not None:
+            end = step.end_token // self._span * self._span
+            self._keep(work, work.hashes, work.tokens, start // self._span * self._span, end)
+        for sequence in got:
+            self.counts.output_tokens += sequence.width
+            work = self._works.get(sequence)
+            if work is not None and work.is_due:
+                work.changed.set()
+
+    def _keep(
+        self, work: Work, hashes: list[bytes], tokens: list[int], start: int, end: int
+    ) -> None:
+        """Blocks from `start` to `end` are computed, with the state at `end`."""
+        if end <= start:
+            return
+        self.cache.store(hashes, tokens, end, work.stain, work.cache_salt)
+        if self.tier is None:
+            return
+        blocks = [
+            NewBlock(block_key(self.layout, group, hashes, at), at, work.stain)
+            for at in range(start + self._span, end + 1, self._span)
+            for group in self.layout.groups
+            if at == end or group.kind is not GroupKind.LINEAR_STATE
+        ]
+        self.tier.store(work.request, blocks)

@@ -1,0 +1,96 @@
+"""How long an instance takes, how large its blocks are: read from a plan file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import blake3
+
+from prfaas.core.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.costs import Costs
+from prfaas.engines.launch import HASH_SEED
+from prfaas.planner.costs import make_costs
+from prfaas.planner.geometry import KvGeometry
+from prfaas.planner.load import Question, load_question
+from prfaas.planner.profiles import PrefillProfile
+from prfaas.planner.step_time import StepTime, step_time
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceProfile:
+    """What one instance is like.
+
+    Attributes:
+        costs: Prefill time and KV bytes by tokens; both of its prefill tables are this instance's.
+        step_ns: Decode step time by batch and mean context.
+        batch_max: Sequences that run at once.
+        kv_capacity_bytes: KV cache of running sequences; None when it never binds.
+        layout: Its blocks.
+    """
+
+    costs: Costs
+    step_ns: StepTime
+    batch_max: int
+    kv_capacity_bytes: int | None
+    layout: Layout
+
+
+def load_profile(
+    plan: Path, cluster: str | None, model: str, *, block_tokens: int, bytes_scale: float
+) -> InstanceProfile:
+    """The profile of one instance of a plan.
+
+    Args:
+        plan: Plan file of `prfaas plan`.
+        cluster: A PrfaaS cluster of it; a single one answers to any name. None is the PD cluster.
+        model: Name of the served model.
+        block_tokens: Tokens of a block.
+        bytes_scale: Size of blocks, as a share of the real one.
+
+    Raises:
+        ConfigError: The plan can not be read, or knows no such cluster.
+    """
+    question = load_question(plan)
+    problem, pd = question.problem, question.problem.pd
+    prefill = pd.prefill if cluster is None else question.prfaas_cluster(cluster, plan).prefill
+    batch, _ = pd.decode.largest_batch(problem.workload.mean_context, pd.tpot_max_s)
+    return InstanceProfile(
+        costs=_costs(question, prefill, block_tokens),
+        step_ns=step_time(pd.decode),
+        batch_max=max(int(batch), 1),
+        kv_capacity_bytes=None if pd.kv_capacity_bytes is None else int(pd.kv_capacity_bytes),
+        layout=make_layout(problem.geometry, model, block_tokens, bytes_scale),
+    )
+
+
+def _costs(question: Question, prefill: PrefillProfile, block_tokens: int) -> Costs:
+    return make_costs(
+        question.problem.geometry,
+        prefill,
+        prefill,
+        num_tokens_max=int(prefill.lengths[-1]) + 1,
+        chunk_tokens=max(question.chunk_tokens // block_tokens, 1) * block_tokens,
+        overlap=True,
+    )
+
+
+def make_layout(geometry: KvGeometry, model: str, block_tokens: int, bytes_scale: float) -> Layout:
+    """The layout of a model's blocks: all layers of one kind are one cache group."""
+    sizes: dict[tuple[GroupKind, int], float] = {}
+    for group in geometry.groups:
+        if group.token_bytes:
+            window = group.window or 0
+            kind = GroupKind.SLIDING_WINDOW if window else GroupKind.FULL_ATTENTION
+            size = group.num_layers * group.token_bytes * block_tokens
+            sizes[kind, window] = sizes.get((kind, window), 0) + size
+        if group.state_bytes:
+            kind = GroupKind.LINEAR_STATE
+            size = group.num_layers * group.state_bytes
+            sizes[kind, 0] = sizes.get((kind, 0), 0) + size
+    groups = tuple(
+        CacheGroup(index, kind, block_tokens, max(round(size * bytes_scale), 1), window)
+        for index, ((kind, window), size) in enumerate(sorted(sizes.items()))
+    )
+    name = f"prfaas timing engine {model} {geometry} {block_tokens} {bytes_scale} {HASH_SEED}"
+    return Layout(blake3.blake3(name.encode()).digest(), block_tokens, HASH_SEED, groups)

@@ -1,0 +1,353 @@
+"""What an instance says to its pool node: the same as vLLM's tier, for an event loop.
+
+Stores go out in the order they were asked for, a batch of rows at a time; the end of a push follows
+its last store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout, block_key
+from prfaas.core.shipping import is_worth_sending
+from prfaas.engines.block_requests import ASK_AGAIN_NS, Answer, BlockRequests, JobDone
+from prfaas.engines.orders import NS_PER_MS, Order, PushOrder, WaitOrder
+from prfaas.engines.pool_client import PoolClient
+from prfaas.engines.timing.content import block_bytes
+from prfaas.engines.timing.rows import Rows
+from prfaas.units import NS_PER_S
+from prfaas.wire.messages import (
+    AnyMessage,
+    EngineHello,
+    Key,
+    Load,
+    Message,
+    Push,
+    PushDone,
+    Store,
+    Touch,
+    layout_spec,
+)
+
+BATCH_ROWS_MAX = 64
+"""Blocks of one job: their bytes are made between two turns of the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewBlock:
+    """A block to store: its name, where it ends in its prompt, who stained it."""
+
+    key: BlockKey
+    end_token: int
+    stain: bytes
+
+
+@dataclass(slots=True)
+class _Push:
+    transfer_id: bytes
+    order: PushOrder
+    sent: set[Key] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class _Finish:
+    """The end of a request, in the queue behind its stores."""
+
+    request: str
+    wanted: set[Key]
+
+
+class Tier:
+    """One instance's side of its pool node.
+
+    Args:
+        engine: Name of the instance.
+        layout: Its blocks.
+        pool: Unix socket of the pool node.
+        host_memory: Bytes shared with the pool node.
+    """
+
+    def __init__(self, engine: str, layout: Layout, pool: Path, host_memory: int) -> None:
+        self._layout = layout
+        self._groups = {group.index: group for group in layout.groups}
+        self.rows = Rows(engine, layout, host_memory)
+        self._batch = max(1, min(BATCH_ROWS_MAX, self.rows.num_rows // 4))
+        self._requests = BlockRequests(self._send, time.monotonic_ns)
+        self._pushes: dict[str, _Push] = {}
+        self._jobs: dict[int, asyncio.Future[JobDone]] = {}
+        self._next_job = 0
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._outbox: asyncio.Queue[tuple[str, list[NewBlock]] | _Finish] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[Any]] = {asyncio.create_task(self._write())}
+        self._client = PoolClient(
+            pool,
+            EngineHello(
+                engine=engine,
+                layout=layout_spec(layout),
+                row_bytes=self.rows.row_bytes,
+                num_rows=self.rows.num_rows,
+                extents=self.rows.extents,
+            ),
+            self.rows.descriptor,
+            self._on_message,
+            self._on_lost,
+        )
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the pool node has accepted this instance."""
+        return self._client.is_connected
+
+    async def close(self) -> None:
+        """Leave the pool node."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._client.close)
+        self.rows.close()
+
+    # Requests
+
+    def begin(self, request: str, order: Order | None) -> None:
+        """A request came."""
+        if isinstance(order, WaitOrder):
+            wait_ns = order.wait_ms * NS_PER_MS
+            self._requests.begin(request, bytes.fromhex(order.transfer), order.source, wait_ns)
+        elif isinstance(order, PushOrder):
+            push = _Push(bytes.fromhex(order.transfer), order)
+            self._pushes[request] = push
+            self._send(Push(transfer_id=push.transfer_id, peer=order.push_to, ticket=order.ticket))
+
+    def finish(self, request: str, hashes: list[bytes]) -> None:
+        """A request is over, and all its stores were asked for.
+
+        Args:
+            request: Its id.
+            hashes: Hash chain of its prompt.
+        """
+        self._requests.end(request)
+        push = self._pushes.get(request)
+        if push is not None:
+            self._outbox.put_nowait(_Finish(request, self._wanted(push, hashes)))
+
+    # Lookups
+
+    async def find(
+        self, request: str, hashes: list[bytes], held_tokens: int, last_boundary: int
+    ) -> int:
+        """The longest prefix that the pool node can complete, blocks on their way waited for.
+
+        Args:
+            request: Its id.
+            hashes: Hash chain of its prompt.
+            held_tokens: Prefix whose attention blocks the instance holds itself.
+            last_boundary: Longest usable prefix of the prompt, tokens.
+
+        Returns:
+            Its length, tokens; 0 where there is none.
+        """
+        whole = self.keys_of(hashes, held_tokens, last_boundary)
+        answers = await self._answers(request, whole)
+        if all(answer is Answer.HIT for answer in answers):
+            return last_boundary
+        run = held_tokens + self._layout.boundary_tokens * self._leading_run(whole, answers)
+        if all(group.kind is not GroupKind.LINEAR_STATE for group in self._layout.groups):
+            return run
+        ends = range(self._layout.boundary_tokens, run + 1, self._layout.boundary_tokens)
+        states = [self._states(hashes, end) for end in ends]
+        found = await self._answers(request, [key for keys in states for key in keys])
+        width = len(states[0]) if states else 1
+        for index in reversed(range(len(states))):
+            here = found[index * width : (index + 1) * width]
+            if all(answer is Answer.HIT for answer in here):
+                return ends[index]
+        return 0
+
+    def keys_of(self, hashes: list[bytes], held_tokens: int, end_token: int) -> list[BlockKey]:
+        """Blocks that make a prefix of `end_token` usable, beyond the attention that is held."""
+        span = self._layout.boundary_tokens
+        return [
+            block_key(self._layout, group, hashes, end)
+            for end in range(held_tokens + span, end_token + 1, span)
+            for group in self._layout.groups
+            if group.kind is not GroupKind.LINEAR_STATE
+        ] + self._states(hashes, end_token)
+
+    def _states(self, hashes: list[bytes], end_token: int) -> list[BlockKey]:
+        if not end_token:
+            return []
+        return [
+            block_key(self._layout, group, hashes, end_token)
+            for group in self._layout.groups
+            if group.kind is GroupKind.LINEAR_STATE
+        ]
+
+    def _leading_run(self, keys: list[BlockKey], answers: list[Answer]) -> int:
+        """Spans from the start whose attention blocks are all there."""
+        width = sum(group.kind is not GroupKind.LINEAR_STATE for group in self._layout.groups)
+        num_states = len(self._layout.groups) - width
+        flags = [answer is Answer.HIT for answer in answers[: len(keys) - num_states]]
+        count = 0
+        while (count + 1) * width <= len(flags) and all(flags[count * width :][:width]):
+            count += 1
+        return count
+
+    async def _answers(self, request: str, keys: Sequence[BlockKey]) -> list[Answer]:
+        """What is known of blocks once nothing is on its way any more."""
+        while True:
+            if not self.is_connected:
+                return [Answer.MISS] * len(keys)
+            answers = [self._requests.look_up(request, key) for key in keys]
+            if Answer.WAIT not in answers:
+                return answers
+            self._news.clear()
+            self._requests.flush()
+            try:
+                async with asyncio.timeout(ASK_AGAIN_NS / NS_PER_S):
+                    await self._news.wait()
+            except TimeoutError:
+                continue
+
+    # Jobs
+
+    async def load(self, request: str, keys: list[BlockKey]) -> list[tuple[BlockKey, bytes]] | None:
+        """Bring blocks here.
+
+        Returns:
+            Every block's bytes as they came; None when one was not there any more.
+        """
+        found: list[tuple[BlockKey, bytes]] = []
+        for start in range(0, len(keys), self._batch):
+            part = keys[start : start + self._batch]
+            rows = await self.rows.take(len(part))
+            job = self._number()
+            # Rows of a job under way are the pool node's: they come back when it has answered.
+            done = asyncio.create_task(
+                self._run(job, Load(job=job, keys=list(part), rows=rows), rows, part)
+            )
+            self._tasks.add(done)
+            done.add_done_callback(self._tasks.discard)
+            blocks = await asyncio.shield(done)
+            if blocks is None:
+                self._requests.forget(request, part)
+                return None
+            found += blocks
+        return found
+
+    def touch(self, keys: list[BlockKey]) -> None:
+        """Blocks that the instance had itself were used."""
+        if keys:
+            self._send(Touch(keys=list(keys)))
+
+    def store(self, request: str, blocks: list[NewBlock]) -> None:
+        """Hand blocks over to the pool node, and have them pushed if the request wants it."""
+        self._outbox.put_nowait((request, blocks))
+
+    async def _run(
+        self, job: int, load: Load, rows: list[int], keys: list[BlockKey]
+    ) -> list[tuple[BlockKey, bytes]] | None:
+        try:
+            result = await self._submit(job, load)
+            if not result.ok:
+                return None
+            return [
+                (key, self.rows.read(row, key.group)) for key, row in zip(keys, rows, strict=True)
+            ]
+        finally:
+            self.rows.give(rows)
+
+    async def _write(self) -> None:
+        """Sends what is in the outbox, in order."""
+        while True:
+            entry = await self._outbox.get()
+            if isinstance(entry, _Finish):
+                self._end_push(entry)
+                continue
+            request, blocks = entry
+            for start in range(0, len(blocks), self._batch):
+                await self._write_batch(request, blocks[start : start + self._batch])
+
+    async def _write_batch(self, request: str, blocks: list[NewBlock]) -> None:
+        rows = await self.rows.take(len(blocks))
+        for row, block in zip(rows, blocks, strict=True):
+            size = self._groups[block.key.group].block_bytes
+            self.rows.write(row, block_bytes(block.key, size, block.stain))
+        push = self._pushes.get(request)
+        pushed = [push is not None and self._is_wanted(push, block) for block in blocks]
+        if push is not None:
+            push.sent |= {b.key for b, wanted in zip(blocks, pushed, strict=True) if wanted}
+        job = self._number()
+        store = Store(
+            job=job,
+            keys=[block.key for block in blocks],
+            rows=rows,
+            transfer_id=push.transfer_id if push else None,
+            pushed=pushed,
+        )
+        future = self._submit(job, store)
+        future.add_done_callback(lambda _: self.rows.give(rows))
+
+    def _end_push(self, entry: _Finish) -> None:
+        push = self._pushes.pop(entry.request)
+        rest = sorted(entry.wanted - push.sent)
+        self._send(PushDone(transfer_id=push.transfer_id, rest=rest))
+
+    def _wanted(self, push: _Push, hashes: list[bytes]) -> set[Key]:
+        span = self._layout.tokens_per_hash
+        return {
+            block_key(self._layout, group, hashes, end)
+            for group in self._layout.groups
+            for end in range(span, len(hashes) * span + 1, span)
+            if self._is_worth(push, group, end)
+        }
+
+    def _is_wanted(self, push: _Push, block: NewBlock) -> bool:
+        return self._is_worth(push, self._groups[block.key.group], block.end_token)
+
+    @staticmethod
+    def _is_worth(push: _Push, group: CacheGroup, end_token: int) -> bool:
+        order = push.order
+        return is_worth_sending(
+            group, end_token, have_tokens=order.have_tokens, final_tokens=order.final_tokens
+        )
+
+    def _number(self) -> int:
+        self._next_job += 1
+        return self._next_job
+
+    def _submit(self, job: int, message: Store | Load) -> asyncio.Future[JobDone]:
+        future: asyncio.Future[JobDone] = self._loop.create_future()
+        self._jobs[job] = future
+        self._requests.submit(message)
+        self._take_done()
+        return future
+
+    def _send(self, message: Message) -> bool:
+        return self._client.send(message)
+
+    # From the reader thread
+
+    def _on_message(self, message: AnyMessage) -> None:
+        self._requests.on_message(message)
+        self._wake()
+
+    def _on_lost(self) -> None:
+        self._requests.on_lost()
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._take_done)
+
+    def _take_done(self) -> None:
+        self._news.set()
+        for done in self._requests.take_done():
+            future = self._jobs.pop(done.job, None)
+            if future is not None and not future.done():
+                future.set_result(done)

@@ -1,0 +1,106 @@
+"""The model's tokenizer, and the tokens that answers are drawn from."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prfaas.errors import ConfigError, RequestError
+
+SPOKEN_MAX = 2048
+LOOKED_AT_MAX = 20_000
+
+
+class Vocabulary:
+    """Text to tokens and back.
+
+    Args:
+        path: Checkpoint directory; of a checkpoint, only tokenizer and `config.json` are read.
+
+    Raises:
+        ConfigError: There is no tokenizer.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._tokenizer = _load(path)
+        self.size = max(_vocab_size(path), self._tokenizer.get_vocab_size())
+        self.texts = _spoken(self._tokenizer)
+        self.spoken = sorted(self.texts)
+        if not self.spoken:
+            raise ConfigError(f"the tokenizer at {path} knows no token of plain letters")
+        self._template: Any = None
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """Token ids of a text, special tokens of the tokenizer added or not."""
+        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+
+    def decode(self, tokens: list[int]) -> str:
+        """Text of token ids."""
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=False)
+        return text
+
+    async def render(self, body: Mapping[str, Any]) -> str:
+        """Messages by the model's chat template.
+
+        Raises:
+            RequestError: The template refuses them.
+        """
+        return await asyncio.to_thread(self._render, body)
+
+    def _render(self, body: Mapping[str, Any]) -> str:
+        if self._template is None:
+            from transformers import AutoTokenizer
+
+            self._template = AutoTokenizer.from_pretrained(self._path)
+        try:
+            text: str = self._template.apply_chat_template(
+                body["messages"],
+                tools=body.get("tools") or None,
+                add_generation_prompt=body.get("add_generation_prompt") is not False,
+                continue_final_message=bool(body.get("continue_final_message")),
+                tokenize=False,
+                **(body.get("chat_template_kwargs") or {}),
+            )
+        except Exception as error:
+            # A template is the model's own program: it refuses input by raising what it likes.
+            raise RequestError(f"the chat template refuses the messages: {error}") from None
+        return text
+
+
+def _load(path: str) -> Any:
+    from tokenizers import Tokenizer
+
+    file = Path(path) / "tokenizer.json"
+    if file.exists():
+        return Tokenizer.from_file(str(file))
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path).backend_tokenizer
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"no tokenizer for model.path {path!r}: {reason}") from None
+
+
+def _vocab_size(path: str) -> int:
+    file = Path(path) / "config.json"
+    if not file.exists():
+        return 0
+    config = json.loads(file.read_text(encoding="utf-8"))
+    return int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 0)
+
+
+def _spoken(tokenizer: Any) -> dict[int, str]:
+    """Tokens whose text is letters, digits and spaces, whatever stands before them."""
+    texts: dict[int, str] = {}
+    for token in range(min(tokenizer.get_vocab_size(), LOOKED_AT_MAX)):
+        text = tokenizer.decode([token])
+        if text and text.isascii() and all(char.isalnum() or char in " ,." for char in text):
+            texts[token] = text
+            if len(texts) == SPOKEN_MAX:
+                break
+    return texts

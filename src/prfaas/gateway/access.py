@@ -1,0 +1,123 @@
+"""Who may ask for what: every request passes here before its handler runs.
+
+Three kinds of paths: open ones, those of clients (a tenant's key), and everything else, which is
+the operators' (an operator's key, or this machine alone). A new route is the operators' unless it
+is listed here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from prfaas.config.deployment import GatewayTable
+from prfaas.config.tenants import is_loopback
+from prfaas.errors import RequestError
+from prfaas.gateway.console.assets import PAGE_PATHS
+from prfaas.gateway.keys import KeyRing
+from prfaas.gateway.tenants import Tenant, Tenants
+
+TENANT = web.RequestKey("tenant", Tenant)
+"""Whose a client's request is; set for every path of clients."""
+OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/console", *PAGE_PATHS})
+"""What anybody may have; the console's page says nothing before it is given an operator's key."""
+CLIENT_PATHS = frozenset({"/tokenize", "/detokenize"})
+CLIENT_PREFIX = "/v1/"
+_SCHEME = "bearer "
+_log = logging.getLogger(__name__)
+
+
+class Access:
+    """The rules.
+
+    Args:
+        table: Where the gateway listens, and the operators' keys.
+        tenants: Who may ask.
+        on_refused: Called for every request without a right.
+    """
+
+    def __init__(
+        self, table: GatewayTable, tenants: Tenants, on_refused: Callable[[], None]
+    ) -> None:
+        self._tenants = tenants
+        self._operators = KeyRing((key, True) for key in table.operator_keys)
+        self._is_local = is_loopback(table.listen)
+        self._on_refused = on_refused
+        self._warn(table.listen)
+
+    @web.middleware
+    async def check(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Let a request through, or answer 401 or 403."""
+        try:
+            self._check(request)
+        except RequestError:
+            self._on_refused()
+            raise
+        return await handler(request)
+
+    def _check(self, request: web.Request) -> None:
+        path = request.path
+        if path in OPEN_PATHS:
+            return
+        key = _key(request)
+        if path in CLIENT_PATHS or path.startswith(CLIENT_PREFIX):
+            tenant = self._tenants.of_key(key)
+            if tenant is None:
+                raise _unauthorized(key, "an API key")
+            request[TENANT] = tenant
+        else:
+            self._check_operator(key)
+
+    def _check_operator(self, key: str) -> None:
+        if self._operators.owner(key):
+            return
+        if self._tenants.default is None and self._tenants.of_key(key) is not None:
+            raise RequestError(
+                "this is for operators; a tenant's key does not open it",
+                status=403,
+                error_type="PermissionDeniedError",
+            )
+        if self._operators:
+            raise _unauthorized(key, "an operator's key")
+        if self._tenants.default is None and not self._is_local:
+            raise RequestError(
+                "this is for operators, and gateway.operator_keys names no key",
+                status=401,
+                error_type="AuthenticationError",
+            )
+
+    def _warn(self, listen: str) -> None:
+        if self._is_local:
+            return
+        if self._tenants.default is not None:
+            _log.warning(
+                "gateway.listen %s is no loopback address and there are no tenants: whoever "
+                "reaches it may use it without a key; add [tenants.NAME], see docs/tenants.md",
+                listen,
+            )
+        elif not self._operators:
+            _log.warning(
+                "gateway.operator_keys is empty: /metrics and /control answer nobody on %s; "
+                "make a key with `prfaas tenant key`",
+                listen,
+            )
+
+
+def _key(request: web.Request) -> str:
+    """The key that a request shows; empty without one."""
+    shown = request.headers.get("Authorization", "")
+    is_bearer = shown[: len(_SCHEME)].lower() == _SCHEME
+    return shown[len(_SCHEME) :].strip() if is_bearer else ""
+
+
+def _unauthorized(key: str, wanted: str) -> RequestError:
+    what = "the key is not known here" if key else "there is no key"
+    return RequestError(
+        f'{what}; send {wanted} as "Authorization: Bearer KEY"',
+        status=401,
+        error_type="AuthenticationError",
+    )

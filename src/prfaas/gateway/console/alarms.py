@@ -1,0 +1,140 @@
+"""What an operator should hear of: rules over the last minutes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from prfaas.gateway.console.history import History, LinkSample, Sample
+from prfaas.units import format_rate
+
+WINDOW_S = 300.0
+NUM_REQUESTS_MIN = 20
+"""Fewer requests in the window say nothing."""
+LONG_SHARE = 0.4
+OFFLOADED_MIN = 5
+FALLBACK_SHARE = 0.1
+REFUSED_SHARE = 0.05
+SLOW_SHARE = 0.5
+SLOW_SAMPLES = 3
+"""A link is slow after so many busy samples in a row below `SLOW_SHARE` of what it is to carry."""
+
+
+class Severity(StrEnum):
+    """How bad."""
+
+    WARNING = "warning"
+    """It works, and not as well as it could."""
+    CRITICAL = "critical"
+    """A part is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Something to look after.
+
+    Attributes:
+        name: One of a bounded set.
+        subject: The part that it is about; empty for the deployment.
+        severity: How bad.
+        text: For people: what, the value, what to do.
+    """
+
+    name: str
+    subject: str
+    severity: Severity
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the rules look at beside the history.
+
+    Attributes:
+        missing_engines: Engines that are not ready.
+        silent_pools: Pool nodes whose events are not heard.
+        index_states: States other than EXACT, by pool.
+        num_long: Requests of the window that were longer than the threshold.
+        num_decided: Requests of the window that were decided.
+        expected_bits_per_s: What a link is to carry, by link; 0 if nobody said.
+    """
+
+    missing_engines: Sequence[str]
+    silent_pools: Sequence[str]
+    index_states: Mapping[str, str]
+    num_long: int
+    num_decided: int
+    expected_bits_per_s: Mapping[str, float]
+
+
+def alarms(history: History, latest: Sample, facts: Facts) -> list[Alarm]:
+    """All alarms of the moment of `latest`, which follows the history; the worst first."""
+    window = [*history.since(latest.at_unix_s - WINDOW_S), latest]
+    found = [*_parts(facts), *_links(window, history, facts), *_traffic(window, facts)]
+    return sorted(found, key=lambda alarm: alarm.severity is not Severity.CRITICAL)
+
+
+def _parts(facts: Facts) -> Iterator[Alarm]:
+    for name in facts.missing_engines:
+        text = f"engine {name} does not answer; requests go elsewhere"
+        yield Alarm("engine_down", name, Severity.CRITICAL, text)
+    for name in facts.silent_pools:
+        text = f"pool node {name} is not heard: its blocks count as nothing until it is back"
+        yield Alarm("pool_silent", name, Severity.CRITICAL, text)
+    for name, state in facts.index_states.items():
+        if name not in facts.silent_pools:
+            text = f"the index of pool {name} is {state}: cached prefixes may be missed"
+            yield Alarm("index_incomplete", name, Severity.WARNING, text)
+
+
+def _links(window: Sequence[Sample], history: History, facts: Facts) -> Iterator[Alarm]:
+    for name, link in window[-1].links.items():
+        if not link.up:
+            text = f"link {name} is down: nothing is offloaded over it"
+            yield Alarm("link_down", name, Severity.CRITICAL, text)
+            continue
+        expected = facts.expected_bits_per_s.get(name) or history.best_goodput(name)
+        busy = [seen for seen in _seen(window, name) if seen.is_busy][-SLOW_SAMPLES:]
+        rates = [seen.goodput_bits_per_s for seen in busy]
+        if len(rates) == SLOW_SAMPLES and link.is_busy and max(rates) < SLOW_SHARE * expected:
+            text = (
+                f"link {name} carries {format_rate(rates[-1])} of {format_rate(round(expected))}: "
+                "see `prfaas link test`"
+            )
+            yield Alarm("link_slow", name, Severity.WARNING, text)
+
+
+def _seen(window: Sequence[Sample], name: str) -> Iterator[LinkSample]:
+    for sample in window:
+        link = sample.links.get(name)
+        if link is not None:
+            yield link
+
+
+def _traffic(window: Sequence[Sample], facts: Facts) -> Iterator[Alarm]:
+    if len(window) < 2:
+        return
+    first, last = window[0], window[-1]
+    num_remote = last.num_remote - first.num_remote
+    num_refused = last.num_refused - first.num_refused
+    num_fallbacks = last.num_fallbacks - first.num_fallbacks
+    kv_bytes = last.kv_bytes - first.kv_bytes
+    if facts.num_decided >= NUM_REQUESTS_MIN and not num_remote:
+        share = facts.num_long / facts.num_decided
+        if share >= LONG_SHARE:
+            text = (
+                f"nothing is offloaded although {share:.0%} of {facts.num_decided} requests are "
+                "longer than the threshold: open one under Requests to see why"
+            )
+            yield Alarm("nothing_offloaded", "", Severity.WARNING, text)
+    if num_remote >= OFFLOADED_MIN and not kv_bytes:
+        text = f"KV bytes moved: 0, although {num_remote} requests were offloaded"
+        yield Alarm("no_kv_bytes", "", Severity.CRITICAL, text)
+    if num_remote >= OFFLOADED_MIN and num_fallbacks > FALLBACK_SHARE * num_remote:
+        text = f"{num_fallbacks} of {num_remote} offloaded requests fell back to local prefill"
+        yield Alarm("fallbacks", "", Severity.WARNING, text)
+    num_all = num_remote + last.num_local - first.num_local
+    if num_all >= NUM_REQUESTS_MIN and num_refused > REFUSED_SHARE * num_all:
+        text = f"{num_refused} requests were refused in {WINDOW_S / 60:.0f} minutes: add capacity"
+        yield Alarm("refusals", "", Severity.WARNING, text)

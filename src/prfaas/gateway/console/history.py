@@ -1,0 +1,100 @@
+"""What the last hour looked like, a sample a second."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prfaas.gateway.jsons import JsonObject
+
+SAMPLES_MAX = 3600
+INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSample:
+    """One link at one instant.
+
+    Attributes:
+        up: Whether it stands.
+        goodput_bits_per_s: Of its last busy half second; 0 while unknown.
+        rtt_ms: Of its last ping.
+        queued_bytes: Waiting for a connection.
+        in_flight_bytes: Sent, and not known to have arrived.
+        offload_threshold: t, tokens.
+    """
+
+    up: bool
+    goodput_bits_per_s: int
+    rtt_ms: float
+    queued_bytes: int
+    in_flight_bytes: int
+    offload_threshold: int
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is on its way, so that the goodput is of now."""
+        return bool(self.queued_bytes or self.in_flight_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One instant. Counts are of everything since the gateway started.
+
+    Attributes:
+        at_unix_s: When.
+        num_in_flight: Requests being served.
+        num_remote: Requests that were offloaded and have ended.
+        num_local: Requests that stayed in the PD cluster and have ended.
+        num_refused: Requests that were not let in.
+        num_fallbacks: Offloaded requests that fell back.
+        kv_bytes: KV cache that arrived.
+        links: By "SOURCE>DESTINATION".
+    """
+
+    at_unix_s: float
+    num_in_flight: int
+    num_remote: int
+    num_local: int
+    num_refused: int
+    num_fallbacks: int
+    kv_bytes: int
+    links: Mapping[str, LinkSample]
+
+    def as_json(self) -> JsonObject:
+        """The sample as the console reads it."""
+        fields: JsonObject = {name: getattr(self, name) for name in self.__slots__}
+        links = {
+            name: {field: getattr(link, field) for field in link.__slots__}
+            for name, link in self.links.items()
+        }
+        return fields | {"links": links}
+
+
+class History:
+    """The last samples, the oldest forgotten first."""
+
+    def __init__(self, samples_max: int = SAMPLES_MAX) -> None:
+        self._samples: deque[Sample] = deque(maxlen=samples_max)
+
+    def add(self, sample: Sample) -> None:
+        """Take the next one."""
+        self._samples.append(sample)
+
+    def since(self, at_unix_s: float) -> list[Sample]:
+        """Samples not older than an instant, the oldest first."""
+        found = []
+        for sample in reversed(self._samples):
+            if sample.at_unix_s < at_unix_s:
+                break
+            found.append(sample)
+        return found[::-1]
+
+    def best_goodput(self, link: str) -> int:
+        """The highest goodput of a link in all samples, bit/s."""
+        seen = (sample.links.get(link) for sample in self._samples)
+        return max((found.goodput_bits_per_s for found in seen if found), default=0)
+
+    def __len__(self) -> int:
+        return len(self._samples)

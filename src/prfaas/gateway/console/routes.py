@@ -1,0 +1,160 @@
+"""The console's addresses: the page, a stream of what happens, the last hour, the planner."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from functools import cache
+
+from aiohttp import web
+
+from prfaas.errors import RequestError
+from prfaas.gateway.answering import STREAM_HEADERS, json_response
+from prfaas.gateway.console.assets import PAGE, assets
+from prfaas.gateway.console.history import INTERVAL_S, SAMPLES_MAX, History
+from prfaas.gateway.console.state import Parts
+from prfaas.gateway.console.what_if import WhatIf
+from prfaas.gateway.jsons import JsonObject, as_object, from_json, to_json
+from prfaas.gateway.sse import encode_event
+
+LISTENERS_MAX = 32
+BODY_BYTES_MAX = 1 << 16
+LENGTHS = (1024, 8192, 32_768, 131_072)
+
+
+class Console:
+    """The console of one gateway.
+
+    Args:
+        parts: What it shows.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._history = History()
+        self._what_if = WhatIf(parts.deployment.routing.plan)
+        self._num_listeners = 0
+        self._pulse: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to take samples."""
+        self._pulse = asyncio.create_task(self._beat())
+
+    async def close(self) -> None:
+        """Stop."""
+        self._what_if.close()
+        if self._pulse is not None:
+            self._pulse.cancel()
+            await asyncio.gather(self._pulse, return_exceptions=True)
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Add the routes."""
+        router.add_get("/console", _to_page)
+        router.add_get("/console/", _page)
+        router.add_get("/console/api/state", self._state)
+        router.add_get("/console/api/events", self._events)
+        router.add_get("/console/api/history", self._last_hour)
+        router.add_get("/console/api/models", _models)
+        router.add_post("/console/api/what-if", self._ask)
+        router.add_get("/console/{name}", _file)
+
+    async def _beat(self) -> None:
+        while True:
+            self._history.add(self._parts.sample())
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _state(self, _: web.Request) -> web.Response:
+        return json_response(self._parts.state(self._history))
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """The state, once a second."""
+        if self._num_listeners >= LISTENERS_MAX:
+            raise RequestError(
+                f"{LISTENERS_MAX} consoles are open, which is the limit; close one",
+                status=429,
+                error_type="TooManyRequestsError",
+            )
+        self._num_listeners += 1
+        try:
+            response = web.StreamResponse(headers=STREAM_HEADERS)
+            await response.prepare(request)
+            with contextlib.suppress(ConnectionResetError):
+                while True:
+                    await response.write(encode_event(self._parts.state(self._history)))
+                    await asyncio.sleep(INTERVAL_S)
+            return response
+        finally:
+            self._num_listeners -= 1
+
+    async def _last_hour(self, request: web.Request) -> web.Response:
+        """Samples of the last `seconds`; an hour without it."""
+        seconds = _seconds(request.query.get("seconds", str(SAMPLES_MAX)))
+        samples = self._history.since(time.time() - seconds)
+        response = json_response(
+            {"interval_s": INTERVAL_S, "samples": [sample.as_json() for sample in samples]}
+        )
+        response.enable_compression()
+        return response
+
+    async def _ask(self, request: web.Request) -> web.Response:
+        if (request.content_length or 0) > BODY_BYTES_MAX:
+            raise RequestError(f"the body has over {BODY_BYTES_MAX} bytes", status=413)
+        settings = _settings(await request.read())
+        response = json_response(await self._what_if.answer(settings))
+        response.enable_compression()
+        return response
+
+
+async def _to_page(_: web.Request) -> web.Response:
+    return web.Response(status=308, headers={"Location": "/console/"})
+
+
+async def _page(request: web.Request) -> web.Response:
+    return _asset(request, PAGE)
+
+
+async def _file(request: web.Request) -> web.Response:
+    return _asset(request, request.match_info["name"])
+
+
+async def _models(_: web.Request) -> web.Response:
+    return web.Response(body=_sizes(), content_type="application/json")
+
+
+@cache
+def _sizes() -> bytes:
+    from prfaas.planner.interactive import cache_sizes
+
+    return to_json({"lengths": LENGTHS, "models": cache_sizes(LENGTHS)})
+
+
+def _asset(request: web.Request, name: str) -> web.Response:
+    found = assets().get(name)
+    if found is None:
+        raise web.HTTPNotFound
+    return found.response(request)
+
+
+def _settings(data: bytes) -> JsonObject:
+    """The question in a body.
+
+    Raises:
+        RequestError: 400, it is none.
+    """
+    try:
+        settings = as_object(from_json(data)).get("settings")
+    except ValueError as error:
+        raise RequestError(f"the body is no JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise RequestError('the body has to be {"settings": {NAME: NUMBER, ...}}')
+    return settings
+
+
+def _seconds(text: str) -> int:
+    seconds = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
+    if not 1 <= seconds <= SAMPLES_MAX:
+        raise RequestError(
+            f"seconds must be between 1 and {SAMPLES_MAX}, got {text[:20]!r}", param="seconds"
+        )
+    return seconds

@@ -1,0 +1,182 @@
+"""What the console shows of this moment, read from the live parts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from prfaas.config.deployment import Deployment
+from prfaas.core.prefix_index import PrefixIndex, SourceState
+from prfaas.gateway.console.alarms import WINDOW_S, Alarm, Facts, alarms
+from prfaas.gateway.console.history import History, LinkSample, Sample
+from prfaas.gateway.control import Control
+from prfaas.gateway.engines import Engines
+from prfaas.gateway.journal import Journal
+from prfaas.gateway.jsons import JsonObject
+from prfaas.gateway.metrics import Metrics
+from prfaas.gateway.pools import Pools
+from prfaas.gateway.records import NS_PER_MS, Outcome, Record, Records
+
+RECENT_S = 60.0
+REQUESTS_SHOWN = 20
+CHANGES_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The live parts of a gateway.
+
+    Attributes:
+        deployment: What is served.
+        engines: Who is ready.
+        pools: What is heard of pools and links.
+        index: What the pools hold.
+        metrics: What was counted.
+        records: Recent requests.
+        control: Thresholds, and what operators changed.
+        journal: Recent changes.
+    """
+
+    deployment: Deployment
+    engines: Engines
+    pools: Pools
+    index: PrefixIndex
+    metrics: Metrics
+    records: Records
+    control: Control
+    journal: Journal
+
+    def sample(self) -> Sample:
+        """This instant, for the history."""
+        counted = self.metrics.totals()
+        return Sample(
+            at_unix_s=round(time.time(), 3),
+            num_in_flight=counted.num_in_flight,
+            num_remote=counted.num_remote,
+            num_local=counted.num_local,
+            num_refused=counted.num_refused,
+            num_fallbacks=counted.num_fallbacks,
+            kv_bytes=counted.kv_bytes,
+            links=self._links(),
+        )
+
+    def state(self, history: History) -> JsonObject:
+        """This moment as the page reads it."""
+        now = time.time()
+        sample, status = self.sample(), self.control.status()
+        return {
+            "at": now,
+            "model": self.deployment.model.name,
+            "policy": self.deployment.routing.effective_policy.value,
+            "loops": status["loops"],
+            "clusters": self._clusters(status),
+            "sample": sample.as_json(),
+            "recent": _recent(self._since(now - RECENT_S)),
+            "alarms": [_alarm(found) for found in alarms(history, sample, self._facts(now))],
+            "changes": [entry.as_json() for entry in self.journal.latest(CHANGES_SHOWN)],
+            "requests": [r.as_json() for r in self.records.latest(REQUESTS_SHOWN)],
+        }
+
+    def _clusters(self, status: JsonObject) -> list[JsonObject]:
+        engines = {engine["name"]: engine for engine in status["engines"]}
+        tables = self.deployment.clusters
+        return [
+            cluster
+            | {
+                "engines": [
+                    engines[name] | {"pool": table.pool}
+                    for name, table in tables[cluster["name"]].engines.items()
+                ],
+                "pools": [self._pool(name) for name in tables[cluster["name"]].pools],
+            }
+            for cluster in status["clusters"]
+        ]
+
+    def _pool(self, name: str) -> JsonObject:
+        return {
+            "name": name,
+            "is_live": self.pools.is_live(name),
+            "index_state": self.index.state(name).value,
+            "num_blocks": self.index.num_blocks(name),
+        }
+
+    def _links(self) -> dict[str, LinkSample]:
+        measured = self.pools.telemetry()
+        found = {}
+        for link in self.control.links():
+            ends = link.source, link.destination
+            seen = measured.get(ends)
+            found[">".join(ends)] = LinkSample(
+                up=self.pools.link_up(*ends),
+                goodput_bits_per_s=seen.goodput_bits_per_s if seen else 0,
+                rtt_ms=round(seen.rtt_ns / NS_PER_MS, 3) if seen else 0.0,
+                queued_bytes=seen.queued_bytes if seen else 0,
+                in_flight_bytes=seen.in_flight_bytes if seen else 0,
+                offload_threshold=link.policy.offload_threshold,
+            )
+        return found
+
+    def _facts(self, now: float) -> Facts:
+        decided = [r for r in self._since(now - WINDOW_S) if r.decision is not None]
+        states = {name: self.index.state(name) for name in self.pools.names()}
+        return Facts(
+            missing_engines=[e.name for e in self.engines.by_name.values() if not e.is_ready],
+            silent_pools=[name for name in self.pools.names() if not self.pools.is_live(name)],
+            index_states={n: s.value for n, s in states.items() if s is not SourceState.EXACT},
+            num_long=sum(_is_long(record) for record in decided),
+            num_decided=len(decided),
+            expected_bits_per_s={
+                f"{source}>{destination}": float(seen.budget_bits_per_s)
+                for (source, destination), seen in self.pools.telemetry().items()
+            },
+        )
+
+    def _since(self, at_unix_s: float) -> list[Record]:
+        """Records that began after an instant, the newest first."""
+        found = []
+        for record in self.records.newest_first():
+            if record.started_unix_s < at_unix_s:
+                break
+            found.append(record)
+        return found
+
+
+def _is_long(record: Record) -> bool:
+    decision = record.decision
+    return decision is not None and decision.num_new_tokens > decision.offload_threshold
+
+
+def _recent(records: list[Record]) -> JsonObject:
+    """Statistics of the last minute."""
+    ended = [r for r in records if r.outcome is Outcome.FINISHED]
+    by_path = {path: [r for r in ended if r.path == path] for path in ("local", "remote")}
+    return {
+        "window_s": RECENT_S,
+        "num_requests": len(records),
+        "num_finished": len(ended),
+        "num_long": sum(_is_long(record) for record in records),
+        "paths": {
+            path: {"num_requests": len(found), **_percentiles(found)}
+            for path, found in by_path.items()
+        },
+    }
+
+
+def _percentiles(records: Iterable[Record]) -> JsonObject:
+    times = sorted(r.ttft_ns for r in records if r.ttft_ns is not None)
+    if not times:
+        return {"ttft_p50_ms": None, "ttft_p90_ms": None}
+    return {
+        f"ttft_p{percent}_ms": round(times[(len(times) - 1) * percent // 100] / NS_PER_MS, 1)
+        for percent in (50, 90)
+    }
+
+
+def _alarm(found: Alarm) -> JsonObject:
+    return {
+        "name": found.name,
+        "subject": found.subject,
+        "severity": found.severity.value,
+        "text": found.text,
+    }

@@ -1,0 +1,150 @@
+"""The control API: `/control/...`, for operators and `prfaas ctl`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from prfaas.errors import RequestError
+from prfaas.gateway.answering import json_response
+from prfaas.gateway.control import THRESHOLD_MAX, Control
+from prfaas.gateway.explaining import explain
+from prfaas.gateway.journal import ENTRIES_MAX, Entry, Journal
+from prfaas.gateway.records import RECORDS_MAX, Records
+
+BODY_BYTES_MAX = 4096
+_LIMIT_DEFAULT = 100
+_NUMBER_MAX = 2**53
+T = TypeVar("T")
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+
+
+class FreezeBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`POST /control/loops`."""
+
+    frozen: bool
+
+
+class ThresholdBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`POST /control/threshold`: of one link, or of all."""
+
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=THRESHOLD_MAX)]
+    source: Name | None = None
+    destination: Name | None = None
+
+
+class EngineBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`POST /control/engines/NAME`."""
+
+    drained: bool
+
+
+class ClusterBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`POST /control/clusters/NAME`."""
+
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ControlApi:
+    """Pages that show and change what the control plane does.
+
+    Attributes:
+        control: Changes it.
+        journal: What was changed.
+        records: Recent requests.
+    """
+
+    control: Control
+    journal: Journal
+    records: Records
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Add the routes."""
+        router.add_get("/control/status", self._status)
+        router.add_get("/control/decisions", self._decisions)
+        router.add_get("/control/requests/{request_id}/explanation", self._explanation)
+        router.add_post("/control/loops", self._loops)
+        router.add_post("/control/threshold", self._threshold)
+        router.add_post("/control/engines/{name}", self._engine)
+        router.add_post("/control/clusters/{name}", self._cluster)
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return json_response(self.control.status())
+
+    async def _decisions(self, request: web.Request) -> web.Response:
+        limit = _number(request, "limit", _LIMIT_DEFAULT, 1, ENTRIES_MAX)
+        after = _number(request, "after", 0, 0, _NUMBER_MAX)
+        return _entries(self.journal.latest(limit, after))
+
+    async def _explanation(self, request: web.Request) -> web.Response:
+        record = self.records.find(request.match_info["request_id"])
+        if record is None:
+            message = f"no such request among the last {RECORDS_MAX}"
+            raise RequestError(message, status=404, error_type="NotFoundError")
+        return json_response(explain(record))
+
+    async def _loops(self, request: web.Request) -> web.Response:
+        body = await _body(request, FreezeBody)
+        return _entries([self.control.freeze(frozen=body.frozen)])
+
+    async def _threshold(self, request: web.Request) -> web.Response:
+        body = await _body(request, ThresholdBody)
+        if (body.source is None) != (body.destination is None):
+            raise RequestError("give source and destination of the link, or neither for all links")
+        link = (body.source, body.destination) if body.source and body.destination else None
+        return _entries(self.control.set_threshold(body.tokens, link))
+
+    async def _engine(self, request: web.Request) -> web.Response:
+        body = await _body(request, EngineBody)
+        name = request.match_info["name"]
+        return _entries([self.control.drain(name, drained=body.drained)])
+
+    async def _cluster(self, request: web.Request) -> web.Response:
+        body = await _body(request, ClusterBody)
+        return _entries([self.control.turn(request.match_info["name"], on=body.on)])
+
+
+def _entries(entries: Iterable[Entry]) -> web.Response:
+    return json_response({"decisions": [entry.as_json() for entry in entries]})
+
+
+async def _body(request: web.Request, kind: type[T]) -> T:
+    """The checked body of a request.
+
+    Raises:
+        RequestError: It is no JSON of that kind.
+    """
+    # A page of another site can post forms here from an operator's browser, and no JSON.
+    if request.content_type != "application/json":
+        raise RequestError(
+            f"Content-Type has to be application/json, got {request.content_type[:80]!r}",
+            status=415,
+            error_type="UnsupportedMediaTypeError",
+        )
+    data = await request.content.read(BODY_BYTES_MAX + 1)
+    if len(data) > BODY_BYTES_MAX:
+        raise RequestError(
+            f"the body has more than {BODY_BYTES_MAX} bytes",
+            status=413,
+            error_type="RequestEntityTooLargeError",
+        )
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        fields = ", ".join(kind.__annotations__)
+        raise RequestError(f"the body is wrong: {error}; its fields are: {fields}") from None
+
+
+def _number(request: web.Request, name: str, default: int, low: int, high: int) -> int:
+    text = request.query.get(name, str(default))
+    value = int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else -1
+    if not low <= value <= high:
+        shown = text[:20]
+        message = f"{name} must be between {low} and {high}, got {shown!r}"
+        raise RequestError(message, param=name)
+    return value

@@ -1,0 +1,80 @@
+"""The loops beside the short-term one, as a deployment file asks for them."""
+
+from __future__ import annotations
+
+from prfaas.config.deployment import Deployment
+from prfaas.errors import ConfigError
+from prfaas.gateway.copies import Copier, copy_settings
+from prfaas.gateway.driver import Driver
+from prfaas.gateway.journal import Journal
+from prfaas.gateway.pools import Pools
+from prfaas.gateway.profiles import Profiles
+from prfaas.gateway.pulse import BEAT_S, LOOP_EVERY, Beaten
+from prfaas.gateway.records import Outcome, Record
+from prfaas.gateway.reroling import Reroling
+from prfaas.gateway.split import Split
+from prfaas.gateway.tickets import TicketOffice
+from prfaas.gateway.transfers import Transfers, TransferView
+
+
+class Loops:
+    """The long-term loop, and replication.
+
+    Args:
+        deployment: Which loops run.
+        driver: What they act on.
+        pools: Copy.
+        transfers: Follow copies.
+        tickets: Sign copies.
+        profiles: What they weigh with.
+        journal: Hears what they do.
+
+    Raises:
+        ConfigError: The plan is one of another deployment.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        driver: Driver,
+        pools: Pools,
+        transfers: Transfers,
+        tickets: TicketOffice,
+        profiles: Profiles,
+        journal: Journal,
+    ) -> None:
+        self.copier: Copier | None = None
+        rate = deployment.routing.replication
+        if rate is not None:
+            settings = copy_settings(rate, BEAT_S * LOOP_EVERY)
+            self.copier = Copier(driver, transfers, tickets, pools.pull, settings, journal)
+        self.reroling: Reroling | None = None
+        if driver.split is not None and deployment.routing.reroling:
+            _check_size(deployment, driver.split, profiles)
+            self.reroling = Reroling(driver, driver.split, profiles, journal)
+
+    @property
+    def all(self) -> list[Beaten]:
+        """Those that run."""
+        return [loop for loop in (self.reroling, self.copier) if loop is not None]
+
+    def transfer_over(self, transfer: TransferView) -> None:
+        """A transfer ended at its destination."""
+        if self.copier is not None:
+            self.copier.over(transfer)
+
+    def ended(self, record: Record) -> None:
+        """A request ended: how long decode takes is weighed."""
+        if self.reroling is None or record.outcome is not Outcome.FINISHED:
+            return
+        if record.e2e_ns is not None and record.ttft_ns is not None:
+            self.reroling.decoded(record.e2e_ns - record.ttft_ns)
+
+
+def _check_size(deployment: Deployment, split: Split, profiles: Profiles) -> None:
+    if len(split.names) != profiles.num_home:
+        raise ConfigError(
+            f"routing.reroling: there are {len(split.names)} PD engines, and the plan has "
+            f"{profiles.num_home} PD instances; set `instances` of [pd] in "
+            f"{deployment.routing.plan} to what there is"
+        )

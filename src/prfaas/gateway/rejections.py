@@ -1,0 +1,26 @@
+"""Requests that are not let in: 429 or 503, why, and when to try again."""
+
+from __future__ import annotations
+
+from prfaas.errors import PrfaasError, RequestError
+
+REASON_HEADER = "X-Prfaas-Reject-Reason"
+
+
+class UnavailableError(PrfaasError):
+    """Nobody here can serve this now; later, or elsewhere, somebody may: 503."""
+
+
+class RejectedError(RequestError):
+    """Too much is asked for now.
+
+    Args:
+        message: Which limit, and what it allows.
+        reason: One of a bounded set: it labels a metric and goes to the client.
+        retry_after_s: When it is worth another try, whole seconds, at least 1.
+    """
+
+    def __init__(self, message: str, reason: str, retry_after_s: int) -> None:
+        super().__init__(message, status=429, error_type="TooManyRequestsError")
+        self.reason = reason
+        self.retry_after_s = retry_after_s

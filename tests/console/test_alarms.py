@@ -1,0 +1,103 @@
+from dataclasses import replace
+
+import pytest
+
+from prfaas.gateway.console.alarms import Alarm, Facts, Severity, alarms
+from prfaas.gateway.console.history import History, LinkSample, Sample
+
+LINK = "far>near"
+GBIT = 10**9
+WELL = Facts((), (), {}, num_long=0, num_decided=0, expected_bits_per_s={})
+CARRIES = LinkSample(
+    up=True,
+    goodput_bits_per_s=900_000_000,
+    rtt_ms=40.0,
+    queued_bytes=1,
+    in_flight_bytes=0,
+    offload_threshold=1000,
+)
+QUIET = Sample(0.0, 0, 0, 0, 0, 0, 0, {LINK: CARRIES})
+
+
+def heard(*samples: Sample, facts: Facts = WELL) -> list[Alarm]:
+    """Alarms at the last of some samples, a second apart."""
+    past = History()
+    *before, latest = (replace(s, at_unix_s=float(second)) for second, s in enumerate(samples))
+    for sample in before:
+        past.add(sample)
+    return alarms(past, latest, facts)
+
+
+def names(*samples: Sample, facts: Facts = WELL) -> list[str]:
+    return [alarm.name for alarm in heard(*samples, facts=facts)]
+
+
+def test_all_is_well() -> None:
+    assert names(QUIET, QUIET) == []
+
+
+def test_parts_that_are_gone_come_first() -> None:
+    facts = replace(
+        WELL, missing_engines=("e",), silent_pools=("p",), index_states={"p": "degraded", "q": "x"}
+    )
+    found = heard(QUIET, facts=facts)
+    assert [(a.name, a.subject) for a in found] == [
+        ("engine_down", "e"),
+        ("pool_silent", "p"),
+        ("index_incomplete", "q"),
+    ]
+    assert [a.severity for a in found][:2] == [Severity.CRITICAL] * 2
+
+
+def test_a_link_that_is_down() -> None:
+    assert names(replace(QUIET, links={LINK: replace(CARRIES, up=False)})) == ["link_down"]
+
+
+@pytest.mark.parametrize(("num_slow", "expected"), [(2, []), (3, ["link_slow"])])
+def test_a_link_is_slow_after_three_busy_seconds(num_slow: int, expected: list[str]) -> None:
+    slow = replace(QUIET, links={LINK: replace(CARRIES, goodput_bits_per_s=90_000_000)})
+    assert names(QUIET, *[slow] * num_slow) == expected
+
+
+def test_an_idle_link_is_not_slow() -> None:
+    idle = replace(CARRIES, goodput_bits_per_s=1000, queued_bytes=0)
+    assert names(QUIET, *[replace(QUIET, links={LINK: idle})] * 5) == []
+
+
+def test_a_budget_says_what_a_link_is_to_carry() -> None:
+    facts = replace(WELL, expected_bits_per_s={LINK: 2.0 * GBIT})
+    found = heard(*[QUIET] * 3, facts=facts)
+    assert [a.name for a in found] == ["link_slow"]
+    assert "900 Mbit/s of 2.00 Gbit/s" in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("num_long", "num_remote", "expected"),
+    [(8, 0, ["nothing_offloaded"]), (7, 0, []), (8, 1, [])],
+)
+def test_nothing_is_offloaded_although_much_is_long(
+    num_long: int, num_remote: int, expected: list[str]
+) -> None:
+    facts = replace(WELL, num_long=num_long, num_decided=20)
+    assert names(QUIET, replace(QUIET, num_remote=num_remote), facts=facts) == expected
+
+
+def test_offloaded_requests_that_moved_nothing() -> None:
+    after = replace(QUIET, num_remote=5, kv_bytes=0)
+    assert names(QUIET, after) == ["no_kv_bytes"]
+    assert names(QUIET, replace(after, kv_bytes=1)) == []
+
+
+def test_many_fallbacks_and_refusals() -> None:
+    after = replace(QUIET, num_remote=20, num_local=20, kv_bytes=1, num_fallbacks=3, num_refused=3)
+    assert names(QUIET, after) == ["fallbacks", "refusals"]
+    few = replace(after, num_fallbacks=2, num_refused=2)
+    assert names(QUIET, few) == []
+
+
+def test_the_history_forgets_the_oldest() -> None:
+    past = History(samples_max=3)
+    for second in range(5):
+        past.add(replace(QUIET, at_unix_s=float(second)))
+    assert [sample.at_unix_s for sample in past.since(0.0)] == [2.0, 3.0, 4.0]
+    assert [sample.at_unix_s for sample in past.since(3.5)] == [4.0]

@@ -1,0 +1,14 @@
+"""Who decodes: the fewest requests first, and somebody else than the one that failed."""
+
+from prfaas.core.decode_book import DecodeBook
+
+
+def test_one_that_was_tried_is_passed_over_and_not_forgotten() -> None:
+    book = DecodeBook(["a", "b"], 0)
+    assert book.choose(avoid="a") == "b"
+    assert book.choose() == "a"
+    assert book.choose(avoid="a") == "b"
+    book.set_ready("b", ready=False)
+    assert book.choose(avoid="a") is None
+    assert book.choose() == "a"
+    assert book.num_assigned == 4

@@ -1,0 +1,104 @@
+"""Engines that say the same text, token by token, wherever they are asked to begin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from tokenizers.decoders import DecodeStream
+
+from .scripted_engine import ScriptedEngine, send
+
+
+@dataclass
+class Speech:
+    """What all engines of a test say, as vLLM 0.32 streams it.
+
+    Attributes:
+        tokenizer: Of `transformers`.
+        text: The whole answer.
+        dies: After how many events each of the next streams breaks; those after them do not.
+        how: What breaking is.
+        with_ids: Whether token ids are told when asked for.
+    """
+
+    tokenizer: Any
+    text: str
+    dies: list[int] = field(default_factory=list)
+    how: str = "abort"
+    with_ids: bool = True
+    prompt: list[int] | None = None
+    """Of the first request, by which the engines know how far they are."""
+
+    @classmethod
+    def of(cls, checkpoint: Path, text: str, **more: Any) -> Speech:
+        from transformers import AutoTokenizer
+
+        return cls(AutoTokenizer.from_pretrained(checkpoint), text, **more)
+
+    @property
+    def ids(self) -> list[int]:
+        return list(self.tokenizer.encode(self.text, add_special_tokens=False))
+
+    async def script(
+        self, engine: ScriptedEngine, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        prompt = body["prompt"]
+        self.prompt = self.prompt or prompt
+        assert prompt[: len(self.prompt)] == self.prompt
+        assert prompt[len(self.prompt) :] == self.ids[: len(prompt) - len(self.prompt)]
+        lines = self.lines(body)
+        response = await engine.begin_stream(request)
+        dies = self.dies.pop(0) if self.dies else None
+        for line in lines[:dies]:
+            await send(response, line)
+        if dies is None:
+            await response.write(b"data: [DONE]\n\n")
+            return response
+        if self.how == "error":
+            error = {"message": "boom", "type": "InternalServerError", "param": None, "code": 500}
+            await send(response, {"error": error})
+            await response.write(b"data: [DONE]\n\n")
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    def lines(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """All events of a stream: one a token, and the usage."""
+        prompt, stops = body["prompt"], body.get("stop") or []
+        hold = max(map(len, stops), default=1) - 1
+        assert self.prompt is not None
+        rest = self.ids[len(prompt) - len(self.prompt) :]
+        stream, text, told, lines = DecodeStream(ids=prompt), "", 0, []
+        head = {"id": "cmpl-x", "object": "text_completion", "created": len(prompt), "model": "m"}
+        for number, token in enumerate(rest, 1):
+            text += stream.step(self.tokenizer._tokenizer, token) or ""
+            stop = next((stop for stop in stops if stop in text), None)
+            reason = "stop" if stop or number == len(rest) else None
+            if reason is None and number == body.get("max_tokens"):
+                reason = "length"
+            if stop:
+                text = text[: text.index(stop)]
+            end = len(text) if reason else max(told, len(text) - hold)
+            choice = {"index": 0, "text": text[told:end], "logprobs": None, "stop_reason": stop}
+            told = end
+            choice["finish_reason"] = reason
+            if body.get("return_token_ids") and self.with_ids:
+                choice["token_ids"] = [token]
+                choice["prompt_token_ids"] = prompt if number == 1 else None
+            line = head | {"choices": [choice]}
+            usage = self.usage(prompt, number)
+            if body["stream_options"]["continuous_usage_stats"]:
+                line["usage"] = usage
+            lines.append(line)
+            if reason:
+                break
+        cached = {"prompt_tokens_details": {"cached_tokens": 16}}
+        return [*lines, head | {"choices": [], "usage": usage | cached}]
+
+    @staticmethod
+    def usage(prompt: list[int], num_tokens: int) -> dict[str, Any]:
+        counts = {"prompt_tokens": len(prompt), "completion_tokens": num_tokens}
+        return counts | {"total_tokens": sum(counts.values())}

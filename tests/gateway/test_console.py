@@ -1,0 +1,116 @@
+import asyncio
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prfaas.gateway.console import routes
+from prfaas.gateway.console.assets import assets
+
+from .conftest import World, running, until
+
+PAGE_BYTES_MAX = 600_000
+
+
+async def get(world: World, path: str, **headers: str) -> tuple[int, Any]:
+    async with world.http.get(world.url + path, headers=headers) as response:
+        body = await response.read()
+        return response.status, json.loads(body) if body[:1] == b"{" else body
+
+
+async def test_the_page_is_small_and_needs_nothing_from_elsewhere(world: World) -> None:
+    async with world.http.get(f"{world.url}/console") as response:
+        page = await response.text()
+        assert response.url.path == "/console/"
+        assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+        etag = response.headers["ETag"]
+    assert 'src="./console.js"' in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert sum(len(asset.packed) for asset in assets().values()) < PAGE_BYTES_MAX
+    assert await get(world, "/console/", **{"If-None-Match": etag}) == (304, b"")
+
+
+async def test_files_come_compressed_where_the_browser_takes_it(world: World) -> None:
+    async with world.http.get(
+        f"{world.url}/console/console.js", headers={"Accept-Encoding": "gzip"}
+    ) as response:
+        assert response.headers["Content-Encoding"] == "gzip"
+        assert await response.read() == assets()["console.js"].body
+    assert gzip.decompress(assets()["console.js"].packed) == assets()["console.js"].body
+    status, body = await get(world, "/console/none.js")
+    assert status == 404
+    assert "error" in body
+
+
+async def test_the_state_tells_of_parts_requests_and_changes(world: World) -> None:
+    await world.post({"model": "tiny", "prompt": "x" * 20, "max_tokens": 2})
+    async with world.http.post(f"{world.url}/control/threshold", json={"tokens": 150}) as answer:
+        assert answer.status == 200
+    status, state = await get(world, "/console/api/state")
+    assert status == 200
+    assert [cluster["name"] for cluster in state["clusters"]] == ["prfaas", "pd"]
+    engines = {e["name"]: e["is_ready"] for c in state["clusters"] for e in c["engines"]}
+    assert engines == {"prefill": True, "decode": True, "spare": False}
+    assert state["sample"]["links"]["prfaas-pool>pd-pool"]["offload_threshold"] == 150
+    assert state["requests"][0]["path"] == "local"
+    assert (state["changes"][0]["old"], state["changes"][0]["new"]) == (100, 150)
+    assert [alarm["name"] for alarm in state["alarms"]] == ["engine_down"]
+    assert "x" * 20 not in json.dumps(state)
+
+
+async def test_the_stream_repeats_the_state_and_has_places(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(routes, "LISTENERS_MAX", 1)
+    async with world.http.get(f"{world.url}/console/api/events") as stream:
+        found = [json.loads((await stream.content.readuntil(b"\n\n"))[6:]) for _ in range(3)]
+        assert found[0]["at"] < found[2]["at"]
+        status, body = await get(world, "/console/api/events")
+        assert status == 429
+        assert "1 consoles are open" in body["error"]["message"]
+    console = world.gateway._console
+    await until(lambda: not console._num_listeners)
+
+
+async def test_the_last_hour(world: World) -> None:
+    console = world.gateway._console
+    await until(lambda: len(console._history) > 0)
+    status, found = await get(world, "/console/api/history?seconds=60")
+    assert status == 200
+    assert found["samples"][0]["num_in_flight"] == 0
+    assert (await get(world, "/console/api/history?seconds=0"))[0] == 400
+
+
+async def test_the_planner_answers_and_refuses(world: World) -> None:
+    async def ask(body: object) -> tuple[int, Any]:
+        return await world.post(body, "/console/api/what-if")
+
+    status, found = await ask({"settings": {"pd.instances": 6}})
+    assert status == 200
+    assert found["settings"]["pd.instances"] == 6
+    assert (await ask({"settings": {"model.config": 1}}))[0] == 400
+    assert (await ask([]))[0] == 400
+    several = await asyncio.gather(*(ask({"settings": {"pd.instances": 6}}) for _ in range(10)))
+    statuses = sorted(status for status, _ in several)
+    assert statuses[0] == 200
+    assert statuses[-2:] == [429, 429]
+
+
+async def test_sizes_of_the_catalogue(world: World) -> None:
+    status, found = await get(world, "/console/api/models")
+    assert status == 200
+    assert {len(model["kv_bytes"]) for model in found["models"]} == {len(found["lengths"])}
+
+
+async def test_the_page_is_open_and_what_it_shows_is_the_operators(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    table = {"operator_keys": ["sha256:" + "0" * 64]}
+    async with running(checkpoint, identities, tmp_path / "state", gateway=table) as world:
+        assert (await get(world, "/console/"))[0] == 200
+        assert (await get(world, "/console/console.css"))[0] == 200
+        for path in ("state", "events", "history", "models"):
+            assert (await get(world, f"/console/api/{path}"))[0] == 401

@@ -1,0 +1,146 @@
+"""Breakers in the gateway: whoever keeps failing gets no requests, and then a single one."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+
+from prfaas.gateway.guards import label_of
+from prfaas.gateway.transfers import TransferView
+from prfaas.units import NS_PER_S
+
+from .conftest import World, until
+from .scripted_engine import ScriptedEngine, refuse
+from .test_fallbacks import BODY
+
+LINK_LABEL = "link prfaas-pool:pd-pool"
+
+
+class Clock:
+    """The guards' time, which moves when a test says so."""
+
+    def __init__(self, world: World) -> None:
+        self.now_ns = 0
+        world.gateway.guards._clock_ns = lambda: self.now_ns
+
+
+def is_told(view: TransferView) -> bool:
+    return "pd-pool" in view.ended
+
+
+async def path_of_next(world: World) -> str:
+    assert (await world.post(BODY))[0] == 200
+    return str((await world.record())["path"])
+
+
+async def state(world: World, target: str) -> str:
+    [value] = [
+        breaker.state.value
+        for each, breaker in world.gateway.guards.breakers.items()
+        if label_of(each) == target
+    ]
+    assert await world.metric(f'prfaas_breaker_state{{state="{value}",target="{target}"}}') == 1
+    return value
+
+
+async def test_a_failing_prefill_engine_is_left_alone_and_probed(world: World) -> None:
+    clock, world.decode.cached_tokens = Clock(world), 320
+    world.prefill.script = refuse(500)
+    for _ in range(5):
+        assert await path_of_next(world) == "remote"
+    assert await state(world, "engine prefill") == "open"
+    assert await path_of_next(world) == "local"
+    assert (await world.record())["reason"] == "no_prefill_instance"
+    assert len(world.prefill.calls) == 5
+    clock.now_ns = NS_PER_S
+    world.gateway.guards.refresh()
+    assert await path_of_next(world) == "remote"
+    assert await state(world, "engine prefill") == "open"
+    world.prefill.script = None
+    clock.now_ns = 3 * NS_PER_S
+    world.gateway.guards.refresh()
+    assert await path_of_next(world) == "remote"
+    assert await state(world, "engine prefill") == "closed"
+    assert await path_of_next(world) == "remote"
+    sample = 'prfaas_loop_actions_total{action="open",loop="breaker"}'
+    assert await world.metric(sample) == 2
+    async with world.http.get(f"{world.url}/control/decisions") as response:
+        [last, *_] = (await response.json())["decisions"]
+    assert (last["what"], last["new"]) == ("engine prefill", "closed")
+
+
+async def test_one_request_probes_and_the_others_stay_at_home(world: World) -> None:
+    clock, release = Clock(world), asyncio.Event()
+    world.prefill.script = refuse(500)
+    for _ in range(5):
+        await path_of_next(world)
+
+    async def slow(engine: ScriptedEngine, request: Any, body: dict[str, Any]) -> Any:
+        engine.hanging.set()
+        await release.wait()
+        return await engine.answer(request, body)
+
+    world.prefill.script, world.decode.cached_tokens = slow, 320
+    clock.now_ns = NS_PER_S
+    world.gateway.guards.refresh()
+    probe = asyncio.create_task(world.post(BODY))
+    await world.prefill.hanging.wait()
+    assert await path_of_next(world) == "local"
+    release.set()
+    assert (await probe)[0] == 200
+    assert await path_of_next(world) == "remote"
+
+
+async def test_a_link_that_loses_transfers_is_left_alone(world: World) -> None:
+    clock = Clock(world)
+    world.decode.cached_tokens = 320
+    for outcome in (*["aborted"] * 5, "committed"):
+        if outcome == "committed":
+            assert await state(world, LINK_LABEL) == "open"
+            assert await path_of_next(world) == "local"
+            assert (await world.record())["reason"] == "link_down"
+            clock.now_ns = NS_PER_S
+            world.gateway.guards.refresh()
+        assert await path_of_next(world) == "remote"
+        transfer = world.prefill.calls[-1].body["kv_transfer_params"]["prfaas"]["transfer"]
+        world.pd_pool.end_transfer(transfer, outcome, "link_lost")
+        view = world.gateway.transfers._views[bytes.fromhex(transfer)]
+        await until(partial(is_told, view))
+    assert await state(world, LINK_LABEL) == "closed"
+    assert await path_of_next(world) == "remote"
+
+
+async def test_the_only_decode_engine_is_never_barred(world: World) -> None:
+    world.decode.script = refuse(500)
+    for _ in range(6):
+        assert (await world.post({"prompt": "hi"}))[0] == 500
+    assert await state(world, "engine decode") == "open"
+    world.decode.script = None
+    assert (await world.post({"prompt": "hi"}))[0] == 200
+
+
+async def test_a_failing_decode_engine_is_barred_while_there_is_another(world: World) -> None:
+    guards, engines = world.gateway.guards, world.gateway.engines.by_name
+    Clock(world)
+    world.decode.script = refuse(500)
+    for _ in range(6):
+        await world.post({"prompt": "hi"})
+    world.spare.healthy = True
+    await until(lambda: engines["spare"].is_ready)
+    guards.refresh()
+    assert not world.gateway.driver.takes("decode")
+    assert (await world.post({"prompt": "hi"}))[0] == 200
+    await world.spare.stop()
+    await until(lambda: not engines["spare"].is_ready)
+    assert world.gateway.driver.takes("decode")
+
+
+@pytest.mark.parametrize("status", [400, 404])
+async def test_what_a_client_does_wrong_counts_against_nobody(world: World, status: int) -> None:
+    world.decode.script = refuse(status)
+    for _ in range(6):
+        assert (await world.post({"prompt": "hi"}))[0] == status
+    assert await state(world, "engine decode") == "closed"
