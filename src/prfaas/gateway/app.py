@@ -32,6 +32,7 @@ from prfaas.gateway.exchange import Exchange, reply_headers
 from prfaas.gateway.failures import error_body, error_response, openai_errors, status_of
 from prfaas.gateway.flow import Flow
 from prfaas.gateway.guards import Guards, told_of_link
+from prfaas.gateway.hedges import Hedges
 from prfaas.gateway.journal import Journal
 from prfaas.gateway.loops import Loops
 from prfaas.gateway.metrics import Metrics
@@ -178,6 +179,7 @@ class Gateway:
             guards=self.guards,
             prefill_leg=PrefillLeg(self.engines, model, deployment.routing, tickets),
             decode_leg=DecodeLeg(self.engines, deployment.routing.transfer_timeout // NS_PER_MS),
+            hedges=Hedges(self.driver, profiles.home, deployment.routing.ttft_max),
             ending=Ending(self._prompts, model),
             pools=self.pools,
             transfers=self.transfers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -203,6 +204,8 @@ def _load(path: str) -> tuple[Any, int]:
     """Tokenizer, and the number of token ids that the model knows."""
     from transformers import AutoTokenizer, PretrainedConfig
 
+    # One text at a time, on a thread of ours: the tokenizer's own threads would be in the way.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         config, _ = PretrainedConfig.get_config_dict(path)
