@@ -16,6 +16,7 @@ from pydantic import (
     AfterValidator,
     Field,
     StringConstraints,
+    field_validator,
     model_validator,
 )
 
@@ -164,6 +165,9 @@ class LinkTable(Table):
     """Data connections; without it, as many as rate and round trip ask for."""
 
 
+POOL_BYTES_MIN = 1 << 20
+
+
 class PoolTable(Table):
     """`[clusters.CLUSTER.pools.POOL]`: a pool node."""
 
@@ -179,6 +183,20 @@ class PoolTable(Table):
     """Where it is reached, if it is started elsewhere."""
     links: dict[PartName, LinkTable] = Field(default={})
     """Settings of links to the pool nodes it pushes to."""
+
+    @field_validator("disk", mode="before")
+    @classmethod
+    def _disk_is_named(cls, value: object) -> object:
+        if value == "":
+            raise ValueError("it is empty; name a folder, or leave `disk` and `disk_limit` out")
+        return value
+
+    @field_validator("memory", "disk_limit")
+    @classmethod
+    def _holds_a_block(cls, value: int | None) -> int | None:
+        if value is not None and value < POOL_BYTES_MIN:
+            raise ValueError(f"{value} bytes hold no block; the least is {POOL_BYTES_MIN}")
+        return value
 
     @model_validator(mode="after")
     def _disk_has_a_limit(self) -> PoolTable:

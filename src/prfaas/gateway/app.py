@@ -104,14 +104,13 @@ class Gateway:
         engine_tls.check_hostname = True
         profiles = load_profiles(deployment)
         limits = deployment.routing
-        tickets = TicketOffice(
-            TicketSigner(identity), limits.prefill_timeout + limits.transfer_timeout
-        )
+        self.tenants = Tenants(deployment)
+        lifetime_ns = limits.prefill_timeout + limits.transfer_timeout
+        tickets = TicketOffice(TicketSigner(identity), self.tenants.by_name, lifetime_ns)
         self._table = deployment.gateway
         self._model = model
         self._tracing = Tracing(deployment.tracing, name)
         self._prompts = PromptMaker(deployment.model.path)
-        self.tenants = Tenants(deployment)
         self.index = PrefixIndex()
         self.metrics = Metrics()
         self.records = Records()
