@@ -28,11 +28,11 @@ LAYOUTS = [
 ]
 NUM_HASHES = 14
 HASHES = [bytes([number]) * 32 for number in range(NUM_HASHES)]
-POOLS = ["one", "two"]
+POOLS = ["one", "two", "three"]
 KEYS = st.builds(BlockKey, st.integers(0, 3), st.sampled_from(HASHES))
 BATCHES = st.lists(KEYS, max_size=30)
 LENGTHS = st.integers(0, NUM_HASHES * 4 + 3)
-TIERS = st.sampled_from([Tier.HOST, Tier.DISK, Tier.ANY])
+TIERS = st.sampled_from([Tier.HOST, Tier.DISK, Tier.DEVICE, Tier.HOST | Tier.DISK, Tier.ANY])
 
 Held = set[tuple[bytes, BlockKey]]
 
@@ -69,7 +69,12 @@ class Known:
     """What the model says of one pool."""
 
     state: SourceState = SourceState.REBUILDING
+    complete: bool = True
     lying: set[tuple[Tier, bytes, BlockKey]] = field(default_factory=set)
+
+    @property
+    def live_state(self) -> SourceState:
+        return SourceState.EXACT if self.complete else SourceState.INCOMPLETE
 
     def held(self, tiers: Tier) -> Held:
         return {(layout, key) for tier, layout, key in self.lying if tier & tiers}
@@ -86,10 +91,19 @@ class IndexAgainstModel(RuleBasedStateMachine):
         self.index.begin_snapshot(pool)
         self.known[pool] = Known()
 
+    @rule(pool=st.sampled_from(POOLS), complete=st.booleans())
+    def end_snapshot(self, pool: str, complete: bool) -> None:
+        self.index.end_snapshot(pool, complete=complete)
+        known = self.known[pool]
+        known.complete &= complete
+        known.state = known.live_state
+
     @rule(pool=st.sampled_from(POOLS))
-    def end_snapshot(self, pool: str) -> None:
-        self.index.end_snapshot(pool)
-        self.known[pool].state = SourceState.EXACT
+    def resume(self, pool: str) -> None:
+        self.index.resume(pool)
+        known = self.known[pool]
+        if known.state is SourceState.DEGRADED:
+            known.state = known.live_state
 
     @rule(pool=st.sampled_from(POOLS))
     def lose(self, pool: str) -> None:
@@ -117,26 +131,52 @@ class IndexAgainstModel(RuleBasedStateMachine):
         self.known[pool].lying -= {(t, layout.layout_id, key) for key in keys for t in tiers}
 
     @rule(
+        changes=st.lists(
+            st.tuples(
+                st.booleans(), st.sampled_from(POOLS), st.sampled_from(LAYOUTS), BATCHES, TIERS
+            ),
+            min_size=2,
+            max_size=8,
+        )
+    )
+    def burst(self, changes: list[tuple[bool, str, Layout, list[BlockKey], Tier]]) -> None:
+        """Changes that are written together, often of the same blocks."""
+        for added, *change in changes:
+            (self.add if added else self.remove)(*change)
+
+    @rule(
         pool=st.sampled_from(POOLS),
         layout=st.sampled_from(LAYOUTS),
         num_tokens=LENGTHS,
         tiers=TIERS,
     )
     def ask(self, pool: str, layout: Layout, num_tokens: int, tiers: Tier) -> None:
-        known = self.known[pool]
-        hit = self.index.usable_hit(pool, layout, HASHES, num_tokens, tiers)
-        hint = self.index.hint(pool, layout, HASHES, num_tokens)
-        exact, degraded = (
-            known.state is state for state in (SourceState.EXACT, SourceState.DEGRADED)
+        certain, hints = self.index.hits(layout, HASHES, num_tokens, tiers)
+        for name, known in self.known.items():
+            longest = brute_force(layout, known.held(tiers), num_tokens)
+            assert certain.get(name, 0) == (longest if known.state.is_live else 0)
+            is_hint = known.state is SourceState.DEGRADED
+            assert hints.get(name, 0) == (longest if is_hint else 0)
+        assert self.index.usable_hit(pool, layout, HASHES, num_tokens, tiers) == certain.get(
+            pool, 0
         )
-        assert hit == (brute_force(layout, known.held(tiers), num_tokens) if exact else 0)
-        assert hint == (brute_force(layout, known.held(Tier.ANY), num_tokens) if degraded else 0)
+
+    @rule(pool=st.sampled_from(POOLS), layout=st.sampled_from(LAYOUTS), tiers=TIERS)
+    def count_held(self, pool: str, layout: Layout, tiers: Tier) -> None:
+        held = self.known[pool].held(tiers)
+        for group in layout.groups:
+            ends = range(group.tokens_per_block, NUM_HASHES * 4 + 1, group.tokens_per_block)
+            names = [BlockKey(group.index, HASHES[end // 4 - 1]) for end in ends]
+            expected = sum((layout.layout_id, name) in held for name in names)
+            assert self.index.num_held(pool, layout, group, HASHES, tiers) == expected
 
     @invariant()
     def counts_agree(self) -> None:
         for pool, known in self.known.items():
             assert self.index.state(pool) is known.state
             assert self.index.num_blocks(pool) == len(known.held(Tier.ANY))
+        everything = set.union(*(known.held(Tier.ANY) for known in self.known.values()))
+        assert self.index.num_blocks_known == len(everything)
 
 
 TestIndexAgainstModel = IndexAgainstModel.TestCase
@@ -199,3 +239,30 @@ def test_a_pool_beyond_the_limit_is_known_in_part_and_never_too_well() -> None:
     index.begin_snapshot("p")
     index.end_snapshot("p")
     assert index.state("p") is SourceState.EXACT
+
+
+def test_many_sources_share_what_a_block_costs() -> None:
+    """And one of them is forgotten without the others."""
+    layout, index, num_sources = LAYOUTS[0], PrefixIndex(), 300
+    keys = [BlockKey(0, n.to_bytes(32, "big")) for n in range(5000)]
+    names = [str(number) for number in range(num_sources)]
+    for name in names:
+        index.add(name, layout.layout_id, keys)
+        index.end_snapshot(name)
+    assert index.num_blocks_known == len(keys)
+    assert index.num_bytes < 100 * len(keys)
+    hashes = [key.block_hash for key in keys]
+    assert index.hits(layout, hashes, 20_001) == (dict.fromkeys(names, 20_000), {})
+    index.begin_snapshot("7")
+    assert "7" not in index.hits(layout, hashes, 20_001)[0]
+    assert index.num_blocks_known == len(keys)
+    for name in names:
+        index.begin_snapshot(name)
+    assert index.num_blocks_known == 0
+
+
+def test_hashes_are_told_apart_by_layout_and_group() -> None:
+    index, hashes = PrefixIndex(), [bytes([n]) * 32 for n in range(64)]
+    for number in range(8):
+        index.add("p", bytes([number]) * 32, [BlockKey(number % 3, name) for name in hashes])
+    assert index.num_blocks("p") == 8 * 64

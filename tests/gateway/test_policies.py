@@ -17,7 +17,7 @@ from prfaas.gateway.engines import waiting_in
 from prfaas.gateway.profiles import load_profiles
 
 from .conftest import LAYOUT, World, deployment_for, running, until
-from .scripted_engine import hang
+from .scripted_engine import drop, hang
 from .test_paths import LONG, SHORT
 
 PLAN = """
@@ -198,7 +198,7 @@ async def test_nothing_is_held_once_all_requests_have_ended(
                 f"{world.url}/v1/completions", json={"prompt": LONG + "1"}, timeout=_timeout(0.2)
             )
         await until(lambda: not dispatcher.num_open)
-        await world.prefill.stop()
+        world.prefill.script = drop
         assert (await routed(world, LONG + "2"))["fallback"]["stage"] == "prefill"
         assert (dispatcher.num_open, dispatcher.promised_bytes) == (0, 0)
 

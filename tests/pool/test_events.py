@@ -1,11 +1,14 @@
 """What a subscriber is told, and that it can follow: an index made of it is the store."""
 
+import socket
+
 import pytest
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError
 from prfaas.pool import events
+from prfaas.wire import channel
 from prfaas.wire.messages import (
     AnyMessage,
     Evicted,
@@ -20,7 +23,7 @@ from prfaas.wire.messages import (
 )
 
 from .conftest import World
-from .sites import LAYOUT, LOOPBACK, PROMPT, Peer, content, subscribe, until
+from .sites import LAYOUT, LOOPBACK, PROMPT, Peer, content, dial, subscribe, until
 
 Event = Stored | Evicted | TransferEnded | PoolState
 MANY = [BlockKey(0, bytes([n, m] * 16)) for n in range(10) for m in range(10)]
@@ -119,13 +122,62 @@ async def test_subscribing_twice_does_not_double_the_events(world: World) -> Non
     engine = await world.engine("pd-pool")
     peer = await subscribe(pd, world.identities)
     peer.channel.send(Subscribe(gateway="gateway"))
-    await until(lambda: len(peer.of(SnapshotEnd)) == 2)
     assert await engine.store(PROMPT[:1])
     await until(lambda: bool(peer.of(Stored)))
     assert await engine.store(PROMPT[1:2])
     await until(lambda: len(peer.of(Stored)) >= 2)
-    assert len(peer.of(Stored)) == 2
+    assert (len(peer.of(SnapshotEnd)), len(peer.of(Stored))) == (1, 2)
     peer.channel.close("done")
+
+
+async def test_a_snapshot_leaves_no_faster_than_it_is_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is larger than all buffers; what happens meanwhile comes after it."""
+    monkeypatch.setattr(channel, "UNREAD_BYTES_MAX", 1 << 19)
+    monkeypatch.setattr(channel, "WRITE_BUFFER_BYTES", 1 << 16)
+    pd = await world.start_pd(memory_bytes=1 << 30)
+    store = pd.node.store
+    for n in range(40_000):
+        store.put(b"L" * 32, BlockKey(0, n.to_bytes(32, "big")), b"x", b"")
+    peer = await dial(pd, world.identities, "gateway")
+    await until(lambda: pd.node.link_port.channel_of("gateway") is not None)
+    served = pd.node.link_port.channel_of("gateway")
+    assert served is not None
+    assert served.socket is not None
+    assert peer.channel.socket is not None
+    served.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+    peer.channel.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    peer.channel.pause_reading()
+    peer.channel.send(Subscribe(gateway="gateway"))
+    await until(lambda: served.backlog_bytes > channel.WRITE_BUFFER_BYTES)
+    for n in range(40_000, 40_010):
+        store.put(b"L" * 32, BlockKey(0, n.to_bytes(32, "big")), b"x", b"")
+    assert not peer.of(Snapshot)
+    peer.channel.resume_reading()
+    await until(lambda: len(peer.of(Stored)) == 10)
+    assert served.is_open
+    index, held = followed(peer.messages)
+    assert held == pd.held()
+    assert index.num_blocks("pool") == 40_010
+    peer.channel.close("done")
+
+
+async def test_a_subscriber_that_misses_too_much_during_its_snapshot_is_dropped(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "BACKLOG_KEYS_MAX", 3)
+    pd = await world.start_pd()
+    peer = await dial(pd, world.identities, "gateway")
+    await until(lambda: pd.node.link_port.channel_of("gateway") is not None)
+    served, feed = pd.node.link_port.channel_of("gateway"), pd.node.feed
+    assert served is not None
+    feed.subscribe(served, pd.node.store, lambda: PoolState(seq=0, layouts={}, links={}))
+    feed.stored(b"L" * 32, MANY[:3])
+    assert served.is_open
+    feed.stored(b"L" * 32, MANY[:1])
+    await until(lambda: bool(peer.closed))
+    await until(lambda: not feed.num_subscribers)
 
 
 async def test_a_subscriber_that_does_not_keep_up_is_dropped(
@@ -134,8 +186,9 @@ async def test_a_subscriber_that_does_not_keep_up_is_dropped(
     monkeypatch.setattr(events, "BACKLOG_BYTES_MAX", -1)
     pd = await world.start_pd()
     peer = await subscribe(pd, world.identities)
-    await until(lambda: bool(peer.closed))
+    await until(lambda: bool(peer.of(PoolState)))
     engine = await world.engine("pd-pool")
+    await until(lambda: bool(peer.closed))
     assert await engine.store(PROMPT)
 
 

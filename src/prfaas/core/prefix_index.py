@@ -1,27 +1,38 @@
-"""Which pool holds which blocks, and how much of a prompt it can serve.
+"""Who holds which blocks, and how much of a prompt everybody can serve.
 
-The index is fed by ordered event streams, one per pool. When a stream breaks or has a gap, what was
-known of the pool is no longer certain: it counts as no hit, and only draws requests to the pool,
-until a new snapshot begins. During a snapshot the pool counts as empty.
+The index is fed by ordered event streams, one per source: a pool node, or an engine for its device
+memory. When a stream breaks or has a gap, what was known of the source is no longer certain: it
+counts as no hit, and only draws requests to the source, until a new snapshot begins. During a
+snapshot the source counts as empty.
+
+A block costs 17 to 48 bytes however many sources hold it: one slot of a hash table
+(`block_table.py`) with its short key (`short_keys.py`) and the number of the set of its sources
+(`source_sets.py`). One look at a prompt's hashes answers for all sources (`hit_lengths.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntFlag, StrEnum
 
-from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout, block_key
+import numpy as np
+
+from prfaas.core.block_table import BlockTable, Flags, Keys, Places, Values
+from prfaas.core.blocks import BlockKey, CacheGroup, Layout
+from prfaas.core.hit_lengths import hit_lengths
+from prfaas.core.short_keys import short_keys, short_keys_of, tails
+from prfaas.core.source_sets import SourceSets
 
 
 class SourceState(StrEnum):
-    """How far the index may trust what it knows of a pool."""
+    """How far the index may trust what it knows of a source."""
 
     EXACT = "exact"
     INCOMPLETE = "incomplete"
-    """The pool holds more than the index remembers: a hit is at least what the index says."""
+    """The source holds more than the index knows: a hit is at least what the index says."""
     DEGRADED = "degraded"
-    """The stream broke: what the pool held then is a hint."""
+    """The stream broke: what the source held then is a hint."""
     REBUILDING = "rebuilding"
     """Waiting for a snapshot, or in the middle of one."""
 
@@ -36,115 +47,266 @@ class Tier(IntFlag):
 
     HOST = 1
     DISK = 2
-    ANY = 3
+    DEVICE = 4
+    ANY = 7
 
 
-NUM_BLOCKS_MAX = 4_000_000
-"""Blocks of one pool that are remembered."""
+NUM_BLOCKS_MAX = 16_000_000
+"""Blocks of one source that are remembered."""
+PENDING_KEYS_MAX = 4096
+"""Changes that wait to be written together."""
 
 
 @dataclass(slots=True)
 class _Source:
+    number: int
     state: SourceState = SourceState.REBUILDING
     full: bool = False
-    tiers: dict[tuple[bytes, BlockKey], int] = field(default_factory=dict)
-    """Flags of `Tier` as plain numbers, which cost a tenth to look at."""
+    num_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Blocks that came to or left a tier of a source; `code` says which."""
+
+    code: int
+    keys: Keys
 
 
 class PrefixIndex:
-    """Blocks by pool and tier.
+    """Blocks by source and tier.
+
+    Changes are written some thousands at a time, and before anybody looks.
 
     Args:
-        num_blocks_max: Blocks of one pool that are remembered. Of a pool with more some are not
+        num_blocks_max: Blocks of one source that are remembered. Of a source with more some are not
             known, and it counts as INCOMPLETE until its next snapshot.
     """
 
     def __init__(self, num_blocks_max: int = NUM_BLOCKS_MAX) -> None:
         self._num_blocks_max = num_blocks_max
         self._sources: dict[str, _Source] = {}
+        self._by_number: list[_Source] = []
+        self._sets = SourceSets()
+        self._table = BlockTable(self._sets.canonical)
+        self._pending: list[_Change] = []
+        self._num_pending = 0
 
-    def begin_snapshot(self, pool: str) -> None:
-        """Forget what is known of `pool`; it counts as empty until `end_snapshot`."""
-        self._sources[pool] = _Source()
+    # What sources say
 
-    def end_snapshot(self, pool: str) -> None:
-        """All blocks of the snapshot were added: trust the pool from here on."""
-        source = self._source(pool)
-        source.state = SourceState.INCOMPLETE if source.full else SourceState.EXACT
+    def begin_snapshot(self, source: str) -> None:
+        """Forget what is known of `source`; it counts as empty until `end_snapshot`."""
+        self._write()
+        known = self._source(source)
+        self._sets.forget(known.number)
+        known.state, known.full, known.num_blocks = SourceState.REBUILDING, False, 0
 
-    def lose(self, pool: str) -> None:
-        """The event stream of `pool` broke; half a snapshot is worth nothing."""
-        source = self._source(pool)
-        if source.state is SourceState.REBUILDING:
-            self._sources[pool] = _Source()
-        else:
-            source.state = SourceState.DEGRADED
-
-    def add(
-        self, pool: str, layout_id: bytes, keys: Iterable[BlockKey], tier: Tier = Tier.HOST
-    ) -> None:
-        """`pool` stored blocks in a tier. Adding one twice is harmless."""
-        source = self._source(pool)
-        tiers, flags = source.tiers, int(tier)
-        for key in keys:
-            block = (layout_id, key)
-            if block in tiers:
-                tiers[block] |= flags
-            elif len(tiers) < self._num_blocks_max:
-                tiers[block] = flags
-            else:
-                self._overflow(source)
-
-    def remove(
-        self, pool: str, layout_id: bytes, keys: Iterable[BlockKey], tier: Tier = Tier.ANY
-    ) -> None:
-        """`pool` dropped blocks from a tier. Removing an unknown one is harmless."""
-        tiers, flags = self._source(pool).tiers, int(tier)
-        for key in keys:
-            block = (layout_id, key)
-            left = tiers.get(block, flags) & ~flags
-            if left:
-                tiers[block] = left
-            else:
-                tiers.pop(block, None)
-
-    def state(self, pool: str) -> SourceState:
-        """How far `pool` is known."""
-        return self._source(pool).state
-
-    def num_blocks(self, pool: str) -> int:
-        """Blocks that `pool` is known to hold."""
-        return len(self._source(pool).tiers)
-
-    def usable_hit(
-        self,
-        pool: str,
-        layout: Layout,
-        hashes: list[bytes],
-        num_tokens: int,
-        tiers: Tier = Tier.ANY,
-    ) -> int:
-        """Longest prefix of a prompt that every cache group of `pool` can serve.
+    def end_snapshot(self, source: str, *, complete: bool = True) -> None:
+        """All blocks of the snapshot were added: trust the source from here on.
 
         Args:
-            pool: Name of the pool.
+            source: Its name.
+            complete: The snapshot names all that the source holds.
+        """
+        self._write()
+        known = self._source(source)
+        known.full = known.full or not complete
+        known.state = SourceState.INCOMPLETE if known.full else SourceState.EXACT
+
+    def lose(self, source: str) -> None:
+        """The event stream of `source` broke; half a snapshot is worth nothing."""
+        known = self._source(source)
+        if known.state is SourceState.REBUILDING:
+            self.begin_snapshot(source)
+        else:
+            known.state = SourceState.DEGRADED
+
+    def resume(self, source: str) -> None:
+        """A DEGRADED source is followed again, and nothing was missed."""
+        known = self._source(source)
+        if known.state is SourceState.DEGRADED:
+            known.state = SourceState.INCOMPLETE if known.full else SourceState.EXACT
+
+    def add(
+        self, source: str, layout_id: bytes, keys: Sequence[BlockKey], tier: Tier = Tier.HOST
+    ) -> None:
+        """`source` stored blocks in a tier. Adding one twice is harmless."""
+        self._change(source, short_keys_of(layout_id, keys), tier, added=True)
+
+    def remove(
+        self, source: str, layout_id: bytes, keys: Sequence[BlockKey], tier: Tier = Tier.ANY
+    ) -> None:
+        """`source` dropped blocks from a tier. Removing an unknown one is harmless."""
+        self._change(source, short_keys_of(layout_id, keys), tier, added=False)
+
+    def change_group(
+        self, source: str, layout_id: bytes, group: int, ends: Keys, tier: Tier, *, added: bool
+    ) -> None:
+        """`add` or `remove` blocks of a cache group, named by the last 64 bits of their hashes."""
+        self._change(source, short_keys(layout_id, group, ends), tier, added=added)
+
+    # What is known
+
+    def state(self, source: str) -> SourceState:
+        """How far `source` is known."""
+        self._write()
+        return self._source(source).state
+
+    def num_blocks(self, source: str) -> int:
+        """Blocks that `source` is known to hold."""
+        self._write()
+        return self._source(source).num_blocks
+
+    @property
+    def num_blocks_known(self) -> int:
+        """Different blocks that anybody holds."""
+        self._write()
+        return self._sets.num_live
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the table, bytes."""
+        return self._table.num_bytes
+
+    def hits(
+        self,
+        layout: Layout,
+        hashes: Sequence[bytes],
+        num_tokens: int,
+        tiers: Tier = Tier.ANY,
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """Longest prefix of a prompt that every cache group of each source can serve.
+
+        Args:
             layout: Layout that the prompt's engine uses.
             hashes: Hash chain of the prompt.
             num_tokens: Length of the prompt, tokens.
             tiers: Blocks count that lie in one of these.
 
         Returns:
-            Tokens, a multiple of `layout.boundary_tokens`, below `num_tokens`; 0 if the pool is
-            DEGRADED or REBUILDING. Costs one lookup per block of the prompt.
+            By source, tokens, multiples of `layout.boundary_tokens` below `num_tokens`: those of
+            live sources, and what DEGRADED ones would say if nothing had changed. Who has nothing
+            is left out.
         """
-        source = self._source(pool)
-        return _longest(source, tiers, layout, hashes, num_tokens) if source.state.is_live else 0
+        lengths = self._lengths(layout, hashes, num_tokens, tiers)
+        certain: dict[str, int] = {}
+        hints: dict[str, int] = {}
+        for name, source in self._sources.items() if lengths else ():
+            length = lengths.get(source.number, 0)
+            if length and source.state.is_live:
+                certain[name] = length
+            elif length and source.state is SourceState.DEGRADED:
+                hints[name] = length
+        return certain, hints
 
-    def hint(self, pool: str, layout: Layout, hashes: list[bytes], num_tokens: int) -> int:
-        """What `usable_hit` would say of a DEGRADED pool if nothing had changed; else 0."""
-        source = self._source(pool)
-        degraded = source.state is SourceState.DEGRADED
-        return _longest(source, Tier.ANY, layout, hashes, num_tokens) if degraded else 0
+    def usable_hit(
+        self,
+        source: str,
+        layout: Layout,
+        hashes: Sequence[bytes],
+        num_tokens: int,
+        tiers: Tier = Tier.ANY,
+    ) -> int:
+        """What `hits` says of one source; 0 unless it is live."""
+        return self.hits(layout, hashes, num_tokens, tiers)[0].get(source, 0)
+
+    def hint(self, source: str, layout: Layout, hashes: Sequence[bytes], num_tokens: int) -> int:
+        """What `usable_hit` would say of a DEGRADED source if nothing had changed; else 0."""
+        return self.hits(layout, hashes, num_tokens)[1].get(source, 0)
+
+    def num_held(
+        self, source: str, layout: Layout, group: CacheGroup, hashes: Sequence[bytes], tier: Tier
+    ) -> int:
+        """Blocks of a prompt in one cache group that `source` holds in a tier, holes or not."""
+        self._write()
+        step = group.tokens_per_block // layout.tokens_per_hash
+        names = hashes[step - 1 :: step]
+        if not names:
+            return 0
+        masks = self._sets.masks(int(tier))
+        numbers = self._table.get(short_keys(layout.layout_id, group.index, tails(names)))
+        number = self._source(source).number
+        return sum(masks[value] >> number & 1 for value in numbers.tolist())
+
+    # Steps
+
+    def _lengths(
+        self, layout: Layout, hashes: Sequence[bytes], num_tokens: int, tiers: Tier
+    ) -> dict[int, int]:
+        self._write()
+        masks = self._sets.masks(int(tiers))
+
+        def holders(group: CacheGroup, names: Sequence[bytes]) -> Values:
+            return self._table.get(short_keys(layout.layout_id, group.index, tails(names)))
+
+        return hit_lengths(layout, hashes, num_tokens, holders, masks, len(self._by_number))
+
+    def _source(self, name: str) -> _Source:
+        known = self._sources.get(name)
+        if known is None:
+            known = self._sources[name] = _Source(len(self._by_number))
+            self._by_number.append(known)
+        return known
+
+    def _change(self, source: str, keys: Keys, tier: Tier, *, added: bool) -> None:
+        code = self._source(source).number << 4 | int(tier) << 1 | added
+        for start in range(0, len(keys), PENDING_KEYS_MAX):
+            part = keys[start : start + PENDING_KEYS_MAX]
+            self._pending.append(_Change(code, part))
+            self._num_pending += len(part)
+            if self._num_pending >= PENDING_KEYS_MAX:
+                self._write()
+
+    def _write(self) -> None:
+        """Write what waits, in its order wherever the order matters."""
+        if not self._pending:
+            return
+        changes, self._pending, self._num_pending = self._pending, [], 0
+        keys = np.concatenate([change.keys for change in changes])
+        codes = np.repeat(
+            np.array([change.code for change in changes], np.int64),
+            [len(change.keys) for change in changes],
+        )
+        while len(keys):
+            # A block that several changes are about gets one of them a round.
+            _, first = np.unique(keys, return_index=True)
+            first.sort()
+            self._write_round(keys[first], codes[first])
+            if len(first) == len(keys):
+                break
+            rest = np.ones(len(keys), np.bool_)
+            rest[first] = False
+            keys, codes = keys[rest], codes[rest]
+
+    def _write_round(self, keys: Keys, codes: Places) -> None:
+        """Write changes to different blocks."""
+        before = self._table.get(keys)
+        pairs = before.astype(np.int64) | codes << 32
+        found, place, counts = np.unique(pairs, return_inverse=True, return_counts=True)
+        after = np.empty(len(found), np.uint32)
+        left_out: list[Flags] = []
+        for at, (pair, count) in enumerate(zip(found.tolist(), counts.tolist(), strict=True)):
+            old, code = pair & 0xFFFFFFFF, pair >> 32
+            source = self._by_number[code >> 4]
+            held = self._sets.holds(old, code >> 4)
+            taken = count
+            if code & 1 and not held:
+                taken = min(count, self._num_blocks_max - source.num_blocks)
+                if taken < count:
+                    self._overflow(source)
+                    left_out.append(_beyond(place == at, taken))
+            new = old
+            if taken:
+                new = self._sets.changed(old, code >> 4, code >> 1 & 7, added=bool(code & 1))
+                self._sets.move(old, new, taken)
+                source.num_blocks += taken * (self._sets.holds(new, code >> 4) - held)
+            after[at] = new
+        values = after[place]
+        keep = values != before
+        for beyond in left_out:
+            keep &= ~beyond
+        if keep.any():
+            self._table.put(keys[keep], values[keep], self._sets.num_live)
 
     @staticmethod
     def _overflow(source: _Source) -> None:
@@ -152,54 +314,7 @@ class PrefixIndex:
         if source.state is SourceState.EXACT:
             source.state = SourceState.INCOMPLETE
 
-    def _source(self, pool: str) -> _Source:
-        return self._sources.setdefault(pool, _Source())
 
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """The blocks of one pool, seen from one prompt."""
-
-    blocks: Mapping[tuple[bytes, BlockKey], int]
-    tiers: int
-    layout: Layout
-    hashes: list[bytes]
-
-    def has(self, group: CacheGroup, end_token: int) -> bool:
-        key = block_key(self.layout, group, self.hashes, end_token)
-        return bool(self.blocks.get((self.layout.layout_id, key), 0) & self.tiers)
-
-    def leading_run(self, group: CacheGroup, limit: int) -> int:
-        """Tokens covered by the group's unbroken run of blocks from the start, up to `limit`."""
-        covered = 0
-        while covered + group.tokens_per_block <= limit and self.has(
-            group, covered + group.tokens_per_block
-        ):
-            covered += group.tokens_per_block
-        return covered
-
-    def covers(self, group: CacheGroup, boundary: int) -> bool:
-        """Whether a state or window group can resume at `boundary`."""
-        if group.kind is GroupKind.LINEAR_STATE:
-            return self.has(group, boundary)
-        first = max(0, boundary - group.window_tokens)
-        span = group.tokens_per_block
-        return all(self.has(group, end) for end in range(boundary, first // span * span, -span))
-
-
-def _longest(
-    source: _Source, tiers: Tier, layout: Layout, hashes: list[bytes], num_tokens: int
-) -> int:
-    """Longest prefix that every cache group can serve, tokens."""
-    if not hashes:
-        return 0
-    held = _Held(source.tiers, int(tiers), layout, hashes)
-    limit = layout.last_boundary(num_tokens)
-    for group in layout.groups:
-        if group.kind is GroupKind.FULL_ATTENTION:
-            limit = held.leading_run(group, limit)
-    boundary = limit // layout.boundary_tokens * layout.boundary_tokens
-    others = [group for group in layout.groups if group.kind is not GroupKind.FULL_ATTENTION]
-    while boundary > 0 and not all(held.covers(group, boundary) for group in others):
-        boundary -= layout.boundary_tokens
-    return boundary
+def _beyond(chosen: Flags, taken: int) -> Flags:
+    """All of the chosen but the first `taken`."""
+    return chosen & (np.cumsum(chosen) > taken)

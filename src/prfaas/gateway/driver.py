@@ -23,7 +23,7 @@ from prfaas.core.dispatch import (
 )
 from prfaas.core.dispatcher import Dispatcher
 from prfaas.core.link_book import LinkReport
-from prfaas.core.prefix_index import PrefixIndex, SourceState
+from prfaas.core.prefix_index import PrefixIndex
 from prfaas.gateway.profiles import Profiles
 from prfaas.gateway.split import EngineQueue, make_split
 from prfaas.gateway.tenants import fairness
@@ -301,6 +301,21 @@ class Driver:
         """A request is over."""
         self.dispatcher.end(number, now_ns)
 
+    # What is known
+
+    def wait_ns(self, name: str, now_ns: int) -> int | None:
+        """Predicted wait for an engine that prefills, ns; None is unknown."""
+        return self.dispatcher.load(name).wait_ns(name, now_ns)
+
+    def backlog_bytes(self, source: str, destination: str, now_ns: int) -> int | None:
+        """What a link was promised and has not carried; None is unknown."""
+        return self.dispatcher.links.between(source, destination).book.backlog_bytes(now_ns)
+
+    def link_bits_per_s(self, source: str, destination: str, now_ns: int) -> float | None:
+        """What a link carries; None is unknown."""
+        seen = self.dispatcher.links.between(source, destination).book.latest(now_ns)
+        return None if seen is None else seen.bits_per_s
+
     # Steps
 
     def _apply(self, name: str, now_ns: int) -> None:
@@ -351,18 +366,10 @@ class Driver:
             self.dispatcher.report_link(source, destination, report)
 
     def cached(self, ask: Ask) -> tuple[dict[str, int], dict[str, int]]:
-        """Usable cached prefix by pool, tokens: certain hits, and hints."""
-        hits: dict[str, int] = {}
-        hints: dict[str, int] = {}
+        """Usable cached prefix by source, tokens: certain hits, and hints."""
         if ask.layout is None or not ask.hashes:
-            return hits, hints
-        for pool in (*self._home_pools, *self._planned_bits_per_s):
-            what = ask.layout, ask.hashes, ask.num_prompt_tokens
-            if self._index.state(pool) is SourceState.DEGRADED:
-                hints[pool] = self._index.hint(pool, *what)
-            else:
-                hits[pool] = self._index.usable_hit(pool, *what)
-        return hits, hints
+            return {}, {}
+        return self._index.hits(ask.layout, ask.hashes, ask.num_prompt_tokens)
 
 
 def _report(measured: LinkTelemetry, bits_per_s: float, now_ns: int) -> LinkReport:

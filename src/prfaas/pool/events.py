@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable
+from itertools import groupby, islice
 
-from prfaas.core.blocks import BlockKey
+from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.pool.store import BlockStore
 from prfaas.wire.channel import Channel
 from prfaas.wire.messages import (
     Evicted,
-    Message,
     PoolState,
     Snapshot,
     SnapshotEnd,
@@ -21,10 +23,12 @@ from prfaas.wire.messages import (
 
 SNAPSHOT_KEYS = 4096
 """Keys per snapshot message: about 200 kB."""
-
-
 BACKLOG_BYTES_MAX = 64 << 20
 """Unsent events a subscriber may have before it is dropped."""
+BACKLOG_KEYS_MAX = 4_000_000
+"""Keys in the events that wait for the end of a snapshot; beyond it the subscriber is dropped."""
+
+Event = Stored | Evicted | TransferEnded | PoolState
 
 
 class EventFeed:
@@ -40,21 +44,31 @@ class EventFeed:
     def __init__(self) -> None:
         self.epoch = secrets.token_hex(8)
         self._next_seq = 0
-        self._subscribers: list[Channel] = []
+        self._subscribers: dict[Channel, _Subscriber] = {}
 
-    def subscribe(self, channel: Channel, store: BlockStore, state: PoolState) -> None:
-        """Send everything there is, then every change."""
-        for message in self._snapshot(store):
-            channel.send(message)
-        channel.send(SnapshotEnd(epoch=self.epoch, next_seq=self._next_seq))
-        self.unsubscribe(channel)
-        self._subscribers.append(channel)
-        self._emit(state)
+    def subscribe(
+        self, channel: Channel, store: BlockStore, state: Callable[[], PoolState]
+    ) -> None:
+        """Send everything there is, as fast as it is read, then every change since.
+
+        Asking again over the same channel changes nothing.
+        """
+        if channel in self._subscribers:
+            return
+        subscriber = _Subscriber(channel, self.epoch, self._next_seq, list(store.names()))
+        self._subscribers[channel] = subscriber
+        self._emit(state())
+
+    @property
+    def num_subscribers(self) -> int:
+        """Gateways that are told."""
+        return len(self._subscribers)
 
     def unsubscribe(self, channel: Channel) -> None:
         """Forget a subscriber; harmless if it is none."""
-        if channel in self._subscribers:
-            self._subscribers.remove(channel)
+        subscriber = self._subscribers.pop(channel, None)
+        if subscriber is not None:
+            subscriber.stop()
 
     # --- StoreObserver ---
 
@@ -76,23 +90,54 @@ class EventFeed:
         """An engine or a link came or went, or a busy link was measured."""
         self._emit(state)
 
-    def _emit(self, event: Stored | Evicted | TransferEnded | PoolState) -> None:
+    def _emit(self, event: Event) -> None:
         event.seq = self._next_seq
         self._next_seq += 1
-        for channel in list(self._subscribers):
-            channel.send(event)
-            if channel.backlog_bytes > BACKLOG_BYTES_MAX:
-                channel.close("the subscriber does not keep up with events")
+        for subscriber in list(self._subscribers.values()):
+            subscriber.tell(event)
 
-    def _snapshot(self, store: BlockStore) -> Iterator[Message]:
-        by_layout: dict[bytes, list[tuple[int, bytes]]] = {}
-        for layout_id, key in store.names():
-            by_layout.setdefault(layout_id, []).append((key.group, key.block_hash))
-        for layout_id, keys in by_layout.items():
-            for start in range(0, len(keys), SNAPSHOT_KEYS):
-                yield Snapshot(
-                    epoch=self.epoch,
-                    next_seq=self._next_seq,
-                    layout_id=layout_id,
-                    keys=keys[start : start + SNAPSHOT_KEYS],
+
+class _Subscriber:
+    """One gateway: events wait until its snapshot has left."""
+
+    def __init__(self, channel: Channel, epoch: str, next_seq: int, names: list[BlockName]) -> None:
+        self._channel = channel
+        self._waiting: deque[Event] = deque()
+        self._num_waiting_keys = 0
+        self._has_caught_up = False
+        self._task = asyncio.create_task(self._catch_up(epoch, next_seq, names))
+
+    def stop(self) -> None:
+        """Send no more."""
+        self._task.cancel()
+
+    def tell(self, event: Event) -> None:
+        """Send an event, in its turn."""
+        if self._has_caught_up:
+            self._channel.send(event)
+            if self._channel.backlog_bytes > BACKLOG_BYTES_MAX:
+                self._channel.close("the subscriber does not keep up with events")
+            return
+        self._waiting.append(event)
+        if isinstance(event, Stored | Evicted):
+            self._num_waiting_keys += len(event.keys)
+        if self._num_waiting_keys > BACKLOG_KEYS_MAX:
+            self._channel.close("the subscriber does not keep up with the snapshot")
+
+    async def _catch_up(self, epoch: str, next_seq: int, names: list[BlockName]) -> None:
+        """The snapshot, then what waits, no faster than it is read."""
+        rest = iter(names)
+        while part := list(islice(rest, SNAPSHOT_KEYS)):
+            for layout_id, same in groupby(part, key=lambda name: name[0]):
+                keys = wire_keys(key for _, key in same)
+                self._channel.send(
+                    Snapshot(epoch=epoch, next_seq=next_seq, layout_id=layout_id, keys=keys)
                 )
+            # The others on this thread have their turn, and the subscriber reads.
+            await asyncio.sleep(0)
+            await self._channel.drained()
+        self._channel.send(SnapshotEnd(epoch=epoch, next_seq=next_seq))
+        while self._waiting:
+            self._channel.send(self._waiting.popleft())
+            await self._channel.drained()
+        self._has_caught_up = True

@@ -1,0 +1,184 @@
+"""A hash table from 64-bit keys to 32-bit values that is read and written many keys at a time.
+
+Open addressing with double hashing in two arrays, 12 bytes a slot. A table that fills up is moved
+to a new one a few thousand slots at a time, so that nobody waits for millions of blocks to be
+moved; until it is done both are read. Value 0 is no value: its slot stays taken until the next
+move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+Keys = npt.NDArray[np.uint64]
+Values = npt.NDArray[np.uint32]
+Flags = npt.NDArray[np.bool_]
+Places = npt.NDArray[np.int64]
+
+SLOTS_MIN = 1 << 12
+LOAD_MAX = 0.7
+"""Share of slots that are taken before the table moves."""
+LOAD_DOUBLING = 0.5
+"""Share of slots that hold a value above which the next table is larger."""
+LOAD_HALVING = 0.1
+LOAD_READY = 0.6
+"""Share of slots that are taken before the next table is made ready."""
+TOUCHED_PER_KEY = 32
+MOVED_PER_KEY = 8
+MOVED_MIN = 4096
+"""Old slots that are looked at by each write."""
+
+
+class _Slots:
+    """One open-addressing array pair; keys are never 0."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.keys: Keys = np.zeros(num_slots, np.uint64)
+        self.values: Values = np.zeros(num_slots, np.uint32)
+        self.num_taken = 0
+        self._mask = np.uint64(num_slots - 1)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def touch(self, start: int, end: int) -> None:
+        """Let the system provide the memory of unused slots."""
+        self.keys[start:end] = 0
+        self.values[start:end] = 0
+
+    def clear(self, keys: Keys) -> None:
+        """Take the values of keys away."""
+        places = self.find(keys)
+        self.values[places[places >= 0]] = 0
+
+    def find(self, keys: Keys) -> Places:
+        """Slot of each key, -1 where there is none."""
+        place = keys & self._mask
+        there = self.keys[place]
+        found = place.astype(np.int64)
+        found[there == 0] = -1
+        open_ = np.flatnonzero((there != keys) & (there != 0))
+        wanted, place = keys[open_], place[open_]
+        while open_.size:
+            place = (place + _stride(wanted)) & self._mask
+            there = self.keys[place]
+            found[open_] = np.where(there == 0, -1, place.astype(np.int64))
+            left = np.flatnonzero((there != wanted) & (there != 0))
+            open_, wanted, place = open_[left], wanted[left], place[left]
+        return found
+
+    def claim(self, keys: Keys) -> Places:
+        """Slot of each key, taken where there was none. Keys are distinct."""
+        found = np.empty(len(keys), np.int64)
+        place, wanted, open_ = keys & self._mask, keys, np.arange(len(keys))
+        while open_.size:
+            free = self.keys[place] == 0
+            # Of several that want one slot the last gets it; the others look further.
+            self.keys[place[free]] = wanted[free]
+            got = self.keys[place] == wanted
+            self.num_taken += int(np.count_nonzero(free & got))
+            found[open_[got]] = place[got]
+            left = np.flatnonzero(~got)
+            open_, wanted = open_[left], wanted[left]
+            place = (place[left] + _stride(wanted)) & self._mask
+        return found
+
+
+def _stride(keys: Keys) -> Keys:
+    """How far a key looks on; odd, so that it sees every slot."""
+    return keys >> np.uint64(40) | np.uint64(1)
+
+
+class BlockTable:
+    """Values by key.
+
+    Args:
+        canonical: Gives the value to keep for values that are moved; 0 drops them.
+    """
+
+    def __init__(self, canonical: Callable[[Values], Values]) -> None:
+        self._canonical = canonical
+        self._slots = _Slots(SLOTS_MIN)
+        self._old: _Slots | None = None
+        self._num_moved = 0
+        self._next: _Slots | None = None
+        self._num_touched = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the arrays."""
+        return 12 * sum(len(slots) for slots in (self._slots, self._old, self._next) if slots)
+
+    def get(self, keys: Keys) -> Values:
+        """Value of each key, 0 where there is none."""
+        values = _read(self._slots, keys)
+        if self._old is not None:
+            rest = np.flatnonzero(values == 0)
+            values[rest] = _read(self._old, keys[rest])
+        return values
+
+    def put(self, keys: Keys, values: Values, num_live: int) -> None:
+        """Set the value of every key.
+
+        Args:
+            keys: Distinct.
+            values: 0 takes a value away.
+            num_live: Keys that have a value in all, about; sizes the next table.
+        """
+        self._make_room(len(keys), num_live)
+        kept = values != 0
+        if self._old is not None:
+            self._old.clear(keys)
+        self._slots.clear(keys[~kept])
+        self._slots.values[self._slots.claim(keys[kept])] = values[kept]
+        self._move(MOVED_PER_KEY * len(keys) + MOVED_MIN)
+
+    def _make_room(self, num_keys: int, num_live: int) -> None:
+        slots = self._slots
+        num_taken = slots.num_taken + num_keys
+        if num_taken > LOAD_READY * len(slots):
+            self._prepare(num_keys, num_live + num_keys)
+        if num_taken <= LOAD_MAX * len(slots) or self._next is None:
+            return
+        if self._old is not None:
+            self._move(len(self._old))
+        self._old, self._slots, self._next, self._num_moved = slots, self._next, None, 0
+
+    def _prepare(self, num_keys: int, num_live: int) -> None:
+        """Make the next table, and touch its memory bit by bit: all at once takes a while."""
+        if self._next is None or num_live > LOAD_MAX * len(self._next):
+            size = len(self._slots)
+            if num_live < LOAD_HALVING * size:
+                size = max(SLOTS_MIN, size // 2)
+            while num_live > LOAD_DOUBLING * size:
+                size *= 2
+            self._next, self._num_touched = _Slots(size), 0
+        end = self._num_touched + TOUCHED_PER_KEY * num_keys
+        self._next.touch(self._num_touched, end)
+        self._num_touched = end
+
+    def _move(self, num_slots: int) -> None:
+        old = self._old
+        if old is None:
+            return
+        end = min(self._num_moved + num_slots, len(old))
+        values = old.values[self._num_moved : end]
+        held = np.flatnonzero(values)
+        kept = self._canonical(values[held])
+        keys = old.keys[self._num_moved : end][held][kept != 0]
+        self._slots.values[self._slots.claim(keys)] = kept[kept != 0]
+        # Its keys stay, because others were put behind them.
+        values[:] = 0
+        self._num_moved = end
+        if end == len(old):
+            self._old = None
+
+
+def _read(slots: _Slots, keys: Keys) -> Values:
+    places = slots.find(keys)
+    values: Values = slots.values[places]
+    values[places < 0] = 0
+    return values

@@ -1,0 +1,74 @@
+"""Names of blocks in 64 bits: what the prefix index remembers of them.
+
+A short key is the end of the block hash, mixed with layout and group. Engines that announce hashes
+as numbers announce just these bits. Among ten million blocks two share a short key with a chance of
+three in a million; then a hit is predicted that is not there, and costs a miss: blocks themselves
+are always named in full.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from prfaas.core.block_table import Keys
+from prfaas.core.blocks import HASH_BYTES, BlockKey
+
+_TAIL = HASH_BYTES // 8
+_ODD = 0x9E3779B97F4A7C15
+_ONE = np.uint64(1)
+_TAIL_MASK = (1 << 64) - 1
+
+
+@lru_cache(maxsize=256)
+def _salt(layout_id: bytes, group: int) -> np.uint64:
+    seed = int.from_bytes(hashlib.sha256(layout_id).digest()[:8], "big")
+    return np.uint64((seed + group * _ODD) & _TAIL_MASK)
+
+
+def tails(hashes: Sequence[bytes]) -> Keys:
+    """The last 64 bits of each 32-byte hash."""
+    words = np.frombuffer(b"".join(hashes), ">u8")
+    if len(words) != _TAIL * len(hashes):
+        raise ValueError(f"a block hash has {HASH_BYTES} bytes")
+    return words[_TAIL - 1 :: _TAIL].astype(np.uint64)
+
+
+def tails_of(hashes: Iterable[int | bytes]) -> Keys:
+    """The same of hashes as engines announce them: bytes, or numbers of which the end is looked at.
+
+    Raises:
+        ValueError: One has fewer than 8 bytes.
+    """
+    found = []
+    for block_hash in hashes:
+        if isinstance(block_hash, int):
+            found.append(block_hash & _TAIL_MASK)
+        elif len(block_hash) < 8:
+            raise ValueError(f"a block hash of {len(block_hash)} bytes; 8 are needed")
+        else:
+            found.append(int.from_bytes(block_hash[-8:], "big"))
+    return np.array(found, np.uint64)
+
+
+def short_keys(layout_id: bytes, group: int, tails: Keys) -> Keys:
+    """Short keys of blocks of one group; never 0."""
+    keys: Keys = np.maximum(tails ^ _salt(layout_id, group), _ONE)
+    return keys
+
+
+def short_keys_of(layout_id: bytes, keys: Sequence[BlockKey]) -> Keys:
+    """Short keys of any blocks of a layout."""
+    if not keys:
+        return np.zeros(0, np.uint64)
+    groups, hashes = zip(*keys, strict=True)
+    ends = tails(hashes)
+    first = groups[0]
+    if groups.count(first) == len(groups):
+        return short_keys(layout_id, first, ends)
+    salts = np.array([_salt(layout_id, group) for group in groups], np.uint64)
+    found: Keys = np.maximum(ends ^ salts, _ONE)
+    return found
