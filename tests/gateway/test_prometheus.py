@@ -6,7 +6,7 @@ import asyncio
 import re
 import shutil
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,15 @@ from .test_metrics import RULES, expressions
 from .test_paths import LONG, SHORT
 
 pools = pools_world
-pytestmark = pytest.mark.skipif(
-    shutil.which("prometheus") is None or shutil.which("promtool") is None,
-    reason="Debian's prometheus package is not installed",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        shutil.which("prometheus") is None or shutil.which("promtool") is None,
+        reason="Debian's prometheus package is not installed",
+    ),
+    # Three scrapes, and all the rules once, on a machine that may be busy.
+    pytest.mark.timeout(180),
+]
+LOOK_S = 0.05
 
 
 @asynccontextmanager
@@ -37,7 +42,7 @@ async def prometheus(directory: Path, targets: dict[str, str]) -> AsyncIterator[
         {"job_name": job, "static_configs": [{"targets": [target]}]}
         for job, target in targets.items()
     ]
-    every = {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "200ms"}
+    every = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
     config.write_text(
         yaml.safe_dump({"global": every, "rule_files": [str(RULES)], "scrape_configs": jobs})
     )
@@ -72,6 +77,12 @@ async def is_ready(http: aiohttp.ClientSession, url: str) -> bool:
         return response.status == 200
 
 
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Ask until `condition` holds; the test's timeout is the limit."""
+    while not await condition():  # noqa: ASYNC110 - Prometheus signals nobody
+        await asyncio.sleep(LOOK_S)
+
+
 async def asked(http: aiohttp.ClientSession, url: str, path: str, **query: str) -> dict[str, Any]:
     async with http.get(f"{url}/api/v1/{path}", params=query) as response:
         found: dict[str, Any] = await response.json()
@@ -94,23 +105,27 @@ async def test_prometheus_scrapes_and_evaluates(world: World, pools: Pools, tmp_
             result = (await asked(http, url, "query", query=query))["result"]
             return float(result[0]["value"][1]) if result else None
 
-        while not await is_ready(http, url):
-            pass
-        while await value("sum(up)") != len(targets):
-            pass
-        while await value('sum(prfaas_requests_total{outcome="finished"})') != 2:
-            pass
+        async def has(query: str, expected: float) -> bool:
+            return await value(query) == expected
+
+        await until(lambda: is_ready(http, url))
+        await until(lambda: has("sum(up)", len(targets)))
+        await until(lambda: has('sum(prfaas_requests_total{outcome="finished"})', 2))
         assert await value('prfaas_link_up{job="prfaas-pool",peer="pd-pool"}') == 1
         assert await value("sum(prfaas_engine_ready)") == 2
         for _, expression in expressions():
             await asked(http, url, "query", query=expression.replace("$__rate_interval", "1m"))
-        groups = (await asked(http, url, "rules"))["groups"]
-        rules = [rule for group in groups for rule in group["rules"]]
-        assert len(rules) == len(yaml.safe_load(RULES.read_text())["groups"][0]["rules"])
-        while any(rule["health"] == "unknown" for rule in rules):
+
+        async def rules() -> list[dict[str, Any]]:
             groups = (await asked(http, url, "rules"))["groups"]
-            rules = [rule for group in groups for rule in group["rules"]]
-        assert {rule["health"] for rule in rules} == {"ok"}
+            return [rule for group in groups for rule in group["rules"]]
+
+        async def are_evaluated() -> bool:
+            return all(rule["health"] != "unknown" for rule in await rules())
+
+        await until(are_evaluated)
+        assert {rule["health"] for rule in await rules()} == {"ok"}
+        assert len(await rules()) == len(yaml.safe_load(RULES.read_text())["groups"][0]["rules"])
 
 
 async def test_promtool_takes_the_rules() -> None:
