@@ -30,6 +30,7 @@ class Kind(StrEnum):
     DECODE_ENGINE = "kill -9 of a decode engine"
     SOURCE_POOL = "kill -9 of the PrfaaS pool node"
     DESTINATION_POOL = "kill -9 of the PD pool node"
+    FROZEN_ENGINE = "decode engine frozen (SIGSTOP)"
     GATEWAY = "kill -9 of a gateway replica"
     CUT = "link cut"
     STALL = "event streams to a gateway stalled"
@@ -96,6 +97,7 @@ async def strike(site: Site, kind: Kind, times: Times) -> float:
     switches: dict[Kind, tuple[Callable[[], None], Callable[[], None]]] = {
         Kind.CUT: (site.cut, site.plug_in),
         Kind.STALL: (site.stall, site.flow),
+        Kind.FROZEN_ENGINE: (site.freeze, site.thaw),
     }
     if kind in victims:
         site.kill(victims[kind])

@@ -125,6 +125,14 @@ class Site:
         """SIGKILL to a process and all it started."""
         self.supervisor.part(name).signal(signal.SIGKILL)
 
+    def freeze(self) -> None:
+        """Let the first decode engine stand still, its connections open."""
+        self.supervisor.part(DECODE[0]).signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self.supervisor.part(DECODE[0]).signal(signal.SIGCONT)
+
     async def restart(self, name: str) -> None:
         """Start a process anew, and wait until it answers that it is well."""
         await self.supervisor.restart(name)
