@@ -123,6 +123,7 @@ class Record:
             "transfer_state": transfer.state if transfer else None,
             "kv_bytes": transfer.num_bytes if transfer else 0,
             "transfer_ms": _ms(transfer.duration_ns or None) if transfer else None,
+            "decided_ms": _ms(self.decided_ns),
             "prefill_ms": _ms(self.prefill_ns),
             "ttft_ms": _ms(self.ttft_ns),
             "e2e_ms": _ms(self.e2e_ns),
