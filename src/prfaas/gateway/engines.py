@@ -20,6 +20,7 @@ from prfaas.gateway.driver import Driver
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.guards import Guards, Told
 from prfaas.gateway.jsons import JsonObject, as_object, from_json, to_json
+from prfaas.logs import log_event
 from prfaas.units import NS_PER_S
 
 KEEPALIVE_S = 3.0
@@ -235,13 +236,14 @@ class Engines:
             if as_object(model).get("id") == self._model and isinstance(length, int):
                 engine.max_model_len = length
                 self._driver.engine_ready(engine.name, length, time.monotonic_ns())
-                _log.info("engine %s is ready: %s tokens", engine.name, length)
+                fields = {"engine": engine.name, "max_model_len": length}
+                log_event(_log, logging.INFO, "engine_ready", **fields)
                 return
         raise EngineError(f"it does not serve {self._model!r}")
 
     def _mark_down(self, engine: Engine, reason: str) -> None:
         if engine.is_ready:
-            _log.warning("engine %s is down: %s", engine.name, reason)
+            log_event(_log, logging.WARNING, "engine_down", engine=engine.name, why=reason)
             self._driver.engine_gone(engine.name, time.monotonic_ns())
             self.guards.refresh()
         engine.max_model_len = 0
