@@ -8,9 +8,9 @@ from typing import NamedTuple
 from prfaas.core.dispatch import Arrival, DispatchSettings, HomeCluster, RemoteCluster
 from prfaas.core.links import Link, Links
 from prfaas.core.picking import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate, Weights
-from prfaas.core.placement import with_pull
 from prfaas.core.policies import PolicyName
 from prfaas.core.predictions import PathSignals, Prediction, predict
+from prfaas.core.pulls import with_pull
 from prfaas.core.routing import Path, Reason, RoutingFacts
 from prfaas.core.stage import Instance, Stage
 
