@@ -29,7 +29,9 @@ FilePathText = Annotated[Path, Field(strict=False)]
 PART_NAME = r"^[a-z][a-z0-9-]{0,62}$"
 HOST_PORT = r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
 URL = r"^https?://[^/]+$"
+ZMQ = r"^(tcp://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}|ipc://[^@\s][^\s]{0,99})$"
 PATTERNS = {
+    ZMQ: 'tcp://HOST:PORT or ipc://PATH, as in "ipc:///run/prfaas/prefill-events"',
     PART_NAME: "a name: lower-case letters, digits, dashes; a letter first; 63 characters at most",
     HOST_PORT: 'HOST:PORT, as in "127.0.0.1:8000"',
     KEY_HASH: '"sha256:" and 64 hex digits, as `prfaas tenant key` prints it',
@@ -211,6 +213,12 @@ class EngineTable(Table):
     """Cores the engine is bound to, on machines without a GPU: "0" or "0-3"."""
     kv_cache_memory: SizeBytes = 2**30
     """Memory for the KV cache, on machines without a GPU."""
+    kv_events: Annotated[str, StringConstraints(pattern=ZMQ)] | None = None
+    """Where it publishes what its device memory holds: "ipc://PATH" on this machine, which `prfaas
+    up` has it do, or "tcp://HOST:PORT" of one started elsewhere. The events carry prompts in the
+    clear: keep them inside the cluster."""
+    kv_events_replay: Annotated[str, StringConstraints(pattern=ZMQ)] | None = None
+    """Where it repeats events to who missed some; needs `kv_events`."""
     args: list[str] = Field(default=[])
     """Further arguments for the engine."""
     env: dict[str, str] = Field(default={})
@@ -220,6 +228,18 @@ class EngineTable(Table):
     def _one_place(self) -> EngineTable:
         if self.listen and self.url:
             raise ValueError("give `listen` (started here) or `url` (started elsewhere)")
+        return self
+
+    @model_validator(mode="after")
+    def _publishes_here(self) -> EngineTable:
+        if self.kv_events_replay and not self.kv_events:
+            raise ValueError("kv_events_replay needs kv_events")
+        for where in (self.kv_events, self.kv_events_replay):
+            if where and not self.url and not where.startswith("ipc://"):
+                raise ValueError(
+                    f"{where!r} would be open to the network, and KV events carry prompts in the "
+                    'clear; an engine that is started here publishes at "ipc://PATH"'
+                )
         return self
 
 

@@ -9,7 +9,7 @@ are always named in full.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -37,26 +37,35 @@ def tails(hashes: Sequence[bytes]) -> Keys:
     return words[_TAIL - 1 :: _TAIL].astype(np.uint64)
 
 
-def tails_of(hashes: Iterable[int | bytes]) -> Keys:
+def tails_of(hashes: Sequence[int | bytes]) -> Keys:
     """The same of hashes as engines announce them: bytes, or numbers of which the end is looked at.
 
     Raises:
         ValueError: One has fewer than 8 bytes.
     """
-    found = []
-    for block_hash in hashes:
-        if isinstance(block_hash, int):
-            found.append(block_hash & _TAIL_MASK)
-        elif len(block_hash) < 8:
-            raise ValueError(f"a block hash of {len(block_hash)} bytes; 8 are needed")
-        else:
-            found.append(int.from_bytes(block_hash[-8:], "big"))
-    return np.array(found, np.uint64)
+    return np.array([_tail(block_hash) for block_hash in hashes], np.uint64)
 
 
-def short_keys(layout_id: bytes, group: int, tails: Keys) -> Keys:
+def _tail(block_hash: int | bytes) -> int:
+    if isinstance(block_hash, int):
+        return block_hash & _TAIL_MASK
+    if len(block_hash) < 8:
+        raise ValueError(f"a block hash of {len(block_hash)} bytes; 8 are needed")
+    return int.from_bytes(block_hash[-8:], "big")
+
+
+def group_keys(layout_id: bytes, group: int, ends: Keys) -> Keys:
     """Short keys of blocks of one group; never 0."""
-    keys: Keys = np.maximum(tails ^ _salt(layout_id, group), _ONE)
+    keys: Keys = np.maximum(ends ^ _salt(layout_id, group), _ONE)
+    return keys
+
+
+def short_keys(
+    layout_id: bytes, groups: Sequence[int], counts: Sequence[int], ends: Keys
+) -> Keys:
+    """Short keys of blocks of which so many in a row are of each group; never 0."""
+    salts = np.array([_salt(layout_id, group) for group in groups], np.uint64)
+    keys: Keys = np.maximum(ends ^ np.repeat(salts, counts), _ONE)
     return keys
 
 
@@ -65,10 +74,4 @@ def short_keys_of(layout_id: bytes, keys: Sequence[BlockKey]) -> Keys:
     if not keys:
         return np.zeros(0, np.uint64)
     groups, hashes = zip(*keys, strict=True)
-    ends = tails(hashes)
-    first = groups[0]
-    if groups.count(first) == len(groups):
-        return short_keys(layout_id, first, ends)
-    salts = np.array([_salt(layout_id, group) for group in groups], np.uint64)
-    found: Keys = np.maximum(ends ^ salts, _ONE)
-    return found
+    return short_keys(layout_id, groups, [1] * len(groups), tails(hashes))
