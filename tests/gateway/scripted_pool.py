@@ -16,6 +16,7 @@ from prfaas.wire.messages import (
     LinkTelemetry,
     Message,
     PoolState,
+    Pull,
     Snapshot,
     SnapshotEnd,
     Stored,
@@ -37,6 +38,7 @@ class ScriptedPool:
     """What the next snapshot holds."""
     next_seq: int = 7
     aborts: list[Abort] = field(default_factory=list)
+    pulls: list[Pull] = field(default_factory=list)
     num_subscriptions: int = 0
     is_mute: bool = False
     """Subscribed to, but says nothing."""
@@ -82,6 +84,8 @@ class ScriptedPool:
                     self._snapshot(channel)
             case Abort() as abort:
                 self.aborts.append(abort)
+            case Pull() as pull:
+                self.pulls.append(pull)
 
     def _snapshot(self, channel: Channel) -> None:
         for layout_id, key in self.blocks:

@@ -16,9 +16,10 @@ from prfaas.core.prefix_index import PrefixIndex
 from prfaas.core.role_loop import Role, RoleLoop, RoleSettings, SplitPlan
 from prfaas.core.roles import Roles
 from prfaas.errors import ConfigError
+from prfaas.gateway.app import Gateway
 from prfaas.gateway.driver import Driver
+from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.journal import Entry, Journal, Loop
-from prfaas.gateway.loops import Loops
 from prfaas.gateway.profiles import load_profiles
 from prfaas.gateway.reroling import STALE_NS, Reroling
 from prfaas.gateway.split import EngineQueue, Split
@@ -228,14 +229,17 @@ def test_a_better_split_brings_its_threshold(stage: Stage) -> None:
     assert dispatcher.links.between("prfaas-pool", "pd-pool").policy.offload_threshold == 777
 
 
-def test_a_plan_of_another_size_is_refused(tmp_path: Path) -> None:
+def test_a_plan_of_another_size_is_refused(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
     deployment = deployment_for(
-        tmp_path,
-        tmp_path,
+        checkpoint,
+        identities,
         tmp_path,
         engines=ROLES,
         routing={"plan": str(plan_file(tmp_path)), "reroling": True},
     )
-    driver = Driver(deployment, load_profiles(deployment), PrefixIndex())
+    engines = dict.fromkeys(("prefill", "decode", "spare"), "http://127.0.0.1:1")
+    pools = dict.fromkeys(("prfaas-pool", "pd-pool"), ("127.0.0.1", 1))
     with pytest.raises(ConfigError, match="2 PD engines, and the plan has 1 PD instances"):
-        Loops(deployment, driver, load_profiles(deployment), Journal())
+        Gateway(deployment, Endpoints(engines, pools))

@@ -105,6 +105,10 @@ class RoutingTable(Table):
     reroling: bool = False
     """Let PD engines change between prefill and decode as the load asks for; needs a `plan`, and
     engines with the role "prefill" or "decode". Of several gateways one may do so."""
+    replication: Annotated[RateBitsPerS, Field(ge=1_000_000)] | None = None
+    """What copies of hot prefixes may take of each link on average, such as "200Mbps": what home
+    misses again and again and a PrfaaS cluster holds is copied home. Needs a `plan`; without
+    this nothing is copied."""
     ttft_max: DurationNs | None = None
     """Refuse with 429 what is predicted to take longer to its first token; needs a `plan`."""
     prefill_timeout: DurationNs = 60 * 10**9
@@ -126,6 +130,8 @@ class RoutingTable(Table):
                 "short_term_loop needs a plan: it moves the threshold of adaptive routing, which "
                 "predicts from one; without it the threshold stays"
             )
+        if self.replication is not None and self.plan is None:
+            raise ValueError("replication needs a plan: it weighs prefill time against bytes")
         if self.reroling and self.plan is None:
             raise ValueError("reroling needs a plan: it weighs the splits that the plan knows")
         return self

@@ -144,7 +144,9 @@ class Gateway:
         self._access = Access(deployment.gateway, self.tenants, self.metrics.tenants.unauthorized)
         self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
         self._views = Views(model, self.engines, self.pools, self.metrics, self.records, self._door)
-        self.loops = Loops(deployment, self.driver, profiles, self.journal)
+        self.loops = Loops(
+            deployment, self.driver, self.pools, self.transfers, tickets, profiles, self.journal
+        )
         self.pulse = Pulse(self.driver, self.guards, self.journal, self.loops.all)
         control = Control(
             deployment,
@@ -169,7 +171,9 @@ class Gateway:
             )
         )
         self._flow = Flow(
-            planner=Planner(self.engines, self.pools, self._prompts, self.driver),
+            planner=Planner(
+                self.engines, self.pools, self._prompts, self.driver, self.loops.copier
+            ),
             driver=self.driver,
             guards=self.guards,
             prefill_leg=PrefillLeg(self.engines, model, deployment.routing, tickets),
@@ -228,6 +232,7 @@ class Gateway:
     def _transfer_over(self, transfer: TransferView) -> None:
         self.metrics.arrived(transfer)
         self.driver.transfer_over(transfer.number)
+        self.loops.transfer_over(transfer)
         self.guards.ended((transfer.source, transfer.destination), told_of_link(transfer))
 
     def _app(self) -> web.Application:

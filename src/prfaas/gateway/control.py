@@ -120,6 +120,7 @@ class Control:
                 "frozen": self._pulse.frozen,
                 "threshold": routing.short_term_loop,
                 "roles": routing.reroling,
+                "replication": routing.replication is not None,
                 "admission": routing.ttft_max is not None,
             },
             "links": [self._link_state(link) for link in self.links()],

@@ -12,6 +12,7 @@ from prfaas.core.dispatch import Refusal, Refused, Routed
 from prfaas.core.routing import Path
 from prfaas.core.shipping import shipped_bytes
 from prfaas.errors import PrfaasError
+from prfaas.gateway.copies import Copier
 from prfaas.gateway.driver import Ask, Driver
 from prfaas.gateway.engines import Engine, Engines
 from prfaas.gateway.fields import bad
@@ -63,11 +64,18 @@ class Planner:
         pools: Their layouts.
         prompts: Tokenises.
         driver: Decides.
+        copier: Counts what home misses; None without replication.
     """
 
     def __init__(
-        self, engines: Engines, pools: Pools, prompts: PromptMaker, driver: Driver
+        self,
+        engines: Engines,
+        pools: Pools,
+        prompts: PromptMaker,
+        driver: Driver,
+        copier: Copier | None = None,
     ) -> None:
+        self._copier = copier
         self._engines = engines
         self._pools = pools
         self._prompts = prompts
@@ -132,6 +140,8 @@ class Planner:
             raise _refused(found)
         record.pd_hit_tokens, record.prfaas_hit_tokens = found.present_tokens, found.away_tokens
         record.prefill_cluster = found.cluster
+        if self._copier is not None:
+            self._copier.routed(ask, prompt.cache_salt, found, time.monotonic_ns())
         by_name, decode = self._engines.by_name, self._decoder(ask, found)
         record.decode_engine = decode
         apart = found.prefill != decode and self._is_shared(ask, found)

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
+from prfaas.gateway.copies import Copier, copy_settings
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.journal import Journal
+from prfaas.gateway.pools import Pools
 from prfaas.gateway.profiles import Profiles
-from prfaas.gateway.pulse import Beaten
+from prfaas.gateway.pulse import BEAT_S, LOOP_EVERY, Beaten
 from prfaas.gateway.records import Outcome, Record
 from prfaas.gateway.reroling import Reroling
 from prfaas.gateway.split import Split
+from prfaas.gateway.tickets import TicketOffice
+from prfaas.gateway.transfers import Transfers, TransferView
 
 
 class Loops:
-    """The long-term loop.
+    """The long-term loop, and replication.
 
     Args:
         deployment: Which loops run.
         driver: What they act on.
+        pools: Copy.
+        transfers: Follow copies.
+        tickets: Sign copies.
         profiles: What they weigh with.
         journal: Hears what they do.
 
@@ -27,8 +34,20 @@ class Loops:
     """
 
     def __init__(
-        self, deployment: Deployment, driver: Driver, profiles: Profiles, journal: Journal
+        self,
+        deployment: Deployment,
+        driver: Driver,
+        pools: Pools,
+        transfers: Transfers,
+        tickets: TicketOffice,
+        profiles: Profiles,
+        journal: Journal,
     ) -> None:
+        self.copier: Copier | None = None
+        rate = deployment.routing.replication
+        if rate is not None:
+            settings = copy_settings(rate, BEAT_S * LOOP_EVERY)
+            self.copier = Copier(driver, transfers, tickets, pools.pull, settings, journal)
         self.reroling: Reroling | None = None
         if driver.split is not None and deployment.routing.reroling:
             _check_size(deployment, driver.split, profiles)
@@ -37,7 +56,12 @@ class Loops:
     @property
     def all(self) -> list[Beaten]:
         """Those that run."""
-        return [] if self.reroling is None else [self.reroling]
+        return [loop for loop in (self.reroling, self.copier) if loop is not None]
+
+    def transfer_over(self, transfer: TransferView) -> None:
+        """A transfer ended at its destination."""
+        if self.copier is not None:
+            self.copier.over(transfer)
 
     def ended(self, record: Record) -> None:
         """A request ended: how long decode takes is weighed."""

@@ -21,7 +21,7 @@ from prfaas.wire.channel import Channel
 from prfaas.wire.frames import ControlFrame, Frame
 from prfaas.wire.identity import peer_name
 from prfaas.wire.liveness import keep_alive
-from prfaas.wire.messages import Abort, LinkTelemetry, Subscribe, decode
+from prfaas.wire.messages import Abort, LinkTelemetry, Pull, Subscribe, decode
 
 _REASON_CHARS_MAX = 200
 _log = logging.getLogger(__name__)
@@ -86,6 +86,13 @@ class PoolClient:
         """Tell the pool that a transfer is over; nothing happens without a connection."""
         if self._channel is not None:
             self._channel.send(Abort(transfer_id=transfer_id, reason=reason[:_REASON_CHARS_MAX]))
+
+    def pull(self, pull: Pull) -> bool:
+        """Ask the pool to fetch blocks; False without a connection."""
+        if self._channel is None:
+            return False
+        self._channel.send(pull)
+        return True
 
     async def _connect(self) -> Channel | None:
         host, port = self._address
@@ -201,6 +208,10 @@ class Pools:
             for source, client in self._clients.items()
             for destination, measured in client.subscription.telemetry.items()
         }
+
+    def pull(self, destination: str, pull: Pull) -> bool:
+        """Ask a pool to fetch blocks; False if it is not connected."""
+        return self._clients[destination].pull(pull)
 
     def abort(self, transfer: TransferView, reason: str) -> None:
         """Tell both pools that a transfer is over."""

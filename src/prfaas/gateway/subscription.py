@@ -13,8 +13,10 @@ from prfaas.wire.messages import (
     AnyMessage,
     Evicted,
     LinkTelemetry,
+    Missing,
     Ping,
     PoolState,
+    Refused,
     Snapshot,
     SnapshotEnd,
     Stored,
@@ -85,6 +87,11 @@ class Subscription:
             case Stored() | Evicted() | TransferEnded() | PoolState():
                 self._in_order(message.seq)
                 self._event(message)
+            case Missing():
+                # Somebody was faster: what a copy lacks is computed when it is asked for.
+                return
+            case Refused():
+                self._transfers.refused(self._pool, message)
             case _:
                 raise PeerError(f"{type(message).__name__} is no message for a gateway")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from prfaas.core.transfers import TransferState
-from prfaas.wire.messages import TransferEnded
+from prfaas.wire.messages import Refused, TransferEnded
 
 OPEN = "open"
 """A transfer of which no pool has reported the end."""
@@ -132,6 +132,12 @@ class Transfers:
             view.break_with(failure_label(event))
         if pool == view.destination:
             self._on_arrived(view)
+
+    def refused(self, pool: str, message: Refused) -> None:
+        """A pool will not fetch what it was asked to pull; no end of it is told."""
+        view = self._views.get(message.transfer_id)
+        if view is not None and pool == view.destination:
+            view.break_with("refused")
 
     def lost(self, pool: str) -> None:
         """The event stream of `pool` broke: what runs over it can not be followed any more."""

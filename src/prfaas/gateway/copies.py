@@ -1,0 +1,253 @@
+"""Hot prefixes that the home cluster misses and a PrfaaS cluster holds: copied by pulls.
+
+The core counts misses and chooses, as it does in the simulator. Blocks travel as in every pull: the
+destination's pool node asks the source over the link that the source keeps to it.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from prfaas.core.blocks import BlockKey, GroupKind, Layout, block_key
+from prfaas.core.dispatch import Routed
+from prfaas.core.link_book import LinkBook
+from prfaas.core.placement import Copy, CopySettings, HotPrefixes, Road, marks
+from prfaas.core.routing import Path
+from prfaas.core.shipping import is_worth_sending, shipped_bytes
+from prfaas.core.ways import Way
+from prfaas.gateway.driver import Ask, Driver, LinkName
+from prfaas.gateway.journal import Journal, Loop
+from prfaas.gateway.tickets import TicketOffice
+from prfaas.gateway.transfers import Transfers, TransferView
+from prfaas.units import NS_PER_S
+from prfaas.wire.frames import TRANSFER_ID_BYTES
+from prfaas.wire.messages import PULL_KEYS_MAX, Pull, wire_keys
+
+CANDIDATES_MAX = 256
+"""Prefixes that are counted for each link; each keeps the hashes of a prompt."""
+OPEN_MAX = 256
+"""Copies under way at a time, all links together."""
+
+
+@dataclass(frozen=True)
+class Prefix(Sequence[bytes]):
+    """The beginning of a prompt: at every boundary the hash that names all before it.
+
+    Attributes:
+        layout: Of its blocks.
+        hashes: Hash chain, up to where it ends.
+        cache_salt: Of the tenant whose it is.
+    """
+
+    layout: Layout
+    hashes: list[bytes]
+    cache_salt: str
+
+    @property
+    def step(self) -> int:
+        """Hashes between two boundaries."""
+        return self.layout.boundary_tokens // self.layout.tokens_per_hash
+
+    def __len__(self) -> int:
+        return len(self.hashes) // self.step
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> Prefix: ...
+    def __getitem__(self, index: int | slice) -> bytes | Prefix:
+        if isinstance(index, int):
+            if not 0 <= index < len(self):
+                raise IndexError(f"boundary {index} of {len(self)}")
+            return self.hashes[(index + 1) * self.step - 1]
+        end = index.indices(len(self))[1]
+        return Prefix(self.layout, self.hashes[: end * self.step], self.cache_salt)
+
+    def keys(self, have_tokens: int) -> Iterator[BlockKey]:
+        """Blocks of it that a pool with so much of it can use and lacks."""
+        final = len(self) * self.layout.boundary_tokens
+        for group in self.layout.groups:
+            span = group.tokens_per_block
+            for end in range(have_tokens + span, final + 1, span):
+                if is_worth_sending(group, end, have_tokens=have_tokens, final_tokens=final):
+                    yield block_key(self.layout, group, self.hashes, end)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A copy under way."""
+
+    book: LinkBook
+    num_bytes: int
+    ends_at_ns: int
+
+
+class Copier:
+    """Counts misses that another pool would have served, and has the hot ones copied.
+
+    Args:
+        driver: Knows the links.
+        transfers: Follow the copies.
+        tickets: Sign them.
+        pull: Sends a pull to a pool; False if it is not connected.
+        settings: Budget of a link in one interval, and decay.
+        journal: Hears what was copied.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        transfers: Transfers,
+        tickets: TicketOffice,
+        pull: Callable[[str, Pull], bool],
+        settings: CopySettings,
+        journal: Journal,
+    ) -> None:
+        self._driver, self._transfers, self._tickets = driver, transfers, tickets
+        self._pull, self._settings, self._journal = pull, settings, journal
+        self._hot: dict[LinkName, HotPrefixes[bytes]] = {}
+        self._open: dict[bytes, _Open] = {}
+        self._num_begun = 0
+
+    @property
+    def num_open(self) -> int:
+        """Copies under way."""
+        return len(self._open)
+
+    def routed(self, ask: Ask, cache_salt: str, found: Routed, now_ns: int) -> None:
+        """A request is prefilled at home: count what PrfaaS clusters hold of it and home does not.
+
+        What is prefilled away comes home by itself.
+        """
+        if found.decision.path is not Path.LOCAL or ask.layout is None or not ask.hashes:
+            return
+        for way in self._driver.dispatcher.seen.ways:
+            held = way.facts.prfaas_hit_tokens > found.present_tokens
+            if held and way.link.destination == found.destination and way.cluster.costs is not None:
+                prefix = Prefix(ask.layout, ask.hashes, cache_salt)
+                self._miss(way, prefix, ask.num_prompt_tokens, found.present_tokens, now_ns)
+
+    def _miss(
+        self, way: Way, prefix: Prefix, num_prompt_tokens: int, present_tokens: int, now_ns: int
+    ) -> None:
+        layout, span = prefix.layout, prefix.layout.boundary_tokens
+        present, held = present_tokens // span, way.facts.prfaas_hit_tokens // span
+        lengths = list(marks(prefix, present, held))
+        if any(group.kind is not GroupKind.FULL_ATTENTION for group in layout.groups):
+            # State lies only at the end of what the other pool can serve.
+            lengths = lengths[-1:]
+        link = (way.link.source, way.link.destination)
+        if link not in self._hot:
+            self._hot[link] = HotPrefixes(self._settings)
+        costs = way.cluster.costs
+        assert costs is not None  # noqa: S101 (asked before)
+        for length in lengths:
+            saved_ns = costs.local_prefill_ns(num_prompt_tokens - present_tokens)
+            saved_ns -= costs.local_prefill_ns(num_prompt_tokens - length * span)
+            self._hot[link].miss(
+                prefix[:length],
+                length,
+                present,
+                num_bytes=shipped_bytes(
+                    layout, have_tokens=present * span, final_tokens=length * span
+                ),
+                saved_ns=saved_ns,
+                now_ns=now_ns,
+            )
+
+    # The loop
+
+    def beat(self, now_ns: int) -> None:
+        """Give up what nobody has told the end of."""
+        for transfer_id, copy in list(self._open.items()):
+            if now_ns >= copy.ends_at_ns:
+                self._over(transfer_id)
+
+    def turn(self, now_ns: int) -> None:
+        """One interval has passed: start what is worth it."""
+        for (source, destination), hot in self._hot.items():
+            link = self._driver.dispatcher.links.between(source, destination)
+            seen = link.book.latest(now_ns)
+            if seen is None or not link.up:
+                continue
+            road = Road(link.book.backlog_bytes(now_ns), seen.bits_per_s, seen.rtt_ns)
+            begun = [
+                copy
+                for copy in hot.choose(road, now_ns)
+                if self._start(source, destination, copy, link.book, now_ns)
+            ]
+            if begun:
+                self._note(source, destination, begun)
+
+    def over(self, transfer: TransferView) -> None:
+        """A transfer ended; it may have been a copy."""
+        self._over(transfer.transfer_id)
+
+    def _start(
+        self, source: str, destination: str, copy: Copy[bytes], book: LinkBook, now_ns: int
+    ) -> bool:
+        prefix = copy.block_ids
+        assert isinstance(prefix, Prefix)  # noqa: S101 (nothing else is counted)
+        have_tokens = copy.num_present * prefix.layout.boundary_tokens
+        keys = list(prefix.keys(have_tokens))
+        if len(self._open) >= OPEN_MAX or len(keys) > PULL_KEYS_MAX:
+            return False
+        self._num_begun += 1
+        # Numbers of requests are not negative: no request's books are touched.
+        transfer = self._transfers.open(
+            secrets.token_bytes(TRANSFER_ID_BYTES), source, destination, -self._num_begun
+        )
+        ticket = self._tickets.issue(
+            transfer,
+            prefix.layout,
+            prefix.cache_salt,
+            have_tokens=have_tokens,
+            final_tokens=len(prefix) * prefix.layout.boundary_tokens,
+        )
+        pull = Pull(
+            transfer_id=transfer.transfer_id,
+            source=source,
+            keys=wire_keys(keys),
+            ticket=base64.b64decode(ticket),
+        )
+        if not self._pull(destination, pull):
+            return False
+        book.promise(copy.num_bytes)
+        ends_at_ns = now_ns + self._tickets.lifetime_ns
+        self._open[transfer.transfer_id] = _Open(book, copy.num_bytes, ends_at_ns)
+        transfer.broken.add_done_callback(lambda _: self._over(transfer.transfer_id))
+        return True
+
+    def _over(self, transfer_id: bytes) -> None:
+        copy = self._open.pop(transfer_id, None)
+        if copy is not None:
+            copy.book.settle(copy.num_bytes)
+
+    def _note(self, source: str, destination: str, begun: list[Copy[bytes]]) -> None:
+        num_bytes = sum(copy.num_bytes for copy in begun)
+        self._journal.note(
+            Loop.REPLICATION,
+            "copies",
+            f"link {source}:{destination}",
+            why="prefixes that are asked for again and again at home lie only in the other pool",
+            numbers={
+                "prefixes": len(begun),
+                "bytes": num_bytes,
+                "budget_bytes": self._settings.budget_bytes,
+            },
+        )
+
+
+def copy_settings(bits_per_s: int, interval_s: float) -> CopySettings:
+    """Settings for copies that take so much of each link.
+
+    Args:
+        bits_per_s: Of a link, on average.
+        interval_s: Of the loop.
+    """
+    budget_bytes = round(bits_per_s / 8 * interval_s)
+    return CopySettings(budget_bytes, 60 * NS_PER_S, num_candidates_max=CANDIDATES_MAX)
