@@ -132,7 +132,8 @@ def missing_identity(deployment: Deployment) -> str:
 
 
 def _identity_names(deployment: Deployment) -> list[str]:
-    names = [deployment.gateway.name]
+    # A replica may run on another machine, with an identity that was made elsewhere.
+    names = deployment.gateways if deployment.security.generate else [deployment.gateway.name]
     for cluster in deployment.clusters.values():
         names += [name for name, pool in cluster.pools.items() if not pool.address]
     return names
@@ -165,7 +166,8 @@ def check_ports(deployment: Deployment) -> None:
 
 
 def _listens(deployment: Deployment) -> list[tuple[str, Address]]:
-    listens = [(deployment.gateway.name, deployment.gateway.listen)]
+    table = deployment.gateway
+    listens = [(table.name, table.listen), *table.replicas.items()]
     for cluster in deployment.clusters.values():
         listens += [(name, pool.listen or "") for name, pool in cluster.pools.items()]
         listens += [(name, engine.listen or "") for name, engine in cluster.engines.items()]
@@ -190,7 +192,8 @@ def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
         args += ["--disk", str(table.disk), "--disk-limit", f"{table.disk_limit}B"]
     args += ["--socket", str(pool_socket(deployment, name))]
     args += ["--identities", str(deployment.security.identities)]
-    args += ["--gateway", deployment.gateway.name]
+    for gateway in deployment.gateways:
+        args += ["--gateway", gateway]
     if cluster.role is ClusterRole.PRFAAS:
         for peer in _pool_names(deployment, ClusterRole.PD):
             peer_host, peer_port = topology.pools[peer]

@@ -72,6 +72,9 @@ class GatewayTable(Table):
     """Its name in the certificate that pool nodes and engines ask for."""
     listen: HostPort = "127.0.0.1:8000"
     """Where clients come; port 0 takes a free one."""
+    replicas: dict[PartName, HostPort] = Field(default={})
+    """Further gateways of this deployment by name, and where clients come. `prfaas gateway FILE
+    --name NAME` starts each; all need the same `tenant.salt` in their `state`."""
     body_bytes_max: SizeBytes = 8 * 2**20
     """Larger request bodies are refused with 413."""
     request_timeout: DurationNs = 600 * 10**9
@@ -348,7 +351,7 @@ class Deployment(Table):
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Deployment:
-        names = [self.gateway.name]
+        names = self.gateways
         for cluster in self.clusters.values():
             names += [*cluster.pools, *cluster.engines]
         doubles = sorted({name for name in names if names.count(name) > 1})
@@ -395,6 +398,22 @@ class Deployment(Table):
     def _roles_fit(self) -> Deployment:
         check_roles(self.clusters.items(), reroling=self.routing.reroling)
         return self
+
+    @property
+    def gateways(self) -> list[str]:
+        """Names of all gateways."""
+        return [self.gateway.name, *self.gateway.replicas]
+
+    def run_by(self, gateway: str) -> Deployment:
+        """The same deployment, as one of its gateways runs it.
+
+        Raises:
+            KeyError: There is no such gateway.
+        """
+        if gateway == self.gateway.name:
+            return self
+        update = {"name": gateway, "listen": self.gateway.replicas[gateway]}
+        return self.model_copy(update={"gateway": self.gateway.model_copy(update=update)})
 
     def with_role(self, role: ClusterRole) -> list[ClusterTable]:
         """All clusters of a role."""

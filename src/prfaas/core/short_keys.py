@@ -60,9 +60,7 @@ def group_keys(layout_id: bytes, group: int, ends: Keys) -> Keys:
     return keys
 
 
-def short_keys(
-    layout_id: bytes, groups: Sequence[int], counts: Sequence[int], ends: Keys
-) -> Keys:
+def short_keys(layout_id: bytes, groups: Sequence[int], counts: Sequence[int], ends: Keys) -> Keys:
     """Short keys of blocks of which so many in a row are of each group; never 0."""
     salts = np.array([_salt(layout_id, group) for group in groups], np.uint64)
     keys: Keys = np.maximum(ends ^ np.repeat(salts, counts), _ONE)

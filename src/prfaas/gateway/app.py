@@ -27,12 +27,14 @@ from prfaas.gateway.door import Door, add_limit_headers
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.ending import Ending
 from prfaas.gateway.endpoints import Endpoints
+from prfaas.gateway.engine_events import EngineEvents, EventTiming
 from prfaas.gateway.engines import Engines
 from prfaas.gateway.exchange import Exchange, reply_headers
 from prfaas.gateway.failures import error_body, error_response, openai_errors, status_of
 from prfaas.gateway.flow import Flow
 from prfaas.gateway.guards import Guards, told_of_link
 from prfaas.gateway.journal import Journal
+from prfaas.gateway.kv_lookup import KvLookup
 from prfaas.gateway.loops import Loops
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools, PoolTiming
@@ -94,6 +96,7 @@ class Gateway:
         endpoints: Where its parts are.
         poll_s: Time between two looks at an engine.
         timing: Times of the pool subscriptions.
+        events: Times of the subscriptions to engines' KV events.
 
     Raises:
         ConfigError: The tokenizer, an identity or the salt is missing.
@@ -106,6 +109,7 @@ class Gateway:
         *,
         poll_s: float = 1.0,
         timing: PoolTiming | None = None,
+        events: EventTiming | None = None,
     ) -> None:
         name, model = deployment.gateway.name, deployment.model.name
         identity = identity_in(deployment.security.identities, name)
@@ -138,6 +142,10 @@ class Gateway:
             self.driver,
             timing or PoolTiming(),
         )
+        self.engine_events = EngineEvents(
+            deployment, self.index, self.pools.layout, self.metrics.events.applied, events
+        )
+        self.metrics.events.watch(self.index, self.engine_events.names())
         self.metrics.watch(self.engines, self.pools, self.index, self.driver)
         self.metrics.watch_guards(self.guards)
         self.metrics.tenants.watch(self.tenants)
@@ -170,10 +178,18 @@ class Gateway:
                 self.journal,
             )
         )
+        planner = Planner(self.engines, self.pools, self._prompts, self.driver, self.loops.copier)
+        self._lookup = KvLookup(
+            deployment,
+            planner,
+            self.tenants,
+            self.index,
+            self.driver,
+            frozenset(self.engine_events.names()),
+            self._prompts.vocab_size,
+        )
         self._flow = Flow(
-            planner=Planner(
-                self.engines, self.pools, self._prompts, self.driver, self.loops.copier
-            ),
+            planner=planner,
             driver=self.driver,
             guards=self.guards,
             prefill_leg=PrefillLeg(self.engines, model, deployment.routing, tickets),
@@ -197,6 +213,7 @@ class Gateway:
         """
         self.engines.start()
         self.pools.start()
+        self.engine_events.start()
         self._beating = asyncio.create_task(self.pulse.run())
         self._console.start()
         # A client that leaves cancels its handler, and with it both legs and the transfer.
@@ -224,6 +241,7 @@ class Gateway:
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
+        await self.engine_events.close()
         await self.pools.close()
         await self.engines.close()
         self._prompts.close()
@@ -247,6 +265,7 @@ class Gateway:
         self._views.add_to(app.router)
         self._console.add_to(app.router)
         self._control.add_to(app.router)
+        self._lookup.add_to(app.router)
         return app
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:

@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from prfaas.config.deployment import EngineTable
+from prfaas.config.deployment import Deployment, EngineTable
 from prfaas.core.blocks import Layout
 from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import PeerError
@@ -118,7 +118,7 @@ class EngineClient:
                 await self._follow(socket, monitor)
             except (_GoneError, zmq.ZMQError, PeerError) as error:
                 log = _log.warning if self._is_joined else _log.debug
-                log("KV events of engine %s: %s", self._engine, error or repr(error))
+                log("KV events of engine %s: %s", self._engine, str(error) or repr(error))
             finally:
                 self.feed.lost()
 
@@ -171,18 +171,23 @@ class EngineClient:
             return False
         with self._socket(zmq.DEALER, self._replay_endpoint) as socket:
             socket.connect(self._replay_endpoint)
-            socket.send_multipart([b"", self.feed.replay_from.to_bytes(8, "big")])
-            self.feed.begin_replay()
+            self._ask(socket)
             while await _readable((socket,), self._timing.replay_s):
                 for frames in _waiting(socket, BATCHES_A_TURN):
                     seq, payload = read_frames(frames)
-                    if seq < 0:
-                        self.feed.end_replay()
+                    if seq >= 0:
+                        self.feed.replayed(seq, payload)
+                    elif self.feed.end_replay():
                         return True
-                    self.feed.replayed(seq, payload)
+                    else:
+                        self._ask(socket)
                 await asyncio.sleep(0)
         _log.warning("engine %s does not answer at %s", self._engine, self._replay_endpoint)
         return False
+
+    def _ask(self, socket: Socket) -> None:
+        socket.send_multipart([b"", self.feed.replay_from.to_bytes(8, "big")])
+        self.feed.begin_replay()
 
     @contextlib.contextmanager
     def _socket(self, kind: int, endpoint: str) -> Iterator[Socket]:
@@ -208,6 +213,7 @@ def _monitor(socket: Socket) -> Iterator[Socket]:
         yield monitor
     finally:
         socket.disable_monitor()
+        monitor.close(linger=0)
 
 
 def _event(frames: list[bytes]) -> int:
@@ -227,7 +233,7 @@ async def _readable(sockets: Sequence[Socket], timeout_s: float) -> bool:
     """Wait until one of some sockets has a message; False when none came in time."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
-    while not any(socket.getsockopt(zmq.EVENTS) & zmq.POLLIN for socket in sockets):
+    while not any(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN for socket in sockets):
         # The descriptor says that something happened, not what.
         stirred = asyncio.Event()
         descriptors = [int(socket.fileno()) for socket in sockets]
@@ -248,7 +254,7 @@ class EngineEvents:
     """The KV events of all engines that publish them.
 
     Args:
-        tables: All engines, by name.
+        deployment: Who there is.
         index: Follows what they hold.
         layout: Layout of an engine by its pool and name; None while it is not announced.
         on_batch: Told of every batch that is applied, with the engine's name.
@@ -257,12 +263,17 @@ class EngineEvents:
 
     def __init__(
         self,
-        tables: Mapping[str, EngineTable],
+        deployment: Deployment,
         index: PrefixIndex,
         layout: Callable[[str, str], Layout | None],
         on_batch: Callable[[str, Batch], None],
-        timing: EventTiming,
+        timing: EventTiming | None = None,
     ) -> None:
+        tables = {
+            name: table
+            for cluster in deployment.clusters.values()
+            for name, table in cluster.engines.items()
+        }
         self._context: Context = zmq.Context()
         self._clients = {
             name: EngineClient(
@@ -271,7 +282,7 @@ class EngineEvents:
                 EngineFeed(name, index, partial(on_batch, name)),
                 partial(layout, table.pool, name),
                 self._context,
-                timing,
+                timing or EventTiming(),
             )
             for name, table in tables.items()
             if table.kv_events is not None
@@ -287,7 +298,7 @@ class EngineEvents:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._context.term()
+        self._context.destroy(linger=0)
 
     def names(self) -> list[str]:
         """Engines that are followed."""

@@ -54,6 +54,8 @@ class EngineFeed:
         self._next_seq = 0
         self._is_replayed = False
         """Whether the replay that is under way has been joined to what is known."""
+        self._is_other = False
+        """Whether it is of another life, or does not reach back to what is known."""
         self._may_overlap = False
         """Whether what comes next may be older than the end of the replay."""
 
@@ -81,7 +83,7 @@ class EngineFeed:
 
     def begin_replay(self) -> None:
         """A replay from `replay_from` was asked for."""
-        self._is_replayed = False
+        self._is_replayed = self._is_other = False
 
     def replayed(self, seq: int, payload: bytes) -> None:
         """The next batch of the replay.
@@ -94,15 +96,27 @@ class EngineFeed:
             if (seq, _digest(payload)) == self._last:
                 self._index.resume(self._engine)
                 return
-            self._start(seq, complete=seq == 0)
-        if seq == self._next_seq:
+            self._is_other = self._last is not None
+            if not self._is_other:
+                self._start(seq, complete=seq == 0)
+        if seq == self._next_seq and not self._is_other:
             self._apply(seq, payload)
 
-    def end_replay(self) -> None:
-        """There is no more. Without any batch, the engine has published none."""
+    def end_replay(self) -> bool:
+        """There is no more.
+
+        Returns:
+            False if what was known does not go on: it is forgotten, and a replay of everything has
+            to be asked for.
+        """
+        if self._is_other or (not self._is_replayed and self._last is not None):
+            self._forget()
+            return False
         if not self._is_replayed:
+            # Nothing was published yet.
             self._start(0, complete=True)
         self._may_overlap = True
+        return True
 
     # Without a replay, and live
 

@@ -1,8 +1,8 @@
 """vLLM's KV events as they come over the wire, decoded: no I/O.
 
-A batch is msgpack, `[time, events, rank]` as an array, or a map with such keys. An event is a map with
-a `type`, or an array that begins with it. Hashes are numbers or bytes. What is not needed is skipped
-without being built, token ids above all; keys and kinds that are not known are tolerated.
+A batch is msgpack, `[time, events, rank]` as an array, or a map with such keys. An event is a map
+with a `type`, or an array that begins with it. Hashes are numbers or bytes. What is not needed is
+skipped without being built, token ids above all; keys and kinds that are not known are tolerated.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from prfaas.core.prefix_index import PrefixIndex, SourceState
 from prfaas.core.routing import Path
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.engines import Engine, Engines
+from prfaas.gateway.event_metrics import EventMetrics
 from prfaas.gateway.guards import Guards, label_of
 from prfaas.gateway.journal import Entry
 from prfaas.gateway.pools import Pools
@@ -54,6 +55,7 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self.tenants = TenantMetrics(self._registry)
+        self.events = EventMetrics(self._registry)
         self._requests = self._counter("requests", "Requests by how they ended", "path", "outcome")
         self._decisions = self._counter("route_decisions", "Routing decisions", "path", "reason")
         self._fallbacks = self._counter(
