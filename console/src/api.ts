@@ -105,6 +105,7 @@ export interface RequestRecord {
   transfer_state: string | null;
   kv_bytes: number;
   transfer_ms: number | null;
+  decided_ms: number | null;
   prefill_ms: number | null;
   ttft_ms: number | null;
   e2e_ms: number | null;

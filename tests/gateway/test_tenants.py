@@ -23,6 +23,7 @@ from prfaas.gateway.tenants import Tenants
 from .conftest import World, deployment_for, running, until
 from .scripted_engine import die_after, hang, stream_then_hang
 from .test_paths import LONG, SHORT
+from .test_tickets import ticket_of
 
 KEYS = {name: new_key() for name in ("red", "blue", "operator")}
 HASHES = {name: key_hash(key) for name, key in KEYS.items()}
@@ -258,7 +259,7 @@ async def test_requests_in_flight(checkpoint: Path, identities: Path, tmp_path: 
 async def test_what_is_over_the_links_share_is_prefilled_at_home(
     checkpoint: Path, identities: Path, tmp_path: Path
 ) -> None:
-    tables = tenants(link_rate="8kbps")
+    tables = tenants(link_rate="8kbps", weight=4.0)
     async with running(checkpoint, identities, tmp_path / "state", tenants=tables) as world:
         # 22 kB of blocks leave the thousand bytes a second in debt.
         for path, reason in (("remote", "above_threshold"), ("local", "link_limit")):
@@ -268,6 +269,9 @@ async def test_what_is_over_the_links_share_is_prefilled_at_home(
             assert headers["X-Prfaas-Reason"] == reason
         _, headers, _ = await ask(world, "blue", LONG)
         assert headers["X-Prfaas-Path"] == "remote"
+        first, second = (ticket_of(call, identities)[1] for call in world.prefill.calls)
+        assert (first.weight, first.bytes_per_s) == (4.0, 1000)
+        assert (second.weight, second.bytes_per_s) == (1.0, 0)
         sample = 'prfaas_tenant_link_bytes_total{tenant="red"}'
         assert await world.metric(sample) == 20 * 1024 + 2048
 

@@ -8,6 +8,7 @@ its caches.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -18,16 +19,22 @@ from prfaas.core.dispatch import Refused, Routed, ThresholdMoved
 from prfaas.core.link_book import LinkReport
 from prfaas.core.policies import PolicyName
 from prfaas.core.prefix_index import PrefixIndex
+from prfaas.core.role_loop import Role, RoleLoop, RoleSettings, StageLoad
+from prfaas.core.roles import Roles
 from prfaas.gateway.driver import Ask, Driver, PoolView
+from prfaas.gateway.journal import Journal
 from prfaas.gateway.profiles import Profiles
+from prfaas.gateway.reroling import Reroling
 from prfaas.sim.decode import DecodeLimits
 from prfaas.sim.front import Front
 from prfaas.sim.request import Request
+from prfaas.sim.roles import Roles as SimulatedRoles
 from prfaas.sim.setup import (
     BlockSetup,
     CacheSetup,
     ClusterSetup,
     LinkSetup,
+    RolesSetup,
     RoutingSetup,
     Setup,
     SloSetup,
@@ -35,15 +42,20 @@ from prfaas.sim.setup import (
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages import LinkTelemetry
 
-PD_POOL, PRFAAS_POOL = "pd", "prfaas"
+PD_POOL = "pd"
 BLOCK_TOKENS = 512
 THRESHOLD = 4000
 PLANNED_BITS_PER_S = 2e9
 RTT_NS = 30_000_000
-HOME, AWAY = ("p00000", "p00001"), ("r00000", "r00001", "r00002")
+HOME = ("p00000", "p00001", "p00002")
+CLUSTERS = {"far": ("r00000", "r00001"), "prfaas": ("r00002", "r00003", "r00004")}
+"""PrfaaS clusters; each has one pool of its name."""
+AWAY = tuple(name for names in CLUSTERS.values() for name in names)
+POOLS = (PD_POOL, *CLUSTERS)
 NUM_BLOCKS_MAX = 40
 """Blocks of the longest prompt; of a prompt one more token follows its blocks."""
 
+EAGER = RoleSettings(patience_ns=0, dwell_ns=NS_PER_S, need_weight=0.5, conversion_ns=0)
 UNLIMITED = CacheSetup(host_blocks=None)
 Action = Routed | Refused
 COSTS = Costs(
@@ -63,6 +75,13 @@ class Rules:
     policy: PolicyName
     ttft_max_s: int | None
     moving_threshold: bool
+    split: bool = False
+    """One PD instance prefills and the others decode, instead of all doing both."""
+
+    @property
+    def roles(self) -> list[Role]:
+        """Of PD instances that do not do both."""
+        return [Role.PREFILL] + [Role.DECODE] * (len(HOME) - 1)
 
 
 @dataclass(frozen=True)
@@ -78,6 +97,8 @@ class Seen:
 class World(Protocol):
     """Events that every driver understands."""
 
+    rules: Rules
+
     def arrive(self, number: int, family: int, num_blocks: int, now_ns: int, again: bool) -> Action:
         """A prompt of `num_blocks` blocks, equal to all of its family as far as they reach."""
 
@@ -87,8 +108,17 @@ class World(Protocol):
     def store(self, pool: str, family: int, num_blocks: int) -> None: ...
     def set_ready(self, name: str, ready: bool, now_ns: int) -> None: ...
     def report_load(self, name: str, num_waiting: int, now_ns: int) -> None: ...
-    def set_link(self, up: bool, now_ns: int) -> list[int]: ...
-    def report_link(self, seen: Seen, now_ns: int) -> None: ...
+    def set_link(self, cluster: str, up: bool, now_ns: int) -> list[int]: ...
+    def report_link(self, cluster: str, seen: Seen, now_ns: int) -> None: ...
+    def choose_decode(self, number: int) -> int | None:
+        """Index of the PD instance that decodes an open request."""
+
+    def weigh(self, prefill: StageLoad, decode: StageLoad, now_ns: int) -> list[Role]:
+        """One interval of the long-term loop; the roles that instances take work in."""
+
+    def look(self, now_ns: int) -> list[Role]:
+        """A draining instance is looked at; the same."""
+
     def pause(self, now_ns: int) -> None:
         """A second without news of the link."""
 
@@ -106,15 +136,24 @@ class GatewayWorld:
     """The gateway's `Driver`, fed as `Engines`, `Subscription` and `Planner` feed it."""
 
     def __init__(self, rules: Rules) -> None:
+        self.rules = rules
         self._index = PrefixIndex()
-        for pool in (PD_POOL, PRFAAS_POOL):
+        for pool in POOLS:
             self._index.end_snapshot(pool)
-        profiles = Profiles(COSTS, {"prfaas": COSTS}, {"prfaas": PLANNED_BITS_PER_S})
+        profiles = Profiles(
+            COSTS, dict.fromkeys(CLUSTERS, COSTS), dict.fromkeys(CLUSTERS, PLANNED_BITS_PER_S)
+        )
         self.driver = Driver(_deployment(rules), profiles, self._index)
-        self._pd = PoolView(is_live=True, layouts=dict.fromkeys(HOME, LAYOUT))
-        self._prfaas = PoolView(is_live=True, layouts=dict.fromkeys(AWAY, LAYOUT))
-        self.driver.pool_seen(PD_POOL, self._pd, 0)
-        self.driver.pool_seen(PRFAAS_POOL, self._prfaas, 0)
+        self._away = {
+            pool: PoolView(is_live=True, layouts=dict.fromkeys(names, LAYOUT))
+            for pool, names in CLUSTERS.items()
+        }
+        pd = PoolView(is_live=True, layouts=dict.fromkeys(HOME, LAYOUT))
+        for pool, view in {PD_POOL: pd, **self._away}.items():
+            self.driver.pool_seen(pool, view, 0)
+        if self.driver.split is not None:
+            self.driver.split.roles = Roles(rules.roles, RoleLoop(THRESHOLD, EAGER))
+            self._reroling = Reroling(self.driver, self.driver.split, profiles, Journal())
         for name in (*HOME, *AWAY):
             self.driver.engine_ready(name, 10**6, 0)
 
@@ -146,11 +185,11 @@ class GatewayWorld:
     def report_load(self, name: str, num_waiting: int, now_ns: int) -> None:
         self.driver.engine_seen(name, num_waiting, now_ns)
 
-    def set_link(self, up: bool, now_ns: int) -> list[int]:
-        self._prfaas = replace(self._prfaas, links={PD_POOL: up}, telemetry={})
-        return self.driver.pool_seen(PRFAAS_POOL, self._prfaas, now_ns)
+    def set_link(self, cluster: str, up: bool, now_ns: int) -> list[int]:
+        self._away[cluster] = replace(self._away[cluster], links={PD_POOL: up}, telemetry={})
+        return self.driver.pool_seen(cluster, self._away[cluster], now_ns)
 
-    def report_link(self, seen: Seen, now_ns: int) -> None:
+    def report_link(self, cluster: str, seen: Seen, now_ns: int) -> None:
         telemetry = LinkTelemetry(
             age_ns=seen.age_ns,
             goodput_bits_per_s=seen.bits_per_s,
@@ -163,8 +202,20 @@ class GatewayWorld:
             num_connections=1,
             open_arrived_bytes=seen.arrived_bytes,
         )
-        self._prfaas = replace(self._prfaas, telemetry={PD_POOL: telemetry})
-        self.driver.pool_seen(PRFAAS_POOL, self._prfaas, now_ns)
+        self._away[cluster] = replace(self._away[cluster], telemetry={PD_POOL: telemetry})
+        self.driver.pool_seen(cluster, self._away[cluster], now_ns)
+
+    def choose_decode(self, number: int) -> int | None:
+        name = self.driver.choose_decode(number)
+        return None if name is None else HOME.index(name)
+
+    def weigh(self, prefill: StageLoad, decode: StageLoad, now_ns: int) -> list[Role]:
+        self._reroling.weigh(prefill, decode, now_ns)
+        return self.look(now_ns)
+
+    def look(self, now_ns: int) -> list[Role]:
+        self._reroling.beat(now_ns)
+        return working(self._reroling.roles)
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
         return self.driver.tick(now_ns)
@@ -184,12 +235,20 @@ class SimulatorWorld:
     rules: Rules
     front: Front = field(init=False)
     _requests: dict[int, Request] = field(default_factory=dict)
-    _up: bool = False
-    _seen: Seen | None = None
+    _up: dict[str, bool] = field(default_factory=lambda: dict.fromkeys(CLUSTERS, False))
+    _seen: dict[str, Seen] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.front = Front(_setup(self.rules))
-        self.front.set_link(PRFAAS_POOL, up=False)
+        setup = _setup(self.rules)
+        self.front = Front(setup)
+        for cluster in CLUSTERS:
+            self.front.set_link(cluster, up=False)
+        if self.rules.split:
+            self._clock = _Clock()
+            system = _System(setup, self.front, self._clock)
+            self._roles = SimulatedRoles(system)  # type: ignore[arg-type]
+            self._roles.start()
+            self._clock.due.clear()
 
     def arrive(self, number: int, family: int, num_blocks: int, now_ns: int, again: bool) -> Action:
         blocks = block_ids(family, num_blocks)
@@ -211,41 +270,101 @@ class SimulatorWorld:
         self.front.caches.pools[pool].store(block_ids(family, num_blocks))
 
     def set_ready(self, name: str, ready: bool, now_ns: int) -> None:
+        """With roles, PD instances do not fail: the simulator knows no such run."""
         self.front.set_ready(name, ready=ready, now_ns=now_ns)
 
     def report_load(self, name: str, num_waiting: int, now_ns: int) -> None:
-        self.front.report_load(name, now_ns, num_waiting)
+        self.front.report_loads(now_ns, [(name, num_waiting)])
 
-    def set_link(self, up: bool, now_ns: int) -> list[int]:
-        self._up, self._seen = up, None
+    def set_link(self, cluster: str, up: bool, now_ns: int) -> list[int]:
+        self._up[cluster] = up
+        self._seen.pop(cluster, None)
         if up:
-            self._idle(now_ns)
-        return self.front.set_link(PRFAAS_POOL, up=up)
+            self._idle(cluster, now_ns)
+        return self.front.set_link(cluster, up=up)
 
-    def report_link(self, seen: Seen, now_ns: int) -> None:
-        self._seen = seen
-        if not self._up:
+    def report_link(self, cluster: str, seen: Seen, now_ns: int) -> None:
+        self._seen[cluster] = seen
+        if not self._up[cluster]:
             return
         use = 1.0 if seen.is_queued else 0.0
         at_ns = now_ns - seen.age_ns
         report = LinkReport(at_ns, float(seen.bits_per_s), seen.arrived_bytes, use, RTT_NS)
-        self.front.report_link(PRFAAS_POOL, PD_POOL, report)
+        self.front.report_link(cluster, PD_POOL, report)
+
+    def choose_decode(self, number: int) -> int | None:
+        name = self.front.choose_decode(self._requests[number])
+        return None if name is None else self.front.decode_names.index(name)
+
+    def weigh(self, prefill: StageLoad, decode: StageLoad, now_ns: int) -> list[Role]:
+        self._clock.now_ns = now_ns
+        self._roles._decide((prefill, decode))
+        return self.look(now_ns)
+
+    def look(self, now_ns: int) -> list[Role]:
+        self._clock.run(now_ns)
+        return working(self._roles._roles)
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
         return self.front.tick(now_ns)
 
     def pause(self, now_ns: int) -> None:
-        if self._up and not self.front.dispatcher.promised_bytes:
-            self._idle(now_ns)
+        for cluster, up in self._up.items():
+            if up and not self.front.link(cluster, PD_POOL).book.promised_bytes:
+                self._idle(cluster, now_ns)
 
-    def _idle(self, now_ns: int) -> None:
-        seen = self._seen
+    def _idle(self, cluster: str, now_ns: int) -> None:
+        seen = self._seen.get(cluster)
         rate, rtt_ns = (PLANNED_BITS_PER_S, 0) if seen is None else (seen.bits_per_s, RTT_NS)
         report = LinkReport(now_ns, float(rate), 0, 0.0, rtt_ns)
-        self.front.report_link(PRFAAS_POOL, PD_POOL, report)
+        self.front.report_link(cluster, PD_POOL, report)
 
     def held(self) -> tuple[int, int]:
         return self.front.dispatcher.num_open, self.front.dispatcher.promised_bytes
+
+
+@dataclass
+class _Clock:
+    """Runs what is due when it is told to."""
+
+    now_ns: int = 0
+    due: list[tuple[Callable[[Any], None], Any]] = field(default_factory=list)
+
+    def after(self, _delay_ns: int, then: Callable[[Any], None], argument: Any = None) -> None:
+        self.due.append((then, argument))
+
+    def run(self, now_ns: int) -> None:
+        """A look at a draining instance, and the conversion that may follow at once."""
+        self.now_ns = now_ns
+        for _ in range(2):
+            due, self.due = self.due, []
+            for then, argument in due:
+                then(argument)
+
+
+@dataclass
+class _Busy:
+    """What the simulator sees of an instance that prefills: here, what the gateway sent there."""
+
+    front: Front
+    name: str
+
+    def backlog_ns(self) -> int:
+        return self.front.dispatcher.load(self.name).num_jobs(self.name)
+
+
+class _System:
+    """As much of a simulated run as its roles look at."""
+
+    def __init__(self, setup: Setup, front: Front, clock: _Clock) -> None:
+        self.setup, self.front, self.clock = setup, front, clock
+        self.locals = {name: _Busy(front, name) for name in front.prefill_names}
+
+
+def working(roles: Roles) -> list[Role]:
+    """The role that every instance works in; one that drains has none."""
+    changing = roles.change.index if roles.change else None
+    return [role for index, role in enumerate(roles.all) if index != changing]
 
 
 def _hash(block: int) -> bytes:
@@ -258,6 +377,17 @@ def _deployment(rules: Rules) -> Deployment:
         "policy": rules.policy.value,
         "plan": "given.toml",
         "short_term_loop": rules.moving_threshold,
+        "reroling": rules.split,
+    }
+    roles = [role.value for role in rules.roles] if rules.split else ["both"] * len(HOME)
+    home = {name: {"pool": PD_POOL, "role": role} for name, role in zip(HOME, roles, strict=True)}
+    away = {
+        name: {
+            "role": "prfaas",
+            "pools": {name: {}},
+            "engines": {engine: {"pool": name} for engine in engines},
+        }
+        for name, engines in CLUSTERS.items()
     }
     if rules.ttft_max_s is not None:
         routing["ttft_max"] = f"{rules.ttft_max_s}s"
@@ -266,24 +396,22 @@ def _deployment(rules: Rules) -> Deployment:
             "model": {"name": "tiny", "path": "nowhere"},
             "routing": routing,
             "security": {"identities": "nowhere"},
-            "clusters": {
-                name: {
-                    "role": name,
-                    "pools": {name: {}},
-                    "engines": {engine: {"pool": name} for engine in engines},
-                }
-                for name, engines in ((PD_POOL, HOME), (PRFAAS_POOL, AWAY))
-            },
+            "clusters": {PD_POOL: {"role": "pd", "pools": {PD_POOL: {}}, "engines": home}, **away},
         }
     )
 
 
 def _setup(rules: Rules) -> Setup:
-    """No instances that only decode: those that prefill decode as well, as the gateway's do."""
+    """Without a split no instance only decodes: those that prefill decode as well."""
+    num_prefill = rules.roles.count(Role.PREFILL) if rules.split else len(HOME)
     return Setup(
-        prfaas=(ClusterSetup(PRFAAS_POOL, len(AWAY), COSTS, LinkSetup(1.0), UNLIMITED),),
-        num_prefill=len(HOME),
-        num_decode=0,
+        prfaas=tuple(
+            ClusterSetup(name, len(names), COSTS, LinkSetup(1.0), UNLIMITED)
+            for name, names in CLUSTERS.items()
+        ),
+        num_prefill=num_prefill,
+        num_decode=len(HOME) - num_prefill,
+        roles=RolesSetup(EAGER) if rules.split else None,
         costs=COSTS,
         step_ns=lambda _batch, _context: 1,
         decode=DecodeLimits(1),

@@ -28,6 +28,8 @@ class Outcome(StrEnum):
     """The client's fault: 4xx."""
     FAILED = "failed"
     """Ours or an engine's: 5xx, or an error within a stream."""
+    TIMED_OUT = "timed_out"
+    """It took longer than the client or the gateway allows: 504."""
     CANCELLED = "cancelled"
     """The client left."""
 
@@ -121,6 +123,7 @@ class Record:
             "transfer_state": transfer.state if transfer else None,
             "kv_bytes": transfer.num_bytes if transfer else 0,
             "transfer_ms": _ms(transfer.duration_ns or None) if transfer else None,
+            "decided_ms": _ms(self.decided_ns),
             "prefill_ms": _ms(self.prefill_ns),
             "ttft_ms": _ms(self.ttft_ns),
             "e2e_ms": _ms(self.e2e_ns),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prfaas.core.role_loop import Planned, Role, RoleChange, StageLoad
-from prfaas.core.roles import Change
+from prfaas.core.roles import Change, Roles
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.journal import Journal, Loop, Number
 from prfaas.gateway.profiles import Profiles
@@ -30,6 +30,11 @@ class Reroling:
         self._slots, self._plans = max(profiles.decode_slots, 1), profiles.plans
         self._decode_ns = 0.0
 
+    @property
+    def roles(self) -> Roles:
+        """Who prefills and who decodes."""
+        return self._split.roles
+
     def decoded(self, took_ns: int) -> None:
         """A request was decoded in so much time."""
         weight = _MEAN_WEIGHT if self._decode_ns else 1.0
@@ -47,8 +52,11 @@ class Reroling:
 
     def turn(self, now_ns: int) -> None:
         """One interval of the loop."""
+        self.weigh(self._prefill(now_ns), self._decode(now_ns), now_ns)
+
+    def weigh(self, prefill: StageLoad | None, decode: StageLoad | None, now_ns: int) -> None:
+        """Have the loop decide from what was seen of both stages; None is unknown."""
         roles = self._split.roles
-        prefill, decode = self._prefill(now_ns), self._decode(now_ns)
         plan = self._planned_at(now_ns)
         found = roles.update(now_ns, prefill, decode, plan, self._work_of)
         if found is None:

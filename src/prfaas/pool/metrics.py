@@ -29,6 +29,9 @@ class PoolMetrics:
         self.pinned_blocks = self._gauge(
             "pool_pinned_blocks", "KV blocks that somebody reads and that are kept for it."
         )
+        self.leased_blocks = self._gauge(
+            "pool_leased_blocks", "KV blocks of transfers that nobody has loaded yet."
+        )
         self.loose_bytes = self._gauge(
             "pool_loose_bytes", "Memory of blocks that come or go: counted and not in the store."
         )

@@ -23,6 +23,7 @@ from prfaas.pool.engine_requests import EngineRequests
 from prfaas.pool.events import EventFeed
 from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.io_thread import IoThread
+from prfaas.pool.limits import check_limits
 from prfaas.pool.link_port import LinkPort
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
@@ -81,11 +82,16 @@ class PoolSettings:
 
 
 class PoolNode:
-    """Wires the parts of a pool node together."""
+    """Wires the parts of a pool node together.
+
+    Raises:
+        ConfigError: The host has less than the settings allow.
+    """
 
     def __init__(
         self, settings: PoolSettings, clock_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
+        check_limits(settings.memory_bytes, settings.disk, settings.disk_bytes)
         self.settings = settings
         self.metrics = PoolMetrics()
         self.feed = EventFeed()
@@ -184,6 +190,7 @@ class PoolNode:
             self._engine_port.close()
             await self.link_port.close()
             await self._io.close()
+            self._requests.close()
             await runner.cleanup()
             if self.disk is not None:
                 self.disk.close()
@@ -330,6 +337,7 @@ class PoolNode:
     async def _keep_house(self) -> None:
         while True:
             self.store.spill(again=True)
+            self.store.expire(self._clock_ns())
             self.inbound.expire()
             self.link_port.expire()
             for link in self.links.values():
@@ -343,6 +351,7 @@ class PoolNode:
         if self.disk is not None:
             self._watch_tier("disk", self.disk)
         metrics.loose_bytes.set_function(lambda: store.loose_bytes)
+        metrics.leased_blocks.set_function(lambda: store.num_leased)
         metrics.pinned_blocks.set_function(lambda: store.num_pinned)
         metrics.promised_bytes.set_function(lambda: self.inbound.promised_bytes)
         metrics.unfinished_bytes.set_function(lambda: self.link_port.unfinished_bytes)
