@@ -19,7 +19,7 @@ from enum import IntFlag, StrEnum
 import numpy as np
 
 from prfaas.core.block_table import BlockTable, Flags, Keys, Places, Values
-from prfaas.core.blocks import BlockKey, CacheGroup, Layout
+from prfaas.core.blocks import CacheGroup, Layout
 from prfaas.core.hit_lengths import hit_lengths
 from prfaas.core.short_keys import group_keys, short_keys, short_keys_of, tails
 from prfaas.core.source_sets import SourceSets
@@ -121,13 +121,21 @@ class PrefixIndex:
             known.state = SourceState.INCOMPLETE if known.full else SourceState.EXACT
 
     def add(
-        self, source: str, layout_id: bytes, keys: Sequence[BlockKey], tier: Tier = Tier.HOST
+        self,
+        source: str,
+        layout_id: bytes,
+        keys: Sequence[tuple[int, bytes]],
+        tier: Tier = Tier.HOST,
     ) -> None:
-        """`source` stored blocks in a tier. Adding one twice is harmless."""
+        """`source` stored blocks, by group and hash, in a tier. Adding one twice is harmless."""
         self._change(source, short_keys_of(layout_id, keys), tier, added=True)
 
     def remove(
-        self, source: str, layout_id: bytes, keys: Sequence[BlockKey], tier: Tier = Tier.ANY
+        self,
+        source: str,
+        layout_id: bytes,
+        keys: Sequence[tuple[int, bytes]],
+        tier: Tier = Tier.ANY,
     ) -> None:
         """`source` dropped blocks from a tier. Removing an unknown one is harmless."""
         self._change(source, short_keys_of(layout_id, keys), tier, added=False)

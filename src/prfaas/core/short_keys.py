@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from prfaas.core.block_table import Keys
-from prfaas.core.blocks import HASH_BYTES, BlockKey
+from prfaas.core.blocks import HASH_BYTES
 
 _TAIL = HASH_BYTES // 8
 _ODD = 0x9E3779B97F4A7C15
@@ -67,9 +67,12 @@ def short_keys(layout_id: bytes, groups: Sequence[int], counts: Sequence[int], e
     return keys
 
 
-def short_keys_of(layout_id: bytes, keys: Sequence[BlockKey]) -> Keys:
-    """Short keys of any blocks of a layout."""
+def short_keys_of(layout_id: bytes, keys: Sequence[tuple[int, bytes]]) -> Keys:
+    """Short keys of any blocks of a layout, by group and hash."""
     if not keys:
         return np.zeros(0, np.uint64)
     groups, hashes = zip(*keys, strict=True)
-    return short_keys(layout_id, groups, [1] * len(groups), tails(hashes))
+    salts = {group: _salt(layout_id, group) for group in set(groups)}
+    mixed = np.fromiter(map(salts.__getitem__, groups), np.uint64, len(groups))
+    found: Keys = np.maximum(tails(hashes) ^ mixed, _ONE)
+    return found
