@@ -9,6 +9,12 @@ export interface LinkSample {
   offload_threshold: number;
 }
 
+/** What a link carries: its goodput is of its last busy moment, however long ago. */
+export function carried(link: LinkSample | undefined): number | null {
+  if (!link) return null;
+  return link.queued_bytes + link.in_flight_bytes > 0 ? link.goodput_bits_per_s : 0;
+}
+
 export interface Sample {
   at_unix_s: number;
   num_in_flight: number;

@@ -23,6 +23,9 @@ from prfaas.gateway.tenants import Tenants
 from .conftest import World, deployment_for, running, until
 from .scripted_engine import die_after, hang, stream_then_hang
 from .test_paths import LONG, SHORT
+from .test_tracing import Collector, collector
+
+__all__ = ["collector"]
 from .test_tickets import ticket_of
 
 KEYS = {name: new_key() for name in ("red", "blue", "operator")}
@@ -308,9 +311,29 @@ def test_who_is_refused_by_the_dispatcher_shares_by_the_same_weights(
 # Secrets
 
 
-async def test_keys_prompts_and_salts_are_in_no_log_metric_or_record(
-    two: World, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+async def test_keys_prompts_and_salts_are_in_no_log_metric_record_or_trace(
+    checkpoint: Path,
+    identities: Path,
+    tmp_path: Path,
+    collector: tuple[Collector, str],
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    seen, endpoint = collector
+    tables = {"tracing": {"endpoint": endpoint}, "tenants": tenants()}
+    async with running(checkpoint, identities, tmp_path / "state", **tables) as two:
+        shown = await shown_of_a_run(two, caplog)
+    shown += "".join(capsys.readouterr()) + seen.raw.decode(errors="replace")
+    for expected in ("request ", "prfaas_tenant_tokens_total", "gen_ai.usage.input_tokens"):
+        assert expected in shown
+    salts = [tenant.cache_salt for tenant in two.gateway.tenants.by_name.values()]
+    hashes = [text.removeprefix("sha256:") for text in HASHES.values()]
+    for secret in (*KEYS.values(), *salts, *hashes, "secret"):
+        assert secret not in shown
+
+
+async def shown_of_a_run(two: World, caplog: pytest.LogCaptureFixture) -> str:
+    """Logs and pages of a gateway that was asked well and badly."""
     caplog.set_level("DEBUG")
     for prompt in ("secret short", "secret long " * 30):
         for stream in (False, True):
@@ -330,13 +353,9 @@ async def test_keys_prompts_and_salts_are_in_no_log_metric_or_record(
     two.decode.words = ("secret words",)
     two.decode.script = die_after(1)
     await ask(two, "blue", "secret short", stream=False)
-    shown = caplog.text + "".join(capsys.readouterr())
-    assert "request" in shown
+    shown = caplog.text
     for url in ("/metrics", "/control/requests", "/health", "/control/links"):
         async with two.http.get(two.url + url) as response:
             assert response.status == 200
             shown += await response.text()
-    salts = [tenant.cache_salt for tenant in two.gateway.tenants.by_name.values()]
-    hashes = [text.removeprefix("sha256:") for text in HASHES.values()]
-    for secret in (*KEYS.values(), *salts, *hashes, wrong, "secret"):
-        assert secret not in shown
+    return shown

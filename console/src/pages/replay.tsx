@@ -1,7 +1,7 @@
 // The last hour, or a simulation's series, on a time line that can be scrubbed.
 
 import { useMemo, useState } from "preact/hooks";
-import { get, type Sample } from "../api";
+import { carried, get, type Sample } from "../api";
 import { Chart, type Line } from "../chart";
 import { clock, count, rate, size } from "../format";
 import { Slider } from "../parts/slider";
@@ -159,7 +159,7 @@ function fromSamples(samples: Sample[]): Recording {
       {
         title: "goodput",
         lines: links.map(line),
-        columns: ofLinks((l) => l.goodput_bits_per_s),
+        columns: ofLinks((l) => carried(l) ?? 0),
         format: rate,
       },
       {

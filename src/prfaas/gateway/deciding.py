@@ -153,7 +153,7 @@ class Planner:
         record.pd_hit_tokens, record.prfaas_hit_tokens = found.present_tokens, found.away_tokens
         record.prefill_cluster = found.cluster
         if self._copier is not None:
-            self._copier.routed(ask, prompt.cache_salt, found, time.monotonic_ns())
+            self._copier.routed(ask, found, time.monotonic_ns())
         by_name, decode = self._engines.by_name, self._decoder(ask, found)
         record.decode_engine = decode
         apart = found.prefill != decode and self._is_shared(ask, found)

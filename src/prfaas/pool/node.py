@@ -153,6 +153,8 @@ class PoolNode:
             settings.socket_path, self._engine_came, self._requests.handle, self._engine_went
         )
         self._watch_gauges()
+        self.admin_port = 0
+        """Port of `/health` and `/metrics`, once it is open."""
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until cancelled.
@@ -170,6 +172,7 @@ class PoolNode:
             await _open_port(self.link_port.open, self.settings.listen)
             site = web.TCPSite(runner, *self.settings.admin)
             await _open_port(site.start, self.settings.admin)
+            self.admin_port = int(runner.addresses[0][1])
             async with asyncio.TaskGroup() as tasks:
                 for link in self.links.values():
                     tasks.create_task(link.run())
