@@ -123,13 +123,14 @@ class EngineClient:
                 self.feed.lost()
 
     async def _handshake(self, monitor: Socket) -> None:
-        while await _readable((monitor,), self._timing.connect_s):
-            for frames in _waiting(monitor, 1):
-                event = _event(frames)
-                if event & _OVER:
-                    raise _GoneError("no connection")
-                if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                    return
+        with _Ears((monitor,)) as ears:
+            while await ears.hear(self._timing.connect_s):
+                for frames in _waiting(monitor, 1):
+                    event = _event(frames)
+                    if event & _OVER:
+                        raise _GoneError("no connection")
+                    if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                        return
         raise _GoneError(f"no connection after {self._timing.connect_s} s")
 
     async def _join(self) -> None:
@@ -140,20 +141,21 @@ class EngineClient:
         _log.info("KV events of engine %s are heard: %s", self._engine, self.feed.state)
 
     async def _follow(self, socket: Socket, monitor: Socket) -> None:
-        while True:
-            if not await _readable((socket, monitor), self._timing.idle_s):
-                # Silence can be the loss of the last batch; the engine knows.
-                if self._replay_endpoint is not None and not await self._replay():
-                    raise _GoneError("the engine does not answer")
-                continue
-            for frames in _waiting(socket, BATCHES_A_TURN):
-                seq, payload = read_frames(frames)
-                if self.feed.live(seq, payload) is Heard.GAP:
-                    await self._close_gap(seq, payload)
-            for frames in _waiting(monitor, BATCHES_A_TURN):
-                if _event(frames) & _OVER:
-                    raise _GoneError("the connection broke")
-            await asyncio.sleep(0)
+        with _Ears((socket, monitor)) as ears:
+            while True:
+                if not await ears.hear(self._timing.idle_s):
+                    # Silence can be the loss of the last batch; the engine knows.
+                    if self._replay_endpoint is not None and not await self._replay():
+                        raise _GoneError("the engine does not answer")
+                    continue
+                for frames in _waiting(socket, BATCHES_A_TURN):
+                    seq, payload = read_frames(frames)
+                    if self.feed.live(seq, payload) is Heard.GAP:
+                        await self._close_gap(seq, payload)
+                for frames in _waiting(monitor, BATCHES_A_TURN):
+                    if _event(frames) & _OVER:
+                        raise _GoneError("the connection broke")
+                await asyncio.sleep(0)
 
     async def _close_gap(self, seq: int, payload: bytes) -> None:
         _log.warning("KV events of engine %s: batches before %d were lost", self._engine, seq)
@@ -169,10 +171,13 @@ class EngineClient:
         """Ask for what was published since the last batch that was heard; False without answer."""
         if self._replay_endpoint is None:
             return False
-        with self._socket(zmq.DEALER, self._replay_endpoint) as socket:
+        with (
+            self._socket(zmq.DEALER, self._replay_endpoint) as socket,
+            _Ears((socket,)) as ears,
+        ):
             socket.connect(self._replay_endpoint)
             self._ask(socket)
-            while await _readable((socket,), self._timing.replay_s):
+            while await ears.hear(self._timing.replay_s):
                 for frames in _waiting(socket, BATCHES_A_TURN):
                     seq, payload = read_frames(frames)
                     if seq >= 0:
@@ -229,25 +234,55 @@ def _waiting(socket: Socket, num_max: int) -> Iterator[list[bytes]]:
             return
 
 
-async def _readable(sockets: Sequence[Socket], timeout_s: float) -> bool:
-    """Wait until one of some sockets has a message; False when none came in time."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
-    while not any(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN for socket in sockets):
-        # The descriptor says that something happened, not what.
-        stirred = asyncio.Event()
-        descriptors = [int(socket.fileno()) for socket in sockets]
-        for descriptor in descriptors:
-            loop.add_reader(descriptor, stirred.set)
-        try:
-            async with asyncio.timeout_at(deadline):
-                await stirred.wait()
-        except TimeoutError:
-            return False
-        finally:
-            for descriptor in descriptors:
-                loop.remove_reader(descriptor)
-    return True
+class _Ears:
+    """Waits until one of some sockets has a message."""
+
+    def __init__(self, sockets: Sequence[Socket]) -> None:
+        self._sockets = sockets
+        self._loop = asyncio.get_running_loop()
+        self._descriptors = [int(socket.fileno()) for socket in sockets]
+        self._waiting: asyncio.Future[None] | None = None
+        self._is_open = False
+
+    def __enter__(self) -> _Ears:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _open(self) -> None:
+        for descriptor in () if self._is_open else self._descriptors:
+            self._loop.add_reader(descriptor, self._stir)
+        self._is_open = True
+
+    def _close(self) -> None:
+        for descriptor in self._descriptors if self._is_open else ():
+            self._loop.remove_reader(descriptor)
+        self._is_open = False
+
+    async def hear(self, timeout_s: float) -> bool:
+        """Wait for a message; False when none came in time."""
+        deadline = self._loop.time() + timeout_s
+        # A descriptor says that something happened, not what, and says it until one looks.
+        while not any(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN for socket in self._sockets):
+            if self._loop.time() >= deadline:
+                return False
+            self._open()
+            self._waiting = self._loop.create_future()
+            timer = self._loop.call_at(deadline, self._stir)
+            try:
+                await self._waiting
+            finally:
+                timer.cancel()
+                self._waiting = None
+        return True
+
+    def _stir(self) -> None:
+        if self._waiting is None:
+            # Nobody listens now; the descriptor would stir the loop again and again.
+            self._close()
+        elif not self._waiting.done():
+            self._waiting.set_result(None)
 
 
 class EngineEvents:
