@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from prfaas.cli.parts import run_until_stopped
+from prfaas.cli.parts import logs_of_parts, run_until_stopped
 from prfaas.cli.processes import Part, Supervisor
 from prfaas.cli.progress import StartProgress
 from prfaas.cli.topology import (
@@ -78,6 +78,7 @@ def _not_here_yet(deployment: Deployment) -> Iterator[str]:
 @click.argument("file", type=click.Path(path_type=Path))
 @OVERLAY
 @click.option("--restart", is_flag=True, help="Start a part that ends anew, and say so.")
+@logs_of_parts
 def up(file: Path, overlay: Path | None, restart: bool) -> None:
     """Run the deployment in FILE until stopped, in the foreground.
 
@@ -87,6 +88,7 @@ def up(file: Path, overlay: Path | None, restart: bool) -> None:
     \b
     Examples:
       prfaas up examples/laptop.toml
+      prfaas up examples/laptop.toml --log-format json
       prfaas plan plan.toml --emit > settings.toml
       prfaas up two-sites.toml --with settings.toml
     """
