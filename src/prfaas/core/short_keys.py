@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 
 import numpy as np
@@ -43,6 +44,9 @@ def tails_of(hashes: Sequence[int | bytes]) -> Keys:
     Raises:
         ValueError: One has fewer than 8 bytes.
     """
+    if set(map(type, hashes)) == {int}:
+        with suppress(OverflowError):
+            return np.array(hashes, np.uint64)
     return np.array([_tail(block_hash) for block_hash in hashes], np.uint64)
 
 

@@ -19,6 +19,7 @@ from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import PeerError
 from prfaas.gateway.engine_feed import EngineFeed, Heard, read_frames
 from prfaas.gateway.kv_events import Batch
+from prfaas.logs import log_event
 
 BATCH_BYTES_MAX = 64 << 20
 QUEUED_BATCHES_MAX = 20_000
@@ -117,8 +118,8 @@ class EngineClient:
                 await self._join()
                 await self._follow(socket, monitor)
             except (_GoneError, zmq.ZMQError, PeerError) as error:
-                log = _log.warning if self._is_joined else _log.debug
-                log("KV events of engine %s: %s", self._engine, str(error) or repr(error))
+                level = logging.WARNING if self._is_joined else logging.DEBUG
+                self._say(level, "kv_events_lost", why=str(error) or repr(error))
             finally:
                 self.feed.lost()
 
@@ -138,7 +139,7 @@ class EngineClient:
         if not await self._replay():
             self.feed.start_blind()
         self._is_joined = True
-        _log.info("KV events of engine %s are heard: %s", self._engine, self.feed.state)
+        self._say(logging.INFO, "kv_events_heard", state=self.feed.state.value)
 
     async def _follow(self, socket: Socket, monitor: Socket) -> None:
         with _Ears((socket, monitor)) as ears:
@@ -158,7 +159,7 @@ class EngineClient:
                 await asyncio.sleep(0)
 
     async def _close_gap(self, seq: int, payload: bytes) -> None:
-        _log.warning("KV events of engine %s: batches before %d were lost", self._engine, seq)
+        self._say(logging.WARNING, "kv_events_gap", before=seq)
         for _ in range(REPLAYS_MAX):
             if not await self._replay():
                 break
@@ -187,8 +188,11 @@ class EngineClient:
                     else:
                         self._ask(socket)
                 await asyncio.sleep(0)
-        _log.warning("engine %s does not answer at %s", self._engine, self._replay_endpoint)
+        self._say(logging.WARNING, "kv_events_not_replayed", where=self._replay_endpoint)
         return False
+
+    def _say(self, level: int, event: str, **fields: object) -> None:
+        log_event(_log, level, event, engine=self._engine, **fields)
 
     def _ask(self, socket: Socket) -> None:
         socket.send_multipart([b"", self.feed.replay_from.to_bytes(8, "big")])
