@@ -146,7 +146,10 @@ def check_addresses(deployment: Deployment) -> None:
         ConfigError: One is not.
     """
     owners: dict[Address, str] = {}
-    for name, address in _listens(deployment):
+    replicas = [
+        (name, split_address(listen)) for name, listen in deployment.gateway.replicas.items()
+    ]
+    for name, address in [*_listens(deployment), *replicas]:
         other = owners.setdefault(address, name)
         if other != name and address[1]:
             raise ConfigError(
@@ -166,8 +169,7 @@ def check_ports(deployment: Deployment) -> None:
 
 
 def _listens(deployment: Deployment) -> list[tuple[str, Address]]:
-    table = deployment.gateway
-    listens = [(table.name, table.listen), *table.replicas.items()]
+    listens = [(deployment.gateway.name, deployment.gateway.listen)]
     for cluster in deployment.clusters.values():
         listens += [(name, pool.listen or "") for name, pool in cluster.pools.items()]
         listens += [(name, engine.listen or "") for name, engine in cluster.engines.items()]
