@@ -72,7 +72,6 @@ class EngineClient:
         table: Where it publishes.
         feed: Takes what it publishes.
         layout: Its layout; None while its pool node has not announced it.
-        context: Makes sockets.
         timing: Times.
     """
 
@@ -82,20 +81,20 @@ class EngineClient:
         table: EngineTable,
         feed: EngineFeed,
         layout: Callable[[], Layout | None],
-        context: Context,
         timing: EventTiming,
     ) -> None:
         self._engine = engine
         self._endpoint = table.kv_events or ""
         self._replay_endpoint = table.kv_events_replay
         self._layout = layout
-        self._context = context
+        self._context: Context | None = None
         self._timing = timing
         self._is_joined = False
         self.feed = feed
 
-    async def run(self) -> None:
-        """Connect, follow, connect again; until cancelled."""
+    async def run(self, context: Context) -> None:
+        """Connect, follow, connect again; until cancelled. `context` makes the sockets."""
+        self._context = context
         backoff_s = self._timing.backoff_s
         while True:
             self._is_joined = False
@@ -200,6 +199,8 @@ class EngineClient:
 
     @contextlib.contextmanager
     def _socket(self, kind: int, endpoint: str) -> Iterator[Socket]:
+        if self._context is None:
+            raise RuntimeError("it does not run")
         socket = self._context.socket(kind)
         try:
             socket.setsockopt(zmq.LINGER, 0)
@@ -313,14 +314,13 @@ class EngineEvents:
             for cluster in deployment.clusters.values()
             for name, table in cluster.engines.items()
         }
-        self._context: Context = zmq.Context()
+        self._context: Context | None = None
         self._clients = {
             name: EngineClient(
                 name,
                 table,
                 EngineFeed(name, index, partial(on_batch, name)),
                 partial(layout, table.pool, name),
-                self._context,
                 timing or EventTiming(),
             )
             for name, table in tables.items()
@@ -330,14 +330,18 @@ class EngineEvents:
 
     def start(self) -> None:
         """Begin to connect."""
-        self._tasks = [asyncio.create_task(client.run()) for client in self._clients.values()]
+        if self._clients:
+            self._context = zmq.Context()
+            runs = [client.run(self._context) for client in self._clients.values()]
+            self._tasks = [asyncio.create_task(run) for run in runs]
 
     async def close(self) -> None:
         """Close all connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._context.destroy(linger=0)
+        if self._context is not None:
+            self._context.destroy(linger=0)
 
     def names(self) -> list[str]:
         """Engines that are followed."""
