@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 
 from aiohttp import web
@@ -72,7 +73,11 @@ async def serve(
     """
     gateway = Gateway(deployment, endpoints)
     try:
-        on_listening(await gateway.start())
+        url = await gateway.start()
+        # What is there by now stays: looking for garbage among it would stop everybody for a while.
+        gc.collect()
+        gc.freeze()
+        on_listening(url)
         await stop.wait()
         await gateway.drain()
     finally:
