@@ -27,6 +27,7 @@ from prfaas.cli.topology import (
 )
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
+from prfaas.config.tenants import open_door
 from prfaas.errors import ConfigError
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
@@ -61,6 +62,7 @@ def check(file: Path, overlay: Path | None) -> None:
         )
     for problem in _not_here_yet(deployment):
         console.print(f"not on this machine now: {problem}")
+    _warn(deployment)
     console.print(f"{file}: ok")
 
 
@@ -225,6 +227,18 @@ async def prepare_model(deployment: Deployment) -> None:
         raise ConfigError(f"the checkpoint could not be made: {lines[-1:]}")
 
 
+def _warn(deployment: Deployment) -> None:
+    """Say who gets in without a key, if somebody does."""
+    gateway = deployment.gateway
+    warning = open_door(
+        gateway.listen,
+        tenants=bool(deployment.tenants),
+        operator_keys=bool(gateway.operator_keys),
+    )
+    if warning is not None:
+        console.print(f"warning: {warning}", soft_wrap=True, markup=False)
+
+
 def _announce(topology: Topology) -> None:
     url, model = topology.gateway_url, topology.deployment.model.name
     console.print(f"\nready at {url}/v1   (model {model})\n")
@@ -236,6 +250,7 @@ def _announce(topology: Topology) -> None:
         soft_wrap=True,
         markup=False,
     )
+    _warn(topology.deployment)
     console.print(f"logs in {topology.deployment.state / 'logs'}; Ctrl-C stops everything")
 
 
