@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.admission import admit
-from prfaas.core.picking import DEFAULT_FILTERS, Candidate, cached_prefix, pick, short_wait
+from prfaas.core.picking import Candidate, Weights, pick, score, stopped_at
 from prfaas.core.routing import Reason
 from prfaas.units import NS_PER_S
 
@@ -16,6 +16,7 @@ CANDIDATES = st.lists(
         ready=st.booleans(),
         wait_ns=st.none() | st.integers(0, 10**10),
         hit_tokens=st.integers(0, 5000),
+        num_open=st.integers(0, 40),
         num_tokens_max=st.integers(1, 10_000),
         layouts_agree=st.booleans(),
         link_up=st.booleans(),
@@ -36,22 +37,28 @@ def test_the_chosen_instance_passed_every_filter(
 ) -> None:
     found = pick(in_order(candidates), num_tokens, hit_tokens_max=5000)
     chosen = found.candidate
-    passing = [c for c in candidates if all(f(c, num_tokens) for f, _ in DEFAULT_FILTERS)]
+    passing = [c for c in candidates if stopped_at(c, num_tokens) is None]
     assert (chosen is None) == (not passing)
     assert chosen is None or chosen in passing
     assert (found.obstacle is None) == (chosen is not None)
 
 
-@given(candidates=CANDIDATES, num_tokens=st.integers(1, 10_000), hits=st.booleans())
+@given(
+    candidates=CANDIDATES,
+    num_tokens=st.integers(1, 10_000),
+    hits=st.booleans(),
+    opens=st.booleans(),
+)
 def test_looking_no_further_than_needed_finds_the_best_of_all(
-    candidates: list[Candidate], num_tokens: int, hits: bool
+    candidates: list[Candidate], num_tokens: int, hits: bool, opens: bool
 ) -> None:
-    scorers = ((short_wait, 1.0), (cached_prefix, 0.5)) if hits else ((short_wait, 1.0),)
-    chosen = pick(in_order(candidates), num_tokens, hit_tokens_max=5000, scorers=scorers).candidate
-    passing = [c for c in candidates if all(f(c, num_tokens) for f, _ in DEFAULT_FILTERS)]
-    scores = [sum(w * score(c, num_tokens) for score, w in scorers) for c in passing]
+    weights = Weights(cached_prefix=0.5 if hits else 0.0, few_open=0.25 if opens else 0.0)
+    chosen = pick(in_order(candidates), num_tokens, hit_tokens_max=5000, weights=weights).candidate
+    passing = [c for c in candidates if stopped_at(c, num_tokens) is None]
     if chosen is not None:
-        assert sum(w * score(chosen, num_tokens) for score, w in scorers) == max(scores)
+        assert score(chosen, num_tokens, weights) == max(
+            score(c, num_tokens, weights) for c in passing
+        )
 
 
 def test_the_obstacle_is_what_stopped_the_one_that_got_furthest() -> None:
@@ -72,15 +79,14 @@ def test_the_obstacle_is_what_stopped_the_one_that_got_furthest() -> None:
 def test_a_worse_candidate_changes_nothing(
     candidates: list[Candidate], num_tokens: int, extra: int
 ) -> None:
-    scorers = ((short_wait, 1.0), (cached_prefix, 0.5))
     ordered = in_order(candidates)
-    chosen = pick(ordered, num_tokens, hit_tokens_max=5000, scorers=scorers).candidate
+    chosen = pick(ordered, num_tokens, hit_tokens_max=5000).candidate
     if chosen is None:
         return
     worse = Candidate("z", wait_ns=(chosen.wait_ns or 10**10) + extra, hit_tokens=0)
     if chosen.wait_ns is not None:
         more = in_order([*ordered, worse])
-        again = pick(more, num_tokens, hit_tokens_max=5000, scorers=scorers).candidate
+        again = pick(more, num_tokens, hit_tokens_max=5000).candidate
         assert again == chosen
 
 

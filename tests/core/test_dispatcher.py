@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -60,7 +59,7 @@ def dispatcher(policy: PolicyName = PolicyName.ADAPTIVE, *, mixed: bool = True) 
 
 def arrival(number: int = 0, num_tokens: int = 10_000, **fields: Any) -> Arrival:
     plain = Arrival(number, num_tokens, num_tokens, {})
-    return replace(plain, **fields)
+    return plain._replace(**fields)
 
 
 def sent(found: Routed | Refused) -> Routed:

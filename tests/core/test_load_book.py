@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.load_book import LoadBook
-from prfaas.core.picking import Candidate, pick, short_wait
+from prfaas.core.picking import Candidate, pick
 from prfaas.units import NS_PER_S
 
 NAMES = ["a", "b", "c"]
@@ -103,16 +103,13 @@ def test_the_order_is_that_of_the_waits_and_the_picker_takes_the_first(
             ready[name] = not ready[name]
             book.set_ready(name, ready=ready[name], now_ns=now)
         waits = {n: book.wait_ns(n, now) for n in NAMES}
-        order = list(book.in_order())
+        found_order = list(book.in_order(now))
+        order = [name for name, _ in found_order]
+        assert [wait_ns for _, wait_ns in found_order] == [waits[name] for name in order]
         assert sorted(order) == [n for n in NAMES if ready[n]]
         assert [waits[n] for n in order] == sorted(waits[n] or 0 for n in order)
         assert book.least() == (order[0] if order else None)
-        found = pick(
-            (Candidate(n, wait_ns=waits[n]) for n in order),
-            1,
-            hit_tokens_max=0,
-            scorers=((short_wait, 1.0),),
-        )
+        found = pick((Candidate(n, wait_ns=waits[n]) for n in order), 1, hit_tokens_max=0)
         assert (found.candidate.name if found.candidate else None) == book.least()
 
 

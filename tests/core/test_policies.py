@@ -1,6 +1,6 @@
 """The selectable policies: laws over all facts and signals."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -93,7 +93,7 @@ def test_paper_with_scarce_bandwidth_is_the_live_rule(
     facts: RoutingFacts, signals: PathSignals, threshold: int
 ) -> None:
     found, rule = predict(facts, signals, COSTS), ThresholdPolicy(threshold).decide(facts)
-    told = replace(rule, predicted_local_ns=found.local_ns, predicted_remote_ns=found.remote_ns)
+    told = rule._replace(predicted_local_ns=found.local_ns, predicted_remote_ns=found.remote_ns)
     assert PaperPolicy(threshold).decide(facts, found) == told
 
 
@@ -112,7 +112,7 @@ def test_paper_with_abundant_bandwidth_takes_the_longer_cache(
 def test_adaptive_without_predictions_is_the_threshold_rule_and_says_why(
     facts: RoutingFacts, threshold: int, signals: PathSignals
 ) -> None:
-    blind = predict(facts, replace(signals, local_wait_ns=None), COSTS)
+    blind = predict(facts, signals._replace(local_wait_ns=None), COSTS)
     usual = ThresholdPolicy(threshold).decide(facts)
     for found, why in (
         (blind, Unpredicted.STALE_SIGNALS),
@@ -146,8 +146,8 @@ def decided(policy: AdaptivePolicy, facts: RoutingFacts, signals: PathSignals) -
 
 def test_adaptive_leaves_a_jammed_link_and_a_jammed_cluster() -> None:
     long, short = RoutingFacts(num_prompt_tokens=30_000), RoutingFacts(num_prompt_tokens=9_000)
-    jammed_link = replace(IDLE, link_backlog_bytes=10**11)
-    jammed_home = replace(IDLE, local_wait_ns=60 * NS_PER_S)
+    jammed_link = IDLE._replace(link_backlog_bytes=10**11)
+    jammed_home = IDLE._replace(local_wait_ns=60 * NS_PER_S)
     policy = AdaptivePolicy(10_000)
     assert decided(policy, long, IDLE).reason is Reason.ABOVE_THRESHOLD
     assert decided(policy, long, jammed_link).reason is Reason.FASTER_LOCAL
@@ -158,11 +158,11 @@ def test_adaptive_leaves_a_jammed_link_and_a_jammed_cluster() -> None:
 
 def test_hysteresis_keeps_an_overruling_going_at_half_the_margin() -> None:
     request = RoutingFacts(num_prompt_tokens=10_000)
-    slightly = replace(IDLE, remote_wait_ns=0, local_wait_ns=0)
+    slightly = IDLE._replace(remote_wait_ns=0, local_wait_ns=0)
     policy = AdaptivePolicy(10_000)
     # Home takes 3 s plus the wait, away 1 s: a gain of 10 % of home's prediction is the margin.
-    worse, little = replace(slightly, remote_wait_ns=1_600_000_000), 1_800_000_000
-    small_gain = replace(slightly, remote_wait_ns=little)
+    worse, little = slightly._replace(remote_wait_ns=1_600_000_000), 1_800_000_000
+    small_gain = slightly._replace(remote_wait_ns=little)
     assert decided(policy, request, small_gain).path is Path.LOCAL
     assert decided(policy, request, worse).path is Path.REMOTE
     assert decided(policy, request, small_gain).path is Path.REMOTE
@@ -172,9 +172,9 @@ def test_hysteresis_keeps_an_overruling_going_at_half_the_margin() -> None:
 def test_a_longer_queue_never_shortens_a_prediction(
     facts: RoutingFacts, wait: int, more: int
 ) -> None:
-    before = predict(facts, replace(IDLE, local_wait_ns=wait, remote_wait_ns=wait), COSTS)
+    before = predict(facts, IDLE._replace(local_wait_ns=wait, remote_wait_ns=wait), COSTS)
     after = predict(
-        facts, replace(IDLE, local_wait_ns=wait + more, remote_wait_ns=wait + more), COSTS
+        facts, IDLE._replace(local_wait_ns=wait + more, remote_wait_ns=wait + more), COSTS
     )
     assert before.local_ns is not None
     assert after.local_ns is not None

@@ -1,7 +1,5 @@
 """The threshold rule: laws over all facts, and every reason once."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +39,7 @@ def test_a_longer_prompt_is_never_called_back(
     facts: RoutingFacts, threshold: int, more: int
 ) -> None:
     policy = ThresholdPolicy(threshold)
-    longer = replace(facts, num_prompt_tokens=facts.num_prompt_tokens + more)
+    longer = facts._replace(num_prompt_tokens=facts.num_prompt_tokens + more)
     if policy.decide(facts).path is Path.REMOTE:
         assert policy.decide(longer).path is Path.REMOTE
 
@@ -51,7 +49,7 @@ def test_an_obstacle_never_sends_a_request_away(
     facts: RoutingFacts, threshold: int, obstacle: Reason
 ) -> None:
     policy = ThresholdPolicy(threshold)
-    hindered = replace(facts, obstacle=obstacle)
+    hindered = facts._replace(obstacle=obstacle)
     assert policy.decide(hindered).path is Path.LOCAL
 
 
@@ -67,7 +65,7 @@ LONG = RoutingFacts(num_prompt_tokens=2000)
 CASES = {
     Reason.ABOVE_THRESHOLD: LONG,
     Reason.BELOW_THRESHOLD: RoutingFacts(num_prompt_tokens=2000, pd_hit_tokens=1000),
-    **{obstacle: replace(LONG, obstacle=obstacle) for obstacle in OBSTACLES},
+    **{obstacle: LONG._replace(obstacle=obstacle) for obstacle in OBSTACLES},
 }
 
 
@@ -80,5 +78,5 @@ def test_every_reason_is_reached_and_explains_itself_differently(reason: Reason)
 
 
 def test_the_hit_of_the_prfaas_cluster_does_not_count() -> None:
-    facts = replace(LONG, prfaas_hit_tokens=1990)
+    facts = LONG._replace(prfaas_hit_tokens=1990)
     assert ThresholdPolicy(1000).decide(facts).path is Path.REMOTE

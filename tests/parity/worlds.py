@@ -274,7 +274,7 @@ class SimulatorWorld:
         self.front.set_ready(name, ready=ready, now_ns=now_ns)
 
     def report_load(self, name: str, num_waiting: int, now_ns: int) -> None:
-        self.front.report_load(name, now_ns, num_waiting)
+        self.front.report_loads(now_ns, [(name, num_waiting)])
 
     def set_link(self, cluster: str, up: bool, now_ns: int) -> list[int]:
         self._up[cluster] = up

@@ -62,6 +62,9 @@ class ModelTable(Table):
     """Checkpoint directory, or a name the engine knows; the gateway needs its tokenizer."""
     generate: bool = False
     """Make the small random-weight hybrid checkpoint at `path` if nothing is there."""
+    chat_endpoint: bool = False
+    """Send every chat to the engines' chat endpoint, where vLLM parses reasoning; it is so where an
+    engine started here has `--reasoning-parser` among its `args`."""
 
 
 class GatewayTable(Table):
@@ -393,6 +396,18 @@ class Deployment(Table):
     def _roles_fit(self) -> Deployment:
         check_roles(self.clusters.items(), reroling=self.routing.reroling)
         return self
+
+    @property
+    def needs_chat_endpoint(self) -> bool:
+        """Whether only the engines' chat endpoint gives the right answer to any chat."""
+        args = [
+            arg
+            for cluster in self.clusters.values()
+            for engine in cluster.engines.values()
+            for arg in engine.args
+        ]
+        parses = any(arg.partition("=")[0] == "--reasoning-parser" for arg in args)
+        return self.model.chat_endpoint or parses
 
     def with_role(self, role: ClusterRole) -> list[ClusterTable]:
         """All clusters of a role."""

@@ -30,24 +30,30 @@ class Costs:
 
     def local_prefill_ns(self, num_new_tokens: int) -> int:
         """Prefill time of a PD-P instance, ns."""
-        return _at(self.local_ns, max(num_new_tokens, 1))
+        table, index = self.local_ns, max(num_new_tokens, 1)
+        return table[index] if index < len(table) else _beyond(table, index)
 
     def remote_prefill_ns(self, num_new_tokens: int) -> int:
         """Prefill time of a PrfaaS instance, ns."""
-        return _at(self.remote_ns, max(num_new_tokens, 1))
+        table, index = self.remote_ns, max(num_new_tokens, 1)
+        return table[index] if index < len(table) else _beyond(table, index)
 
     def shipped_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
         """KV bytes beyond a prefix that is there already; the state is shipped whole."""
-        present = _at(self.bytes_of, present_tokens) - self.state_bytes if present_tokens else 0
-        return _at(self.bytes_of, num_prompt_tokens) - present
+        table, end = self.bytes_of, num_prompt_tokens
+        whole = table[end] if end < len(table) else _beyond(table, end)
+        if not present_tokens:
+            return whole
+        return whole - self.kv_bytes(present_tokens) + self.state_bytes
 
     def kv_bytes(self, num_tokens: int) -> int:
         """KV bytes of a sequence."""
-        return _at(self.bytes_of, num_tokens)
+        table = self.bytes_of
+        return table[num_tokens] if num_tokens < len(table) else _beyond(table, num_tokens)
 
     def tokens_in(self, present_tokens: int, num_bytes: float) -> int:
         """Prompt tokens that are there once `num_bytes` have followed a prefix; without state."""
-        whole = _at(self.bytes_of, present_tokens) + num_bytes
+        whole = self.kv_bytes(present_tokens) + num_bytes
         return max(bisect_right(self.bytes_of, whole) - 1, present_tokens)
 
     def tail_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
@@ -59,14 +65,11 @@ class Costs:
 
     def chunks(self, num_new_tokens: int) -> list[tuple[int, int]]:
         """End of every remote chunk: tokens computed, and ns since the start of prefill."""
-        table, step = self.remote_ns, self.chunk_tokens
-        if not self.overlap:
-            step = num_new_tokens
+        step = self.chunk_tokens if self.overlap else num_new_tokens
         ends = [*range(step, num_new_tokens, step), num_new_tokens]
-        return [(end, _at(table, end)) for end in ends]
+        return [(end, self.remote_prefill_ns(end)) for end in ends]
 
 
-def _at(table: list[int], index: int) -> int:
-    if index < len(table):
-        return table[index]
+def _beyond(table: list[int], index: int) -> int:
+    """A table goes on as it ends."""
     return table[-1] + (index - len(table) + 1) * (table[-1] - table[-2])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
+from typing import NamedTuple
 
 from prfaas.core.fair_share import FairSettings
 from prfaas.core.policies import Bandwidth, PolicyName
@@ -100,8 +102,10 @@ class DispatchSettings:
         return price_per_tb / BYTES_PER_TB / self.second_price * NS_PER_S
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+class Arrival(NamedTuple):
     """A request, as a gateway knows it: its output length is not among it.
 
     Attributes:
@@ -123,7 +127,7 @@ class Arrival:
     num_prompt_tokens: int
     num_tokens_to_fit: int
     hits: Mapping[str, int]
-    hints: Mapping[str, int] = field(default_factory=dict)
+    hints: Mapping[str, int] = NOTHING
     offloadable: bool = True
     shippable_tokens: int | None = None
     avoid: str = ""
@@ -131,8 +135,7 @@ class Arrival:
     may_ship: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Routed:
+class Routed(NamedTuple):
     """Where a request goes.
 
     Attributes:
@@ -171,8 +174,7 @@ class Refusal(StrEnum):
     """No instance of the PD cluster can take it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """A request that is not let in.
 
     Attributes:

@@ -11,8 +11,8 @@ itself. Time comes in as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from prfaas.core.admission import Admission, admit
 from prfaas.core.decode_book import DecodeBook
@@ -68,6 +68,7 @@ class Dispatcher:
             for stage in (self._ways.home, *self._ways.away.values())
             for name in stage.instances
         }
+        self._book_of = {name: stage.book for name, stage in self._stage_of.items()}
         decode = None if home.decode is None else [member.name for member in home.decode]
         self._decode_book = None if decode is None else DecodeBook(decode, settings.stale_after_ns)
         self._open: dict[int, _Open] = {}
@@ -107,7 +108,13 @@ class Dispatcher:
 
     def report_load(self, name: str, observed_at_ns: int, num_waiting: int) -> None:
         """So many requests waited for prefill at an instance at `observed_at_ns`."""
-        self._stage_of[name].book.report(name, observed_at_ns, num_waiting)
+        self._book_of[name].report(name, observed_at_ns, num_waiting)
+
+    def report_loads(self, observed_at_ns: int, num_waiting: Iterable[tuple[str, int]]) -> None:
+        """The same of several instances that were looked at together."""
+        books = self._book_of
+        for name, waiting in num_waiting:
+            books[name].report(name, observed_at_ns, waiting)
 
     def report_link(self, source: str, destination: str, report: LinkReport) -> None:
         """A pool node saw what a link carries."""
@@ -140,7 +147,8 @@ class Dispatcher:
             now_ns: Time.
             again: It was let in before; admission is not asked.
         """
-        self.end(arrival.request_id, now_ns)
+        if arrival.request_id in self._open:
+            self.end(arrival.request_id, now_ns)
         decode = self._decode_book
         way = self._ways.best(arrival, now_ns, decode.wait_ns(now_ns) if decode else 0)
         decision = way.link.policy.decide(way.facts, way.prediction)
@@ -183,7 +191,7 @@ class Dispatcher:
         if entry is not None and entry.prefilling:
             entry.prefilling = False
             name = entry.routed.prefill
-            self._stage_of[name].book.done(name, request_id, now_ns)
+            self._book_of[name].done(name, request_id, now_ns)
 
     def fall_back(self, request_id: int, now_ns: int) -> None:
         """The prefill of a request was given up: the instance that decodes prefills as well.
@@ -201,7 +209,7 @@ class Dispatcher:
         assert name is not None  # noqa: S101 (such instances are chosen on arrival)
         new = routed.num_prompt_tokens - routed.present_tokens
         self._ways.home.book.dispatch(name, request_id, now_ns, self._local_work_ns(new))
-        entry.routed = replace(routed, cluster=self._home.name, prefill=name, source="")
+        entry.routed = routed._replace(cluster=self._home.name, prefill=name, source="")
         entry.prefilling = True
 
     def decoding(self, waited_ns: int, now_ns: int) -> None:
@@ -224,7 +232,8 @@ class Dispatcher:
         entry = self._open.pop(request_id, None)
         if entry is None:
             return
-        self._withdraw(request_id, entry, now_ns)
+        if entry.prefilling:
+            self._withdraw(request_id, entry, now_ns)
         if self._decode_book is None:
             self._ways.home.leave(entry.routed.decode or entry.routed.prefill)
         elif entry.decode is not None:
@@ -343,4 +352,4 @@ class Dispatcher:
         if entry.prefilling:
             entry.prefilling = False
             name = entry.routed.prefill
-            self._stage_of[name].book.drop(name, request_id, now_ns)
+            self._book_of[name].drop(name, request_id, now_ns)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class LinkReport:
+class LinkReport(NamedTuple):
     """What a pool node saw of a link.
 
     Attributes:
@@ -60,7 +59,11 @@ class LinkBook:
     def backlog_bytes(self, now_ns: int) -> int | None:
         """Bytes promised and not sent yet; None without a fresh report."""
         seen = self.latest(now_ns)
-        return None if seen is None else max(0, self._promised_bytes - seen.sent_bytes)
+        return None if seen is None else self.behind(seen)
+
+    def behind(self, seen: LinkReport) -> int:
+        """Bytes promised and not sent yet, as of a report."""
+        return max(0, self._promised_bytes - seen.sent_bytes)
 
     @property
     def promised_bytes(self) -> int:

@@ -41,14 +41,8 @@ class Link:
         seen = self.book.latest(now_ns)
         if seen is None:
             return PathSignals(local_wait_ns, remote_wait_ns, decode_wait_ns=decode_wait_ns)
-        return PathSignals(
-            local_wait_ns,
-            remote_wait_ns,
-            self.book.backlog_bytes(now_ns),
-            seen.bits_per_s,
-            seen.rtt_ns,
-            decode_wait_ns,
-        )
+        backlog, rate, rtt_ns = self.book.behind(seen), seen.bits_per_s, seen.rtt_ns
+        return PathSignals(local_wait_ns, remote_wait_ns, backlog, rate, rtt_ns, decode_wait_ns)
 
     def replan(self, offload_threshold: int) -> None:
         """Start over from another planned threshold, tokens, above 0."""

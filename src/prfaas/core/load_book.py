@@ -3,18 +3,15 @@
 Instances work first come first served. The gateway knows what it sent to an instance and hears when
 a prefill ends; a report says how many requests waited there, which tells of work that others sent.
 Together they give the instant the instance will be free. It orders instances the same way at every
-later moment, so a heap keeps them sorted.
+later moment, so a sorted list has to be mended only where one of them changes.
 """
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-
-OUTDATED_RATIO_MAX = 3
-"""Entries of the heap for each instance; then outdated ones are thrown out."""
 
 
 @dataclass(slots=True)
@@ -23,12 +20,12 @@ class _Job:
     work_ns: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Load:
+    name: str
     observed_at_ns: int = 0
     free_at_ns: int = 0
     ready: bool = True
-    version: int = 0
     jobs: dict[int, _Job] = field(default_factory=dict)
     work_ns: int = 0
     """Of all jobs."""
@@ -51,9 +48,8 @@ class LoadBook:
     def __init__(self, names: list[str], stale_after_ns: int) -> None:
         self._stale_after_ns = stale_after_ns
         self.names = tuple(names)
-        self._loads = {name: _Load() for name in names}
-        self._order = [(0, name, 0) for name in names]
-        heapq.heapify(self._order)
+        self._loads = {name: _Load(name) for name in names}
+        self._order = sorted((0, name) for name in names)
 
     def report(self, name: str, observed_at_ns: int, num_waiting: int) -> None:
         """So many requests waited at an instance at `observed_at_ns`; older reports are ignored.
@@ -66,24 +62,11 @@ class LoadBook:
         if observed_at_ns < load.observed_at_ns:
             return
         load.observed_at_ns = observed_at_ns
-        while load.ended and load.ended[0][1] <= observed_at_ns:
-            load.ended.popleft()
-        if not (num_waiting or load.jobs or load.foreign_ns):
-            return
-        later = _sent_after(load, observed_at_ns)
-        for _ in range(len(load.jobs) - len(later) - num_waiting - 1):
-            load.work_ns -= load.jobs.pop(next(iter(load.jobs))).work_ns
-        num_own = len(load.jobs) - len(later)
-        num_own += sum(sent_at_ns <= observed_at_ns for sent_at_ns, _ in load.ended)
-        before, load.foreign_ns = load.foreign_ns, max(0, num_waiting - num_own) * load.mean_ns
-        if load.jobs or load.foreign_ns or before:
-            # What is there began when what was before it ended.
-            begun_ns = load.ended[-1][1] if load.ended else observed_at_ns
-            there_ns = load.work_ns - sum(job.work_ns for job in later)
-            most_ns = _after(begun_ns + there_ns, later)
-            least_ns = _after(begun_ns + max(0, there_ns - _first_ns(load)), later)
-            own_ns = min(max(load.free_at_ns - before, least_ns), most_ns)
-            self._move(name, load, own_ns + load.foreign_ns)
+        ended = load.ended
+        while ended and ended[0][1] <= observed_at_ns:
+            ended.popleft()
+        if num_waiting or load.jobs or load.foreign_ns:
+            self._compare(load, observed_at_ns, num_waiting)
 
     def dispatch(self, name: str, job: int, now_ns: int, work_ns: int) -> None:
         """The gateway sends a job that takes `work_ns` to an instance."""
@@ -92,71 +75,55 @@ class LoadBook:
         load.jobs[job] = _Job(now_ns, work_ns)
         load.work_ns += work_ns
         load.mean_ns = load.work_ns // len(load.jobs)
-        self._move(name, load, start_ns + work_ns)
+        self._move(load, start_ns + work_ns)
 
     def done(self, name: str, job: int, now_ns: int) -> None:
         """The end of a job was heard of: those before it are over too, those behind begin now."""
         load = self._loads[name]
+        if job not in load.jobs:
+            return
         while job in load.jobs:
             self._end(load, next(iter(load.jobs)), now_ns)
-            self._move(name, load, now_ns + load.work_ns + load.foreign_ns)
+        self._move(load, now_ns + load.work_ns + load.foreign_ns)
 
     def drop(self, name: str, job: int, now_ns: int) -> None:
         """A job was given up: whatever it would have taken is free."""
         load = self._loads[name]
         if job in load.jobs:
             freed_ns = self._end(load, job, now_ns)
-            self._move(name, load, max(load.free_at_ns - freed_ns, now_ns))
+            self._move(load, max(load.free_at_ns - freed_ns, now_ns))
 
     def set_ready(self, name: str, *, ready: bool, now_ns: int) -> None:
         """An instance became healthy, with an empty queue, or stopped being so."""
         load = self._loads[name]
-        if ready and not load.ready:
+        if ready == load.ready:
+            return
+        if ready:
             load.foreign_ns, load.observed_at_ns = 0, now_ns
             load.free_at_ns = now_ns + load.work_ns
+            insort(self._order, (load.free_at_ns, name))
+        else:
+            del self._order[self._place(load)]
         load.ready = ready
-        self._move(name, load, load.free_at_ns)
 
     def least(self) -> str | None:
-        """The ready instance that is free first, by name among equals; None if none is ready.
-
-        Costs O(log n) amortised over the updates.
-        """
-        while self._order:
-            if self._is_current(self._order[0]):
-                return self._order[0][1]
-            heapq.heappop(self._order)
-        return None
+        """The ready instance that is free first, by name among equals; None if none is ready."""
+        return self._order[0][1] if self._order else None
 
     def last(self, names: Iterable[str]) -> str | None:
         """The ready one of some instances that is free last, by name among equals."""
         ready = (name for name in names if self._loads[name].ready)
         return min(ready, key=lambda name: (-self._loads[name].free_at_ns, name), default=None)
 
-    def in_order(self) -> Iterator[str]:
-        """Ready instances, the one that is free first comes first. The book must not change.
+    def in_order(self, now_ns: int) -> Iterator[tuple[str, int | None]]:
+        """Ready instances and their waits, the one that is free first comes first.
 
-        The first costs as much as `least`, each further one O(log n) plus the outdated entries
-        that are passed over.
+        The book must not change meanwhile.
         """
-        if self.least() is None:
-            return
-        heap = self._order
-        yield heap[0][1]
-        # Walks the heap without taking it apart: behind an entry come its two children.
-        edge = [(heap[i], i) for i in (1, 2) if i < len(heap)]
-        heapq.heapify(edge)
-        while edge:
-            entry, index = heapq.heappop(edge)
-            if self._is_current(entry):
-                yield entry[1]
-            for child in (2 * index + 1, 2 * index + 2):
-                if child < len(heap):
-                    heapq.heappush(edge, (heap[child], child))
-
-    def _is_current(self, entry: tuple[int, str, int]) -> bool:
-        load = self._loads[entry[1]]
-        return load.version == entry[2] and load.ready
+        loads, fresh_ns = self._loads, now_ns - self._stale_after_ns
+        for free_at_ns, name in self._order:
+            known = loads[name].observed_at_ns >= fresh_ns
+            yield name, max(0, free_at_ns - now_ns) if known else None
 
     def wait_ns(self, name: str, now_ns: int) -> int | None:
         """Predicted wait of a request sent now; None when the last report is too old."""
@@ -174,23 +141,44 @@ class LoadBook:
         load = self._loads[name]
         return load.work_ns - _first_ns(load) + load.foreign_ns
 
+    def _compare(self, load: _Load, observed_at_ns: int, num_waiting: int) -> None:
+        """A report against what is known."""
+        jobs, ended = load.jobs, load.ended
+        later = _sent_after(load, observed_at_ns) if jobs else []
+        for _ in range(len(jobs) - len(later) - num_waiting - 1):
+            load.work_ns -= jobs.pop(next(iter(jobs))).work_ns
+        num_own, there_ns = len(jobs) - len(later), load.work_ns
+        for sent_at_ns, _ in ended:
+            num_own += sent_at_ns <= observed_at_ns
+        for job in later:
+            there_ns -= job.work_ns
+        before, load.foreign_ns = load.foreign_ns, max(0, num_waiting - num_own) * load.mean_ns
+        if jobs or load.foreign_ns or before:
+            # What is there began when what was before it ended.
+            begun_ns = ended[-1][1] if ended else observed_at_ns
+            most_ns = _after(begun_ns + there_ns, later)
+            least_ns = _after(begun_ns + max(0, there_ns - _first_ns(load)), later)
+            own_ns = min(max(load.free_at_ns - before, least_ns), most_ns)
+            self._move(load, own_ns + load.foreign_ns)
+
     def _end(self, load: _Load, name: int, now_ns: int) -> int:
         """A job is over; the work it stood for."""
-        job = load.jobs.pop(name)
+        job, ended = load.jobs.pop(name), load.ended
         load.work_ns -= job.work_ns
-        load.ended.append((job.sent_at_ns, now_ns))
-        while load.ended[0][1] < now_ns - self._stale_after_ns:
-            load.ended.popleft()
+        ended.append((job.sent_at_ns, now_ns))
+        while ended[0][1] < now_ns - self._stale_after_ns:
+            ended.popleft()
         return job.work_ns
 
-    def _move(self, name: str, load: _Load, free_at_ns: int) -> None:
+    def _place(self, load: _Load) -> int:
+        """Where a ready instance stands in the order."""
+        return bisect_left(self._order, (load.free_at_ns, load.name))
+
+    def _move(self, load: _Load, free_at_ns: int) -> None:
+        if load.ready and free_at_ns != load.free_at_ns:
+            del self._order[self._place(load)]
+            insort(self._order, (free_at_ns, load.name))
         load.free_at_ns = free_at_ns
-        load.version += 1
-        if load.ready:
-            heapq.heappush(self._order, (free_at_ns, name, load.version))
-        if len(self._order) > OUTDATED_RATIO_MAX * (len(self._loads) + 8):
-            self._order = [entry for entry in self._order if self._is_current(entry)]
-            heapq.heapify(self._order)
 
 
 def _sent_after(load: _Load, at_ns: int) -> list[_Job]:
@@ -213,5 +201,6 @@ def _after(free_at_ns: int, jobs: list[_Job]) -> int:
 
 def _first_ns(load: _Load) -> int:
     """Work of the first job, which may be nearly over."""
-    first = next(iter(load.jobs.values()), None)
-    return 0 if first is None else first.work_ns
+    for job in load.jobs.values():
+        return job.work_ns
+    return 0

@@ -6,8 +6,7 @@ worse candidate changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from prfaas.core.routing import Reason
@@ -49,63 +48,23 @@ class Candidate(NamedTuple):
     link_up: bool = True
 
 
-Filter = Callable[[Candidate, int], bool]
-Scorer = Callable[[Candidate, int], float]
-Scorers = tuple[tuple[Scorer, float], ...]
+class Weights(NamedTuple):
+    """How much each score counts; none falls when a wait is shorter or a hit longer."""
+
+    short_wait: float = 1.0
+    cached_prefix: float = 0.5
+    few_open: float = 0.0
 
 
-def is_ready(candidate: Candidate, _num_tokens: int) -> bool:
-    """Filter: healthy instances."""
-    return candidate.ready
-
-
-def fits(candidate: Candidate, num_tokens: int) -> bool:
-    """Filter: instances whose context is long enough."""
-    return num_tokens < candidate.num_tokens_max
-
-
-def same_layout(candidate: Candidate, _num_tokens: int) -> bool:
-    """Filter: instances whose blocks the decoding one understands."""
-    return candidate.layouts_agree
-
-
-def reachable(candidate: Candidate, _num_tokens: int) -> bool:
-    """Filter: instances whose blocks can reach the decoding one."""
-    return candidate.link_up
-
-
-def short_wait(candidate: Candidate, _num_tokens: int) -> float:
-    """Scorer in [0, 1]: 1 at no wait, 0.5 at one second; an unknown wait counts as the worst."""
-    return 0.0 if candidate.wait_ns is None else NS_PER_S / (NS_PER_S + candidate.wait_ns)
-
-
-def cached_prefix(candidate: Candidate, num_tokens: int) -> float:
-    """Scorer in [0, 1]: share of the prompt that is cached, or may be."""
-    if num_tokens <= 0:
-        return 0.0
-    return min(1.0, max(candidate.hit_tokens, HINT_WEIGHT * candidate.hint_tokens) / num_tokens)
-
-
-def few_open(candidate: Candidate, _num_tokens: int) -> float:
-    """Scorer in [0, 1]: 1 with nothing to decode, 0.5 at `OPEN_HALF` requests."""
-    return OPEN_HALF / (OPEN_HALF + candidate.num_open)
-
-
-DEFAULT_FILTERS: tuple[tuple[Filter, Reason], ...] = (
-    (is_ready, Reason.NO_PREFILL_INSTANCE),
-    (fits, Reason.NO_PREFILL_INSTANCE),
-    (same_layout, Reason.LAYOUT_MISMATCH),
-    (reachable, Reason.LINK_DOWN),
-)
-DEFAULT_SCORERS: Scorers = ((short_wait, 1.0), (cached_prefix, 0.5))
-
-
-MIXED_SCORERS: Scorers = (*DEFAULT_SCORERS, (few_open, 0.25))
+PREFILL_WEIGHTS = Weights()
+MIXED_WEIGHTS = Weights(few_open=0.25)
 """For instances that prefill and decode."""
 
+OBSTACLES = (Reason.NO_PREFILL_INSTANCE, Reason.LAYOUT_MISMATCH, Reason.LINK_DOWN)
+"""What it means when nobody passes a filter; the later ones are met by who got further."""
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+
+class Pick(NamedTuple):
     """The chosen candidate, or what was in the way of the one that got furthest.
 
     `looked_at` are the first `SHOWN_MAX` that were looked at, chosen or not.
@@ -116,15 +75,60 @@ class Pick:
     looked_at: Sequence[Candidate] = ()
 
 
+def stopped_at(candidate: Candidate, num_tokens: int) -> int | None:
+    """Filters: index of the obstacle that a candidate does not pass; None when it passes all."""
+    if not candidate.ready or num_tokens >= candidate.num_tokens_max:
+        return 0
+    if not candidate.layouts_agree:
+        return 1
+    return None if candidate.link_up else 2
+
+
+def short_wait(wait_ns: int | None) -> float:
+    """Scorer in [0, 1]: 1 at no wait, 0.5 at one second; an unknown wait counts as the worst."""
+    return 0.0 if wait_ns is None else NS_PER_S / (NS_PER_S + wait_ns)
+
+
+def cached_prefix(hit_tokens: int, hint_tokens: int, num_tokens: int) -> float:
+    """Scorer in [0, 1]: share of the prompt that is cached, or may be."""
+    if num_tokens <= 0:
+        return 0.0
+    return min(1.0, max(hit_tokens, HINT_WEIGHT * hint_tokens) / num_tokens)
+
+
+def few_open(num_open: int) -> float:
+    """Scorer in [0, 1]: 1 with nothing to decode, 0.5 at `OPEN_HALF` requests."""
+    return OPEN_HALF / (OPEN_HALF + num_open)
+
+
+def scores(
+    candidate: Candidate, num_tokens: int, weights: Weights
+) -> tuple[Reason | None, dict[str, float]]:
+    """What dropped a candidate, if a filter did, and its weighted scores by name."""
+    stopped, (wait_ns, hit, hint, num_open) = stopped_at(candidate, num_tokens), candidate[2:6]
+    rated = Weights(short_wait(wait_ns), cached_prefix(hit, hint, num_tokens), few_open(num_open))
+    found = {n: w * s for n, w, s in zip(Weights._fields, weights, rated, strict=True) if w}
+    return None if stopped is None else OBSTACLES[stopped], found
+
+
+def score(candidate: Candidate, num_tokens: int, weights: Weights) -> float:
+    """Weighted sum of all scores."""
+    return (
+        weights.short_wait * short_wait(candidate.wait_ns)
+        + weights.cached_prefix
+        * cached_prefix(candidate.hit_tokens, candidate.hint_tokens, num_tokens)
+        + weights.few_open * few_open(candidate.num_open)
+    )
+
+
 def pick(
     candidates: Iterable[Candidate],
     num_tokens: int,
     *,
     hit_tokens_max: int,
-    filters: Sequence[tuple[Filter, Reason]] = DEFAULT_FILTERS,
-    scorers: Scorers = DEFAULT_SCORERS,
+    weights: Weights = PREFILL_WEIGHTS,
 ) -> Pick:
-    """The candidate that passes every filter and has the highest weighted score.
+    """The candidate that passes every filter and has the highest score.
 
     Looks no further than needed: it stops once nobody who waits longer could score higher.
 
@@ -133,41 +137,38 @@ def pick(
             An unknown wait may stand anywhere.
         num_tokens: Length of the prompt, tokens.
         hit_tokens_max: No candidate has a longer cached prefix, certain or not, tokens.
-        filters: All have to agree; each with what it means when nobody passes it.
-        scorers: Each with its weight, above 0. No score falls when a wait is shorter or a hit
-            longer.
+        weights: Of the scores.
 
     Returns:
-        The best of the first `LOOKS_MAX` that pass; without any, the reason of the filter that
-        the one that got furthest failed.
+        The best of the first `LOOKS_MAX` that pass; without any, what stopped the one that got
+        furthest.
     """
-
     best, best_score, furthest, num_looks = None, -1.0, 0, 0
     looked_at: list[Candidate] = []
-    ideal = Candidate("", hit_tokens=hit_tokens_max)
-    ideal_score = _score(ideal, num_tokens, scorers)
+    ideal: Candidate | None = None
     for candidate in candidates:
         if len(looked_at) < SHOWN_MAX:
             looked_at.append(candidate)
-        failed = _first_failed(candidate, num_tokens, filters)
-        if failed is not None:
-            furthest = max(furthest, failed)
+        stopped = stopped_at(candidate, num_tokens)
+        if stopped is not None:
+            furthest = max(furthest, stopped)
             continue
-        if (found := _score(candidate, num_tokens, scorers)) > best_score:
+        is_ideal = _is_ideal(candidate, hit_tokens_max)
+        if best is None and is_ideal:
+            return Pick(candidate, None, looked_at)
+        if (found := score(candidate, num_tokens, weights)) > best_score:
             best, best_score = candidate, found
         num_looks += 1
-        if num_looks == LOOKS_MAX or _is_ideal(candidate, hit_tokens_max):
+        if num_looks == LOOKS_MAX or is_ideal:
             break
         # Nobody behind this one is better than an ideal one with the same wait.
         wait_ns = candidate.wait_ns or 0
-        if wait_ns != ideal.wait_ns:
-            ideal = ideal._replace(wait_ns=wait_ns)
-            ideal_score = _score(ideal, num_tokens, scorers)
+        if ideal is None or wait_ns != ideal.wait_ns:
+            ideal = Candidate("", wait_ns=wait_ns, hit_tokens=hit_tokens_max)
+            ideal_score = score(ideal, num_tokens, weights)
         if best_score >= ideal_score:
             break
-    if best is not None:
-        return Pick(best, looked_at=looked_at)
-    return Pick(None, filters[furthest][1], looked_at)
+    return Pick(best, None if best else OBSTACLES[furthest], looked_at)
 
 
 def _is_ideal(candidate: Candidate, hit_tokens_max: int) -> bool:
@@ -177,29 +178,3 @@ def _is_ideal(candidate: Candidate, hit_tokens_max: int) -> bool:
         and candidate.num_open == 0
         and candidate.wait_ns is not None
     )
-
-
-def _score(candidate: Candidate, num_tokens: int, scorers: Scorers) -> float:
-    total = 0.0
-    for rate, weight in scorers:
-        total += weight * rate(candidate, num_tokens)
-    return total
-
-
-def _first_failed(
-    candidate: Candidate, num_tokens: int, filters: Sequence[tuple[Filter, Reason]]
-) -> int | None:
-    for index, (keep, _) in enumerate(filters):
-        if not keep(candidate, num_tokens):
-            return index
-    return None
-
-
-def scores(
-    candidate: Candidate, num_tokens: int, scorers: Scorers
-) -> tuple[Reason | None, dict[str, float]]:
-    """What dropped a candidate, if a filter did, and its weighted scores by name."""
-    failed = _first_failed(candidate, num_tokens, DEFAULT_FILTERS)
-    obstacle = None if failed is None else DEFAULT_FILTERS[failed][1]
-    found = {rate.__name__: weight * rate(candidate, num_tokens) for rate, weight in scorers}
-    return obstacle, found

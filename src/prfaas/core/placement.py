@@ -7,7 +7,7 @@ pays for it, over what a second of a request's time is worth. Everything here is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import nsmallest
 from math import exp2
 from typing import Generic, TypeVar
@@ -145,7 +145,7 @@ def with_pull(
         return found
     start_ns = max(signals.local_wait_ns or 0, pull.arrival_ns)
     local_ns = start_ns + costs.local_prefill_ns(facts.num_prompt_tokens - there)
-    return replace(found, local_ns=local_ns, pull_tokens=pull.num_tokens)
+    return found._replace(local_ns=local_ns, pull_tokens=pull.num_tokens)
 
 
 NUM_COPIES_MAX = 64

@@ -12,13 +12,13 @@ No policy sees output lengths, or anything else that a gateway would not know.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from math import exp, log
 from typing import Protocol
 
 from prfaas.core.predictions import Prediction
-from prfaas.core.routing import Decision, Path, Reason, RoutingFacts, ThresholdPolicy
+from prfaas.core.routing import Decision, Path, Reason, RoutingFacts, judge
 
 
 class Policy(Protocol):
@@ -55,8 +55,7 @@ class LocalPolicy:
 
     def decide(self, facts: RoutingFacts, found: Prediction) -> Decision:
         """LOCAL."""
-        rule = ThresholdPolicy(self.offload_threshold).decide(facts)
-        return _told(replace(rule, path=Path.LOCAL, reason=Reason.ALWAYS_LOCAL), found)
+        return _told(Path.LOCAL, Reason.ALWAYS_LOCAL, facts, self.offload_threshold, found)
 
 
 @dataclass(slots=True)
@@ -67,9 +66,9 @@ class RemotePolicy:
 
     def decide(self, facts: RoutingFacts, found: Prediction) -> Decision:
         """REMOTE, unless something stands in the way."""
-        rule = ThresholdPolicy(self.offload_threshold).decide(facts)
         path = Path.REMOTE if facts.obstacle is None else Path.LOCAL
-        return _told(replace(rule, path=path, reason=facts.obstacle or Reason.ALWAYS_REMOTE), found)
+        reason = facts.obstacle or Reason.ALWAYS_REMOTE
+        return _told(path, reason, facts, self.offload_threshold, found)
 
 
 @dataclass(slots=True)
@@ -90,22 +89,16 @@ class PaperPolicy:
 
     def decide(self, facts: RoutingFacts, found: Prediction) -> Decision:
         """Compare the incremental length with the threshold."""
+        t = self.offload_threshold
         if self.bandwidth is Bandwidth.SCARCE:
-            return _told(ThresholdPolicy(self.offload_threshold).decide(facts), found)
-        return _told(self._abundant(facts), found)
-
-    def _abundant(self, facts: RoutingFacts) -> Decision:
+            return _told(*judge(facts, facts.num_new_tokens, t), facts, t, found)
         best = max(facts.pd_hit_tokens, facts.prfaas_hit_tokens)
-        new = facts.num_prompt_tokens - best
-        if new <= self.offload_threshold:
+        new, pull = facts.num_prompt_tokens - best, 0
+        path, reason = judge(facts, new, t)
+        if reason is Reason.BELOW_THRESHOLD:
             pull = best - facts.pd_hit_tokens if facts.obstacle is None else 0
-            here = facts.num_prompt_tokens - facts.pd_hit_tokens - pull
-            return Decision(
-                Path.LOCAL, Reason.BELOW_THRESHOLD, here, self.offload_threshold, pull_tokens=pull
-            )
-        if facts.obstacle is not None:
-            return Decision(Path.LOCAL, facts.obstacle, new, self.offload_threshold)
-        return Decision(Path.REMOTE, Reason.ABOVE_THRESHOLD, new, self.offload_threshold)
+            new = facts.num_new_tokens - pull
+        return Decision(path, reason, new, t, found.local_ns, found.remote_ns, pull)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,41 +144,41 @@ class AdaptivePolicy:
 
     def decide(self, facts: RoutingFacts, found: Prediction) -> Decision:
         """The threshold's decision, or the other path where that is clearly faster."""
-        usual = ThresholdPolicy(self.offload_threshold).decide(facts)
-        path, reason = usual.path, usual.reason
-        if facts.obstacle is None and self._overrule(usual, found):
-            remote = usual.path is Path.LOCAL
+        new = facts.num_new_tokens
+        path, reason = judge(facts, new, self.offload_threshold)
+        if facts.obstacle is None and self._overrule(path, new, found):
+            remote = path is Path.LOCAL
             path = Path.REMOTE if remote else Path.LOCAL
             reason = Reason.FASTER_REMOTE if remote else Reason.FASTER_LOCAL
         return Decision(
             path,
             reason,
-            usual.num_new_tokens,
+            new,
             self.offload_threshold,
             found.local_ns,
             found.remote_ns,
             found.pull_tokens if path is Path.LOCAL else 0,
-            unpredicted=found.missing,
+            found.missing,
         )
 
-    def _overrule(self, usual: Decision, found: Prediction) -> bool:
-        if found.local_ns is None or found.remote_ns is None:
+    def _overrule(self, usual: Path, num_new_tokens: int, found: Prediction) -> bool:
+        here, there = found.local_ns, found.remote_ns
+        if here is None or there is None:
             return False
-        local = usual.path is Path.LOCAL
-        here, there = (
-            (found.local_ns, found.remote_ns) if local else (found.remote_ns, found.local_ns)
-        )
+        local = usual is Path.LOCAL
+        if not local:
+            here, there = there, here
         target_ns = self._settings.ttft_max_ns
         if target_ns is not None and there > self._settings.headroom_ratio * target_ns:
             return False
         here += 0 if local else found.bytes_ns
         there += found.bytes_ns if local else 0
-        ease = self._settings.hysteresis_ratio if self._overruling[usual.path] else 1.0
-        distance = abs(log(max(usual.num_new_tokens, 1) / max(self.offload_threshold, 1)))
+        ease = self._settings.hysteresis_ratio if self._overruling[usual] else 1.0
+        distance = abs(log(max(num_new_tokens, 1) / max(self.offload_threshold, 1)))
         needed = there * exp(self._settings.prior_weight * distance)
         margin = max(self._settings.margin_ns, self._settings.margin_ratio * here)
-        self._overruling[usual.path] = needed + ease * margin < here
-        return self._overruling[usual.path]
+        overruled = self._overruling[usual] = needed + ease * margin < here
+        return overruled
 
 
 def make_policy(
@@ -206,6 +199,9 @@ def make_policy(
             return AdaptivePolicy(offload_threshold, AdaptiveSettings(ttft_max_ns=ttft_max_ns))
 
 
-def _told(decision: Decision, found: Prediction) -> Decision:
-    """The decision with the predictions that it was made beside."""
-    return replace(decision, predicted_local_ns=found.local_ns, predicted_remote_ns=found.remote_ns)
+def _told(
+    path: Path, reason: Reason, facts: RoutingFacts, offload_threshold: int, found: Prediction
+) -> Decision:
+    """A decision with the predictions that it was made beside."""
+    new = facts.num_new_tokens
+    return Decision(path, reason, new, offload_threshold, found.local_ns, found.remote_ns)

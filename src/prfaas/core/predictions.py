@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from prfaas.core.routing import RoutingFacts, Unpredicted
 from prfaas.units import NS_PER_S
@@ -27,8 +26,7 @@ class CostModel(Protocol):
         """Bytes among them that can leave only once prefill has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class PathSignals:
+class PathSignals(NamedTuple):
     """Queues and link as the gateway knows them; None is unknown or too old to be trusted.
 
     Attributes:
@@ -48,8 +46,7 @@ class PathSignals:
     decode_wait_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(NamedTuple):
     """Time from now to the first token on each path, ns; None is unknown.
 
     Attributes:
@@ -82,35 +79,23 @@ def predict(facts: RoutingFacts, signals: PathSignals, costs: CostModel | None) 
     """
     if costs is None:
         return NO_PROFILE
-    local_ns, computed_ns = _local(facts, signals, costs), _computed(facts, signals, costs)
+    prompt, local_ns, computed_ns = facts.num_prompt_tokens, None, None
+    if signals.local_wait_ns is not None:
+        local_ns = signals.local_wait_ns + costs.local_prefill_ns(facts.num_new_tokens)
+        local_ns += signals.decode_wait_ns
+    if signals.remote_wait_ns is not None:
+        away_ns = costs.remote_prefill_ns(prompt - facts.prfaas_hit_tokens)
+        computed_ns = signals.remote_wait_ns + away_ns
     remote_ns = _remote(facts, signals, costs, computed_ns)
     complete = local_ns is not None and remote_ns is not None
     missing = None if complete else Unpredicted.STALE_SIGNALS
     return Prediction(local_ns, remote_ns, missing, computed_ns, signals.decode_wait_ns)
 
 
-def _local(facts: RoutingFacts, signals: PathSignals, costs: CostModel) -> int | None:
-    if signals.local_wait_ns is None:
-        return None
-    new = facts.num_prompt_tokens - facts.pd_hit_tokens
-    return signals.local_wait_ns + costs.local_prefill_ns(new) + signals.decode_wait_ns
-
-
-def _computed(facts: RoutingFacts, signals: PathSignals, costs: CostModel) -> int | None:
-    if signals.remote_wait_ns is None:
-        return None
-    new = facts.num_prompt_tokens - facts.prfaas_hit_tokens
-    return signals.remote_wait_ns + costs.remote_prefill_ns(new)
-
-
 def _remote(
     facts: RoutingFacts, signals: PathSignals, costs: CostModel, computed_ns: int | None
 ) -> int | None:
-    wait_ns, backlog, rate = (
-        signals.remote_wait_ns,
-        signals.link_backlog_bytes,
-        signals.link_bits_per_s,
-    )
+    _, wait_ns, backlog, rate, rtt_ns, decode_wait_ns = signals
     if wait_ns is None or computed_ns is None or backlog is None or rate is None:
         return None
     prompt, present = facts.num_prompt_tokens, facts.pd_hit_tokens
@@ -118,4 +103,4 @@ def _remote(
     after_compute = computed_ns + costs.tail_bytes(prompt, present) * ns_per_byte
     link_free_ns = max(wait_ns, backlog * ns_per_byte)
     after_link = link_free_ns + costs.shipped_bytes(prompt, present) * ns_per_byte
-    return round(max(after_compute, after_link)) + signals.rtt_ns + signals.decode_wait_ns
+    return round(max(after_compute, after_link)) + rtt_ns + decode_wait_ns

@@ -85,10 +85,12 @@ class PrefixCache:
 
     def touch(self, block_ids: Sequence[int], num_used: int) -> None:
         """Note that the first `num_used` blocks served a hit."""
-        for count in range(num_used, 0, -1):
-            if self._checkpoint_blocks and count == num_used:
-                self._renew(~block_ids[count - 1])
-            self._renew(block_ids[count - 1])
+        held, renew = self._held, self._held.move_to_end
+        if self._checkpoint_blocks and num_used and ~block_ids[num_used - 1] in held:
+            renew(~block_ids[num_used - 1])
+        for key in reversed(block_ids[:num_used]):
+            if key in held:
+                renew(key)
 
     def clear(self) -> None:
         """Lose everything, as when a host restarts."""
@@ -121,14 +123,13 @@ class PrefixCache:
                 held[key] = None
         self._used += room * (len(held) - before)
 
-    def _renew(self, key: int) -> None:
-        if key in self._held:
-            self._held.move_to_end(key)
-
     def _evict(self) -> None:
-        held, used, on_evict = self._held, self._used, self._on_evict
-        while self._capacity is not None and used > self._capacity:
-            key, _ = held.popitem(last=False)
+        capacity, used, on_evict = self._capacity, self._used, self._on_evict
+        if capacity is None or used <= capacity:
+            return
+        pop = self._held.popitem
+        while used > capacity:
+            key, _ = pop(False)
             used -= 1 if key >= 0 else self._checkpoint_blocks
             if on_evict is not None:
                 on_evict(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from prfaas.units import format_seconds
 
@@ -57,8 +58,7 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingFacts:
+class RoutingFacts(NamedTuple):
     """What is known when a request arrives. Lengths in tokens.
 
     Attributes:
@@ -73,9 +73,13 @@ class RoutingFacts:
     prfaas_hit_tokens: int = 0
     obstacle: Reason | None = None
 
+    @property
+    def num_new_tokens(self) -> int:
+        """Incremental length, judged by the PD cluster's own cache."""
+        return self.num_prompt_tokens - self.pd_hit_tokens
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+
+class Decision(NamedTuple):
     """Where to prefill.
 
     Attributes:
@@ -136,13 +140,14 @@ class ThresholdPolicy:
 
     def decide(self, facts: RoutingFacts) -> Decision:
         """Decide for one request. Pure."""
-        num_new_tokens = facts.num_prompt_tokens - facts.pd_hit_tokens
-        path, reason = self._judge(facts, num_new_tokens)
-        return Decision(path, reason, num_new_tokens, self.offload_threshold)
+        path, reason = judge(facts, facts.num_new_tokens, self.offload_threshold)
+        return Decision(path, reason, facts.num_new_tokens, self.offload_threshold)
 
-    def _judge(self, facts: RoutingFacts, num_new_tokens: int) -> tuple[Path, Reason]:
-        if num_new_tokens <= self.offload_threshold:
-            return Path.LOCAL, Reason.BELOW_THRESHOLD
-        if facts.obstacle is not None:
-            return Path.LOCAL, facts.obstacle
-        return Path.REMOTE, Reason.ABOVE_THRESHOLD
+
+def judge(facts: RoutingFacts, num_new_tokens: int, offload_threshold: int) -> tuple[Path, Reason]:
+    """The rule itself: a length against a threshold, both tokens, and what stands in the way."""
+    if num_new_tokens <= offload_threshold:
+        return Path.LOCAL, Reason.BELOW_THRESHOLD
+    if facts.obstacle is not None:
+        return Path.LOCAL, facts.obstacle
+    return Path.REMOTE, Reason.ABOVE_THRESHOLD

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prfaas.core.dispatch import Arrival, Member
 from prfaas.core.load_book import LoadBook
-from prfaas.core.picking import DEFAULT_SCORERS, Candidate, Pick, Scorers, pick
+from prfaas.core.picking import PREFILL_WEIGHTS, Candidate, Pick, Weights, pick
 
 
 @dataclass(slots=True)
@@ -37,19 +37,19 @@ class Stage:
     Args:
         members: The instances.
         stale_after_ns: Age beyond which a report counts as unknown.
-        scorers: Rate the candidates.
+        weights: Of the scores of its instances.
     """
 
     def __init__(
         self,
         members: Sequence[Member],
         stale_after_ns: int,
-        scorers: Scorers = DEFAULT_SCORERS,
+        weights: Weights = PREFILL_WEIGHTS,
     ) -> None:
         self.book = LoadBook([member.name for member in members], stale_after_ns)
         self.instances = {m.name: Instance(m.name, m.pool) for m in members}
         self.pools = tuple(dict.fromkeys(m.pool for m in members))
-        self.scorers = scorers
+        self.weights = weights
         self._num_open = dict.fromkeys(self.instances, 0)
 
     @property
@@ -78,14 +78,14 @@ class Stage:
             now_ns: Time.
             road: From an instance to where its blocks are wanted; None when they stay.
         """
-        most = max(
-            (max(arrival.hits.get(p, 0), arrival.hints.get(p, 0)) for p in self.pools), default=0
-        )
+        hits, hints, most = arrival.hits, arrival.hints, 0
+        for pool in self.pools:
+            most = max(most, hits.get(pool, 0), hints.get(pool, 0))
         return pick(
             self._candidates(arrival, now_ns, road),
             arrival.num_tokens_to_fit,
             hit_tokens_max=most,
-            scorers=self.scorers,
+            weights=self.weights,
         )
 
     def last_like(self, chosen: Candidate, now_ns: int) -> Candidate:
@@ -101,17 +101,22 @@ class Stage:
         return chosen._replace(name=name, wait_ns=self.book.wait_ns(name, now_ns))
 
     def _candidates(self, arrival: Arrival, now_ns: int, road: Road | None) -> Iterator[Candidate]:
-        for name in self.book.in_order():
-            instance = self.instances[name]
-            agree, link_up = (True, True) if road is None else road(instance)
+        hits, hints, avoid = arrival.hits, arrival.hints, arrival.avoid
+        instances, num_open = self.instances, self._num_open
+        agree = link_up = True
+        for name, wait_ns in self.book.in_order(now_ns):
+            instance = instances[name]
+            pool = instance.pool
+            if road is not None:
+                agree, link_up = road(instance)
             yield Candidate(
                 name,
-                ready=name != arrival.avoid,
-                wait_ns=self.book.wait_ns(name, now_ns),
-                hit_tokens=arrival.hits.get(instance.pool, 0),
-                hint_tokens=arrival.hints.get(instance.pool, 0),
-                num_open=self._num_open[name],
-                num_tokens_max=instance.num_tokens_max,
-                layouts_agree=agree,
-                link_up=link_up,
+                name != avoid,
+                wait_ns,
+                hits.get(pool, 0),
+                hints.get(pool, 0),
+                num_open[name],
+                instance.num_tokens_max,
+                agree,
+                link_up,
             )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from prfaas.core.dispatch import Arrival, DispatchSettings, HomeCluster, RemoteCluster
 from prfaas.core.links import Link, Links
-from prfaas.core.picking import DEFAULT_SCORERS, MIXED_SCORERS, Candidate, Scorers
+from prfaas.core.picking import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate, Weights
 from prfaas.core.placement import with_pull
 from prfaas.core.policies import PolicyName
 from prfaas.core.predictions import PathSignals, Prediction, predict
@@ -15,8 +15,7 @@ from prfaas.core.routing import Path, Reason, RoutingFacts
 from prfaas.core.stage import Instance, Stage
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(NamedTuple):
     """One PrfaaS cluster as a way for one request.
 
     Attributes:
@@ -50,28 +49,30 @@ class Way:
     def misses(self, target_ns: int, path: Path) -> bool:
         """Whether no path meets the target, and on `path` queue and compute alone are too much."""
         found = self.prediction
-        paths = [found.local_ns] if self.facts.obstacle else [found.local_ns, found.remote_ns]
-        alone = found.computed_ns
-        if path is Path.LOCAL and found.local_ns is not None:
-            alone = found.local_ns - found.decode_wait_ns
-        return all(ns is not None and ns > target_ns for ns in (*paths, alone))
+        local_ns, remote_ns, alone_ns = found.local_ns, found.remote_ns, found.computed_ns
+        if local_ns is None or local_ns <= target_ns:
+            return False
+        if self.facts.obstacle is None and (remote_ns is None or remote_ns <= target_ns):
+            return False
+        if path is Path.LOCAL:
+            alone_ns = local_ns - found.decode_wait_ns
+        return alone_ns is not None and alone_ns > target_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """What was looked at for a decision.
 
     Attributes:
         num_tokens: What the scorers were told of the prompt's length, tokens.
         ways: Through each PrfaaS cluster.
         at_home: Candidates in the PD cluster, the first ones that were looked at.
-        home_scorers: Rated them.
+        home_weights: Of their scores.
     """
 
     num_tokens: int = 0
     ways: Sequence[Way] = ()
     at_home: Sequence[Candidate] = ()
-    home_scorers: Scorers = DEFAULT_SCORERS
+    home_weights: Weights = PREFILL_WEIGHTS
 
 
 class Ways:
@@ -89,8 +90,8 @@ class Ways:
         self._settings = settings
         self._remotes = tuple(remotes) or (RemoteCluster("", ()),)
         self.links = Links(settings)
-        scorers = MIXED_SCORERS if home.decode is None else DEFAULT_SCORERS
-        self.home = Stage(home.prefill, settings.stale_after_ns, scorers)
+        weights = MIXED_WEIGHTS if home.decode is None else PREFILL_WEIGHTS
+        self.home = Stage(home.prefill, settings.stale_after_ns, weights)
         self.away = {
             remote.name: Stage(remote.instances, settings.stale_after_ns)
             for remote in self._remotes
@@ -107,12 +108,11 @@ class Ways:
             now_ns: Time.
             decode_wait_ns: What decode adds on every path.
         """
-        at_home = self.home.pick(arrival, now_ns)
-        home = at_home.candidate
+        home, _, at_home = self.home.pick(arrival, now_ns)
         ways = [
             self._through(remote, arrival, home, now_ns, decode_wait_ns) for remote in self._remotes
         ]
-        self.seen = Seen(arrival.num_tokens_to_fit, ways, at_home.looked_at, self.home.scorers)
+        self.seen = Seen(arrival.num_tokens_to_fit, ways, at_home, self.home.weights)
         return ways[0] if len(ways) == 1 else min(ways, key=lambda way: way.rank)
 
     def apart(self, way: Way, path: Path, now_ns: int) -> Way:
@@ -128,10 +128,10 @@ class Ways:
         if not way.misses(target_ns, path):
             return way
         if path is Path.LOCAL and way.home is not None:
-            return replace(way, home=self.home.last_like(way.home, now_ns))
+            return way._replace(home=self.home.last_like(way.home, now_ns))
         if path is Path.REMOTE and way.away is not None:
             stage = self.away[way.cluster.name]
-            return replace(way, away=stage.last_like(way.away, now_ns))
+            return way._replace(away=stage.last_like(way.away, now_ns))
         return way
 
     def _through(
@@ -145,17 +145,19 @@ class Ways:
         stage = self.away[remote.name]
         at_home = self.home.instances[home.name] if home else None
         destination = at_home.pool if at_home else self._default_pool
+        between = self.links.between
 
         def road(instance: Instance) -> tuple[bool, bool]:
             """A layout that is not known does not disagree: then the link is what is missing."""
-            link_up = self.links.between(instance.pool, destination).up
+            link_up = between(instance.pool, destination).up
             if at_home is None:
                 return True, link_up
-            known = at_home.layout_id is not None and instance.layout_id is not None
-            return not known or instance.layout_id == at_home.layout_id, known and link_up
+            wanted, layout = at_home.layout_id, instance.layout_id
+            if wanted is None or layout is None:
+                return True, False
+            return layout == wanted, link_up
 
-        picked = stage.pick(arrival, now_ns, road)
-        away = picked.candidate
+        away, barred, looked_at = stage.pick(arrival, now_ns, road)
         source = stage.instances[away.name].pool if away else stage.first_pool
         link = self.links.between(source, destination)
         present, shippable = arrival.hits.get(destination, 0), arrival.shippable_tokens
@@ -164,7 +166,7 @@ class Ways:
             arrival.num_prompt_tokens,
             present,
             arrival.hits.get(source, 0),
-            _obstacle(arrival, splits, picked.obstacle),
+            _obstacle(arrival, splits, barred),
         )
         signals = link.signals(
             home.wait_ns if home else None,
@@ -175,7 +177,7 @@ class Ways:
         found = predict(facts, signals, remote.costs)
         if remote.costs is not None:
             found = self._weighed(found, facts, signals, remote)
-        return Way(remote, home, away, link, facts, found, signals, picked.looked_at)
+        return Way(remote, home, away, link, facts, found, signals, looked_at)
 
     def _weighed(
         self, found: Prediction, facts: RoutingFacts, signals: PathSignals, remote: RemoteCluster
@@ -186,7 +188,7 @@ class Ways:
         ns_per_byte = settings.ns_per_byte(remote.price_per_tb)
         if ns_per_byte:
             shipped = costs.shipped_bytes(facts.num_prompt_tokens, facts.pd_hit_tokens)
-            found = replace(found, bytes_ns=round(shipped * ns_per_byte))
+            found = found._replace(bytes_ns=round(shipped * ns_per_byte))
         if settings.pulls and settings.policy is PolicyName.ADAPTIVE:
             return with_pull(found, facts, signals, costs, ns_per_byte)
         return found

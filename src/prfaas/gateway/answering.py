@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from aiohttp import web
 
@@ -44,6 +45,7 @@ class ClientStream:
     def __init__(self, request: web.Request) -> None:
         self._request = request
         self._response: web.StreamResponse | None = None
+        self._unsent: list[bytes] = []
 
     @property
     def has_begun(self) -> bool:
@@ -55,29 +57,46 @@ class ClientStream:
         self._response = web.StreamResponse(headers={**STREAM_HEADERS, **headers})
         await self._response.prepare(self._request)
 
+    def put(self, value: object) -> None:
+        """Have one event sent with the next ones, or when `flush` is called."""
+        self._unsent.append(encode_event(value))
+
     async def send(self, value: object) -> None:
         """Send one event."""
-        await self._write(encode_event(value))
+        self.put(value)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Send what was put. Each call is a system call, which costs more than the event."""
+        if self._unsent:
+            with _client_gone():
+                await self._started.write(self._take())
 
     async def finish(self) -> web.StreamResponse:
         """Send the end mark."""
-        await self._write(DONE_EVENT)
-        await self._started.write_eof()
+        with _client_gone():
+            await self._started.write_eof(self._take() + DONE_EVENT)
         return self._started
 
     async def fail(self, error: object) -> web.StreamResponse:
         """End with an error event."""
-        await self.send(error)
+        self.put(error)
         return await self.finish()
 
-    async def _write(self, data: bytes) -> None:
-        try:
-            await self._started.write(data)
-        except ConnectionResetError:
-            raise ClientGoneError from None
+    def _take(self) -> bytes:
+        unsent, self._unsent = b"".join(self._unsent), []
+        return unsent
 
     @property
     def _started(self) -> web.StreamResponse:
         if self._response is None:
             raise RuntimeError("the stream has not begun")
         return self._response
+
+
+@contextmanager
+def _client_gone() -> Iterator[None]:
+    try:
+        yield
+    except ConnectionResetError:
+        raise ClientGoneError from None

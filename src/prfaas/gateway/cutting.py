@@ -79,7 +79,9 @@ def cutting_for(tokenizer: Any) -> Cutting | None:
         return None
 
     def encode(text: str) -> list[int]:
-        ids: list[int] = fast.encode(text, add_special_tokens=False).ids
+        # Leaves out where the tokens stand, which takes a third of the time.
+        [encoding] = fast.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
         return ids
 
     cutting = Cutting(

@@ -146,22 +146,36 @@ async def _relay_stream(
         data = _without_prompt_ids(data)
     if not exchange.stream.has_begun:
         await exchange.stream.begin(reply_headers(exchange.record))
+    try:
+        is_over = await _relay_events(reader, data, exchange)
+    except LegBrokenError:
+        await exchange.stream.flush()
+        raise
+    if not is_over:
+        return None
+    exchange.finish()
+    return await exchange.stream.finish()
+
+
+async def _relay_events(reader: EventReader, data: bytes, exchange: Exchange) -> bool:
+    """Relay a stream from its first event on; whether that was all of it."""
     while data != DONE:
         chunk = _chunk(data)
         if "error" in chunk:
             raise LegBrokenError("error", "the decode engine failed within its stream", body=data)
         for event in client_chunks(chunk, exchange):
-            await exchange.stream.send(event)
+            exchange.stream.put(event)
         if exchange.answer is not None and exchange.answer.stop_end is not None:
-            return None
+            return False
+        if not reader.is_ready:
+            await exchange.stream.flush()
         try:
             data = await _next_event(reader)
         except LegBrokenError:
             if chunk.get("choices"):
                 raise
             break  # The usage has come, and nothing but the end mark is missing.
-    exchange.finish()
-    return await exchange.stream.finish()
+    return True
 
 
 def client_chunks(chunk: JsonObject, exchange: Exchange) -> list[JsonObject]:

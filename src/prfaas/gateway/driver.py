@@ -301,6 +301,21 @@ class Driver:
         """A request is over."""
         self.dispatcher.end(number, now_ns)
 
+    # What is known
+
+    def wait_ns(self, name: str, now_ns: int) -> int | None:
+        """Predicted wait for an engine that prefills, ns; None is unknown."""
+        return self.dispatcher.load(name).wait_ns(name, now_ns)
+
+    def backlog_bytes(self, source: str, destination: str, now_ns: int) -> int | None:
+        """What a link was promised and has not carried; None is unknown."""
+        return self.dispatcher.links.between(source, destination).book.backlog_bytes(now_ns)
+
+    def link_bits_per_s(self, source: str, destination: str, now_ns: int) -> float | None:
+        """What a link carries; None is unknown."""
+        seen = self.dispatcher.links.between(source, destination).book.latest(now_ns)
+        return None if seen is None else seen.bits_per_s
+
     # Steps
 
     def _apply(self, name: str, now_ns: int) -> None:

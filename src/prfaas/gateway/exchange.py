@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class Exchange:
         transfer: Blocks on their way; None on the local path, and once given up.
         final_tokens: Prefix that decode should find once the transfer is complete.
         on_first_token: Called once, when the first token has come.
+        watch: Looks whether the remote path is late, until the first token.
     """
 
     client: ClientRequest
@@ -50,6 +52,7 @@ class Exchange:
     transfer: TransferView | None = None
     final_tokens: int = 0
     on_first_token: Callable[[], None] | None = None
+    watch: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
         self.usage = Usage(self.record)
@@ -78,9 +81,16 @@ class Exchange:
 
     def first_token(self) -> None:
         """Something of the answer has come; the first of a stream counts as its TTFT."""
+        self.stop_watching()
         if self.on_first_token is not None:
             self.on_first_token()
             self.on_first_token = None
+
+    def stop_watching(self) -> None:
+        """The remote path can not be left any more."""
+        if self.watch is not None:
+            self.watch.cancel()
+            self.watch = None
 
     def finish(self) -> None:
         """The answer is complete: judge the transfer by what decode found."""

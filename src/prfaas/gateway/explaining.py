@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prfaas.core.picking import DEFAULT_SCORERS, Candidate, Scorers, scores
+from prfaas.core.picking import PREFILL_WEIGHTS, Candidate, Weights, scores
 from prfaas.core.ways import Way
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.records import NS_PER_MS, Record
@@ -72,18 +72,18 @@ def _candidates(record: Record) -> list[JsonObject]:
     seen = record.seen
     if seen is None:
         return []
-    found = _rated(seen.at_home, seen.num_tokens, seen.home_scorers, "home")
+    found = _rated(seen.at_home, seen.num_tokens, seen.home_weights, "home")
     for way in seen.ways:
-        found += _rated(way.looked_at, seen.num_tokens, DEFAULT_SCORERS, way.cluster.name)
+        found += _rated(way.looked_at, seen.num_tokens, PREFILL_WEIGHTS, way.cluster.name)
     return found
 
 
 def _rated(
-    candidates: Sequence[Candidate], num_tokens: int, scorers: Scorers, where: str
+    candidates: Sequence[Candidate], num_tokens: int, weights: Weights, where: str
 ) -> list[JsonObject]:
     rated = []
     for candidate in candidates:
-        obstacle, by_name = scores(candidate, num_tokens, scorers)
+        obstacle, by_name = scores(candidate, num_tokens, weights)
         rated.append(
             {
                 "engine": candidate.name,

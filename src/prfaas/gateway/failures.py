@@ -13,6 +13,11 @@ from prfaas.gateway.rejections import REASON_HEADER, RejectedError, UnavailableE
 RETRY_LATER = {"Retry-After": "1"}
 _TRANSIENT = (429, 503)
 _PATH_CHARS_MAX = 200
+SERVED = "/v1/chat/completions, /v1/completions, /v1/models, /tokenize and /detokenize"
+
+
+class TimedOutError(PrfaasError):
+    """The request took longer than it may."""
 
 
 def status_of(error: Exception) -> int:
@@ -22,7 +27,7 @@ def status_of(error: Exception) -> int:
             return error.status
         case UnavailableError():
             return 503
-        case TimeoutError():
+        case TimedOutError():
             return 504
         case EngineError():
             return 502
@@ -42,9 +47,8 @@ def error_body(error: Exception) -> dict[str, object]:
             message, kind = error.reason, type(error).__name__.removeprefix("HTTP") + "Error"
         case UnavailableError():
             message, kind = str(error), "ServiceUnavailableError"
-        case TimeoutError():
-            limit = "the request took longer than gateway.request_timeout allows"
-            message, kind = limit, "GatewayTimeoutError"
+        case TimedOutError():
+            message, kind = str(error), "GatewayTimeoutError"
         case PrfaasError():
             message, kind = str(error), "BadGatewayError"
         case _:
@@ -78,7 +82,10 @@ async def openai_errors(
         headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
         place = f"{request.method} {request.path[:_PATH_CHARS_MAX]}"
         kind = type(error).__name__.removeprefix("HTTP") + "Error"
-        body = error_object(f"{error.reason}: {place}", kind, None, error.status)
+        message = f"{error.reason}: {place}"
+        if error.status == 404:
+            message += f"; served are {SERVED}"
+        body = error_object(message, kind, None, error.status)
         return json_response(body, error.status, headers)
     except RequestError as error:
         return error_response(error, {})

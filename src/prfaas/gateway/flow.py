@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from aiohttp import web
 
@@ -17,6 +18,7 @@ from prfaas.gateway.ending import Ending
 from prfaas.gateway.engines import Engine, EngineUnreachableError
 from prfaas.gateway.exchange import Exchange
 from prfaas.gateway.guards import Guards, Told
+from prfaas.gateway.hedges import Hedges
 from prfaas.gateway.jsons import from_json
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools
@@ -24,7 +26,7 @@ from prfaas.gateway.prefill import PrefillGivenUpError, PrefillLeg
 from prfaas.gateway.records import Fallback, Outcome
 from prfaas.gateway.rejections import UnavailableError
 from prfaas.gateway.seam import Answer, may_continue, stop_strings
-from prfaas.gateway.transfers import Transfers
+from prfaas.gateway.transfers import LATE, Transfers
 from prfaas.units import NS_PER_S
 from prfaas.wire.frames import TRANSFER_ID_BYTES
 
@@ -42,6 +44,7 @@ class Flow:
         guards: Hear of transfers, and let legs be run again.
         prefill_leg: Runs the prefill leg.
         decode_leg: Runs the decode leg.
+        hedges: Tell when a remote path is to be left.
         ending: Ends and continues streams that engines left.
         pools: Hear of given-up transfers.
         transfers: Follow transfers.
@@ -53,6 +56,7 @@ class Flow:
     guards: Guards
     prefill_leg: PrefillLeg
     decode_leg: DecodeLeg
+    hedges: Hedges
     ending: Ending
     pools: Pools
     transfers: Transfers
@@ -79,6 +83,7 @@ class Flow:
                 await self._prefill(exchange, plan, plan.prefill)
             return await self._decode(exchange, plan)
         finally:
+            exchange.stop_watching()
             if exchange.record.outcome is not Outcome.FINISHED:
                 self._give_up_transfer(exchange, "the request ended early")
             self.driver.end(number, time.monotonic_ns())
@@ -92,6 +97,7 @@ class Flow:
         if not transfer.stays:
             record.transfer = transfer
             self.guards.began((transfer.source, transfer.destination))
+            exchange.watch = self.hedges.watch(plan, transfer)
         record.prefill_engine = engine.name
         try:
             exchange.usage.cached_max = await self.prefill_leg.run(
@@ -107,6 +113,8 @@ class Flow:
     async def _decode(self, exchange: Exchange, plan: Plan) -> web.StreamResponse:
         """Run the decode leg; when its engine breaks, run the rest on another."""
         engine, client, prompt = plan.decode, exchange.client, plan.prompt
+        if exchange.watch is not None and exchange.transfer is not None:
+            exchange.transfer.broken.add_done_callback(partial(self._leave, exchange, plan))
         if self.decode_leg.has_others and may_continue(client):
             exchange.answer = Answer(stop_strings(client))
         for legs_left in reversed(range(LEGS_MAX)):
@@ -149,6 +157,16 @@ class Flow:
         number = plan.ask.number
         exchange.on_first_token = lambda: self.driver.prefilled(number, time.monotonic_ns())
         return other
+
+    def _leave(self, exchange: Exchange, plan: Plan, broken: asyncio.Future[str]) -> None:
+        """The blocks are late: decode does not wait for them any longer."""
+        if exchange.watch is None or exchange.transfer is None or broken.cancelled():
+            return
+        if broken.result() == LATE:
+            exchange.stop_watching()
+            self._give_up_transfer(exchange, "the blocks are late")
+            self.driver.fall_back(plan.ask.number, time.monotonic_ns())
+            exchange.fall_back(Fallback("transfer", LATE), "the local path is sooner by now")
 
     def _give_up_transfer(self, exchange: Exchange, reason: str) -> None:
         if exchange.transfer is not None:

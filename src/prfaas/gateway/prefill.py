@@ -20,7 +20,7 @@ from prfaas.gateway.guards import Told
 from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json
 from prfaas.gateway.records import Fallback, Record
 from prfaas.gateway.tickets import TicketOffice
-from prfaas.gateway.transfers import ENGINE_LOST, TransferView
+from prfaas.gateway.transfers import ENGINE_LOST, LATE, TransferView
 from prfaas.units import NS_PER_S
 
 _log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class PrefillLeg:
         await _stop(leg)
         if transfer.broken.done():
             reason = transfer.broken.result()
-            stage = "prefill" if reason == ENGINE_LOST else "transfer"
+            stage = "prefill" if reason in (ENGINE_LOST, LATE) else "transfer"
             raise PrefillGivenUpError(stage, reason, f"the transfer broke: {reason}")
         self.engines.guards.ended(engine.name, Told.FAILED)
         limit_s = self.limits.prefill_timeout / NS_PER_S

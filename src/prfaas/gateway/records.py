@@ -28,6 +28,8 @@ class Outcome(StrEnum):
     """The client's fault: 4xx."""
     FAILED = "failed"
     """Ours or an engine's: 5xx, or an error within a stream."""
+    TIMED_OUT = "timed_out"
+    """It took longer than the client or the gateway allows: 504."""
     CANCELLED = "cancelled"
     """The client left."""
 

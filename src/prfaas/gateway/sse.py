@@ -66,6 +66,11 @@ class EventReader:
         self._decoder = EventDecoder()
         self._ready: deque[bytes] = deque()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next event is here already."""
+        return bool(self._ready)
+
     async def next(self) -> bytes | None:
         """Data of the next event; None at the end of the body.
 

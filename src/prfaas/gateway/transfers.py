@@ -17,6 +17,8 @@ VIEWS_MAX = 4096
 
 ENGINE_LOST = "engine_lost"
 """The prefill engine is gone: its pool node says so, often before its own connection breaks."""
+LATE = "late"
+"""The gateway left the remote path, because the local one is going to be sooner."""
 _LABELS = {
     "digest": "digest",
     ENGINE_LOST: ENGINE_LOST,

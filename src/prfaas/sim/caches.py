@@ -39,7 +39,7 @@ class Pool:
     def __init__(
         self, setup: CacheSetup, blocks: BlockSetup, costs: Costs, *, remote: bool
     ) -> None:
-        self._blocks, self._costs = blocks, costs
+        self._span, self._costs = blocks.tokens, costs
         self._prefill_ns = costs.remote_prefill_ns if remote else costs.local_prefill_ns
         self._cache = TieredCache(setup.host_blocks, setup.disk_blocks, blocks.checkpoint_blocks)
         self._ns_per_byte = BITS_PER_BYTE * NS_PER_S / setup.disk_bits_per_s
@@ -49,7 +49,7 @@ class Pool:
         """What the gateway finds: nothing while it does not know what the pool holds."""
         if not self.is_known:
             return Hit(0)
-        limit, span = request.num_prompt_tokens - 1, self._blocks.tokens
+        limit, span = request.num_prompt_tokens - 1, self._span
         found = self._cache.hit(request.block_ids)
         host = Hit(min(found.num_host_blocks * span, limit))
         if found.num_blocks == found.num_host_blocks:
@@ -63,7 +63,7 @@ class Pool:
     def use(self, request: Request, hit_tokens: int) -> None:
         """A prefill resumed after `hit_tokens` that the pool held."""
         if self.is_up and hit_tokens:
-            blocks = -(-hit_tokens // self._blocks.tokens)
+            blocks = -(-hit_tokens // self._span)
             self._cache.touch(request.block_ids, min(blocks, len(request.block_ids)))
 
     def store(self, block_ids: Sequence[int], *, checkpoint: bool = True) -> None:
@@ -81,7 +81,7 @@ class Pool:
         self._cache.clear(keep_disk=keeps_disk)
 
     def _read_ns(self, found: TieredHit) -> int:
-        costs, tokens = self._costs, found.num_disk_blocks * self._blocks.tokens
+        costs, tokens = self._costs, found.num_disk_blocks * self._span
         size = costs.kv_bytes(tokens) - costs.state_bytes if tokens else 0
         state = costs.state_bytes if found.reads_checkpoint else 0
         return round((size + state) * self._ns_per_byte)
@@ -103,12 +103,13 @@ class Caches:
 
     def hits(self, request: Request) -> dict[str, Hit]:
         """What each pool serves; blocks of the request itself that are at home count too."""
-        kept = min(request.kept_tokens, request.num_prompt_tokens - 1)
         found = {}
         if request.block_ids:
             found = {name: pool.hit(request) for name, pool in self.pools.items()}
-        if kept > found.get(self.home, Hit(0)).num_tokens:
-            found[self.home] = Hit(kept)
+        if request.kept_tokens:
+            kept = min(request.kept_tokens, request.num_prompt_tokens - 1)
+            if self.home not in found or kept > found[self.home].num_tokens:
+                found[self.home] = Hit(kept)
         return found
 
     def keep(self, request: Request, num_tokens: int) -> None:

@@ -21,6 +21,7 @@ class Clock:
         self.num_events = 0
         self._heap: list[tuple[int, int, Action, Any]] = []
         self._num_asked = 0
+        self._going = False
 
     def at(self, at_ns: int, action: Action, argument: Any = None) -> None:
         """Call `action(argument)` at an instant.
@@ -34,8 +35,15 @@ class Clock:
         heapq.heappush(self._heap, (at_ns, self._num_asked, action, argument))
 
     def after(self, delay_ns: int, action: Action, argument: Any = None) -> None:
-        """Call `action(argument)` after a delay."""
-        self.at(self.now_ns + delay_ns, action, argument)
+        """Call `action(argument)` after a delay.
+
+        Raises:
+            ValueError: The delay is negative.
+        """
+        if delay_ns < 0:
+            raise ValueError(f"an event was asked for {-delay_ns} ns ago")
+        self._num_asked += 1
+        heapq.heappush(self._heap, (self.now_ns + delay_ns, self._num_asked, action, argument))
 
     def step(self) -> bool:
         """Let the next event happen; False when there is none."""
@@ -45,6 +53,19 @@ class Clock:
         self.num_events += 1
         action(argument)
         return True
+
+    def go(self, stop_at_ns: int | None = None) -> None:
+        """Let everything happen until `stop` is called, or up to the first event at an instant."""
+        heap, pop, self._going = self._heap, heapq.heappop, True
+        end_ns = float("inf") if stop_at_ns is None else stop_at_ns
+        while heap and self._going and self.now_ns < end_ns:
+            self.now_ns, _, action, argument = pop(heap)
+            self.num_events += 1
+            action(argument)
+
+    def stop(self) -> None:
+        """Let nothing more happen."""
+        self._going = False
 
     def run(self, until_ns: int) -> None:
         """Let everything happen up to an instant, and stop there."""

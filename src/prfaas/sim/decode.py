@@ -16,6 +16,9 @@ from prfaas.planner.step_time import StepTime
 from prfaas.sim.clock import Clock
 from prfaas.sim.request import Request
 
+NEVER = 2**63
+"""An instant after all others, ns."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeLimits:
@@ -64,7 +67,7 @@ class DecodeInstance:
         self._running: list[tuple[float, int, Request]] = []
         self._steps, self._stepped_at_ns, self._pace_ns = 0.0, 0, 1
         self._context_sum = 0.0
-        self._version = 0
+        self._leave_at_ns = self._asked_at_ns = NEVER
 
     @property
     def num_waiting(self) -> int:
@@ -108,7 +111,7 @@ class DecodeInstance:
         self._running.clear()
         self._waiting.clear()
         self._context_sum, self.up = 0.0, False
-        self._version += 1
+        self._leave_at_ns = NEVER
         return lost
 
     def recover(self) -> None:
@@ -147,28 +150,41 @@ class DecodeInstance:
 
         Without the second, a request without blocks would wait for those of one behind it.
         """
-        oldest = self._waiting[0]
-        if oldest not in self._held:
-            size = self._kv_bytes(oldest)
+        waiting, held = self._waiting, self._held
+        if waiting[0] not in held:
+            size = self._kv_bytes(waiting[0])
             if self._has_room(size):
-                self._hold(oldest, size)
-        found = next((request for request in self._waiting if request in self._held), None)
+                self._hold(waiting[0], size)
+        if waiting[0] in held:
+            return waiting.popleft()
+        found = next((request for request in waiting if request in held), None)
         if found is not None:
-            self._waiting.remove(found)
+            waiting.remove(found)
         return found
 
     def _plan_next(self) -> None:
-        self._version += 1
         if not self._running:
+            self._leave_at_ns = NEVER
             return
         batch = len(self._running)
         context = self._context_sum / batch + self._steps
         self._pace_ns = self._step_ns(batch, context)
         left = max(self._running[0][0] - self._steps, 0.0)
-        self._clock.after(round(left * self._pace_ns), self._leave, self._version)
+        self._leave_at_ns = self._clock.now_ns + round(left * self._pace_ns)
+        self._ask()
 
-    def _leave(self, version: int) -> None:
-        if version != self._version:
+    def _ask(self) -> None:
+        """Be called when the next sequence ends, or before: that costs less than every change."""
+        if self._leave_at_ns < self._asked_at_ns:
+            self._asked_at_ns = self._leave_at_ns
+            self._clock.at(self._asked_at_ns, self._leave, self._asked_at_ns)
+
+    def _leave(self, asked_at_ns: int) -> None:
+        if asked_at_ns != self._asked_at_ns:
+            return
+        self._asked_at_ns = NEVER
+        if asked_at_ns < self._leave_at_ns:
+            self._ask()
             return
         self._advance()
         # The instant was rounded to whole nanoseconds: take the counter to the planned end.

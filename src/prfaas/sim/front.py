@@ -117,9 +117,9 @@ class Front:
         """An instance failed or recovered."""
         self.dispatcher.set_ready(name, ready=ready, now_ns=now_ns)
 
-    def report_load(self, name: str, observed_at_ns: int, num_waiting: int) -> None:
-        """So many requests were seen to wait at an instance."""
-        self.dispatcher.report_load(name, observed_at_ns, num_waiting)
+    def report_loads(self, observed_at_ns: int, num_waiting: Sequence[tuple[str, int]]) -> None:
+        """So many requests were seen to wait at some instances."""
+        self.dispatcher.report_loads(observed_at_ns, num_waiting)
 
     def report_link(self, source: str, destination: str, report: LinkReport) -> None:
         """One direction of a link was seen."""

@@ -133,6 +133,15 @@ class SharedLink:
         left = max(flow.end_at - self._served, 0.0) if flow.active else 0.0
         return flow.added_bytes - left
 
+    def open_sent_bytes(self) -> float:
+        """Bytes that have left of flows that have neither landed nor been lost."""
+        self._advance()
+        sent, served = 0.0, self._served
+        for flow in self._in_flight:
+            left = flow.end_at - served if flow.active else 0.0
+            sent += flow.added_bytes - left if left > 0 else flow.added_bytes
+        return sent
+
     def sent_by_purpose(self) -> dict[Purpose, float]:
         """Bytes that have left, by what they were for; lost ones count too."""
         found = dict(self._ended_bytes)
@@ -189,8 +198,8 @@ class SharedLink:
 
     def _rate_bytes_per_ns(self) -> float:
         """Rate of each active flow."""
-        share = min(self.bits_per_s / max(self._num_active, 1), self._flow_bits_per_s)
-        return share / BITS_PER_BYTE / NS_PER_S
+        share, most = self.bits_per_s / (self._num_active or 1), self._flow_bits_per_s
+        return (share if share < most else most) / BITS_PER_BYTE / NS_PER_S
 
     def _advance(self) -> None:
         start, end = self._moved_at_ns, self._clock.now_ns

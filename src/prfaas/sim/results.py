@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
 from prfaas.core.role_loop import Role
+from prfaas.sim.columns import Finished, column
 from prfaas.sim.request import UNSET, Outcome
 from prfaas.sim.roles import as_dict as change_as_dict
 from prfaas.sim.simulation import Simulation
 from prfaas.sim.spread import spread
-from prfaas.sim.tenants import by_tenant, is_good, jain_index
+from prfaas.sim.tenants import by_tenant, jain_index
 from prfaas.sim.traffic import traffic_of, window_bytes
 from prfaas.sim.ttft_parts import by_percentile, means, parts_of
 from prfaas.units import NS_PER_S
@@ -107,9 +110,11 @@ def summarise(sim: Simulation, *, start_ns: int, end_ns: int) -> Results:
     """
     arrived = [r for r in sim.requests if start_ns <= r.arrived_at_ns < end_ns]
     done = [r for r in arrived if r.outcome is Outcome.FINISHED]
+    finished = Finished(done)
     window_s = (end_ns - start_ns) / NS_PER_S
-    streamed = sum(start_ns <= r.first_token_at_ns < end_ns for r in sim.requests)
-    good = sum(is_good(r, sim.setup.slo) for r in done)
+    first = column(sim.requests, "first_token_at_ns")
+    streamed = int(((first >= start_ns) & (first < end_ns)).sum())
+    good = finished.num_good(sim.setup.slo)
     decided = [r for r in arrived if r.decision is not None]
     tokens = sum(r.num_prompt_tokens for r in decided)
     tenants = by_tenant(sim, arrived)
@@ -118,18 +123,16 @@ def summarise(sim: Simulation, *, start_ns: int, end_ns: int) -> Results:
         window_s=window_s,
         num_requests=len(arrived),
         good_request_count=good,
-        outcomes=dict(sorted(Counter(r.outcome.value for r in arrived).items())),
+        outcomes=_counted(r.outcome for r in arrived),
         request_throughput=streamed / window_s,
         goodput=good / window_s,
         slo_attainment=good / len(arrived) if arrived else 0.0,
         output_token_throughput=sum(r.num_output_tokens for r in done) / window_s,
-        time_to_first_token=spread([r.ttft_ns / _NS_PER_MS for r in done]),
-        inter_token_latency=spread(
-            [r.tpot_ns / _NS_PER_MS for r in done if r.num_output_tokens > 1]
-        ),
-        request_latency=spread([(r.finished_at_ns - r.arrived_at_ns) / _NS_PER_MS for r in done]),
-        input_sequence_length=spread([r.num_prompt_tokens for r in done]),
-        output_sequence_length=spread([r.num_output_tokens for r in done]),
+        time_to_first_token=spread(finished.ttft_ns / _NS_PER_MS),
+        inter_token_latency=spread(finished.tpot_ns[finished.has_steps] / _NS_PER_MS),
+        request_latency=spread(finished.latency_ns / _NS_PER_MS),
+        input_sequence_length=spread(column(done, "num_prompt_tokens")),
+        output_sequence_length=spread(column(done, "num_output_tokens")),
         ttft_parts=means(parts),
         ttft_parts_by_percentile=by_percentile(parts),
         offloaded_ratio=sum(r.offloaded for r in decided) / max(len(decided), 1),
@@ -137,9 +140,7 @@ def summarise(sim: Simulation, *, start_ns: int, end_ns: int) -> Results:
         egress=_egress(sim, start_ns, end_ns),
         utilisation=_utilisation(sim),
         queues=_queues(sim),
-        decisions=dict(
-            sorted(Counter(r.decision.reason.value for r in decided if r.decision).items())
-        ),
+        decisions=_counted(r.decision.reason for r in decided if r.decision),
         num_recomputed=sim.num_recomputed,
         tenants=tenants,
         jain_index=jain_index(
@@ -157,11 +158,15 @@ def summarise(sim: Simulation, *, start_ns: int, end_ns: int) -> Results:
     )
 
 
+def _counted(labels: Iterable[StrEnum]) -> dict[str, int]:
+    return {label.value: count for label, count in sorted(Counter(labels).items())}
+
+
 def digest(sim: Simulation) -> str:
     """SHA-256 over what happened to every request."""
     trace = hashlib.sha256()
     for r in sim.requests:
-        reason = r.decision.reason.value if r.decision else ""
+        reason = r.decision.reason if r.decision else ""
         line = (
             f"{r.index} {r.outcome} {reason} {r.attempt} {r.prefill_started_at_ns} "
             f"{r.prefilled_at_ns} {r.landed_at_ns} {r.first_token_at_ns} {r.finished_at_ns}\n"

@@ -6,9 +6,8 @@ samples, every second one is dropped and the interval doubles.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from prfaas.sim.prefill import PrefillInstance
 from prfaas.units import NS_PER_S
@@ -20,8 +19,7 @@ NUM_SAMPLES_MAX = 2_000
 """Even, so that the grid stays regular when every second sample is dropped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """What one instant looked like.
 
     Attributes:
@@ -99,6 +97,8 @@ def _sample(sim: Simulation) -> Sample:
     )
 
 
-def _mean_backlog(instances: Iterable[PrefillInstance]) -> float:
-    backlogs = [instance.backlog_ns() for instance in instances]
-    return sum(backlogs) / len(backlogs) if backlogs else 0.0
+def _mean_backlog(instances: Sequence[PrefillInstance]) -> float:
+    total_ns = 0
+    for instance in instances:
+        total_ns += instance.backlog_ns()
+    return total_ns / len(instances) if instances else 0.0

@@ -114,11 +114,8 @@ class Simulation:
         self.roles.start()
         self.series.start()
         schedule(self, self.setup.failures)
-        while self.open or self.busy:
-            if stop_at_ns is not None and self.clock.now_ns >= stop_at_ns:
-                break
-            if not self.clock.step():
-                break
+        if self.busy:
+            self.clock.go(stop_at_ns)
 
     @property
     def busy(self) -> bool:
@@ -290,6 +287,8 @@ class Simulation:
         del self.open[request.index]
         self.front.ended(request, self.clock.now_ns)
         self._arrivals.ended(request)
+        if not self.busy:
+            self.clock.stop()
 
 
 def _nothing(_job: Job, _tokens: int) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prfaas.planner.geometry import FloatArray
 
 PERCENTILES = (50, 75, 90, 95, 99)
 
 
-def spread(values: Sequence[float] | FloatArray) -> dict[str, float]:
+def spread(values: Sequence[float] | FloatArray | NDArray[np.int64]) -> dict[str, float]:
     """avg, min, max, std (of the population) and percentiles, linear between values.
 
     Returns:

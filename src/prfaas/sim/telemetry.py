@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from prfaas.core.link_book import LinkReport
 from prfaas.sim.link import BITS_PER_BYTE, SharedLink
@@ -14,13 +13,12 @@ if TYPE_CHECKING:
     from prfaas.sim.simulation import Simulation
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(NamedTuple):
     """What was seen at one instant: who waits at every instance that is up, and the link."""
 
     at_ns: int
-    num_waiting: tuple[tuple[str, int], ...]
-    links: tuple[tuple[str, str, LinkReport], ...]
+    num_waiting: list[tuple[str, int]]
+    links: list[tuple[str, str, LinkReport]]
     """Pools at both ends of each direction, and what it was seen to do."""
 
 
@@ -34,10 +32,8 @@ class _Watch:
     def look(self, now_ns: int) -> LinkReport:
         """What it does now, and did since the last look."""
         link = self._link
-        sent_open = round(sum(link.sent_of(flow) for flow in link.flows()))
-        return LinkReport(
-            now_ns, link.bits_per_s, sent_open, self._utilisation(now_ns), self._rtt_ns
-        )
+        sent, use = round(link.open_sent_bytes()), self._utilisation(now_ns)
+        return LinkReport(now_ns, link.bits_per_s, sent, use, self._rtt_ns)
 
     def _utilisation(self, now_ns: int) -> float:
         link = self._link
@@ -60,6 +56,7 @@ class Telemetry:
 
     def __init__(self, simulation: Simulation) -> None:
         self._sim = simulation
+        self._instances = (*simulation.locals.values(), *simulation.remotes.values())
         home = simulation.setup.name
         self._watches = [
             (name, home, _Watch(transport.home, transport.cluster.link.rtt_ns))
@@ -86,19 +83,17 @@ class Telemetry:
         sim.clock.after(signals.interval_ns, self._observe)
 
     def _look(self) -> Observation:
-        sim, now = self._sim, self._sim.clock.now_ns
-        instances = (*sim.locals.values(), *sim.remotes.values())
+        now = self._sim.clock.now_ns
         return Observation(
             now,
-            tuple((instance.name, instance.num_waiting) for instance in instances if instance.up),
-            tuple((source, to, watch.look(now)) for source, to, watch in self._watches),
+            [(instance.name, instance.num_waiting) for instance in self._instances if instance.up],
+            [(source, to, watch.look(now)) for source, to, watch in self._watches],
         )
 
     def _deliver(self, seen: Observation) -> None:
         front = self._sim.front
         front.heard.note(News.REPORT, seen.at_ns, self._sim.clock.now_ns)
-        for name, num_waiting in seen.num_waiting:
-            front.report_load(name, seen.at_ns, num_waiting)
+        front.report_loads(seen.at_ns, seen.num_waiting)
         for source, destination, report in seen.links:
             front.report_link(source, destination, report)
 

@@ -1,30 +1,31 @@
-"""Who got what: figures by tenant, and whether a request met its targets."""
+"""Who got what: figures by tenant."""
 
 from __future__ import annotations
 
+from prfaas.sim.columns import Finished
 from prfaas.sim.request import Outcome, Request
-from prfaas.sim.setup import SloSetup
 from prfaas.sim.simulation import Simulation
 from prfaas.units import NS_PER_S
 
 
-def is_good(request: Request, slo: SloSetup) -> bool:
-    """Whether a finished request met every target."""
-    in_time = slo.ttft_ns is None or request.ttft_ns <= slo.ttft_ns
-    return in_time and (slo.tpot_ns is None or request.tpot_ns <= slo.tpot_ns)
-
-
 def by_tenant(sim: Simulation, arrived: list[Request]) -> dict[str, dict[str, float]]:
     """Requests that arrived, were let in and met every target, and prefill that was let in, s."""
-    found: dict[str, dict[str, float]] = {}
-    for r in sorted(arrived, key=lambda request: request.tenant):
-        row = found.setdefault(r.tenant, {"arrived": 0, "let_in": 0, "good": 0, "prefill_s": 0.0})
-        row["arrived"] += 1
-        if r.outcome is not Outcome.REJECTED:
-            row["let_in"] += 1
-            row["prefill_s"] += sim.setup.costs.local_prefill_ns(r.num_new_tokens) / NS_PER_S
-            row["good"] += r.outcome is Outcome.FINISHED and is_good(r, sim.setup.slo)
-    return found
+    of_tenant: dict[str, list[Request]] = {}
+    for request in arrived:
+        of_tenant.setdefault(request.tenant, []).append(request)
+    return {tenant: _row(sim, of_tenant[tenant]) for tenant in sorted(of_tenant)}
+
+
+def _row(sim: Simulation, arrived: list[Request]) -> dict[str, float]:
+    let_in = [r for r in arrived if r.outcome is not Outcome.REJECTED]
+    done = Finished([r for r in let_in if r.outcome is Outcome.FINISHED])
+    prefill_ns = sim.setup.costs.local_prefill_ns
+    return {
+        "arrived": len(arrived),
+        "let_in": len(let_in),
+        "good": done.num_good(sim.setup.slo),
+        "prefill_s": sum(prefill_ns(r.num_new_tokens) / NS_PER_S for r in let_in),
+    }
 
 
 def jain_index(shares: list[float]) -> float:

@@ -15,9 +15,18 @@ from itertools import pairwise
 import numpy as np
 
 from prfaas.planner.geometry import FloatArray
+from prfaas.sim.columns import column
 from prfaas.sim.request import Request
 
 PARTS = ("lost_attempts", "queue", "prefill", "transfer", "decode_admission")
+_INSTANTS = (
+    "arrived_at_ns",
+    "routed_at_ns",
+    "prefill_started_at_ns",
+    "prefilled_at_ns",
+    "landed_at_ns",
+    "first_token_at_ns",
+)
 BUCKETS = ((0, 50), (50, 90), (90, 99), (99, 100))
 """Ranges of percentiles of TTFT."""
 _NS_PER_MS = 1e6
@@ -25,20 +34,9 @@ _NS_PER_MS = 1e6
 
 def parts_of(done: Sequence[Request]) -> FloatArray:
     """Parts of each finished request, ms: one row a request, one column a part."""
-    rows = [
-        (
-            r.arrived_at_ns,
-            r.routed_at_ns,
-            r.prefill_started_at_ns,
-            r.prefilled_at_ns,
-            r.landed_at_ns,
-            r.first_token_at_ns,
-        )
-        for r in done
-        if r.first_token_at_ns >= r.landed_at_ns
-    ]
-    instants = np.array(rows, dtype=np.int64).reshape(-1, len(PARTS) + 1)
-    return np.diff(instants, axis=1) / _NS_PER_MS
+    instants = np.stack([column(done, name) for name in _INSTANTS], axis=1)
+    whole = instants[:, -1] >= instants[:, -2]
+    return np.diff(instants[whole], axis=1) / _NS_PER_MS
 
 
 def means(parts: FloatArray) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 
 import msgspec
@@ -55,12 +56,13 @@ class Trace:
 
     def requests(self, seed: int) -> list[Request]:
         """The requests, in order of arrival."""
-        rng = np.random.default_rng(seed)
-        found = []
-        for row in self.rows:
-            jitter = int(rng.integers(self.jitter_ns)) if self.jitter_ns else 0
-            found.append((round((row.at_ns + jitter) / self.rate_scale), row))
-        found.sort(key=lambda entry: entry[0])
+        rng, count = np.random.default_rng(seed), len(self.rows)
+        jitters = rng.integers(self.jitter_ns, size=count).tolist() if self.jitter_ns else []
+        found = [
+            (round((row.at_ns + jitter) / self.rate_scale), row)
+            for row, jitter in zip(self.rows, jitters or [0] * count, strict=True)
+        ]
+        found.sort(key=itemgetter(0))
         return [
             Request(i, at_ns, r.num_prompt_tokens, r.num_output_tokens, r.block_ids, r.tenant)
             for i, (at_ns, r) in enumerate(found[: self.num_requests_max])

@@ -1,0 +1,80 @@
+"""When a request leaves a remote path that is late, and is prefilled where it will be decoded.
+
+A remote path is late when it is going to end well after its own prediction, or after the deadline.
+It is left when the local path, begun now, is going to be sooner. What has arrived by then stays.
+
+    to come    what was predicted, less the time that has passed; once that is over, as long again
+               as it is overdue. At least what the link needs for the bytes it still has to carry.
+
+The second rule is that of the ski rental problem: whoever waits for as long as the other way takes,
+and then takes it, needs at most twice the time of who knew before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prfaas.units import NS_PER_S
+
+LATE_RATIO = 1.5
+"""By how much a prediction has to be missed."""
+LATE_NS_MIN = 50_000_000
+"""And by how long: predictions of short times are no better than that."""
+SOONER_RATIO = 1.1
+"""By how much the local path has to be sooner."""
+
+
+@dataclass(slots=True)
+class RemotePath:
+    """A remote path that is under way. Instants and durations in nanoseconds.
+
+    Attributes:
+        started_at_ns: When it was predicted.
+        predicted_ns: Time from there to the first token.
+        deadline_ns: Instant at which the first token should be there; None without a target.
+        link_bytes: What the link has to carry until the end of this request's blocks; None is
+            unknown.
+    """
+
+    started_at_ns: int
+    predicted_ns: int
+    deadline_ns: int | None = None
+    link_bytes: float | None = None
+    _looked_at_ns: int | None = None
+
+    def to_come_ns(self, now_ns: int, bits_per_s: float | None) -> int:
+        """Predicted time from now to the first token.
+
+        Args:
+            now_ns: Time; not before that of the last call.
+            bits_per_s: What the link carries; None is unknown.
+        """
+        left_ns = abs(self.started_at_ns + self.predicted_ns - now_ns)
+        return max(left_ns, self._link_ns(now_ns, bits_per_s))
+
+    def is_late(self, now_ns: int, to_come_ns: int) -> bool:
+        """Whether it misses its prediction by much, or its deadline."""
+        at_ns = now_ns + to_come_ns
+        if self.deadline_ns is not None and at_ns > self.deadline_ns:
+            return True
+        usual_ns = max(self.predicted_ns * LATE_RATIO, self.predicted_ns + LATE_NS_MIN)
+        return at_ns > self.started_at_ns + usual_ns
+
+    def _link_ns(self, now_ns: int, bits_per_s: float | None) -> int:
+        """Time for what is left to carry, at the rate of the moment."""
+        if self.link_bytes is None or bits_per_s is None:
+            return 0
+        since_ns = now_ns - (self._looked_at_ns or self.started_at_ns)
+        self._looked_at_ns = now_ns
+        bytes_per_ns = max(bits_per_s, 1.0) / 8 / NS_PER_S
+        self.link_bytes = max(0.0, self.link_bytes - since_ns * bytes_per_ns)
+        return round(self.link_bytes / bytes_per_ns)
+
+
+def leaves(path: RemotePath, now_ns: int, to_come_ns: int, local_ns: int) -> bool:
+    """Whether a late path is left for one that takes `local_ns` from now."""
+    if not path.is_late(now_ns, to_come_ns):
+        return False
+    if path.deadline_ns is not None and now_ns + local_ns <= path.deadline_ns < now_ns + to_come_ns:
+        return True
+    return local_ns * SOONER_RATIO < to_come_ns

@@ -1,0 +1,74 @@
+"""Looks after remote paths: one that is late is left, as `core/hedging.py` says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from prfaas.core.budgets import HEDGES, Budget
+from prfaas.core.hedging import RemotePath, leaves
+from prfaas.core.predictions import CostModel
+from prfaas.gateway.deciding import Plan
+from prfaas.gateway.driver import Driver
+from prfaas.gateway.transfers import LATE, TransferView
+from prfaas.units import NS_PER_S
+
+LOOKS = 20
+"""Looks at a path in the time that it was predicted to take."""
+LOOK_S_MIN, LOOK_S_MAX = 0.1, 1.0
+
+
+class Hedges:
+    """Leaves late paths, as far as the budget goes.
+
+    Args:
+        driver: Knows queues and links.
+        costs: Predict a prefill at home; None without a plan, and then no path is late.
+        ttft_max_ns: Target of the time to first token; None is no target.
+    """
+
+    def __init__(self, driver: Driver, costs: CostModel | None, ttft_max_ns: int | None) -> None:
+        self._driver, self._costs, self._ttft_max_ns = driver, costs, ttft_max_ns
+        self.budget = Budget(HEDGES)
+
+    def watch(self, plan: Plan, transfer: TransferView) -> asyncio.Task[None] | None:
+        """Break a transfer once its path is to be left; None where nothing is predicted."""
+        now_ns, predicted_ns = time.monotonic_ns(), plan.routed.decision.predicted_remote_ns
+        if predicted_ns is None or self._costs is None:
+            return None
+        self.budget.deposit(now_ns)
+        target_ns = self._ttft_max_ns
+        path = RemotePath(
+            now_ns,
+            predicted_ns,
+            None if target_ns is None else now_ns + target_ns,
+            self._driver.backlog_bytes(transfer.source, transfer.destination, now_ns),
+        )
+        return asyncio.create_task(self._look(plan, transfer, path, self._costs))
+
+    async def _look(
+        self, plan: Plan, transfer: TransferView, path: RemotePath, costs: CostModel
+    ) -> None:
+        pause_s = min(max(path.predicted_ns / LOOKS / NS_PER_S, LOOK_S_MIN), LOOK_S_MAX)
+        while True:
+            await asyncio.sleep(pause_s)
+            if transfer.broken.done() or transfer.destination in transfer.ended:
+                return
+            now_ns = time.monotonic_ns()
+            rate = self._driver.link_bits_per_s(transfer.source, transfer.destination, now_ns)
+            to_come_ns = path.to_come_ns(now_ns, rate)
+            if not path.is_late(now_ns, to_come_ns):
+                continue
+            local_ns = self._local_ns(plan, costs, now_ns)
+            if local_ns is None or not leaves(path, now_ns, to_come_ns, local_ns):
+                continue
+            if self.budget.take(now_ns) is not None:
+                transfer.break_with(LATE)
+
+    def _local_ns(self, plan: Plan, costs: CostModel, now_ns: int) -> int | None:
+        """Time to the first token of a prefill at home that begins now; None is unknown."""
+        wait_ns = self._driver.wait_ns(plan.decode.name, now_ns)
+        if wait_ns is None:
+            return None
+        held = self._driver.cached(plan.ask)[0].get(plan.decode.pool, 0)
+        return wait_ns + costs.local_prefill_ns(max(1, plan.prompt.num_tokens - held))

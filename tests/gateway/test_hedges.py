@@ -1,0 +1,108 @@
+"""Remote paths that are late by the predictions of a plan: left in time, and only then."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prfaas.core.budgets import Budget, BudgetSettings
+from prfaas.gateway.hedges import Hedges
+
+from .conftest import World, until
+from .scripted_engine import ScriptedEngine, hang
+from .test_fallbacks import both_pools_heard_the_abort
+from .test_paths import LONG
+from .test_policies import plan_file, routing
+
+BODY = {"prompt": LONG, "max_tokens": 3}
+LATE = 'prfaas_fallback_total{reason="late",stage="%s"}'
+
+
+@pytest.mark.parametrize("extra", [{}, {"ttft_max": "20s"}])
+async def test_a_prefill_that_does_not_end_is_left(
+    checkpoint: Path, identities: Path, tmp_path: Path, extra: dict[str, Any]
+) -> None:
+    """Predicted to take some 30 ms, and at home three times as long; the timeout is a minute."""
+    plan = str(plan_file(tmp_path, local_s=0.03, remote_s=0.01))
+    async with routing(checkpoint, identities, tmp_path, plan=plan, **extra) as world:
+        world.prefill.script = hang
+        assert (await world.post(BODY))[0] == 200
+        record = await world.record()
+        assert (record["path"], record["fallback"]) == (
+            "remote",
+            {"stage": "prefill", "reason": "late"},
+        )
+        await world.prefill.gone.wait()
+        await both_pools_heard_the_abort(world)
+        assert await world.metric(LATE % "prefill") == 1
+        assert "kv_transfer_params" not in world.decode.calls[0].body
+
+
+async def test_blocks_that_do_not_come_are_given_up_while_decode_waits(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    plan = str(plan_file(tmp_path, local_s=0.03, remote_s=0.01))
+    async with routing(checkpoint, identities, tmp_path, plan=plan) as world:
+
+        async def waits(engine: ScriptedEngine, request: Any, body: dict[str, Any]) -> Any:
+            """As an engine whose tier asks its pool until the transfer has ended."""
+            assert body["kv_transfer_params"]["prfaas"]["transfer"]
+            await until(lambda: bool(world.pd_pool.aborts))
+            return await engine.answer(request, body)
+
+        world.decode.script = waits
+        status, reply = await world.post(BODY)
+        assert (status, reply["choices"][0]["text"]) == (200, "Hello there!")
+        assert (await world.record())["fallback"] == {"stage": "transfer", "reason": "late"}
+        assert await world.metric(LATE % "transfer") == 1
+        assert world.gateway.driver.dispatcher.promised_bytes == 0
+
+
+async def test_blocks_that_have_come_are_not_given_up(
+    checkpoint: Path, identities: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody looks any more once the transfer has ended, however long decode takes."""
+    plan = str(plan_file(tmp_path))
+    async with routing(checkpoint, identities, tmp_path, plan=plan) as world:
+        watched: list[asyncio.Task[None]] = []
+
+        async def slow(engine: ScriptedEngine, request: Any, body: dict[str, Any]) -> Any:
+            world.pd_pool.end_transfer(body["kv_transfer_params"]["prfaas"]["transfer"])
+            await until(watched[0].done)
+            return await engine.answer(request, body)
+
+        begin = Hedges.watch
+
+        def watch(*args: Any) -> Any:
+            watched.append(begin(*args))  # type: ignore[arg-type]
+            return watched[-1]
+
+        monkeypatch.setattr(Hedges, "watch", watch)
+        world.decode.script, world.decode.cached_tokens = slow, 320
+        assert (await world.post(BODY))[0] == 200
+        assert len(watched) == 1
+        assert not watched[0].cancelled()
+        assert (await world.record())["fallback"] is None
+        assert not world.pd_pool.aborts
+
+
+async def test_over_budget_and_without_a_plan_only_the_timeout_leaves(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    plan = str(plan_file(tmp_path, local_s=0.03, remote_s=0.01))
+    limits = {"prefill_timeout": "1s", "plan": plan}
+    async with routing(checkpoint, identities, tmp_path, **limits) as world:
+        world.gateway._flow.hedges.budget = Budget(BudgetSettings(0, 0, 0))
+        await timed_out(world)
+    limits = {"prefill_timeout": "1s"}
+    async with routing(checkpoint, identities, tmp_path / "other", **limits) as world:
+        await timed_out(world)
+
+
+async def timed_out(world: World) -> None:
+    world.prefill.script = hang
+    assert (await world.post(BODY))[0] == 200
+    assert (await world.record())["fallback"] == {"stage": "prefill", "reason": "timeout"}
