@@ -138,6 +138,16 @@ async def test_what_can_not_be_tokenised(
     assert found["error"]["param"] == param
 
 
+async def test_without_an_engine_nobody_knows_how_long_a_prompt_may_be(world: World) -> None:
+    world.gateway.engines.by_name["decode"].max_model_len = 0
+    world.decode.healthy = False
+    status, headers, found = await say(world, "/tokenize", {"prompt": SHORT})
+    assert status == 503
+    assert found["error"]["type"] == "ServiceUnavailableError"
+    assert headers["X-Prfaas-Reject-Reason"] == "unavailable"
+    assert headers["Retry-After"] == "1"
+
+
 def test_tools_are_what_vllms_templates_get() -> None:
     """Pairs of what a client sends and what vLLM 0.32's ChatCompletionToolsParam dumps."""
     function = {"name": "f", "description": "d", "parameters": {"a": 1}}
@@ -306,6 +316,13 @@ async def test_an_engines_refusal_is_passed_on_as_it_is(world: World) -> None:
             "code": 422,
         }
     }
+
+
+async def test_an_engine_that_is_full_says_when_to_try_again(world: World) -> None:
+    world.decode.script = refuse(429, "full")
+    status, headers, found = await say(world, "/v1/completions", {"prompt": SHORT})
+    assert (status, found["error"]["message"]) == (429, "full")
+    assert headers["Retry-After"] == "1"
 
 
 # Headers
