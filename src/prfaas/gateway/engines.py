@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -18,6 +16,7 @@ from prfaas.config.deployment import ClusterRole, Deployment
 from prfaas.errors import EngineError
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.endpoints import Endpoints
+from prfaas.gateway.engine_load import UNKNOWN_LOAD, EngineLoad, load_in
 from prfaas.gateway.guards import Guards, Told
 from prfaas.gateway.jsons import JsonObject, as_object, from_json, to_json
 from prfaas.logs import log_event
@@ -28,11 +27,6 @@ KEEPALIVE_S = 3.0
 
 MISSED_LOOKS_MAX = 3
 """A busy engine may be slow to say that it is well; a dead one refuses the connection at once."""
-
-_WAITING, _RUNNING = (
-    re.compile(rb"^vllm:num_requests_%s(?:\{[^}\n]*\})? ([0-9.eE+]{1,32})$" % what, re.MULTILINE)
-    for what in (b"waiting", b"running")
-)
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +47,7 @@ class Engine:
         max_model_len: Longest sequence, tokens; 0 until the engine is ready.
         num_in_flight: Legs that this gateway has running on it.
         num_missed: Looks in a row that it did not answer in time.
+        load: What it said of its load when it was last looked at.
         legs: One for each of the legs, to end it by.
     """
 
@@ -63,6 +58,7 @@ class Engine:
     max_model_len: int = 0
     num_in_flight: int = 0
     num_missed: int = 0
+    load: EngineLoad = UNKNOWN_LOAD
     legs: set[asyncio.Timeout] = field(default_factory=set)
 
     @property
@@ -223,10 +219,9 @@ class Engines:
             metrics = await self._get(engine, "/metrics")
         except EngineError:
             return
-        num_waiting = waiting_in(metrics)
-        if num_waiting is not None:
-            num_running = running_in(metrics)
-            self._driver.engine_seen(engine.name, num_waiting, asked_at_ns, num_running)
+        engine.load = load = load_in(metrics)
+        if load.num_waiting is not None:
+            self._driver.engine_seen(engine.name, load.num_waiting, asked_at_ns, load.num_running)
 
     async def _get(self, engine: Engine, path: str) -> bytes:
         async with self._http.get(engine.url + path, allow_redirects=False) as response:
@@ -271,18 +266,3 @@ async def _ended_by(engine: Engine) -> AsyncIterator[None]:
         raise EngineUnreachableError(f"engine {engine.name} does not answer any more") from None
     finally:
         engine.legs.discard(leg)
-
-
-def waiting_in(metrics: bytes) -> int | None:
-    """Requests that wait in an engine, by what vLLM tells Prometheus; None if it does not say."""
-    return _sum_in(metrics, _WAITING)
-
-
-def running_in(metrics: bytes) -> int | None:
-    """Requests that run in an engine; None if it does not say."""
-    return _sum_in(metrics, _RUNNING)
-
-
-def _sum_in(metrics: bytes, sample: re.Pattern[bytes]) -> int | None:
-    found = [float(match[1]) for match in sample.finditer(metrics)]
-    return round(sum(found)) if found and all(map(math.isfinite, found)) else None
