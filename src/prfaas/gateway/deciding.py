@@ -130,7 +130,8 @@ class Planner:
         number, now_ns = plan.ask.number, time.monotonic_ns()
         found = self._driver.route(plan.ask, now_ns, again=True, avoid=avoid, stay=True)
         if isinstance(found, Refused):
-            return None
+            spared = self._driver.spared(self._engines.names(ClusterRole.PD), avoid)
+            return None if spared is None else self._engines.by_name[spared]
         # Where instances only decode, who decodes prefills what has not arrived; if none is left,
         # one that prefills decodes as well.
         self._driver.fall_back(number, now_ns)
