@@ -25,6 +25,7 @@ from tests.pool.sites import LOOPBACK, Site, until
 
 from .worlds import MODEL, settings, started, write_plan
 
+pytestmark = pytest.mark.timeout(180)
 THRESHOLD = 200
 LONG, SHORT = list(range(300)), list(range(100))
 PD_ENGINES = ("pd-0", "pd-1")
@@ -173,8 +174,12 @@ def deployment_of(checkpoint: Path, identities: Path, state: Path, **tables: Any
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import AutoTokenizer
+
     path = tmp_path_factory.mktemp("models") / "tokenizer"
     make_checkpoint(path, weights=False)
+    # What it imports takes seconds, in which pool nodes on this event loop would look dead.
+    AutoTokenizer.from_pretrained(path)
     return path
 
 

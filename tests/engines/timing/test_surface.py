@@ -22,6 +22,9 @@ from tests.pool.sites import until
 
 from .worlds import MODEL, settings, started, write_plan
 
+pytestmark = pytest.mark.timeout(180)
+"""The first test imports transformers."""
+
 
 @dataclass
 class Engine:
