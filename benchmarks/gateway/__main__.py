@@ -52,11 +52,11 @@ class Run:
 
 
 RUNS = {
-    "short": Run(SHORT, 3000, 32),
-    "1K": Run(1000, 400),
-    "32K": Run(32_000, 40),
-    "32K shared": Run(32_000, 30, shared=0.9),
-    "100K shared": Run(100_000, 15, shared=0.9),
+    "short": Run(SHORT, 2000, 32),
+    "1K": Run(1000, 300),
+    "32K": Run(32_000, 25),
+    "32K shared": Run(32_000, 20, shared=0.9),
+    "100K shared": Run(100_000, 10, shared=0.9),
 }
 
 
@@ -97,11 +97,18 @@ class Bench:
             if run.shared:
                 await self._send(system, [first], 1)
             result = await self._send(system, bodies, run.concurrency)
-            print(f"{system.name}: {name} done", file=sys.stderr, flush=True)
             measured.num_errors += result["num_errors"]
             measured.ttft_ms[name] = sorted(1e3 * seconds for seconds in result["ttft_s"])
             measured.cpu_ms[name] = 1e3 * result["cpu_s"] / count
             measured.per_s[name] = count / result["wall_s"]
+            print(
+                f"{system.name}, {name}: TTFT {quantile(measured.ttft_ms[name], 0.5):.2f} ms, "
+                f"p99 {quantile(measured.ttft_ms[name], 0.99):.2f} ms, "
+                f"CPU {measured.cpu_ms[name]:.2f} ms a request, {measured.per_s[name]:.0f}/s, "
+                f"{result['num_errors']} errors",
+                file=sys.stderr,
+                flush=True,
+            )
         return measured
 
     async def _send(self, system: System, bodies: list[bytes], concurrency: int) -> dict[str, Any]:
@@ -122,6 +129,9 @@ class Bench:
         if result["num_errors"]:
             raise RuntimeError(f"{system.name}: {result['num_errors']} of {count} were not held")
         grown = system.memory_bytes - before
+        print(
+            f"{system.name}: {grown / count / 2**10:.1f} KiB a stream", file=sys.stderr, flush=True
+        )
         await process.communicate(b"\n")
         return grown / count * 10_000 / 2**20
 
