@@ -2,7 +2,7 @@
 
     python -m benchmarks.clients --aiperf VENV --guidellm VENV [--requests 300]
 
-AIPerf replays Mooncake's conversations, a tenth as long and four times as fast, once as they are
+AIPerf replays Mooncake's conversations, a tenth as long and twice as fast, once as they are
 and once with every fifth request cancelled; GuideLLM sends requests by a Poisson process. Prints
 what they say of the time to first token beside the gateway's own metrics, errors, and what is still
 held.
@@ -22,8 +22,8 @@ from pathlib import Path
 from .site import GATEWAY, MODEL, Lab, lab
 
 TRACE = Path(__file__).parents[2] / "examples/sim/traces/mooncake_conversation.jsonl.gz"
-RATE, RTT_MS, TIME_SCALE = 10**9, 40.0, 0.1
-LENGTH_SCALE, SPEED_UP = 10, 4
+RATE, RTT_MS, TIME_SCALE = 10**9, 40.0, 0.3
+LENGTH_SCALE, SPEED_UP = 10, 2
 BLOCK_TOKENS = 512
 TOKENIZER = "prfaas/timing"
 OUTPUT_MAX = 64
@@ -72,7 +72,7 @@ def guidellm(venv: Path, made: Lab, count: int) -> list[str]:
     """Poisson arrivals of synthetic prompts."""
     command = [str(venv / "bin/guidellm"), "run", "--disable-progress"]
     command += ["--backend", f"kind=openai_http,target=http://{GATEWAY},model={MODEL},http2=false"]
-    command += ["--profile", "kind=poisson,rate=8"]
+    command += ["--profile", "kind=poisson,rate=3"]
     command += ["--constraint", f"kind=max_requests,count={count}"]
     data = "kind=synthetic_text,prompt_tokens=1500,prompt_tokens_stdev=800,output_tokens=32"
     command += ["--data", f"{data},prompt_tokens_min=50,prompt_tokens_max=6000"]
@@ -125,6 +125,7 @@ async def clients(options: argparse.Namespace, place: Path) -> None:
             command = aiperf(options.aiperf, made, "aiperf", options.requests)
             await compare(made, "aiperf", command, env)
             cancel = ["--request-cancellation-rate", "20", "--request-cancellation-delay", "0.2"]
+            cancel += ["--random-seed", "7"]  # Prompts of its own, which no cache holds.
             command = aiperf(options.aiperf, made, "aiperf-cancel", options.requests, *cancel)
             await compare(made, "aiperf-cancel", command, env)
         if options.guidellm:

@@ -32,7 +32,12 @@ export interface EngineState {
   is_ready: boolean;
   is_drained: boolean;
   breaker: string;
+  /** "prefill", "decode" or "both". */
+  role: string;
   num_in_flight: number;
+  num_waiting: number | null;
+  num_running: number | null;
+  kv_use: number | null;
 }
 
 export interface PoolState {

@@ -15,10 +15,12 @@ from click.testing import CliRunner
 
 from prfaas.cli.main import cli
 from prfaas.config.deployment import GatewayTable
+from prfaas.core.dispatch import Arrival
+from prfaas.core.dispatcher import Dispatcher
 from prfaas.errors import RequestError
 from prfaas.gateway.access import Access
 from prfaas.gateway.keys import key_hash, new_key
-from prfaas.gateway.tenants import Tenants
+from prfaas.gateway.tenants import Tenants, fairness
 
 from .conftest import World, deployment_for, running, until
 from .scripted_engine import die_after, hang, stream_then_hang
@@ -298,13 +300,27 @@ async def test_a_full_gateway_is_shared(checkpoint: Path, identities: Path, tmp_
         await asyncio.gather(*greedy, blue, return_exceptions=True)
 
 
-def test_who_is_refused_by_the_dispatcher_shares_by_the_same_weights(
+async def test_the_dispatcher_knows_whose_a_request_is_and_shares_by_the_same_weights(
+    two: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From here on it is what the simulator runs, and what tests/core/test_fair_share.py tests."""
+    seen = []
+    arrive = Dispatcher.arrive
+
+    def noting(self: Dispatcher, arrival: Arrival, *rest: Any, **more: Any) -> Any:
+        seen.append(arrival.tenant)
+        return arrive(self, arrival, *rest, **more)
+
+    monkeypatch.setattr(Dispatcher, "arrive", noting)
+    await ask(two, "red")
+    await ask(two, "blue")
+    assert seen == ["red", "blue"]
+
+
+def test_weights_are_those_of_the_deployment_file(
     checkpoint: Path, identities: Path, tmp_path: Path
 ) -> None:
-    from prfaas.gateway.tenants import fairness
-
-    tables = tenants(weight=3.0)
-    deployment = deployment_for(checkpoint, identities, tmp_path, tenants=tables)
+    deployment = deployment_for(checkpoint, identities, tmp_path, tenants=tenants(weight=3.0))
     assert fairness(deployment).weights == {"red": 3.0, "blue": 1.0}
 
 

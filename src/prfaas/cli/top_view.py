@@ -43,18 +43,20 @@ def _alarms(state: State) -> Iterator[Text]:
 
 
 def _engines(state: State) -> Table:
-    table = _table("cluster", "engine or pool", "state", "in flight", "blocks")
+    table = _table("cluster", "engine or pool", "state", "running", "waiting", "KV use", "blocks")
     for cluster in state["clusters"]:
         name = cluster["name"] + ("" if cluster["is_on"] else " (off)")
         for engine in cluster["engines"]:
             trouble = _trouble(engine)
             shown = Text(trouble or "ready", style="red" if trouble else "green")
-            table.add_row(name, engine["name"], shown, str(engine["num_in_flight"]), "")
+            figures = [_count(engine[key]) for key in ("num_running", "num_waiting")]
+            use = "-" if engine["kv_use"] is None else f"{engine['kv_use']:.0%}"
+            table.add_row(name, engine["name"], shown, *figures, use, "")
             name = ""
         for pool in cluster["pools"]:
             heard = pool["index_state"] if pool["is_live"] else "not heard"
             shown = Text(heard, style="green" if heard == "exact" else "red")
-            table.add_row("", pool["name"], shown, "", f"{pool['num_blocks']:,}")
+            table.add_row("", pool["name"], shown, "", "", "", f"{pool['num_blocks']:,}")
     return table
 
 
@@ -101,7 +103,17 @@ def _requests(state: State) -> Table:
 
 def _table(*columns: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    numbers = {"in flight", "blocks", "goodput", "waiting", "threshold", "prompt", "cached", "TTFT"}
+    numbers = {
+        "running",
+        "KV use",
+        "blocks",
+        "goodput",
+        "waiting",
+        "threshold",
+        "prompt",
+        "cached",
+        "TTFT",
+    }
     for column in columns:
         table.add_column(column, justify="right" if column in numbers else "left", no_wrap=True)
     return table

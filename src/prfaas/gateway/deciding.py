@@ -176,7 +176,7 @@ def _count(plan: Plan, tenant: Tenant, record: Record) -> None:
     """What a request that was let in takes of its tenant's limits."""
     now_ns = time.monotonic_ns()
     tenant.quota.count_tokens(plan.prompt.num_tokens, now_ns)
-    if plan.prefill is not None and plan.layout is not None:
+    if plan.routed.decision.path is Path.REMOTE and plan.layout is not None:
         record.signed_bytes = shipped_bytes(
             plan.layout, have_tokens=plan.pd_hit_tokens, final_tokens=plan.final_tokens
         )

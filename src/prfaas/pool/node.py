@@ -17,6 +17,7 @@ from prfaas.core.blocks import BlockKey
 from prfaas.core.tickets import Refusal, TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent
 from prfaas.errors import ConfigError
+from prfaas.logs import log_event
 from prfaas.pool.disk import DiskTier
 from prfaas.pool.engine_port import EnginePort, EngineSession
 from prfaas.pool.engine_requests import EngineRequests
@@ -269,7 +270,7 @@ class PoolNode:
         self.feed.state_changed(self._state())
 
     def _engine_came(self, session: EngineSession) -> None:
-        log.info("engine %s is here", session.name)
+        log_event(log, logging.INFO, "engine_connected", engine=session.name)
         self._engines[session.name] = session
         self._state_changed()
 
@@ -312,14 +313,17 @@ class PoolNode:
         self._one_ended.set()
         now = self._clock_ns()
         self.metrics.transfers.labels(direction=direction, state=transfer.state).inc()
-        log.info(
-            "transfer %s %s %s: %d blocks, %d bytes %s",
-            transfer.transfer_id.hex(),
-            direction,
-            transfer.state,
-            transfer.num_blocks,
-            transfer.num_bytes,
-            transfer.reason,
+        log_event(
+            log,
+            logging.INFO,
+            "transfer_ended",
+            transfer=transfer.transfer_id.hex(),
+            direction=direction,
+            peer=transfer.peer,
+            state=str(transfer.state),
+            blocks=transfer.num_blocks,
+            bytes=transfer.num_bytes,
+            why=transfer.reason or None,
         )
         self.feed.transfer_ended(
             TransferEnded(

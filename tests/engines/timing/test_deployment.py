@@ -271,8 +271,8 @@ async def test_who_leaves_frees_slots_rows_and_transfers(
     async with running(tmp_path, checkpoint, identities, time_scale=0.5) as world:
         prompts = [[n] * 300 for n in range(1, 4)] + [[n] * 100 for n in range(1, 4)]
         asked = [asyncio.create_task(world.complete(prompt, max_tokens=1000)) for prompt in prompts]
-        await until(lambda: world.instance("prfaas-0").scheduler.num_running)
-        await until(lambda: any(world.instance(n).scheduler.num_running for n in PD_ENGINES))
+        await until(lambda: world.instance("prfaas-0").counts.prompt_tokens)
+        await until(lambda: any(world.instance(n).counts.prompt_tokens for n in PD_ENGINES))
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
