@@ -8,6 +8,7 @@ from click import Context
 
 from prfaas.cli.main import COMMANDS, cli
 from prfaas.config.reference import reference
+from prfaas.sim.reference import reference as scenario_reference
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
@@ -16,6 +17,13 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 def test_the_deployment_reference_is_written_from_the_types() -> None:
     page = (ROOT / "docs" / "deployment-file.md").read_text()
     assert page == reference(), "run: python -m prfaas.config.reference > docs/deployment-file.md"
+
+
+def test_the_scenario_reference_is_written_from_the_types() -> None:
+    page = (ROOT / "docs" / "scenario-file.md").read_text()
+    assert page == scenario_reference(), (
+        "run: python -m prfaas.sim.reference > docs/scenario-file.md"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

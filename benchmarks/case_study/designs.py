@@ -109,7 +109,7 @@ def windows(phases: list[Phase], warm: float) -> list[Window]:
     found, start = [], 0.0
     for index, phase in enumerate(phases):
         end, is_last = start + phase.seconds, index == len(phases) - 1
-        found.append(Window(phase.load, start, start + warm * is_last, end))
+        found.append(Window(phase.load, start, start + min(warm, phase.seconds / 2) * is_last, end))
         start = end
     return found
 

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
+import resource
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,7 @@ class Live:
         outcomes: Of every request.
         behind_s: How far an engine was behind its profile at most.
         busy_ratio: Share of all cores that was in use, by anybody.
+        cores: Cores that the run used, the link's emulator and the generator included.
         late_s: How late the generator sent a request at most.
         link_bytes: Bytes over the link to the PD site, headers included.
     """
@@ -58,6 +61,7 @@ class Live:
     behind_s: float
     busy_ratio: float
     late_s: float
+    cores: float
     link_bytes: int
 
 
@@ -80,6 +84,7 @@ async def run(
         make_identity(place, name)
     # Transfers take their time in seconds of the wall clock: the link is as much faster.
     rate = round(bits_per_s * scale.bytes / scale.time)
+    began, used = time.monotonic(), _cpu_s()
     async with Wan(rtt_ms=scale.rtt_ms * scale.time, rate_bits_per_s=rate) as wan:
         site = _Site(wan, design, scale, rate, place)
         engines = await site.start()
@@ -97,7 +102,14 @@ async def run(
     outcomes = [_outcome(found, scale.time) for found in report["outcomes"]]
     late = max(found["late"] for found in report["outcomes"] if found.get("late") is not None)
     link_bytes = after.delivered_bytes - before.delivered_bytes
-    return Live(outcomes, report["behind"], report["busy_ratio"], late, link_bytes)
+    cores = (_cpu_s() - used) / (time.monotonic() - began)
+    return Live(outcomes, report["behind"], report["busy_ratio"], late, cores, link_bytes)
+
+
+def _cpu_s() -> float:
+    """CPU time of processes that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _outcome(found: dict[str, Any], time_scale: float) -> Outcome:

@@ -1,10 +1,13 @@
 """The outcome as Markdown."""
 
+import os
 from dataclasses import dataclass
 
 from .designs import Design, Window
 from .live import Live, Scale
 from .outcome import Outcome, figures
+
+NUM_CORES = os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,8 @@ def _machine(cases: list[Case], scale: Scale) -> str:
     """What shows whether the machine was the bottleneck."""
     lines = [
         "| design | requests | errors | offloaded: simulator | live | egress, Mbit/s "
-        "| engines behind at most, ms | cores in use |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| engines behind at most, ms | cores: this run | all |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for case in cases:
         outcomes = case.live.outcomes
@@ -96,7 +99,8 @@ def _machine(cases: list[Case], scale: Scale) -> str:
             f"{_offloaded(outcomes):.1%}",
             f"{case.live.link_bytes * 8 / seconds / 1e6:.0f}",
             f"{case.live.behind_s * 1e3:.0f}",
-            f"{case.live.busy_ratio:.0%}",
+            f"{case.live.cores:.2f}",
+            f"{case.live.busy_ratio * NUM_CORES:.2f}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     errors = {o.error for case in cases for o in case.live.outcomes if o.error}

@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+from aiohttp import web
 
 from prfaas import __version__
 from prfaas.config.deployment import EngineTable
@@ -17,7 +18,7 @@ from prfaas.errors import RequestError
 from prfaas.gateway.tools import parse_tools
 
 from .conftest import World, deployment_for, running, until
-from .scripted_engine import hang, refuse, stream_then_hang
+from .scripted_engine import ScriptedEngine, hang, refuse, send, stream_then_hang
 from .test_paths import LONG, SHORT
 
 TOOL = {
@@ -136,6 +137,16 @@ async def test_what_can_not_be_tokenised(
     status, _, found = await say(world, path, body)
     assert status == (404 if param == "model" else 400)
     assert found["error"]["param"] == param
+
+
+async def test_without_an_engine_nobody_knows_how_long_a_prompt_may_be(world: World) -> None:
+    world.gateway.engines.by_name["decode"].max_model_len = 0
+    world.decode.healthy = False
+    status, headers, found = await say(world, "/tokenize", {"prompt": SHORT})
+    assert status == 503
+    assert found["error"]["type"] == "ServiceUnavailableError"
+    assert headers["X-Prfaas-Reject-Reason"] == "unavailable"
+    assert headers["Retry-After"] == "1"
 
 
 def test_tools_are_what_vllms_templates_get() -> None:
@@ -308,6 +319,40 @@ async def test_an_engines_refusal_is_passed_on_as_it_is(world: World) -> None:
     }
 
 
+async def test_a_refusal_within_a_stream_is_passed_on_and_tried_nowhere_else(
+    world: World,
+) -> None:
+    """vLLM checks some fields only after the head of a stream."""
+    error = {"error": {"message": "bad bias", "type": "BadRequestError", "param": "b", "code": 400}}
+
+    async def script(engine: ScriptedEngine, request: web.Request, body: Any) -> Any:
+        response = await engine.begin_stream(request)
+        await send(response, error)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    world.decode.script = world.spare.script = script
+    world.spare.healthy = True
+    await until(lambda: world.gateway.engines.by_name["spare"].is_ready)
+    async with world.http.post(
+        f"{world.url}/v1/completions", json={"prompt": SHORT, "stream": True}
+    ) as response:
+        assert response.status == 200
+        events = (await response.text()).split("\n\n")
+    assert json.loads(events[0].removeprefix("data: ")) == error
+    assert events[1:] == ["data: [DONE]", ""]
+    assert len(world.decode.calls) + len(world.spare.calls) == 1
+    record = await world.record()
+    assert (record["outcome"], record["fallback"]) == ("rejected", None)
+
+
+async def test_an_engine_that_is_full_says_when_to_try_again(world: World) -> None:
+    world.decode.script = refuse(429, "full")
+    status, headers, found = await say(world, "/v1/completions", {"prompt": SHORT})
+    assert (status, found["error"]["message"]) == (429, "full")
+    assert headers["Retry-After"] == "1"
+
+
 # Headers
 
 
@@ -342,7 +387,7 @@ async def test_a_request_id_comes_back_in_header_and_body(world: World) -> None:
 
 async def test_a_clients_deadline_ends_both_legs(world: World) -> None:
     world.prefill.script = hang
-    headers = {"X-Request-Timeout": "0.2"}
+    headers = {"X-Request-Timeout": "1"}
     status, _, found = await say(world, "/v1/completions", {"prompt": LONG}, **headers)
     assert status == 504
     assert found["error"]["type"] == "GatewayTimeoutError"
@@ -357,7 +402,7 @@ async def test_a_deadline_within_a_stream(world: World) -> None:
     async with world.http.post(
         f"{world.url}/v1/completions",
         json={"prompt": SHORT, "stream": True},
-        headers={"X-Request-Timeout": "0.3"},
+        headers={"X-Request-Timeout": "1"},
     ) as response:
         text = await response.text()
     assert "GatewayTimeoutError" in text

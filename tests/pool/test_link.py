@@ -156,8 +156,8 @@ async def test_a_stranger_joins_no_link(rig: Rig) -> None:
 
 
 async def test_metrics_show_the_link(rig: Rig) -> None:
-    await until(lambda: rig.prfaas.metric("link_rtt_ns", peer="pd-pool") > 0)
-    assert rig.prfaas.metric("link_num_connections", peer="pd-pool") == NUM_CONNECTIONS
+    await until(lambda: rig.prfaas.metric("link_rtt_seconds", peer="pd-pool") > 0)
+    assert rig.prfaas.metric("link_connections", peer="pd-pool") == NUM_CONNECTIONS
     assert rig.link.seconds_to_send(1000) is None
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from prfaas.core.costs import Costs
 from prfaas.core.policies import PolicyName
+from prfaas.planner.toml_tables import read_toml
 from prfaas.sim.decode import DecodeLimits
 from prfaas.sim.request import Request
+from prfaas.sim.scenario import Scenario, load_scenario
 from prfaas.sim.setup import (
     CacheSetup,
     ClusterSetup,
@@ -73,3 +76,19 @@ def requests_at(instants_ns: list[int], prompts: list[int], output: int = 1) -> 
     """Requests at given instants."""
     rows = zip(instants_ns, prompts, strict=True)
     return [Request(i, at, prompt, output) for i, (at, prompt) in enumerate(rows)]
+
+
+def short(example: Path, settings: Sequence[str] = (), *, minutes: int = 4) -> Scenario:
+    """An example cut to its first minutes, or to the first requests of its trace.
+
+    What breaks does so after ten seconds, for ten.
+    """
+    tables = read_toml(example)
+    cut = [f'workload.duration="{minutes}min"', 'workload.warmup="0s"']
+    if tables["workload"].get("arrivals") in ("trace", "azure"):
+        cut = ["workload.requests=300"]
+    if "users" in tables["workload"]:
+        cut.append("workload.users=20")
+    for index in range(len(tables.get("failure", []))):
+        cut += [f'failure.{index}.at="10s"', f'failure.{index}.duration="10s"']
+    return load_scenario(example, [*cut, *settings])

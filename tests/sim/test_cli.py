@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from click.testing import CliRunner, Result
 
 from prfaas.cli.main import cli
@@ -50,3 +51,13 @@ def test_a_warmup_that_leaves_nothing_to_count_is_said() -> None:
     result = call(PAPER, "--set", "workload.duration=4min", "--set", "workload.warmup=4min")
     assert isinstance(result.exception, ConfigError)
     assert "warmup is 240 s and duration 240 s" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("file", "what"),
+    [("laptop.toml", "a deployment file"), ("plan/paper-case-study.toml", "a plan file")],
+)
+def test_another_kind_of_file_is_named(file: str, what: str) -> None:
+    result = call(str(EXAMPLES.parent / file))
+    assert isinstance(result.exception, ConfigError)
+    assert f"{file} is {what}" in str(result.exception)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -179,23 +176,5 @@ def test_twice_the_load_is_twice_the_users_or_starts() -> None:
     assert len(starts.with_rate_scaled(2).requests(1)) == pytest.approx(2000, rel=0.1)
 
 
-def test_sessions_do_not_depend_on_the_hash_seed() -> None:
-    program = (
-        "from pathlib import Path; from prfaas.sim.scenario import load_scenario;"
-        "from prfaas.sim.run import run;"
-        f"s = load_scenario(Path({str(EXAMPLES / 'claude-code.toml')!r}),"
-        "['workload.users=20', 'workload.duration=\"5min\"', 'workload.warmup=\"0s\"',"
-        "'workload.tenants.a=1', 'workload.tenants.b=2', 'workload.prompt_scale=0.5']);"
-        "r = run(s); print(r.results.digest, [q.tenant for q in r.simulation.requests])"
-    )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            check=True,
-            capture_output=True,
-        ).stdout
-        for seed in ("0", "4242")
-    }
-    assert len(outputs) == 1
+def test_sessions_end_with_the_duration() -> None:
     assert load_scenario(EXAMPLES / "claude-code.toml").end_ns == 3600 * NS_PER_S

@@ -5,6 +5,7 @@ python -m prfaas.config.reference > docs/deployment-file.md
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
@@ -53,19 +54,32 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
 
 def reference() -> str:
     """The whole page, Markdown."""
-    return "\n".join([INTRODUCTION, *(_section(*table) for table in TABLES)])
+    return "\n".join([INTRODUCTION, *(section(*table, _default) for table in TABLES)])
 
 
-def _section(title: str, table: type[Any], only: tuple[str, ...]) -> str:
+def section(
+    title: str, table: type[Any], only: tuple[str, ...], default: Callable[[FieldInfo], str]
+) -> str:
+    """The keys of one table, Markdown.
+
+    Args:
+        title: Of the section.
+        table: Its type, a pydantic model.
+        only: Keys that are shown; all if empty.
+        default: How the default of a key is written.
+    """
     fields: dict[str, FieldInfo] = table.model_fields
-    rows = [_row(name, fields[name]) for name in fields if not only or name in only]
+    rows = [
+        f"| `{name}` | {default(fields[name])} | {_text(fields[name])} |"
+        for name in fields
+        if not only or name in only
+    ]
     head = f"## `{title}`\n\n| key | default | what |\n|---|---|---|\n"
     return head + "\n".join(rows) + "\n"
 
 
-def _row(name: str, field: FieldInfo) -> str:
-    text = " ".join((field.description or "").split())
-    return f"| `{name}` | {_default(field)} | {text} |"
+def _text(field: FieldInfo) -> str:
+    return " ".join((field.description or "").split())
 
 
 def _default(field: FieldInfo) -> str:

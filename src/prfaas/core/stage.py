@@ -109,7 +109,7 @@ class Stage:
             pool = instance.pool
             if road is not None:
                 agree, link_up = road(instance)
-            yield Candidate(
+            record = (
                 name,
                 name != avoid,
                 wait_ns,
@@ -120,3 +120,4 @@ class Stage:
                 agree,
                 link_up,
             )
+            yield tuple.__new__(Candidate, record)  # a third of the time of Candidate(...)

@@ -101,7 +101,8 @@ class PoolClient:
                 log.debug("pool node at %s: %s", self._path, error)
             if self._connected.is_set():
                 self._connected.clear()
-                log.warning("the pool node at %s is gone", self._path)
+                if not self._stopped.is_set():
+                    log.warning("the pool node at %s is gone", self._path)
                 self._on_lost()
             self._stopped.wait(RETRY_S)
 

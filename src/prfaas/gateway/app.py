@@ -116,7 +116,7 @@ class Gateway:
         self.records = Records()
         self.driver = Driver(deployment, profiles, self.index)
         self.transfers = Transfers(self._transfer_over)
-        self.journal = Journal(self.metrics.changed)
+        self.journal = Journal(self.metrics.control.changed)
         self.guards = Guards(deployment, self.driver, self.journal)
         self.engines = Engines(deployment, endpoints, engine_tls, self.driver, self.guards, poll_s)
         self.pools = Pools(
@@ -138,6 +138,7 @@ class Gateway:
             deployment, self.driver, self.pools, self.transfers, tickets, profiles, self.journal
         )
         self.pulse = Pulse(self.driver, self.guards, self.journal, self.loops.all)
+        self.metrics.control.watch_loops(lambda: float(self.pulse.frozen))
         control = Control(
             deployment,
             self.driver,

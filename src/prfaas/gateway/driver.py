@@ -5,7 +5,7 @@ No sockets and no clock: time comes in as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from prfaas.config.deployment import ClusterRole, ClusterTable, Deployment
@@ -119,12 +119,21 @@ class Driver:
             for name, cluster in away.items()
             for pool in _pools({name: cluster})
         }
+        self.home = next(iter(home))
+        """Name of the PD cluster."""
+        self.price_per_tb = {
+            (source, destination): profiles.price_per_tb.get(name, 0.0)
+            for name, cluster in away.items()
+            for source in _pools({name: cluster})
+            for destination in self._home_pools
+        }
+        """Price of 10**12 bytes by link."""
         routing = deployment.routing
         self.split = make_split(deployment)
         members = _members(home)
         decoders = self.split.decoders(members) if self.split else None
         self.dispatcher = Dispatcher(
-            HomeCluster(next(iter(home)), members, decoders, profiles.home),
+            HomeCluster(self.home, members, decoders, profiles.home),
             [
                 RemoteCluster(
                     name,
@@ -185,8 +194,13 @@ class Driver:
 
     def takes(self, name: str) -> bool:
         """Whether an engine gets anything new: it is well, and no breaker or operator minds."""
-        barred = name in self._drained or self._cluster_of[name] in self._clusters_off
-        return name in self._healthy and not barred and name not in self._broken
+        is_well = name in self._healthy and name not in self._broken
+        return is_well and not self._is_barred(name)
+
+    def spared(self, names: Iterable[str], avoid: str) -> str | None:
+        """One of some engines that is well and kept from requests by its breaker alone."""
+        found = (name for name in names if name in self._healthy and name in self._broken)
+        return next((name for name in found if name != avoid and not self._is_barred(name)), None)
 
     def engine_seen(
         self, name: str, num_waiting: int, now_ns: int, num_running: int | None = None
@@ -317,6 +331,10 @@ class Driver:
         return None if seen is None else seen.bits_per_s
 
     # Steps
+
+    def _is_barred(self, name: str) -> bool:
+        """Whether the operator minds."""
+        return name in self._drained or self._cluster_of[name] in self._clusters_off
 
     def _apply(self, name: str, now_ns: int) -> None:
         takes = self.takes(name)

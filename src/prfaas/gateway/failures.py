@@ -10,7 +10,7 @@ from prfaas.errors import EngineError, PrfaasError, RequestError
 from prfaas.gateway.answering import error_object, json_response
 from prfaas.gateway.rejections import REASON_HEADER, RejectedError, UnavailableError
 
-RETRY_LATER = {"Retry-After": "1"}
+_RETRY_LATER = {"Retry-After": "1"}
 _TRANSIENT = (429, 503)
 _PATH_CHARS_MAX = 200
 SERVED = "/v1/chat/completions, /v1/completions, /v1/models, /tokenize and /detokenize"
@@ -68,7 +68,14 @@ def _headers(error: Exception, status: int) -> Mapping[str, str]:
         return {"Retry-After": str(error.retry_after_s), REASON_HEADER: error.reason}
     if status == 401:
         return {"WWW-Authenticate": "Bearer"}
-    return RETRY_LATER if status in _TRANSIENT else {}
+    if isinstance(error, UnavailableError):
+        return {**_RETRY_LATER, REASON_HEADER: "unavailable"}
+    return retry_headers(status)
+
+
+def retry_headers(status: int) -> Mapping[str, str]:
+    """When to try again after an answer of this status, whoever gave it."""
+    return _RETRY_LATER if status in _TRANSIENT else {}
 
 
 @web.middleware
@@ -87,5 +94,5 @@ async def openai_errors(
             message += f"; served are {SERVED}"
         body = error_object(message, kind, None, error.status)
         return json_response(body, error.status, headers)
-    except RequestError as error:
+    except PrfaasError as error:
         return error_response(error, {})

@@ -20,11 +20,12 @@ from prfaas.gateway.failures import TimedOutError, error_body, error_response, s
 from prfaas.gateway.flow import Flow
 from prfaas.gateway.headers import request_id, time_limit
 from prfaas.gateway.metrics import Metrics
-from prfaas.gateway.records import NS_PER_MS, Outcome, Record, Records
+from prfaas.gateway.records import Outcome, Record, Records
 from prfaas.gateway.rejections import RejectedError
 from prfaas.gateway.requests import Api, parse_request
 from prfaas.gateway.tenants import Tenant
 from prfaas.gateway.tracing import Trace, Tracing
+from prfaas.logs import log_event
 
 LAST_WORDS_S = 5.0
 """How long a client may take to read the error that ends its stream."""
@@ -86,7 +87,7 @@ class Generation:
             record.outcome = Outcome.CANCELLED
             raise asyncio.CancelledError from None
         except Exception as error:
-            _log.exception("request %s failed", record.request_id)
+            _log.exception("request_failed request_id=%s", record.request_id)
             return await _fail(error, record, stream)
         finally:
             self._end(record, tenant)
@@ -124,15 +125,7 @@ class Generation:
             record.e2e_ns = record.age_ns()
         self.metrics.ended(record)
         self.on_end(record)
-        _log.info(
-            "request %s %s: path %s, %s prompt tokens, %s output tokens, %d ms",
-            record.request_id,
-            record.outcome.value,
-            record.path,
-            record.num_prompt_tokens,
-            record.num_output_tokens,
-            record.e2e_ns // NS_PER_MS,
-        )
+        log_event(_log, logging.INFO, "request_ended", **record.as_log())
 
 
 async def read_body(request: web.Request) -> bytes:
@@ -156,7 +149,14 @@ async def _fail(error: Exception, record: Record, stream: ClientStream) -> web.S
     record.outcome = _outcome(error, status)
     if isinstance(error, RejectedError):
         record.rejected = error.reason
-    _log.info("request %s: %d %s", record.request_id, status, type(error).__name__)
+    log_event(
+        _log,
+        logging.INFO,
+        "request_refused" if status < 500 else "request_broken",
+        request_id=record.request_id,
+        status=status,
+        error=type(error).__name__,
+    )
     if not stream.has_begun:
         return error_response(error, reply_headers(record))
     try:

@@ -16,6 +16,7 @@ from prfaas.gateway.driver import Driver, PoolView
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.subscription import Subscription
 from prfaas.gateway.transfers import Transfers, TransferView
+from prfaas.logs import log_event
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import peer_name
@@ -121,7 +122,7 @@ class PoolClient:
         self.subscription.begin()
         channel.send(Subscribe(gateway=self._gateway))
         if not self._said or self._was_live:
-            _log.info("pool %s is connected", self._pool)
+            log_event(_log, logging.INFO, "pool_connected", pool=self._pool)
 
     def _on_frame(self, channel: Channel, frame: Frame) -> None:
         self.subscription.receive(decode(frame.payload))
@@ -130,7 +131,7 @@ class PoolClient:
         self._channel = None
         self._was_live = self.subscription.is_live
         if self._was_live or reason != self._said:
-            _log.warning("pool %s is disconnected: %s", self._pool, reason)
+            log_event(_log, logging.WARNING, "pool_disconnected", pool=self._pool, why=reason)
         self._said = reason
         self.subscription.lose()
         self._closed.set()

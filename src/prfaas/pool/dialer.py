@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from prfaas.core.pacing import Pacer
+from prfaas.logs import log_event
 from prfaas.pool.data_out import DataSenders, SendQueue
 from prfaas.pool.io_thread import IoThread
 from prfaas.pool.link_meter import SAMPLE_NS, LinkMeter
@@ -204,7 +205,7 @@ class Dialer:
     async def _connect(self, closed: asyncio.Event) -> None:
         def lost(_: Channel, reason: str) -> None:
             if self.is_welcome:
-                log.warning("link to %s is down: %s", self.peer, reason)
+                log_event(log, logging.WARNING, "link_down", peer=self.peer, why=reason)
             closed.set()
             self._update()
 
@@ -309,6 +310,6 @@ class Dialer:
             return
         self._was_up = self.is_up
         if self._was_up:
-            log.info("link to %s is up", self.peer)
+            log_event(log, logging.INFO, "link_up", peer=self.peer)
         self._metrics.link_up.labels(peer=self.peer).set(self._was_up)
         self._user.on_state()

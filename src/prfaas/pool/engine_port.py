@@ -18,6 +18,7 @@ from pathlib import Path
 
 from prfaas.core.blocks import BlockKey, Layout
 from prfaas.errors import ConfigError, PeerError
+from prfaas.logs import log_event
 from prfaas.pool.engine_memory import EngineMemory
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame, FrameDecoder
@@ -193,7 +194,7 @@ class EnginePort:
         self._on_message(session, decode(frame.payload))
 
     def _closed(self, session: EngineSession, reason: str) -> None:
-        log.info("engine %s is gone: %s", session.name, reason)
+        log_event(log, logging.INFO, "engine_gone", engine=session.name, why=reason)
         session.memory.close()
         self._sessions.discard(session)
         self._on_close(session)

@@ -17,6 +17,7 @@ from prfaas.core.blocks import BlockKey
 from prfaas.core.tickets import Refusal, TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent
 from prfaas.errors import ConfigError
+from prfaas.logs import log_event
 from prfaas.pool.disk import DiskTier
 from prfaas.pool.engine_port import EnginePort, EngineSession
 from prfaas.pool.engine_requests import EngineRequests
@@ -153,6 +154,8 @@ class PoolNode:
             settings.socket_path, self._engine_came, self._requests.handle, self._engine_went
         )
         self._watch_gauges()
+        self.admin_port = 0
+        """Port of `/health` and `/metrics`, once it is open."""
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until cancelled.
@@ -170,6 +173,7 @@ class PoolNode:
             await _open_port(self.link_port.open, self.settings.listen)
             site = web.TCPSite(runner, *self.settings.admin)
             await _open_port(site.start, self.settings.admin)
+            self.admin_port = int(runner.addresses[0][1])
             async with asyncio.TaskGroup() as tasks:
                 for link in self.links.values():
                     tasks.create_task(link.run())
@@ -266,7 +270,7 @@ class PoolNode:
         self.feed.state_changed(self._state())
 
     def _engine_came(self, session: EngineSession) -> None:
-        log.info("engine %s is here", session.name)
+        log_event(log, logging.INFO, "engine_connected", engine=session.name)
         self._engines[session.name] = session
         self._state_changed()
 
@@ -309,14 +313,17 @@ class PoolNode:
         self._one_ended.set()
         now = self._clock_ns()
         self.metrics.transfers.labels(direction=direction, state=transfer.state).inc()
-        log.info(
-            "transfer %s %s %s: %d blocks, %d bytes %s",
-            transfer.transfer_id.hex(),
-            direction,
-            transfer.state,
-            transfer.num_blocks,
-            transfer.num_bytes,
-            transfer.reason,
+        log_event(
+            log,
+            logging.INFO,
+            "transfer_ended",
+            transfer=transfer.transfer_id.hex(),
+            direction=direction,
+            peer=transfer.peer,
+            state=str(transfer.state),
+            blocks=transfer.num_blocks,
+            bytes=transfer.num_bytes,
+            why=transfer.reason or None,
         )
         self.feed.transfer_ended(
             TransferEnded(

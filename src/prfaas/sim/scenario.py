@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from prfaas.core.policies import PolicyName
+from prfaas.errors import ConfigError
 from prfaas.planner.load import load_question
 from prfaas.planner.toml_tables import override, read_toml, validated
 from prfaas.sim.make_setup import make_setup
@@ -70,6 +72,7 @@ def load_scenario(path: Path, overrides: Sequence[str] = ()) -> Scenario:
         ConfigError: The file or its plan is wrong; the message says what and where.
     """
     tables = read_toml(path)
+    _refuse_others(path, tables)
     for setting in overrides:
         override(tables, setting)
     file = validated(ScenarioFile, tables, path)
@@ -87,6 +90,21 @@ def load_scenario(path: Path, overrides: Sequence[str] = ()) -> Scenario:
         end_ns=None if ends_itself else _ns(file.workload.duration),
         notes=(*_notes(file.workload), *notes),
     )
+
+
+def _refuse_others(path: Path, tables: dict[str, Any]) -> None:
+    """Deployment and plan files are TOML too."""
+    if "workload" in tables and "plan" in tables:
+        return
+    for key, what, instead in (
+        ("clusters", "a deployment file", "prfaas check"),
+        ("pd", "a plan file", "prfaas plan"),
+    ):
+        if key in tables:
+            raise ConfigError(
+                f"{path} is {what}, for `{instead}`; `prfaas simulate` takes a scenario file, such "
+                "as examples/sim/paper-poisson.toml (all keys: docs/scenario-file.md)"
+            )
 
 
 def _notes(table: WorkloadTable) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from prfaas.core.policies import Bandwidth, PolicyName
 from prfaas.planner.plan_file import BitsPerSecond, Positive, Seconds, SizeBytes
@@ -18,7 +18,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class RoutingTable(_Table):
@@ -120,6 +120,15 @@ class SloTable(_Table):
     """Mean time per output token."""
 
 
+_OF_FAILURE = {
+    "index": (FailureKind.PREFILL, FailureKind.PRFAAS, FailureKind.DECODE),
+    "capacity": (FailureKind.LINK,),
+    "keep_disk": (FailureKind.POOL,),
+    "rebuild": (FailureKind.POOL,),
+}
+"""Kinds of failures that a key is for; all kinds where it is left out."""
+
+
 class FailureTable(_Table):
     """`[[failure]]`: something breaks and recovers."""
 
@@ -142,6 +151,16 @@ class FailureTable(_Table):
     """From a pool's recovery until the gateway knows again what it holds."""
     repeat: Annotated[int, Field(ge=1)] = 1
     """Happens so many times, each `duration` after the end of the last: flapping."""
+
+    @model_validator(mode="after")
+    def _applies(self) -> FailureTable:
+        for key in sorted(self.model_fields_set & _OF_FAILURE.keys()):
+            if self.kind not in _OF_FAILURE[key]:
+                kinds = " or ".join(f'"{kind.value}"' for kind in _OF_FAILURE[key])
+                raise ValueError(
+                    f'{key} is for kind = {kinds}, not for kind = "{self.kind.value}"; leave it out'
+                )
+        return self
 
 
 class ScenarioFile(_Table):

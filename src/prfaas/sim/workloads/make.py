@@ -57,7 +57,8 @@ def _source(
     path = directory / str(table.trace)
     match table.arrivals:
         case "trace" | "azure":
-            rows = read_mooncake(path) if table.arrivals == "trace" else read_azure(path)
+            mooncake = table.arrivals == "trace"
+            rows = read_mooncake(path, block_tokens) if mooncake else read_azure(path)
             return Trace(rows, _ns(table.jitter), table.rate_scale, table.requests)
         case "sessions":
             return Sessions(

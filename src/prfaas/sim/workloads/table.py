@@ -9,12 +9,32 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from prfaas.planner.plan_file import Positive, Seconds
 
 _SYNTHETIC = ("poisson", "gamma", "diurnal")
+_RECORDED = ("trace", "azure")
+_APPLIES: dict[str, tuple[str, ...]] = {
+    "rate": (*_SYNTHETIC, "sessions"),
+    "users": ("sessions",),
+    "duration": (*_SYNTHETIC, "sessions"),
+    "cv": ("gamma", "diurnal"),
+    "swing": ("diurnal",),
+    "curve": ("diurnal",),
+    "curve_model": ("diurnal",),
+    "period": ("diurnal",),
+    "output": _SYNTHETIC,
+    "trace": (*_RECORDED, "sessions"),
+    "jitter": _RECORDED,
+    "rate_scale": _RECORDED,
+    "requests": _RECORDED,
+    "think_max": ("sessions",),
+}
+"""Kinds of arrivals that a key is for; all kinds where it is left out."""
 
 
 class WorkloadTable(BaseModel):
     """`[workload]`: what arrives."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     arrivals: Literal["poisson", "gamma", "diurnal", "trace", "azure", "sessions"] = "poisson"
     """poisson, gamma, diurnal: synthetic. trace: Mooncake's schema. azure: Azure's CSV. sessions:
@@ -66,13 +86,15 @@ class WorkloadTable(BaseModel):
             raise ValueError(f"{kind} needs rate")
         if self.arrivals == "sessions" and (self.rate is None) == (self.users is None):
             raise ValueError(f"{kind} needs rate or users, and not both")
-        if self.arrivals not in ("trace", "azure") and self.warmup >= self.duration:
+        if self.arrivals not in _RECORDED and self.warmup >= self.duration:
             raise ValueError(
                 f"warmup is {self.warmup:g} s and duration {self.duration:g} s: nothing would be "
                 "counted; the duration has to be longer"
             )
         if (self.curve is None) != (self.curve_model is None):
             raise ValueError("curve and curve_model belong together")
-        if self.curve is not None and self.arrivals != "diurnal":
-            raise ValueError(f'curve is for arrivals = "diurnal", not for {kind}')
+        for key in sorted(self.model_fields_set & _APPLIES.keys()):
+            if self.arrivals not in _APPLIES[key]:
+                kinds = " or ".join(f'"{of}"' for of in _APPLIES[key])
+                raise ValueError(f"{key} is for arrivals = {kinds}, not for {kind}; leave it out")
         return self

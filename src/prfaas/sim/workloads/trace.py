@@ -86,27 +86,39 @@ class _MooncakeRow(msgspec.Struct):
     tenant: str = msgspec.field(default="")
 
 
-def read_mooncake(path: Path) -> tuple[Row, ...]:
+def read_mooncake(path: Path, block_tokens: int = 512) -> tuple[Row, ...]:
     """A trace in Mooncake's schema.
 
     Args:
         path: JSON lines, gzipped or not: `timestamp` in ms, `input_length`, `output_length`,
             `hash_ids` of the prompt's blocks (the last may be a partial one), `tenant` if known.
+        block_tokens: Tokens of a block; every block of a prompt has to have its id.
 
     Raises:
         ConfigError: The file or a line of it is wrong.
     """
     decoder = msgspec.json.Decoder(_MooncakeRow)
     return collect(
-        path, (_mooncake(path, n, decode(decoder, path, n, line)) for n, line in read_lines(path))
+        path,
+        (
+            _mooncake(path, n, decode(decoder, path, n, line), block_tokens)
+            for n, line in read_lines(path)
+        ),
     )
 
 
-def _mooncake(path: Path, n: int, row: _MooncakeRow) -> Row:
+def _mooncake(path: Path, n: int, row: _MooncakeRow, block_tokens: int) -> Row:
     in_range(path, n, "timestamp", row.timestamp, 0, SECONDS_MAX * 1000, "ms")
     check_lengths(path, n, ("input_length", row.input_length), ("output_length", row.output_length))
-    if len(row.hash_ids) > row.input_length:
-        refuse(path, n, f"{len(row.hash_ids):,} hash_ids for {row.input_length:,} prompt tokens")
+    num_blocks = -(-row.input_length // block_tokens)
+    if len(row.hash_ids) != num_blocks:
+        refuse(
+            path,
+            n,
+            f"{len(row.hash_ids):,} hash_ids for {row.input_length:,} prompt tokens, which are "
+            f"{num_blocks:,} blocks of {block_tokens:,}; name every block, or set "
+            "cache.block_tokens to the tokens of the trace's blocks",
+        )
     for extreme in (min(row.hash_ids, default=0), max(row.hash_ids, default=0)):
         in_range(path, n, "an id of hash_ids", extreme, 0, BLOCK_ID_MAX)
     return Row(
