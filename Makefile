@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 TORCH  := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast check format lock clean console
+.PHONY: help install demo case-study test test-fast check format lock clean console
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -24,6 +24,9 @@ $(VENV)/.installed: pyproject.toml requirements/lock.txt
 
 demo: install  ## the main job: two clusters, twelve requests, one table
 	@$(BIN)/prfaas demo
+
+case-study: install  ## the paper's case study, live with timing engines; root, ten minutes
+	@$(BIN)/python -m benchmarks.case_study
 
 test: check  ## everything CI runs: checks, then all tests, real engines included
 	$(BIN)/python -m pytest

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 
+import click
 import pytest
+from click.testing import CliRunner
 
+from prfaas.cli.parts import LOG_FORMAT_VARIABLE, logs, logs_of_parts
 from prfaas.logs import JsonFormatter, log_event
 
 
@@ -39,3 +45,48 @@ def test_other_lines_are_messages(caplog: pytest.LogCaptureFixture) -> None:
     found = json.loads(JsonFormatter().format(caplog.records[0]))
     assert found["message"] == "it failed: 3"
     assert "ValueError: no" in found["exception"]
+
+
+@logs
+def say() -> None:
+    log_event(logging.getLogger("prfaas.test"), logging.INFO, "said", request_id="r1")
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "is_json"),
+    [
+        ([], {}, False),
+        (["--log-format", "json"], {}, True),
+        ([], {LOG_FORMAT_VARIABLE: "json"}, True),
+        (["--log-format", "text"], {LOG_FORMAT_VARIABLE: "json"}, False),
+    ],
+)
+def test_a_command_logs_as_it_is_told(
+    words: list[str], environment: dict[str, str], is_json: bool
+) -> None:
+    code = "import click; from tests.test_logs import say; click.command()(say)()"
+    found = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    [line] = found.stderr.splitlines()
+    if is_json:
+        said = json.loads(line)
+        assert (said["event"], said["request_id"]) == ("said", "r1")
+    else:
+        assert line.endswith("INFO prfaas.test said request_id=r1")
+
+
+def test_parts_are_told_how_to_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LOG_FORMAT_VARIABLE, "text")
+
+    @click.command()
+    @logs_of_parts
+    def start() -> None:
+        click.echo(os.environ[LOG_FORMAT_VARIABLE])
+
+    assert CliRunner().invoke(start, ["--log-format", "json"]).output == "json\n"
+    assert CliRunner().invoke(start, ["--log-format", "xml"]).exit_code == 2

@@ -25,7 +25,7 @@ from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.store import BlockStore, StoredBlock
 from prfaas.pool.tickets import Grant, TicketChecks
-from prfaas.wire.frames import block_digest
+from prfaas.wire.fragments import block_digest
 from prfaas.wire.identity import identity_in
 from prfaas.wire.tickets import TicketOpener, TicketSigner
 

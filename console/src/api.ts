@@ -9,6 +9,12 @@ export interface LinkSample {
   offload_threshold: number;
 }
 
+/** What a link carries: its goodput is of its last busy moment, however long ago. */
+export function carried(link: LinkSample | undefined): number | null {
+  if (!link) return null;
+  return link.queued_bytes + link.in_flight_bytes > 0 ? link.goodput_bits_per_s : 0;
+}
+
 export interface Sample {
   at_unix_s: number;
   num_in_flight: number;
@@ -26,7 +32,12 @@ export interface EngineState {
   is_ready: boolean;
   is_drained: boolean;
   breaker: string;
+  /** "prefill", "decode" or "both". */
+  role: string;
   num_in_flight: number;
+  num_waiting: number | null;
+  num_running: number | null;
+  kv_use: number | null;
 }
 
 export interface PoolState {
@@ -105,6 +116,7 @@ export interface RequestRecord {
   transfer_state: string | null;
   kv_bytes: number;
   transfer_ms: number | null;
+  decided_ms: number | null;
   prefill_ms: number | null;
   ttft_ms: number | null;
   e2e_ms: number | null;

@@ -128,6 +128,25 @@ def test_check_says_ok_and_starts_nothing(prfaas: Prfaas, laptop: Path) -> None:
     assert [path.name for path in laptop.parent.iterdir()] == ["laptop.toml"]
 
 
+def test_check_warns_of_a_gateway_that_others_reach(prfaas: Prfaas, laptop: Path) -> None:
+    assert "warning" not in prfaas("check", laptop)[1]
+    edit(laptop, 'listen = "127.0.0.1:', 'listen = "0.0.0.0:')
+    code, output, _ = prfaas("check", laptop)
+    assert code == 0
+    assert "without a key" in output
+    key = "sha256:" + "0" * 64
+    laptop.write_text(laptop.read_text() + f'\n[tenants.a]\nkeys = ["{key}"]\n')
+    assert "operator_keys" in prfaas("check", laptop)[1]
+
+
+def test_a_key_in_the_place_of_its_hash_is_not_repeated(prfaas: Prfaas, laptop: Path) -> None:
+    laptop.write_text(laptop.read_text() + '\n[tenants.a]\nkeys = ["sk-prfaas-mine"]\n')
+    code, output, errors = prfaas("check", laptop)
+    assert code == 2
+    assert "tenants.a.keys.0" in errors
+    assert "sk-prfaas-mine" not in output + errors
+
+
 @pytest.mark.parametrize("command", ["check", "up", "demo"])
 def test_a_missing_file_is_one_line(prfaas: Prfaas, laptop: Path, command: str) -> None:
     assert "nowhere.toml can not be read" in one_line(prfaas(command, "nowhere.toml"))

@@ -188,6 +188,9 @@ WRONG: list[tuple[Change, str, str]] = [
         "home-pool",
     ),
     (lambda t: far_pool(t).update(links={"nobody": {}}), "file", "it pushes to home-pool"),
+    (lambda t: far_pool(t).update(disk="", disk_limit="1GiB"), "far-pool.disk", "name a folder"),
+    (lambda t: far_pool(t).update(disk="d", disk_limit="1B"), "disk_limit", "1048576"),
+    (lambda t: far_pool(t).update(memory="10B"), "far-pool.memory", "1048576"),
     (
         lambda t: far_pool(t).update(links={"home-pool": {"budget": "1 GB/s"}}),
         "far-pool.links.home-pool.budget",

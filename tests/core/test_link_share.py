@@ -4,12 +4,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.blocks import BlockKey
-from prfaas.core.link_share import URGENT_BYTES, Fragment, LinkShare, OutgoingBlock
+from prfaas.core.link_share import (
+    BURST_NS,
+    URGENT_BYTES,
+    Fragment,
+    LinkShare,
+    OutgoingBlock,
+    TenantShare,
+)
 
 SIZE = 1000
+NOBODY = TenantShare()
 
 
-def block(transfer: int, number: int, num_bytes: int = SIZE, tenant: str = "") -> OutgoingBlock:
+def block(
+    transfer: int, number: int, num_bytes: int = SIZE, tenant: TenantShare = NOBODY
+) -> OutgoingBlock:
     name = (b"L" * 32, BlockKey(0, bytes([number]) * 32))
     return OutgoingBlock(bytes([transfer]) * 16, name, b"d" * 32, bytes(num_bytes), tenant)
 
@@ -83,26 +93,47 @@ def test_transfers_share_by_bytes() -> None:
 
 
 def test_tenants_share_by_weight_however_many_transfers_they_have() -> None:
-    share = LinkShare(100, {"paying": 3})
+    share = LinkShare(100)
+    paying, free = TenantShare("paying", weight=3), TenantShare("free")
     for number in range(40):
-        share.add(block(1, number, tenant="paying"))
+        share.add(block(1, number, tenant=paying))
         for transfer in (2, 3, 4):
-            share.add(block(transfer, number, tenant="free"))
+            share.add(block(transfer, number, tenant=free))
     taken = [share.take(0) for _ in range(400)]
-    paying = sum(f.num_bytes for f in taken if f and f.block.tenant == "paying")
-    assert abs(paying - 30_000) <= 4 * SIZE
+    bytes_paid = sum(f.num_bytes for f in taken if f and f.block.tenant == paying)
+    assert abs(bytes_paid - 30_000) <= 4 * SIZE
+
+
+def test_a_tenant_ahead_of_its_rate_lets_the_others_go_first() -> None:
+    share, slow = LinkShare(SIZE), TenantShare("slow", bytes_per_s=20 * SIZE)
+    for number in range(200):
+        share.add(block(1, number, tenant=slow))
+        share.add(block(2, number, tenant=TenantShare("other")))
+    second = 10**9
+    taken = [share.take(0, now) for now in range(second, 2 * second, second // 150)]
+    mine = sum(f.num_bytes for f in taken if f and f.block.tenant == slow)
+    assert 19 * SIZE <= mine <= 20 * SIZE * (1 + BURST_NS / second) + SIZE
+
+
+def test_a_link_is_never_idle_for_a_rate() -> None:
+    share, slow = LinkShare(SIZE), TenantShare("slow", bytes_per_s=1)
+    for number in range(3):
+        share.add(block(1, number, tenant=slow))
+    assert share.queued_by_tenant == {"slow": 3 * SIZE}
+    assert len([share.take(0, 10**9) for _ in range(3)]) == 3
+    assert share.queued_by_tenant == {}
 
 
 def test_a_tenant_saves_nothing_up() -> None:
     share = LinkShare(SIZE)
     for number in range(60):
-        share.add(block(1, number, tenant="early"))
+        share.add(block(1, number, tenant=TenantShare("early")))
     for _ in range(30):
         share.take(0)
     for number in range(30):
-        share.add(block(2, number, tenant="late"))
+        share.add(block(2, number, tenant=TenantShare("late")))
     taken = [share.take(0) for _ in range(20)]
-    early = sum(1 for f in taken if f and f.block.tenant == "early")
+    early = sum(1 for f in taken if f and f.block.tenant.name == "early")
     assert 8 <= early <= 12
 
 
@@ -137,11 +168,13 @@ def test_every_byte_goes_until_it_has_arrived(steps: list[tuple[str, int]]) -> N
     share, blocks, number = LinkShare(300), [], 0
     for step, which in steps:
         if step == "a":
-            blocks.append(block(which, number, tenant=str(which % 3)))
+            blocks.append(
+                block(which, number, tenant=TenantShare(str(which % 3), which + 1, which * SIZE))
+            )
             share.add(blocks[-1])
             number += 1
         elif step == "t":
-            share.take(which)
+            share.take(which, number)
         elif step == "l":
             share.lost(which)
         elif blocks:

@@ -293,7 +293,7 @@ class Drill:
         async with asyncio.timeout(SETTLE_S):
             while True:
                 metrics = await self.nodes[SOURCE].metrics()
-                if metrics.get("prfaas_link_up") and metrics.get("prfaas_link_num_connections"):
+                if metrics.get("prfaas_link_up") and metrics.get("prfaas_link_connections"):
                     return
                 await asyncio.sleep(0.02)
 

@@ -11,8 +11,7 @@ from prfaas.core.blocks import BlockKey
 from prfaas.core.link_share import Fragment, OutgoingBlock
 from prfaas.core.tickets import Ticket
 from prfaas.wire.channel import Channel
-from prfaas.wire.fragments import encode_prefix
-from prfaas.wire.frames import BlockFrame, block_digest
+from prfaas.wire.fragments import block_digest, encode_prefix
 from prfaas.wire.identity import identity_in
 from prfaas.wire.messages import Join, Offer, PoolHello, Resumed, decode, encode
 from prfaas.wire.tickets import TicketSigner
@@ -55,13 +54,7 @@ async def forge(identities: Path, port: int, chance: random.Random) -> None:
     key = BlockKey(0, chance.randbytes(32))
     channel.send(Offer(transfer_id=transfer, ticket=seal(identities, transfer, [key])))
     block = _damaged(transfer, LAYOUT.layout_id, key, chance)
-    if chance.random() < 0.5:
-        layout_id, name = block.name
-        channel.send_block(
-            BlockFrame(transfer, layout_id, name, block.digest, bytearray(block.data))
-        )
-    else:
-        await _send_fragments(tls.data, port, link, block)
+    await _send_fragments(tls.data, port, link, block)
     try:
         async with asyncio.timeout(CLOSED_S):
             await closed.wait()

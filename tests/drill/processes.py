@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from prfaas.core.blocks import BlockKey
 from prfaas.wire.channel import Channel
-from prfaas.wire.frames import ControlFrame, Frame
+from prfaas.wire.frames import Frame
 from prfaas.wire.identity import identity_in
 from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages import (
@@ -146,7 +146,6 @@ class Observer:
         return [event.state for event in self.ended if event.transfer_id == transfer_id]
 
     def _take(self, _: Channel, frame: Frame) -> None:
-        assert isinstance(frame, ControlFrame)
         match decode(frame.payload):
             case Snapshot() | Stored() as event:
                 self.held |= {(event.layout_id, key) for key in keys_of(event.keys)}

@@ -132,7 +132,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def deployment_for(checkpoint: Path, identities: Path, state: Path, **tables: Any) -> Deployment:
     return Deployment.model_validate(
         {
-            "model": {"name": "tiny", "path": str(checkpoint)},
+            "model": {"name": "tiny", "path": str(checkpoint), **tables.get("model", {})},
             "gateway": {"listen": "127.0.0.1:0", **tables.get("gateway", {})},
             "routing": {"offload_threshold": THRESHOLD, **tables.get("routing", {})},
             "security": {"identities": str(identities)},

@@ -36,6 +36,8 @@ class ScriptedEngine:
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a client left while it was served."""
+    frozen: asyncio.Event = field(default_factory=asyncio.Event)
+    """Once set, it does not answer that it is well, nor that it is not."""
     url: str = ""
     _runner: web.AppRunner | None = None
 
@@ -59,6 +61,8 @@ class ScriptedEngine:
             self._runner = None
 
     async def _health(self, request: web.Request) -> web.Response:
+        if self.frozen.is_set():
+            await asyncio.Event().wait()
         return web.Response(status=200 if self.healthy else 503)
 
     async def _models(self, request: web.Request) -> web.Response:

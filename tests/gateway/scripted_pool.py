@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prfaas.core.blocks import BlockKey, Layout
 from prfaas.wire.channel import Channel
-from prfaas.wire.frames import ControlFrame, Frame
+from prfaas.wire.frames import Frame
 from prfaas.wire.identity import identity_in, peer_name
 from prfaas.wire.messages import (
     Abort,
@@ -76,7 +76,6 @@ class ScriptedPool:
             self._channels.remove(channel)
 
     def _on_frame(self, channel: Channel, frame: Frame) -> None:
-        assert isinstance(frame, ControlFrame)
         match decode(frame.payload):
             case Subscribe():
                 self.num_subscriptions += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 from prfaas.core.breakers import Breaker, BreakerSettings
 from prfaas.core.budgets import Budget, BudgetSettings
 
-from .conftest import World, until
-from .scripted_engine import die_after
+from .conftest import World, running, until
+from .scripted_engine import die_after, hang, send
 from .talking import Speech
 
 TEXT = "Grüße, 世界! 👋🏽 one two three"
@@ -235,3 +236,30 @@ async def test_an_engine_that_answers_500_is_passed_over(pair: World, streamed: 
     async with pair.http.post(url, json={"prompt": "hi", "stream": streamed}) as response:
         assert response.status == 200
         assert "there" in await response.text()
+
+
+async def test_an_engine_whose_host_is_gone(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    """It closes no connection; that it does not answer when it is looked at has to do."""
+    limits = {"connect_timeout": "300ms"}
+    async with running(checkpoint, identities, tmp_path, gateway=limits) as world:
+        world.spare.healthy = True
+        await until(lambda: world.gateway.engines.by_name["spare"].is_ready)
+        world.gateway.driver.set_drained("spare", 0, drained=True)
+        speech = talk(world, checkpoint, "abcdef")
+
+        async def stops(engine: Any, request: Any, body: dict[str, Any]) -> Any:
+            response = await engine.begin_stream(request)
+            speech.prompt = body["prompt"]
+            await send(response, speech.lines(body)[0])
+            engine.frozen.set()
+            return await hang(engine, request, body)
+
+        world.decode.script = stops
+        body = {"prompt": "hi", "stream": True, "max_tokens": 9}
+        asking = asyncio.create_task(stream(world, body))
+        await world.decode.hanging.wait()
+        world.gateway.driver.set_drained("spare", 0, drained=False)
+        assert text_of(await asking) == "abcdef"
+        assert (await world.record())["fallback"] == {"stage": "decode", "reason": "unreachable"}

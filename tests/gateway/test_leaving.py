@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.gateway import app
+from prfaas.gateway import generation
 
 from .conftest import World, running, until
 from .scripted_engine import Script, hang, stream_then_hang
@@ -39,7 +39,7 @@ async def test_a_client_that_does_not_read(
     checkpoint: Path, identities: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its buffers fill up, the request's time ends, and the connection is closed."""
-    monkeypatch.setattr(app, "LAST_WORDS_S", 0.05)
+    monkeypatch.setattr(generation, "LAST_WORDS_S", 0.05)
     gateway = {"request_timeout": "300ms"}
     async with running(checkpoint, identities, tmp_path, gateway=gateway) as world:
         world.decode.words = ("x" * 1_000_000,) * 30
@@ -51,7 +51,7 @@ async def test_a_client_that_does_not_read(
         writer.write(head.encode() + body)
         await until(lambda: len(world.gateway.records.latest(1)) == 1)
         record = world.gateway.records.latest(1)[0]
-        await until(lambda: record.outcome == "failed" and record.e2e_ns is not None)
+        await until(lambda: record.outcome == "timed_out" and record.e2e_ns is not None)
         await world.decode.gone.wait()
         writer.transport.abort()
 

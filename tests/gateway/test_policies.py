@@ -13,7 +13,7 @@ import pytest
 from prfaas.config.load import load_deployment
 from prfaas.core.prefix_index import SourceState
 from prfaas.errors import ConfigError
-from prfaas.gateway.engines import waiting_in
+from prfaas.gateway.engine_load import EngineLoad, load_in
 from prfaas.gateway.profiles import load_profiles
 
 from .conftest import LAYOUT, World, deployment_for, running, until
@@ -142,10 +142,19 @@ async def test_an_engine_that_tells_no_queue_leaves_the_threshold_to_decide(
         book = driver.dispatcher.load("prefill")
         assert book.wait_ns("prefill", time.monotonic_ns()) is not None
         assert book.wait_ns("prefill", late) is None
-    assert waiting_in(b"") is None
-    assert waiting_in(b"vllm:num_requests_waiting 1e999\n") is None
-    two = b'vllm:num_requests_waiting{engine="0"} 2.0\nvllm:num_requests_waiting{engine="1"} 3.0\n'
-    assert waiting_in(b"# HELP vllm:num_requests_waiting Number\n" + two) == 5
+
+
+def test_the_load_of_an_engine_is_read_from_its_metrics() -> None:
+    assert load_in(b"") == EngineLoad()
+    assert load_in(b"vllm:num_requests_waiting 1e999\n") == EngineLoad()
+    assert load_in(b"vllm:num_requests_waiting 1e\n") == EngineLoad()
+    two = b"".join(
+        b'vllm:num_requests_waiting{engine="%d"} %d.0\n' % (number, number + 2)
+        + b'vllm:num_requests_running{engine="%d"} 1.0\n' % number
+        + b'vllm:kv_cache_usage_perc{engine="%d"} 0.%d\n' % (number, number + 2)
+        for number in range(2)
+    )
+    assert load_in(b"# HELP vllm:num_requests_waiting Number\n" + two) == EngineLoad(5, 2, 0.3)
 
 
 async def test_what_would_come_too_late_is_refused_with_a_time_to_come_back(

@@ -13,7 +13,6 @@ from prfaas.gateway.replies import ChatFromCompletions, Relay, replies_for
 from prfaas.gateway.requests import Api, ClientRequest, parse_request
 
 TEXT = st.text(max_size=8)
-LOGPROB = st.floats(-50, 0)
 
 
 def chat_request(**fields: Any) -> ClientRequest:
@@ -75,38 +74,6 @@ def test_streams(pieces: list[tuple[int, str]]) -> None:
         assert "".join(d.content or "" for d in deltas) == said
 
 
-@given(
-    st.lists(st.tuples(TEXT, LOGPROB, st.dictionaries(TEXT, LOGPROB, max_size=4)), max_size=4),
-    st.integers(-1, 5),
-)
-def test_logprobs(steps: list[tuple[str, float, dict[str, float]]], num_top: int) -> None:
-    logprobs = {
-        "text_offset": [0] * len(steps),
-        "tokens": [token for token, _, _ in steps],
-        "token_logprobs": [logprob for _, logprob, _ in steps],
-        "top_logprobs": [top for _, _, top in steps],
-    }
-    replies = ChatFromCompletions(chat_request(logprobs=True, top_logprobs=num_top), "r")
-    text = "".join(token for token, _, _ in steps)
-    answer = replies.whole(completion([choice(0, text, "stop", logprobs=logprobs)]))
-    chat = ChatCompletion.model_validate(answer, strict=True)
-    assert chat.choices[0].logprobs is not None
-    content = chat.choices[0].logprobs.content or []
-    assert len(content) == len(steps)
-    for got, (token, logprob, top) in zip(content, steps, strict=True):
-        assert (got.token, got.logprob) == (token, logprob)
-        assert bytes(got.bytes or []) == token.encode()
-        wanted = list(top.items())[: len(top) if num_top == -1 else num_top]
-        assert [(t.token, t.logprob) for t in got.top_logprobs] == wanted
-
-
-def test_a_token_without_a_logprob() -> None:
-    logprobs = {"tokens": ["a"], "token_logprobs": [None], "top_logprobs": [None]}
-    replies = ChatFromCompletions(chat_request(logprobs=True), "r")
-    answer = replies.whole(completion([choice(0, "a", "stop", logprobs=logprobs)]))
-    assert answer["choices"][0]["logprobs"]["content"][0]["logprob"] == -9999.0
-
-
 def test_continuous_usage_starts_at_none() -> None:
     replies = ChatFromCompletions(chat_request(stream=True), "r")
     opening, first = replies.chunks(completion([choice(0, "a")], usage=USAGE))
@@ -130,11 +97,14 @@ def test_who_converts() -> None:
         {"reasoning_effort": "low"},
         {"include_reasoning": False},
         {"echo": True},
+        {"logprobs": True},
         {"return_token_ids": True},
         {"truncate_prompt_tokens": 5},
     ]
     for fields in forms:
         client = chat_request(**fields)
         assert isinstance(replies_for(client, "r"), Relay), fields
-    plain = chat_request(tools=None, tool_choice="none", echo=False, return_token_ids=None)
+    plain = chat_request(
+        tools=None, tool_choice="none", logprobs=False, echo=False, return_token_ids=None
+    )
     assert isinstance(replies_for(plain, "r"), ChatFromCompletions)

@@ -62,6 +62,7 @@ async def test_one_prefills_and_hands_over_to_one_that_decodes(
         assert (record["path"], record["fallback"]) == ("local", None)
         assert (record["prefill_engine"], record["decode_engine"]) == ("spare", "decode")
         assert record["transfer_state"] is None
+        assert await world.metric('prfaas_tenant_link_bytes_total{tenant="default"}') == 0
         order = prefill.body["kv_transfer_params"]["prfaas"]
         assert (prefill.body["max_tokens"], order["push_to"]) == (1, "pd-pool")
         assert "ticket" not in order

@@ -15,14 +15,20 @@ from click.testing import CliRunner
 
 from prfaas.cli.main import cli
 from prfaas.config.deployment import GatewayTable
+from prfaas.core.dispatch import Arrival
+from prfaas.core.dispatcher import Dispatcher
 from prfaas.errors import RequestError
 from prfaas.gateway.access import Access
 from prfaas.gateway.keys import key_hash, new_key
-from prfaas.gateway.tenants import Tenants
+from prfaas.gateway.tenants import Tenants, fairness
 
 from .conftest import World, deployment_for, running, until
 from .scripted_engine import die_after, hang, stream_then_hang
 from .test_paths import LONG, SHORT
+from .test_tracing import Collector, collector
+
+__all__ = ["collector"]
+from .test_tickets import ticket_of
 
 KEYS = {name: new_key() for name in ("red", "blue", "operator")}
 HASHES = {name: key_hash(key) for name, key in KEYS.items()}
@@ -258,7 +264,7 @@ async def test_requests_in_flight(checkpoint: Path, identities: Path, tmp_path: 
 async def test_what_is_over_the_links_share_is_prefilled_at_home(
     checkpoint: Path, identities: Path, tmp_path: Path
 ) -> None:
-    tables = tenants(link_rate="8kbps")
+    tables = tenants(link_rate="8kbps", weight=4.0)
     async with running(checkpoint, identities, tmp_path / "state", tenants=tables) as world:
         # 22 kB of blocks leave the thousand bytes a second in debt.
         for path, reason in (("remote", "above_threshold"), ("local", "link_limit")):
@@ -268,6 +274,9 @@ async def test_what_is_over_the_links_share_is_prefilled_at_home(
             assert headers["X-Prfaas-Reason"] == reason
         _, headers, _ = await ask(world, "blue", LONG)
         assert headers["X-Prfaas-Path"] == "remote"
+        first, second = (ticket_of(call, identities)[1] for call in world.prefill.calls)
+        assert (first.weight, first.bytes_per_s) == (4.0, 1000)
+        assert (second.weight, second.bytes_per_s) == (1.0, 0)
         sample = 'prfaas_tenant_link_bytes_total{tenant="red"}'
         assert await world.metric(sample) == 20 * 1024 + 2048
 
@@ -291,22 +300,56 @@ async def test_a_full_gateway_is_shared(checkpoint: Path, identities: Path, tmp_
         await asyncio.gather(*greedy, blue, return_exceptions=True)
 
 
-def test_who_is_refused_by_the_dispatcher_shares_by_the_same_weights(
+async def test_the_dispatcher_knows_whose_a_request_is_and_shares_by_the_same_weights(
+    two: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From here on it is what the simulator runs, and what tests/core/test_fair_share.py tests."""
+    seen = []
+    arrive = Dispatcher.arrive
+
+    def noting(self: Dispatcher, arrival: Arrival, *rest: Any, **more: Any) -> Any:
+        seen.append(arrival.tenant)
+        return arrive(self, arrival, *rest, **more)
+
+    monkeypatch.setattr(Dispatcher, "arrive", noting)
+    await ask(two, "red")
+    await ask(two, "blue")
+    assert seen == ["red", "blue"]
+
+
+def test_weights_are_those_of_the_deployment_file(
     checkpoint: Path, identities: Path, tmp_path: Path
 ) -> None:
-    from prfaas.gateway.tenants import fairness
-
-    tables = tenants(weight=3.0)
-    deployment = deployment_for(checkpoint, identities, tmp_path, tenants=tables)
+    deployment = deployment_for(checkpoint, identities, tmp_path, tenants=tenants(weight=3.0))
     assert fairness(deployment).weights == {"red": 3.0, "blue": 1.0}
 
 
 # Secrets
 
 
-async def test_keys_prompts_and_salts_are_in_no_log_metric_or_record(
-    two: World, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+async def test_keys_prompts_and_salts_are_in_no_log_metric_record_or_trace(
+    checkpoint: Path,
+    identities: Path,
+    tmp_path: Path,
+    collector: tuple[Collector, str],
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    seen, endpoint = collector
+    tables = {"tracing": {"endpoint": endpoint}, "tenants": tenants()}
+    async with running(checkpoint, identities, tmp_path / "state", **tables) as two:
+        shown = await shown_of_a_run(two, caplog)
+    shown += "".join(capsys.readouterr()) + seen.raw.decode(errors="replace")
+    for expected in ("request ", "prfaas_tenant_tokens_total", "gen_ai.usage.input_tokens"):
+        assert expected in shown
+    salts = [tenant.cache_salt for tenant in two.gateway.tenants.by_name.values()]
+    hashes = [text.removeprefix("sha256:") for text in HASHES.values()]
+    for secret in (*KEYS.values(), *salts, *hashes, "secret"):
+        assert secret not in shown
+
+
+async def shown_of_a_run(two: World, caplog: pytest.LogCaptureFixture) -> str:
+    """Logs and pages of a gateway that was asked well and badly."""
     caplog.set_level("DEBUG")
     for prompt in ("secret short", "secret long " * 30):
         for stream in (False, True):
@@ -326,13 +369,9 @@ async def test_keys_prompts_and_salts_are_in_no_log_metric_or_record(
     two.decode.words = ("secret words",)
     two.decode.script = die_after(1)
     await ask(two, "blue", "secret short", stream=False)
-    shown = caplog.text + "".join(capsys.readouterr())
-    assert "request" in shown
+    shown = caplog.text
     for url in ("/metrics", "/control/requests", "/health", "/control/links"):
         async with two.http.get(two.url + url) as response:
             assert response.status == 200
             shown += await response.text()
-    salts = [tenant.cache_salt for tenant in two.gateway.tenants.by_name.values()]
-    hashes = [text.removeprefix("sha256:") for text in HASHES.values()]
-    for secret in (*KEYS.values(), *salts, *hashes, wrong, "secret"):
-        assert secret not in shown
+    return shown

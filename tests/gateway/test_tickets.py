@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from prfaas.core.tickets import LIFETIME_MAX_NS, Ticket, check_ticket
+from prfaas.gateway.keys import key_hash, new_key
 from prfaas.gateway.tickets import tenant_class
 from prfaas.wire.tickets import TicketOpener
 
@@ -63,6 +64,23 @@ async def test_a_ticket_names_the_tenant_but_not_its_salt(world: World, identiti
     order, ticket = ticket_of(world.prefill.calls[0], identities)
     assert ticket.tenant == tenant_class(world.salt) != tenant_class(world.salt + "x")
     assert world.salt.encode() not in base64.b64decode(order["ticket"])
+
+
+async def test_tickets_of_two_tenants_tell_them_apart_and_name_neither(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    keys = {name: new_key() for name in ("tenant-red", "tenant-blue")}
+    tenants = {name: {"keys": [key_hash(key)]} for name, key in keys.items()}
+    async with running(checkpoint, identities, tmp_path / "state", tenants=tenants) as world:
+        for key in keys.values():
+            asked = world.openai.with_options(api_key=key)
+            await asked.completions.create(model="tiny", prompt=LONG, max_tokens=1)
+        found = [ticket_of(call, identities) for call in world.prefill.calls]
+    (red_order, red), (blue_order, blue) = found
+    assert red.tenant != blue.tenant
+    for order in (red_order, blue_order):
+        sealed = base64.b64decode(order["ticket"])
+        assert b"tenant-" not in sealed
 
 
 async def test_no_ticket_is_valid_for_longer_than_pools_allow(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-CHUNK = 1 << 16
+CHUNK = 1 << 14
 
 
 class Relay:
@@ -13,6 +13,7 @@ class Relay:
 
     Attributes:
         forwarded: Bytes passed on so far, towards the target.
+        bytes_per_s: What all connections together pass on towards the target; 0 is no limit.
     """
 
     def __init__(self, target: tuple[str, int]) -> None:
@@ -25,6 +26,8 @@ class Relay:
         self._cut_at: int | None = None
         self.was_cut = asyncio.Event()
         self.forwarded = 0
+        self.bytes_per_s = 0
+        self._due_at = 0.0
 
     async def start(self) -> int:
         """Listen on a free loopback port, and say which."""
@@ -76,11 +79,19 @@ class Relay:
         with contextlib.suppress(OSError):
             while data := await reader.read(CHUNK):
                 await self._open.wait()
+                if counted and self.bytes_per_s:
+                    await self._pace(len(data))
                 writer.write(data)
                 await writer.drain()
                 if counted:
                     self._count(len(data))
         writer.close()
+
+    async def _pace(self, num_bytes: int) -> None:
+        """Wait as long as a slow wire would take."""
+        now = asyncio.get_running_loop().time()
+        self._due_at = max(self._due_at, now) + num_bytes / self.bytes_per_s
+        await asyncio.sleep(self._due_at - now)
 
     def _count(self, num_bytes: int) -> None:
         self.forwarded += num_bytes

@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.core.link_share import Fragment, OutgoingBlock
 from prfaas.core.tickets import Ticket
 from prfaas.engines.block_requests import BlockRequests, JobDone
 from prfaas.engines.pool_client import PoolClient
 from prfaas.pool.node import PoolNode, PoolSettings
 from prfaas.wire.channel import Channel
-from prfaas.wire.frames import ControlFrame, Frame
+from prfaas.wire.fragments import ReceivedBlock, encode_prefix
 from prfaas.wire.identity import identity_in
 from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages import (
     AnyMessage,
     EngineHello,
+    Join,
     Load,
     Lookup,
     LookupDone,
@@ -32,9 +34,11 @@ from prfaas.wire.messages import (
     PoolHello,
     Push,
     PushDone,
+    Resumed,
     Store,
     Subscribe,
     decode,
+    encode,
     layout_spec,
     wire_keys,
 )
@@ -260,6 +264,16 @@ class Peer:
     closed: list[str]
     pinging: asyncio.Task[None]
     """Or the node would take a test that lasts for five seconds for a dead peer."""
+    data: asyncio.StreamWriter | None = None
+    """Its data connection, if it is a source."""
+
+    def bring(self, block: ReceivedBlock) -> None:
+        """Send a block in one fragment."""
+        name = block.layout_id, block.key
+        whole = OutgoingBlock(block.transfer_id, name, block.digest, block.data)
+        fragment = Fragment(whole, 0, len(block.data))
+        assert self.data is not None
+        self.data.write(encode_prefix(fragment) + fragment.data)
 
     def of(self, kind: type[AnyMessage]) -> list[AnyMessage]:
         return [message for message in self.messages if isinstance(message, kind)]
@@ -269,17 +283,19 @@ async def dial(site: Site, identities: Path, name: str) -> Peer:
     messages: list[AnyMessage] = []
     closed: list[str] = []
 
-    def take(_: Channel, frame: Frame) -> None:
-        assert isinstance(frame, ControlFrame)
-        messages.append(decode(frame.payload))
+    def left(_: Channel, reason: str) -> None:
+        closed.append(reason)
+        if peer.data is not None:
+            peer.data.transport.abort()
 
     _, channel = await asyncio.get_running_loop().create_connection(
-        lambda: Channel(take, lambda _, reason: closed.append(reason)),
+        lambda: Channel(lambda _, frame: messages.append(decode(frame.payload)), left),
         LOOPBACK,
         site.port,
         ssl=identity_in(identities, name).client_context(),
     )
-    return Peer(channel, messages, closed, asyncio.create_task(keep_alive(channel)))
+    peer = Peer(channel, messages, closed, asyncio.create_task(keep_alive(channel)))
+    return peer
 
 
 async def subscribe(site: Site, identities: Path) -> Peer:
@@ -291,7 +307,12 @@ async def subscribe(site: Site, identities: Path) -> Peer:
 async def source(site: Site, identities: Path) -> Peer:
     """A sender that has our source pool's certificate, to misbehave with."""
     peer = await dial(site, identities, "prfaas-pool")
-    peer.channel.send(PoolHello(pool="prfaas-pool", epoch="e"))
+    link = secrets.token_hex(8)
+    peer.channel.send(PoolHello(pool="prfaas-pool", epoch="e", link=link))
+    await until(lambda: bool(peer.of(Resumed)))
+    tls = identity_in(identities, "prfaas-pool").dialling().data
+    _, peer.data = await asyncio.open_connection(LOOPBACK, site.port, ssl=tls)
+    peer.data.write(encode(Join(pool="prfaas-pool", link=link, number=1)))
     return peer
 
 

@@ -5,8 +5,7 @@ import pytest
 from prfaas.core.blocks import BlockKey
 from prfaas.errors import PeerError
 from prfaas.pool.assembly import UNFINISHED_BLOCKS_MAX, Assembly
-from prfaas.wire.fragments import FragmentPrefix
-from prfaas.wire.frames import BlockFrame, block_digest
+from prfaas.wire.fragments import FragmentPrefix, ReceivedBlock, block_digest
 
 LAYOUT_ID, KEY = b"L" * 32, BlockKey(0, b"h" * 32)
 DATA = bytes(range(100))
@@ -27,7 +26,7 @@ class Hand:
     def claim(self, offset: int) -> memoryview | None:
         return self.assembly.claim(prefix(offset), self)
 
-    def write(self, offset: int) -> BlockFrame | None:
+    def write(self, offset: int) -> ReceivedBlock | None:
         place = self.claim(offset)
         if place is None:
             return None
@@ -41,7 +40,7 @@ def prefix(offset: int, num_bytes: int | None = None) -> FragmentPrefix:
 
 
 def test_fragments_make_a_block_in_any_order_and_twice_is_once() -> None:
-    hand = Hand(Assembly(bytearray))
+    hand = Hand(Assembly(bytearray, 1000))
     assert [hand.write(offset) for offset in (90, 30, 60, 30)] == [None] * 4
     frame = hand.write(0)
     assert frame is not None
@@ -50,7 +49,7 @@ def test_fragments_make_a_block_in_any_order_and_twice_is_once() -> None:
 
 def test_who_brings_the_same_fragment_later_writes_it_alone() -> None:
     """The earlier connection may be dead, and nobody has noticed yet."""
-    assembly = Assembly(bytearray)
+    assembly = Assembly(bytearray, 1000)
     earlier, later = Hand(assembly), Hand(assembly)
     assert earlier.claim(0) is not None
     for offset in (30, 60, 90):
@@ -62,7 +61,7 @@ def test_who_brings_the_same_fragment_later_writes_it_alone() -> None:
 
 
 def test_what_a_lost_connection_did_not_finish_can_come_again() -> None:
-    assembly = Assembly(bytearray)
+    assembly = Assembly(bytearray, 1000)
     lost, other = Hand(assembly), Hand(assembly)
     lost.claim(0)
     assembly.release(prefix(0), lost)
@@ -73,7 +72,7 @@ def test_what_a_lost_connection_did_not_finish_can_come_again() -> None:
 
 
 def test_overlapping_fragments_are_refused_before_a_digest_is_compared() -> None:
-    assembly = Assembly(bytearray)
+    assembly = Assembly(bytearray, 1000)
     liar = Hand(assembly)
     liar.claim(1)
     for offset in (0, 30, 60):
@@ -83,7 +82,7 @@ def test_overlapping_fragments_are_refused_before_a_digest_is_compared() -> None
 
 
 def test_a_peer_can_not_start_any_number_of_blocks() -> None:
-    assembly = Assembly(bytearray)
+    assembly = Assembly(bytearray, 1000)
     hand = Hand(assembly)
     prefixes = [
         FragmentPrefix(b"t" * 16, LAYOUT_ID, BlockKey(n, b"h" * 32), DIGEST, 10, 0, 1)

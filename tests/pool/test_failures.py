@@ -5,10 +5,11 @@ import secrets
 
 import pytest
 
-from prfaas.wire.messages import HIT, MISS, ON_ITS_WAY, Abort, Commit
+from prfaas.wire.fragments import ReceivedBlock, block_digest
+from prfaas.wire.messages import HIT, MISS, ON_ITS_WAY, Abort, Arrived, Commit
 
 from .conftest import World
-from .sites import PROMPT, content, dial, offer, source, subscribe, until
+from .sites import LAYOUT, PROMPT, content, dial, offer, source, subscribe, until
 
 ABORTED = {"direction": "received", "state": "aborted"}
 
@@ -154,13 +155,17 @@ async def test_an_abort_before_the_offer_wins(world: World) -> None:
     peer.channel.close("done")
 
 
-async def test_a_commit_that_counts_more_than_came_is_an_abort(world: World) -> None:
+async def test_a_commit_that_counts_less_than_came_is_an_abort(world: World) -> None:
     pd = await world.start_pd()
     gateway = await subscribe(pd, world.identities)
     peer = await source(pd, world.identities)
     transfer = secrets.token_bytes(16)
+    data = bytearray(content(PROMPT[0]))
+    digest = block_digest(LAYOUT.layout_id, PROMPT[0], data)
     peer.channel.send(offer(world.identities, transfer))
-    peer.channel.send(Commit(transfer_id=transfer, num_blocks=3))
+    peer.bring(ReceivedBlock(transfer, LAYOUT.layout_id, PROMPT[0], digest, data))
+    await until(lambda: bool(peer.of(Arrived)))
+    peer.channel.send(Commit(transfer_id=transfer, num_blocks=0))
     await until(lambda: pd.metric("transfers_total", **ABORTED) == 1)
     peer.channel.close("done")
     gateway.channel.close("done")

@@ -14,7 +14,7 @@ import pytest
 
 from prfaas.core.blocks import BlockKey
 from prfaas.pool import engine_port, link_port, listener
-from prfaas.wire.frames import BlockFrame, block_digest
+from prfaas.wire.fragments import ReceivedBlock, block_digest
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.messages import (
     Abort,
@@ -54,17 +54,17 @@ KEY = PROMPT[0]
 TRANSFER = secrets.token_bytes(16)
 
 
-def a_block(key: BlockKey = KEY, data: bytes | None = None) -> BlockFrame:
+def a_block(key: BlockKey = KEY, data: bytes | None = None) -> ReceivedBlock:
     good = content(key)
     digest = block_digest(LAYOUT.layout_id, key, good)
-    return BlockFrame(TRANSFER, LAYOUT.layout_id, key, digest, bytearray(data or good))
+    return ReceivedBlock(TRANSFER, LAYOUT.layout_id, key, digest, bytearray(data or good))
 
 
 async def still_serves(pd: Site, world: World) -> None:
     """A well-behaved source can still bring a block."""
     peer = await source(pd, world.identities)
     peer.channel.send(offer(world.identities, TRANSFER))
-    peer.channel.send_block(a_block())
+    peer.bring(a_block())
     peer.channel.send(Commit(transfer_id=TRANSFER, num_blocks=1))
     await until(lambda: KEY in pd.held())
     peer.channel.close("done")
@@ -143,11 +143,11 @@ async def test_a_name_that_is_not_on_the_list_is_counted_and_refused(world: Worl
 
 
 ROLES: list[tuple[str, Message]] = [
-    ("gateway", PoolHello(pool="prfaas-pool", epoch="e")),
+    ("gateway", PoolHello(pool="prfaas-pool", epoch="e", link="l")),
     ("gateway", Offer(transfer_id=TRANSFER)),
     ("gateway", Commit(transfer_id=TRANSFER, num_blocks=0)),
     ("prfaas-pool", Subscribe(gateway="gateway")),
-    ("prfaas-pool", PoolHello(pool="gateway", epoch="e")),
+    ("prfaas-pool", PoolHello(pool="gateway", epoch="e", link="l")),
     ("prfaas-pool", Push(transfer_id=TRANSFER, peer="pd-pool")),
     ("gateway", Load(job=1, keys=[], rows=[])),
 ]
@@ -191,37 +191,27 @@ async def offering(pd: Site, world: World) -> Peer:
 async def test_a_damaged_block_closes_the_link_and_is_not_stored(world: World, damage: str) -> None:
     pd = await world.start_pd()
     peer = await offering(pd, world)
-    peer.channel.send_block(a_block(PROMPT[1]))
+    peer.bring(a_block(PROMPT[1]))
     good = content(KEY)
     block = {
         "flipped": a_block(data=bytes([good[0] ^ 1]) + good[1:]),
-        "renamed": BlockFrame(
+        "renamed": ReceivedBlock(
             TRANSFER, LAYOUT.layout_id, PROMPT[2], a_block().digest, bytearray(good)
         ),
         "cut": a_block(data=good[:-1]),
     }[damage]
-    peer.channel.send_block(block)
+    peer.bring(block)
     await until(lambda: bool(peer.closed))
     assert pd.held() == {PROMPT[1]}
     assert pd.metric("pool_blocks_dropped_total", reason="digest") == 1
     assert pd.metric("transfers_total", direction="received", state="aborted") == 1
 
 
-async def test_blocks_nobody_announced_are_dropped_and_the_sender_is_told(world: World) -> None:
-    pd = await world.start_pd()
-    peer = await source(pd, world.identities)
-    peer.channel.send_block(a_block())
-    await until(lambda: bool(peer.of(Abort)))
-    assert pd.held() == set()
-    assert pd.metric("pool_blocks_dropped_total", reason="late") == 1
-    peer.channel.close("done")
-
-
 async def test_a_transfer_that_is_resumed_many_times_over_is_answered_once(world: World) -> None:
     pd = await world.start_pd()
     pd.node.inbound.aborted(TRANSFER, "client left")
     peer = await dial(pd, world.identities, "prfaas-pool")
-    peer.channel.send(PoolHello(pool="prfaas-pool", epoch="e", resumes=[TRANSFER] * 1000))
+    peer.channel.send(PoolHello(pool="prfaas-pool", epoch="e", link="l", resumes=[TRANSFER] * 1000))
     await until(lambda: bool(peer.of(Resumed)))
     assert len(peer.of(Abort)) == 1
     peer.channel.close("done")

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from prfaas.errors import PeerError, TransferError
 from prfaas.pool import probes
 from prfaas.pool.probes import ProbeServer, probe
 from prfaas.wire.identity import identity_in
-from prfaas.wire.messages import Offer, encode
+from prfaas.wire.messages import Goodbye, Offer, encode
 
 from .conftest import World
 from .sites import LOOPBACK, PROMPT, Site, until
@@ -117,6 +118,25 @@ async def test_a_server_without_a_pool_node_takes_tests_and_nothing_else(identit
             writer.write(encode(Offer(transfer_id=b"t" * 16)))
             answer = await reader.read()
             writer.transport.abort()
-        assert answer == b""
+        assert answer in (b"", encode(Goodbye(reason="you are not on the list here")))
     assert (await measured(server.port, identities)).goodput_bits_per_s > 0
     await server.close()
+
+
+async def test_callers_that_say_nothing_keep_no_pool_from_testing(world: World) -> None:
+    """Of strangers the one that waits longest has to go; it is counted."""
+    pd = await world.start_pd()
+    context = identity_in(world.identities, "stranger").dialling().probe
+    silent = []
+    for _ in range(probes.PROBES_MAX + 3):
+        connection = await asyncio.to_thread(socket.create_connection, (LOOPBACK, pd.port))
+        into, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        with contextlib.suppress(ssl.SSLWantReadError):
+            context.wrap_bio(into, out).do_handshake()
+        connection.sendall(out.read())
+        silent.append(connection)
+    await until(lambda: pd.metric("connections_refused_total", port="link") >= 3)
+    assert (await measured(pd.port, world.identities)).goodput_bits_per_s > 0
+    for connection in silent:
+        connection.close()
+    await still_serves(world, pd)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prfaas.core.blocks import BlockKey
-from prfaas.wire.frames import BlockFrame, block_digest
+from prfaas.wire.fragments import ReceivedBlock, block_digest
 from prfaas.wire.messages import (
     HIT,
     MISS,
@@ -237,11 +237,11 @@ async def test_a_thousand_blocks_come_with_one_pull(world: World) -> None:
     prfaas, pd, _, _, gateway = await filled(world)
     keys = [BlockKey(0, secrets.token_bytes(32)) for _ in range(1000)]
     for key in keys:
-        data = bytearray(key.block_hash)
+        data = bytearray(key.block_hash * 4)
         assert prfaas.node.store.put(
             LAYOUT.layout_id, key, data, block_digest(LAYOUT.layout_id, key, data)
         )
-    pull = a_pull(world, keys, bytes_max=32_000)
+    pull = a_pull(world, keys, bytes_max=128_000)
     gateway.channel.send(pull)
     event = await ended(gateway, pull)
     assert (event.state, event.num_blocks) == ("committed", 1000)
@@ -269,7 +269,7 @@ async def test_what_was_not_asked_for_is_not_taken(world: World) -> None:
     data = bytearray(content(PROMPT[5]))
     digest = block_digest(LAYOUT.layout_id, PROMPT[5], data)
     peer.channel.send(offer(world.identities, pull.transfer_id))
-    peer.channel.send_block(BlockFrame(pull.transfer_id, LAYOUT.layout_id, PROMPT[5], digest, data))
+    peer.bring(ReceivedBlock(pull.transfer_id, LAYOUT.layout_id, PROMPT[5], digest, data))
     event = await ended(gateway, pull)
     assert (event.state, event.reason) == ("refused", "foreign")
     assert pd.held() == set()
@@ -284,6 +284,22 @@ async def test_a_source_that_says_nothing_is_waited_for_until_its_link_ends(worl
     event = await ended(gateway, pull)
     assert (event.state, event.reason) == ("aborted", "link_lost")
     gateway.channel.close("done")
+
+
+async def test_a_pull_that_was_given_up_before_it_came_is_not_begun(world: World) -> None:
+    pd = await world.start_pd()
+    peer, gateway = await source(pd, world.identities), await subscribe(pd, world.identities)
+    pull = a_pull(world, PROMPT[:2])
+    gateway.channel.send(Abort(transfer_id=pull.transfer_id, reason="client left"))
+    gateway.channel.send(pull)
+    await until(lambda: bool(gateway.of(Refused)))
+    [told] = gateway.of(Refused)
+    assert isinstance(told, Refused)
+    assert told.reason == "client left"
+    assert pd.node.inbound.num_open == 0
+    assert peer.of(Pull) == []
+    for channel in (peer.channel, gateway.channel):
+        channel.close("done")
 
 
 async def test_missing_blocks_nobody_asked_for_are_not_counted(world: World) -> None:

@@ -22,7 +22,7 @@ from prfaas.pool.segments import (
     SegmentFiles,
     record_bytes,
 )
-from prfaas.wire.frames import block_digest
+from prfaas.wire.fragments import block_digest
 
 LAYOUT_ID = b"L" * 32
 SIZES = [1, 100, ALIGN_BYTES - HEADER_BYTES, ALIGN_BYTES, 3 * ALIGN_BYTES + 7]

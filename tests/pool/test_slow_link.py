@@ -3,7 +3,7 @@
 import pytest
 
 from prfaas.core.blocks import BlockKey
-from prfaas.wire.frames import block_digest
+from prfaas.wire.fragments import block_digest
 from prfaas.wire.messages import Abort
 
 from .conftest import World

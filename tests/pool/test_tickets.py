@@ -11,7 +11,7 @@ import pytest
 from prfaas.core.blocks import BlockKey
 from prfaas.core.tickets import CLOCK_SKEW_NS, LIFETIME_MAX_NS
 from prfaas.pool.early import EARLY_NS
-from prfaas.wire.frames import BlockFrame, block_digest
+from prfaas.wire.fragments import ReceivedBlock, block_digest
 from prfaas.wire.identity import make_authority, make_identity
 from prfaas.wire.messages import (
     Abort,
@@ -156,16 +156,16 @@ async def test_a_transfer_ends_with_its_ticket(world: World) -> None:
 # --- the destination, offered blocks by a source that has the right certificate ---
 
 
-def a_block(transfer: bytes, key: BlockKey, layout_id: bytes = LAYOUT.layout_id) -> BlockFrame:
+def a_block(transfer: bytes, key: BlockKey, layout_id: bytes = LAYOUT.layout_id) -> ReceivedBlock:
     data = bytearray(content(key))
-    return BlockFrame(transfer, layout_id, key, block_digest(layout_id, key, data), data)
+    return ReceivedBlock(transfer, layout_id, key, block_digest(layout_id, key, data), data)
 
 
 async def bring(pd: Site, world: World, peer: Peer) -> None:
     """An honest transfer over the same connection."""
     transfer = secrets.token_bytes(16)
     peer.channel.send(offer(world.identities, transfer))
-    peer.channel.send_block(a_block(transfer, PROMPT[7]))
+    peer.bring(a_block(transfer, PROMPT[7]))
     peer.channel.send(Commit(transfer_id=transfer, num_blocks=1))
     await until(lambda: any(m.transfer_id == transfer for m in committed(peer)))
     assert PROMPT[7] in pd.held()
@@ -190,7 +190,7 @@ async def test_a_destination_takes_nothing_for_a_bad_ticket(
     transfer = secrets.token_bytes(16)
     sealed, reason = bad_tickets(world, transfer, tmp_path)[kind]
     peer.channel.send(Offer(transfer_id=transfer, ticket=sealed))
-    peer.channel.send_block(a_block(transfer, PROMPT[0]))
+    peer.bring(a_block(transfer, PROMPT[0]))
     peer.channel.send(Commit(transfer_id=transfer, num_blocks=1))
     await until(lambda: bool(peer.of(Abort)))
     assert refusals(peer) == [reason]
@@ -225,7 +225,7 @@ async def test_a_replayed_ticket_is_refused(world: World) -> None:
     peer.channel.send(Commit(transfer_id=transfer, num_blocks=0))
     await until(lambda: bool(peer.of(Committed)))
     peer.channel.send(again)
-    peer.channel.send_block(a_block(transfer, PROMPT[0]))
+    peer.bring(a_block(transfer, PROMPT[0]))
     await until(lambda: bool(peer.of(Abort)))
     assert refusals(peer) == ["replayed"]
     assert pd.held() == set()
@@ -239,7 +239,7 @@ async def test_more_bytes_than_the_ticket_allows_end_the_transfer(world: World) 
     allowed = 2 * len(content(PROMPT[0]))
     peer.channel.send(offer(world.identities, transfer, bytes_max=allowed))
     for key in PROMPT[:4]:
-        peer.channel.send_block(a_block(transfer, key))
+        peer.bring(a_block(transfer, key))
     await until(lambda: bool(peer.of(Abort)))
     assert pd.held() == set(PROMPT[:2])
     assert pd.metric("tickets_refused_total", end="destination", reason="oversized") == 1
@@ -252,7 +252,7 @@ async def test_a_block_of_another_layout_ends_the_transfer(world: World) -> None
     peer = await source(pd, world.identities)
     transfer = secrets.token_bytes(16)
     peer.channel.send(offer(world.identities, transfer))
-    peer.channel.send_block(a_block(transfer, PROMPT[0], b"M" * 32))
+    peer.bring(a_block(transfer, PROMPT[0], b"M" * 32))
     await until(lambda: bool(peer.of(Abort)))
     assert pd.held() == set()
     assert pd.metric("tickets_refused_total", end="destination", reason="layout") == 1
@@ -278,7 +278,7 @@ async def test_no_more_is_promised_than_there_is_room_for(world: World) -> None:
         if end == "commit":
             peer.channel.send(Commit(transfer_id=first, num_blocks=0))
         elif end == "over":
-            peer.channel.send_block(a_block(first, PROMPT[0]))
+            peer.bring(a_block(first, PROMPT[0]))
         else:
             teller = gateway if end == "gateway" else peer
             teller.channel.send(Abort(transfer_id=first, reason="enough"))

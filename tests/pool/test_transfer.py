@@ -145,3 +145,33 @@ async def test_a_hand_over_ends_with_the_engine_that_stores(world: World) -> Non
     await asyncio.to_thread(prefill.close)
     while await decode.look_up(PROMPT[1:2], transfer, source="pd-pool") != [MISS]:
         pass
+
+
+async def test_what_arrived_is_not_the_first_to_go_until_somebody_loaded_it(world: World) -> None:
+    """Blocks of a prompt that decode waits for outlive prefixes that were used after them."""
+    size = sum(len(content(key)) for key in PROMPT)
+    _, pd, prefill, decode = await world.two_sites(memory_bytes=2 * size)
+    transfer = prefill.push(bytes_max=size)
+    assert await prefill.store(PROMPT, transfer)
+    prefill.push_done(transfer)
+    await until(lambda: pd.metric("transfers_total", direction="received", state="committed") == 1)
+    assert pd.metric("pool_leased_blocks") == len(PROMPT)
+    others = [BlockKey(0, bytes([100 + n]) * 32) for n in range(20)]
+    assert await decode.store(others)
+    assert set(PROMPT) <= pd.held()
+    assert await decode.load(PROMPT) == [True] * len(PROMPT)
+    assert pd.metric("pool_leased_blocks") == 0
+    assert await decode.store([BlockKey(0, bytes([150 + n]) * 32) for n in range(20)])
+    assert not set(PROMPT) & pd.held()
+
+
+async def test_a_lease_ends_with_a_transfer_that_is_given_up(world: World) -> None:
+    _, pd, prefill, _ = await world.two_sites()
+    transfer = prefill.push()
+    assert await prefill.store(PROMPT[:3], transfer)
+    await until(lambda: pd.metric("pool_leased_blocks") == 3)
+    pd.node.inbound.aborted(transfer, "client left")
+    assert pd.metric("pool_leased_blocks") == 0
+    assert pd.held() == set(PROMPT[:3])
+    pd.node.store.lease((LAYOUT.layout_id, PROMPT[0]), pd.node._clock_ns() + 10**8)
+    await until(lambda: pd.metric("pool_leased_blocks") == 0)

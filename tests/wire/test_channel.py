@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from prfaas.core.blocks import BlockKey
 from prfaas.errors import PeerError
 from prfaas.wire import channel as module
 from prfaas.wire import liveness
 from prfaas.wire.channel import WRITE_BUFFER_BYTES, Channel
-from prfaas.wire.frames import BlockFrame, ControlFrame, Frame, block_digest
+from prfaas.wire.frames import Frame, FrameDecoder
 from prfaas.wire.liveness import keep_alive
-from prfaas.wire.messages import Ping, Stored, Subscribe, decode, encode
+from prfaas.wire.messages import Goodbye, Ping, Stored, Subscribe, decode, encode
 
 from .conftest import until
 
@@ -57,26 +56,15 @@ async def pair() -> AsyncIterator[Pair]:
     far.close()
 
 
-async def test_messages_and_blocks_arrive_in_order(pair: Pair) -> None:
-    data = bytes(range(256)) * 100
-    key = BlockKey(3, b"h" * 32)
-    digest = block_digest(b"L" * 32, key, data)
-    block = BlockFrame(b"t" * 16, b"L" * 32, key, digest, memoryview(data))
+async def test_messages_arrive_in_order(pair: Pair) -> None:
     closed = asyncio.Event()
     _, sender = await asyncio.get_running_loop().connect_accepted_socket(
         lambda: Channel(lambda *_: None, lambda *_: closed.set()), pair.far.dup()
     )
     sender.send(Subscribe(gateway="g"))
-    sender.send_block(block)
     sender.send(Ping())
-    await until(lambda: len(pair.frames) == 3)
-    first, second, third = pair.frames
-    assert isinstance(first, ControlFrame)
-    assert decode(first.payload) == Subscribe(gateway="g")
-    assert isinstance(second, BlockFrame)
-    assert second == block
-    assert second.is_intact
-    assert third == ControlFrame(encode(Ping())[12:])
+    await until(lambda: len(pair.frames) == 2)
+    assert [decode(frame.payload) for frame in pair.frames] == [Subscribe(gateway="g"), Ping()]
     sender.close("done")
     await closed.wait()
 
@@ -86,7 +74,17 @@ async def test_garbage_closes_the_channel_with_the_reason(pair: Pair) -> None:
     await until(lambda: bool(pair.closed))
     assert "not a prfaas peer" in pair.closed[0]
     assert pair.frames == []
+    (told,) = FrameDecoder().feed(await pair.hear(1 << 16))
+    assert decode(told.payload) == Goodbye(reason="you are not on the list here")
     assert await pair.hear(1) == b""
+
+
+async def test_a_peer_that_was_let_in_is_told_what_it_did(pair: Pair) -> None:
+    pair.channel.peer = "pool"
+    pair.channel.distrust("x" * 9999)
+    (told,) = FrameDecoder().feed(await pair.hear(1 << 16))
+    assert decode(told.payload) == Goodbye(reason="x" * 512)
+    assert pair.channel.broke_protocol
 
 
 async def test_a_frame_that_is_refused_is_the_last_one(pair: Pair) -> None:
@@ -108,27 +106,26 @@ async def test_a_peer_that_leaves_is_told_once(pair: Pair) -> None:
     pair.channel.close("too late")
 
 
+LARGE = Stored(seq=0, layout_id=b"L" * 32, keys=[(0, b"h" * 32)] * 20_000)
+
+
 async def test_a_sender_waits_for_a_slow_reader_and_goes_on(pair: Pair) -> None:
-    data = bytearray(WRITE_BUFFER_BYTES)
-    block = BlockFrame(b"t" * 16, b"L" * 32, BlockKey(0, b"h" * 32), b"d" * 32, data)
     sent = 0
     while pair.channel.backlog_bytes <= WRITE_BUFFER_BYTES:
-        pair.channel.send_block(block)
+        pair.channel.send(LARGE)
         sent += 1
     waiting = asyncio.create_task(pair.channel.drained())
     await asyncio.sleep(0)
     assert not waiting.done()
-    assert sent < 10
+    assert sent < 20
     while not waiting.done():
         assert await pair.hear(1 << 20)
     await waiting
 
 
 async def test_a_sender_that_waits_is_let_go_when_the_connection_ends(pair: Pair) -> None:
-    block = BlockFrame(
-        b"t" * 16, b"L" * 32, BlockKey(0, b"h" * 32), b"d" * 32, bytearray(8 * WRITE_BUFFER_BYTES)
-    )
-    pair.channel.send_block(block)
+    while pair.channel.backlog_bytes <= WRITE_BUFFER_BYTES:
+        pair.channel.send(LARGE)
     waiting = asyncio.create_task(pair.channel.drained())
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -140,7 +137,7 @@ async def test_a_sender_that_waits_is_let_go_when_the_connection_ends(pair: Pair
 async def test_a_peer_that_asks_on_and_reads_nothing_is_left(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "UNREAD_BYTES_MAX", 4 * WRITE_BUFFER_BYTES)
+    monkeypatch.setattr(module, "UNREAD_BYTES_MAX", 4 << 20)
     answer = Stored(seq=0, layout_id=b"L" * 32, keys=[(0, b"h" * 32)] * 4096)
     pair.channel._on_frame = lambda channel, _: channel.send(answer)
     with contextlib.suppress(OSError):

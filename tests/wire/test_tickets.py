@@ -24,7 +24,9 @@ from prfaas.wire.tickets import TicketOpener, TicketSigner
 NOW = time.time_ns() + 3600 * 10**9
 """After the identities of the tests are made, however long the tests before take."""
 DAY_NS = 86400 * 10**9
-TICKET = Ticket(b"t" * 16, "ab" * 8, bytes(range(32)), "prfaas-pool", "pd-pool", 12345, NOW)
+TICKET = Ticket(
+    b"t" * 16, "ab" * 8, bytes(range(32)), "prfaas-pool", "pd-pool", 12345, NOW, 2.5, 10**9
+)
 GATEWAYS = frozenset({"gateway"})
 
 
@@ -164,6 +166,7 @@ def test_garbage_is_malformed(opener: TicketOpener, data: bytes) -> None:
     assert refusal(opener, data) is Refusal.MALFORMED
 
 
+@pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
 @given(place=st.integers(0, 10_000), byte=st.integers(1, 255))
 def test_a_damaged_ticket_is_refused_or_the_same(
     opener: TicketOpener, sealed: bytes, place: int, byte: int

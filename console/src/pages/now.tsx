@@ -1,7 +1,7 @@
 // What happens at this moment.
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { get, type Sample, type State } from "../api";
+import { carried, get, type Sample, type State } from "../api";
 import { Chart, type Line } from "../chart";
 import { clock, count, duration, percent, rate, size } from "../format";
 import { RequestTable } from "../parts/request_table";
@@ -115,7 +115,7 @@ function Charts({ samples }: { samples: Sample[] }) {
   const names = Object.keys(samples.at(-1)?.links ?? {});
   const x = useMemo(() => samples.map((s) => s.at_unix_s), [samples]);
   const goodput = useMemo(
-    () => names.map((n) => samples.map((s) => s.links[n]?.goodput_bits_per_s ?? null)),
+    () => names.map((n) => samples.map((s) => carried(s.links[n]))),
     [samples],
   );
   const flow = useMemo(() => [samples.map((s) => s.num_in_flight)], [samples]);

@@ -1,9 +1,10 @@
 // The last hour, or a simulation's series, on a time line that can be scrubbed.
 
 import { useMemo, useState } from "preact/hooks";
-import { get, type Sample } from "../api";
+import { carried, get, type Sample } from "../api";
 import { Chart, type Line } from "../chart";
 import { clock, count, rate, size } from "../format";
+import { Slider } from "../parts/slider";
 
 /** Named columns over time, wherever they came from. */
 interface Recording {
@@ -89,19 +90,15 @@ function Scrubbed({ recording, place, setPlace }: ScrubbedProps) {
   return (
     <>
       <h3>{recording.title}</h3>
-      <label class="slider">
-        <span>time</span>
-        <output>{label}</output>
-        <input
-          type="range"
-          min={0}
-          max={recording.at.length - 1}
-          step={1}
-          value={place}
-          aria-valuetext={label}
-          onInput={(event) => setPlace(Number(event.currentTarget.value))}
-        />
-      </label>
+      <Slider
+        label="time"
+        value={place}
+        low={0}
+        high={recording.at.length - 1}
+        step={1}
+        format={() => label}
+        onChange={setPlace}
+      />
       <dl class="figures">
         {recording.groups.flatMap((group) =>
           group.lines.map((line, index) => (
@@ -162,7 +159,7 @@ function fromSamples(samples: Sample[]): Recording {
       {
         title: "goodput",
         lines: links.map(line),
-        columns: ofLinks((l) => l.goodput_bits_per_s),
+        columns: ofLinks((l) => carried(l) ?? 0),
         format: rate,
       },
       {

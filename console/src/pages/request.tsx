@@ -54,23 +54,23 @@ interface Span {
 export function spans(r: RequestRecord): Span[] {
   const end = r.e2e_ms ?? Math.max(r.ttft_ms ?? 0, r.prefill_ms ?? 0);
   const found: Span[] = [];
+  const add = (name: string, from: number, to: number, kind: string) =>
+    found.push({ name, from, to, kind });
+  const begun = r.decided_ms ?? 0;
+  if (r.decided_ms != null) add("tokens and decision", 0, begun, "decide");
   if (r.path === "remote" && r.prefill_ms != null) {
-    found.push({ name: `prefill, ${r.prefill_engine ?? "remote"}`, from: 0, to: r.prefill_ms, kind: "prefill" });
-    if (r.transfer_ms != null) {
-      // Blocks leave while chunks are computed; the transfer opens with the prefill leg.
-      const name = `transfer, ${size(r.kv_bytes)}`;
-      found.push({ name, from: 0, to: r.transfer_ms, kind: "transfer" });
-    }
-    const ready = Math.max(r.prefill_ms, r.transfer_ms ?? 0);
-    if (r.ttft_ms != null && r.ttft_ms > ready)
-      found.push({ name: "admission to decode", from: ready, to: r.ttft_ms, kind: "queue" });
+    add(`prefill, ${r.prefill_engine ?? "remote"}`, begun, begun + r.prefill_ms, "prefill");
+    // Blocks leave while chunks are computed; the transfer opens with the prefill leg.
+    if (r.transfer_ms != null)
+      add(`transfer, ${size(r.kv_bytes)}`, begun, begun + r.transfer_ms, "transfer");
+    const ready = begun + Math.max(r.prefill_ms, r.transfer_ms ?? 0);
+    if (r.ttft_ms != null && r.ttft_ms > ready) add("first token", ready, r.ttft_ms, "queue");
   } else if (r.ttft_ms != null) {
-    found.push({ name: `queue and prefill, ${r.decode_engine ?? "local"}`, from: 0, to: r.ttft_ms, kind: "prefill" });
+    add(`queue and prefill, ${r.decode_engine ?? "local"}`, begun, r.ttft_ms, "prefill");
   }
   // An answer that is not streamed has no first token of its own.
-  const begun = r.ttft_ms ?? Math.max(...found.map((span) => span.to), 0);
-  if (end > begun)
-    found.push({ name: `decode, ${r.decode_engine ?? ""}`, from: begun, to: end, kind: "decode" });
+  const answering = r.ttft_ms ?? Math.max(...found.map((span) => span.to), 0);
+  if (end > answering) add(`decode, ${r.decode_engine ?? ""}`, answering, end, "decode");
   return found;
 }
 

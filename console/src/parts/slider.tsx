@@ -1,5 +1,7 @@
 // A labelled slider, linear or logarithmic.
 
+import { useId } from "preact/hooks";
+
 interface Props {
   label: string;
   value: number;
@@ -18,11 +20,13 @@ export function Slider({ label, value, low, high, step, log, format, onChange }:
   const place = log ? (Math.log(value / low) / Math.log(high / low)) * NOTCHES : value;
   const moved = (text: string) =>
     onChange(log ? low * (high / low) ** (Number(text) / NOTCHES) : Number(text));
+  const id = useId();
   return (
-    <label class="slider">
-      <span>{label}</span>
-      <output>{format(value)}</output>
+    <div class="slider">
+      <label for={id}>{label}</label>
+      <output for={id}>{format(value)}</output>
       <input
+        id={id}
         type="range"
         min={log ? 0 : low}
         max={log ? NOTCHES : high}
@@ -31,6 +35,6 @@ export function Slider({ label, value, low, high, step, log, format, onChange }:
         aria-valuetext={format(value)}
         onInput={(event) => moved(event.currentTarget.value)}
       />
-    </label>
+    </div>
   );
 }

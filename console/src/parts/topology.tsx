@@ -1,7 +1,7 @@
 // Clusters, their engines and pools, and the links between them.
 
 import type { ClusterState, EngineState, LinkSample, PoolState, State } from "../api";
-import { count, duration, rate, size } from "../format";
+import { count, duration, percent, rate, size } from "../format";
 
 export function Topology({ state }: { state: State }) {
   const away = state.clusters.filter((cluster) => cluster.role === "prfaas");
@@ -53,16 +53,29 @@ function Cluster({ cluster }: { cluster: ClusterState }) {
 
 function Engine({ engine }: { engine: EngineState }) {
   const trouble = troubleOf(engine);
-  const what = trouble || `${engine.num_in_flight} in flight`;
+  const what = [
+    trouble || `${engine.num_in_flight} in flight from this gateway`,
+    `${count(engine.num_running)} running, ${count(engine.num_waiting)} waiting`,
+    `KV cache ${percent(engine.kv_use)} full`,
+  ].join("; ");
   return (
     <li class={trouble ? "engine down" : "engine"} title={`${engine.name}: ${what}`}>
-      <span class="name">{engine.name}</span>
-      <span class="busy" aria-hidden="true">
-        <i style={{ width: `${Math.min(engine.num_in_flight, 16) * 6.25}%` }} />
+      <span class="name">
+        {engine.name}
+        {engine.role !== "both" && <small> {engine.role}</small>}
       </span>
-      <span class="figure">{trouble || engine.num_in_flight}</span>
+      <span class="busy" title={`KV cache ${percent(engine.kv_use)} full`}>
+        <i style={{ width: `${(engine.kv_use ?? 0) * 100}%` }} />
+      </span>
+      <span class="figure">{trouble || load(engine)}</span>
     </li>
   );
+}
+
+/** Running, and how many wait behind them. */
+function load(engine: EngineState): string {
+  const running = engine.num_running ?? engine.num_in_flight;
+  return engine.num_waiting ? `${running} + ${engine.num_waiting}` : `${running}`;
 }
 
 function troubleOf(engine: EngineState): string {

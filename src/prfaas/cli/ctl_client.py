@@ -26,13 +26,15 @@ class Client:
     Attributes:
         url: Its base URL.
         key: The operator's key; "" sends none.
+        root: Where its pages lie.
     """
 
     url: str
     key: str = ""
+    root: str = "control"
 
     def get(self, *parts: str, **query: int) -> dict[str, Any]:
-        """Ask for a page of `/control`.
+        """Ask for a page.
 
         Args:
             parts: Of its path, unquoted.
@@ -56,7 +58,7 @@ class Client:
         self, method: str, parts: tuple[str, ...], query: str, body: dict[str, object] | None
     ) -> dict[str, Any]:
         path = "/".join(quote(part, safe="") for part in parts)
-        url = f"{self.url.rstrip('/')}/control/{path}" + (f"?{query}" if query else "")
+        url = f"{self.url.rstrip('/')}/{self.root}/{path}" + (f"?{query}" if query else "")
         status, text = asyncio.run(self._exchange(method, url, body))
         try:
             answer = json.loads(text)

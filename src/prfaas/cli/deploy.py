@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from prfaas.cli.parts import run_until_stopped
+from prfaas.cli.parts import logs_of_parts, run_until_stopped
 from prfaas.cli.processes import Part, Supervisor
 from prfaas.cli.progress import StartProgress
 from prfaas.cli.topology import (
@@ -27,6 +27,7 @@ from prfaas.cli.topology import (
 )
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
+from prfaas.config.tenants import open_door
 from prfaas.errors import ConfigError
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
@@ -61,6 +62,7 @@ def check(file: Path, overlay: Path | None) -> None:
         )
     for problem in _not_here_yet(deployment):
         console.print(f"not on this machine now: {problem}")
+    _warn(deployment)
     console.print(f"{file}: ok")
 
 
@@ -78,6 +80,7 @@ def _not_here_yet(deployment: Deployment) -> Iterator[str]:
 @click.argument("file", type=click.Path(path_type=Path))
 @OVERLAY
 @click.option("--restart", is_flag=True, help="Start a part that ends anew, and say so.")
+@logs_of_parts
 def up(file: Path, overlay: Path | None, restart: bool) -> None:
     """Run the deployment in FILE until stopped, in the foreground.
 
@@ -87,6 +90,7 @@ def up(file: Path, overlay: Path | None, restart: bool) -> None:
     \b
     Examples:
       prfaas up examples/laptop.toml
+      prfaas up examples/laptop.toml --log-format json
       prfaas plan plan.toml --emit > settings.toml
       prfaas up two-sites.toml --with settings.toml
     """
@@ -223,6 +227,18 @@ async def prepare_model(deployment: Deployment) -> None:
         raise ConfigError(f"the checkpoint could not be made: {lines[-1:]}")
 
 
+def _warn(deployment: Deployment) -> None:
+    """Say who gets in without a key, if somebody does."""
+    gateway = deployment.gateway
+    warning = open_door(
+        gateway.listen,
+        tenants=bool(deployment.tenants),
+        operator_keys=bool(gateway.operator_keys),
+    )
+    if warning is not None:
+        console.print(f"warning: {warning}", soft_wrap=True, markup=False)
+
+
 def _announce(topology: Topology) -> None:
     url, model = topology.gateway_url, topology.deployment.model.name
     console.print(f"\nready at {url}/v1   (model {model})\n")
@@ -234,6 +250,7 @@ def _announce(topology: Topology) -> None:
         soft_wrap=True,
         markup=False,
     )
+    _warn(topology.deployment)
     console.print(f"logs in {topology.deployment.state / 'logs'}; Ctrl-C stops everything")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from prfaas.cli.parts import PeerType, run_until_stopped, set_up_logging
+from prfaas.cli.parts import PeerType, logs, run_until_stopped
 from prfaas.errors import ConfigError
 from prfaas.units import parse_size
 
@@ -107,6 +107,7 @@ def engine() -> None:
     multiple=True,
     help="Where an instance publishes vLLM's KV events over ZMQ, and replays them.",
 )
+@logs
 def timing(
     *,
     engines: tuple[tuple[str, tuple[str, int]], ...],
@@ -137,7 +138,6 @@ def timing(
     """
     from prfaas.engines.timing.host import Host, HostSettings
 
-    set_up_logging()
     for name, _ in kv_events:
         if name not in dict(engines):
             raise ConfigError(f"there is no --engine {name} that could publish KV events")

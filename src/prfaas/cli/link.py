@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from prfaas.cli.parts import AddressType, run_until_stopped, set_up_logging
+from prfaas.cli.parts import AddressType, logs, run_until_stopped
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
 from prfaas.units import parse_rate
@@ -137,6 +137,7 @@ def test(
     required=True,
     help="Directory with ca.pem, NAME.pem and NAME.key.",
 )
+@logs
 def serve(
     *, name: str, listen: tuple[str, int], sources: tuple[str, ...], identities: Path
 ) -> None:
@@ -149,7 +150,6 @@ def serve(
     from prfaas.pool.probes import ProbeServer
     from prfaas.wire.identity import identity_in
 
-    set_up_logging()
     tls = identity_in(identities, name).accepting()
 
     async def run(stop: asyncio.Event) -> None:

@@ -28,6 +28,7 @@ COMMANDS = {
     "profile": "plan",
     "simulate": "simulate",
     "tenant": "tenant",
+    "top": "top",
     "up": "deploy",
 }
 """Where each command lives."""
@@ -64,6 +65,7 @@ def cli() -> None:
       prfaas check examples/laptop.toml  is this file right?
       prfaas link test A B --file F.toml what does the path from pool A to pool B carry?
       prfaas ctl explain REQUEST_ID      why did this request go where it went?
+      prfaas top                         what a gateway does, live
       prfaas simulate examples/sim/link-cut.toml   what if the link is cut?
     """
 

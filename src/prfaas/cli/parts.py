@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import os
 import signal
 import ssl
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from prfaas.errors import ConfigError
+from prfaas.logs import LogFormat, set_up_logging
 from prfaas.units import parse_rate, parse_size
 from prfaas.wire.identity import check_name, identity_in, make_authority, make_identity
 
@@ -26,7 +26,7 @@ CONNECTIONS_MAX = 16
 BUDGET_BITS_PER_S_MIN = 1_000_000
 POOL_DRAIN_S = 10.0
 """How long transfers under way may go on when a pool node stops."""
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+Command = TypeVar("Command", bound=Callable[..., None])
 
 
 class AddressType(click.ParamType[tuple[str, int]]):
@@ -93,9 +93,44 @@ class PeerCountType(click.ParamType[tuple[str, int]]):
         return name, int(count)
 
 
-def set_up_logging(level: int = logging.INFO) -> None:
-    """One line an event, on standard error."""
-    logging.basicConfig(level=level, format=LOG_FORMAT, stream=sys.stderr)
+LOG_FORMAT_VARIABLE = "PRFAAS_LOG_FORMAT"
+_FORMATS = click.Choice([form.value for form in LogFormat])
+
+
+def logs(command: Command) -> Command:
+    """Adds `--log-format` to a command, and sets the log up before it runs."""
+
+    def set_up(_context: click.Context, _option: click.Parameter, value: str) -> None:
+        set_up_logging(LogFormat(value))
+
+    option = click.option(
+        "--log-format",
+        type=_FORMATS,
+        default=LogFormat.TEXT.value,
+        show_default=True,
+        envvar=LOG_FORMAT_VARIABLE,
+        expose_value=False,
+        callback=set_up,
+        help="One line an event, for people or for machines.",
+    )
+    return option(command)
+
+
+def logs_of_parts(command: Command) -> Command:
+    """Adds `--log-format` to a command that starts parts: it is theirs."""
+
+    def tell(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            os.environ[LOG_FORMAT_VARIABLE] = value
+
+    option = click.option(
+        "--log-format",
+        type=_FORMATS,
+        expose_value=False,
+        callback=tell,
+        help="Of the logs of gateway, pool nodes and timing engines: text without it.",
+    )
+    return option(command)
 
 
 def run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
@@ -170,6 +205,7 @@ BUDGET_HELP = "What may be sent to a peer, such as pd-pool=1Gbps; without it, wh
     multiple=True,
     help="A gateway that may subscribe, and whose tickets count.",
 )
+@logs
 def pool(
     *,
     name: str,
@@ -201,7 +237,6 @@ def pool(
 
     if (disk is None) != (disk_limit is None):
         raise ConfigError("--disk and --disk-limit have to be given together")
-    set_up_logging()
     for peer in [*dict(budgets), *dict(connections)]:
         if peer not in dict(peers):
             raise ConfigError(f"there is no --peer {peer} for which a link could have settings")
@@ -308,6 +343,7 @@ class UrlType(click.ParamType[tuple[str, str]]):
 @click.option("--listen", type=AddressType(), help="Instead of gateway.listen in FILE.")
 @click.option("--engine", "engines", type=UrlType(), multiple=True, help="Where an engine is.")
 @click.option("--pool", "pools", type=PeerType(), multiple=True, help="Where a pool node is.")
+@logs
 def gateway(
     *,
     file: Path,
@@ -329,7 +365,6 @@ def gateway(
     from prfaas.gateway.app import serve
     from prfaas.gateway.endpoints import Endpoints
 
-    set_up_logging()
     deployment = load_deployment(file, overlay)
     if listen is not None:
         deployment = listen_on(deployment, listen)

@@ -16,6 +16,7 @@ from pydantic import (
     AfterValidator,
     Field,
     StringConstraints,
+    field_validator,
     model_validator,
 )
 
@@ -61,6 +62,9 @@ class ModelTable(Table):
     """Checkpoint directory, or a name the engine knows; the gateway needs its tokenizer."""
     generate: bool = False
     """Make the small random-weight hybrid checkpoint at `path` if nothing is there."""
+    chat_endpoint: bool = False
+    """Send every chat to the engines' chat endpoint, where vLLM parses reasoning; it is so where an
+    engine started here has `--reasoning-parser` among its `args`."""
 
 
 class GatewayTable(Table):
@@ -161,6 +165,9 @@ class LinkTable(Table):
     """Data connections; without it, as many as rate and round trip ask for."""
 
 
+POOL_BYTES_MIN = 1 << 20
+
+
 class PoolTable(Table):
     """`[clusters.CLUSTER.pools.POOL]`: a pool node."""
 
@@ -176,6 +183,20 @@ class PoolTable(Table):
     """Where it is reached, if it is started elsewhere."""
     links: dict[PartName, LinkTable] = Field(default={})
     """Settings of links to the pool nodes it pushes to."""
+
+    @field_validator("disk", mode="before")
+    @classmethod
+    def _disk_is_named(cls, value: object) -> object:
+        if value == "":
+            raise ValueError("it is empty; name a folder, or leave `disk` and `disk_limit` out")
+        return value
+
+    @field_validator("memory", "disk_limit")
+    @classmethod
+    def _holds_a_block(cls, value: int | None) -> int | None:
+        if value is not None and value < POOL_BYTES_MIN:
+            raise ValueError(f"{value} bytes hold no block; the least is {POOL_BYTES_MIN}")
+        return value
 
     @model_validator(mode="after")
     def _disk_has_a_limit(self) -> PoolTable:
@@ -375,6 +396,18 @@ class Deployment(Table):
     def _roles_fit(self) -> Deployment:
         check_roles(self.clusters.items(), reroling=self.routing.reroling)
         return self
+
+    @property
+    def needs_chat_endpoint(self) -> bool:
+        """Whether only the engines' chat endpoint gives the right answer to any chat."""
+        args = [
+            arg
+            for cluster in self.clusters.values()
+            for engine in cluster.engines.values()
+            for arg in engine.args
+        ]
+        parses = any(arg.partition("=")[0] == "--reasoning-parser" for arg in args)
+        return self.model.chat_endpoint or parses
 
     def with_role(self, role: ClusterRole) -> list[ClusterTable]:
         """All clusters of a role."""

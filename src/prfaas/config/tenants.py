@@ -55,6 +55,29 @@ def check_keys(tenants: Mapping[str, TenantTable], operator_keys: list[str]) -> 
             raise ValueError(f"{place}: {key[:15]}... is given twice; a key has one owner")
 
 
+def open_door(listen: str, *, tenants: bool, operator_keys: bool) -> str | None:
+    """What an operator should know about who may reach a gateway; None if nothing is open.
+
+    Args:
+        listen: Where it listens.
+        tenants: Whether there are any.
+        operator_keys: Whether there are any.
+    """
+    if is_loopback(listen):
+        return None
+    if not tenants:
+        return (
+            f"gateway.listen {listen} is no loopback address and there are no tenants: whoever "
+            "reaches it may use it without a key; add [tenants.NAME], see docs/tenants.md"
+        )
+    if not operator_keys:
+        return (
+            f"gateway.operator_keys is empty: /metrics and /control answer nobody on {listen}; "
+            "make a key with `prfaas tenant key`"
+        )
+    return None
+
+
 def is_loopback(listen: str) -> bool:
     """Whether an address HOST:PORT is reached from its own machine only."""
     host = listen.rpartition(":")[0].strip("[]")

@@ -26,6 +26,62 @@ class EvictionPolicy(Protocol[K]):
         ...
 
 
+class LeasedLast(EvictionPolicy[K]):
+    """What somebody waits for goes last, the rest by another policy's order.
+
+    A lease ends when its key is used, released, or its time is over. It is no pin: when all that is
+    left is leased, that goes, too.
+
+    Args:
+        rest: Orders what is not leased.
+    """
+
+    def __init__(self, rest: EvictionPolicy[K]) -> None:
+        self._rest = rest
+        self._leases: OrderedDict[K, int] = OrderedDict()
+        """When each ends, in the order in which they were given."""
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def added(self, key: K) -> None:
+        """It is not leased."""
+        self._rest.added(key)
+
+    def used(self, key: K) -> None:
+        """Who waited for it has it."""
+        if self._leases.pop(key, None) is None:
+            self._rest.used(key)
+        else:
+            self._rest.added(key)
+
+    def removed(self, key: K) -> None:
+        """Forget it."""
+        if self._leases.pop(key, None) is None:
+            self._rest.removed(key)
+
+    def order(self) -> Iterator[K]:
+        """First what nobody waits for."""
+        yield from self._rest.order()
+        yield from self._leases
+
+    def lease(self, key: K, until_ns: int) -> None:
+        """Somebody will come for it; it is there."""
+        if key not in self._leases:
+            self._rest.removed(key)
+        self._leases[key] = max(until_ns, self._leases.get(key, 0))
+
+    def release(self, key: K) -> None:
+        """Nobody comes for it any more; harmless if it is not leased."""
+        if self._leases.pop(key, None) is not None:
+            self._rest.added(key)
+
+    def expire(self, now_ns: int) -> None:
+        """End the leases whose time is over."""
+        for key in [key for key, until_ns in self._leases.items() if until_ns <= now_ns]:
+            self.release(key)
+
+
 class LeastRecentlyUsed(EvictionPolicy[K]):
     """What was not used for longest goes first."""
 

@@ -56,6 +56,11 @@ class LinkBook:
         fresh = seen is not None and now_ns - seen.observed_at_ns <= self._stale_after_ns
         return seen if fresh else None
 
+    @property
+    def last(self) -> LinkReport | None:
+        """The last report, however old."""
+        return self._report
+
     def backlog_bytes(self, now_ns: int) -> int | None:
         """Bytes promised and not sent yet; None without a fresh report."""
         seen = self.latest(now_ns)

@@ -6,7 +6,9 @@ share the link by bytes, first between tenants and then between the transfers of
 given least, in proportion to the tenant's weight, goes on. Two things go before the others'
 bulk: the first block of a transfer, because decode can not plan before, and the rest of a finished
 transfer once it is small, because decode waits for nothing else. A started block is finished first,
-so a receiver holds few unfinished ones.
+so a receiver holds few unfinished ones. A tenant that is ahead of its rate goes when nobody else
+has anything to send: the link is never idle for it, and how much it sends in all is for whoever
+signs tickets.
 
 A fragment stays in flight until the other side has said that its block arrived. When a connection
 is lost, what was in flight on it is queued again, before everything else of its transfer.
@@ -15,16 +17,36 @@ is lost, what was in flight on it is queued again, before everything else of its
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from prfaas.core.blocks import BlockName
+from prfaas.units import NS_PER_S
 
 URGENT_BYTES = 8 * 2**20
 """The rest of a finished transfer is urgent from here on."""
 URGENT_RUN_BYTES = 16 * 2**20
 """After that many urgent bytes one block of the others goes: a stream of small transfers can not
 keep a large one waiting for ever."""
+
+
+BURST_NS = 50_000_000
+"""What a tenant may catch up with: connections are not served on the nanosecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantShare:
+    """What a tenant may take of a link.
+
+    Attributes:
+        name: Its class.
+        weight: Its share against the others'.
+        bytes_per_s: Beyond it the others go first; 0 is no limit.
+    """
+
+    name: str = ""
+    weight: float = 1.0
+    bytes_per_s: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -36,7 +58,7 @@ class OutgoingBlock:
         name: Layout id and key.
         digest: Over name and bytes.
         data: Its bytes.
-        tenant: Class of the tenant whose transfer it is.
+        tenant: Whose transfer it is.
         has_arrived: The receiver said so, or nobody wants it any more.
     """
 
@@ -44,7 +66,7 @@ class OutgoingBlock:
     name: BlockName
     digest: bytes
     data: bytes | bytearray | memoryview
-    tenant: str = ""
+    tenant: TenantShare = TenantShare()
     has_arrived: bool = False
 
 
@@ -68,7 +90,7 @@ class Fragment:
 class _Lane:
     """What a transfer has to send."""
 
-    tenant: str
+    tenant: TenantShare
     waiting: deque[Fragment] = field(default_factory=deque)
     blocks: dict[BlockName, OutgoingBlock] = field(default_factory=dict)
     """Not arrived yet."""
@@ -91,19 +113,19 @@ class LinkShare:
 
     Args:
         fragment_bytes: Largest fragment; may be changed at any time.
-        weights: Of tenants' classes; others have 1.
     """
 
-    def __init__(self, fragment_bytes: int, weights: Mapping[str, int] | None = None) -> None:
+    def __init__(self, fragment_bytes: int) -> None:
         self.fragment_bytes = fragment_bytes
         self._lanes: dict[bytes, _Lane] = {}
         self._in_flight: dict[int, dict[OutgoingBlock, list[Fragment]]] = {}
         self._started: dict[bool, OutgoingBlock | None] = {True: None, False: None}
         """The block that is being sent, by whether it is urgent."""
         self._urgent_run = 0
-        self._weights = weights or {}
         self._served: dict[str, float] = {}
         """By tenant that has something to send, bytes by weight."""
+        self._due_ns: dict[str, int] = {}
+        """By tenant with a rate, when it is no longer ahead of that."""
         self.queued_bytes = 0
         """Not taken by any connection yet."""
 
@@ -152,19 +174,33 @@ class LinkShare:
         if block is not None:
             self._settle(block)
 
-    def take(self, connection: int) -> Fragment | None:
+    @property
+    def queued_by_tenant(self) -> dict[str, int]:
+        """Bytes that no connection has taken yet, by the class of their tenant."""
+        queued: dict[str, int] = {}
+        for lane in list(self._lanes.values()):
+            if lane.waiting_bytes:
+                name = lane.tenant.name
+                queued[name] = queued.get(name, 0) + lane.waiting_bytes
+        return queued
+
+    def take(self, connection: int, now_ns: int = 0) -> Fragment | None:
         """What this connection sends next; it is in flight from now on.
+
+        Args:
+            connection: Its number.
+            now_ns: Monotonic; what tenants' rates are measured by.
 
         Returns:
             None if there is nothing to send.
         """
-        while (lane := self._next_lane()) is not None:
+        while (lane := self._next_lane(now_ns)) is not None:
             fragment = self._cut(lane)
             lane.waiting_bytes -= fragment.num_bytes
             self.queued_bytes -= fragment.num_bytes
             if fragment.block.has_arrived:
                 continue
-            self._charge(lane, fragment)
+            self._charge(lane, fragment, now_ns)
             blocks = self._in_flight.setdefault(connection, {})
             blocks.setdefault(fragment.block, []).append(fragment)
             return fragment
@@ -207,20 +243,30 @@ class LinkShare:
     def _active(self) -> Iterator[_Lane]:
         return (lane for lane in self._lanes.values() if lane.waiting)
 
-    def _least_share(self, tenant: str) -> int:
-        return min((lane.share for lane in self._active() if lane.tenant == tenant), default=0)
+    def _least_share(self, tenant: TenantShare) -> int:
+        mine = (lane.share for lane in self._active() if lane.tenant.name == tenant.name)
+        return min(mine, default=0)
 
-    def _rejoin(self, tenant: str) -> None:
+    def _rejoin(self, tenant: TenantShare) -> None:
         """A tenant that sent nothing for a while has not saved anything up."""
-        active = {lane.tenant for lane in self._active()}
-        if tenant not in active:
+        active = {lane.tenant.name for lane in self._active()}
+        if tenant.name not in active:
             least = min((self._served[other] for other in active), default=0)
             self._served = {other: self._served[other] for other in active}
-            self._served[tenant] = least
+            self._served[tenant.name] = least
 
-    def _next_lane(self) -> _Lane | None:
-        urgent = [lane for lane in self._active() if lane.is_urgent]
-        others = [lane for lane in self._active() if not lane.is_urgent]
+    def _ready(self, now_ns: int) -> list[_Lane]:
+        """Who may go; those that are ahead of their rate only if there is nobody else."""
+        if self._due_ns:
+            self._due_ns = {name: at for name, at in self._due_ns.items() if at > now_ns - BURST_NS}
+        lanes = list(self._active())
+        due = [lane for lane in lanes if self._due_ns.get(lane.tenant.name, now_ns) <= now_ns]
+        return due or lanes
+
+    def _next_lane(self, now_ns: int) -> _Lane | None:
+        ready = self._ready(now_ns)
+        urgent = [lane for lane in ready if lane.is_urgent]
+        others = [lane for lane in ready if not lane.is_urgent]
         if urgent and others and self._urgent_run > URGENT_RUN_BYTES:
             urgent = []
         lanes = urgent or others
@@ -230,13 +276,18 @@ class LinkShare:
         for lane in lanes:
             if lane.waiting[0].block is started:
                 return lane
-        return min(lanes, key=lambda lane: (self._served[lane.tenant], lane.share))
+        return min(lanes, key=lambda lane: (self._served[lane.tenant.name], lane.share))
 
-    def _charge(self, lane: _Lane, fragment: Fragment) -> None:
+    def _charge(self, lane: _Lane, fragment: Fragment, now_ns: int) -> None:
         is_urgent = lane.is_urgent
         ends = fragment.offset + fragment.num_bytes == len(fragment.block.data)
         self._started[is_urgent] = None if ends else fragment.block
         self._urgent_run = self._urgent_run + fragment.num_bytes if is_urgent else 0
         lane.share += fragment.num_bytes
-        self._served[lane.tenant] += fragment.num_bytes / self._weights.get(lane.tenant, 1)
+        tenant = lane.tenant
+        self._served[tenant.name] += fragment.num_bytes / tenant.weight
+        if tenant.bytes_per_s:
+            began_ns = max(self._due_ns.get(tenant.name, 0), now_ns - BURST_NS)
+            took_ns = fragment.num_bytes * NS_PER_S // tenant.bytes_per_s
+            self._due_ns[tenant.name] = began_ns + took_ns
         lane.first_bytes = max(0, lane.first_bytes - fragment.num_bytes)

@@ -30,6 +30,8 @@ HOLD_NS = 300_000_000
 """A cut shows in the round trips after so long."""
 MEMORY_NS = 10 * NS_PER_S
 """How long the shortest round trip counts: the path may have changed."""
+RATE_BITS_PER_S_MIN = 1_000_000
+"""No ceiling is below: a path that stood still for a moment would be taken for one that is slow."""
 BOUND = 0.74
 """A link that carries this share of its ceiling is held by it."""
 
@@ -107,7 +109,7 @@ class Pacer:
         self._step = min(STEP_MAX, 2 * self._step)
 
     def _set(self, bits_per_s: float) -> None:
-        wanted = max(1, round(bits_per_s))
+        wanted = max(RATE_BITS_PER_S_MIN, round(bits_per_s))
         self.bits_per_s = min(wanted, self._budget) if self._budget else wanted
 
     def _shortest(self, now_ns: int, rtt_ns: int) -> int:

@@ -66,6 +66,9 @@ class Ticket:
         destination: Name of the pool that receives.
         bytes_max: Payload bytes of all blocks together.
         expires_at_ns: When it ends, nanoseconds of Unix time.
+        weight: The tenant's share of a link against the others'.
+        bytes_per_s: What the tenant's transfers may take of a link before they have to wait for the
+            others'; 0 is no limit.
     """
 
     transfer_id: bytes
@@ -75,6 +78,8 @@ class Ticket:
     destination: str
     bytes_max: int
     expires_at_ns: int
+    weight: float = 1.0
+    bytes_per_s: int = 0
 
 
 def check_ticket(

@@ -10,30 +10,36 @@ In the request's `kv_transfer_params`:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from prfaas.wire.frames import TRANSFER_ID_BYTES
+from prfaas.wire.messages import Count, Name, TicketBytes
+
 NS_PER_MS = 1_000_000
+
+
+TransferHex = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-fA-F]{{{2 * TRANSFER_ID_BYTES}}}$")]
 
 
 class PushOrder(msgspec.Struct, frozen=True):
     """What a prefill leg asks for."""
 
-    transfer: str
-    push_to: str
-    have_tokens: int = 0
-    final_tokens: int = 0
-    ticket: bytes = b""
+    transfer: TransferHex
+    push_to: Name
+    have_tokens: Count = 0
+    final_tokens: Count = 0
+    ticket: TicketBytes = b""
     """Base64 in JSON."""
 
 
 class WaitOrder(msgspec.Struct, frozen=True):
     """What a decode leg asks for."""
 
-    transfer: str
-    source: str
-    wait_ms: int
+    transfer: TransferHex
+    source: Name
+    wait_ms: Count
 
 
 Order = PushOrder | WaitOrder
@@ -48,13 +54,9 @@ def read_order(parameters: Mapping[str, Any] | None) -> Order | None:
     order = (parameters or {}).get("prfaas") or {}
     try:
         if "push_to" in order:
-            push = msgspec.convert(order, PushOrder)
-            bytes.fromhex(push.transfer)
-            return push
+            return msgspec.convert(order, PushOrder)
         if "source" in order:
-            wait = msgspec.convert(order, WaitOrder)
-            bytes.fromhex(wait.transfer)
-            return wait
+            return msgspec.convert(order, WaitOrder)
     except (msgspec.ValidationError, TypeError) as error:
         raise ValueError(str(error)) from None
     return None

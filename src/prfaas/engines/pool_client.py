@@ -1,8 +1,10 @@
 """An engine's connection to its pool node, for code that must never wait.
 
 vLLM calls a tier from its scheduler loop. Everything here that the tier calls returns at once: two
-threads of their own do the socket work. When the pool node is gone, everything that was asked of it
-fails at once, and the connection is tried again in the background.
+threads of their own do the socket work. When the pool node is gone, or says nothing for SILENCE_S,
+everything that was asked of it fails at once, and the connection is tried again in the background.
+The connection is shut before a failure is told: a pool node that goes on later sees that before it
+touches a row.
 """
 
 from __future__ import annotations
@@ -17,12 +19,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from prfaas.errors import PeerError
-from prfaas.wire.frames import ControlFrame, FrameDecoder
+from prfaas.wire.frames import FrameDecoder
+from prfaas.wire.liveness import SILENCE_MAX_S
 from prfaas.wire.messages import AnyMessage, EngineHello, Message, Ping, decode, encode
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
+SILENCE_S = SILENCE_MAX_S
+"""A pool node pings every second; one that says nothing for so long is taken for dead."""
 OUTBOX_MAX = 100_000
 """Messages not yet written; a pool node that far behind is treated as gone."""
 
@@ -96,12 +101,14 @@ class PoolClient:
                 log.debug("pool node at %s: %s", self._path, error)
             if self._connected.is_set():
                 self._connected.clear()
-                log.warning("the pool node at %s is gone", self._path)
+                if not self._stopped.is_set():
+                    log.warning("the pool node at %s is gone", self._path)
                 self._on_lost()
             self._stopped.wait(RETRY_S)
 
     def _converse(self) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(SILENCE_S)
         with connection:
             connection.connect(str(self._path))
             socket.send_fds(connection, [self._hello], [self._descriptor])
@@ -130,8 +137,6 @@ class PoolClient:
         decoder = FrameDecoder()
         while data := connection.recv(1 << 18):
             for frame in decoder.feed(data):
-                if not isinstance(frame, ControlFrame):
-                    raise PeerError("a pool node sends no block frames to engines")
                 message = decode(frame.payload)
                 if not self.is_connected:
                     log.info("connected to the pool node at %s", self._path)
@@ -165,4 +170,7 @@ def _write(connection: socket.socket, outbox: queue.Queue[bytes | None]) -> None
         try:
             connection.sendall(data)
         except OSError:
+            # Nothing more can be said: the reader ends, too.
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
             return

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from prfaas.config.deployment import GatewayTable
-from prfaas.config.tenants import is_loopback
+from prfaas.config.tenants import is_loopback, open_door
 from prfaas.errors import RequestError
 from prfaas.gateway.console.assets import PAGE_PATHS
 from prfaas.gateway.keys import KeyRing
@@ -45,7 +45,13 @@ class Access:
         self._operators = KeyRing((key, True) for key in table.operator_keys)
         self._is_local = is_loopback(table.listen)
         self._on_refused = on_refused
-        self._warn(table.listen)
+        warning = open_door(
+            table.listen,
+            tenants=tenants.default is None,
+            operator_keys=bool(table.operator_keys),
+        )
+        if warning is not None:
+            _log.warning(warning)
 
     @web.middleware
     async def check(
@@ -88,22 +94,6 @@ class Access:
                 "this is for operators, and gateway.operator_keys names no key",
                 status=401,
                 error_type="AuthenticationError",
-            )
-
-    def _warn(self, listen: str) -> None:
-        if self._is_local:
-            return
-        if self._tenants.default is not None:
-            _log.warning(
-                "gateway.listen %s is no loopback address and there are no tenants: whoever "
-                "reaches it may use it without a key; add [tenants.NAME], see docs/tenants.md",
-                listen,
-            )
-        elif not self._operators:
-            _log.warning(
-                "gateway.operator_keys is empty: /metrics and /control answer nobody on %s; "
-                "make a key with `prfaas tenant key`",
-                listen,
             )
 
 

@@ -1,12 +1,8 @@
-"""The HTTP edge: requests in, start and stop."""
+"""A gateway put together, started and stopped."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import re
-import time
-import uuid
 from collections.abc import Callable
 
 from aiohttp import web
@@ -14,9 +10,8 @@ from aiohttp import web
 from prfaas.config.deployment import Deployment
 from prfaas.core.places import Places
 from prfaas.core.prefix_index import PrefixIndex
-from prfaas.errors import ConfigError, PrfaasError, RequestError
-from prfaas.gateway.access import TENANT, Access
-from prfaas.gateway.answering import ClientGoneError, ClientStream
+from prfaas.errors import ConfigError
+from prfaas.gateway.access import Access
 from prfaas.gateway.console.routes import Console
 from prfaas.gateway.console.state import Parts
 from prfaas.gateway.control import Control
@@ -28,9 +23,9 @@ from prfaas.gateway.driver import Driver
 from prfaas.gateway.ending import Ending
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.engines import Engines
-from prfaas.gateway.exchange import Exchange, reply_headers
-from prfaas.gateway.failures import error_body, error_response, openai_errors, status_of
+from prfaas.gateway.failures import openai_errors
 from prfaas.gateway.flow import Flow
+from prfaas.gateway.generation import Generation
 from prfaas.gateway.guards import Guards, told_of_link
 from prfaas.gateway.hedges import Hedges
 from prfaas.gateway.journal import Journal
@@ -40,13 +35,12 @@ from prfaas.gateway.pools import Pools, PoolTiming
 from prfaas.gateway.prefill import PrefillLeg
 from prfaas.gateway.profiles import load_profiles
 from prfaas.gateway.pulse import Pulse
-from prfaas.gateway.records import NS_PER_MS, Outcome, Record, Records
-from prfaas.gateway.rejections import RejectedError
-from prfaas.gateway.requests import Api, parse_request
-from prfaas.gateway.tenants import Tenant, Tenants, fairness
+from prfaas.gateway.records import NS_PER_MS, Records
+from prfaas.gateway.tenants import Tenants, fairness
 from prfaas.gateway.tickets import TicketOffice
+from prfaas.gateway.token_api import TokenApi
 from prfaas.gateway.tokenizing import PromptMaker
-from prfaas.gateway.tracing import Trace, Tracing
+from prfaas.gateway.tracing import Tracing
 from prfaas.gateway.transfers import Transfers, TransferView
 from prfaas.gateway.views import Views
 from prfaas.units import NS_PER_S
@@ -55,10 +49,6 @@ from prfaas.wire.tickets import TicketSigner
 
 SHUTDOWN_S = 5.0
 """How long requests in flight may go on when the gateway stops."""
-LAST_WORDS_S = 5.0
-"""How long a client may take to read the error that ends its stream."""
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_log = logging.getLogger(__name__)
 
 
 async def serve(
@@ -114,20 +104,19 @@ class Gateway:
         engine_tls.check_hostname = True
         profiles = load_profiles(deployment)
         limits = deployment.routing
-        tickets = TicketOffice(
-            TicketSigner(identity), limits.prefill_timeout + limits.transfer_timeout
-        )
+        self.tenants = Tenants(deployment)
+        lifetime_ns = limits.prefill_timeout + limits.transfer_timeout
+        tickets = TicketOffice(TicketSigner(identity), self.tenants.by_name, lifetime_ns)
         self._table = deployment.gateway
         self._model = model
         self._tracing = Tracing(deployment.tracing, name)
         self._prompts = PromptMaker(deployment.model.path)
-        self.tenants = Tenants(deployment)
         self.index = PrefixIndex()
         self.metrics = Metrics()
         self.records = Records()
         self.driver = Driver(deployment, profiles, self.index)
         self.transfers = Transfers(self._transfer_over)
-        self.journal = Journal(self.metrics.changed)
+        self.journal = Journal(self.metrics.control.changed)
         self.guards = Guards(deployment, self.driver, self.journal)
         self.engines = Engines(deployment, endpoints, engine_tls, self.driver, self.guards, poll_s)
         self.pools = Pools(
@@ -149,6 +138,7 @@ class Gateway:
             deployment, self.driver, self.pools, self.transfers, tickets, profiles, self.journal
         )
         self.pulse = Pulse(self.driver, self.guards, self.journal, self.loops.all)
+        self.metrics.control.watch_loops(lambda: float(self.pulse.frozen))
         control = Control(
             deployment,
             self.driver,
@@ -185,6 +175,19 @@ class Gateway:
             transfers=self.transfers,
             metrics=self.metrics,
         )
+        self._generation = Generation(
+            table=deployment.gateway,
+            model=model,
+            vocab_size=self._prompts.vocab_size,
+            chat_endpoint=deployment.needs_chat_endpoint,
+            door=self._door,
+            flow=self._flow,
+            metrics=self.metrics,
+            records=self.records,
+            tracing=self._tracing,
+            on_end=self.loops.ended,
+        )
+        self._tokens = TokenApi(model, self._prompts, self.engines, self._door)
         self._runner: web.AppRunner | None = None
         self._beating: asyncio.Task[None] | None = None
 
@@ -244,91 +247,9 @@ class Gateway:
         )
         app.on_response_prepare.append(add_limit_headers)
         app.on_response_prepare.append(self._door.add_headers)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", self._completions)
+        self._generation.add_to(app.router)
+        self._tokens.add_to(app.router)
         self._views.add_to(app.router)
         self._console.add_to(app.router)
         self._control.add_to(app.router)
         return app
-
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, Api.CHAT)
-
-    async def _completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, Api.COMPLETIONS)
-
-    async def _generate(self, request: web.Request, api: Api) -> web.StreamResponse:
-        """Serve one request; whatever happens, it is recorded and counted once."""
-        tenant = request[TENANT]
-        record = Record(_request_id(request), api.value, tenant.name)
-        stream = ClientStream(request)
-        trace = self._tracing.begin(record, request.headers, self._model)
-        self.records.add(record)
-        self.metrics.began()
-        try:
-            async with asyncio.timeout(self._table.request_timeout / NS_PER_S):
-                with self._door.enter(tenant):
-                    return await self._answer(request, api, record, stream, trace)
-        except (PrfaasError, TimeoutError, web.HTTPException) as error:
-            return await _fail(error, record, stream)
-        except (asyncio.CancelledError, ClientGoneError):
-            record.outcome = Outcome.CANCELLED
-            raise asyncio.CancelledError from None
-        except Exception as error:
-            _log.exception("request %s failed", record.request_id)
-            return await _fail(error, record, stream)
-        finally:
-            self._end(record, tenant)
-            trace.end(record, self._model)
-
-    async def _answer(
-        self, request: web.Request, api: Api, record: Record, stream: ClientStream, trace: Trace
-    ) -> web.StreamResponse:
-        try:
-            data = await request.read()
-        except web.RequestPayloadError:
-            raise RequestError(
-                "the request body can not be read as its Content-Encoding says"
-            ) from None
-        client = parse_request(data, api, self._model, self._prompts.vocab_size)
-        record.stream = client.stream
-        exchange = Exchange(client, request[TENANT], record, stream, trace.headers, self.metrics)
-        return await self._flow.serve(exchange)
-
-    def _end(self, record: Record, tenant: Tenant) -> None:
-        tenant.quota.count_tokens(record.num_output_tokens, time.monotonic_ns())
-        if record.e2e_ns is None:
-            record.e2e_ns = record.age_ns()
-        self.metrics.ended(record)
-        self.loops.ended(record)
-        _log.info(
-            "request %s %s: path %s, %s prompt tokens, %s output tokens, %d ms",
-            record.request_id,
-            record.outcome.value,
-            record.path,
-            record.num_prompt_tokens,
-            record.num_output_tokens,
-            record.e2e_ns // NS_PER_MS,
-        )
-
-
-async def _fail(error: Exception, record: Record, stream: ClientStream) -> web.StreamResponse:
-    """End a request with an error, within the stream if that has begun."""
-    status = status_of(error)
-    record.outcome = Outcome.REJECTED if status < 500 else Outcome.FAILED
-    if isinstance(error, RejectedError):
-        record.rejected = error.reason
-    _log.info("request %s: %d %s", record.request_id, status, type(error).__name__)
-    if not stream.has_begun:
-        return error_response(error, reply_headers(record))
-    try:
-        async with asyncio.timeout(LAST_WORDS_S):
-            return await stream.fail(error_body(error))
-    except (TimeoutError, ClientGoneError):
-        # Closes the connection: the client is gone, or does not read what it is sent.
-        raise asyncio.CancelledError from None
-
-
-def _request_id(request: web.Request) -> str:
-    wanted = request.headers.get("X-Request-Id", "")
-    return wanted if _REQUEST_ID.fullmatch(wanted) else uuid.uuid4().hex

@@ -89,6 +89,4 @@ def _as_completion(client: ClientRequest, prompt: Prompt, max_model_len: int) ->
     body = {key: value for key, value in client.body.items() if key not in _CHAT_ONLY_KEYS}
     body["prompt"] = prompt.token_ids
     body["max_tokens"] = client.max_tokens or max_model_len - prompt.num_tokens
-    if client.body.get("logprobs"):
-        body["logprobs"] = client.body.get("top_logprobs") or 0
     return body

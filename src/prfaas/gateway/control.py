@@ -8,7 +8,7 @@ from prfaas.config.deployment import ClusterRole, Deployment
 from prfaas.core.links import Link
 from prfaas.errors import RequestError
 from prfaas.gateway.driver import Driver
-from prfaas.gateway.engines import Engines
+from prfaas.gateway.engines import Engine, Engines
 from prfaas.gateway.guards import Guards
 from prfaas.gateway.journal import Entry, Journal, Loop
 from prfaas.gateway.jsons import JsonObject
@@ -136,18 +136,23 @@ class Control:
 
     def _engine_states(self) -> list[JsonObject]:
         return [
-            {
-                "name": name,
-                "cluster": cluster,
-                "role": self._role_of(name),
-                "is_ready": self._engines.by_name[name].is_ready,
-                "is_drained": self._driver.is_drained(name),
-                "breaker": self._guards.breakers[name].state.value,
-                "num_in_flight": self._engines.by_name[name].num_in_flight,
-            }
+            self._engine_state(self._engines.by_name[name]) | {"cluster": cluster}
             for cluster, table in self._deployment.clusters.items()
             for name in table.engines
         ]
+
+    def _engine_state(self, engine: Engine) -> JsonObject:
+        return {
+            "name": engine.name,
+            "role": self._role_of(engine.name),
+            "is_ready": engine.is_ready,
+            "is_drained": self._driver.is_drained(engine.name),
+            "breaker": self._guards.breakers[engine.name].state.value,
+            "num_in_flight": engine.num_in_flight,
+            "num_waiting": engine.load.num_waiting,
+            "num_running": engine.load.num_running,
+            "kv_use": engine.load.kv_use,
+        }
 
     def _role_of(self, name: str) -> str | None:
         split = self._driver.split

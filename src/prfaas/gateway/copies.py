@@ -41,12 +41,12 @@ class Prefix(Sequence[bytes]):
     Attributes:
         layout: Of its blocks.
         hashes: Hash chain, up to where it ends.
-        cache_salt: Of the tenant whose it is.
+        tenant: Name of the tenant whose it is.
     """
 
     layout: Layout
     hashes: list[bytes]
-    cache_salt: str
+    tenant: str
 
     @property
     def step(self) -> int:
@@ -66,7 +66,7 @@ class Prefix(Sequence[bytes]):
                 raise IndexError(f"boundary {index} of {len(self)}")
             return self.hashes[(index + 1) * self.step - 1]
         end = index.indices(len(self))[1]
-        return Prefix(self.layout, self.hashes[: end * self.step], self.cache_salt)
+        return Prefix(self.layout, self.hashes[: end * self.step], self.tenant)
 
     def keys(self, have_tokens: int) -> Iterator[BlockKey]:
         """Blocks of it that a pool with so much of it can use and lacks."""
@@ -119,7 +119,7 @@ class Copier:
         """Copies under way."""
         return len(self._open)
 
-    def routed(self, ask: Ask, cache_salt: str, found: Routed, now_ns: int) -> None:
+    def routed(self, ask: Ask, found: Routed, now_ns: int) -> None:
         """A request is prefilled at home: count what PrfaaS clusters hold of it and home does not.
 
         What is prefilled away comes home by itself.
@@ -129,7 +129,7 @@ class Copier:
         for way in self._driver.dispatcher.seen.ways:
             held = way.facts.prfaas_hit_tokens > found.present_tokens
             if held and way.link.destination == found.destination and way.cluster.costs is not None:
-                prefix = Prefix(ask.layout, ask.hashes, cache_salt)
+                prefix = Prefix(ask.layout, ask.hashes, ask.tenant)
                 self._miss(way, prefix, ask.num_prompt_tokens, found.present_tokens, now_ns)
 
     def _miss(
@@ -205,7 +205,7 @@ class Copier:
         ticket = self._tickets.issue(
             transfer,
             prefix.layout,
-            prefix.cache_salt,
+            prefix.tenant,
             have_tokens=have_tokens,
             final_tokens=len(prefix) * prefix.layout.boundary_tokens,
         )

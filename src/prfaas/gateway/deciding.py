@@ -141,7 +141,7 @@ class Planner:
         record.pd_hit_tokens, record.prfaas_hit_tokens = found.present_tokens, found.away_tokens
         record.prefill_cluster = found.cluster
         if self._copier is not None:
-            self._copier.routed(ask, prompt.cache_salt, found, time.monotonic_ns())
+            self._copier.routed(ask, found, time.monotonic_ns())
         by_name, decode = self._engines.by_name, self._decoder(ask, found)
         record.decode_engine = decode
         apart = found.prefill != decode and self._is_shared(ask, found)
@@ -176,7 +176,7 @@ def _count(plan: Plan, tenant: Tenant, record: Record) -> None:
     """What a request that was let in takes of its tenant's limits."""
     now_ns = time.monotonic_ns()
     tenant.quota.count_tokens(plan.prompt.num_tokens, now_ns)
-    if plan.prefill is not None and plan.layout is not None:
+    if plan.routed.decision.path is Path.REMOTE and plan.layout is not None:
         record.signed_bytes = shipped_bytes(
             plan.layout, have_tokens=plan.pd_hit_tokens, final_tokens=plan.final_tokens
         )

@@ -13,6 +13,7 @@ from prfaas.gateway.answering import error_object, json_response
 from prfaas.gateway.bodies import decode_body
 from prfaas.gateway.engines import Engine, Engines
 from prfaas.gateway.exchange import Exchange, reply_headers
+from prfaas.gateway.failures import retry_headers
 from prfaas.gateway.jsons import JsonObject, as_object, from_json
 from prfaas.gateway.records import Outcome
 from prfaas.gateway.requests import ClientRequest
@@ -118,7 +119,7 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
 
 def error_answer(body: bytes, status: int, exchange: Exchange) -> web.Response:
     """An engine's refusal, as it is; only what is no OpenAI error is put into one."""
-    headers = reply_headers(exchange.record)
+    headers = {**reply_headers(exchange.record), **retry_headers(status)}
     if not _is_error_body(body):
         error = error_object(f"the engine answers {status}", "EngineError", None, status)
         return json_response(error, status, headers)

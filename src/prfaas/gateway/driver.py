@@ -119,12 +119,21 @@ class Driver:
             for name, cluster in away.items()
             for pool in _pools({name: cluster})
         }
+        self.home = next(iter(home))
+        """Name of the PD cluster."""
+        self.price_per_tb = {
+            (source, destination): profiles.price_per_tb.get(name, 0.0)
+            for name, cluster in away.items()
+            for source in _pools({name: cluster})
+            for destination in self._home_pools
+        }
+        """Price of 10**12 bytes by link."""
         routing = deployment.routing
         self.split = make_split(deployment)
         members = _members(home)
         decoders = self.split.decoders(members) if self.split else None
         self.dispatcher = Dispatcher(
-            HomeCluster(next(iter(home)), members, decoders, profiles.home),
+            HomeCluster(self.home, members, decoders, profiles.home),
             [
                 RemoteCluster(
                     name,

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 
@@ -18,8 +16,10 @@ from prfaas.config.deployment import ClusterRole, Deployment
 from prfaas.errors import EngineError
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.endpoints import Endpoints
+from prfaas.gateway.engine_load import UNKNOWN_LOAD, EngineLoad, load_in
 from prfaas.gateway.guards import Guards, Told
 from prfaas.gateway.jsons import JsonObject, as_object, from_json, to_json
+from prfaas.logs import log_event
 from prfaas.units import NS_PER_S
 
 KEEPALIVE_S = 3.0
@@ -27,11 +27,6 @@ KEEPALIVE_S = 3.0
 
 MISSED_LOOKS_MAX = 3
 """A busy engine may be slow to say that it is well; a dead one refuses the connection at once."""
-
-_WAITING, _RUNNING = (
-    re.compile(rb"^vllm:num_requests_%s(?:\{[^}\n]*\})? ([0-9.eE+]{1,32})$" % what, re.MULTILINE)
-    for what in (b"waiting", b"running")
-)
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +47,8 @@ class Engine:
         max_model_len: Longest sequence, tokens; 0 until the engine is ready.
         num_in_flight: Legs that this gateway has running on it.
         num_missed: Looks in a row that it did not answer in time.
+        load: What it said of its load when it was last looked at.
+        legs: One for each of the legs, to end it by.
     """
 
     name: str
@@ -61,6 +58,8 @@ class Engine:
     max_model_len: int = 0
     num_in_flight: int = 0
     num_missed: int = 0
+    load: EngineLoad = UNKNOWN_LOAD
+    legs: set[asyncio.Timeout] = field(default_factory=set)
 
     @property
     def is_ready(self) -> bool:
@@ -144,12 +143,13 @@ class Engines:
         engine.num_in_flight += 1
         self.guards.began(engine.name)
         try:
-            response = await self._open(engine, path, body, headers)
-            try:
-                yield response
-            finally:
-                # Keeps the connection if the answer was read to its end, else closes it.
-                response.release()
+            async with _ended_by(engine):
+                response = await self._open(engine, path, body, headers)
+                try:
+                    yield response
+                finally:
+                    # Keeps the connection if the answer was read to its end, else closes it.
+                    response.release()
             told = Told.FAILED if response.status >= 500 else Told.GOOD
         except (EngineError, aiohttp.ClientError):
             told = Told.FAILED
@@ -199,6 +199,14 @@ class Engines:
             engine.num_missed += 1
             if engine.num_missed >= MISSED_LOOKS_MAX:
                 self._mark_down(engine, f"no answer to {engine.num_missed} looks")
+                self._end_legs(engine)
+
+    def _end_legs(self, engine: Engine) -> None:
+        """A host that is gone closes no connection; whoever waits for it may go on elsewhere."""
+        others = (e for e in self.by_name.values() if e.role is engine.role and self.takes(e))
+        if engine.role is ClusterRole.PD and any(others):
+            for leg in engine.legs:
+                leg.reschedule(asyncio.get_running_loop().time())
 
     async def _look_at_queue(self, engine: Engine) -> None:
         """Ask how many requests wait; an engine that does not say so has an unknown queue."""
@@ -207,10 +215,9 @@ class Engines:
             metrics = await self._get(engine, "/metrics")
         except EngineError:
             return
-        num_waiting = waiting_in(metrics)
-        if num_waiting is not None:
-            num_running = running_in(metrics)
-            self._driver.engine_seen(engine.name, num_waiting, asked_at_ns, num_running)
+        engine.load = load = load_in(metrics)
+        if load.num_waiting is not None:
+            self._driver.engine_seen(engine.name, load.num_waiting, asked_at_ns, load.num_running)
 
     async def _get(self, engine: Engine, path: str) -> bytes:
         async with self._http.get(engine.url + path, allow_redirects=False) as response:
@@ -224,28 +231,34 @@ class Engines:
             if as_object(model).get("id") == self._model and isinstance(length, int):
                 engine.max_model_len = length
                 self._driver.engine_ready(engine.name, length, time.monotonic_ns())
-                _log.info("engine %s is ready: %s tokens", engine.name, length)
+                fields = {"engine": engine.name, "max_model_len": length}
+                log_event(_log, logging.INFO, "engine_ready", **fields)
                 return
         raise EngineError(f"it does not serve {self._model!r}")
 
     def _mark_down(self, engine: Engine, reason: str) -> None:
         if engine.is_ready:
-            _log.warning("engine %s is down: %s", engine.name, reason)
+            log_event(_log, logging.WARNING, "engine_down", engine=engine.name, why=reason)
             self._driver.engine_gone(engine.name, time.monotonic_ns())
             self.guards.refresh()
         engine.max_model_len = 0
 
 
-def waiting_in(metrics: bytes) -> int | None:
-    """Requests that wait in an engine, by what vLLM tells Prometheus; None if it does not say."""
-    return _sum_in(metrics, _WAITING)
+@asynccontextmanager
+async def _ended_by(engine: Engine) -> AsyncIterator[None]:
+    """A leg that is over when its engine is given up.
 
-
-def running_in(metrics: bytes) -> int | None:
-    """Requests that run in an engine; None if it does not say."""
-    return _sum_in(metrics, _RUNNING)
-
-
-def _sum_in(metrics: bytes, sample: re.Pattern[bytes]) -> int | None:
-    found = [float(match[1]) for match in sample.finditer(metrics)]
-    return round(sum(found)) if found and all(map(math.isfinite, found)) else None
+    Raises:
+        EngineUnreachableError: It was.
+    """
+    leg = asyncio.timeout(None)
+    try:
+        async with leg:
+            engine.legs.add(leg)
+            yield
+    except TimeoutError:
+        if not leg.expired():
+            raise
+        raise EngineUnreachableError(f"engine {engine.name} does not answer any more") from None
+    finally:
+        engine.legs.discard(leg)

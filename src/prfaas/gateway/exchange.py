@@ -16,6 +16,7 @@ from prfaas.gateway.seam import Answer
 from prfaas.gateway.tenants import Tenant
 from prfaas.gateway.transfers import TransferView
 from prfaas.gateway.usage import Usage
+from prfaas.logs import log_event
 
 _log = logging.getLogger(__name__)
 
@@ -71,12 +72,14 @@ class Exchange:
         """The remote path was left, or did not pay off: note it, count it, log it."""
         self.record.fallback = fallback
         self.metrics.fell_back(self.record)
-        _log.warning(
-            "request %s falls back at %s (%s): %s",
-            self.record.request_id,
-            fallback.stage,
-            fallback.reason,
-            message,
+        log_event(
+            _log,
+            logging.WARNING,
+            "fell_back",
+            request_id=self.record.request_id,
+            stage=fallback.stage,
+            reason=fallback.reason,
+            why=message,
         )
 
     def first_token(self) -> None:

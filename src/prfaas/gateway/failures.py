@@ -10,9 +10,14 @@ from prfaas.errors import EngineError, PrfaasError, RequestError
 from prfaas.gateway.answering import error_object, json_response
 from prfaas.gateway.rejections import REASON_HEADER, RejectedError, UnavailableError
 
-RETRY_LATER = {"Retry-After": "1"}
+_RETRY_LATER = {"Retry-After": "1"}
 _TRANSIENT = (429, 503)
 _PATH_CHARS_MAX = 200
+SERVED = "/v1/chat/completions, /v1/completions, /v1/models, /tokenize and /detokenize"
+
+
+class TimedOutError(PrfaasError):
+    """The request took longer than it may."""
 
 
 def status_of(error: Exception) -> int:
@@ -22,7 +27,7 @@ def status_of(error: Exception) -> int:
             return error.status
         case UnavailableError():
             return 503
-        case TimeoutError():
+        case TimedOutError():
             return 504
         case EngineError():
             return 502
@@ -42,9 +47,8 @@ def error_body(error: Exception) -> dict[str, object]:
             message, kind = error.reason, type(error).__name__.removeprefix("HTTP") + "Error"
         case UnavailableError():
             message, kind = str(error), "ServiceUnavailableError"
-        case TimeoutError():
-            limit = "the request took longer than gateway.request_timeout allows"
-            message, kind = limit, "GatewayTimeoutError"
+        case TimedOutError():
+            message, kind = str(error), "GatewayTimeoutError"
         case PrfaasError():
             message, kind = str(error), "BadGatewayError"
         case _:
@@ -64,7 +68,14 @@ def _headers(error: Exception, status: int) -> Mapping[str, str]:
         return {"Retry-After": str(error.retry_after_s), REASON_HEADER: error.reason}
     if status == 401:
         return {"WWW-Authenticate": "Bearer"}
-    return RETRY_LATER if status in _TRANSIENT else {}
+    if isinstance(error, UnavailableError):
+        return {**_RETRY_LATER, REASON_HEADER: "unavailable"}
+    return retry_headers(status)
+
+
+def retry_headers(status: int) -> Mapping[str, str]:
+    """When to try again after an answer of this status, whoever gave it."""
+    return _RETRY_LATER if status in _TRANSIENT else {}
 
 
 @web.middleware
@@ -78,7 +89,10 @@ async def openai_errors(
         headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
         place = f"{request.method} {request.path[:_PATH_CHARS_MAX]}"
         kind = type(error).__name__.removeprefix("HTTP") + "Error"
-        body = error_object(f"{error.reason}: {place}", kind, None, error.status)
+        message = f"{error.reason}: {place}"
+        if error.status == 404:
+            message += f"; served are {SERVED}"
+        body = error_object(message, kind, None, error.status)
         return json_response(body, error.status, headers)
-    except RequestError as error:
+    except PrfaasError as error:
         return error_response(error, {})

@@ -8,13 +8,12 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from prfaas.core.breakers import Breaker, BreakerState
-from prfaas.core.links import Link
 from prfaas.core.prefix_index import PrefixIndex, SourceState
 from prfaas.core.routing import Path
+from prfaas.gateway.control_metrics import ControlMetrics
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.engines import Engine, Engines
 from prfaas.gateway.guards import Guards, label_of
-from prfaas.gateway.journal import Entry
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import Outcome, Record
 from prfaas.gateway.tenant_metrics import TenantMetrics
@@ -23,6 +22,7 @@ from prfaas.units import NS_PER_S
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0)
+_WAN_SECONDS = (0.001, 0.0025, *_SECONDS, 120.0, 300.0, 600.0)
 _RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 _LATENCY = (*_SECONDS, 120.0, 300.0, 600.0)
 
@@ -52,8 +52,9 @@ class Metrics:
     """All metrics of one gateway, in a registry of their own."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self.tenants = TenantMetrics(self._registry)
+        self.registry = CollectorRegistry()
+        self.tenants = TenantMetrics(self.registry)
+        self.control = ControlMetrics(self.registry)
         self._requests = self._counter("requests", "Requests by how they ended", "path", "outcome")
         self._decisions = self._counter("route_decisions", "Routing decisions", "path", "reason")
         self._fallbacks = self._counter(
@@ -67,7 +68,7 @@ class Metrics:
             "cached_tokens", "Prompt tokens that were cached before the request", "path"
         )
         self._transfer = self._histogram(
-            "kv_transfer_seconds", "From a transfer's opening to its last block", _SECONDS
+            "kv_transfer_seconds", "From a transfer's opening to its last block", _WAN_SECONDS
         )
         self._ttft = self._histogram(
             "time_to_first_token_seconds", "From request to first token, streams", _LATENCY, "path"
@@ -79,16 +80,7 @@ class Metrics:
             "ttft_over_predicted_ratio", "Time to first token by its prediction", _RATIOS, "path"
         )
         self._refused = self._counter("requests_refused", "Requests that were not let in", "reason")
-        self._loop_actions = self._counter(
-            "loop_actions", "Changes by the control loops and the operator", "loop", "action"
-        )
         self._in_flight = self._gauge("requests_in_flight", "Requests being served")
-        self._threshold = self._gauge(
-            "offload_threshold_tokens",
-            "New tokens above which a prompt is offloaded",
-            "source",
-            "destination",
-        )
         self._connected = self._gauge("pool_connected", "1 while a pool's events come in", "pool")
         self._blocks = self._gauge("index_blocks", "Blocks a pool is known to hold", "pool")
         self._index = self._gauge("index_state", "1 at the index's state", "pool", "state")
@@ -98,9 +90,7 @@ class Metrics:
 
     def watch(self, engines: Engines, pools: Pools, index: PrefixIndex, driver: Driver) -> None:
         """Read the gauges from the live objects whenever somebody scrapes."""
-        for link in driver.dispatcher.links:
-            threshold = self._threshold.labels(link.source, link.destination)
-            threshold.set_function(partial(_threshold, link))
+        self.control.watch(driver)
         for engine in engines.by_name.values():
             self._ready.labels(engine.name).set_function(partial(_is_ready, engine))
         for pool in pools.names():
@@ -122,16 +112,13 @@ class Metrics:
         """A leg was run again ("made"), or would have been ("over_budget")."""
         self._retries.labels(outcome).inc()
 
-    def changed(self, entry: Entry) -> None:
-        """A loop or the operator changed something."""
-        self._loop_actions.labels(entry.loop.value, entry.action).inc()
-
     def began(self) -> None:
         """A request came in."""
         self._in_flight.inc()
 
     def decided(self, record: Record) -> None:
         """A request was routed."""
+        self.control.decided(record)
         if record.decision:
             self._decisions.labels(record.path, record.decision.reason.value).inc()
         if record.refusal:
@@ -145,6 +132,7 @@ class Metrics:
     def arrived(self, transfer: TransferView) -> None:
         """A transfer ended at its destination."""
         self._kv_bytes.labels(transfer.source, transfer.destination).inc(transfer.num_bytes)
+        self.control.arrived(transfer)
         if transfer.num_bytes:
             self._transfer.observe(transfer.duration_ns / NS_PER_S)
 
@@ -179,18 +167,18 @@ class Metrics:
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
-        return Counter(f"prfaas_{name}", what, labels, registry=self._registry)
+        return Counter(f"prfaas_{name}", what, labels, registry=self.registry)
 
     def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
-        return Gauge(f"prfaas_{name}", what, labels, registry=self._registry)
+        return Gauge(f"prfaas_{name}", what, labels, registry=self.registry)
 
     def _histogram(
         self, name: str, what: str, buckets: tuple[float, ...], *labels: str
     ) -> Histogram:
-        return Histogram(f"prfaas_{name}", what, labels, buckets=buckets, registry=self._registry)
+        return Histogram(f"prfaas_{name}", what, labels, buckets=buckets, registry=self.registry)
 
 
 def _sum(metric: Counter | Gauge, **labels: str) -> int:
@@ -208,10 +196,6 @@ def _sum(metric: Counter | Gauge, **labels: str) -> int:
 
 def _is_ready(engine: Engine) -> float:
     return float(engine.is_ready)
-
-
-def _threshold(link: Link) -> float:
-    return float(link.policy.offload_threshold)
 
 
 def _breaker_is_at(breaker: Breaker, state: BreakerState) -> float:

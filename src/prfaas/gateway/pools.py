@@ -12,13 +12,13 @@ from functools import partial
 
 from prfaas.core.blocks import Layout
 from prfaas.core.prefix_index import PrefixIndex
-from prfaas.errors import PeerError
 from prfaas.gateway.driver import Driver, PoolView
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.subscription import Subscription
 from prfaas.gateway.transfers import Transfers, TransferView
+from prfaas.logs import log_event
 from prfaas.wire.channel import Channel
-from prfaas.wire.frames import ControlFrame, Frame
+from prfaas.wire.frames import Frame
 from prfaas.wire.identity import peer_name
 from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages import Abort, LinkTelemetry, Pull, Subscribe, decode
@@ -62,6 +62,7 @@ class PoolClient:
         self._channel: Channel | None = None
         self._closed = asyncio.Event()
         self._was_live = False
+        self._said = ""
         self.subscription = subscription
 
     async def run(self) -> None:
@@ -120,17 +121,18 @@ class PoolClient:
         self._channel = channel
         self.subscription.begin()
         channel.send(Subscribe(gateway=self._gateway))
-        _log.info("pool %s is connected", self._pool)
+        if not self._said or self._was_live:
+            log_event(_log, logging.INFO, "pool_connected", pool=self._pool)
 
     def _on_frame(self, channel: Channel, frame: Frame) -> None:
-        if not isinstance(frame, ControlFrame):
-            raise PeerError("a block frame; a gateway takes none")
         self.subscription.receive(decode(frame.payload))
 
     def _on_close(self, channel: Channel, reason: str) -> None:
-        _log.warning("pool %s is disconnected: %s", self._pool, reason)
         self._channel = None
         self._was_live = self.subscription.is_live
+        if self._was_live or reason != self._said:
+            log_event(_log, logging.WARNING, "pool_disconnected", pool=self._pool, why=reason)
+        self._said = reason
         self.subscription.lose()
         self._closed.set()
 

@@ -101,7 +101,7 @@ class PrefillLeg:
             return order
         return {
             **order,
-            "ticket": self.tickets.issue(transfer, plan.layout, plan.prompt.cache_salt, **span),
+            "ticket": self.tickets.issue(transfer, plan.layout, plan.ask.tenant, **span),
         }
 
     async def _post(self, engine: Engine, body: JsonObject, headers: Mapping[str, str]) -> int:

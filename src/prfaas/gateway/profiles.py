@@ -10,7 +10,7 @@ from prfaas.core.costs import Costs
 from prfaas.core.predictions import CostModel
 from prfaas.planner.costs import make_costs
 from prfaas.planner.load import Question, load_question
-from prfaas.planner.problem import PrfaasCluster, Problem
+from prfaas.planner.problem import PrfaasCluster
 from prfaas.planner.split_plans import Plans, split_plans
 
 
@@ -56,16 +56,10 @@ def load_profiles(deployment: Deployment) -> Profiles:
         remote=remote,
         link_bits_per_s={name: cluster.link.bits_per_s for name, cluster in found.items()},
         price_per_tb={name: cluster.link.price_per_tb for name, cluster in found.items()},
-        decode_slots=_decode_slots(question.problem),
+        decode_slots=question.problem.decode_slots,
         num_home=question.problem.pd.num_instances,
         plans=split_plans(question.problem),
     )
-
-
-def _decode_slots(problem: Problem) -> int:
-    pd = problem.pd
-    batch, _ = pd.decode.largest_batch(problem.workload.mean_context, pd.tpot_max_s)
-    return max(int(batch), 1)
 
 
 def _costs(question: Question, away: PrfaasCluster | None) -> Costs:

@@ -28,6 +28,8 @@ class Outcome(StrEnum):
     """The client's fault: 4xx."""
     FAILED = "failed"
     """Ours or an engine's: 5xx, or an error within a stream."""
+    TIMED_OUT = "timed_out"
+    """It took longer than the client or the gateway allows: 504."""
     CANCELLED = "cancelled"
     """The client left."""
 
@@ -95,6 +97,25 @@ class Record:
         """Time since the request came in."""
         return time.monotonic_ns() - self.started_at_ns
 
+    def as_log(self) -> JsonObject:
+        """What the log says of a request that has ended; nothing of what was asked or answered."""
+        transfer = self.transfer
+        return {
+            "request_id": self.request_id,
+            "outcome": self.outcome.value,
+            "path": self.path,
+            "reason": self.decision.reason.value if self.decision else None,
+            "prompt_tokens": self.num_prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.num_output_tokens,
+            "ttft_ms": _ms(self.ttft_ns),
+            "e2e_ms": _ms(self.e2e_ns),
+            "prefill_engine": self.prefill_engine,
+            "decode_engine": self.decode_engine,
+            "transfer": transfer.transfer_id.hex() if transfer else None,
+            "fallback": f"{self.fallback.stage}/{self.fallback.reason}" if self.fallback else None,
+        }
+
     def as_json(self) -> JsonObject:
         """The record as `/control/requests` shows it."""
         decision, transfer = self.decision, self.transfer
@@ -121,6 +142,7 @@ class Record:
             "transfer_state": transfer.state if transfer else None,
             "kv_bytes": transfer.num_bytes if transfer else 0,
             "transfer_ms": _ms(transfer.duration_ns or None) if transfer else None,
+            "decided_ms": _ms(self.decided_ns),
             "prefill_ms": _ms(self.prefill_ns),
             "ttft_ms": _ms(self.ttft_ns),
             "e2e_ms": _ms(self.e2e_ns),

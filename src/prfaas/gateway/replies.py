@@ -12,8 +12,6 @@ from typing import Protocol
 from prfaas.gateway.jsons import JsonObject, as_object
 from prfaas.gateway.requests import Api, ClientRequest
 
-_LOWEST_LOGPROB = -9999.0
-"""What vLLM writes for a token without a probability."""
 _PRIVATE_KEYS = ("kv_transfer_params", "ec_transfer_params")
 
 
@@ -55,6 +53,9 @@ class Relay:
 class ChatFromCompletions:
     """Completion objects as chat objects, as vLLM's chat endpoint writes them.
 
+    Log probabilities are none of them: a completion lists the most likely tokens by their text, and
+    two of one text are one there.
+
     References:
         vLLM 0.32, `entrypoints/openai/chat_completion/serving.py`.
     """
@@ -62,7 +63,6 @@ class ChatFromCompletions:
     def __init__(self, client: ClientRequest, request_id: str) -> None:
         self._id = f"chatcmpl-{request_id}"
         self._num_choices = client.num_choices
-        self._num_top = client.body.get("top_logprobs") or 0
         renders_turn = client.body.get("add_generation_prompt") is not False
         self._role = "assistant" if renders_turn else client.messages[-1]["role"]
         self._opened = False
@@ -114,7 +114,7 @@ class ChatFromCompletions:
                 "function_call": None,
                 "reasoning": None,
             },
-            "logprobs": self._logprobs(choice.get("logprobs")),
+            "logprobs": None,
             "finish_reason": choice.get("finish_reason") or "stop",
             "stop_reason": choice.get("stop_reason"),
         }
@@ -123,35 +123,9 @@ class ChatFromCompletions:
         delta = {
             "index": choice.get("index", 0),
             "delta": {"content": choice.get("text", "")},
-            "logprobs": self._logprobs(choice.get("logprobs")),
+            "logprobs": None,
             "finish_reason": choice.get("finish_reason"),
         }
         if choice.get("finish_reason") is not None:
             delta["stop_reason"] = choice.get("stop_reason")
         return delta
-
-    def _logprobs(self, logprobs: JsonObject | None) -> JsonObject | None:
-        if logprobs is None:
-            return None
-        tokens: list[str] = logprobs.get("tokens", [])
-        chosen: list[float | None] = logprobs.get("token_logprobs", [])
-        tops: list[dict[str, float] | None] = logprobs.get("top_logprobs", [])
-        return {
-            "content": [
-                _token(token, logprob) | {"top_logprobs": self._top(top or {})}
-                for token, logprob, top in zip(tokens, chosen, tops, strict=True)
-            ]
-        }
-
-    def _top(self, top: dict[str, float]) -> list[JsonObject]:
-        """The completions API lists the sampled token first and one more than was asked for."""
-        limit = len(top) if self._num_top == -1 else self._num_top
-        return [_token(token, logprob) for token, logprob in list(top.items())[:limit]]
-
-
-def _token(token: str, logprob: float | None) -> JsonObject:
-    return {
-        "token": token,
-        "logprob": _LOWEST_LOGPROB if logprob is None else logprob,
-        "bytes": list(token.encode("utf-8", errors="replace")),
-    }

@@ -13,6 +13,7 @@ from prfaas.errors import RequestError
 from prfaas.gateway.fields import bad, check_logprobs, check_types, integer, is_integer, shown
 from prfaas.gateway.jsons import JsonObject, from_json, is_deeper_than
 from prfaas.gateway.messages import has_other_parts, parse_messages
+from prfaas.gateway.tools import parse_tools
 
 NESTING_MAX = 64
 """Levels of arrays and objects in a body; tool schemas stay far below."""
@@ -60,6 +61,7 @@ class ClientRequest:
         body: What the client sent, control keys removed.
         prompts: Prompts of a completions request: text or token ids each. Empty for chat.
         messages: Messages of a chat request, text parts joined. Empty for completions.
+        tools: Tools of a chat request, as the template gets them.
         stream: Whether the client wants server-sent events.
         include_usage: Whether it wants a usage chunk at the end of the stream.
         continuous_usage: Whether it wants usage in every chunk.
@@ -77,6 +79,7 @@ class ClientRequest:
     body: JsonObject
     prompts: list[str | list[int]]
     messages: list[JsonObject]
+    tools: list[JsonObject]
     stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -88,20 +91,30 @@ class ClientRequest:
     is_exact: bool
 
 
-def parse_request(data: bytes, api: Api, model: str, vocab_size: int) -> ClientRequest:
+def parse_request(
+    data: bytes, api: Api, model: str, vocab_size: int, *, chat_endpoint: bool = False
+) -> ClientRequest:
+    """Check a raw body; see `request_from`."""
+    return request_from(parse_object(data), api, model, vocab_size, chat_endpoint=chat_endpoint)
+
+
+def request_from(
+    body: JsonObject, api: Api, model: str, vocab_size: int, *, chat_endpoint: bool = False
+) -> ClientRequest:
     """Check a body.
 
     Args:
-        data: The raw body.
+        body: As the client sent it.
         api: Which API it was sent to.
         model: Name of the model that is served.
         vocab_size: Token ids have to be below this.
+        chat_endpoint: Every chat needs the engines' chat endpoint.
 
     Raises:
         RequestError: 400 or 404.
     """
-    body = _strip(_parse_object(data))
-    _check_model(body, model)
+    body = _strip(body)
+    check_model(body, model)
     check_types(body)
     check_logprobs(body, is_chat=api is Api.CHAT)
     max_tokens, max_tokens_field = _max_tokens(body, api)
@@ -113,6 +126,7 @@ def parse_request(data: bytes, api: Api, model: str, vocab_size: int) -> ClientR
     chat = api is Api.CHAT
     prompts = [] if chat else _prompts(body.get("prompt"), vocab_size)
     messages = parse_messages(body.get("messages")) if chat else []
+    tools = parse_tools(body.get("tools")) if chat else []
     is_multimodal = chat and has_other_parts(body["messages"])
     include_usage = bool(options.get("include_usage"))
     return ClientRequest(
@@ -120,13 +134,15 @@ def parse_request(data: bytes, api: Api, model: str, vocab_size: int) -> ClientR
         body=body,
         prompts=prompts,
         messages=messages,
+        tools=tools,
         stream=stream,
         include_usage=include_usage,
         continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
         num_choices=_num_choices(body),
         max_tokens=max_tokens,
         max_tokens_field=max_tokens_field,
-        by_chat_endpoint=chat and (is_multimodal or _needs_chat_endpoint(body, given)),
+        by_chat_endpoint=chat
+        and (chat_endpoint or is_multimodal or _needs_chat_endpoint(body, given)),
         offloadable=not is_multimodal
         and len(prompts) <= 1
         and not (given - switched_off) & _UNSPLITTABLE_KEYS,
@@ -134,7 +150,12 @@ def parse_request(data: bytes, api: Api, model: str, vocab_size: int) -> ClientR
     )
 
 
-def _parse_object(data: bytes) -> JsonObject:
+def parse_object(data: bytes) -> JsonObject:
+    """A body as a JSON object.
+
+    Raises:
+        RequestError: 400, it is none, or nests too deeply.
+    """
     try:
         body = from_json(data)
     except ValueError as error:
@@ -158,7 +179,12 @@ def _is_control(key: str) -> bool:
     return key in _CONTROL_KEYS or key.startswith(_CONTROL_PREFIX)
 
 
-def _check_model(body: JsonObject, model: str) -> None:
+def check_model(body: JsonObject, model: str) -> None:
+    """See that the model that is asked for is the one that is served; name it if none is.
+
+    Raises:
+        RequestError: 404.
+    """
     wanted = body.get("model")
     if wanted is not None and not isinstance(wanted, str):
         raise bad(f"model must be a string, got {shown(wanted)}", "model")
@@ -189,12 +215,18 @@ def _num_choices(body: JsonObject) -> int:
     value = integer(body, "n")
     if value is not None and not 1 <= value <= NUM_CHOICES_MAX:
         raise bad(f"n must be between 1 and {NUM_CHOICES_MAX}, got {value}", "n")
+    best_of = integer(body, "best_of")
+    if best_of is not None and best_of != (value or 1):
+        raise bad(
+            f"best_of is not supported, got {best_of}; ask for n answers and choose", "best_of"
+        )
     return value or 1
 
 
 def _needs_chat_endpoint(body: JsonObject, given: set[str]) -> bool:
     wants_tool = body.get("tool_choice") not in (None, "none")
-    return wants_tool or body.get("echo") is True or bool(_CHAT_ENDPOINT_KEYS & given)
+    switched_on = any(body.get(key) is True for key in ("echo", "logprobs"))
+    return wants_tool or switched_on or bool(_CHAT_ENDPOINT_KEYS & given)
 
 
 def _prompts(prompt: object, vocab_size: int) -> list[str | list[int]]:
@@ -205,7 +237,7 @@ def _prompts(prompt: object, vocab_size: int) -> list[str | list[int]]:
     if not isinstance(prompt, list):
         raise bad(f"prompt must be a string or an array, got {shown(prompt)}", "prompt")
     if is_integer(prompt[0]):
-        return [_token_ids(prompt, vocab_size)]
+        return [token_ids(prompt, vocab_size, "prompt")]
     if len(prompt) > NUM_PROMPTS_MAX:
         raise bad(f"prompt holds {len(prompt)} prompts; the limit is {NUM_PROMPTS_MAX}", "prompt")
     return [_one_of_several(entry, vocab_size) for entry in prompt]
@@ -215,18 +247,23 @@ def _one_of_several(entry: object, vocab_size: int) -> str | list[int]:
     if isinstance(entry, str) and entry:
         return entry
     if isinstance(entry, list) and entry:
-        return _token_ids(entry, vocab_size)
+        return token_ids(entry, vocab_size, "prompt")
     raise bad(
         f"an entry of prompt must be text or token ids, not empty; got {shown(entry)}", "prompt"
     )
 
 
-def _token_ids(ids: list[object], vocab_size: int) -> list[int]:
+def token_ids(ids: list[object], vocab_size: int, param: str) -> list[int]:
+    """Token ids of a client.
+
+    Raises:
+        RequestError: 400, naming the field: some are no integers, or not in the vocabulary.
+    """
     checked = [token for token in ids if isinstance(token, int) and not isinstance(token, bool)]
     if len(checked) != len(ids):
         wrong = next(token for token in ids if not is_integer(token))
-        raise bad(f"token ids must be integers, got {shown(wrong)}", "prompt")
-    for extreme in (min(checked), max(checked)):
+        raise bad(f"token ids must be integers, got {shown(wrong)}", param)
+    for extreme in (min(checked, default=0), max(checked, default=0)):
         if not 0 <= extreme < vocab_size:
-            raise bad(f"token id {extreme} is out of vocabulary: 0 to {vocab_size - 1}", "prompt")
+            raise bad(f"token id {extreme} is out of vocabulary: 0 to {vocab_size - 1}", param)
     return checked

@@ -12,6 +12,7 @@ from prfaas.gateway.transfers import Transfers
 from prfaas.wire.messages import (
     AnyMessage,
     Evicted,
+    Goodbye,
     LinkTelemetry,
     Missing,
     Ping,
@@ -82,6 +83,8 @@ class Subscription:
         match message:
             case Ping():
                 return
+            case Goodbye():
+                raise PeerError(f"the pool node refuses us: {message.reason}")
             case Snapshot() | SnapshotEnd():
                 self._snapshot(message)
             case Stored() | Evicted() | TransferEnded() | PoolState():

@@ -24,11 +24,15 @@ class Tenant:
         name: In the deployment file; for operators only.
         cache_salt: Makes its blocks its own. Secret.
         quota: What it has used.
+        link_weight: Its share of a link against the others'.
+        link_bytes_per_s: What its blocks may take of a link; 0 is no limit.
     """
 
     name: str
     cache_salt: str
     quota: Quota
+    link_weight: float = 1.0
+    link_bytes_per_s: int = 0
 
 
 class Tenants:
@@ -44,7 +48,13 @@ class Tenants:
     def __init__(self, deployment: Deployment) -> None:
         secret, tables = deployment_secret(deployment.state), deployment.tenants
         self.by_name = {
-            name: Tenant(name, salt_of(secret, name), Quota(_limits(table)))
+            name: Tenant(
+                name,
+                salt_of(secret, name),
+                Quota(_limits(table)),
+                table.weight,
+                (table.link_rate or 0) // _BITS_PER_BYTE,
+            )
             for name, table in tables.items()
         }
         self._ring = KeyRing(

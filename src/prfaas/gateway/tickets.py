@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from prfaas.core.blocks import Layout
 from prfaas.core.shipping import shipped_bytes
 from prfaas.core.tickets import LIFETIME_MAX_NS, Ticket
+from prfaas.gateway.tenants import Tenant
 from prfaas.gateway.transfers import TransferView
 from prfaas.wire.tickets import TicketSigner
 
@@ -31,11 +32,13 @@ class TicketOffice:
 
     Attributes:
         signer: Our identity.
+        tenants: By name.
         lifetime_ns: How long a transfer may take from now on, prefill included.
         unix_ns: Unix time.
     """
 
     signer: TicketSigner
+    tenants: Mapping[str, Tenant]
     lifetime_ns: int
     unix_ns: Callable[[], int] = time.time_ns
 
@@ -43,7 +46,7 @@ class TicketOffice:
         self,
         transfer: TransferView,
         layout: Layout,
-        cache_salt: str,
+        tenant_name: str,
         *,
         have_tokens: int,
         final_tokens: int,
@@ -53,16 +56,19 @@ class TicketOffice:
         Args:
             transfer: Between which pools, and its id.
             layout: Of the blocks.
-            cache_salt: Whose they are.
+            tenant_name: Whose they are.
             have_tokens: Usable prefix that the destination holds already.
             final_tokens: Length at which it will resume.
 
         Returns:
             The sealed ticket in Base64.
         """
+        tenant = self.tenants[tenant_name]
         ticket = Ticket(
             transfer_id=transfer.transfer_id,
-            tenant=tenant_class(cache_salt),
+            tenant=tenant_class(tenant.cache_salt),
+            weight=tenant.link_weight,
+            bytes_per_s=tenant.link_bytes_per_s,
             layout_id=layout.layout_id,
             source=transfer.source,
             destination=transfer.destination,

@@ -84,6 +84,15 @@ class PromptMaker:
         """Let the threads end."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
+    async def words(self, ids: list[int]) -> tuple[str, list[str]]:
+        """The text of token ids, and how the tokenizer writes each of them; on another thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._words, ids)
+
+    def _words(self, ids: list[int]) -> tuple[str, list[str]]:
+        # Ids that the model has and the tokenizer has not are no words.
+        words = [word or "" for word in self._tokenizer.convert_ids_to_tokens(ids)]
+        return str(self._tokenizer.decode(ids)), words
+
     async def prompt(
         self, client: ClientRequest, cache_salt: str, layout: Layout | None, max_model_len: int
     ) -> Prompt:
@@ -162,7 +171,7 @@ def _render(tokenizer: Any, client: ClientRequest) -> str:
         return str(
             tokenizer.apply_chat_template(
                 _for_template(tokenizer, client.messages),
-                tools=body.get("tools") or None,
+                tools=client.tools or None,
                 documents=body.get("documents"),
                 add_generation_prompt=body.get("add_generation_prompt") is not False,
                 continue_final_message=bool(body.get("continue_final_message")),

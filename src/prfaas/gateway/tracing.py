@@ -179,7 +179,7 @@ def _describe(span: Any, record: Record, model: str) -> None:
         else None,
     }
     span.set_attributes({name: value for name, value in said.items() if value is not None})
-    if record.outcome is Outcome.FAILED:
+    if record.outcome in (Outcome.FAILED, Outcome.TIMED_OUT):
         span.set_status(StatusCode.ERROR)
 
 

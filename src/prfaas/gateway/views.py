@@ -7,16 +7,19 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from prfaas import __version__
 from prfaas.config.deployment import ClusterRole
 from prfaas.errors import RequestError
 from prfaas.gateway.answering import json_response
 from prfaas.gateway.door import Door
 from prfaas.gateway.engines import Engines
 from prfaas.gateway.failures import error_response
+from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.metrics import CONTENT_TYPE, Metrics
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import RECORDS_MAX, Records
 from prfaas.gateway.rejections import UnavailableError
+from prfaas.gateway.requests import check_model
 
 _LIMIT_DEFAULT = 100
 
@@ -44,15 +47,28 @@ class Views:
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes; each answers HEAD as well."""
         router.add_get("/v1/models", self._models)
+        router.add_get("/v1/models/{model:.+}", self._model)
+        router.add_get("/version", self._version)
         router.add_get("/health", self._health)
+        router.add_route("*", "/ping", self._health)
         router.add_get("/metrics", self._metrics)
         router.add_get("/control/requests", self._requests)
         router.add_get("/control/requests/{request_id}", self._request)
         router.add_get("/control/links", self._links)
 
+    async def _version(self, _: web.Request) -> web.Response:
+        return json_response({"version": __version__})
+
     async def _models(self, _: web.Request) -> web.Response:
+        return json_response({"object": "list", "data": [self._card()]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        check_model({"model": request.match_info["model"]}, self.model)
+        return json_response(self._card())
+
+    def _card(self) -> JsonObject:
         ready = self.engines.choose(ClusterRole.PD)
-        model = {
+        return {
             "id": self.model,
             "object": "model",
             "created": int(time.time()),
@@ -61,7 +77,6 @@ class Views:
             "parent": None,
             "max_model_len": ready.max_model_len if ready else None,
         }
-        return json_response({"object": "list", "data": [model]})
 
     async def _health(self, request: web.Request) -> web.Response:
         """Does it take requests? With `?full=1`: is all there, so that offloading works too?"""

@@ -195,6 +195,17 @@ class Problem:
         return mean_length(self.workload.lengths)
 
     @property
+    def decode_slots(self) -> int:
+        """Sequences that a decode instance runs at once within its target, at least 1.
+
+        Raises:
+            ConfigError: Not even one meets the target.
+        """
+        context = self.workload.mean_context
+        batch, _ = self.pd.decode.largest_batch(context, self.pd.tpot_max_s)
+        return max(int(batch), 1)
+
+    @property
     def gpu_price_per_h(self) -> float:
         """Price of all GPUs for one hour."""
         pd = self.pd.num_instances * self.pd.price_per_instance_h

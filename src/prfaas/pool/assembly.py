@@ -8,16 +8,18 @@ from typing import Protocol
 
 from prfaas.core.blocks import BlockKey
 from prfaas.errors import PeerError
-from prfaas.wire.fragments import FragmentPrefix
-from prfaas.wire.frames import BlockFrame
+from prfaas.wire.fragments import FragmentPrefix, ReceivedBlock
 
-UNFINISHED_BYTES_MAX = 1 << 30
 UNFINISHED_BLOCKS_MAX = 64
-"""Of one peer. A sender finishes a block before it starts the next, so these are far away."""
+"""Of one peer. A sender finishes a block before it starts the next, so this is far away."""
 
 BlockBuffer = bytearray | memoryview
 Name = tuple[bytes, bytes, BlockKey, bytes, int]
 """Transfer, layout, key, digest and size: fragments that agree in all belong to one block."""
+
+
+class NoRoomError(Exception):
+    """There is no memory for a block."""
 
 
 class Writer(Protocol):
@@ -45,11 +47,14 @@ class Assembly:
     compared.
 
     Args:
-        allocate: Memory for a block of so many bytes; its content does not matter.
+        allocate: Memory for a block of so many bytes, its content does not matter; None if there is
+            no room.
+        bytes_max: Of unfinished blocks; a single one may be larger.
     """
 
-    def __init__(self, allocate: Callable[[int], BlockBuffer]) -> None:
+    def __init__(self, allocate: Callable[[int], BlockBuffer | None], bytes_max: int) -> None:
         self._allocate = allocate
+        self._bytes_max = bytes_max
         self._unfinished: dict[Name, _Unfinished] = {}
         self._bytes = 0
         self._is_closed = False
@@ -66,6 +71,7 @@ class Assembly:
             None if it is here already, or the link is over.
 
         Raises:
+            NoRoomError: This would be one block more than there is memory for.
             PeerError: The peer starts more blocks than it may.
         """
         if self._is_closed:
@@ -79,7 +85,7 @@ class Assembly:
         block.writers[prefix.offset] = writer
         return block.data[prefix.offset : prefix.offset + prefix.num_bytes]
 
-    def written(self, prefix: FragmentPrefix) -> BlockFrame | None:
+    def written(self, prefix: FragmentPrefix) -> ReceivedBlock | None:
         """A claimed fragment is there.
 
         Returns:
@@ -99,7 +105,7 @@ class Assembly:
         if block.missing_bytes < 0 or any(block.writers.values()):
             raise PeerError(f"fragments of block {prefix.key.block_hash.hex()[:12]} overlap")
         self._drop(name)
-        return BlockFrame(
+        return ReceivedBlock(
             prefix.transfer_id, prefix.layout_id, prefix.key, prefix.digest, block.data
         )
 
@@ -115,6 +121,15 @@ class Assembly:
         self._unfinished.clear()
         self._bytes = 0
 
+    def has_arrived(self, block: ReceivedBlock) -> None:
+        """Drop what is unfinished under the name of a block that is whole.
+
+        A fragment of it may have come again, of a connection that was lost just then.
+        """
+        name = block.transfer_id, block.layout_id, block.key, block.digest, len(block.data)
+        if name in self._unfinished:
+            self._drop(name)
+
     def forget(self, transfer_id: bytes) -> None:
         """Drop what is unfinished of a transfer."""
         for name in [name for name in self._unfinished if name[0] == transfer_id]:
@@ -122,13 +137,16 @@ class Assembly:
 
     def _start(self, name: Name) -> _Unfinished:
         size = name[-1]
-        is_full = self._unfinished and self._bytes + size > UNFINISHED_BYTES_MAX
-        if is_full or len(self._unfinished) >= UNFINISHED_BLOCKS_MAX:
+        if len(self._unfinished) >= UNFINISHED_BLOCKS_MAX:
             raise PeerError(
                 f"{len(self._unfinished)} blocks are unfinished and another one is started; "
-                f"the limits are {UNFINISHED_BLOCKS_MAX} blocks and {UNFINISHED_BYTES_MAX} bytes"
+                f"the limit is {UNFINISHED_BLOCKS_MAX}"
             )
-        block = _Unfinished(memoryview(self._allocate(size)), size)
+        is_full = self._unfinished and self._bytes + size > self._bytes_max
+        buffer = None if is_full else self._allocate(size)
+        if buffer is None:
+            raise NoRoomError
+        block = _Unfinished(memoryview(buffer), size)
         self._unfinished[name] = block
         self._bytes += size
         return block

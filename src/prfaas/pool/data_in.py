@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from prfaas.errors import PeerError
-from prfaas.pool.assembly import Assembly
+from prfaas.pool.assembly import Assembly, NoRoomError
 from prfaas.pool.io_thread import HANDSHAKE_TIMEOUT_S, IoThread, readable, shake_hands
 from prfaas.wire.fragments import (
     FRAGMENT_BYTES_MAX,
-    PREFIX_BYTES,
     FragmentPrefix,
-    decode_prefix,
+    FragmentStream,
+    ReceivedBlock,
 )
-from prfaas.wire.frames import BlockFrame, ControlFrame, FrameDecoder
+from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.identity import peer_name
 from prfaas.wire.messages import Join, decode
 from prfaas.wire.sockets import keep_alive
@@ -34,6 +34,10 @@ TURN_BYTES = 512 << 10
 """What a connection reads before the others have their turn."""
 
 
+class DigestError(PeerError):
+    """The bytes of a block are not what its sender named."""
+
+
 @dataclass(frozen=True, slots=True)
 class DataHandlers:
     """What a data connection asks and tells; the first three are asked on the I/O thread, the
@@ -45,6 +49,7 @@ class DataHandlers:
         has: Whether the block of a fragment has arrived with its transfer.
         on_block: A block is complete and intact; calls its last argument when it is dealt with.
         on_unwanted: Fragments of a transfer came that nobody waits for.
+        on_no_room: Fragments of a transfer came for which there is no memory.
         on_broken: A peer broke the protocol.
         on_end: The connection is gone.
     """
@@ -52,9 +57,10 @@ class DataHandlers:
     find_assembly: Callable[[str, str], Assembly | None]
     wants: Callable[[bytes, str], bool]
     has: Callable[[FragmentPrefix], bool]
-    on_block: Callable[[str, BlockFrame, Callable[[], None]], None]
+    on_block: Callable[[str, ReceivedBlock, Callable[[], None]], None]
     on_unwanted: Callable[[str, bytes], None]
-    on_broken: Callable[[str, str], None]
+    on_no_room: Callable[[str, bytes], None]
+    on_broken: Callable[[str, PeerError], None]
     on_end: Callable[[DataReceiver], None]
 
 
@@ -129,11 +135,12 @@ class DataReceiver:
             ) as secured:
                 await self._receive(secured)
         except PeerError as error:
-            self._tell(self._handlers.on_broken, self.peer, str(error))
+            self._tell(self._handlers.on_broken, self.peer, error.with_traceback(None))
         except OSError as error:
             log.info("data connection of %s: %r", self.peer or "a stranger", error)
             if not self.peer and not self.is_killed:
-                self._tell(self._handlers.on_broken, "", str(error) or repr(error))
+                reason = PeerError(str(error) or repr(error))
+                self._tell(self._handlers.on_broken, "", reason)
 
     async def _receive(self, secured: ssl.SSLSocket) -> None:
         await shake_hands(secured)
@@ -157,12 +164,19 @@ class DataReceiver:
         """Whether a fragment is wanted. Who sends what nobody wants is told once a transfer."""
         if self._handlers.wants(prefix.transfer_id, self.peer):
             return not self._handlers.has(prefix)
-        if prefix.transfer_id != self._unwanted:
-            self._unwanted = prefix.transfer_id
-            self._tell(self._handlers.on_unwanted, self.peer, self._unwanted)
+        self._drop(prefix, self._handlers.on_unwanted)
         return False
 
-    def deliver(self, block: BlockFrame, reader: _Reader) -> bool:
+    def no_room(self, prefix: FragmentPrefix) -> None:
+        """A fragment is dropped as there is no memory for its block. Its transfer is over."""
+        self._drop(prefix, self._handlers.on_no_room)
+
+    def _drop(self, prefix: FragmentPrefix, why: Callable[[str, bytes], None]) -> None:
+        if prefix.transfer_id != self._unwanted:
+            self._unwanted = prefix.transfer_id
+            self._tell(why, self.peer, self._unwanted)
+
+    def deliver(self, block: ReceivedBlock, reader: _Reader) -> bool:
         """Have a block's digest compared and hand it on.
 
         Returns:
@@ -172,22 +186,22 @@ class DataReceiver:
         self._io.hash(lambda: self._check(block, reader))
         return self._num_waiting < DELIVERIES_MAX
 
-    def _check(self, block: BlockFrame, reader: _Reader) -> None:
+    def _check(self, block: ReceivedBlock, reader: _Reader) -> None:
         """On the thread for digests."""
         if block.is_intact:
             self._tell(
                 self._handlers.on_block,
                 self.peer,
                 block,
-                lambda: self._io.call(self._dealt_with, reader),
+                lambda: self._io.call(self._dealt_with, reader, block),
             )
         else:
-            error = PeerError(f"block {block.key.block_hash.hex()[:12]} fails its digest")
+            error = DigestError(f"block {block.key.block_hash.hex()[:12]} fails its digest")
             self._io.call(reader.fail, error)
 
-    def _dealt_with(self, reader: _Reader) -> None:
+    def _dealt_with(self, reader: _Reader, block: ReceivedBlock) -> None:
         self._num_waiting -= 1
-        reader.go_on()
+        reader.go_on(block)
 
 
 class _Reader:
@@ -200,12 +214,8 @@ class _Reader:
         self._secured = secured
         self._number = secured.fileno()
         self._assembly = assembly
-        self._prefix_bytes = memoryview(bytearray(PREFIX_BYTES))
         self._nowhere = memoryview(bytearray(FRAGMENT_BYTES_MAX))
-        self._view = self._prefix_bytes
-        """What the next bytes fill."""
-        self._prefix: FragmentPrefix | None = None
-        """Of the fragment whose bytes come."""
+        self._stream = FragmentStream(self._begin)
         self._is_claimed = False
         self._is_paused = False
         self._wakes_at = 1
@@ -215,9 +225,9 @@ class _Reader:
     def stop(self) -> None:
         """Read nothing more."""
         self._loop.remove_reader(self._number)
-        if self._prefix is not None and self._is_claimed:
-            self._assembly.release(self._prefix, self)
-        self._view = self._prefix_bytes  # Nothing here keeps the memory of a block.
+        if self._stream.prefix is not None and self._is_claimed:
+            self._assembly.release(self._stream.prefix, self)
+        self._stream.let_go()
         if not self.ended.done():
             self.ended.cancel()
 
@@ -229,10 +239,12 @@ class _Reader:
 
     def disown(self) -> None:
         """Another connection brings the fragment that is being read."""
-        self._view, self._is_claimed = self._nowhere[: len(self._view)], False
+        self._stream.view = self._nowhere[: len(self._stream.view)]
+        self._is_claimed = False
 
-    def go_on(self) -> None:
-        """There is room for further blocks."""
+    def go_on(self, block: ReceivedBlock) -> None:
+        """A block is dealt with: there is room for further ones."""
+        self._assembly.has_arrived(block)
         if self._is_paused and not self.ended.done():
             self._is_paused = False
             self._loop.add_reader(self._number, self._read)
@@ -242,15 +254,15 @@ class _Reader:
         left = TURN_BYTES
         try:
             while left > 0 and not self._is_paused and not self.ended.done():
-                count = self._secured.recv_into(self._view)
+                count = self._secured.recv_into(self._stream.view)
                 if not count:
                     self.ended.set_result(None)
                     return
                 left -= count
                 self._receiver.num_bytes += count
-                self._view = self._view[count:]
-                if not self._view:
-                    self._advance()
+                fragment = self._stream.filled(count)
+                if fragment is not None:
+                    self._finish(fragment)
             if not self._is_paused and not self.ended.done():
                 # What is left may be less than the socket wakes for: nobody announces it.
                 self._loop.call_soon(self._read)
@@ -261,28 +273,28 @@ class _Reader:
 
     def _sleep(self) -> None:
         """Be woken when a good part of what is missing is there, not for every segment."""
-        missing = len(self._view) - RECORD_BYTES if self._prefix is not None else 0
+        stream = self._stream
+        missing = len(stream.view) - RECORD_BYTES if stream.prefix is not None else 0
         wanted = min(max(1, missing), WAKE_BYTES)
         if wanted != self._wakes_at:
             self._wakes_at = wanted
             self._secured.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
 
-    def _advance(self) -> None:
-        if self._prefix is None:
-            self._begin(decode_prefix(self._prefix_bytes))
-            return
-        prefix, self._prefix = self._prefix, None
-        self._view = self._prefix_bytes
+    def _begin(self, prefix: FragmentPrefix) -> memoryview:
+        place = None
+        if self._receiver.takes(prefix):
+            try:
+                place = self._assembly.claim(prefix, self)
+            except NoRoomError:
+                self._receiver.no_room(prefix)
+        self._is_claimed = place is not None
+        return self._nowhere[: prefix.num_bytes] if place is None else place
+
+    def _finish(self, prefix: FragmentPrefix) -> None:
         block = self._assembly.written(prefix) if self._is_claimed else None
         if block is not None and not self._receiver.deliver(block, self):
             self._is_paused = True
             self._loop.remove_reader(self._number)
-
-    def _begin(self, prefix: FragmentPrefix) -> None:
-        is_wanted = self._receiver.takes(prefix)
-        place = self._assembly.claim(prefix, self) if is_wanted else None
-        self._prefix, self._is_claimed = prefix, place is not None
-        self._view = self._nowhere[: prefix.num_bytes] if place is None else place
 
 
 async def _read_join(secured: ssl.SSLSocket) -> Join:
@@ -296,7 +308,7 @@ async def _read_join(secured: ssl.SSLSocket) -> Join:
         if not data:
             raise OSError("the peer left before it joined")
         for frame in decoder.feed(data):
-            message = decode(frame.payload) if isinstance(frame, ControlFrame) else None
+            message = decode(frame.payload)
             if not isinstance(message, Join):
                 raise PeerError("a data connection has to say first which link it joins")
             return message

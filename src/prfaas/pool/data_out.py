@@ -17,7 +17,7 @@ from prfaas.pool.io_thread import IoThread, shake_hands
 from prfaas.wire.fragments import encode_prefix
 from prfaas.wire.identity import peer_name
 from prfaas.wire.messages import Join, encode
-from prfaas.wire.sockets import TcpInfo, fit, prepare, tcp_info
+from prfaas.wire.sockets import TcpInfo, fit, prepare, share_of, tcp_info
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +37,14 @@ class SendQueue:
 
     Args:
         on_taken: Called on the I/O thread with the bytes that go out.
+        clock_ns: Monotonic clock, nanoseconds.
     """
 
-    def __init__(self, on_taken: Callable[[int], None]) -> None:
+    def __init__(self, on_taken: Callable[[int], None], clock_ns: Callable[[], int]) -> None:
         self._share = LinkShare(FRAGMENT_BYTES)
         self._lock = threading.Lock()
         self._on_taken = on_taken
+        self._clock_ns = clock_ns
         self.on_more: Callable[[], object] = lambda: None
         """Called when there is something to send."""
 
@@ -80,11 +82,18 @@ class SendQueue:
 
     def take(self, connection: int) -> Fragment | None:
         """What this connection sends next; None if there is nothing."""
+        now_ns = self._clock_ns()
         with self._lock:
-            fragment = self._share.take(connection)
+            fragment = self._share.take(connection, now_ns)
         if fragment is not None:
             self._on_taken(fragment.num_bytes)
         return fragment
+
+    @property
+    def queued_by_tenant(self) -> dict[str, int]:
+        """Waiting for a connection, by the class of the tenant."""
+        with self._lock:
+            return self._share.queued_by_tenant
 
     @property
     def queued_bytes(self) -> int:
@@ -354,7 +363,7 @@ class DataSenders:
         return secured
 
     def _fit(self) -> None:
-        share = self._pacing_bits_per_s // 8 // max(1, len(self._connections))
+        share = share_of(self._pacing_bits_per_s, len(self._connections))
         fitted = share, 2 * self._fragment_bytes
         for connection in self._connections:
             if connection.fitted != fitted:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from prfaas.core.pacing import Pacer
+from prfaas.logs import log_event
 from prfaas.pool.data_out import DataSenders, SendQueue
 from prfaas.pool.io_thread import IoThread
 from prfaas.pool.link_meter import SAMPLE_NS, LinkMeter
@@ -31,6 +32,8 @@ from prfaas.wire.sockets import prepare_messages, tcp_info
 log = logging.getLogger(__name__)
 
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 1.0
+REFUSED_RETRY_MAX_S = 10.0
+"""A peer that refuses us does so until somebody changes its settings."""
 STABLE_S = 5.0
 """A connection that lasted this long was a good one: the next try follows at once."""
 CONNECT_TIMEOUT_S = 5.0
@@ -120,6 +123,7 @@ class Dialer:
         self._senders: DataSenders | None = None
         self._welcome = asyncio.Event()
         self._link = ""
+        self._refusal = ""
         self._numbers = itertools.count()
         self._was_up = False
         self._meter = LinkMeter(budget_bits_per_s)
@@ -144,7 +148,11 @@ class Dialer:
     def telemetry(self) -> LinkTelemetry:
         """What was measured last."""
         arrived = self._user.open_arrived_bytes
-        return self._meter.telemetry(self._clock_ns(), open_arrived_bytes=arrived)
+        return self._meter.telemetry(
+            self._clock_ns(),
+            open_arrived_bytes=arrived,
+            queued_by_tenant=self._queue.queued_by_tenant,
+        )
 
     def seconds_to_send(self, num_bytes: int) -> float | None:
         """What a transfer of that many bytes would take now; None if nothing is known."""
@@ -159,6 +167,10 @@ class Dialer:
         """The peer has said what it has."""
         self._welcome.set()
 
+    def refused(self, reason: str) -> None:
+        """The peer says why it ends the connection."""
+        self._refusal = reason
+
     def heard(self, pong: Pong) -> None:
         """The peer answered a ping."""
         now = self._clock_ns()
@@ -172,24 +184,28 @@ class Dialer:
         loop = asyncio.get_running_loop()
         while True:
             closed = asyncio.Event()
-            began = loop.time()
+            began, reason, self._refusal = loop.time(), "", ""
             try:
                 await self._connect(closed)
-                said = ""
                 await self._serve(closed)
             except (OSError, ssl.SSLError, TimeoutError) as error:
                 reason = str(error) or repr(error)
-                if reason != said:
-                    log.info("link to %s: no connection, tried again: %s", self.peer, reason)
-                said = reason
             finally:
+                was_welcome = self.is_welcome
                 self._disconnect()
-            delay = RETRY_MIN_S if loop.time() - began > STABLE_S else min(2 * delay, RETRY_MAX_S)
+            if self._refusal:
+                reason = f"it refuses us: {self._refusal}"
+            if reason and reason != said:
+                log.warning("link to %s: no connection, tried again: %s", self.peer, reason)
+            said = "" if was_welcome else reason
+            most = REFUSED_RETRY_MAX_S if self._refusal and not was_welcome else RETRY_MAX_S
+            delay = RETRY_MIN_S if loop.time() - began > STABLE_S else min(2 * delay, most)
             await asyncio.sleep(delay)
 
     async def _connect(self, closed: asyncio.Event) -> None:
         def lost(_: Channel, reason: str) -> None:
-            log.warning("link to %s is down: %s", self.peer, reason)
+            if self.is_welcome:
+                log_event(log, logging.WARNING, "link_down", peer=self.peer, why=reason)
             closed.set()
             self._update()
 
@@ -292,6 +308,6 @@ class Dialer:
             return
         self._was_up = self.is_up
         if self._was_up:
-            log.info("link to %s is up", self.peer)
+            log_event(log, logging.INFO, "link_up", peer=self.peer)
         self._metrics.link_up.labels(peer=self.peer).set(self._was_up)
         self._user.on_state()

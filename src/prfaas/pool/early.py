@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from prfaas.wire.frames import BlockFrame
+from prfaas.wire.fragments import ReceivedBlock
 
 EARLY_NS = 5 * 10**9
 """A connection for messages that is later than this is dead."""
 
-Delivery = tuple[BlockFrame, Callable[[], None]]
+Delivery = tuple[ReceivedBlock, Callable[[], None]]
 """A block, and what to call once it is dealt with."""
 
 
 @dataclass(slots=True)
 class _Waiting:
     since_ns: int
+    num_bytes: int = 0
     deliveries: list[Delivery] = field(default_factory=list)
 
 
@@ -27,18 +28,27 @@ class EarlyBlocks:
 
     Args:
         clock_ns: Monotonic clock, nanoseconds.
+        bytes_max: Of one peer; a single block may be larger.
     """
 
-    def __init__(self, clock_ns: Callable[[], int]) -> None:
+    def __init__(self, clock_ns: Callable[[], int], bytes_max: int) -> None:
         self._clock_ns = clock_ns
+        self._bytes_max = bytes_max
         self._waiting: dict[tuple[str, bytes], _Waiting] = {}
 
-    def add(self, peer: str, frame: BlockFrame, done: Callable[[], None]) -> None:
-        """A block came before its offer."""
-        name = peer, frame.transfer_id
-        if name not in self._waiting:
-            self._waiting[name] = _Waiting(self._clock_ns())
-        self._waiting[name].deliveries.append((frame, done))
+    def add(self, peer: str, block: ReceivedBlock, done: Callable[[], None]) -> bool:
+        """A block came before its offer.
+
+        Returns:
+            False if the peer has too many of them; it is not held.
+        """
+        held = sum(one.num_bytes for (other, _), one in self._waiting.items() if other == peer)
+        if held and held + len(block.data) > self._bytes_max:
+            return False
+        waiting = self._waiting.setdefault((peer, block.transfer_id), _Waiting(self._clock_ns()))
+        waiting.num_bytes += len(block.data)
+        waiting.deliveries.append((block, done))
+        return True
 
     def take(self, peer: str, transfer_id: bytes) -> list[Delivery]:
         """What came of a transfer, in order; it is forgotten here."""

@@ -1,7 +1,7 @@
 """The unix socket at which local engines hand over and take back blocks.
 
 An engine maps its host-memory KV cache from a file and passes the file's descriptor here, so blocks
-are copied between that memory and the store without going through a socket.
+are copied between that memory and the store without going through a socket (`engine_memory.py`).
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ import asyncio
 import contextlib
 import errno
 import logging
-import mmap
 import os
+import select
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
 from prfaas.core.blocks import BlockKey, Layout
 from prfaas.errors import ConfigError, PeerError
+from prfaas.logs import log_event
+from prfaas.pool.engine_memory import EngineMemory
 from prfaas.wire.channel import Channel
-from prfaas.wire.frames import ControlFrame, Frame, FrameDecoder
+from prfaas.wire.frames import Frame, FrameDecoder
+from prfaas.wire.liveness import PING_INTERVAL_S
 from prfaas.wire.messages import AnyMessage, EngineHello, Key, Ping, decode, keys_of
 
 log = logging.getLogger(__name__)
@@ -28,88 +31,6 @@ HELLO_BYTES_MAX = 1 << 20
 HELLO_TIMEOUT_S = 10.0
 ACCEPT_RETRY_S = 0.1
 """Out of file descriptors, say: some are given back soon."""
-
-
-class EngineMemory:
-    """The rows of an engine's shared memory, and where blocks lie in them.
-
-    Args:
-        descriptor: Of the shared file; taken over and closed.
-        hello: The engine's description of it.
-
-    Raises:
-        PeerError: The description contradicts itself or the file.
-    """
-
-    def __init__(self, descriptor: int, hello: EngineHello) -> None:
-        self.layout: Layout = hello.layout.layout()
-        self._row_bytes = hello.row_bytes
-        self._num_rows = hello.num_rows
-        self._extents = hello.extents
-        try:
-            self._check(hello, os.fstat(descriptor).st_size)
-            self._memory = mmap.mmap(descriptor, hello.row_bytes * hello.num_rows)
-        except (OSError, ValueError) as error:
-            raise PeerError(f"shared memory can not be mapped: {error}") from None
-        finally:
-            os.close(descriptor)
-
-    def block_bytes(self, group: int) -> int:
-        """Bytes of a block of `group`.
-
-        Raises:
-            PeerError: There is no such group.
-        """
-        if group not in self._extents:
-            raise PeerError(f"cache group {group}; the engine announced {sorted(self._extents)}")
-        return sum(length for _, length in self._extents[group])
-
-    def check(self, key: BlockKey, row: int) -> None:
-        """Whether there is such a group and such a row.
-
-        Raises:
-            PeerError: There is not.
-        """
-        self.block_bytes(key.group)
-        self._places(key.group, row)
-
-    def read(self, key: BlockKey, row: int, into: memoryview) -> None:
-        """Copy a block out of a row, into a buffer of its size."""
-        at = 0
-        with memoryview(self._memory) as memory:
-            for start, length in self._places(key.group, row):
-                into[at : at + length] = memory[start : start + length]
-                at += length
-
-    def write(self, key: BlockKey, row: int, data: bytearray | memoryview) -> None:
-        """Copy a block into a row."""
-        view, at = memoryview(data), 0
-        for start, length in self._places(key.group, row):
-            self._memory[start : start + length] = view[at : at + length]
-            at += length
-
-    def close(self) -> None:
-        """Unmap."""
-        self._memory.close()
-
-    def _places(self, group: int, row: int) -> list[tuple[int, int]]:
-        if not 0 <= row < self._num_rows:
-            raise PeerError(f"row {row}; the engine announced {self._num_rows}")
-        base = row * self._row_bytes
-        return [(base + offset, length) for offset, length in self._extents[group]]
-
-    def _check(self, hello: EngineHello, file_bytes: int) -> None:
-        if hello.row_bytes * hello.num_rows > file_bytes:
-            raise PeerError(f"{hello.num_rows} rows do not fit into {file_bytes} shared bytes")
-        named = sorted(group.index for group in self.layout.groups)
-        if named != sorted(self._extents):
-            raise PeerError(f"cache groups {named} with extents of {sorted(self._extents)}")
-        for group in self.layout.groups:
-            extents = self._extents[group.index]
-            if any(offset + length > hello.row_bytes for offset, length in extents):
-                raise PeerError(f"cache group {group.index} reaches beyond its row")
-            if sum(length for _, length in extents) != group.block_bytes:
-                raise PeerError(f"extents of cache group {group.index} are not its block size")
 
 
 class EngineSession:
@@ -130,11 +51,29 @@ class EngineSession:
         """Keys with their rows.
 
         Raises:
-            PeerError: There are not as many of one as of the other.
+            PeerError: There are not as many of one as of the other, or no such groups or rows.
         """
         if len(keys) != len(rows):
             raise PeerError(f"{len(keys)} keys for {len(rows)} rows")
-        return list(zip(keys_of(keys), rows, strict=True))
+        named = list(zip(keys_of(keys), rows, strict=True))
+        for key, row in named:
+            self.memory.check(key, row)
+        return named
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the engine has hung up, also if there is more to read of what it said before.
+
+        From then on its rows are its own again: what was read of them before stays good, and
+        nothing may be written to them. Any thread may ask.
+        """
+        channel = self.channel
+        connection = channel.socket if channel is not None else None
+        if connection is None:
+            return True
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLRDHUP)
+        return bool(poll.poll(0))
 
 
 class EnginePort:
@@ -183,7 +122,7 @@ class EnginePort:
         if self._listener is None:
             raise RuntimeError("the port is not open")
         loop = asyncio.get_running_loop()
-        tasks: set[asyncio.Task[None]] = set()
+        tasks: set[asyncio.Task[None]] = {asyncio.create_task(self._ping())}
         try:
             while True:
                 try:
@@ -199,6 +138,14 @@ class EnginePort:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ping(self) -> None:
+        """Tell engines that this process lives. They need not answer: a scheduler may be busy."""
+        while True:
+            for session in self._sessions:
+                if session.channel is not None:
+                    session.channel.send(Ping())
+            await asyncio.sleep(PING_INTERVAL_S)
 
     def _listen(self) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -244,12 +191,10 @@ class EnginePort:
         session.channel.send(Ping())
 
     def _deliver(self, session: EngineSession, frame: Frame) -> None:
-        if not isinstance(frame, ControlFrame):
-            raise PeerError("an engine sends no block frames: its blocks are in shared memory")
         self._on_message(session, decode(frame.payload))
 
     def _closed(self, session: EngineSession, reason: str) -> None:
-        log.info("engine %s is gone: %s", session.name, reason)
+        log_event(log, logging.INFO, "engine_gone", engine=session.name, why=reason)
         session.memory.close()
         self._sessions.discard(session)
         self._on_close(session)
@@ -282,7 +227,7 @@ def _receive_hello(connection: socket.socket) -> tuple[EngineHello, int]:
     try:
         frames = _first_frames(connection, descriptors)
         frame = frames[0]
-        message = decode(frame.payload) if isinstance(frame, ControlFrame) else None
+        message = decode(frame.payload)
         if len(frames) > 1 or not isinstance(message, EngineHello) or len(descriptors) != 1:
             raise PeerError("an engine has to say hello first, with one descriptor, and then wait")
     except (PeerError, OSError):

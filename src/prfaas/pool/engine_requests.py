@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 
 from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.core.tickets import TicketRefusedError
 from prfaas.errors import PeerError
+from prfaas.pool.engine_copies import EngineCopies, release
 from prfaas.pool.engine_port import EngineSession
 from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.metrics import PoolMetrics
@@ -15,7 +17,6 @@ from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.sending import Sending
 from prfaas.pool.store import BlockStore, StoredBlock
 from prfaas.pool.tickets import TicketChecks
-from prfaas.wire.frames import block_digest
 from prfaas.wire.messages import (
     HIT,
     MISS,
@@ -38,10 +39,13 @@ from prfaas.wire.messages import (
 
 READS_MAX = 8
 """Blocks that one request has read from disk at a time: each holds memory."""
+WAITING_MAX = 10_000
+"""Stores of one engine that wait for those before them; its rows are fewer."""
+Waiting = deque[Callable[[], Coroutine[None, None, None]]]
 
 
 class EngineRequests:
-    """Answers engines: at once what lies in memory, later what has to be read from disk.
+    """Answers engines: lookups at once, the rest when blocks are copied, read or sent.
 
     Args:
         name: Of this pool node: a push to it hands blocks from one of its engines to another.
@@ -79,7 +83,10 @@ class EngineRequests:
         self._handed_over: dict[bytes, EngineSession] = {}
         """Transfers between engines of this host that are not complete, and who stores."""
         self._tasks: dict[asyncio.Task[None], EngineSession] = {}
-        """Requests that wait for the disk."""
+        """Requests that are under way."""
+        self._copies = EngineCopies(store, metrics)
+        self._queues: dict[EngineSession, Waiting] = {}
+        """What has to be done in the order in which it was asked for, the first being done."""
 
     def handle(self, engine: EngineSession, message: AnyMessage) -> None:
         """Act on one message.
@@ -101,7 +108,7 @@ class EngineRequests:
             case Pull():
                 self._on_pull(message, lambda answer: _answer(engine, answer))
             case PushDone():
-                self._close_push(engine, message)
+                self._in_order(engine, lambda: self._close_push(engine, message))
             case Ping():
                 return
             case _:
@@ -113,6 +120,7 @@ class EngineRequests:
             if owner is engine:
                 del self._pushes[transfer_id]
                 link.abort(transfer_id, "engine_lost", tell_peer=True)
+        self._queues.pop(engine, None)
         for transfer_id, owner in list(self._handed_over.items()):
             if owner is engine:
                 del self._handed_over[transfer_id]
@@ -120,10 +128,38 @@ class EngineRequests:
             if waiting is engine:
                 task.cancel()
 
+    def close(self) -> None:
+        """Nothing more is asked."""
+        self._copies.close()
+
     def _start(self, engine: EngineSession, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(self._watch(engine, work))
         self._tasks[task] = engine
         task.add_done_callback(self._tasks.pop)
+
+    async def _watch(self, engine: EngineSession, work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
+        except PeerError as error:
+            if engine.channel is not None:
+                engine.channel.distrust(str(error))
+
+    def _in_order(
+        self, engine: EngineSession, work: Callable[[], Coroutine[None, None, None]]
+    ) -> None:
+        """Do something after what the engine asked for before."""
+        queue = self._queues.setdefault(engine, deque())
+        if len(queue) >= WAITING_MAX:
+            raise PeerError(f"{WAITING_MAX} requests wait to be answered, which is the limit")
+        queue.append(work)
+        if len(queue) == 1:
+            self._start(engine, self._work_off(engine, queue))
+
+    async def _work_off(self, engine: EngineSession, queue: Waiting) -> None:
+        while queue:
+            await queue[0]()
+            queue.popleft()
+        self._queues.pop(engine, None)
 
     def _open_push(self, engine: EngineSession, message: Push) -> None:
         if message.peer == self._name:
@@ -148,7 +184,7 @@ class EngineRequests:
         link.open(grant)
         self._pushes[message.transfer_id] = engine, link
 
-    def _close_push(self, engine: EngineSession, message: PushDone) -> None:
+    async def _close_push(self, engine: EngineSession, message: PushDone) -> None:
         self._handed_over.pop(message.transfer_id, None)
         _, link = self._pushes.pop(message.transfer_id, (engine, None))
         if link is None:
@@ -165,31 +201,31 @@ class EngineRequests:
         return name in self._store and not self._store.has_in_memory(name)
 
     def _store_rows(self, engine: EngineSession, message: Store) -> None:
-        stored = True
         pushed = message.pushed or [False] * len(message.keys)
         if len(pushed) != len(message.keys):
             raise PeerError(f"{len(pushed)} push flags for {len(message.keys)} keys")
         named = engine.named_rows(message.keys, message.rows)
-        for (key, row), wanted in zip(named, pushed, strict=True):
-            block = self._keep(engine, key, row)
-            stored = stored and block is not None
-            if wanted and message.transfer_id is not None:
-                self._push(engine, message.transfer_id, key, block)
-            del block  # Or the memory of one that is evicted would not come back for the next.
-        _answer(engine, StoreDone(job=message.job, stored=stored))
+        wanted = {key for (key, _), flag in zip(named, pushed, strict=True) if flag}
+        self._in_order(engine, lambda: self._take(engine, message, named, wanted))
 
-    def _keep(self, engine: EngineSession, key: BlockKey, row: int) -> StoredBlock | None:
-        layout_id = engine.layout.layout_id
-        block = self._store.get(layout_id, key)
-        if block is not None:
-            return block
-        buffer = self._store.allocate(engine.memory.block_bytes(key.group))
-        if buffer is None:
-            self._metrics.blocks_dropped.labels(reason="no_room").inc()
-            return None
-        engine.memory.read(key, row, buffer)
-        self._metrics.blocks_stored.labels(group=key.group).inc()
-        return self._store.keep(layout_id, key, buffer, block_digest(layout_id, key, buffer))
+    async def _take(
+        self,
+        engine: EngineSession,
+        message: Store,
+        named: list[tuple[BlockKey, int]],
+        wanted: set[BlockKey],
+    ) -> None:
+        stored = True
+        for part in self._copies.batches(engine, named):
+            blocks = await self._copies.take(engine, part)
+            for (key, _), block in zip(part, blocks, strict=True):
+                stored = stored and block is not None
+                if key in wanted and message.transfer_id is not None:
+                    self._push(engine, message.transfer_id, key, block)
+            release(blocks)
+            # Or the memory of those that are evicted would not come back for the next.
+            block, blocks = None, []
+        _answer(engine, StoreDone(job=message.job, stored=stored))
 
     def _push(
         self, engine: EngineSession, transfer_id: bytes, key: BlockKey, block: StoredBlock | None
@@ -205,38 +241,37 @@ class EngineRequests:
     def _load_rows(self, engine: EngineSession, message: Load) -> None:
         layout_id = engine.layout.layout_id
         named = engine.named_rows(message.keys, message.rows)
-        for key, row in named:
-            engine.memory.check(key, row)
         if any(self._is_on_disk_only((layout_id, key)) for key, _ in named):
             self._start(engine, self._load_from_disk(engine, message.job, named))
-            return
-        blocks = ((key, row, self._store.get(layout_id, key)) for key, row in named)
-        loaded = bytes(self._write(engine, key, row, block, "host") for key, row, block in blocks)
-        _answer(engine, LoadDone(job=message.job, loaded=loaded))
+        else:
+            self._start(engine, self._load_from_memory(engine, message.job, named))
+
+    async def _load_from_memory(
+        self, engine: EngineSession, job: int, named: list[tuple[BlockKey, int]]
+    ) -> None:
+        layout_id = engine.layout.layout_id
+        blocks = [self._store.get(layout_id, key) for key, _ in named]
+        loaded = await self._copies.give(engine, named, blocks)
+        self._metrics.hits.labels(tier="host").inc(sum(loaded))
+        _answer(engine, LoadDone(job=job, loaded=loaded))
 
     async def _load_from_disk(
         self, engine: EngineSession, job: int, named: list[tuple[BlockKey, int]]
     ) -> None:
-        loaded: list[bool] = []
+        loaded = b""
         for start in range(0, len(named), READS_MAX):
             part = named[start : start + READS_MAX]
-            loaded += await asyncio.gather(*(self._load_one(engine, key, row) for key, row in part))
-        _answer(engine, LoadDone(job=job, loaded=bytes(loaded)))
+            flags = await asyncio.gather(*(self._load_one(engine, row) for row in part))
+            loaded += b"".join(flags)
+        _answer(engine, LoadDone(job=job, loaded=loaded))
 
-    async def _load_one(self, engine: EngineSession, key: BlockKey, row: int) -> bool:
-        layout_id = engine.layout.layout_id
+    async def _load_one(self, engine: EngineSession, row: tuple[BlockKey, int]) -> bytes:
+        layout_id, (key, _) = engine.layout.layout_id, row
         tier = "disk" if self._is_on_disk_only((layout_id, key)) else "host"
-        return self._write(engine, key, row, await self._store.fetch(layout_id, key), tier)
-
-    def _write(
-        self, engine: EngineSession, key: BlockKey, row: int, block: StoredBlock | None, tier: str
-    ) -> bool:
-        if block is None or len(block.data) != engine.memory.block_bytes(key.group):
-            return False
-        engine.memory.write(key, row, block.data)
-        self._metrics.blocks_loaded.labels(group=key.group).inc()
-        self._metrics.hits.labels(tier=tier).inc()
-        return True
+        block = await self._store.fetch(layout_id, key)
+        loaded = await self._copies.give(engine, [row], [block])
+        self._metrics.hits.labels(tier=tier).inc(sum(loaded))
+        return loaded
 
     def _look_up(self, engine: EngineSession, message: Lookup) -> None:
         layout_id = engine.layout.layout_id

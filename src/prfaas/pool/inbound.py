@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Set
 
 from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.core.tickets import Refusal, TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent, TransferState
-from prfaas.errors import PeerError
+from prfaas.errors import TransferError
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.store import BlockStore
 from prfaas.pool.tickets import DESTINATION, Grant, TicketChecks
-from prfaas.wire.frames import BlockFrame
+from prfaas.wire.fragments import ReceivedBlock
 from prfaas.wire.messages import Abort, Accepted, Commit, Offer, Pull, Refused, keys_of
 
 GIVEN_UP = (TransferState.ABORTED, TransferState.EXPIRED)
 """An offer that comes after these is late; after the other ends it is a replay."""
 TRANSFERS_MAX = 10_000
-"""Ended transfers remembered, so that late lookups and frames are recognised."""
+"""Transfers known at once. Ended ones are remembered so that late lookups and frames are
+recognised, and make room for new ones; where all are open, new ones are refused."""
+NO_ROOM = "no_room"
+"""Why a transfer ended for whose blocks there is no memory."""
+PEER_SHARE, PEER_BYTES_MIN = 4, 64 << 20
+"""One peer may hold that part of memory with blocks that are not in the store yet, or so much: when
+a path flows again that stood still, every connection brings parts of other blocks."""
 
 
 class InboundTransfers:
@@ -57,15 +63,17 @@ class InboundTransfers:
         self._grace_ns = grace_ns
         self._on_closed = on_closed
         self._on_missing = on_missing
-        self._transfers: OrderedDict[bytes, Transfer] = OrderedDict()
+        self._transfers: dict[bytes, Transfer] = {}
+        self._ended: deque[bytes] = deque()
+        """Those that ended, the oldest end first."""
         self._arrived: dict[bytes, set[BlockName]] = {}
         """What came with each open transfer."""
         self._expected: dict[bytes, int] = {}
         """Blocks that a commit announced and that are not all here yet."""
         self._asked: dict[bytes, set[BlockKey]] = {}
         """What the open pulls of this pool are for; nothing else is taken for them."""
-        self._refused: OrderedDict[tuple[str, bytes], None] = OrderedDict()
-        """Peers and the transfers of theirs that were refused."""
+        self._refused: OrderedDict[tuple[str, bytes], str] = OrderedDict()
+        """Peers and the transfers of theirs that were refused, and why."""
         self._away_since_ns: dict[str, int] = {}
         """Peers whose link broke, and when."""
 
@@ -82,10 +90,12 @@ class InboundTransfers:
             return Accepted(transfer_id=transfer_id)
         if known is not None and known.peer in (peer, "") and known.state in GIVEN_UP:
             return Abort(transfer_id=transfer_id, reason=known.reason)
+        if self._refused.get((peer, transfer_id)) == NO_ROOM:
+            return Abort(transfer_id=transfer_id, reason=NO_ROOM)
         try:
             grant = self._grant(offer.ticket, transfer_id, peer)
         except TicketRefusedError as error:
-            self._refuse(transfer_id, peer)
+            self._refuse(transfer_id, peer, error.reason.value)
             return Refused(transfer_id=transfer_id, reason=error.reason.value)
         self._begin(grant, peer).apply(TransferEvent.ACCEPT)
         return Accepted(transfer_id=transfer_id)
@@ -98,7 +108,11 @@ class InboundTransfers:
 
         Raises:
             TicketRefusedError: The ticket does not allow the pull, or was used before.
+            TransferError: Somebody gave the pull up before it came.
         """
+        known = self._transfers.get(pull.transfer_id)
+        if known is not None and known.peer in (pull.source, "") and known.state in GIVEN_UP:
+            raise TransferError(known.reason)
         grant = self._grant(pull.ticket, pull.transfer_id, pull.source)
         transfer, layout_id = self._begin(grant, pull.source), grant.ticket.layout_id
         lacking = [
@@ -110,6 +124,12 @@ class InboundTransfers:
         return lacking
 
     def _grant(self, sealed: bytes, transfer_id: bytes, source: str) -> Grant:
+        if len(self._arrived) >= TRANSFERS_MAX:
+            error = TicketRefusedError(
+                Refusal.NO_ROOM, f"{TRANSFERS_MAX} transfers are open, which is the limit"
+            )
+            self._tickets.refused(DESTINATION, transfer_id, error)
+            raise error
         return self._tickets.to_receive(
             sealed,
             transfer_id=transfer_id,
@@ -156,61 +176,60 @@ class InboundTransfers:
         """Whether a block has arrived with this transfer. Any thread may ask."""
         return name in self._arrived.get(transfer_id, ())
 
-    def buffer(self, num_bytes: int) -> bytearray | memoryview:
-        """Memory to receive a block into. Any thread may ask."""
+    def buffer(self, num_bytes: int) -> bytearray | memoryview | None:
+        """Memory to receive a block into; None if there is no room. Any thread may ask."""
         return self._store.receive_buffer(num_bytes)
 
-    def block(self, frame: BlockFrame, peer: str, *, is_checked: bool = False) -> bool:
-        """A block arrived: keep it if it is what it says it is. A second time changes nothing.
+    @property
+    def peer_bytes_max(self) -> int:
+        """What one peer may hold with blocks that are not in the store yet."""
+        return max(PEER_BYTES_MIN, self._store.capacity_bytes // PEER_SHARE)
 
-        Args:
-            frame: The block.
-            peer: Who sent it.
-            is_checked: The digest was compared already.
+    def no_room(self, transfer_id: bytes, peer: str) -> None:
+        """There is no memory for a block of this transfer: it ends, also if it is offered later."""
+        self._metrics.blocks_dropped.labels(reason=NO_ROOM).inc()
+        self._store.keep_room()
+        transfer = self._transfers.get(transfer_id)
+        if transfer is None:
+            self._refuse(transfer_id, peer, NO_ROOM)
+        elif transfer.peer == peer:
+            self._end(transfer, TransferEvent.ABORT, NO_ROOM)
+
+    def block(self, block: ReceivedBlock, peer: str) -> bool:
+        """A block arrived whose digest was compared. A second time changes nothing.
 
         Returns:
             Whether more blocks of its transfer are wanted.
-
-        Raises:
-            PeerError: The block fails its digest; the connection can not be trusted.
         """
-        if not is_checked and not frame.is_intact:
-            self.broken_block()
-            raise PeerError(f"block {frame.key.block_hash.hex()[:12]} from {peer} fails its digest")
-        transfer = self._transfers.get(frame.transfer_id)
+        transfer = self._transfers.get(block.transfer_id)
         if transfer is None or not transfer.is_open or transfer.peer != peer:
             self._metrics.blocks_dropped.labels(reason="late").inc()
             return False
-        arrived = self._arrived[frame.transfer_id]
-        name = frame.layout_id, frame.key
+        arrived = self._arrived[block.transfer_id]
+        name = block.layout_id, block.key
         if name in arrived:
             return True
-        beyond = _beyond_ticket(transfer, frame, self._asked.get(frame.transfer_id))
+        beyond = _beyond_ticket(transfer, block, self._asked.get(block.transfer_id))
         if beyond is not None:
             self._tickets.refused(DESTINATION, transfer.transfer_id, beyond)
             self._end(transfer, TransferEvent.REFUSE, beyond.reason.value)
             return False
-        if not self._store.put(frame.layout_id, frame.key, frame.data, frame.digest):
-            self._metrics.blocks_dropped.labels(reason="no_room").inc()
-            self._end(transfer, TransferEvent.ABORT, "no_room")
+        if not self._store.put(block.layout_id, block.key, block.data, block.digest):
+            self._metrics.blocks_dropped.labels(reason=NO_ROOM).inc()
+            self._end(transfer, TransferEvent.ABORT, NO_ROOM)
             return False
         arrived.add(name)
-        transfer.moved(len(frame.data), self._clock_ns())
-        self._metrics.link_bytes.labels(peer=peer, direction="received").inc(len(frame.data))
+        self._store.lease(name, transfer.deadline_ns)
+        transfer.moved(len(block.data), self._clock_ns())
+        self._metrics.link_bytes.labels(peer=peer, direction="received").inc(len(block.data))
         return True
 
     def broken_block(self) -> None:
         """Count a block that failed its digest."""
         self._metrics.blocks_dropped.labels(reason="digest").inc()
 
-    def committed(self, commit: Commit, peer: str, *, may_follow: bool = False) -> None:
-        """The peer said how many blocks this transfer has.
-
-        Args:
-            commit: What it said.
-            peer: Who said it.
-            may_follow: Blocks may still be on the way, over other connections.
-        """
+    def committed(self, commit: Commit, peer: str) -> None:
+        """The peer said how many blocks this transfer has; some may still be on the way."""
         transfer = self._transfers.get(commit.transfer_id)
         if transfer is None or transfer.peer != peer or not transfer.apply(TransferEvent.SEND):
             return
@@ -218,9 +237,9 @@ class InboundTransfers:
             absent = self._asked[commit.transfer_id].intersection(keys_of(commit.missing))
             transfer.num_missing = len(absent)
             self._on_missing(commit.transfer_id, sorted(absent))
-        missing = commit.num_blocks - transfer.num_blocks
-        if missing < 0 or (missing and not may_follow):
-            self._end(transfer, TransferEvent.ABORT, f"{missing} blocks missing")
+        surplus = transfer.num_blocks - commit.num_blocks
+        if surplus > 0:
+            self._end(transfer, TransferEvent.ABORT, f"{surplus} blocks too many")
         else:
             self._expected[commit.transfer_id] = commit.num_blocks
 
@@ -324,35 +343,44 @@ class InboundTransfers:
 
     def _end(self, transfer: Transfer, event: TransferEvent, reason: str = "") -> None:
         if transfer.apply(event, reason):
-            self._arrived.pop(transfer.transfer_id, None)
+            self._ended.append(transfer.transfer_id)
+            arrived = self._arrived.pop(transfer.transfer_id, set())
+            if transfer.state is not TransferState.COMMITTED:
+                for name in arrived:
+                    self._store.release(name)
             self._expected.pop(transfer.transfer_id, None)
             self._asked.pop(transfer.transfer_id, None)
             self._on_closed(transfer.transfer_id)
             self._on_ended(transfer)
 
-    def _refuse(self, transfer_id: bytes, peer: str) -> None:
+    def _refuse(self, transfer_id: bytes, peer: str, reason: str) -> None:
         """Its blocks may be on their way already; they are dropped without waiting for an offer."""
-        self._refused[peer, transfer_id] = None
+        self._refused[peer, transfer_id] = reason
         while len(self._refused) > TRANSFERS_MAX:
             self._refused.popitem(last=False)
 
     def _remember(self, transfer: Transfer) -> None:
         self._transfers[transfer.transfer_id] = transfer
         self._arrived[transfer.transfer_id] = set()
-        while len(self._transfers) > TRANSFERS_MAX:
-            _, oldest = self._transfers.popitem(last=False)
-            self._end(oldest, TransferEvent.EXPIRE, "too many transfers")
+        while len(self._transfers) > TRANSFERS_MAX and self._ended:
+            self._forget(self._ended.popleft())
+
+    def _forget(self, transfer_id: bytes) -> None:
+        """Drop a transfer that ended, unless its name is in use again."""
+        transfer = self._transfers.get(transfer_id)
+        if transfer is not None and not transfer.is_open:
+            del self._transfers[transfer_id]
 
 
 def _beyond_ticket(
-    transfer: Transfer, frame: BlockFrame, asked: set[BlockKey] | None
+    transfer: Transfer, block: ReceivedBlock, asked: set[BlockKey] | None
 ) -> TicketRefusedError | None:
     """What a block goes beyond, if its transfer does not cover it."""
-    if asked is not None and frame.key not in asked:
+    if asked is not None and block.key not in asked:
         return TicketRefusedError(Refusal.FOREIGN, "a block came that was not asked for")
-    if frame.layout_id != transfer.layout_id:
+    if block.layout_id != transfer.layout_id:
         return TicketRefusedError(Refusal.LAYOUT, "a block of another layout came")
-    num_bytes = transfer.num_bytes + len(frame.data)
+    num_bytes = transfer.num_bytes + len(block.data)
     if num_bytes > transfer.bytes_max:
         return TicketRefusedError(
             Refusal.OVERSIZED, f"{num_bytes} bytes came, it allows {transfer.bytes_max}"

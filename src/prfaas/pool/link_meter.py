@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prfaas.units import NS_PER_S
-from prfaas.wire.messages import LinkTelemetry
+from prfaas.wire.messages import TENANTS_SHOWN_MAX, LinkTelemetry
 from prfaas.wire.sockets import TcpInfo
 
 SAMPLE_NS = 100_000_000
@@ -81,12 +81,20 @@ class LinkMeter:
             arrived_bytes=acked_bytes,
         )
 
-    def telemetry(self, now_ns: int, *, open_arrived_bytes: int = 0) -> LinkTelemetry:
-        """The last sample with its age, and what has arrived of open transfers."""
+    def telemetry(
+        self,
+        now_ns: int,
+        *,
+        open_arrived_bytes: int = 0,
+        queued_by_tenant: Mapping[str, int] | None = None,
+    ) -> LinkTelemetry:
+        """The last sample with its age, what has arrived of open transfers, and who waits now."""
         last = self._telemetry
         values = {name: getattr(last, name) for name in last.__struct_fields__}
         values["age_ns"] = max(0, now_ns - self._sampled_at_ns)
         values["open_arrived_bytes"] = open_arrived_bytes
+        longest = sorted((queued_by_tenant or {}).items(), key=lambda item: -item[1])
+        values["queued_by_tenant"] = dict(longest[:TENANTS_SHOWN_MAX])
         return LinkTelemetry(**values)
 
     def seconds_to_send(self, num_bytes: int) -> float | None:

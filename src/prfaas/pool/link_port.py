@@ -11,15 +11,17 @@ from prfaas.core.blocks import BlockKey
 from prfaas.core.transfers import TransferState
 from prfaas.errors import PeerError
 from prfaas.pool.assembly import Assembly
-from prfaas.pool.data_in import DataHandlers, DataReceiver
+from prfaas.pool.data_in import DataHandlers, DataReceiver, DigestError
 from prfaas.pool.early import EarlyBlocks
-from prfaas.pool.inbound import InboundTransfers
+from prfaas.pool.inbound import NO_ROOM, InboundTransfers
 from prfaas.pool.io_thread import IoThread
 from prfaas.pool.listener import Listener
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.probes import ProbeSink
+from prfaas.pool.said import SaidOnce
 from prfaas.wire.channel import Channel
-from prfaas.wire.frames import BlockFrame, Frame
+from prfaas.wire.fragments import ReceivedBlock
+from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts, peer_name
 from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages import (
@@ -28,6 +30,7 @@ from prfaas.wire.messages import (
     Arrived,
     Commit,
     Committed,
+    Goodbye,
     Message,
     Offer,
     Ping,
@@ -45,6 +48,8 @@ log = logging.getLogger(__name__)
 
 DATA_CONNECTIONS_MAX = 128
 """Of all peers together."""
+PEER_DATA_CONNECTIONS_MAX = 64
+"""Of one peer: a link has sixteen, and those of the link before it may not have ended yet."""
 DATA_CALLERS_MAX = 64
 """Data connections that have not said whose they are; beyond these the one that waits longest is
 left, so that strangers can not keep peers out."""
@@ -104,7 +109,8 @@ class LinkPort:
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._receivers: dict[DataReceiver, None] = {}
-        self._early = EarlyBlocks(clock_ns)
+        self._early = EarlyBlocks(clock_ns, inbound.peer_bytes_max)
+        self._said = SaidOnce(clock_ns)
         self._is_closed = False
         self._handlers = DataHandlers(
             find_assembly=self._find_assembly,
@@ -112,6 +118,7 @@ class LinkPort:
             has=lambda f: inbound.has(f.transfer_id, (f.layout_id, f.key)),
             on_block=self._take_block,
             on_unwanted=self._refuse_transfer,
+            on_no_room=self._no_room,
             on_broken=self._broken,
             on_end=lambda receiver: self._receivers.pop(receiver, None),
         )
@@ -151,29 +158,21 @@ class LinkPort:
         self._channels[channel] = asyncio.get_running_loop().create_task(keep_alive(channel))
 
     def _deliver(self, channel: Channel, frame: Frame) -> None:
-        if isinstance(frame, BlockFrame):
-            self._require(channel, self._sources)
-            self._keep(channel, frame, is_checked=False)
-        else:
-            self._handle(channel, decode(frame.payload))
+        self._handle(channel, decode(frame.payload))
 
-    def _keep(self, channel: Channel | None, frame: BlockFrame, *, is_checked: bool) -> None:
+    def _keep(self, peer: str, block: ReceivedBlock) -> None:
         """Store a block and tell its sender."""
-        peer = channel.peer if channel is not None else ""
-        is_wanted = self._inbound.block(frame, peer, is_checked=is_checked)
+        is_wanted = self._inbound.block(block, peer)
+        channel = self.channel_of(peer)
         if channel is None:
             return
+        transfer_id, layout_id = block.transfer_id, block.layout_id
         if not is_wanted:
-            channel.send(Abort(transfer_id=frame.transfer_id, reason="not wanted"))
+            channel.send(Abort(transfer_id=transfer_id, reason="not wanted"))
             return
-        channel.send(
-            Arrived(
-                transfer_id=frame.transfer_id,
-                layout_id=frame.layout_id,
-                keys=wire_keys([frame.key]),
-            )
-        )
-        self._settle(channel, frame.transfer_id)
+        keys = wire_keys([block.key])
+        channel.send(Arrived(transfer_id=transfer_id, layout_id=layout_id, keys=keys))
+        self._settle(channel, transfer_id)
 
     def _settle(self, channel: Channel, transfer_id: bytes) -> None:
         if self._inbound.settle(transfer_id) is TransferState.COMMITTED:
@@ -185,6 +184,8 @@ class LinkPort:
                 if message.at_ns:
                     channel.send(Pong(at_ns=message.at_ns, received=self._received(channel.peer)))
                 self._drop_older(channel.peer, message.connections)
+            case Goodbye():
+                return  # The end of the connection follows, and is logged with the reason.
             case PoolHello():
                 self._welcome(channel, message)
             case Offer():
@@ -192,8 +193,7 @@ class LinkPort:
                 self._offered(channel, message)
             case Commit():
                 self._require(channel, self._sources)
-                may_follow = channel.peer in self._links
-                self._inbound.committed(message, channel.peer, may_follow=may_follow)
+                self._inbound.committed(message, channel.peer)
                 self._settle(channel, message.transfer_id)
             case Subscribe():
                 self._require(channel, self._gateways)
@@ -213,8 +213,8 @@ class LinkPort:
 
     def _offered(self, channel: Channel, offer: Offer) -> None:
         channel.send(self._inbound.offered(offer, channel.peer))
-        for frame, done in self._early.take(channel.peer, offer.transfer_id):
-            self._take_block(channel.peer, frame, done)
+        for block, done in self._early.take(channel.peer, offer.transfer_id):
+            self._take_block(channel.peer, block, done)
 
     def _welcome(self, channel: Channel, hello: PoolHello) -> None:
         """A pool has one link: whatever stood before a new one is dead."""
@@ -226,8 +226,10 @@ class LinkPort:
         for other in older:
             other.close("the pool has connected anew")
         self._drop_link(channel.peer)
-        if hello.link:
-            self._links[channel.peer] = hello.link, Assembly(self._inbound.buffer)
+        self._links[channel.peer] = (
+            hello.link,
+            Assembly(self._inbound.buffer, self._inbound.peer_bytes_max),
+        )
         self._inbound.resumed(channel.peer, hello.resumes)
         for transfer_id in dict.fromkeys(hello.resumes):
             self._resume(channel, transfer_id)
@@ -263,7 +265,15 @@ class LinkPort:
         return sum(assembly.unfinished_bytes for _, assembly in self._links.values())
 
     def _find_assembly(self, peer: str, link: str) -> Assembly | None:
-        """Asked on the I/O thread."""
+        """Asked on the I/O thread.
+
+        Raises:
+            PeerError: It has too many data connections.
+        """
+        if sum(one.peer == peer for one in list(self._receivers)) >= PEER_DATA_CONNECTIONS_MAX:
+            raise PeerError(
+                f"{peer} has {PEER_DATA_CONNECTIONS_MAX} data connections, which is the limit"
+            )
         word, assembly = self._links.get(peer, ("", None))
         return assembly if word == link else None
 
@@ -271,19 +281,25 @@ class LinkPort:
         """The connection for messages of a peer; None without one."""
         return next((c for c in self._channels if c.peer == peer and c.is_open), None)
 
-    def _take_block(self, peer: str, frame: BlockFrame, done: Callable[[], None]) -> None:
+    def _take_block(self, peer: str, block: ReceivedBlock, done: Callable[[], None]) -> None:
         if self._is_closed:
             done()
             return
-        channel = self.channel_of(peer)
-        if not self._inbound.is_offered(frame.transfer_id, peer):
-            self._early.add(peer, frame, done)
+        if not self._inbound.is_offered(block.transfer_id, peer):
+            if not self._early.add(peer, block, done):
+                self._no_room(peer, block.transfer_id)
+                done()
             return
-        if channel is not None:
-            self._keep(channel, frame, is_checked=True)
-        else:
-            self._inbound.block(frame, peer, is_checked=True)
+        self._keep(peer, block)
         done()
+
+    def _no_room(self, peer: str, transfer_id: bytes) -> None:
+        """A block could not be received: its transfer can not be completed any more."""
+        self._drop_early(peer, transfer_id)
+        self._inbound.no_room(transfer_id, peer)
+        channel = self.channel_of(peer)
+        if channel is not None:
+            channel.send(Abort(transfer_id=transfer_id, reason=NO_ROOM))
 
     def _refuse_transfer(self, peer: str, transfer_id: bytes) -> None:
         self._metrics.blocks_dropped.labels(reason="late").inc()
@@ -291,16 +307,20 @@ class LinkPort:
         if channel is not None:
             channel.send(Abort(transfer_id=transfer_id, reason="not wanted"))
 
-    def _broken(self, peer: str, reason: str) -> None:
+    def _broken(self, peer: str, error: PeerError) -> None:
         """A data connection broke the protocol: its peer can not be trusted."""
-        log.warning("data connection of %s closed: %s", peer or "a stranger", reason)
-        if "digest" in reason:
+        self._warn(f"data connection of {peer or 'a stranger'} closed: {error}")
+        if isinstance(error, DigestError):
             self._inbound.broken_block()
         channel = self.channel_of(peer) if peer else None
         if channel is not None:
-            channel.distrust(reason)  # Counted when it is closed.
+            channel.distrust(str(error))  # Counted when it is closed.
         else:
             self._refuse()
+
+    def _warn(self, text: str) -> None:
+        if self._said.is_new(text):
+            log.warning("%s", text)
 
     def _refuse(self) -> None:
         self._metrics.refused.labels(port="link").inc()
@@ -375,10 +395,10 @@ class LinkPort:
             self._refuse()
         task = self._channels.pop(channel, None)
         if task is None:
-            log.warning("connection refused: %s", reason)
+            self._warn(f"connection refused: {reason}")
             return
         task.cancel()
-        log.warning("connection of %s closed: %s", channel.peer, reason)
+        self._warn(f"connection of {channel.peer} closed: {reason}")
         self._on_unsubscribe(channel)
         if channel.peer not in self._sources or self.is_connected(channel.peer):
             return

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 
 from prfaas.errors import PeerError
+from prfaas.pool.said import SaidOnce
 from prfaas.wire.channel import Channel
 from prfaas.wire.identity import DATA_PROTOCOL, PROBE_PROTOCOL, LinkContexts
 from prfaas.wire.sockets import prepare_messages
@@ -53,6 +54,7 @@ class Listener:
         self._new_channel = new_channel
         self._takers = {DATA_PROTOCOL.encode(): on_data, PROBE_PROTOCOL.encode(): on_probe}
         self._on_refused = on_refused
+        self._said = SaidOnce()
         self._socket: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._callers: dict[asyncio.Task[None], socket.socket] = {}
@@ -121,7 +123,9 @@ class Listener:
         except ConnectionResetError:
             log.debug("a caller left before it said who it is")
         except (OSError, PeerError) as error:
-            log.warning("connection refused: %s", str(error) or repr(error))
+            reason = str(error) or repr(error)
+            if self._said.is_new(reason):
+                log.warning("connection refused: %s", reason)
             self._on_refused()
         finally:
             if is_ours:

@@ -4,18 +4,41 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from prfaas.units import NS_PER_S
 from prfaas.wire.messages import LinkTelemetry
 
+_BYTES, _SECONDS = 1 / 8, 1 / NS_PER_S
 LINK_GAUGES = {
-    "goodput_bits_per_s": "What a link carried in its last busy half second.",
-    "rtt_ns": "Round trip of the last ping over a link.",
-    "queued_bytes": "Bytes of KV blocks that wait for a connection of a link.",
-    "in_flight_bytes": "Bytes of KV blocks sent over a link and not known to have arrived.",
-    "retransmits": "Segments sent again since the connections of a link were opened.",
-    "delivery_bits_per_s": "Delivery rate of a link as the kernel sees it.",
-    "window_segments": "Congestion windows of a link's connections together.",
-    "num_connections": "Data connections of a link.",
+    "goodput_bits_per_s": (
+        "goodput_bytes_per_second",
+        _BYTES,
+        "What a link carried in its last busy half second.",
+    ),
+    "rtt_ns": ("rtt_seconds", _SECONDS, "Round trip of the last ping over a link."),
+    "queued_bytes": ("queued_bytes", 1, "Bytes of KV blocks that wait for a connection of a link."),
+    "in_flight_bytes": (
+        "in_flight_bytes",
+        1,
+        "Bytes of KV blocks sent over a link and not known to have arrived.",
+    ),
+    "retransmits": (
+        "retransmitted_segments",
+        1,
+        "Segments sent again since the connections of a link were opened.",
+    ),
+    "delivery_bits_per_s": (
+        "delivery_bytes_per_second",
+        _BYTES,
+        "Delivery rate of a link as the kernel sees it.",
+    ),
+    "window_segments": (
+        "window_segments",
+        1,
+        "Congestion windows of a link's connections together.",
+    ),
+    "num_connections": ("connections", 1, "Data connections of a link."),
 }
+"""What is shown of a link's telemetry: by field, its name, factor to the base unit, and help."""
 
 
 class PoolMetrics:
@@ -28,6 +51,9 @@ class PoolMetrics:
         self.blocks = self._gauge("pool_blocks", "KV blocks held.", "tier")
         self.pinned_blocks = self._gauge(
             "pool_pinned_blocks", "KV blocks that somebody reads and that are kept for it."
+        )
+        self.leased_blocks = self._gauge(
+            "pool_leased_blocks", "KV blocks of transfers that nobody has loaded yet."
         )
         self.loose_bytes = self._gauge(
             "pool_loose_bytes", "Memory of blocks that come or go: counted and not in the store."
@@ -84,7 +110,8 @@ class PoolMetrics:
         )
         self.link_up = self._gauge("link_up", "Whether a link stands.", "peer")
         self._link_gauges = {
-            field: self._gauge(f"link_{field}", text, "peer") for field, text in LINK_GAUGES.items()
+            field: self._gauge(f"link_{name}", text, "peer")
+            for field, (name, _, text) in LINK_GAUGES.items()
         }
         self.transfers = Counter(
             "prfaas_transfers",
@@ -108,7 +135,7 @@ class PoolMetrics:
     def set_link(self, peer: str, telemetry: LinkTelemetry) -> None:
         """Show what was measured of a link."""
         for field, gauge in self._link_gauges.items():
-            gauge.labels(peer=peer).set(getattr(telemetry, field))
+            gauge.labels(peer=peer).set(getattr(telemetry, field) * LINK_GAUGES[field][1])
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"prfaas_{name}", text, labels, registry=self.registry)

@@ -17,12 +17,14 @@ from prfaas.core.blocks import BlockKey
 from prfaas.core.tickets import Refusal, TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent
 from prfaas.errors import ConfigError
+from prfaas.logs import log_event
 from prfaas.pool.disk import DiskTier
 from prfaas.pool.engine_port import EnginePort, EngineSession
 from prfaas.pool.engine_requests import EngineRequests
 from prfaas.pool.events import EventFeed
 from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.io_thread import IoThread
+from prfaas.pool.limits import check_limits
 from prfaas.pool.link_port import LinkPort
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
@@ -81,11 +83,16 @@ class PoolSettings:
 
 
 class PoolNode:
-    """Wires the parts of a pool node together."""
+    """Wires the parts of a pool node together.
+
+    Raises:
+        ConfigError: The host has less than the settings allow.
+    """
 
     def __init__(
         self, settings: PoolSettings, clock_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
+        check_limits(settings.memory_bytes, settings.disk, settings.disk_bytes)
         self.settings = settings
         self.metrics = PoolMetrics()
         self.feed = EventFeed()
@@ -147,6 +154,8 @@ class PoolNode:
             settings.socket_path, self._engine_came, self._requests.handle, self._engine_went
         )
         self._watch_gauges()
+        self.admin_port = 0
+        """Port of `/health` and `/metrics`, once it is open."""
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until cancelled.
@@ -164,6 +173,7 @@ class PoolNode:
             await _open_port(self.link_port.open, self.settings.listen)
             site = web.TCPSite(runner, *self.settings.admin)
             await _open_port(site.start, self.settings.admin)
+            self.admin_port = int(runner.addresses[0][1])
             async with asyncio.TaskGroup() as tasks:
                 for link in self.links.values():
                     tasks.create_task(link.run())
@@ -184,6 +194,7 @@ class PoolNode:
             self._engine_port.close()
             await self.link_port.close()
             await self._io.close()
+            self._requests.close()
             await runner.cleanup()
             if self.disk is not None:
                 self.disk.close()
@@ -259,7 +270,7 @@ class PoolNode:
         self.feed.state_changed(self._state())
 
     def _engine_came(self, session: EngineSession) -> None:
-        log.info("engine %s is here", session.name)
+        log_event(log, logging.INFO, "engine_connected", engine=session.name)
         self._engines[session.name] = session
         self._state_changed()
 
@@ -302,14 +313,17 @@ class PoolNode:
         self._one_ended.set()
         now = self._clock_ns()
         self.metrics.transfers.labels(direction=direction, state=transfer.state).inc()
-        log.info(
-            "transfer %s %s %s: %d blocks, %d bytes %s",
-            transfer.transfer_id.hex(),
-            direction,
-            transfer.state,
-            transfer.num_blocks,
-            transfer.num_bytes,
-            transfer.reason,
+        log_event(
+            log,
+            logging.INFO,
+            "transfer_ended",
+            transfer=transfer.transfer_id.hex(),
+            direction=direction,
+            peer=transfer.peer,
+            state=str(transfer.state),
+            blocks=transfer.num_blocks,
+            bytes=transfer.num_bytes,
+            why=transfer.reason or None,
         )
         self.feed.transfer_ended(
             TransferEnded(
@@ -330,6 +344,7 @@ class PoolNode:
     async def _keep_house(self) -> None:
         while True:
             self.store.spill(again=True)
+            self.store.expire(self._clock_ns())
             self.inbound.expire()
             self.link_port.expire()
             for link in self.links.values():
@@ -343,6 +358,7 @@ class PoolNode:
         if self.disk is not None:
             self._watch_tier("disk", self.disk)
         metrics.loose_bytes.set_function(lambda: store.loose_bytes)
+        metrics.leased_blocks.set_function(lambda: store.num_leased)
         metrics.pinned_blocks.set_function(lambda: store.num_pinned)
         metrics.promised_bytes.set_function(lambda: self.inbound.promised_bytes)
         metrics.unfinished_bytes.set_function(lambda: self.link_port.unfinished_bytes)

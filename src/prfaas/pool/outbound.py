@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from prfaas.core.blocks import BlockKey, BlockName
-from prfaas.core.link_share import OutgoingBlock
+from prfaas.core.link_share import OutgoingBlock, TenantShare
 from prfaas.core.tickets import Refusal
 from prfaas.core.transfers import Transfer, TransferEvent, TransferState
 from prfaas.errors import PeerError
@@ -22,7 +22,7 @@ from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.store import StoredBlock
 from prfaas.pool.tickets import Grant
 from prfaas.wire.channel import Channel
-from prfaas.wire.frames import BlockFrame, Frame
+from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts
 from prfaas.wire.messages import (
     Abort,
@@ -30,6 +30,7 @@ from prfaas.wire.messages import (
     Arrived,
     Commit,
     Committed,
+    Goodbye,
     LinkTelemetry,
     Offer,
     Ping,
@@ -51,7 +52,7 @@ class _Outgoing:
     transfer: Transfer
     sealed: bytes
     """Its ticket."""
-    tenant: str
+    tenant: TenantShare
     blocks: dict[BlockName, StoredBlock] = field(default_factory=dict)
     """Pushed and not known to have arrived; pinned."""
     names: set[BlockName] = field(default_factory=set)
@@ -121,7 +122,7 @@ class OutboundLink:
         self._down_since_ns = -grace_ns
         self._transfers: dict[bytes, _Outgoing] = {}
         sent = metrics.link_bytes.labels(peer=peer, direction="sent")
-        self._queue = SendQueue(sent.inc)
+        self._queue = SendQueue(sent.inc, clock_ns)
         self._dialer = Dialer(
             self,
             pool=pool,
@@ -176,7 +177,9 @@ class OutboundLink:
             ticket.bytes_max,
         )
         outgoing = self._transfers[ticket.transfer_id] = _Outgoing(
-            transfer, grant.sealed, ticket.tenant
+            transfer,
+            grant.sealed,
+            TenantShare(ticket.tenant, ticket.weight, ticket.bytes_per_s),
         )
         if not self.is_up and self._is_given_up():
             self._end(transfer, TransferEvent.ABORT, "link_down")
@@ -268,12 +271,12 @@ class OutboundLink:
 
     def on_frame(self, _: Channel, frame: Frame) -> None:
         """The peer said something."""
-        if isinstance(frame, BlockFrame):
-            raise PeerError("blocks travel the other way on this connection")
         message = decode(frame.payload)
         match message:
             case Ping():
                 return
+            case Goodbye():
+                self._dialer.refused(message.reason)
             case Pong():
                 self._dialer.heard(message)
             case Resumed():

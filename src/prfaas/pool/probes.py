@@ -21,7 +21,14 @@ from prfaas.pool.io_thread import IoThread, shake_hands
 from prfaas.pool.listener import Listener
 from prfaas.wire.channel import Channel
 from prfaas.wire.identity import LinkContexts, peer_name
-from prfaas.wire.sockets import NOTSENT_LOWAT_BYTES, TcpInfo, fit, keep_alive, tcp_info
+from prfaas.wire.sockets import (
+    NOTSENT_LOWAT_BYTES,
+    TcpInfo,
+    fit,
+    keep_alive,
+    share_of,
+    tcp_info,
+)
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +66,9 @@ class ProbeSink:
         self._sources = sources
         self._io = io
         self._on_refused = on_refused
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._callers: dict[asyncio.Task[None], None] = {}
+        """Connections that have not said whose they are, the one that waits longest first."""
+        self._tests: set[asyncio.Task[None]] = set()
 
     def take(self, connection: socket.socket) -> None:
         """Take a connection over, nothing read yet."""
@@ -67,13 +76,27 @@ class ProbeSink:
             connection.close()
 
     def _start(self, connection: socket.socket) -> None:
-        if len(self._tasks) >= PROBES_MAX:
-            log.warning("a link test is refused: %d connections are the limit", PROBES_MAX)
-            connection.close()
-            return
+        if len(self._callers) >= PROBES_MAX:
+            next(iter(self._callers)).cancel()  # Strangers can not keep pools out.
+            self._on_refused()
         task = self._io.start(self._serve(connection))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._callers[task] = None
+        task.add_done_callback(lambda _: self._ended(task, connection))
+
+    def _ended(self, task: asyncio.Task[None], connection: socket.socket) -> None:
+        """Also when it was cancelled before it began."""
+        connection.close()
+        self._callers.pop(task, None)
+        self._tests.discard(task)
+
+    def _let_in(self) -> None:
+        """The connection of this task is a pool's that may test."""
+        task = asyncio.current_task()
+        if len(self._tests) >= PROBES_MAX:
+            raise PeerError(f"{PROBES_MAX} connections of link tests are the limit")
+        if task is not None:
+            self._callers.pop(task, None)
+            self._tests.add(task)
 
     async def _serve(self, connection: socket.socket) -> None:
         try:
@@ -84,6 +107,7 @@ class ProbeSink:
             ) as secured:
                 await shake_hands(secured)
                 peer = peer_name(secured, self._sources)
+                self._let_in()
                 async with asyncio.timeout(PROBE_SECONDS_MAX):
                     num_bytes = await _drop(secured)
                 log.info("link test of %s: %d bytes over one connection", peer, num_bytes)
@@ -92,8 +116,6 @@ class ProbeSink:
             self._on_refused()
         except (OSError, TimeoutError) as error:
             log.info("a connection of a link test ends: %r", error)
-        finally:
-            connection.close()
 
 
 class ProbeServer:
@@ -200,8 +222,7 @@ async def probe(
     try:
         async with _dialled(address, tls, peer, num_connections) as connections:
             for connection in connections:
-                share = budget_bits_per_s // 8 // num_connections
-                fit(connection, share, NOTSENT_LOWAT_BYTES)
+                fit(connection, share_of(budget_bits_per_s, num_connections), NOTSENT_LOWAT_BYTES)
             control = connections[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
             measured = await _measure(connections, seconds)
     except PeerError as error:

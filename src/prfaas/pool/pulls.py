@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.tickets import TicketRefusedError
+from prfaas.errors import TransferError
 from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.sending import Sending
@@ -63,6 +64,10 @@ class Pulls:
         except TicketRefusedError as error:
             self._askers.pop(pull.transfer_id)
             answer(Refused(transfer_id=pull.transfer_id, reason=error.reason.value))
+            return
+        except TransferError as error:
+            self._askers.pop(pull.transfer_id)
+            answer(Refused(transfer_id=pull.transfer_id, reason=str(error)))
             return
         channel = self._channel_of(pull.source)
         if channel is None:

@@ -27,7 +27,7 @@ import blake3
 
 from prfaas.core.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey, BlockName
 from prfaas.errors import ConfigError
-from prfaas.wire.frames import BLOCK_BYTES_MAX, block_digest
+from prfaas.wire.fragments import BLOCK_BYTES_MAX, block_digest
 
 MARKER = "prfaas-disk-tier"
 FORMAT = "1"

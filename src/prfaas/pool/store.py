@@ -14,11 +14,14 @@ from functools import partial
 from typing import Protocol
 
 from prfaas.core.blocks import BlockKey, BlockName
-from prfaas.core.eviction import EvictionPolicy, LeastRecentlyUsed
+from prfaas.core.eviction import EvictionPolicy, LeasedLast, LeastRecentlyUsed
 from prfaas.pool.arena import Arena, charged_bytes
+from prfaas.pool.loose import LooseMemory
 
 RECEIVE_RATIO, RECEIVE_BYTES_MAX = 0.125, 64 << 20
 """Share of memory that is kept free for blocks that are being received, and where that ends."""
+LOOSE_BYTES_MAX = 32 << 20
+"""What is being received beside the memory of the store, when that is taken."""
 CLEAN_RATIO, CLEAN_BYTES_MAX = 0.25, 512 << 20
 """Share of memory that is free or on disk as well: what may come before the disk has caught up. It
 ends where looking through it would keep the event loop busy."""
@@ -83,9 +86,9 @@ class BlockStore:
     Args:
         capacity_bytes: Hard limit on memory: all blocks, and the buffers that blocks are received
             into, together. What is being received when all of it is taken lies outside until it is
-            put (`receive_buffer`); how much that can be says `assembly.py`.
+            put, LOOSE_BYTES_MAX at most (`receive_buffer`).
         observer: Told of every block that comes or goes, in order.
-        policy: Who is evicted first.
+        policy: Who is evicted first, of those that nobody waits for.
         on_lost: Told of every block that was dropped because the disk had not taken it yet.
     """
 
@@ -99,7 +102,7 @@ class BlockStore:
         self.arena = Arena(capacity_bytes)
         self.used_bytes = 0
         self._observer = observer
-        self._policy = policy or LeastRecentlyUsed()
+        self._policy = LeasedLast(policy or LeastRecentlyUsed())
         self._on_lost = on_lost
         self._blocks: dict[BlockName, StoredBlock] = {}
         self._disk: LowerTier | None = None
@@ -107,8 +110,9 @@ class BlockStore:
         self._waiting: list[asyncio.Future[None]] = []
         self._is_refused = False
         """Whether the disk took no more, and has written nothing since."""
-        self._is_short = False
-        """Whether a block that was being received found no room."""
+        self._loose = LooseMemory(LOOSE_BYTES_MAX)
+        self._short_bytes = 0
+        """The largest block that was being received and found no room."""
         self._clean_bytes = 0
         """What can come, at least, before a block is evicted that was not offered to the disk."""
 
@@ -131,7 +135,7 @@ class BlockStore:
     def loose_bytes(self) -> int:
         """Memory in use beside that of blocks: what is being received, or still being read."""
         stored = sum(charged_bytes(len(block.data)) for block in self._blocks.values())
-        return self.arena.used_bytes - stored
+        return self.arena.used_bytes - stored + self._loose.used_bytes
 
     @property
     def capacity_bytes(self) -> int:
@@ -182,6 +186,30 @@ class BlockStore:
             return self.get(layout_id, key)
         return self.keep(layout_id, key, buffer, digest)
 
+    @property
+    def num_leased(self) -> int:
+        """Blocks that somebody will come for."""
+        return len(self._policy)
+
+    def lease(self, name: BlockName, until_ns: int) -> None:
+        """Evict a block after the others until it is used, `release`d or the time is over."""
+        if name in self._blocks:
+            self._policy.lease(name, until_ns)
+
+    def release(self, name: BlockName) -> None:
+        """Nobody will come for a block any more."""
+        self._policy.release(name)
+
+    def expire(self, now_ns: int) -> None:
+        """End leases whose time is over."""
+        self._policy.expire(now_ns)
+
+    def discard(self, layout_id: bytes, key: BlockKey) -> None:
+        """Drop a block from memory, unless somebody reads it; unknown ones are ignored."""
+        block = self._blocks.get((layout_id, key))
+        if block is not None and not block.pins:
+            self._evict((layout_id, key))
+
     def touch(self, layout_id: bytes, keys: Iterable[BlockKey]) -> None:
         """Count blocks as used now; unknown ones are ignored."""
         for key in keys:
@@ -213,19 +241,24 @@ class BlockStore:
         if buffer is not data:
             buffer[:] = data
         self.keep(layout_id, key, buffer, digest)
-        self._keep_room()
+        self.keep_room()
         return True
 
-    def receive_buffer(self, num_bytes: int) -> bytearray | memoryview:
+    def receive_buffer(self, num_bytes: int) -> bytearray | memoryview | None:
         """Memory to receive a block into before it is put. Any thread may ask.
 
         Where all memory is taken it is a buffer of its own, and from then on some is kept free.
+
+        Returns:
+            None if there is no room at all; `keep_room` makes some for the next.
         """
+        if num_bytes > self.capacity_bytes:
+            return None
         buffer = self.arena.allocate(num_bytes)
-        if buffer is None:
-            self._is_short = True
-            return bytearray(num_bytes)
-        return buffer
+        if buffer is not None:
+            return buffer
+        self._short_bytes = max(self._short_bytes, num_bytes)
+        return self._loose.allocate(num_bytes)
 
     def allocate(self, num_bytes: int) -> memoryview | None:
         """A buffer for a block, from the memory of this store; others are evicted for it.
@@ -319,7 +352,7 @@ class BlockStore:
         if self._disk is None or name not in self._disk:
             self._clean_bytes = 0  # It failed: this block was counted as clean.
         self.spill()
-        self._keep_room()
+        self.keep_room()
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             if not waiter.done():
@@ -345,10 +378,11 @@ class BlockStore:
     def _evictable(self) -> Iterator[BlockName]:
         return (name for name in self._policy.order() if not self._blocks[name].pins)
 
-    def _keep_room(self) -> None:
-        """Evict until blocks can be received without waiting for room."""
+    def keep_room(self) -> None:
+        """Evict until blocks can be received without waiting for room, if one found none."""
         room = min(self.capacity_bytes * RECEIVE_RATIO, RECEIVE_BYTES_MAX)
-        while self._is_short and self.arena.used_bytes > self.capacity_bytes - room:
+        room = max(room, charged_bytes(self._short_bytes))
+        while self._short_bytes and self.arena.used_bytes > self.capacity_bytes - room:
             victim = next(self._evictable(), None)
             if victim is None:
                 return

@@ -15,6 +15,7 @@ from prfaas.core.tickets import (
     UsedTickets,
     check_ticket,
 )
+from prfaas.logs import log_event
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.wire.tickets import TicketOpener
 
@@ -107,7 +108,8 @@ class TicketChecks:
     def refused(self, end: str, transfer_id: bytes, error: TicketRefusedError) -> None:
         """Count a refusal, also one that came out while blocks were moving."""
         self._metrics.tickets_refused.labels(end=end, reason=error.reason.value).inc()
-        log.warning("transfer %s: %s", transfer_id.hex(), error)
+        fields = {"transfer": transfer_id.hex(), "reason": error.reason.value, "why": str(error)}
+        log_event(log, logging.WARNING, "ticket_refused", end=end, **fields)
 
     def _use(
         self,

@@ -60,7 +60,6 @@ def make_setup(
     problem, pd = question.problem, question.problem.pd
     found = optimum(problem, Mode.EXACT)
     num_prefill = _num_prefill(file, found, pd.num_instances)
-    batch, _ = pd.decode.largest_batch(problem.workload.mean_context, pd.tpot_max_s)
     capacity = None if pd.kv_capacity_bytes is None else int(pd.kv_capacity_bytes)
     clusters = _clusters(file, question, num_prompt_tokens_max)
     home = pd.prefill
@@ -73,7 +72,7 @@ def make_setup(
         if clusters
         else _costs(file, question, home, num_prompt_tokens_max),
         step_ns=step_time(pd.decode),
-        decode=DecodeLimits(max(int(batch), 1), capacity),
+        decode=DecodeLimits(problem.decode_slots, capacity),
         routing=_routing(file.routing, found),
         cache=CacheSetup(
             file.cache.pd_blocks, file.cache.pd_disk_blocks, file.cache.disk_bandwidth

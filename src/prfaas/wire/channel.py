@@ -8,10 +8,11 @@ import ssl
 from collections.abc import Callable
 
 from prfaas.errors import PeerError
-from prfaas.wire.frames import BlockFrame, Frame, FrameDecoder, encode_block_header
-from prfaas.wire.messages import Message, encode
+from prfaas.wire.frames import Frame, FrameDecoder
+from prfaas.wire.messages import Goodbye, Message, encode
 
 WRITE_BUFFER_BYTES = 1 << 20
+REASON_CHARS_MAX = 512
 UNREAD_BYTES_MAX = 64 << 20
 """Who asks on and has so much to read is left: answers are larger than questions."""
 
@@ -106,14 +107,6 @@ class Channel(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(encode(message))
 
-    def send_block(self, frame: BlockFrame) -> None:
-        """Send a block; dropped if the channel is closed. Await `drained` before the next one."""
-        if self._transport is not None:
-            header = encode_block_header(
-                frame.transfer_id, frame.layout_id, frame.key, frame.digest, len(frame.data)
-            )
-            self._transport.writelines([header, frame.data])
-
     def pause_reading(self) -> None:
         """Read no more; the peer feels it once the buffers between are full."""
         if self._transport is not None:
@@ -135,8 +128,10 @@ class Channel(asyncio.Protocol):
             self._transport.abort()
 
     def distrust(self, reason: str) -> None:
-        """Close it for what the peer did."""
+        """Close it for what the peer did, and say so; a stranger is told no names."""
         self.broke_protocol = True
+        told = reason if self.peer else "you are not on the list here"
+        self.send(Goodbye(reason=told[:REASON_CHARS_MAX]))
         self.close(f"protocol error: {reason}")
 
     def _deliver(self, data: bytes) -> None:

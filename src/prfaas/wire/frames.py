@@ -1,14 +1,10 @@
 """The framing of every prfaas connection: bytes in, frames out, no I/O.
 
-A frame is a 12-byte header and a payload. A control frame carries one message; a block frame
-carries a fixed block header and the bytes of one KV block:
+A frame is a 12-byte header and a message (msgpack):
 
-    header   magic "PFKV" | version u8 | kind u8 | flags u16 (zero) | payload length u32
-    control  message (msgpack)
-    block    transfer id 16 | layout id 32 | group u32 | block hash 32 | digest 32 | block bytes
+    header   magic "PFKV" | version u8 | kind u8 (1) | flags u16 (zero) | payload length u32
 
-The digest binds the bytes to their name: it covers layout, group, hash and content, so a block that
-was damaged, cut short or given another name fails it. Integers are big-endian.
+Blocks travel in fragments, over connections of their own (`fragments.py`). Integers are big-endian.
 """
 
 from __future__ import annotations
@@ -16,67 +12,24 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-import blake3
-
-from prfaas.core.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey
 from prfaas.errors import PeerError
 
 MAGIC = b"PFKV"
 VERSION = 1
 CONTROL = 1
-BLOCK = 2
 TRANSFER_ID_BYTES = 16
 
 CONTROL_BYTES_MAX = 8 * 2**20
 """A snapshot chunk or the blocks of one prefill chunk fit many times over."""
-BLOCK_BYTES_MAX = 256 * 2**20
-"""Larger than any block of a public model at its largest block size."""
 
 _HEADER = struct.Struct(">4sBBHI")
-_BLOCK = struct.Struct(f">{TRANSFER_ID_BYTES}s{LAYOUT_ID_BYTES}sI{HASH_BYTES}s32s")
 
 
 @dataclass(frozen=True, slots=True)
-class ControlFrame:
+class Frame:
     """One encoded message."""
 
     payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class BlockFrame:
-    """One KV block on its way.
-
-    Attributes:
-        transfer_id: The transfer it belongs to, 16 bytes.
-        layout_id: The layout its name is valid in, 32 bytes.
-        key: Its name.
-        digest: As the sender computed it, 32 bytes; `is_intact` compares.
-        data: The block's bytes.
-    """
-
-    transfer_id: bytes
-    layout_id: bytes
-    key: BlockKey
-    digest: bytes
-    data: bytearray | memoryview
-
-    @property
-    def is_intact(self) -> bool:
-        """Whether the bytes are what the sender named."""
-        return block_digest(self.layout_id, self.key, self.data) == self.digest
-
-
-Frame = ControlFrame | BlockFrame
-
-
-def block_digest(layout_id: bytes, key: BlockKey, data: bytearray | memoryview | bytes) -> bytes:
-    """BLAKE3 over the block's full name and its bytes; 32 bytes."""
-    hasher = blake3.blake3(layout_id)
-    hasher.update(key.group.to_bytes(4, "big"))
-    hasher.update(key.block_hash)
-    hasher.update(data)
-    return hasher.digest()
 
 
 def encode_control(payload: bytes) -> bytes:
@@ -92,14 +45,6 @@ def encode_control(payload: bytes) -> bytes:
     return _HEADER.pack(MAGIC, VERSION, CONTROL, 0, len(payload)) + payload
 
 
-def encode_block_header(
-    transfer_id: bytes, layout_id: bytes, key: BlockKey, digest: bytes, num_bytes: int
-) -> bytes:
-    """What goes before the bytes of a block; the bytes themselves follow uncopied."""
-    head = _HEADER.pack(MAGIC, VERSION, BLOCK, 0, _BLOCK.size + num_bytes)
-    return head + _BLOCK.pack(transfer_id, layout_id, key.group, key.block_hash, digest)
-
-
 class FrameDecoder:
     """Turns a byte stream into frames, however the stream is cut.
 
@@ -107,20 +52,12 @@ class FrameDecoder:
     not be fed again.
     """
 
-    def __init__(
-        self,
-        *,
-        control_bytes_max: int = CONTROL_BYTES_MAX,
-        block_bytes_max: int = BLOCK_BYTES_MAX,
-    ) -> None:
+    def __init__(self, *, control_bytes_max: int = CONTROL_BYTES_MAX) -> None:
         self._control_bytes_max = control_bytes_max
-        self._block_bytes_max = block_bytes_max
         self._pending = bytearray()
         self._wanted = _HEADER.size
-        self._header: tuple[int, int] | None = None
-        """Kind and payload length, once the frame's header is in."""
-        self._block: tuple[bytes, bytes, BlockKey, bytes] | None = None
-        """The block header, once that is in."""
+        self._has_header = False
+        """Whether what is pending belongs to a payload."""
 
     @property
     def missing_bytes(self) -> int:
@@ -151,25 +88,13 @@ class FrameDecoder:
     def _advance(self) -> Frame | None:
         """Digest the part that is now complete, and say what is wanted next."""
         part, self._pending = self._pending, bytearray()
-        if self._header is None:
-            self._header = self._parse_header(part)
-            kind, length = self._header
-            self._wanted = length if kind == CONTROL else _BLOCK.size
+        if not self._has_header:
+            self._wanted, self._has_header = self._parse_header(part), True
             return None
-        kind, length = self._header
-        if kind == BLOCK and self._block is None:
-            transfer_id, layout_id, group, block_hash, digest = _BLOCK.unpack(part)
-            self._block = (transfer_id, layout_id, BlockKey(group, block_hash), digest)
-            self._wanted = length - _BLOCK.size
-            return None
-        return self._finish(part)
+        self._wanted, self._has_header = _HEADER.size, False
+        return Frame(bytes(part))
 
-    def _finish(self, part: bytearray) -> Frame:
-        block, self._block, self._header = self._block, None, None
-        self._wanted = _HEADER.size
-        return ControlFrame(bytes(part)) if block is None else BlockFrame(*block, part)
-
-    def _parse_header(self, part: bytearray) -> tuple[int, int]:
+    def _parse_header(self, part: bytearray) -> int:
         magic, version, kind, flags, length = _HEADER.unpack(part)
         if magic != MAGIC:
             raise PeerError(f"not a prfaas peer: the stream starts with {bytes(magic)!r}")
@@ -177,12 +102,11 @@ class FrameDecoder:
             raise PeerError(f"frame version {version}; this side speaks {VERSION}")
         if flags:
             raise PeerError(f"frame flags {flags:#06x}; version {VERSION} defines none")
-        if kind == CONTROL:
-            smallest, largest = 1, self._control_bytes_max
-        elif kind == BLOCK:
-            smallest, largest = _BLOCK.size + 1, _BLOCK.size + self._block_bytes_max
-        else:
-            raise PeerError(f"frame kind {kind}; known are {CONTROL} and {BLOCK}")
-        if not smallest <= length <= largest:
-            raise PeerError(f"frame of {length} bytes; the limits are {smallest} to {largest}")
-        return kind, length
+        if kind != CONTROL:
+            raise PeerError(f"frame kind {kind}; known here is {CONTROL}")
+        if not 1 <= length <= self._control_bytes_max:
+            raise PeerError(
+                f"frame of {length} bytes; the limits are 1 to {self._control_bytes_max}"
+            )
+        payload: int = length
+        return payload

@@ -34,6 +34,7 @@ Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """Of a monotonic clock, too: after 104 days without a restart of the host it is beyond 2**53."""
 PULL_KEYS_MAX = 16_384
 """Blocks of one pull: under a megabyte of names."""
+TENANTS_SHOWN_MAX = 32
 TICKET_BYTES_MAX = 16 << 10
 TicketBytes = Annotated[bytes, msgspec.Meta(max_length=TICKET_BYTES_MAX)]
 """A sealed ticket (`wire/tickets.py`). An empty one is refused where it is checked."""
@@ -125,6 +126,12 @@ class Pong(Message, tag="pong"):
 
     at_ns: Nanoseconds
     received: dict[int, int] = {}
+
+
+class Goodbye(Message, tag="goodbye"):
+    """The last message on a connection that is closed for what the peer did, or is."""
+
+    reason: Text
 
 
 # --- engine to pool, on a unix socket -----------------------------------------------------------
@@ -226,14 +233,13 @@ class PoolHello(Message, tag="pool_hello"):
     """First message on a link; the name has to be the one in the certificate.
 
     `resumes` are the sender's open transfers: what else was open over an earlier connection is
-    over. `link` is a word of the sender's that its data connections repeat; without one, blocks
-    come over this connection only.
+    over. `link` is a word of the sender's that its data connections repeat.
     """
 
     pool: Name
     epoch: Text
+    link: Name
     resumes: list[TransferId] = []
-    link: Text = ""
 
 
 class Join(Message, tag="join"):
@@ -407,6 +413,8 @@ class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     """What has arrived of transfers that have not ended."""
     arrived_bytes: Count = 0
     """Acknowledged since the connections were opened, headers and TLS included."""
+    queued_by_tenant: Annotated[dict[str, Count], msgspec.Meta(max_length=TENANTS_SHOWN_MAX)] = {}
+    """Waiting for a connection, by the class of the tenant; those with the most."""
 
 
 class PoolState(Message, tag="pool_state"):
@@ -426,6 +434,7 @@ class PoolState(Message, tag="pool_state"):
 AnyMessage = (
     Ping
     | Pong
+    | Goodbye
     | EngineHello
     | Push
     | Store

@@ -51,6 +51,12 @@ def prepare_messages(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, _TCP_THIN_LINEAR_TIMEOUTS, 1)
 
 
+def share_of(bits_per_s: int, num_connections: int) -> int:
+    """What one of several connections may send, bytes a second; 0 is no limit, as it is of all."""
+    share = bits_per_s // 8 // max(1, num_connections)
+    return max(1, share) if bits_per_s else 0
+
+
 def fit(connection: socket.socket, bytes_per_s: int, backlog_bytes: int) -> None:
     """Limit what the kernel sends of a connection. Works at any time.
 

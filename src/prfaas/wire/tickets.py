@@ -44,6 +44,8 @@ class _TicketSpec(msgspec.Struct, frozen=True, kw_only=True):
     destination: Name
     bytes_max: Count
     expires_at_ns: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    weight: Annotated[float, msgspec.Meta(ge=0.001, le=1000)] = 1.0
+    bytes_per_s: Count = 0
 
 
 class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +97,8 @@ class TicketSigner:
                 destination=ticket.destination,
                 bytes_max=ticket.bytes_max,
                 expires_at_ns=ticket.expires_at_ns,
+                weight=ticket.weight,
+                bytes_per_s=ticket.bytes_per_s,
             )
         )
         signature = self._key.sign(_DOMAIN + body, _ALGORITHM)
@@ -150,6 +154,8 @@ class TicketOpener:
             spec.destination,
             spec.bytes_max,
             spec.expires_at_ns,
+            spec.weight,
+            spec.bytes_per_s,
         )
 
     def _check_signer(self, sealed: _Sealed, chain: list[x509.Certificate], now_ns: int) -> None:

@@ -25,6 +25,7 @@ from tests.pool.sites import LOOPBACK, Site, until
 
 from .worlds import MODEL, settings, started, write_plan
 
+pytestmark = pytest.mark.timeout(180)
 THRESHOLD = 200
 LONG, SHORT = list(range(300)), list(range(100))
 PD_ENGINES = ("pd-0", "pd-1")
@@ -47,9 +48,12 @@ class World:
     def instances(self) -> list[Instance]:
         return [server.instance for host in self.hosts for server in host.servers.values()]
 
-    async def complete(self, prompt: list[int], **body: Any) -> dict[str, Any]:
+    async def complete(self, prompt: list[int] | str, key: str = "", **body: Any) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         asked = {"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": 12, **body}
-        async with self.http.post(f"{self.url}/v1/completions", json=asked) as reply:
+        async with self.http.post(
+            f"{self.url}/v1/completions", json=asked, headers=headers
+        ) as reply:
             answer: dict[str, Any] = await reply.json()
             assert reply.status == 200, answer
             return answer
@@ -83,7 +87,11 @@ class World:
 
 @asynccontextmanager
 async def running(
-    directory: Path, checkpoint: Path, identities: Path, time_scale: float = 0.001
+    directory: Path,
+    checkpoint: Path,
+    identities: Path,
+    time_scale: float = 0.001,
+    **tables: Any,
 ) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         sites = {}
@@ -119,7 +127,7 @@ async def running(
             stack.push_async_callback(host.close)
             hosts.append(host)
             urls |= theirs
-        deployment = deployment_of(checkpoint, identities, directory / "state")
+        deployment = deployment_of(checkpoint, identities, directory / "state", **tables)
         ports = {name: (LOOPBACK, site.port) for name, site in sites.items()}
         gateway = Gateway(
             deployment,
@@ -143,7 +151,7 @@ def is_well(world: World) -> bool:
     return ready and all(announced) and pools.link_up("prfaas-pool", "pd-pool")
 
 
-def deployment_of(checkpoint: Path, identities: Path, state: Path) -> Deployment:
+def deployment_of(checkpoint: Path, identities: Path, state: Path, **tables: Any) -> Deployment:
     def cluster(role: str, pool: str, names: tuple[str, ...]) -> dict[str, Any]:
         engines = {name: {"pool": pool} for name in names}
         return {"role": role, "pools": {pool: {}}, "engines": engines}
@@ -155,6 +163,7 @@ def deployment_of(checkpoint: Path, identities: Path, state: Path) -> Deployment
             "routing": {"offload_threshold": THRESHOLD},
             "security": {"identities": str(identities)},
             "state": str(state),
+            **tables,
             "clusters": {
                 "prfaas": cluster("prfaas", "prfaas-pool", ("prfaas-0",)),
                 "pd": cluster("pd", "pd-pool", PD_ENGINES),
@@ -165,8 +174,12 @@ def deployment_of(checkpoint: Path, identities: Path, state: Path) -> Deployment
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import AutoTokenizer
+
     path = tmp_path_factory.mktemp("models") / "tokenizer"
     make_checkpoint(path, weights=False)
+    # What it imports takes seconds, in which pool nodes on this event loop would look dead.
+    AutoTokenizer.from_pretrained(path)
     return path
 
 
@@ -258,8 +271,8 @@ async def test_who_leaves_frees_slots_rows_and_transfers(
     async with running(tmp_path, checkpoint, identities, time_scale=0.5) as world:
         prompts = [[n] * 300 for n in range(1, 4)] + [[n] * 100 for n in range(1, 4)]
         asked = [asyncio.create_task(world.complete(prompt, max_tokens=1000)) for prompt in prompts]
-        await until(lambda: world.instance("prfaas-0").scheduler.num_running)
-        await until(lambda: any(world.instance(n).scheduler.num_running for n in PD_ENGINES))
+        await until(lambda: world.instance("prfaas-0").counts.prompt_tokens)
+        await until(lambda: any(world.instance(n).counts.prompt_tokens for n in PD_ENGINES))
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)

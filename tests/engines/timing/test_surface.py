@@ -17,10 +17,13 @@ import pytest
 from prfaas.engines.checkpoint import make_checkpoint
 from prfaas.engines.timing.host import Host
 from prfaas.errors import ConfigError
-from prfaas.gateway.engines import waiting_in
+from prfaas.gateway.engine_load import load_in
 from tests.pool.sites import until
 
 from .worlds import MODEL, settings, started, write_plan
+
+pytestmark = pytest.mark.timeout(180)
+"""The first test imports transformers."""
 
 
 @dataclass
@@ -195,7 +198,7 @@ async def test_what_is_there_and_how_it_is(engine: Engine) -> None:
     await engine.complete(list(range(40)))
     async with engine.http.get(f"{engine.url}/metrics") as reply:
         metrics = await reply.read()
-    assert waiting_in(metrics) == 0
+    assert load_in(metrics).num_waiting == 0
     for name in (
         b"vllm:num_requests_running",
         b"vllm:kv_cache_usage_perc",

@@ -13,9 +13,11 @@ from prfaas.engines.orders import Order
 from prfaas.engines.timing.content import CLEAN, block_bytes, stained
 from prfaas.engines.timing.device_cache import DeviceCache
 from prfaas.engines.timing.kv_events import Events
+from prfaas.engines.timing.prefix_names import PrefixNames
 from prfaas.engines.timing.profile import InstanceProfile
+from prfaas.engines.timing.pushes import NewBlock
 from prfaas.engines.timing.scheduler import Scheduler, Sequence, Step
-from prfaas.engines.timing.tier import NewBlock, Tier
+from prfaas.engines.timing.tier import Tier
 from prfaas.units import NS_PER_S
 
 
@@ -103,6 +105,7 @@ class Instance:
         self.layout = profile.layout
         self.counts = Counts()
         self._span = self.layout.boundary_tokens
+        self._names = PrefixNames(self.layout)
         self.cache = DeviceCache(self.layout, cache_tokens // self._span, events)
         self.scheduler = Scheduler(profile, self._refresh)
         self._time_scale = time_scale
@@ -203,7 +206,7 @@ class Instance:
             found = await tier.find(work.request, work.hashes, held, last)
             if found <= own:
                 return own
-            blocks = await tier.load(work.request, tier.keys_of(work.hashes, held, found))
+            blocks = await tier.load(work.request, self._names.needed(work.hashes, held, found))
             if blocks is None:
                 continue  # Something left the pool meanwhile: it counts as missing.
             self.counts.external_hit_tokens += found - own

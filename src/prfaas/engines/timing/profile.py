@@ -54,11 +54,10 @@ def load_profile(
     question = load_question(plan)
     problem, pd = question.problem, question.problem.pd
     prefill = pd.prefill if cluster is None else question.prfaas_cluster(cluster, plan).prefill
-    batch, _ = pd.decode.largest_batch(problem.workload.mean_context, pd.tpot_max_s)
     return InstanceProfile(
         costs=_costs(question, prefill, block_tokens),
         step_ns=step_time(pd.decode),
-        batch_max=max(int(batch), 1),
+        batch_max=problem.decode_slots,
         kv_capacity_bytes=None if pd.kv_capacity_bytes is None else int(pd.kv_capacity_bytes),
         layout=make_layout(problem.geometry, model, block_tokens, bytes_scale),
     )

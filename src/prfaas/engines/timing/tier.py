@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout, block_key
-from prfaas.core.shipping import is_worth_sending
+from prfaas.core.blocks import BlockKey, Layout
 from prfaas.engines.block_requests import ASK_AGAIN_NS, Answer, BlockRequests, JobDone
 from prfaas.engines.orders import NS_PER_MS, Order, PushOrder, WaitOrder
 from prfaas.engines.pool_client import PoolClient
 from prfaas.engines.timing.content import block_bytes
+from prfaas.engines.timing.prefix_names import PrefixNames
+from prfaas.engines.timing.pushes import NewBlock, PushOfRequest
 from prfaas.engines.timing.rows import Rows
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages import (
@@ -36,22 +37,6 @@ from prfaas.wire.messages import (
 
 BATCH_ROWS_MAX = 64
 """Blocks of one job: their bytes are made between two turns of the event loop."""
-
-
-@dataclass(frozen=True, slots=True)
-class NewBlock:
-    """A block to store: its name, where it ends in its prompt, who stained it."""
-
-    key: BlockKey
-    end_token: int
-    stain: bytes
-
-
-@dataclass(slots=True)
-class _Push:
-    transfer_id: bytes
-    order: PushOrder
-    sent: set[Key] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +59,12 @@ class Tier:
 
     def __init__(self, engine: str, layout: Layout, pool: Path, host_memory: int) -> None:
         self._layout = layout
-        self._groups = {group.index: group for group in layout.groups}
+        self._sizes = {group.index: group.block_bytes for group in layout.groups}
+        self._names = PrefixNames(layout)
         self.rows = Rows(engine, layout, host_memory)
         self._batch = max(1, min(BATCH_ROWS_MAX, self.rows.num_rows // 4))
         self._requests = BlockRequests(self._send, time.monotonic_ns)
-        self._pushes: dict[str, _Push] = {}
+        self._pushes: dict[str, PushOfRequest] = {}
         self._jobs: dict[int, asyncio.Future[JobDone]] = {}
         self._next_job = 0
         self._loop = asyncio.get_running_loop()
@@ -120,7 +106,7 @@ class Tier:
             wait_ns = order.wait_ms * NS_PER_MS
             self._requests.begin(request, bytes.fromhex(order.transfer), order.source, wait_ns)
         elif isinstance(order, PushOrder):
-            push = _Push(bytes.fromhex(order.transfer), order)
+            push = PushOfRequest(self._layout, order)
             self._pushes[request] = push
             self._send(Push(transfer_id=push.transfer_id, peer=order.push_to, ticket=order.ticket))
 
@@ -134,7 +120,7 @@ class Tier:
         self._requests.end(request)
         push = self._pushes.get(request)
         if push is not None:
-            self._outbox.put_nowait(_Finish(request, self._wanted(push, hashes)))
+            self._outbox.put_nowait(_Finish(request, push.wanted(hashes)))
 
     # Lookups
 
@@ -152,51 +138,18 @@ class Tier:
         Returns:
             Its length, tokens; 0 where there is none.
         """
-        whole = self.keys_of(hashes, held_tokens, last_boundary)
+        names = self._names
+        whole = names.needed(hashes, held_tokens, last_boundary)
         answers = await self._answers(request, whole)
-        if all(answer is Answer.HIT for answer in answers):
+        hits = [answer is Answer.HIT for answer in answers]
+        if all(hits):
             return last_boundary
-        run = held_tokens + self._layout.boundary_tokens * self._leading_run(whole, answers)
-        if all(group.kind is not GroupKind.LINEAR_STATE for group in self._layout.groups):
+        run = held_tokens + names.leading_tokens(hits)
+        if not names.has_state:
             return run
-        ends = range(self._layout.boundary_tokens, run + 1, self._layout.boundary_tokens)
-        states = [self._states(hashes, end) for end in ends]
-        found = await self._answers(request, [key for keys in states for key in keys])
-        width = len(states[0]) if states else 1
-        for index in reversed(range(len(states))):
-            here = found[index * width : (index + 1) * width]
-            if all(answer is Answer.HIT for answer in here):
-                return ends[index]
-        return 0
-
-    def keys_of(self, hashes: list[bytes], held_tokens: int, end_token: int) -> list[BlockKey]:
-        """Blocks that make a prefix of `end_token` usable, beyond the attention that is held."""
-        span = self._layout.boundary_tokens
-        return [
-            block_key(self._layout, group, hashes, end)
-            for end in range(held_tokens + span, end_token + 1, span)
-            for group in self._layout.groups
-            if group.kind is not GroupKind.LINEAR_STATE
-        ] + self._states(hashes, end_token)
-
-    def _states(self, hashes: list[bytes], end_token: int) -> list[BlockKey]:
-        if not end_token:
-            return []
-        return [
-            block_key(self._layout, group, hashes, end_token)
-            for group in self._layout.groups
-            if group.kind is GroupKind.LINEAR_STATE
-        ]
-
-    def _leading_run(self, keys: list[BlockKey], answers: list[Answer]) -> int:
-        """Spans from the start whose attention blocks are all there."""
-        width = sum(group.kind is not GroupKind.LINEAR_STATE for group in self._layout.groups)
-        num_states = len(self._layout.groups) - width
-        flags = [answer is Answer.HIT for answer in answers[: len(keys) - num_states]]
-        count = 0
-        while (count + 1) * width <= len(flags) and all(flags[count * width :][:width]):
-            count += 1
-        return count
+        ends = names.boundaries(run)
+        found = await self._answers(request, [k for end in ends for k in names.states(hashes, end)])
+        return names.last_with_state(ends, [answer is Answer.HIT for answer in found])
 
     async def _answers(self, request: str, keys: Sequence[BlockKey]) -> list[Answer]:
         """What is known of blocks once nothing is on its way any more."""
@@ -276,12 +229,10 @@ class Tier:
     async def _write_batch(self, request: str, blocks: list[NewBlock]) -> None:
         rows = await self.rows.take(len(blocks))
         for row, block in zip(rows, blocks, strict=True):
-            size = self._groups[block.key.group].block_bytes
+            size = self._sizes[block.key.group]
             self.rows.write(row, block_bytes(block.key, size, block.stain))
         push = self._pushes.get(request)
-        pushed = [push is not None and self._is_wanted(push, block) for block in blocks]
-        if push is not None:
-            push.sent |= {b.key for b, wanted in zip(blocks, pushed, strict=True) if wanted}
+        pushed = [push is not None and push.takes(block) for block in blocks]
         job = self._number()
         store = Store(
             job=job,
@@ -297,25 +248,6 @@ class Tier:
         push = self._pushes.pop(entry.request)
         rest = sorted(entry.wanted - push.sent)
         self._send(PushDone(transfer_id=push.transfer_id, rest=rest))
-
-    def _wanted(self, push: _Push, hashes: list[bytes]) -> set[Key]:
-        span = self._layout.tokens_per_hash
-        return {
-            block_key(self._layout, group, hashes, end)
-            for group in self._layout.groups
-            for end in range(span, len(hashes) * span + 1, span)
-            if self._is_worth(push, group, end)
-        }
-
-    def _is_wanted(self, push: _Push, block: NewBlock) -> bool:
-        return self._is_worth(push, self._groups[block.key.group], block.end_token)
-
-    @staticmethod
-    def _is_worth(push: _Push, group: CacheGroup, end_token: int) -> bool:
-        order = push.order
-        return is_worth_sending(
-            group, end_token, have_tokens=order.have_tokens, final_tokens=order.final_tokens
-        )
 
     def _number(self) -> int:
         self._next_job += 1

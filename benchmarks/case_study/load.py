@@ -1,0 +1,140 @@
+"""The load generator: runs beside the gateway, answers are checked token by token.
+
+python -m benchmarks.case_study.load URL MODEL TOKENIZER < requests.json
+"""
+
+import asyncio
+import json
+import sys
+import time
+from dataclasses import dataclass
+
+import aiohttp
+import numpy as np
+
+from prfaas.engines.timing.content import Answer
+from prfaas.engines.timing.vocabulary import Vocabulary
+
+TOKENS = 256
+"""Of the tokenizer, that prompts are made of."""
+LATE_MAX_S = 0.05
+"""The generator is slow if it sends a request this much after its time."""
+
+
+@dataclass
+class Ask:
+    at: float
+    body: bytes
+    expected: str
+
+
+def prepare(spec: dict[str, object], model: str, vocabulary: Vocabulary) -> list[Ask]:
+    rng, asks = np.random.default_rng(7), []
+    for at, length, outputs in spec["requests"]:  # type: ignore[attr-defined]
+        prompt = rng.integers(0, TOKENS, length).tolist()
+        answer = Answer(prompt)
+        expected = "".join(vocabulary.texts[answer.next(vocabulary.spoken)] for _ in range(outputs))
+        body = {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": outputs,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+        }
+        asks.append(Ask(at, json.dumps(body, separators=(",", ":")).encode(), expected))
+    return asks
+
+
+async def one(http: aiohttp.ClientSession, url: str, ask: Ask, start: float) -> dict[str, object]:
+    await asyncio.sleep(max(start + ask.at - time.monotonic(), 0))
+    found: dict[str, object] = {"at": ask.at, "first": None, "error": "", "path": ""}
+    found["late"] = time.monotonic() - start - ask.at
+    text: list[str] = []
+    try:
+        headers = {"Content-Type": "application/json"}
+        async with http.post(f"{url}/v1/completions", data=ask.body, headers=headers) as reply:
+            if reply.status != 200:
+                found["error"] = f"status {reply.status}: {(await reply.text())[:200]}"
+                return found
+            found["path"] = reply.headers.get("X-Prfaas-Path", "")
+            async for raw in reply.content:
+                line = raw.strip()
+                if not line.startswith(b"data: ") or line == b"data: [DONE]":
+                    continue
+                chunk = json.loads(line[6:])
+                if "error" in chunk:
+                    found["error"] = str(chunk["error"])[:200]
+                    return found
+                for choice in chunk["choices"]:
+                    if found["first"] is None:
+                        found["first"] = time.monotonic() - start
+                    text.append(choice["text"])
+            if "".join(text) != ask.expected:
+                found["error"] = "wrong answer"
+            else:
+                found["done"] = time.monotonic() - start
+    except asyncio.CancelledError:
+        if not ask.expected.startswith("".join(text)):
+            found["error"] = "wrong answer"
+    except aiohttp.ClientError as error:
+        found["error"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+async def ready(http: aiohttp.ClientSession, url: str) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                async with http.get(f"{url}/health?full=1") as reply:
+                    if reply.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.2)
+
+
+async def behind(http: aiohttp.ClientSession, engines: list[str]) -> float:
+    """How far engines were behind their profile at most, s."""
+    most = 0.0
+    for engine in engines:
+        async with http.get(f"{engine}/metrics") as reply:
+            lines = (await reply.text()).splitlines()
+        found = [line for line in lines if line.startswith("timing:behind_profile_seconds{")]
+        most = max([most, *(float(line.rpartition(" ")[2]) for line in found)])
+    return most
+
+
+async def main() -> None:
+    url, model, tokenizer = sys.argv[1:4]
+    spec = json.load(sys.stdin)
+    asks = await asyncio.to_thread(prepare, spec, model, Vocabulary(tokenizer))
+    timeout = aiohttp.ClientTimeout(total=None)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
+        await ready(http, url)
+        busy, start = cpu(), time.monotonic()
+        tasks = [asyncio.create_task(one(http, url, ask, start)) for ask in asks]
+        _, left = await asyncio.wait(tasks, timeout=spec["end"])
+        used = [b - a for a, b in zip(busy, cpu(), strict=True)]
+        for task in left:
+            task.cancel()
+        outcomes = await asyncio.gather(*tasks)
+        report = {
+            "outcomes": outcomes,
+            "behind": await behind(http, spec["engines"]),
+            "busy_ratio": 1 - used[1] / sum(used),
+        }
+    json.dump(report, sys.stdout)
+
+
+def cpu() -> tuple[int, int]:
+    """Ticks of all cores so far: busy, and idle."""
+    with open("/proc/stat") as file:  # noqa: PTH123
+        ticks = [int(word) for word in file.readline().split()[1:9]]
+    idle = ticks[3] + ticks[4]
+    return sum(ticks) - idle, idle
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,45 @@
+"""The same requests through the simulator."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from prfaas.planner.load import Question
+from prfaas.planner.toml_tables import override, read_toml, validated
+from prfaas.sim.make_setup import make_setup
+from prfaas.sim.request import UNSET, Request
+from prfaas.sim.scenario_file import ScenarioFile
+from prfaas.sim.simulation import Simulation
+from prfaas.units import NS_PER_S
+
+from .designs import PLAN, Design, problem_of
+from .outcome import Outcome
+
+SCENARIO = Path(__file__).parents[2] / "examples" / "sim" / "paper-poisson.toml"
+
+
+def simulate(
+    question: Question, design: Design, asked: list[Request], end_s: float, rtt_s: float
+) -> list[Outcome]:
+    """What the simulator says of every request, up to the end of the run."""
+    tables = read_toml(SCENARIO)
+    for setting in (
+        f"routing.policy={design.policy.value}",
+        f"routing.threshold={design.threshold}",
+        f"routing.prefill_instances={design.num_prefill}",
+        f"link.rtt={rtt_s * 1e3:g}ms",
+    ):
+        override(tables, setting)
+    file = validated(ScenarioFile, tables, PLAN)
+    problem = problem_of(design, question.problem)
+    longest = max(request.num_prompt_tokens for request in asked)
+    setup, _ = make_setup(file, replace(question, problem=problem), longest)
+    simulation = Simulation(setup, asked)
+    simulation.run(round(end_s * NS_PER_S))
+    return [
+        Outcome(
+            r.arrived_at_ns / NS_PER_S,
+            None if r.first_token_at_ns == UNSET else r.first_token_at_ns / NS_PER_S,
+            offloaded=r.offloaded,
+        )
+        for r in simulation.requests
+    ]

@@ -1,0 +1,56 @@
+"""`prfaas top`: the console's first page in a terminal."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from prfaas.cli.ctl import URL_DEFAULT
+from prfaas.cli.ctl_client import KEY_VARIABLE, Client, operator_key
+
+
+@click.command()
+@click.option(
+    "--url", envvar="PRFAAS_URL", default=URL_DEFAULT, show_default=True, help="The gateway."
+)
+@click.option(
+    "--key-file",
+    type=click.Path(path_type=Path),
+    help=f"File with the operator's key; without it {KEY_VARIABLE} is looked at.",
+)
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.2, 60),
+    default=1.0,
+    show_default=True,
+    help="Seconds between two looks.",
+)
+@click.option("--once", is_flag=True, help="Look once, print, and end.")
+def top(url: str, key_file: Path | None, interval: float, *, once: bool) -> None:
+    """Show what a gateway does, until Ctrl-C: alarms, clusters, links, recent requests.
+
+    \b
+    Examples:
+      prfaas top
+      prfaas top --url http://gateway.example.net:8000 --key-file operator.key
+      prfaas top --once
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    from prfaas.cli.top_view import screen
+
+    client = Client(url, operator_key(key_file), root="console/api")
+    console = Console(highlight=False)
+    if once:
+        console.print(screen(client.get("state")))
+        return
+    try:
+        with Live(screen(client.get("state")), console=console, screen=True) as live:
+            while True:
+                time.sleep(interval)
+                live.update(screen(client.get("state")))
+    except KeyboardInterrupt:
+        pass

@@ -1,0 +1,55 @@
+"""What of a request's blocks a push takes: the same as with vLLM's tier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prfaas.core.blocks import BlockKey, CacheGroup, Layout, block_key
+from prfaas.core.shipping import is_worth_sending
+from prfaas.engines.orders import PushOrder
+from prfaas.wire.messages import Key
+
+
+@dataclass(frozen=True, slots=True)
+class NewBlock:
+    """A block to store: its name, where it ends in its prompt, who stained it."""
+
+    key: BlockKey
+    end_token: int
+    stain: bytes
+
+
+class PushOfRequest:
+    """The push that a prefill leg asks for.
+
+    Args:
+        layout: Of the blocks.
+        order: What was asked.
+    """
+
+    def __init__(self, layout: Layout, order: PushOrder) -> None:
+        self._layout, self._order = layout, order
+        self._groups = {group.index: group for group in layout.groups}
+        self.transfer_id = bytes.fromhex(order.transfer)
+        self.sent: set[Key] = set()
+
+    def takes(self, block: NewBlock) -> bool:
+        """Whether the other side can use a block; it counts as sent then."""
+        worth = self._is_worth(self._groups[block.key.group], block.end_token)
+        if worth:
+            self.sent.add(block.key)
+        return worth
+
+    def wanted(self, hashes: list[bytes]) -> set[Key]:
+        """All that the other side can use of a prompt."""
+        span = self._layout.tokens_per_hash
+        return {
+            block_key(self._layout, group, hashes, end)
+            for group in self._layout.groups
+            for end in range(span, len(hashes) * span + 1, span)
+            if self._is_worth(group, end)
+        }
+
+    def _is_worth(self, group: CacheGroup, end_token: int) -> bool:
+        have, final = self._order.have_tokens, self._order.final_tokens
+        return is_worth_sending(group, end_token, have_tokens=have, final_tokens=final)

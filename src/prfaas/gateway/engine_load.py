@@ -1,0 +1,53 @@
+"""What an engine says of its load, in vLLM's words for Prometheus."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+_SAMPLE = re.compile(
+    rb"^vllm:(num_requests_waiting|num_requests_running|kv_cache_usage_perc)(?:\{[^}\n]*\})? "
+    rb"([0-9.eE+-]{1,32})$",
+    re.MULTILINE,
+)
+_WAITING, _RUNNING, _USE = b"num_requests_waiting", b"num_requests_running", b"kv_cache_usage_perc"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """One look at an engine; None where it says nothing.
+
+    Attributes:
+        num_waiting: Requests that wait.
+        num_running: Requests in its batch.
+        kv_use: Share of its KV cache in use, in [0, 1]; the fullest of several.
+    """
+
+    num_waiting: int | None = None
+    num_running: int | None = None
+    kv_use: float | None = None
+
+
+UNKNOWN_LOAD = EngineLoad()
+
+
+def load_in(metrics: bytes) -> EngineLoad:
+    """The load that a page of metrics tells of, all of its engines together."""
+    found: dict[bytes, list[float]] = {_WAITING: [], _RUNNING: [], _USE: []}
+    for name, value in _SAMPLE.findall(metrics):
+        found[name].append(_number(value))
+    use = [value for value in found[_USE] if 0 <= value <= 1]
+    return EngineLoad(_sum(found[_WAITING]), _sum(found[_RUNNING]), max(use, default=None))
+
+
+def _number(text: bytes) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _sum(values: list[float]) -> int | None:
+    known = values and all(math.isfinite(value) and value >= 0 for value in values)
+    return round(sum(values)) if known else None

@@ -1,0 +1,81 @@
+"""`/tokenize` and `/detokenize`: the ids that the engines compute on, as vLLM tells them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from prfaas.config.deployment import ClusterRole
+from prfaas.gateway.access import TENANT
+from prfaas.gateway.answering import json_response
+from prfaas.gateway.door import Door
+from prfaas.gateway.engines import Engines
+from prfaas.gateway.fields import bad, shown
+from prfaas.gateway.generation import read_body
+from prfaas.gateway.jsons import JsonObject
+from prfaas.gateway.rejections import UnavailableError
+from prfaas.gateway.requests import Api, check_model, parse_object, request_from, token_ids
+from prfaas.gateway.tenants import Tenant
+from prfaas.gateway.tokenizing import PromptMaker
+
+
+@dataclass(frozen=True, slots=True)
+class TokenApi:
+    """Serves both. They count as requests of their tenant, not as tokens.
+
+    Attributes:
+        model: Name of the model that is served.
+        prompts: Tokenises.
+        engines: Know how long a sequence may be.
+        door: Lets requests in.
+    """
+
+    model: str
+    prompts: PromptMaker
+    engines: Engines
+    door: Door
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Add the routes."""
+        router.add_post("/tokenize", self._tokenize)
+        router.add_post("/detokenize", self._detokenize)
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        with self.door.enter(request[TENANT]):
+            body = parse_object(await read_body(request))
+            ids, max_model_len = await self._ids(body, request[TENANT])
+            wants_words = body.get("return_token_strs") is True
+            words = (await self.prompts.words(ids))[1] if wants_words else None
+        return json_response(
+            {
+                "count": len(ids),
+                "max_model_len": max_model_len,
+                "tokens": ids,
+                "token_strs": words,
+            }
+        )
+
+    async def _ids(self, body: JsonObject, tenant: Tenant) -> tuple[list[int], int]:
+        api = Api.CHAT if "messages" in body else Api.COMPLETIONS
+        if api is Api.COMPLETIONS and not isinstance(body.get("prompt"), str):
+            raise bad(f"prompt must be a string, got {shown(body.get('prompt'))}", "prompt")
+        client = request_from(body, api, self.model, self.prompts.vocab_size)
+        if not client.is_exact:
+            raise bad("only text is tokenised here, and it is not truncated", "messages")
+        engine = self.engines.choose(ClusterRole.PD)
+        if engine is None:
+            raise UnavailableError("no engine of a PD cluster is ready; try again")
+        prompt = await self.prompts.prompt(client, tenant.cache_salt, None, engine.max_model_len)
+        return prompt.token_ids, engine.max_model_len
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        with self.door.enter(request[TENANT]):
+            body = parse_object(await read_body(request))
+            check_model(body, self.model)
+            tokens = body.get("tokens")
+            if not isinstance(tokens, list):
+                raise bad(f"tokens must be an array of token ids, got {shown(tokens)}", "tokens")
+            ids = token_ids(tokens, self.prompts.vocab_size, "tokens")
+            text, _ = await self.prompts.words(ids)
+        return json_response({"prompt": text})

@@ -1,0 +1,168 @@
+"""The console in a real browser, against a deployment of timing engines that is worked on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import pytest
+from playwright.async_api import Page, async_playwright, expect
+
+from prfaas.cli.deploy import prepare_model
+from prfaas.cli.parts import listen_on
+from prfaas.cli.processes import Supervisor
+from prfaas.cli.topology import lay_out, parts, prepare_identities
+from prfaas.config.load import load_deployment
+from tests.live.relay import Relay
+
+CHROMIUM = shutil.which("chromium")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "timing.toml"
+LINK = "[clusters.prfaas.pools.prfaas-pool.links.pd-pool]\nbudget = '100Mbps'\n"
+SLOW_BYTES_PER_S = 60_000
+WIDTHS = (1280, 390)
+PAGES = ("now", "requests", "what-if", "replay", "learn")
+SOON_MS = 60_000
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on this machine"),
+    pytest.mark.timeout(400),
+]
+
+
+@dataclass
+class World:
+    url: str
+    relay: Relay
+    http: aiohttp.ClientSession
+    page: Page
+    artefacts: Path
+    asked: list[asyncio.Task[int]] = field(default_factory=list)
+
+    def ask(self, num_tokens: int, tag: str) -> None:
+        """A request whose prompt nobody has seen."""
+        body = {"model": "prfaas-timing", "prompt": (f"{tag} " * num_tokens)[:num_tokens]}
+        self.asked.append(asyncio.create_task(self._post(body | {"max_tokens": 8, "stream": True})))
+
+    async def _post(self, body: dict[str, object]) -> int:
+        async with self.http.post(f"{self.url}/v1/completions", json=body) as reply:
+            await reply.read()
+            return reply.status
+
+    async def open(self, page: str) -> None:
+        await self.page.goto(f"{self.url}/console/#/{page}")
+
+    async def keep(self, name: str) -> None:
+        """Take pictures, at both widths; nothing sticks out sideways."""
+        for width in WIDTHS:
+            await self.page.set_viewport_size({"width": width, "height": 900})
+            await self.page.screenshot(path=self.artefacts / f"{name}-{width}.png", full_page=True)
+            sideways = await self.page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            assert sideways <= 0, (name, width)
+        await self.page.set_viewport_size({"width": WIDTHS[0], "height": 900})
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    file = tmp_path / "timing.toml"
+    file.write_text(
+        EXAMPLE.read_text()
+        .replace(".state/timing", str(tmp_path / "state"))
+        .replace('"examples/', f'"{EXAMPLE.parent}/')
+        .replace('transfer_timeout = "5s"', 'transfer_timeout = "60s"')
+        + LINK
+    )
+    deployment = listen_on(load_deployment(file), ("127.0.0.1", 0))
+    deployment.state.mkdir(mode=0o700)
+    prepare_identities(deployment)
+    await prepare_model(deployment)
+    topology = lay_out(deployment, file)
+    relay = Relay(topology.pools["pd-pool"])
+    port = await relay.start()
+    supervisor = Supervisor(parts(topology))
+    source = supervisor.part("prfaas-pool").command.args
+    source[source.index("--peer") + 1] = f"pd-pool=127.0.0.1:{port}"
+    artefacts = Path(os.environ.get("PRFAAS_ARTEFACTS", tmp_path / "artefacts"))
+    artefacts.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - a moment, before all
+    try:
+        await supervisor.start()
+        async with aiohttp.ClientSession() as http, async_playwright() as playwright:
+            browser = await playwright.chromium.launch(
+                executable_path=CHROMIUM, args=["--no-sandbox"]
+            )
+            page = await browser.new_page()
+            page.set_default_timeout(SOON_MS)
+            made = World(topology.gateway_url, relay, http, page, artefacts)
+            yield made
+            await asyncio.gather(*made.asked)
+            await browser.close()
+    finally:
+        await supervisor.stop()
+        await relay.stop()
+
+
+async def test_an_operator_s_round(world: World) -> None:
+    complaints: list[str] = []
+    page = world.page
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+
+    await world.open("now")
+    await expect(page.get_by_text("No alarms")).to_be_visible(timeout=SOON_MS)
+    for name in ("prfaas-0", "prfaas-1", "pd-0", "pd-1", "prfaas-pool", "pd-pool"):
+        await expect(page.get_by_text(name, exact=True).first).to_be_visible()
+
+    world.ask(2_000, "short")
+    world.ask(30_000, "long")
+    rows = page.locator("table.requests tbody tr")
+    remote = rows.filter(has_text="remote").filter(has_text="finished")
+    await expect(remote.first).to_be_visible(timeout=SOON_MS)
+    await world.keep("now")
+
+    await world.open("requests")
+    await remote.first.click()
+    await expect(page.get_by_text("long: 30,000 new tokens against 19,400")).to_be_visible()
+    for part in ("prefill, prfaas-", "transfer, ", "decode, pd-"):
+        await expect(page.locator(".waterfall .name", has_text=part)).to_be_visible()
+    await world.keep("request")
+
+    await world.open("what-if")
+    verdict = page.locator(".verdict strong")
+    await expect(verdict).to_have_text("+17.9 % at equal cost", timeout=SOON_MS)
+    await world.keep("what-if")
+    await page.get_by_label("PrfaaS instances").press("ArrowRight")
+    await expect(verdict).not_to_have_text("+17.9 % at equal cost", timeout=SOON_MS)
+    adopt = page.get_by_role("button", name="Adopt this threshold")
+    tokens = (await adopt.inner_text()).split(": ")[1]
+    await adopt.click()
+    await expect(page.locator(".adopt span")).to_contain_text("offloads above")
+
+    await world.open("now")
+    await expect(page.locator(".link dd").last).to_have_text(tokens, timeout=SOON_MS)
+    await expect(page.locator(".changes li").first).to_contain_text("operator")
+
+    world.relay.bytes_per_s = SLOW_BYTES_PER_S
+    for number in range(3):
+        world.ask(80_000, f"slow {number}")
+    await expect(page.locator('[data-alarm="link_slow"]')).to_be_visible(timeout=SOON_MS)
+    await world.keep("degraded")
+    world.relay.bytes_per_s = 0
+
+    await world.open("replay")
+    await page.get_by_role("button", name="The last hour").click()
+    await expect(page.locator(".u-wrap").first).to_be_visible()
+    await page.get_by_label("time").press("Home")
+    await world.keep("replay")
+
+    await world.open("learn")
+    await expect(page.get_by_text("Why a threshold")).to_be_visible(timeout=SOON_MS)
+    await world.keep("learn")
+
+    await asyncio.gather(*world.asked)
+    assert [task.result() for task in world.asked] == [200] * len(world.asked)
+    assert not complaints

@@ -1,0 +1,65 @@
+"""Who goes first when a tier is full."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.core.eviction import LeasedLast, LeastRecentlyUsed
+
+
+def policy(*keys: str) -> LeasedLast[str]:
+    made: LeasedLast[str] = LeasedLast(LeastRecentlyUsed())
+    for key in keys:
+        made.added(key)
+    return made
+
+
+def test_what_is_leased_goes_after_the_rest_and_goes() -> None:
+    leased = policy("a", "b", "c")
+    leased.lease("a", 10)
+    assert list(leased.order()) == ["b", "c", "a"]
+    leased.removed("a")
+    assert (list(leased.order()), len(leased)) == (["b", "c"], 0)
+
+
+def test_a_lease_ends_with_its_use_its_release_or_its_time() -> None:
+    leased = policy("a", "b", "c", "d")
+    for key, until in (("a", 10), ("b", 20), ("c", 30)):
+        leased.lease(key, until)
+    leased.used("c")
+    leased.release("b")
+    assert list(leased.order()) == ["d", "c", "b", "a"]
+    leased.expire(9)
+    assert len(leased) == 1
+    leased.expire(10)
+    assert (list(leased.order()), len(leased)) == (["d", "c", "b", "a"], 0)
+    leased.release("unknown")
+
+
+def test_the_longer_of_two_leases_counts() -> None:
+    leased = policy("a")
+    leased.lease("a", 20)
+    leased.lease("a", 10)
+    leased.expire(15)
+    assert len(leased) == 1
+
+
+@given(st.lists(st.tuples(st.sampled_from("+-ulre"), st.integers(0, 5)), max_size=60))
+def test_everything_is_in_the_order_once(steps: list[tuple[str, int]]) -> None:
+    leased: LeasedLast[int] = LeasedLast(LeastRecentlyUsed())
+    held: set[int] = set()
+    for now, (step, key) in enumerate(steps):
+        if step == "+" and key not in held:
+            leased.added(key)
+            held.add(key)
+        elif step == "e":
+            leased.expire(now)
+        elif step == "r":
+            leased.release(key)
+        elif key in held and step == "-":
+            leased.removed(key)
+            held.remove(key)
+        elif key in held and step in "ul":
+            leased.used(key) if step == "u" else leased.lease(key, now + 3)
+        order = list(leased.order())
+        assert sorted(order) == sorted(held)
+        assert len(leased) <= len(held)

@@ -1,0 +1,238 @@
+"""Kill, cut and stall parts of a serving deployment under load, and look at what clients notice.
+
+python -m tests.drill.serving [--per-s 20] [--only KIND ...] [--keep DIRECTORY]
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from .clients import Call, Clients
+from .site import DECODE, PREFILL, Site, running
+
+PER_S = 20.0
+NOTICED_S = 1.0
+"""A client that waits so much longer than others did before the fault has noticed it."""
+WHOLE_S = 60.0
+
+
+class Kind(StrEnum):
+    """What is done."""
+
+    NOTHING = "nothing"
+    PREFILL_ENGINE = "kill -9 of a prefill engine"
+    DECODE_ENGINE = "kill -9 of a decode engine"
+    SOURCE_POOL = "kill -9 of the PrfaaS pool node"
+    DESTINATION_POOL = "kill -9 of the PD pool node"
+    FROZEN_ENGINE = "decode engine frozen (SIGSTOP)"
+    GATEWAY = "kill -9 of a gateway replica"
+    CUT = "link cut"
+    STALL = "event streams to a gateway stalled"
+    ROLL = "rolling restart of gateway, engine, pool node"
+
+
+@dataclass
+class Round:
+    """What one fault did.
+
+    Attributes:
+        kind: The fault.
+        calls: Requests that were under way at any time of the round.
+        moved: Requests that left their path, or whose stream went on elsewhere.
+        retried: Requests that their client sent again, to the other gateway.
+        wait_s: Longest wait for a first token from the fault on.
+        gap_s: Longest silence within a stream from the fault on.
+        noticed_s: From the fault to the end of the last request that it touched.
+        whole_s: From the repair until every gateway saw every part.
+        problems: What did not hold.
+        num_wrong: Answers that were wrong.
+    """
+
+    kind: Kind
+    calls: list[Call] = field(default_factory=list)
+    moved: int = 0
+    retried: int = 0
+    wait_s: float = 0.0
+    gap_s: float = 0.0
+    noticed_s: float = 0.0
+    whole_s: float = 0.0
+    problems: list[str] = field(default_factory=list)
+    num_wrong: int = 0
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of a round, in seconds.
+
+    Attributes:
+        quiet_s: Before the fault, and once all is well again.
+        broken_s: From the fault to the repair.
+        restarts: Whether what was killed is started anew; else it stays away.
+    """
+
+    quiet_s: float = 4.0
+    broken_s: float = 10.0
+    restarts: bool = True
+
+
+async def strike(site: Site, kind: Kind, times: Times) -> float:
+    """Break something, wait, and repair it.
+
+    Returns:
+        When the repair began.
+    """
+    victims = {
+        Kind.PREFILL_ENGINE: PREFILL[0],
+        Kind.DECODE_ENGINE: DECODE[0],
+        Kind.SOURCE_POOL: "prfaas-pool",
+        Kind.DESTINATION_POOL: "pd-pool",
+        Kind.GATEWAY: "gateway",
+    }
+    switches: dict[Kind, tuple[Callable[[], None], Callable[[], None]]] = {
+        Kind.CUT: (site.cut, site.plug_in),
+        Kind.STALL: (site.stall, site.flow),
+        Kind.FROZEN_ENGINE: (site.freeze, site.thaw),
+    }
+    if kind in victims:
+        site.kill(victims[kind])
+        await asyncio.sleep(times.broken_s)
+        repaired_at_s = time.monotonic()
+        if times.restarts:
+            await site.restart(victims[kind])
+        return repaired_at_s
+    if kind in switches:
+        begin, end = switches[kind]
+        begin()
+        await asyncio.sleep(times.broken_s)
+        end()
+    elif kind is Kind.ROLL:
+        await roll(site)
+    else:
+        await asyncio.sleep(times.broken_s)
+    return time.monotonic()
+
+
+async def roll(site: Site) -> None:
+    """Restart one of each kind the way that operators are told to."""
+    await site.stop("gateway")
+    await site.restart("gateway")
+    await until_whole(site)
+    await site.drain(DECODE[0], drained=True)
+    await site.stop(DECODE[0])
+    await site.restart(DECODE[0])
+    await site.drain(DECODE[0], drained=False)
+    await until_whole(site)
+    await site.stop("pd-pool")
+    await site.restart("pd-pool")
+
+
+async def until_whole(site: Site) -> None:
+    async with asyncio.timeout(WHOLE_S):
+        while not await site.is_whole():  # noqa: ASYNC110 - processes signal nothing
+            await asyncio.sleep(0.1)
+
+
+async def drill(site: Site, clients: Clients, kind: Kind, times: Times) -> Round:
+    """One fault, with load before, during and after it."""
+    await asyncio.sleep(times.quiet_s)
+    began_at_s, first = time.monotonic(), len(clients.calls)
+    usual_s = max((call.wait_s for call in clients.calls if call.ended_at_s), default=0.0)
+    under_way = [call for call in clients.calls if not call.ended_at_s]
+    repaired_at_s = await strike(site, kind, times)
+    if times.restarts:
+        await until_whole(site)
+    found = Round(kind, whole_s=time.monotonic() - repaired_at_s)
+    await asyncio.sleep(times.quiet_s)
+    found.calls = under_way + clients.calls[first:]
+    async with asyncio.timeout(WHOLE_S):
+        while not all(call.ended_at_s for call in found.calls):  # noqa: ASYNC110 - processes signal nothing
+            await asyncio.sleep(0.1)
+    records = await site.records()
+    for call in found.calls:
+        judge(found, call, records.get(call.request_id, {}), began_at_s, usual_s)
+    return found
+
+
+def judge(
+    found: Round, call: Call, record: dict[str, object], began_at_s: float, usual_s: float
+) -> None:
+    """Add what a request saw."""
+    is_moved = record.get("fallback") is not None
+    found.moved += is_moved
+    found.retried += call.tries > 1
+    found.wait_s, found.gap_s = max(found.wait_s, call.wait_s), max(found.gap_s, call.gap_s)
+    found.num_wrong += call.is_wrong
+    if call.problem:
+        found.problems.append(call.problem)
+    has_waited = call.wait_s > usual_s + NOTICED_S or call.gap_s > NOTICED_S
+    if is_moved or call.tries > 1 or call.problem or has_waited:
+        found.noticed_s = max(found.noticed_s, call.ended_at_s - began_at_s)
+
+
+async def run(
+    directory: Path,
+    kinds: list[Kind],
+    per_s: float = PER_S,
+    times: Times = Times(),
+    prefill: tuple[str, ...] = PREFILL,
+    tell: Callable[[Round], None] = lambda _: None,
+) -> list[Round]:
+    """Start everything, and drill every kind of fault once."""
+    rounds = []
+    async with running(directory, prefill) as site:
+        clients = Clients(site.gateways, site.model)
+        load = asyncio.create_task(clients.run(per_s))
+        try:
+            for kind in kinds:
+                rounds.append(await drill(site, clients, kind, times))
+                tell(rounds[-1])
+        finally:
+            load.cancel()
+            await asyncio.gather(load, return_exceptions=True)
+    return rounds
+
+
+HEAD = (
+    "| fault | requests | errors | wrong answers | went on elsewhere | sent again by the client "
+    "| longest wait for a first token | longest gap in a stream | last request touched "
+    "| all parts there after the repair |\n" + "|---" * 10 + "|"
+)
+
+
+def line(one: Round) -> str:
+    """Markdown."""
+    cells = [one.kind, len(one.calls), len(one.problems), one.num_wrong, one.moved, one.retried]
+    seconds = [one.wait_s, one.gap_s, one.noticed_s, one.whole_s]
+    return "| " + " | ".join([*map(str, cells), *(f"{s:.1f} s" for s in seconds)]) + " |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--per-s", type=float, default=PER_S)
+    parser.add_argument("--only", type=Kind, nargs="*", choices=list(Kind), default=list(Kind))
+    parser.add_argument("--keep", type=Path, help="where logs stay; a directory made for it")
+    arguments = parser.parse_args()
+    print(HEAD, flush=True)
+
+    def tell(one: Round) -> None:
+        print(line(one), flush=True)
+        for problem in one.problems:
+            print(f"{one.kind}: {problem}", file=sys.stderr)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = arguments.keep or Path(scratch)
+        directory.mkdir(exist_ok=True)
+        rounds = asyncio.run(run(directory, arguments.only, arguments.per_s, tell=tell))
+    return any(one.problems for one in rounds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

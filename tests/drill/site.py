@@ -1,0 +1,255 @@
+"""Two clusters of timing engines, two pool nodes, a wire to cut and two gateways: all processes."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from prfaas.cli.deploy import check_deployment, prepare_model
+from prfaas.cli.processes import Part, Supervisor
+from prfaas.cli.topology import lay_out, parts, prepare_identities
+from prfaas.config.load import load_deployment
+from prfaas.lab.faults import Fault, FaultProxy
+
+PREFILL = ("prfaas-0", "prfaas-1")
+DECODE = ("pd-0", "pd-1")
+POOLS = ("prfaas-pool", "pd-pool")
+MODEL = "timing-drill"
+MAX_MODEL_LEN = 16384
+
+PLAN = """
+title = "A drill: quick enough for two cores, slow enough to be hit"
+[model]
+name = "drill"
+kv_bytes_per_token = "64B"
+kv_state = "4KiB"
+[workload]
+distribution = "lengths"
+lengths = [100, 8000]
+output_tokens = 32
+[[prfaas]]
+name = "prfaas"
+instances = 2
+gpus_per_instance = 1
+prefill = { source = "made up", lengths = [64, 8000], seconds = [0.005, 0.3] }
+link = { bandwidth = "1Gbps" }
+[pd]
+name = "pd"
+instances = 2
+gpus_per_instance = 1
+prefill = { source = "made up", lengths = [64, 8000], seconds = [0.006, 0.4] }
+decode = { source = "made up", batches = [1, 64], step = [["25ms"], ["30ms"]] }
+[search]
+chunk = 512
+"""
+
+DEPLOYMENT = """
+state = "{home}/state"
+[model]
+name = "{model}"
+path = "{home}/model"
+generate = true
+[gateway]
+listen = "127.0.0.1:0"
+[routing]
+offload_threshold = 2000
+policy = "paper"
+transfer_timeout = "5s"
+[security]
+identities = "{home}/state/identities"
+generate = true
+"""
+
+CLUSTER = """
+[clusters.{name}]
+role = "{name}"
+[clusters.{name}.timing]
+plan = "{home}/plan.toml"
+block_tokens = 64
+max_model_len = {max_model_len}
+[clusters.{name}.pools.{name}-pool]
+memory = "128MiB"
+"""
+
+ENGINE = """
+[clusters.{cluster}.engines.{name}]
+pool = "{cluster}-pool"
+host_memory = "32MiB"
+"""
+
+
+def write_files(home: Path, prefill: tuple[str, ...]) -> Path:
+    """The deployment file, and the plan that it names."""
+    (home / "plan.toml").write_text(PLAN)
+    text = DEPLOYMENT.format(home=home, model=MODEL)
+    for cluster, engines in (("prfaas", prefill), ("pd", DECODE)):
+        text += CLUSTER.format(name=cluster, home=home, max_model_len=MAX_MODEL_LEN)
+        text += "".join(ENGINE.format(cluster=cluster, name=name) for name in engines)
+    file = home / "drill.toml"
+    file.write_text(text)
+    return file
+
+
+class Site:
+    """The running deployment, and what can be done to it.
+
+    Args:
+        supervisor: Has all its processes.
+        gateways: Base URLs.
+        wire: Between the pools.
+        feeds: Between the first gateway and each pool.
+        engines: Base URLs by name.
+        model: Checkpoint directory.
+        http: For questions.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        gateways: list[str],
+        wire: FaultProxy,
+        feeds: dict[str, FaultProxy],
+        model: Path,
+        http: aiohttp.ClientSession,
+    ) -> None:
+        self.supervisor, self.gateways, self.wire, self.feeds = supervisor, gateways, wire, feeds
+        self.model, self.http = model, http
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to a process and all it started."""
+        self.supervisor.part(name).signal(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Let the first decode engine stand still, its connections open."""
+        self.supervisor.part(DECODE[0]).signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self.supervisor.part(DECODE[0]).signal(signal.SIGCONT)
+
+    async def restart(self, name: str) -> None:
+        """Start a process anew, and wait until it answers that it is well."""
+        await self.supervisor.restart(name)
+
+    async def stop(self, name: str) -> None:
+        """SIGTERM, and wait until it has ended."""
+        part = self.supervisor.part(name)
+        part.terminate()
+        while not part.has_ended():  # noqa: ASYNC110 - processes signal nothing
+            await asyncio.sleep(0.05)
+
+    def cut(self) -> None:
+        """Reset the connections between the pools, and let no new one through."""
+        self.wire.is_plugged = False
+        self.wire.strike(Fault.RESET)
+
+    def plug_in(self) -> None:
+        """Let the pools connect again."""
+        self.wire.is_plugged = True
+
+    def stall(self) -> None:
+        """Deliver nothing more to the first gateway of what the pools tell."""
+        for feed in self.feeds.values():
+            feed.is_plugged = False
+            feed.strike(Fault.HALF_OPEN)
+
+    def flow(self) -> None:
+        """Let the first gateway subscribe again."""
+        for feed in self.feeds.values():
+            feed.is_plugged = True
+
+    async def is_whole(self) -> bool:
+        """Whether every gateway sees every part."""
+        try:
+            for url in self.gateways:
+                async with self.http.get(f"{url}/health?full=1") as reply:
+                    if reply.status != 200:
+                        return False
+        except aiohttp.ClientError:
+            return False
+        return True
+
+    async def drain(self, engine: str, *, drained: bool) -> None:
+        """Have every gateway give an engine nothing new, and wait until it has nothing."""
+        for url in self.gateways:
+            body = {"drained": drained}
+            async with self.http.post(f"{url}/control/engines/{engine}", json=body) as reply:
+                assert reply.status == 200, await reply.text()
+        while drained and await self.num_in_flight(engine):  # noqa: ASYNC110 - processes signal nothing
+            await asyncio.sleep(0.05)
+
+    async def num_in_flight(self, engine: str) -> int:
+        """Legs that gateways have on an engine."""
+        total = 0
+        for url in self.gateways:
+            async with self.http.get(f"{url}/control/status") as reply:
+                for one in (await reply.json())["engines"]:
+                    total += one["num_in_flight"] if one["name"] == engine else 0
+        return total
+
+    async def records(self) -> dict[str, dict[str, object]]:
+        """What the gateways remember of requests, by request id."""
+        found: dict[str, dict[str, object]] = {}
+        for url in self.gateways:
+            with contextlib.suppress(aiohttp.ClientConnectionError):
+                async with self.http.get(f"{url}/control/requests?limit=1000") as reply:
+                    for record in (await reply.json())["requests"]:
+                        found[record["request_id"]] = record
+        return found
+
+
+@asynccontextmanager
+async def running(home: Path, prefill: tuple[str, ...] = PREFILL) -> AsyncIterator[Site]:
+    """Start everything, and stop it."""
+    file = write_files(home, prefill)
+    deployment = load_deployment(file)
+    check_deployment(deployment)
+    deployment.state.mkdir(mode=0o700)
+    prepare_identities(deployment)
+    await prepare_model(deployment)
+    topology = lay_out(deployment, file)
+    wire = FaultProxy(topology.pools["pd-pool"])
+    feeds = {pool: FaultProxy(address) for pool, address in topology.pools.items()}
+    for proxy in (wire, *feeds.values()):
+        await proxy.open()
+    other = lay_out(deployment, file)
+    stages = parts(topology)
+    [gateway] = [part for part in stages[1] if part.kind == "gateway"]
+    second = _second(gateway, topology.gateway_url, other.gateway)
+    stages[1].append(second)
+    source = next(part for part in stages[0] if part.name == "prfaas-pool").command.args
+    source[source.index("--peer") + 1] = f"pd-pool=127.0.0.1:{wire.port}"
+    for pool, (host, port) in topology.pools.items():
+        args = gateway.command.args
+        args[args.index(f"{pool}={host}:{port}")] = f"{pool}=127.0.0.1:{feeds[pool].port}"
+    supervisor = Supervisor(stages)
+    try:
+        await supervisor.start()
+        async with aiohttp.ClientSession() as http:
+            urls = [topology.gateway_url, other.gateway_url]
+            yield Site(supervisor, urls, wire, feeds, Path(deployment.model.path), http)
+    finally:
+        await supervisor.stop()
+        for proxy in (wire, *feeds.values()):
+            await proxy.close()
+
+
+def _second(first: Part, url: str, address: tuple[str, int]) -> Part:
+    """Another replica of a gateway, at another address."""
+    args = list(first.command.args)
+    host, port = address
+    args[args.index("--listen") + 1] = f"{host}:{port}"
+    return dataclasses.replace(
+        first,
+        name=f"{first.name}-2",
+        command=dataclasses.replace(first.command, args=args, env=dict(os.environ)),
+        health_url=first.health_url.replace(url, f"http://{host}:{port}"),
+        log=first.log.with_name("gateway-2.log"),
+        leftovers=[],
+    )

@@ -1,0 +1,50 @@
+"""What a request says about blocks, checked before a pool node hears of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from prfaas.engines.orders import PushOrder, WaitOrder, read_order
+
+TRANSFER = "ab" * 16
+PUSH = {"transfer": TRANSFER, "push_to": "pd-pool", "have_tokens": 16, "final_tokens": 64}
+WAIT = {"transfer": TRANSFER, "source": "prfaas-pool", "wait_ms": 500}
+
+
+def test_orders_of_both_legs_are_read() -> None:
+    assert read_order({"prfaas": PUSH | {"ticket": "aGk="}}) == PushOrder(
+        TRANSFER, "pd-pool", 16, 64, b"hi"
+    )
+    assert read_order({"prfaas": WAIT}) == WaitOrder(TRANSFER, "prfaas-pool", 500)
+    nothings: list[dict[str, Any] | None] = [None, {}, {"prfaas": None}, {"other": 1}]
+    for nothing in nothings:
+        assert read_order(nothing) is None
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        PUSH | {"transfer": "ab"},
+        PUSH | {"transfer": "zz" * 16},
+        PUSH | {"push_to": ""},
+        PUSH | {"push_to": "x" * 65},
+        PUSH | {"have_tokens": -1},
+        PUSH | {"final_tokens": 2**60},
+        PUSH | {"ticket": "not base64!"},
+        PUSH | {"ticket": "A" * (1 << 20)},
+        WAIT | {"transfer": 7},
+        WAIT | {"wait_ms": -1},
+        WAIT | {"wait_ms": "long"},
+    ],
+)
+def test_what_a_pool_node_would_not_take_is_refused(order: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"\S"):
+        read_order({"prfaas": order})
+
+
+@pytest.mark.parametrize("parameters", [{"prfaas": "push_to"}, {"prfaas": ["source"]}])
+def test_an_order_that_is_no_object_is_refused(parameters: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"\S"):
+        read_order(parameters)

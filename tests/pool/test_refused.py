@@ -1,0 +1,55 @@
+"""Who is refused learns why, tries again ever more rarely, and fills no log."""
+
+from pathlib import Path
+
+import pytest
+
+from prfaas.errors import ConfigError
+from prfaas.pool import limits, said
+from prfaas.pool.limits import check_limits
+from prfaas.pool.said import SaidOnce
+
+from .conftest import World
+from .sites import until
+
+
+@pytest.mark.parametrize("gateways", ["gateway", "prfaas-pool"])
+async def test_a_pool_that_may_not_push_says_so_once_at_both_ends(
+    world: World, caplog: pytest.LogCaptureFixture, gateways: str
+) -> None:
+    """It is a stranger, or has another role there: a stranger is told no names."""
+    pd = await world.start_pd(sources=frozenset({"other"}), gateways=frozenset({gateways}))
+    await world.start("prfaas-pool")
+    await until(lambda: pd.metric("connections_refused_total", port="link") >= 4)
+    lines = [record.getMessage() for record in caplog.records]
+    here = [line for line in lines if "link to pd-pool" in line]
+    [why] = here
+    assert "refuses us" in why
+    assert ("other" in why) is (gateways == "prfaas-pool")
+    assert len([line for line in lines if line.startswith("connection")]) == 1
+
+
+def test_a_thing_is_said_once_a_minute_and_not_too_many_are() -> None:
+    now = [0]
+    new = SaidOnce(lambda: now[0]).is_new
+    assert [new("a"), new("a"), new("b")] == [True, False, True]
+    assert sum(new(str(n)) for n in range(1000)) == said.TEXTS_MAX - 2
+    now[0] = said.EVERY_NS
+    assert new("a")
+
+
+def test_limits_that_no_host_could_reach_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_limits(1 << 20, tmp_path / "not" / "there" / "yet", 1 << 20)
+    with pytest.raises(ConfigError, match="memory are more than"):
+        check_limits(900 << 40, None, 0)
+    with pytest.raises(ConfigError, match="--disk-limit less"):
+        check_limits(1 << 20, tmp_path, 1 << 62)
+    group = tmp_path / "memory.max"
+    group.write_text("4096\n")
+    monkeypatch.setattr(limits, "CGROUP_MAX", group)
+    with pytest.raises(ConfigError, match="the 4096 that this host has"):
+        check_limits(4097, None, 0)
+    group.write_text("max\n")
+    check_limits(4097, None, 0)
