@@ -1,265 +1,164 @@
-"""What the link carries, beside what iperf3 carries, in the WAN lab. Needs root.
+"""What the link carries, beside what its peers and iperf3 carry, in the WAN lab. Needs root.
 
-    python -m benchmarks.link [--quick] [--peers VENV] [--rows 1,2]
+    python -m benchmarks.link --peers VENV
 
-Prints a table in Markdown. Shares are of the link's rate; payload alone can have 94 %.
+Runs every row of the table, ours and the peers one after the other in the same emulated link, and
+prints the tables of docs/results/link.md in Markdown; standard error says what is being measured.
+About a quarter of an hour with the peers, four minutes without. Keep the machine idle meanwhile:
+sender, receiver and emulator share its cores. Shares are of the link's rate; payload alone can have
+94 %.
+
+To make VENV: apt-get install libibverbs1 libnuma1 librdmacm1 iperf3; python -m venv VENV;
+VENV/bin/pip install --no-deps -r benchmarks/link/peers/requirements.txt
 """
 
 import argparse
 import asyncio
-import json
 import platform
-import shutil
-import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import time
 from pathlib import Path
-from typing import Any
 
-from prfaas.lab.wan import Side, Wan
+from prfaas.lab.wan import Wan
 from prfaas.wire.identity import make_authority, make_identity
 
-from .end import KV_BLOCK, MIB
-from .peers import cells
+from . import ours, peers
+from .peers import PeerRun
+from .rows import BUDGET_SHARE, ROWS, Row
 
-HELP_PEERS = """environment with nixl and Mooncake: `python -m venv VENV`, then `VENV/bin/pip
-install --no-deps -r benchmarks/link/peers/requirements.txt`; Mooncake needs libibverbs1, libnuma1
-and librdmacm1"""
-QUEUE_MS = 20
-BUDGET_SHARE = 0.93
-"""Of the link's rate, as an operator would set it: payload and headers, and no standing queue."""
+REPEATS = 3
+MIB = 1 << 20
 
 
-@dataclass
-class Row:
-    name: str
-    num_bytes: int
-    rate: int
-    rtt_ms: float
-    loss: float
-    goal: float
-    peer_goals: tuple[float, float] = (0, 0)
-    """How much faster than the best peer: host default cubic, host default BBR; 0 is no goal."""
+def note(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
-ROWS = [
-    Row("256 MiB, 1 Gbit/s, 40 ms, no loss", 256 * MIB, 10**9, 40, 0, 0.88, (1.4, 1.2)),
-    Row("256 MiB, 1 Gbit/s, 40 ms, 0.1 % loss", 256 * MIB, 10**9, 40, 0.001, 0.85, (8, 1.2)),
-    Row("256 MiB, 1 Gbit/s, 40 ms, 1 % loss", 256 * MIB, 10**9, 40, 0.01, 0.80, (15, 1.4)),
-    Row("64 MiB, 1 Gbit/s, 40 ms, no loss", 64 * MIB, 10**9, 40, 0, 0.80, (1.4, 1.2)),
-    Row("256 MiB, 5 Gbit/s, 20 ms, no loss", 256 * MIB, 5 * 10**9, 20, 0, 0.75, (1.5, 1.5)),
-    Row("512 MiB, loopback, unshaped, TLS", 512 * MIB, 0, 0, 0, 8),
-]
+def line(*cells: str) -> None:
+    print(f"| {' | '.join(cells)} |", flush=True)
 
 
-class End:
-    """A process of `end.py`, and the conversation with it."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-
-    async def hear(self) -> Any:
-        assert self.process.stdout is not None
-        async with asyncio.timeout(150):
-            line = await self.process.stdout.readline()
-        if not line:
-            raise SystemExit("an end of the link has died; its error is above")
-        return json.loads(line)
-
-    async def ask(self, **command: object) -> Any:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(command).encode() + b"\n")
-        return await self.hear()
-
-
-def options() -> dict[str, Any]:
-    return {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
-
-
-@asynccontextmanager
-async def link(
-    wan: Wan, identities: Path, budget: int, side: Side = "a"
-) -> AsyncIterator[tuple[End, End]]:
-    """Both ends, connected; sender and receiver. With side b both are on one loopback."""
-    python = [sys.executable, "-m", "benchmarks.link.end"]
-    there = wan.address("b")
-    receiver = End(await wan.run("b", [*python, "receive", str(identities), there], **options()))
-    assert await receiver.hear() == "ready"
-    command = [*python, "send", str(identities), there, str(budget)]
-    sender = End(await wan.run(side, command, **options()))
-    assert await sender.hear() == "ready"
-    yield sender, receiver
-    for end in (sender, receiver):
-        assert end.process.stdin is not None
-        end.process.stdin.close()
-        await end.process.wait()
-
-
-async def iperf(wan: Wan, control: str, streams: int) -> float:
-    """Bits per second that iperf3 receives in four seconds, the first second left out."""
-    if shutil.which("iperf3") is None:
-        return 0.0
-    server = await wan.run(
-        "b", ["iperf3", "-s", "-1", "--forceflush"], stdout=asyncio.subprocess.PIPE
-    )
-    assert server.stdout is not None
-    while b"listening" not in await server.stdout.readline():
-        pass
-    args = ["iperf3", "-c", wan.address("b"), "-C", control, "-P", str(streams), "-J"]
-    client = await wan.run("a", [*args, "-t", "4", "-O", "1"], stdout=asyncio.subprocess.PIPE)
-    output, _ = await client.communicate()
-    await server.wait()
-    rate: float = json.loads(output)["end"]["sum_received"]["bits_per_second"]
-    return rate
-
-
-def shape_of(row: Row) -> dict[str, Any]:
-    return {
-        "rtt_ms": row.rtt_ms,
-        "rate_bits_per_s": row.rate,
-        "loss": row.loss,
-        "queue_ms": QUEUE_MS,
-    }
-
-
-async def measure(row: Row, identities: Path, budget: int, repeats: int) -> dict[str, Any]:
-    side: Side = "a" if row.rate else "b"
-    async with (
-        Wan(**shape_of(row)) as wan,
-        link(wan, identities, budget, side) as (sender, receiver),
-    ):
-        for _ in range(2):
-            await sender.ask(transfer=64 * MIB)
-        before = await wan.counters()
-        cpu = (await sender.ask(telemetry=1))["cpu_s"] + (await receiver.ask())["cpu_s"]
-        runs = [await sender.ask(transfer=row.num_bytes) for _ in range(repeats)]
-        cpu = (await sender.ask(telemetry=1))["cpu_s"] + (await receiver.ask())["cpu_s"] - cpu
-        after = await wan.counters()
-        assert {run["state"] for run in runs} == {"committed"}
-        sent = after.there.sent - before.there.sent
-        seconds = statistics.median(run["s"] for run in runs)
-        return {
-            "share": row.num_bytes * 8 / seconds / row.rate if row.rate else 0,
-            "rate": row.num_bytes * 8 / seconds,
-            "first_ms": statistics.median(run["first_s"] for run in runs) * 1e3,
-            "queue_loss": (after.there.overflowed - before.there.overflowed) / max(1, sent),
-            "cpu_s_per_gb": cpu / (repeats * row.num_bytes / 1e9),
-        }
-
-
-def lab() -> Wan:
-    return Wan(rtt_ms=40, rate_bits_per_s=10**9, queue_ms=20)
-
-
-async def first_block(identities: Path, budget: int) -> tuple[float, float]:
-    """Arrival of a first block, as its sender hears of it, in ms: idle link, and busy link."""
-    async with lab() as wan, link(wan, identities, budget) as (sender, _):
-        for _ in range(2):
-            await sender.ask(transfer=64 * MIB)
-        idle = [(await sender.ask(transfer=KV_BLOCK))["first_s"] for _ in range(5)]
-        await sender.ask(bulk=256 * MIB)
-        busy = [(await sender.ask(transfer=KV_BLOCK))["first_s"] for _ in range(12)]
-        await sender.ask(bulk_done=1)
-    return statistics.median(idle) * 1e3, statistics.median(busy[2:]) * 1e3
-
-
-async def overlap(identities: Path, budget: int) -> float:
-    """From the last chunk to the last block's acknowledgement, ms: 4 MiB every 50 ms."""
-    async with lab() as wan, link(wan, identities, budget) as (sender, _):
-        for _ in range(2):
-            await sender.ask(transfer=64 * MIB)
-        runs = [await sender.ask(overlap=[20, 2 * KV_BLOCK, 0.05]) for _ in range(3)]
-    return statistics.median(run["s"] for run in runs) * 1e3
-
-
-async def rate_change(identities: Path) -> tuple[str, list[float]]:
-    """Goodput in Mbit/s one second after 1 Gbit/s became 100 Mbit/s, and after the way back."""
-    async with lab() as wan, link(wan, identities, 0) as (sender, _):
-        await sender.ask(transfer=64 * MIB)
-        await sender.ask(bulk=512 * MIB)
-        seen = []
-        for rate in (10**9, 10**8, 10**9):
-            await wan.change(rate_bits_per_s=rate)
-            await asyncio.sleep(1.25 if seen else 2)
-            seen.append((await sender.ask(telemetry=1))["goodput_bits_per_s"] / 1e6)
-        (done,) = await sender.ask(bulk_done=1)
-    return done["state"], seen
+def head(*titles: str) -> None:
+    line(*titles)
+    print(f"|{'---|' * len(titles)}", flush=True)
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="one run a row, and no iperf3")
-    parser.add_argument("--peers", type=Path, metavar="VENV", help=HELP_PEERS)
+    parser.add_argument("--peers", type=Path, metavar="VENV", help="where the peers are installed")
     parser.add_argument("--rows", default="", help="numbers of rows, from 1: these, and no more")
     arguments = parser.parse_args()
     wanted = [int(number) - 1 for number in arguments.rows.split(",") if number]
+    rows = [ROWS[index] for index in wanted] or ROWS
+    print(
+        f"{platform.machine()}, kernel {platform.release()}, Python {platform.python_version()}\n"
+    )
     with tempfile.TemporaryDirectory() as directory:
         identities = Path(directory)
         make_authority(identities)
         for name in ("gateway", "prfaas-pool", "pd-pool"):
             make_identity(identities, name)
-        rows = [ROWS[index] for index in wanted] if wanted else ROWS
-        await table(rows, identities, arguments.quick, arguments.peers)
+        rates = await our_table(rows, identities, quick=arguments.quick)
+        if arguments.peers is not None:
+            await peers_table(rows, rates, arguments.peers)
         if not wanted:
             await rest(identities)
 
 
-async def table(rows: list[Row], identities: Path, quick: bool, venv: Path | None) -> None:
-    repeats = 1 if quick else 3
-    print(
-        f"{platform.machine()}, kernel {platform.release()}, Python {platform.python_version()}\n"
+async def our_table(rows: list[Row], identities: Path, *, quick: bool) -> list[float]:
+    """Our part; the better rate of every row, with and without a budget."""
+    repeats, rates = 1 if quick else REPEATS, []
+    head(
+        "link (queue 20 ms)",
+        "goal",
+        "ours, budget 93 %",
+        "ours, no budget",
+        "first block ms",
+        "own queue loss: budget / none",
+        "CPU-s/GB: budget / none",
+        "iperf3 bbr 4 / cubic 1",
     )
-    print(
-        "| link (queue 20 ms) | goal | ours, budget 93 % | ours, no budget | first block ms "
-        "| own queue loss: budget / none | CPU-s/GB | iperf3 bbr 4 / cubic 1 "
-        "| best peer, host default cubic: ours is | best peer, host default BBR: ours is |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
     for row in rows:
+        note(f"ours: {row.name}")
+        free = await ours.measure(row, identities, 0, repeats)
         if not row.rate:
-            await loopback(row, identities, repeats, venv)
+            rates.append(free.rate)
+            first, spent = f"{free.first_ms:.0f}", f"{free.cpu_s_per_gb:.2f}"
+            line(row.name, row.goal_shown, "-", row.shown(free.rate), first, "-", spent, "-")
             continue
-        paced = await measure(row, identities, round(row.rate * BUDGET_SHARE), repeats)
-        free = await measure(row, identities, 0, repeats)
-        limit = ""
-        if not quick:
-            async with Wan(**shape_of(row)) as wan:
-                best = [await iperf(wan, *kind) for kind in (("bbr", 4), ("cubic", 1))]
-            limit = " / ".join(f"{rate / row.rate:.1%}" for rate in best)
-        ours = paced["share"] * row.rate
-        peers = " | ".join(await cells(shape_of(row), row.num_bytes, ours, row.peer_goals, venv))
-        print(
-            f"| {row.name} | {row.goal:.0%} | {paced['share']:.1%} | {free['share']:.1%} "
-            f"| {paced['first_ms']:.0f} | {paced['queue_loss']:.2%} / {free['queue_loss']:.2%} "
-            f"| {paced['cpu_s_per_gb']:.2f} | {limit} | {peers} |",
-            flush=True,
+        paced = await ours.measure(row, identities, round(row.rate * BUDGET_SHARE), repeats)
+        rates.append(max(free.rate, paced.rate))
+        line(
+            row.name,
+            row.goal_shown,
+            row.shown(paced.rate),
+            row.shown(free.rate),
+            f"{paced.first_ms:.0f}",
+            f"{paced.queue_loss:.2%} / {free.queue_loss:.2%}",
+            f"{paced.cpu_s_per_gb:.2f} / {free.cpu_s_per_gb:.2f}",
+            "-" if quick else await limit(row),
         )
+    return rates
 
 
-async def loopback(row: Row, identities: Path, repeats: int, venv: Path | None) -> None:
-    """One line: both ends on the loopback of two cores; the peers have no TLS."""
-    ours = await measure(row, identities, 0, repeats)
-    peers = await cells(shape_of(row), row.num_bytes, ours["rate"], row.peer_goals, venv)
-    print(
-        f"| {row.name} | {row.goal:g} Gbit/s | - | {ours['rate'] / 1e9:.1f} Gbit/s "
-        f"| {ours['first_ms']:.0f} | - | {ours['cpu_s_per_gb']:.2f} | - | {' | '.join(peers)} |",
-        flush=True,
-    )
+async def limit(row: Row) -> str:
+    async with Wan(**row.shape) as wan:
+        best = [await ours.iperf(wan, *kind) for kind in (("bbr", 4), ("cubic", 1))]
+    return " / ".join(map(row.shown, best))
+
+
+async def peers_table(rows: list[Row], rates: list[float], venv: Path) -> None:
+    """The best peer under both host defaults, as installed and tuned; ours is the better of its
+    two columns."""
+    print("\nOurs, the better of its columns, against the best peer; CPU-s/GB in brackets:\n")
+    head("link", "host default", "goal", "as installed", "ours is", "best tuned", "ours is")
+    for row, rate in zip(rows, rates, strict=True):
+        for control, goal in row.peer_goals.items():
+            cells = []
+            for engines in (peers.INSTALLED, peers.TUNED):
+                note(f"peers: {row.name}, {control}, {[engine.name for engine in engines]}")
+                run = await peers.best(row, engines, venv, control)
+                cells += [shown(run, row), ratio(run, rate)]
+            line(row.name, control, f"{goal:g}x" if goal else "-", *cells)
+
+
+def shown(run: PeerRun, row: Row) -> str:
+    spent = "" if run.cpu_s_per_gb is None else f" ({run.cpu_s_per_gb:.1f})"
+    return f"{run.name} {'< ' if run.is_bound else ''}{row.shown(run.rate)}{spent}"
+
+
+def ratio(run: PeerRun, rate: float) -> str:
+    return f"{'> ' if run.is_bound else ''}{rate / run.rate:.2f}x"
 
 
 async def rest(identities: Path) -> None:
-    """What is no transfer's rate."""
+    """What is no transfer's rate, on 1 Gbit/s with 40 ms."""
     budget = round(1e9 * BUDGET_SHARE)
-    idle, busy = await first_block(identities, budget)
-    print(f"First 2 MiB block, 1 Gbit/s, 40 ms: {idle:.0f} ms idle, {busy:.0f} ms beside bulk")
-    print(f"Last chunk (4 MiB) to the last block: {await overlap(identities, budget):.0f} ms")
-    state, seen = await rate_change(identities)
-    print(
-        "Goodput at 1 Gbit/s, 1.25 s after the change to 100 Mbit/s, and back: "
-        f"{' / '.join(f'{rate:.0f}' for rate in seen)} Mbit/s; the transfer {state}"
+    print("\n1 Gbit/s, 40 ms:\n")
+    head("what", "goal", "measured")
+    note("first blocks")
+    idle, busy = await ours.first_block(identities, budget)
+    block_ms = 2 * MIB * 8 / 1e9 * 1e3
+    goal = f"{1.5 * (block_ms + 40):.0f} ms"
+    line("first 2 MiB block on an idle warm link", goal, f"{idle:.0f} ms")
+    line("the same beside another transfer's bulk", goal, f"{busy:.0f} ms")
+    note("overlap")
+    last = await ours.overlap(identities, budget)
+    line(
+        "last chunk of 4 MiB (one every 50 ms) to the last block",
+        f"{2 * block_ms + 80:.0f} ms",
+        f"{last:.0f} ms",
+    )
+    note("changes of the rate")
+    state, seen = await ours.rate_change(identities)
+    line(
+        "goodput shown 1 s after the path has 1 Gbit/s, 100 Mbit/s, 1 Gbit/s",
+        "follows",
+        f"{' / '.join(f'{rate:.0f}' for rate in seen)} Mbit/s; the transfer {state}",
     )
 
 

@@ -1,5 +1,9 @@
 import json
+import os
 import random
+import select
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +57,34 @@ def test_settings_start_at_the_file_and_follow_changes() -> None:
     assert found["settings"]["prfaas.0.link.bandwidth"] == 100e9
     assert found["num_pd"] == 6
     assert len(found["threshold"]["x"]) <= 160
+
+
+PARENT = """
+import multiprocessing, sys, time
+from concurrent.futures import ProcessPoolExecutor
+from prfaas.gateway.console.what_if import end_with_the_gateway
+import os
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(
+        1, mp_context=multiprocessing.get_context("spawn"), initializer=end_with_the_gateway
+    )
+    print(pool.submit(os.getpid).result(), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_planner_s_process_ends_with_a_gateway_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        worker = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+        ended, _, _ = select.select([worker], [], [], 50)
+        os.close(worker)
+    assert ended
 
 
 @pytest.mark.parametrize(

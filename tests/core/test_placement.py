@@ -5,14 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.placement import (
-    CopySettings,
-    HotPrefixes,
-    PullSettings,
-    Road,
-    choose_pull,
-    marks,
-)
+from prfaas.core.copies import CopySettings, HotPrefixes, marks
+from prfaas.core.pulls import PullSettings, Road, choose_pull
 from prfaas.units import NS_PER_S
 
 MS = NS_PER_S // 1000

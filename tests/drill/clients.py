@@ -14,7 +14,7 @@ from prfaas.engines.timing.vocabulary import Vocabulary
 
 from .site import MODEL
 
-LONG_RATIO = 0.15
+LONG_RATIO = 0.1
 SHORT_TOKENS, LONG_TOKENS = (64, 800), (3000, 7000)
 NUM_PREFIXES, PREFIX_TOKENS = 6, 2048
 OUTPUT_TOKENS = (16, 48)

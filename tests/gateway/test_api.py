@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+from aiohttp import web
 
 from prfaas import __version__
 from prfaas.config.deployment import EngineTable
@@ -17,7 +18,7 @@ from prfaas.errors import RequestError
 from prfaas.gateway.tools import parse_tools
 
 from .conftest import World, deployment_for, running, until
-from .scripted_engine import hang, refuse, stream_then_hang
+from .scripted_engine import ScriptedEngine, hang, refuse, send, stream_then_hang
 from .test_paths import LONG, SHORT
 
 TOOL = {
@@ -318,6 +319,33 @@ async def test_an_engines_refusal_is_passed_on_as_it_is(world: World) -> None:
     }
 
 
+async def test_a_refusal_within_a_stream_is_passed_on_and_tried_nowhere_else(
+    world: World,
+) -> None:
+    """vLLM checks some fields only after the head of a stream."""
+    error = {"error": {"message": "bad bias", "type": "BadRequestError", "param": "b", "code": 400}}
+
+    async def script(engine: ScriptedEngine, request: web.Request, body: Any) -> Any:
+        response = await engine.begin_stream(request)
+        await send(response, error)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    world.decode.script = world.spare.script = script
+    world.spare.healthy = True
+    await until(lambda: world.gateway.engines.by_name["spare"].is_ready)
+    async with world.http.post(
+        f"{world.url}/v1/completions", json={"prompt": SHORT, "stream": True}
+    ) as response:
+        assert response.status == 200
+        events = (await response.text()).split("\n\n")
+    assert json.loads(events[0].removeprefix("data: ")) == error
+    assert events[1:] == ["data: [DONE]", ""]
+    assert len(world.decode.calls) + len(world.spare.calls) == 1
+    record = await world.record()
+    assert (record["outcome"], record["fallback"]) == ("rejected", None)
+
+
 async def test_an_engine_that_is_full_says_when_to_try_again(world: World) -> None:
     world.decode.script = refuse(429, "full")
     status, headers, found = await say(world, "/v1/completions", {"prompt": SHORT})
@@ -359,7 +387,7 @@ async def test_a_request_id_comes_back_in_header_and_body(world: World) -> None:
 
 async def test_a_clients_deadline_ends_both_legs(world: World) -> None:
     world.prefill.script = hang
-    headers = {"X-Request-Timeout": "0.2"}
+    headers = {"X-Request-Timeout": "1"}
     status, _, found = await say(world, "/v1/completions", {"prompt": LONG}, **headers)
     assert status == 504
     assert found["error"]["type"] == "GatewayTimeoutError"
@@ -374,7 +402,7 @@ async def test_a_deadline_within_a_stream(world: World) -> None:
     async with world.http.post(
         f"{world.url}/v1/completions",
         json={"prompt": SHORT, "stream": True},
-        headers={"X-Request-Timeout": "0.3"},
+        headers={"X-Request-Timeout": "1"},
     ) as response:
         text = await response.text()
     assert "GatewayTimeoutError" in text

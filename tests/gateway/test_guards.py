@@ -144,3 +144,18 @@ async def test_what_a_client_does_wrong_counts_against_nobody(world: World, stat
     for _ in range(6):
         assert (await world.post({"prompt": "hi"}))[0] == status
     assert await state(world, "engine decode") == "closed"
+
+
+async def test_a_barred_engine_is_better_than_none(world: World) -> None:
+    """The other one fails without going down."""
+    Clock(world)
+    world.decode.script = refuse(500)
+    for _ in range(6):
+        await world.post({"prompt": "hi"})
+    world.spare.healthy = True
+    await until(lambda: world.gateway.engines.by_name["spare"].is_ready)
+    world.gateway.guards.refresh()
+    assert not world.gateway.driver.takes("decode")
+    world.decode.script, world.spare.script = None, refuse(500)
+    assert (await world.post({"prompt": "hi"}))[0] == 200
+    assert (await world.record())["decode_engine"] == "decode"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prfaas.core.placement import CopySettings
+from prfaas.core.copies import CopySettings
 from prfaas.core.policies import Bandwidth, PolicyName
 from prfaas.core.routing import Path, Reason
 from prfaas.errors import ConfigError

@@ -1,12 +1,7 @@
 """What other transfer engines carry over the same emulated link.
 
 They speak no TLS, and take their congestion control from the host, so each is measured under two
-host defaults: cubic, which stock hosts have, and BBR. They live in an environment of their own:
-
-    apt-get install libibverbs1 libnuma1 librdmacm1
-    python -m venv VENV
-    VENV/bin/pip install --no-deps -r benchmarks/link/peers/requirements.txt
-    python -m benchmarks.link --peers VENV
+host defaults: cubic, which stock hosts have, and BBR. They live in an environment of their own.
 """
 
 from __future__ import annotations
@@ -16,42 +11,43 @@ import contextlib
 import json
 import os
 import statistics
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.link.rows import Row
 from prfaas.lab.wan import SIDES, Side, Wan
 
-CONTROLS = ("cubic", "bbr")
 END = Path(__file__).with_name("end.py")
 ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 MIB = 1 << 20
-REPEATS = 3
-TRANSFER_MAX_S = 60.0
+REPEATS, ENOUGH_S = 3, 6.0
+"""Transfers of a run; no further one is begun after so many seconds."""
+TRANSFER_MAX_S = 15.0
 """A transfer that takes longer is cut, and what the link delivered until then is an upper bound."""
-WARM_BYTES, WARM_BYTES_LOSSY = 64 * MIB, 8 * MIB
+WARM_BYTES, WARM_BYTES_LOSSY = 64 * MIB, 2 * MIB
 """Carried twice before anything is timed. Cubic takes a minute for the larger one if there is loss,
 and loses its window anyway."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A peer, and the settings under which it is fastest on these links, of those tried.
-
-    Mooncake: 4, 8 and 16 lanes, slices of 64 KiB and 1 MiB. NIXL: socket buffers left alone, 8 MiB
-    and 16 MiB.
-    """
+    """A peer with its settings."""
 
     name: str
     environment: dict[str, str] = field(default_factory=dict)
 
 
-ENGINES = [
+INSTALLED = [Engine("mooncake"), Engine("nixl", {"UCX_TLS": "tcp"})]
+TUNED = [
     Engine("mooncake", {"MC_TCP_LANES_PER_PEER": "16", "MC_TCP_SLICE_SIZE": str(MIB)}),
     Engine("nixl", {"UCX_TLS": "tcp", "UCX_TCP_SNDBUF": "8m", "UCX_TCP_RCVBUF": "8m"}),
 ]
+"""The settings under which each is fastest on these links, of those tried. Mooncake: 4, 8 and 16
+lanes, slices of 64 KiB and 1 MiB. NIXL: socket buffers left alone, 8 MiB and 16 MiB."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +67,10 @@ class PeerRun:
     cpu_s_per_gb: float | None
 
 
+class PeerDiedError(Exception):
+    """A process of a peer has ended."""
+
+
 class End:
     """A process of `end.py`, and the conversation with it."""
 
@@ -82,7 +82,7 @@ class End:
         while line := await self.process.stdout.readline():
             if line.startswith(b"= "):  # The engines print as well.
                 return json.loads(line[2:])
-        raise SystemExit("an end of a peer has died; its error is above")
+        raise PeerDiedError
 
     async def ask(self, **command: object) -> Any:
         assert self.process.stdin is not None
@@ -148,7 +148,7 @@ async def measure(
             await sender.ask(transfer=warm_bytes)
         assert await receiver.ask(compare=warm_bytes), f"{engine.name} moved other bytes"
         before_s, seconds = await cpu_s(sender, receiver), []
-        for _ in range(REPEATS):
+        while len(seconds) < REPEATS and sum(seconds) < ENOUGH_S:
             before = (await wan.counters()).there.delivered_bytes
             try:
                 async with asyncio.timeout(TRANSFER_MAX_S):
@@ -158,7 +158,7 @@ async def measure(
                 return PeerRun(engine.name, moved * 8 / TRANSFER_MAX_S, True, None)
         spent = await cpu_s(sender, receiver) - before_s
     rate = num_bytes * 8 / statistics.median(seconds)
-    return PeerRun(engine.name, rate, False, spent / (REPEATS * num_bytes / 1e9))
+    return PeerRun(engine.name, rate, False, spent / (len(seconds) * num_bytes / 1e9))
 
 
 async def cpu_s(*ends: End) -> float:
@@ -169,47 +169,21 @@ async def cpu_s(*ends: End) -> float:
     return total
 
 
-async def best(shape: dict[str, Any], num_bytes: int, venv: Path, control: str) -> PeerRun:
+async def best(row: Row, engines: list[Engine], venv: Path, control: str) -> PeerRun:
     """The fastest engine under a host default; without a rate both ends are on one loopback."""
     python, runs = venv / "bin" / "python", []
-    warm_bytes = WARM_BYTES_LOSSY if shape["loss"] else WARM_BYTES
-    side: Side = "a" if shape["rate_bits_per_s"] else "b"
-    for engine in ENGINES:
+    warm_bytes = WARM_BYTES_LOSSY if row.loss else WARM_BYTES
+    side: Side = "a" if row.rate else "b"
+    for engine in engines:
         with allowed_controls():
-            async with Wan(**shape) as wan:
+            async with Wan(**row.shape) as wan:
                 await host_default(wan, control)
-                runs.append(await measure(wan, python, engine, num_bytes, warm_bytes, side))
+                try:
+                    run = await measure(wan, python, engine, row.num_bytes, warm_bytes, side)
+                except PeerDiedError:
+                    print(f"{engine.name} died; PEER_LOGS=1 shows why", file=sys.stderr)
+                else:
+                    runs.append(run)
+    if not runs:
+        raise SystemExit("no peer survived")
     return max(runs, key=lambda run: run.rate)
-
-
-def cell(run: PeerRun, ours: float, rate: int, goal: float) -> str:
-    """Who it is, its share of the link, and how much faster ours is."""
-    share = f"{run.rate / rate:.1%}" if rate else f"{run.rate / 1e9:.1f} Gbit/s"
-    wanted = f" (goal {goal}x)" if goal else ""
-    ratio = ours / run.rate
-    if run.is_bound:
-        return f"{run.name} at most {share}: at least {ratio:.0f}x{wanted}"
-    return f"{run.name} {share}: {ratio:.2f}x{wanted}; {run.cpu_s_per_gb:.1f} CPU-s/GB"
-
-
-async def cells(
-    shape: dict[str, Any],
-    num_bytes: int,
-    ours: float,
-    goals: tuple[float, float],
-    venv: Path | None,
-) -> list[str]:
-    """The peers' columns of a row: host default cubic, host default BBR.
-
-    Args:
-        shape: Of the link.
-        num_bytes: Of a transfer.
-        ours: Bits of blocks a second that our link carries.
-        goals: How much faster it is to be.
-        venv: Where the peers are installed.
-    """
-    if venv is None:
-        return ["not installed"] * len(CONTROLS)
-    runs = [await best(shape, num_bytes, venv, control) for control in CONTROLS]
-    rate = shape["rate_bits_per_s"]
-    return [cell(run, ours, rate, goal) for run, goal in zip(runs, goals, strict=True)]

@@ -107,7 +107,7 @@ def _happened_lines(found: Json) -> list[str]:
         ("prefill", "prefill_ms", lambda f: f"{_ms(f['prefill_ms'])} on {f['prefill_engine']}"),
         ("transfer", "transfer_state", _transfer),
         ("first token", "ttft_ms", _ttft),
-        ("decode", "decode_ms", lambda f: f"{_ms(f['decode_ms'])} on {f['decode_engine']}"),
+        ("decode", "decode_engine", _decode),
         ("whole", "e2e_ms", lambda f: f"{_ms(f['e2e_ms'])}, {f['num_output_tokens']:,} tokens"),
         ("fell back", "fallback", lambda f: str(f["fallback"])),
     ]
@@ -118,6 +118,12 @@ def _happened_lines(found: Json) -> list[str]:
 def _transfer(found: Json) -> str:
     size = f"{found['kv_bytes']:,} bytes in {_ms(found['transfer_ms'])}"
     return f"{found['transfer_state']}, {size}"
+
+
+def _decode(found: Json) -> str:
+    """How long is known of streams only."""
+    took = "" if found["decode_ms"] is None else f"{_ms(found['decode_ms'])} "
+    return f"{took}on {found['decode_engine']}"
 
 
 def _ttft(found: Json) -> str:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from prfaas.sim.results import Results
 
 
 def _seconds(spread: Mapping[str, float], key: str) -> str:
     return f"{spread[key] / 1e3:.2f} s" if key in spread else "-"
+
+
+def _ttft(results: Results, key: str) -> str:
+    return _seconds(results.time_to_first_token, key)
 
 
 def _queue(results: Results, name: str, scale: float) -> str:
@@ -21,6 +26,7 @@ def _sent(results: Results, purpose: str) -> float:
     return sum(link["bytes"][purpose] for link in results.traffic.values()) / 1e9
 
 
+_SHOWN_OF_TTFT = (("mean", "avg"), ("P50", "p50"), ("P90", "p90"), ("P99", "p99"))
 ROWS: tuple[tuple[str, Callable[[Results], str]], ...] = (
     ("requests", lambda r: f"{r.num_requests:,}"),
     ("finished", lambda r: f"{r.outcomes.get('finished', 0):,}"),
@@ -28,10 +34,7 @@ ROWS: tuple[tuple[str, Callable[[Results], str]], ...] = (
     ("failed", lambda r: f"{r.outcomes.get('failed', 0):,}"),
     ("goodput", lambda r: f"{r.goodput:.3f} req/s"),
     ("SLO attainment", lambda r: f"{r.slo_attainment:.1%}"),
-    ("TTFT mean", lambda r: _seconds(r.time_to_first_token, "avg")),
-    ("TTFT P50", lambda r: _seconds(r.time_to_first_token, "p50")),
-    ("TTFT P90", lambda r: _seconds(r.time_to_first_token, "p90")),
-    ("TTFT P99", lambda r: _seconds(r.time_to_first_token, "p99")),
+    *((f"TTFT {name}", partial(_ttft, key=key)) for name, key in _SHOWN_OF_TTFT),
     ("TPOT mean", lambda r: f"{r.inter_token_latency.get('avg', 0):.1f} ms"),
     ("TPOT P99", lambda r: f"{r.inter_token_latency.get('p99', 0):.1f} ms"),
     ("E2E P90", lambda r: _seconds(r.request_latency, "p90")),

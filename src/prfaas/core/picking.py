@@ -149,11 +149,12 @@ def pick(
     for candidate in candidates:
         if len(looked_at) < SHOWN_MAX:
             looked_at.append(candidate)
-        stopped = stopped_at(candidate, num_tokens)
-        if stopped is not None:
-            furthest = max(furthest, stopped)
+        _, ready, wait_ns, hit, _, num_open, longest, layouts_agree, link_up = candidate
+        if not (ready and num_tokens < longest and layouts_agree and link_up):
+            furthest = max(furthest, stopped_at(candidate, num_tokens) or 0)
             continue
-        is_ideal = _is_ideal(candidate, hit_tokens_max)
+        # Nothing but a shorter wait could be better than an ideal one.
+        is_ideal = hit >= hit_tokens_max and num_open == 0 and wait_ns is not None
         if best is None and is_ideal:
             return Pick(candidate, None, looked_at)
         if (found := score(candidate, num_tokens, weights)) > best_score:
@@ -162,19 +163,9 @@ def pick(
         if num_looks == LOOKS_MAX or is_ideal:
             break
         # Nobody behind this one is better than an ideal one with the same wait.
-        wait_ns = candidate.wait_ns or 0
-        if ideal is None or wait_ns != ideal.wait_ns:
-            ideal = Candidate("", wait_ns=wait_ns, hit_tokens=hit_tokens_max)
+        if ideal is None or (wait_ns or 0) != ideal.wait_ns:
+            ideal = Candidate("", wait_ns=wait_ns or 0, hit_tokens=hit_tokens_max)
             ideal_score = score(ideal, num_tokens, weights)
         if best_score >= ideal_score:
             break
     return Pick(best, None if best else OBSTACLES[furthest], looked_at)
-
-
-def _is_ideal(candidate: Candidate, hit_tokens_max: int) -> bool:
-    """Whether nothing but a shorter wait could be better."""
-    return (
-        candidate.hit_tokens >= hit_tokens_max
-        and candidate.num_open == 0
-        and candidate.wait_ns is not None
-    )

@@ -57,10 +57,19 @@ class TieredCache:
         host = 0 if self._host is None else self._host.used_blocks
         return host, 0 if self._disk is None else self._disk.used_blocks
 
+    @property
+    def has_disk(self) -> bool:
+        """Whether there is a second tier."""
+        return self._disk is not None
+
+    def host_hit(self, block_ids: Sequence[int]) -> int:
+        """Leading blocks that host memory alone can serve. Changes nothing."""
+        return 0 if self._host is None else self._host.usable_hit(block_ids)
+
     def hit(self, block_ids: Sequence[int]) -> TieredHit:
         """What can be served. Changes nothing."""
-        host, disk = self._host, self._disk
-        in_host = host.usable_hit(block_ids) if host is not None else 0
+        disk = self._disk
+        in_host = self.host_hit(block_ids)
         if disk is None or not disk.used_blocks:
             return TieredHit(in_host, in_host)
         run = self.leading_run(block_ids)

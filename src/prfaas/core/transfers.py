@@ -48,18 +48,18 @@ class TransferEvent(StrEnum):
 _S, _E = TransferState, TransferEvent
 TRANSITIONS: dict[tuple[TransferState, TransferEvent], TransferState] = {
     (_S.OFFERED, _E.ACCEPT): _S.ACCEPTED,
-    (_S.OFFERED, _E.REFUSE): _S.REFUSED,
     (_S.OFFERED, _E.SEND): _S.SENT,
-    (_S.OFFERED, _E.ABORT): _S.ABORTED,
-    (_S.OFFERED, _E.EXPIRE): _S.EXPIRED,
     (_S.ACCEPTED, _E.SEND): _S.SENT,
-    (_S.ACCEPTED, _E.REFUSE): _S.REFUSED,
-    (_S.ACCEPTED, _E.ABORT): _S.ABORTED,
-    (_S.ACCEPTED, _E.EXPIRE): _S.EXPIRED,
     (_S.SENT, _E.COMMIT): _S.COMMITTED,
-    (_S.SENT, _E.REFUSE): _S.REFUSED,
-    (_S.SENT, _E.ABORT): _S.ABORTED,
-    (_S.SENT, _E.EXPIRE): _S.EXPIRED,
+    **{
+        (state, event): end
+        for state in (_S.OFFERED, _S.ACCEPTED, _S.SENT)
+        for event, end in (
+            (_E.REFUSE, _S.REFUSED),
+            (_E.ABORT, _S.ABORTED),
+            (_E.EXPIRE, _S.EXPIRED),
+        )
+    },
 }
 ENDS = frozenset({_S.COMMITTED, _S.REFUSED, _S.ABORTED, _S.EXPIRED})
 """States that nothing follows."""

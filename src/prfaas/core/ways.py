@@ -8,9 +8,9 @@ from typing import NamedTuple
 from prfaas.core.dispatch import Arrival, DispatchSettings, HomeCluster, RemoteCluster
 from prfaas.core.links import Link, Links
 from prfaas.core.picking import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate, Weights
-from prfaas.core.placement import with_pull
 from prfaas.core.policies import PolicyName
 from prfaas.core.predictions import PathSignals, Prediction, predict
+from prfaas.core.pulls import with_pull
 from prfaas.core.routing import Path, Reason, RoutingFacts
 from prfaas.core.stage import Instance, Stage
 
@@ -96,7 +96,7 @@ class Ways:
             remote.name: Stage(remote.instances, settings.stale_after_ns)
             for remote in self._remotes
         }
-        self.seen = Seen()
+        self._seen: tuple[int, Sequence[Way], Sequence[Candidate]] = 0, (), ()
         everyone = (*home.prefill, *(home.decode or ()))
         self._default_pool = everyone[0].pool if everyone else ""
 
@@ -112,8 +112,13 @@ class Ways:
         ways = [
             self._through(remote, arrival, home, now_ns, decode_wait_ns) for remote in self._remotes
         ]
-        self.seen = Seen(arrival.num_tokens_to_fit, ways, at_home, self.home.weights)
+        self._seen = arrival.num_tokens_to_fit, ways, at_home
         return ways[0] if len(ways) == 1 else min(ways, key=lambda way: way.rank)
+
+    @property
+    def seen(self) -> Seen:
+        """What was looked at for the last arrival."""
+        return Seen(*self._seen, self.home.weights)
 
     def apart(self, way: Way, path: Path, now_ns: int) -> Way:
         """Let a request that has to be late wait where it makes nobody else late.

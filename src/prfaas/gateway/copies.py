@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import overload
 
 from prfaas.core.blocks import BlockKey, GroupKind, Layout, block_key
+from prfaas.core.copies import Copy, CopySettings, HotPrefixes, marks
 from prfaas.core.dispatch import Routed
 from prfaas.core.link_book import LinkBook
-from prfaas.core.placement import Copy, CopySettings, HotPrefixes, Road, marks
+from prfaas.core.pulls import Road
 from prfaas.core.routing import Path
 from prfaas.core.shipping import is_worth_sending, shipped_bytes
 from prfaas.core.ways import Way

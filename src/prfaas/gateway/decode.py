@@ -14,7 +14,7 @@ from prfaas.gateway.bodies import decode_body
 from prfaas.gateway.engines import Engine, Engines
 from prfaas.gateway.exchange import Exchange, reply_headers
 from prfaas.gateway.failures import retry_headers
-from prfaas.gateway.jsons import JsonObject, as_object, from_json
+from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json
 from prfaas.gateway.records import Outcome
 from prfaas.gateway.requests import ClientRequest
 from prfaas.gateway.sse import DONE, EventReader
@@ -147,6 +147,9 @@ async def _relay_stream(
         data = _without_prompt_ids(data)
     if not exchange.stream.has_begun:
         await exchange.stream.begin(reply_headers(exchange.record))
+    if (refused := _refused_in(data)) is not None:
+        exchange.record.outcome = Outcome.REJECTED
+        return await exchange.stream.fail(refused)
     try:
         is_over = await _relay_events(reader, data, exchange)
     except LegBrokenError:
@@ -156,6 +159,15 @@ async def _relay_stream(
         return None
     exchange.finish()
     return await exchange.stream.finish()
+
+
+def _refused_in(data: bytes) -> JsonObject | None:
+    """The error by which vLLM refuses a request after the head of its stream, if it is one."""
+    if not data.startswith(b'{"error"'):
+        return None
+    chunk = _chunk(data)
+    is_refusal = 400 <= as_count(as_object(chunk["error"]).get("code")) < 500
+    return chunk if is_refusal else None
 
 
 async def _relay_events(reader: EventReader, data: bytes, exchange: Exchange) -> bool:

@@ -5,7 +5,7 @@ No sockets and no clock: time comes in as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from prfaas.config.deployment import ClusterRole, ClusterTable, Deployment
@@ -13,6 +13,7 @@ from prfaas.core.blocks import Layout
 from prfaas.core.dispatch import (
     Arrival,
     DispatchSettings,
+    Foreseen,
     HomeCluster,
     Member,
     Refusal,
@@ -194,8 +195,13 @@ class Driver:
 
     def takes(self, name: str) -> bool:
         """Whether an engine gets anything new: it is well, and no breaker or operator minds."""
-        barred = name in self._drained or self._cluster_of[name] in self._clusters_off
-        return name in self._healthy and not barred and name not in self._broken
+        is_well = name in self._healthy and name not in self._broken
+        return is_well and not self._is_barred(name)
+
+    def spared(self, names: Iterable[str], avoid: str) -> str | None:
+        """One of some engines that is well and kept from requests by its breaker alone."""
+        found = (name for name in names if name in self._healthy and name in self._broken)
+        return next((name for name in found if name != avoid and not self._is_barred(name)), None)
 
     def engine_seen(
         self, name: str, num_waiting: int, now_ns: int, num_running: int | None = None
@@ -260,23 +266,14 @@ class Driver:
             avoid: Engine that was tried already.
             stay: Keep it in the PD cluster.
         """
-        hits, hints = self.cached(ask)
-        arrival = Arrival(
-            request_id=ask.number,
-            num_prompt_tokens=ask.num_prompt_tokens,
-            num_tokens_to_fit=ask.num_tokens_to_fit,
-            hits=hits,
-            hints=hints,
-            offloadable=ask.offloadable and not stay,
-            shippable_tokens=ask.shippable_tokens,
-            avoid=avoid,
-            tenant=ask.tenant,
-            may_ship=ask.may_ship,
-        )
-        found = self.dispatcher.arrive(arrival, now_ns, again=again)
+        found = self.dispatcher.arrive(self._arrival(ask, avoid, stay=stay), now_ns, again=again)
         if isinstance(found, Refused) and found.reason is Refusal.PREDICTED_LATE:
             self.num_late += 1
         return found
+
+    def foresee(self, ask: Ask, now_ns: int) -> Foreseen:
+        """What would be decided for a request, if it came now."""
+        return self.dispatcher.foresee(self._arrival(ask), now_ns)
 
     def choose_decode(self, number: int, avoid: str = "") -> str | None:
         """The engine that decodes a request, chosen when first asked for.
@@ -327,6 +324,10 @@ class Driver:
 
     # Steps
 
+    def _is_barred(self, name: str) -> bool:
+        """Whether the operator minds."""
+        return name in self._drained or self._cluster_of[name] in self._clusters_off
+
     def _apply(self, name: str, now_ns: int) -> None:
         takes = self.takes(name)
         if self.split is None or name not in self.split:
@@ -373,6 +374,21 @@ class Driver:
             rtt_ns = measured.rtt_ns if measured else 0
             report = LinkReport(now_ns, float(rate), 0, 0.0, rtt_ns)
             self.dispatcher.report_link(source, destination, report)
+
+    def _arrival(self, ask: Ask, avoid: str = "", *, stay: bool = False) -> Arrival:
+        hits, hints = self.cached(ask)
+        return Arrival(
+            request_id=ask.number,
+            num_prompt_tokens=ask.num_prompt_tokens,
+            num_tokens_to_fit=ask.num_tokens_to_fit,
+            hits=hits,
+            hints=hints,
+            offloadable=ask.offloadable and not stay,
+            shippable_tokens=ask.shippable_tokens,
+            avoid=avoid,
+            tenant=ask.tenant,
+            may_ship=ask.may_ship,
+        )
 
     def cached(self, ask: Ask) -> tuple[dict[str, int], dict[str, int]]:
         """Usable cached prefix by source, tokens: certain hits, and hints."""

@@ -123,6 +123,10 @@ class Engines:
         ready = (e for e in self.by_name.values() if e.role is role and self.takes(e))
         return max(ready, key=lambda engine: engine.max_model_len, default=None)
 
+    def names(self, role: ClusterRole) -> list[str]:
+        """Names of the engines of a role."""
+        return [engine.name for engine in self.by_name.values() if engine.role is role]
+
     def takes(self, engine: Engine) -> bool:
         """Whether it gets new legs: it is ready, and no breaker or operator minds."""
         return engine.is_ready and self._driver.takes(engine.name)

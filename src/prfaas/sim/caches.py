@@ -50,6 +50,8 @@ class Pool:
         if not self.is_known:
             return Hit(0)
         limit, span = request.num_prompt_tokens - 1, self._span
+        if not self._cache.has_disk:
+            return Hit(min(self._cache.host_hit(request.block_ids) * span, limit))
         found = self._cache.hit(request.block_ids)
         host = Hit(min(found.num_host_blocks * span, limit))
         if found.num_blocks == found.num_host_blocks:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from prfaas.core.role_loop import Role
 from prfaas.errors import PrfaasError
+from prfaas.sim.columns import column
 from prfaas.sim.link import BITS_PER_BYTE, SharedLink
 from prfaas.sim.oracle import News, reads_of_the_simulation, too_early
-from prfaas.sim.request import UNSET, Outcome, Request
+from prfaas.sim.request import UNSET, Outcome
 from prfaas.sim.setup import FailureKind
 from prfaas.sim.simulation import Simulation
 
 _CONSERVED_TOLERANCE = 1e-6
+_CHAIN = (
+    "arrived_at_ns",
+    "prefill_started_at_ns",
+    "prefilled_at_ns",
+    "landed_at_ns",
+    "finished_at_ns",
+)
 
 
 class BrokenInvariantError(PrfaasError):
@@ -36,16 +46,19 @@ def check(simulation: Simulation) -> None:
 
 
 def _conservation(sim: Simulation) -> list[str]:
-    ended = sum(r.outcome is not Outcome.RUNNING for r in sim.requests)
-    come = sum(r.arrived_at_ns <= sim.clock.now_ns for r in sim.requests)
+    ended = len(sim.requests) - [r.outcome for r in sim.requests].count(Outcome.RUNNING)
+    come = int((column(sim.requests, "arrived_at_ns") <= sim.clock.now_ns).sum())
     found = []
     if ended + sim.num_open > come:
         found.append(f"{come} requests came, {ended} ended and {sim.num_open} are open")
     if not sim.busy and ended != len(sim.requests):
         found.append(f"{len(sim.requests)} requests came and {ended} ended, yet none is open")
-    split = [r.index for r in sim.requests if r.attempt and not _is_split(r)]
-    if split:
-        found.append(f"request {split[0]}: cached and new tokens do not add up to its prompt")
+    cached, new = column(sim.requests, "num_hit_tokens"), column(sim.requests, "num_new_tokens")
+    whole = cached + new == column(sim.requests, "num_prompt_tokens")
+    split = whole & (cached >= 0) & (new >= 0) | (column(sim.requests, "attempt") == 0)
+    for wrong in np.flatnonzero(~split)[:1]:
+        index = sim.requests[wrong].index
+        found.append(f"request {index}: cached and new tokens do not add up to its prompt")
     for link in sim.links:
         found += _link_bytes(link)
     return found
@@ -91,11 +104,6 @@ def _roles(sim: Simulation) -> list[str]:
     return found
 
 
-def _is_split(request: Request) -> bool:
-    parts = (request.num_hit_tokens, request.num_new_tokens)
-    return min(parts) >= 0 and sum(parts) == request.num_prompt_tokens
-
-
 def _capacity(sim: Simulation) -> list[str]:
     """No second of a link carries more than its capacity; no batch exceeds its limit."""
     found = []
@@ -115,19 +123,16 @@ def _capacity(sim: Simulation) -> list[str]:
 
 
 def _causality(sim: Simulation) -> list[str]:
-    return [
-        f"request {r.index}: its instants do not follow each other"
-        for r in sim.requests
-        if r.outcome is Outcome.FINISHED and not _in_order(r)
-    ]
-
-
-def _in_order(request: Request) -> bool:
     """A recomputed request may have streamed its first token before its last prefill."""
-    last_prefill = (request.prefill_started_at_ns, request.prefilled_at_ns, request.landed_at_ns)
-    chain = (request.arrived_at_ns, *last_prefill, request.finished_at_ns)
-    streamed = request.arrived_at_ns <= request.first_token_at_ns <= request.finished_at_ns
-    return UNSET not in chain and streamed and list(chain) == sorted(chain)
+    done = [r for r in sim.requests if r.outcome is Outcome.FINISHED]
+    chain = np.stack([column(done, name) for name in _CHAIN], axis=1)
+    streamed = column(done, "first_token_at_ns")
+    right = (np.diff(chain, axis=1) >= 0).all(axis=1) & (chain != UNSET).all(axis=1)
+    right &= (chain[:, 0] <= streamed) & (streamed <= chain[:, -1])
+    return [
+        f"request {done[wrong].index}: its instants do not follow each other"
+        for wrong in np.flatnonzero(~right)
+    ]
 
 
 def _leaks(sim: Simulation) -> list[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from prfaas.core.copies import Copy, HotPrefixes, marks
 from prfaas.core.dispatch import Routed
-from prfaas.core.placement import Copy, HotPrefixes, Road, marks
+from prfaas.core.pulls import Road
 from prfaas.core.routing import Path
 from prfaas.sim.caches import Hit
 from prfaas.sim.request import Request

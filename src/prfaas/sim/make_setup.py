@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from prfaas.core.copies import CopySettings
 from prfaas.core.costs import Costs
-from prfaas.core.placement import CopySettings
 from prfaas.core.role_loop import RoleSettings
 from prfaas.errors import ConfigError
 from prfaas.planner.costs import make_costs

@@ -81,6 +81,10 @@ def _sample(sim: Simulation) -> Sample:
     local = sim.roles.prefilling()
     remote = [instance for instance in sim.remotes.values() if instance.up]
     home = [transport.home for transport in sim.transports.values()]
+    waiting = running = 0
+    for decoder in sim.decoders.values():
+        waiting += decoder.num_waiting
+        running += decoder.num_running
     return Sample(
         at_ns=sim.clock.now_ns,
         local_wait_ns=_mean_backlog(local),
@@ -89,8 +93,8 @@ def _sample(sim: Simulation) -> Sample:
         link_backlog_bytes=sum(link.backlog_bytes() for link in home),
         num_flows=sum(link.num_active for link in home),
         offload_threshold=sim.front.offload_threshold,
-        num_decode_waiting=sum(d.num_waiting for d in sim.decoders.values()),
-        num_decode_running=sum(d.num_running for d in sim.decoders.values()),
+        num_decode_waiting=waiting,
+        num_decode_running=running,
         num_prefill=len(local),
         num_decode=len(sim.roles.decoding()),
         num_prfaas=len(remote),

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from prfaas.core.copies import CopySettings
 from prfaas.core.costs import Costs
-from prfaas.core.placement import CopySettings
 from prfaas.core.policies import Bandwidth, PolicyName
 from prfaas.core.role_loop import RoleSettings
 from prfaas.planner.split_plans import Plans

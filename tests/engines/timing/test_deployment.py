@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -151,9 +152,15 @@ def is_well(world: World) -> bool:
     return ready and all(announced) and pools.link_up("prfaas-pool", "pd-pool")
 
 
-def deployment_of(checkpoint: Path, identities: Path, state: Path, **tables: Any) -> Deployment:
+def deployment_of(
+    checkpoint: Path,
+    identities: Path,
+    state: Path,
+    roles: Mapping[str, str] = MappingProxyType({}),
+    **tables: Any,
+) -> Deployment:
     def cluster(role: str, pool: str, names: tuple[str, ...]) -> dict[str, Any]:
-        engines = {name: {"pool": pool} for name in names}
+        engines = {name: {"pool": pool, "role": roles.get(name, "both")} for name in names}
         return {"role": role, "pools": {pool: {}}, "engines": engines}
 
     return Deployment.model_validate(
@@ -220,6 +227,26 @@ async def test_both_paths_give_the_same_answer(
     decoded_by = next(i for i in world.instances if i.name in PD_ENGINES and i.counts.steps)
     assert decoded_by.counts.external_hit_tokens == 288
     assert world.instance("prfaas-0").counts.prompt_tokens == len(LONG)
+
+
+async def test_one_engine_hands_over_to_another_of_its_pool(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    roles = {"pd-0": "prefill", "pd-1": "decode"}
+    async with running(tmp_path, checkpoint, identities, roles=roles) as world:
+        prefills, decodes = map(world.instance, PD_ENGINES)
+        reply = await world.complete(SHORT)
+        record = await world.record()
+        assert (record["path"], record["fallback"]) == ("local", None)
+        assert (record["prefill_engine"], record["decode_engine"]) == PD_ENGINES
+        assert reply["choices"][0]["text"] == await alone(checkpoint, tmp_path, SHORT)
+        assert prefills.counts.prompt_tokens == len(SHORT)
+        assert decodes.counts.external_hit_tokens == 96
+        await world.complete(LONG)
+        record = await world.record()
+        assert (record["path"], record["fallback"]) == ("remote", None)
+        assert record["decode_engine"] == "pd-1"
+        assert prefills.counts.prompt_tokens == len(SHORT)
 
 
 async def test_cached_tokens_are_those_of_who_prefilled(world: World) -> None:

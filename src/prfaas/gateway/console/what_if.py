@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import multiprocessing
+import os
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -82,7 +84,9 @@ class WhatIf:
         if self._pool is None:
             # Spawned, not forked: the gateway has threads.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(1, mp_context=context)
+            self._pool = ProcessPoolExecutor(
+                1, mp_context=context, initializer=end_with_the_gateway
+            )
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, answer, self._plan, overrides)
 
@@ -91,6 +95,19 @@ class WhatIf:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
+
+
+def end_with_the_gateway() -> None:
+    """Let this process end when its parent does, however that ends."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="gateway-watch", daemon=True).start()
 
 
 def overrides_of(settings: Mapping[str, object]) -> list[str]:
