@@ -67,7 +67,7 @@ def fill(index: PrefixIndex, num_prompts: int, num_sources: int, prompt_blocks: 
 
 def change(index: PrefixIndex, source: int, ends: np.ndarray, *, added: bool) -> float:
     def act() -> None:
-        index.change_group(str(source), LAYOUT.layout_id, 0, ends, Tier.HOST, added=added)
+        index.change(str(source), LAYOUT.layout_id, ends, [(len(ends), added, 0)], Tier.HOST)
         index.num_blocks(str(source))  # Has it written.
 
     return timed(act)

@@ -6,8 +6,8 @@ import click
 import pytest
 
 from prfaas.cli.engine import timing
-from prfaas.cli.parts import PeerCountType, PeerRateType, pool
-from prfaas.cli.topology import lay_out, parts
+from prfaas.cli.parts import PeerCountType, PeerRateType, gateway, pool
+from prfaas.cli.topology import check_addresses, check_ports, lay_out, parts
 from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError
 
@@ -79,3 +79,38 @@ def test_a_model_of_timing_engines_says_so(tmp_path: Path) -> None:
     path.write_text(TIMING.read_text().replace("prfaas-timing", "my-model"))
     with pytest.raises(ConfigError, match="compute nothing"):
         load_deployment(path)
+
+
+def test_timing_engines_are_told_where_they_publish(tmp_path: Path) -> None:
+    path = tmp_path / "timing.toml"
+    places = 'kv_events = "ipc:///e"\nkv_events_replay = "ipc:///r"\n'
+    table = "[clusters.pd.engines.pd-0]\n"
+    path.write_text(TIMING.read_text().replace(table, table + places))
+    _, (*engines, _) = parts(lay_out(load_deployment(path), path))
+    args = {part.name: part.command.args for part in engines}
+    assert args["pd-0"][args["pd-0"].index("--kv-events") + 1] == "pd-0=ipc:///e,ipc:///r"
+    assert sum("--kv-events" in told for told in args.values()) == 1
+
+
+def test_pool_nodes_let_every_gateway_in(tmp_path: Path) -> None:
+    path = tmp_path / "deployment.toml"
+    replicas = '[gateway]\nreplicas = { gateway-b = "192.0.2.1:8000" }\n'
+    path.write_text(DEPLOYMENT.replace("[gateway]\n", replicas))
+    deployment = load_deployment(path)
+    check_addresses(deployment)
+    check_ports(deployment)
+    pools, _ = parts(lay_out(deployment, path))
+    parser = pool.make_parser(click.Context(pool))
+    for part in pools:
+        told, _, _ = parser.parse_args(part.command.args[4:])
+        assert told["gateways"] == ["gateway", "gateway-b"]
+
+
+def test_a_gateway_runs_under_a_name_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "deployment.toml"
+    replicas = '[gateway]\nreplicas = { gateway-b = "127.0.0.1:7" }\n'
+    path.write_text(DEPLOYMENT.replace("[gateway]\n", replicas))
+    other = load_deployment(path).run_by("gateway-b").gateway
+    assert (other.name, other.listen) == ("gateway-b", "127.0.0.1:7")
+    with pytest.raises(ConfigError, match=r"gateway-c is no gateway.*gateway, gateway-b"):
+        gateway.main([str(path), "--name", "gateway-c"], standalone_mode=False)

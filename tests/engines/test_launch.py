@@ -49,6 +49,20 @@ def test_the_command_line_says_what_where_and_with_which_connector(
     assert transfer["engine_id"] in shared_memory_file("pd-engine", "ab12").name
 
 
+def test_an_engine_publishes_kv_events_where_the_file_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "--kv-events-config" not in command(monkeypatch).args
+    args = command(monkeypatch, kv_events="ipc:///e", kv_events_replay="ipc:///r").args
+    events = json.loads(value(args, "--kv-events-config"))
+    assert events == {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": "ipc:///e",
+        "replay_endpoint": "ipc:///r",
+    }
+
+
 def test_every_engine_hashes_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "31337")
     assert command(monkeypatch).env["PYTHONHASHSEED"] == launch.HASH_SEED

@@ -42,6 +42,7 @@ class ScriptedPool:
     num_subscriptions: int = 0
     is_mute: bool = False
     """Subscribed to, but says nothing."""
+    gateways: frozenset[str] = frozenset({"gateway"})
     port: int = 0
     _server: asyncio.Server | None = None
     _channels: list[Channel] = field(default_factory=list)
@@ -68,7 +69,7 @@ class ScriptedPool:
             channel.close("test")
 
     def _on_open(self, channel: Channel) -> None:
-        channel.peer = peer_name(channel.ssl_object, frozenset({"gateway"}))
+        channel.peer = peer_name(channel.ssl_object, self.gateways)
         self._channels.append(channel)
 
     def _on_close(self, channel: Channel, reason: str) -> None:

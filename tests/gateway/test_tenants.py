@@ -124,7 +124,8 @@ async def test_health_is_open_and_the_rest_is_the_operators(
     async with running(
         checkpoint, identities, tmp_path / "state", tenants=tenants(), gateway=gateway
     ) as world:
-        for path in ("/metrics", "/control/requests", "/control/links", "/kv/lookup", "/other"):
+        lookup = "/kv/lookup?prompt=x&tenant=red"
+        for path in ("/metrics", "/control/requests", "/control/links", lookup, "/other"):
             for name, expected in (("red", 403), (None, 401), ("operator", None)):
                 headers = bearer(name) if name else {}
                 async with world.http.get(world.url + path, headers=headers) as response:

@@ -132,7 +132,8 @@ def missing_identity(deployment: Deployment) -> str:
 
 
 def _identity_names(deployment: Deployment) -> list[str]:
-    names = [deployment.gateway.name]
+    # A replica may run on another machine, with an identity that was made elsewhere.
+    names = deployment.gateways if deployment.security.generate else [deployment.gateway.name]
     for cluster in deployment.clusters.values():
         names += [name for name, pool in cluster.pools.items() if not pool.address]
     return names
@@ -145,7 +146,10 @@ def check_addresses(deployment: Deployment) -> None:
         ConfigError: One is not.
     """
     owners: dict[Address, str] = {}
-    for name, address in _listens(deployment):
+    replicas = [
+        (name, split_address(listen)) for name, listen in deployment.gateway.replicas.items()
+    ]
+    for name, address in [*_listens(deployment), *replicas]:
         other = owners.setdefault(address, name)
         if other != name and address[1]:
             raise ConfigError(
@@ -190,7 +194,8 @@ def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
         args += ["--disk", str(table.disk), "--disk-limit", f"{table.disk_limit}B"]
     args += ["--socket", str(pool_socket(deployment, name))]
     args += ["--identities", str(deployment.security.identities)]
-    args += ["--gateway", deployment.gateway.name]
+    for gateway in deployment.gateways:
+        args += ["--gateway", gateway]
     if cluster.role is ClusterRole.PRFAAS:
         for peer in _pool_names(deployment, ClusterRole.PD):
             peer_host, peer_port = topology.pools[peer]

@@ -30,7 +30,9 @@ FilePathText = Annotated[Path, Field(strict=False)]
 PART_NAME = r"^[a-z][a-z0-9-]{0,62}$"
 HOST_PORT = r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
 URL = r"^https?://[^/]+$"
+ZMQ = r"^(tcp://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}|ipc://[^@\s][^\s]{0,99})$"
 PATTERNS = {
+    ZMQ: 'tcp://HOST:PORT or ipc://PATH, as in "ipc:///run/prfaas/prefill-events"',
     PART_NAME: "a name: lower-case letters, digits, dashes; a letter first; 63 characters at most",
     HOST_PORT: 'HOST:PORT, as in "127.0.0.1:8000"',
     KEY_HASH: '"sha256:" and 64 hex digits, as `prfaas tenant key` prints it',
@@ -74,6 +76,9 @@ class GatewayTable(Table):
     """Its name in the certificate that pool nodes and engines ask for."""
     listen: HostPort = "127.0.0.1:8000"
     """Where clients come; port 0 takes a free one."""
+    replicas: dict[PartName, HostPort] = Field(default={})
+    """Further gateways of this deployment by name, and where clients come. `prfaas gateway FILE
+    --name NAME` starts each; all need the same `tenant.salt` in their `state`."""
     body_bytes_max: SizeBytes = 8 * 2**20
     """Larger request bodies are refused with 413."""
     request_timeout: DurationNs = 600 * 10**9
@@ -238,6 +243,12 @@ class EngineTable(Table):
     """Cores the engine is bound to, on machines without a GPU: "0" or "0-3"."""
     kv_cache_memory: SizeBytes = 2**30
     """Memory for the KV cache, on machines without a GPU."""
+    kv_events: Annotated[str, StringConstraints(pattern=ZMQ)] | None = None
+    """Where it publishes what its device memory holds: "ipc://PATH" on this machine, which `prfaas
+    up` has it do, or "tcp://HOST:PORT" of one started elsewhere. The events carry prompts in the
+    clear: keep them inside the cluster."""
+    kv_events_replay: Annotated[str, StringConstraints(pattern=ZMQ)] | None = None
+    """Where it repeats events to who missed some; needs `kv_events`."""
     args: list[str] = Field(default=[])
     """Further arguments for the engine."""
     env: dict[str, str] = Field(default={})
@@ -247,6 +258,18 @@ class EngineTable(Table):
     def _one_place(self) -> EngineTable:
         if self.listen and self.url:
             raise ValueError("give `listen` (started here) or `url` (started elsewhere)")
+        return self
+
+    @model_validator(mode="after")
+    def _publishes_here(self) -> EngineTable:
+        if self.kv_events_replay and not self.kv_events:
+            raise ValueError("kv_events_replay needs kv_events")
+        for where in (self.kv_events, self.kv_events_replay):
+            if where and not self.url and not where.startswith("ipc://"):
+                raise ValueError(
+                    f"{where!r} would be open to the network, and KV events carry prompts in the "
+                    'clear; an engine that is started here publishes at "ipc://PATH"'
+                )
         return self
 
 
@@ -349,7 +372,7 @@ class Deployment(Table):
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Deployment:
-        names = [self.gateway.name]
+        names = self.gateways
         for cluster in self.clusters.values():
             names += [*cluster.pools, *cluster.engines]
         doubles = sorted({name for name in names if names.count(name) > 1})
@@ -396,6 +419,22 @@ class Deployment(Table):
     def _roles_fit(self) -> Deployment:
         check_roles(self.clusters.items(), reroling=self.routing.reroling)
         return self
+
+    @property
+    def gateways(self) -> list[str]:
+        """Names of all gateways."""
+        return [self.gateway.name, *self.gateway.replicas]
+
+    def run_by(self, gateway: str) -> Deployment:
+        """The same deployment, as one of its gateways runs it.
+
+        Raises:
+            KeyError: There is no such gateway.
+        """
+        if gateway == self.gateway.name:
+            return self
+        update = {"name": gateway, "listen": self.gateway.replicas[gateway]}
+        return self.model_copy(update={"gateway": self.gateway.model_copy(update=update)})
 
     @property
     def needs_chat_endpoint(self) -> bool:

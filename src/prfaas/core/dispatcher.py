@@ -19,6 +19,7 @@ from prfaas.core.decode_book import DecodeBook
 from prfaas.core.dispatch import (
     Arrival,
     DispatchSettings,
+    Foreseen,
     HomeCluster,
     Refusal,
     Refused,
@@ -167,6 +168,17 @@ class Dispatcher:
         if routed.decode is not None:
             self._ways.home.enter(routed.decode)
         return routed
+
+    def foresee(self, arrival: Arrival, now_ns: int) -> Foreseen:
+        """What would be decided for a request; admission is not asked, and nothing is booked."""
+        decode = self._decode_book
+        way = self._ways.best(arrival, now_ns, decode.wait_ns(now_ns) if decode else 0)
+        decision = way.link.policy.decide(way.facts, way.prediction)
+        way = self._ways.apart(way, decision.path, now_ns)
+        is_remote = decision.path is Path.REMOTE
+        taker = way.away if is_remote else way.home
+        source = way.link.source if is_remote or decision.pull_tokens else ""
+        return Foreseen(decision, taker and taker.name, source, way.link.destination)
 
     def choose_decode(self, request_id: int, avoid: str = "") -> str | None:
         """The instance that decodes an open request, chosen when first asked for.

@@ -19,9 +19,9 @@ from enum import IntFlag, StrEnum
 import numpy as np
 
 from prfaas.core.block_table import BlockTable, Flags, Keys, Places, Values
-from prfaas.core.blocks import BlockKey, CacheGroup, Layout
+from prfaas.core.blocks import CacheGroup, Layout
 from prfaas.core.hit_lengths import hit_lengths
-from prfaas.core.short_keys import short_keys, short_keys_of, tails
+from prfaas.core.short_keys import group_keys, short_keys, short_keys_of, tails
 from prfaas.core.source_sets import SourceSets
 
 
@@ -65,14 +65,6 @@ class _Source:
     num_blocks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """Blocks that came to or left a tier of a source; `code` says which."""
-
-    code: int
-    keys: Keys
-
-
 class PrefixIndex:
     """Blocks by source and tier.
 
@@ -89,7 +81,8 @@ class PrefixIndex:
         self._by_number: list[_Source] = []
         self._sets = SourceSets()
         self._table = BlockTable(self._sets.canonical)
-        self._pending: list[_Change] = []
+        self._pending: list[tuple[Keys, Places]] = []
+        """Blocks, each with a source, a tier, and whether it came, as one number."""
         self._num_pending = 0
 
     # What sources say
@@ -128,22 +121,46 @@ class PrefixIndex:
             known.state = SourceState.INCOMPLETE if known.full else SourceState.EXACT
 
     def add(
-        self, source: str, layout_id: bytes, keys: Sequence[BlockKey], tier: Tier = Tier.HOST
+        self,
+        source: str,
+        layout_id: bytes,
+        keys: Sequence[tuple[int, bytes]],
+        tier: Tier = Tier.HOST,
     ) -> None:
-        """`source` stored blocks in a tier. Adding one twice is harmless."""
+        """`source` stored blocks, by group and hash, in a tier. Adding one twice is harmless."""
         self._change(source, short_keys_of(layout_id, keys), tier, added=True)
 
     def remove(
-        self, source: str, layout_id: bytes, keys: Sequence[BlockKey], tier: Tier = Tier.ANY
+        self,
+        source: str,
+        layout_id: bytes,
+        keys: Sequence[tuple[int, bytes]],
+        tier: Tier = Tier.ANY,
     ) -> None:
         """`source` dropped blocks from a tier. Removing an unknown one is harmless."""
         self._change(source, short_keys_of(layout_id, keys), tier, added=False)
 
-    def change_group(
-        self, source: str, layout_id: bytes, group: int, ends: Keys, tier: Tier, *, added: bool
+    def change(
+        self,
+        source: str,
+        layout_id: bytes,
+        ends: Keys,
+        runs: Sequence[tuple[int, bool, int]],
+        tier: Tier,
     ) -> None:
-        """`add` or `remove` blocks of a cache group, named by the last 64 bits of their hashes."""
-        self._change(source, short_keys(layout_id, group, ends), tier, added=added)
+        """`add` and `remove` in order, of blocks named by the last 64 bits of their hashes.
+
+        Args:
+            source: Its name.
+            layout_id: Layout of the blocks.
+            ends: Of all blocks.
+            runs: How many of them in a row came (True) or left, and their cache group.
+            tier: Where.
+        """
+        counts, added, groups = zip(*runs, strict=True)
+        keys = short_keys(layout_id, groups, counts, ends)
+        base = self._source(source).number << 4 | int(tier) << 1
+        self._wait(keys, np.repeat(np.array([base | flag for flag in added]), counts))
 
     # What is known
 
@@ -224,7 +241,7 @@ class PrefixIndex:
         if not names:
             return 0
         masks = self._sets.masks(int(tier))
-        numbers = self._table.get(short_keys(layout.layout_id, group.index, tails(names)))
+        numbers = self._table.get(group_keys(layout.layout_id, group.index, tails(names)))
         number = self._source(source).number
         return sum(masks[value] >> number & 1 for value in numbers.tolist())
 
@@ -237,7 +254,7 @@ class PrefixIndex:
         masks = self._sets.masks(int(tiers))
 
         def holders(group: CacheGroup, names: Sequence[bytes]) -> Values:
-            return self._table.get(short_keys(layout.layout_id, group.index, tails(names)))
+            return self._table.get(group_keys(layout.layout_id, group.index, tails(names)))
 
         return hit_lengths(layout, hashes, num_tokens, holders, masks, len(self._by_number))
 
@@ -250,10 +267,14 @@ class PrefixIndex:
 
     def _change(self, source: str, keys: Keys, tier: Tier, *, added: bool) -> None:
         code = self._source(source).number << 4 | int(tier) << 1 | added
+        self._wait(keys, np.full(len(keys), code, np.int64))
+
+    def _wait(self, keys: Keys, codes: Places) -> None:
+        """Let changes wait to be written; whatever is long enough is written at once."""
         for start in range(0, len(keys), PENDING_KEYS_MAX):
-            part = keys[start : start + PENDING_KEYS_MAX]
-            self._pending.append(_Change(code, part))
-            self._num_pending += len(part)
+            end = start + PENDING_KEYS_MAX
+            self._pending.append((keys[start:end], codes[start:end]))
+            self._num_pending += len(self._pending[-1][0])
             if self._num_pending >= PENDING_KEYS_MAX:
                 self._write()
 
@@ -261,12 +282,9 @@ class PrefixIndex:
         """Write what waits, in its order wherever the order matters."""
         if not self._pending:
             return
-        changes, self._pending, self._num_pending = self._pending, [], 0
-        keys = np.concatenate([change.keys for change in changes])
-        codes = np.repeat(
-            np.array([change.code for change in changes], np.int64),
-            [len(change.keys) for change in changes],
-        )
+        waiting, self._pending, self._num_pending = self._pending, [], 0
+        keys = np.concatenate([part for part, _ in waiting])
+        codes = np.concatenate([part for _, part in waiting])
         while len(keys):
             # A block that several changes are about gets one of them a round.
             _, first = np.unique(keys, return_index=True)

@@ -9,13 +9,14 @@ are always named in full.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 
 import numpy as np
 
 from prfaas.core.block_table import Keys
-from prfaas.core.blocks import HASH_BYTES, BlockKey
+from prfaas.core.blocks import HASH_BYTES
 
 _TAIL = HASH_BYTES // 8
 _ODD = 0x9E3779B97F4A7C15
@@ -37,38 +38,45 @@ def tails(hashes: Sequence[bytes]) -> Keys:
     return words[_TAIL - 1 :: _TAIL].astype(np.uint64)
 
 
-def tails_of(hashes: Iterable[int | bytes]) -> Keys:
+def tails_of(hashes: Sequence[int | bytes]) -> Keys:
     """The same of hashes as engines announce them: bytes, or numbers of which the end is looked at.
 
     Raises:
         ValueError: One has fewer than 8 bytes.
     """
-    found = []
-    for block_hash in hashes:
-        if isinstance(block_hash, int):
-            found.append(block_hash & _TAIL_MASK)
-        elif len(block_hash) < 8:
-            raise ValueError(f"a block hash of {len(block_hash)} bytes; 8 are needed")
-        else:
-            found.append(int.from_bytes(block_hash[-8:], "big"))
-    return np.array(found, np.uint64)
+    if set(map(type, hashes)) == {int}:
+        with suppress(OverflowError):
+            return np.array(hashes, np.uint64)
+    return np.array([_tail(block_hash) for block_hash in hashes], np.uint64)
 
 
-def short_keys(layout_id: bytes, group: int, tails: Keys) -> Keys:
+def _tail(block_hash: int | bytes) -> int:
+    if isinstance(block_hash, int):
+        return block_hash & _TAIL_MASK
+    if len(block_hash) < 8:
+        raise ValueError(f"a block hash of {len(block_hash)} bytes; 8 are needed")
+    return int.from_bytes(block_hash[-8:], "big")
+
+
+def group_keys(layout_id: bytes, group: int, ends: Keys) -> Keys:
     """Short keys of blocks of one group; never 0."""
-    keys: Keys = np.maximum(tails ^ _salt(layout_id, group), _ONE)
+    keys: Keys = np.maximum(ends ^ _salt(layout_id, group), _ONE)
     return keys
 
 
-def short_keys_of(layout_id: bytes, keys: Sequence[BlockKey]) -> Keys:
-    """Short keys of any blocks of a layout."""
+def short_keys(layout_id: bytes, groups: Sequence[int], counts: Sequence[int], ends: Keys) -> Keys:
+    """Short keys of blocks of which so many in a row are of each group; never 0."""
+    salts = np.array([_salt(layout_id, group) for group in groups], np.uint64)
+    keys: Keys = np.maximum(ends ^ np.repeat(salts, counts), _ONE)
+    return keys
+
+
+def short_keys_of(layout_id: bytes, keys: Sequence[tuple[int, bytes]]) -> Keys:
+    """Short keys of any blocks of a layout, by group and hash."""
     if not keys:
         return np.zeros(0, np.uint64)
     groups, hashes = zip(*keys, strict=True)
-    ends = tails(hashes)
-    first = groups[0]
-    if groups.count(first) == len(groups):
-        return short_keys(layout_id, first, ends)
-    salts = np.array([_salt(layout_id, group) for group in groups], np.uint64)
-    found: Keys = np.maximum(ends ^ salts, _ONE)
+    salts = {group: _salt(layout_id, group) for group in set(groups)}
+    mixed = np.fromiter(map(salts.__getitem__, groups), np.uint64, len(groups))
+    found: Keys = np.maximum(tails(hashes) ^ mixed, _ONE)
     return found

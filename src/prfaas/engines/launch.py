@@ -69,6 +69,8 @@ def engine_command(
     args += ["--host", host, "--port", str(port)]
     args += ["--enable-prefix-caching", "--prefix-caching-hash-algo", "sha256_cbor"]
     args += ["--enable-prompt-tokens-details", "--kv-transfer-config", json.dumps(transfer)]
+    if engine.kv_events is not None:
+        args += ["--kv-events-config", json.dumps(_events(engine))]
     if runs_on_cpu():
         args += ["--dtype", "bfloat16", "--enforce-eager"]
     return Command(args + engine.args, _environment(engine))
@@ -106,11 +108,25 @@ def timing_command(
     args += ["--cache-tokens", str(timing.cache_tokens)]
     args += ["--max-model-len", str(timing.max_model_len)]
     args += ["--stream-interval", str(timing.stream_interval)]
+    for name, engine in zip(names, engines, strict=True):
+        if engine.kv_events is not None:
+            places = [place for place in (engine.kv_events, engine.kv_events_replay) if place]
+            args += ["--kv-events", f"{name}={','.join(places)}"]
     env = dict(os.environ)
     for engine in engines:
         args += engine.args
         env |= engine.env
     return Command(args, env)
+
+
+def _events(engine: EngineTable) -> dict[str, object]:
+    """vLLM's own publisher, which keeps the last batches for who missed some."""
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": engine.kv_events,
+        "replay_endpoint": engine.kv_events_replay,
+    }
 
 
 def runs_on_cpu() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 
 from aiohttp import web
@@ -22,6 +23,7 @@ from prfaas.gateway.door import Door, add_limit_headers
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.ending import Ending
 from prfaas.gateway.endpoints import Endpoints
+from prfaas.gateway.engine_events import EngineEvents, EventTiming
 from prfaas.gateway.engines import Engines
 from prfaas.gateway.failures import openai_errors
 from prfaas.gateway.flow import Flow
@@ -29,6 +31,7 @@ from prfaas.gateway.generation import Generation
 from prfaas.gateway.guards import Guards, told_of_link
 from prfaas.gateway.hedges import Hedges
 from prfaas.gateway.journal import Journal
+from prfaas.gateway.kv_lookup import KvLookup
 from prfaas.gateway.loops import Loops
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools, PoolTiming
@@ -70,7 +73,11 @@ async def serve(
     """
     gateway = Gateway(deployment, endpoints)
     try:
-        on_listening(await gateway.start())
+        url = await gateway.start()
+        # What is there by now stays: looking for garbage among it would stop everybody for a while.
+        gc.collect()
+        gc.freeze()
+        on_listening(url)
         await stop.wait()
         await gateway.drain()
     finally:
@@ -85,6 +92,7 @@ class Gateway:
         endpoints: Where its parts are.
         poll_s: Time between two looks at an engine.
         timing: Times of the pool subscriptions.
+        events: Times of the subscriptions to engines' KV events.
 
     Raises:
         ConfigError: The tokenizer, an identity or the salt is missing.
@@ -97,6 +105,7 @@ class Gateway:
         *,
         poll_s: float = 1.0,
         timing: PoolTiming | None = None,
+        events: EventTiming | None = None,
     ) -> None:
         name, model = deployment.gateway.name, deployment.model.name
         identity = identity_in(deployment.security.identities, name)
@@ -128,6 +137,10 @@ class Gateway:
             self.driver,
             timing or PoolTiming(),
         )
+        self.engine_events = EngineEvents(
+            deployment, self.index, self.pools.layout, self.metrics.events.applied, events
+        )
+        self.metrics.events.watch(self.index, self.engine_events.names())
         self.metrics.watch(self.engines, self.pools, self.index, self.driver)
         self.metrics.watch_guards(self.guards)
         self.metrics.tenants.watch(self.tenants)
@@ -161,10 +174,18 @@ class Gateway:
                 self.journal,
             )
         )
+        planner = Planner(self.engines, self.pools, self._prompts, self.driver, self.loops.copier)
+        self._lookup = KvLookup(
+            deployment,
+            planner,
+            self.tenants,
+            self.index,
+            self.driver,
+            frozenset(self.engine_events.names()),
+            self._prompts.vocab_size,
+        )
         self._flow = Flow(
-            planner=Planner(
-                self.engines, self.pools, self._prompts, self.driver, self.loops.copier
-            ),
+            planner=planner,
             driver=self.driver,
             guards=self.guards,
             prefill_leg=PrefillLeg(self.engines, model, deployment.routing, tickets),
@@ -202,6 +223,7 @@ class Gateway:
         """
         self.engines.start()
         self.pools.start()
+        self.engine_events.start()
         self._beating = asyncio.create_task(self.pulse.run())
         self._console.start()
         # A client that leaves cancels its handler, and with it both legs and the transfer.
@@ -229,6 +251,7 @@ class Gateway:
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
+        await self.engine_events.close()
         await self.pools.close()
         await self.engines.close()
         self._prompts.close()
@@ -252,4 +275,5 @@ class Gateway:
         self._views.add_to(app.router)
         self._console.add_to(app.router)
         self._control.add_to(app.router)
+        self._lookup.add_to(app.router)
         return app

@@ -91,6 +91,20 @@ class Planner:
             RequestError: The prompt can not be rendered or is too long, or would come too late.
             UnavailableError: No PD engine is ready.
         """
+        ask, prompt = await self.ask(client, tenant, record)
+        plan = self._decide(ask, prompt, record)
+        _count(plan, tenant, record)
+        return plan
+
+    async def ask(
+        self, client: ClientRequest, tenant: Tenant, record: Record
+    ) -> tuple[Ask, Prompt]:
+        """What has to be known of a request to decide about it.
+
+        Raises:
+            RequestError: The prompt can not be rendered or is too long.
+            UnavailableError: No PD engine is ready.
+        """
         first = self._engines.choose(ClusterRole.PD)
         if first is None:
             raise UnavailableError("no engine of a PD cluster is ready; try again")
@@ -109,9 +123,7 @@ class Planner:
             tenant=tenant.name,
             may_ship=tenant.quota.may_ship(time.monotonic_ns()),
         )
-        plan = self._decide(ask, prompt, record)
-        _count(plan, tenant, record)
-        return plan
+        return ask, prompt
 
     def elsewhere(self, plan: Plan, avoid: str) -> Engine | None:
         """Another engine for a request whose decode engine broke; None without any."""

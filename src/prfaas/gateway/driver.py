@@ -13,6 +13,7 @@ from prfaas.core.blocks import Layout
 from prfaas.core.dispatch import (
     Arrival,
     DispatchSettings,
+    Foreseen,
     HomeCluster,
     Member,
     Refusal,
@@ -265,23 +266,14 @@ class Driver:
             avoid: Engine that was tried already.
             stay: Keep it in the PD cluster.
         """
-        hits, hints = self.cached(ask)
-        arrival = Arrival(
-            request_id=ask.number,
-            num_prompt_tokens=ask.num_prompt_tokens,
-            num_tokens_to_fit=ask.num_tokens_to_fit,
-            hits=hits,
-            hints=hints,
-            offloadable=ask.offloadable and not stay,
-            shippable_tokens=ask.shippable_tokens,
-            avoid=avoid,
-            tenant=ask.tenant,
-            may_ship=ask.may_ship,
-        )
-        found = self.dispatcher.arrive(arrival, now_ns, again=again)
+        found = self.dispatcher.arrive(self._arrival(ask, avoid, stay=stay), now_ns, again=again)
         if isinstance(found, Refused) and found.reason is Refusal.PREDICTED_LATE:
             self.num_late += 1
         return found
+
+    def foresee(self, ask: Ask, now_ns: int) -> Foreseen:
+        """What would be decided for a request, if it came now."""
+        return self.dispatcher.foresee(self._arrival(ask), now_ns)
 
     def choose_decode(self, number: int, avoid: str = "") -> str | None:
         """The engine that decodes a request, chosen when first asked for.
@@ -382,6 +374,21 @@ class Driver:
             rtt_ns = measured.rtt_ns if measured else 0
             report = LinkReport(now_ns, float(rate), 0, 0.0, rtt_ns)
             self.dispatcher.report_link(source, destination, report)
+
+    def _arrival(self, ask: Ask, avoid: str = "", *, stay: bool = False) -> Arrival:
+        hits, hints = self.cached(ask)
+        return Arrival(
+            request_id=ask.number,
+            num_prompt_tokens=ask.num_prompt_tokens,
+            num_tokens_to_fit=ask.num_tokens_to_fit,
+            hits=hits,
+            hints=hints,
+            offloadable=ask.offloadable and not stay,
+            shippable_tokens=ask.shippable_tokens,
+            avoid=avoid,
+            tenant=ask.tenant,
+            may_ship=ask.may_ship,
+        )
 
     def cached(self, ask: Ask) -> tuple[dict[str, int], dict[str, int]]:
         """Usable cached prefix by source, tokens: certain hits, and hints."""

@@ -13,6 +13,7 @@ from prfaas.core.routing import Path
 from prfaas.gateway.control_metrics import ControlMetrics
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.engines import Engine, Engines
+from prfaas.gateway.event_metrics import EventMetrics
 from prfaas.gateway.guards import Guards, label_of
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import Outcome, Record
@@ -55,6 +56,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.tenants = TenantMetrics(self.registry)
         self.control = ControlMetrics(self.registry)
+        self.events = EventMetrics(self.registry)
         self._requests = self._counter("requests", "Requests by how they ended", "path", "outcome")
         self._decisions = self._counter("route_decisions", "Routing decisions", "path", "reason")
         self._fallbacks = self._counter(

@@ -22,7 +22,6 @@ from prfaas.wire.messages import (
     SnapshotEnd,
     Stored,
     TransferEnded,
-    keys_of,
 )
 
 
@@ -102,7 +101,7 @@ class Subscription:
         if self.is_live:
             raise PeerError("a snapshot after its end")
         if isinstance(message, Snapshot):
-            self._index.add(self._pool, message.layout_id, keys_of(message.keys))
+            self._index.add(self._pool, message.layout_id, message.keys)
         else:
             self._next_seq = message.next_seq
             self._index.end_snapshot(self._pool)
@@ -118,9 +117,9 @@ class Subscription:
     def _event(self, event: Stored | Evicted | TransferEnded | PoolState) -> None:
         match event:
             case Stored():
-                self._index.add(self._pool, event.layout_id, keys_of(event.keys))
+                self._index.add(self._pool, event.layout_id, event.keys)
             case Evicted():
-                self._index.remove(self._pool, event.layout_id, keys_of(event.keys))
+                self._index.remove(self._pool, event.layout_id, event.keys)
             case TransferEnded():
                 self._transfers.ended(self._pool, event)
             case PoolState():
