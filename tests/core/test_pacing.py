@@ -1,10 +1,12 @@
-"""A pacer on a path with a rate and a queue, in steps of a tenth of a second."""
+"""A pacer on a path with a rate and a queue, in steps of a twentieth of a second."""
+
+import itertools
 
 import pytest
 
-from prfaas.core.pacing import LAN_RTT_NS, Pacer
+from prfaas.core.pacing import LAN_RTT_NS, RESTART_MAX_NS, SLACK_MAX, Pacer
 
-STEP_NS = 100_000_000
+STEP_NS = 50_000_000
 RTT_NS, QUEUE_NS = 40_000_000, 20_000_000
 GBIT = 10**9
 
@@ -21,7 +23,7 @@ class Path:
     def carry(self, pacer: Pacer, steps: int) -> list[int]:
         seen = []
         for _ in range(steps):
-            offered = min(pacer.bits_per_s or 10 * self.rate, 10 * self.rate)
+            offered = min(pacer.bits_per_s * pacer.slack or 10 * self.rate, 10 * self.rate)
             waiting = self.queue_ns + STEP_NS * (offered / self.rate - 1)
             self.queue_ns = min(QUEUE_NS, max(0.0, waiting))
             self.sent += offered
@@ -54,7 +56,7 @@ def test_a_path_that_gets_slower_and_fast_again_is_followed_within_a_second() ->
     assert path.carry(pacer, 10)[-1] < 1.2 * path.rate
     path.carry(pacer, 20)
     path.rate = GBIT
-    assert path.carry(pacer, 14)[-1] > 0.7 * GBIT
+    assert path.carry(pacer, 20)[-1] > 0.7 * GBIT
 
 
 @pytest.mark.parametrize("rate", [GBIT, GBIT // 7, 68_000_001, 12_345_679])
@@ -82,3 +84,41 @@ def test_a_local_path_is_not_paced(rtt_ns: int) -> None:
     pacer = Pacer()
     for step in range(20):
         assert pacer.sample(step * STEP_NS, GBIT, rtt_ns and rtt_ns * (1 + step)) == 0
+
+
+def test_congestion_control_that_remembers_a_slower_path_is_started_anew_ever_more_rarely() -> None:
+    path, pacer = warm()
+    restarts = []
+    for step in range(1200):
+        path.now_ns += STEP_NS
+        pacer.sample(path.now_ns, GBIT // 4, RTT_NS)
+        if pacer.should_restart:
+            restarts.append(step)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(restarts)]
+    assert restarts[0] == 2
+    assert gaps == sorted(gaps)
+    assert gaps[-1] * STEP_NS >= RESTART_MAX_NS
+
+
+def test_a_full_path_is_left_alone() -> None:
+    path, pacer = warm()
+    for _ in range(100):
+        path.carry(pacer, 1)
+        assert not pacer.should_restart
+
+
+def test_shares_go_up_while_less_arrives_and_never_far() -> None:
+    _, pacer = warm()
+    assert pacer.slack < 1.1
+    for step in range(10):
+        pacer.sample(10**10 + step * STEP_NS, round(0.85 * pacer.bits_per_s), RTT_NS)
+    assert 1.1 < pacer.slack <= SLACK_MAX
+
+
+def test_one_low_sample_after_a_high_one_is_no_collapse() -> None:
+    """A segment that was missing is acknowledged with all that came after it."""
+    _, pacer = warm()
+    before = pacer.bits_per_s
+    for step, rate in enumerate((0.9, 1.4, 0.4, 0.9)):
+        pacer.sample(10**10 + step * STEP_NS, round(rate * GBIT), RTT_NS + 4_000_000)
+    assert pacer.bits_per_s > 0.8 * before

@@ -83,7 +83,7 @@ async def node(identities: Path, tmp_path: Path) -> AsyncIterator[NodeProcess]:
 async def test_a_node_that_stands_still_is_given_up_and_later_touches_no_row(
     node: NodeProcess, identities: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_client, "SILENCE_S", 2.5)
+    monkeypatch.setattr(pool_client, "SILENCE_S", 3.0)
     engine = Engine("engine", node.socket, identities)
     try:
         await engine.connected()
@@ -107,7 +107,7 @@ async def test_what_a_frozen_node_had_been_told_to_store_is_not_stored_later(
     node: NodeProcess, identities: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows have other blocks in them by then."""
-    monkeypatch.setattr(pool_client, "SILENCE_S", 2.5)
+    monkeypatch.setattr(pool_client, "SILENCE_S", 3.0)
     engine = Engine("engine", node.socket, identities)
     try:
         await engine.connected()

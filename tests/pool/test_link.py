@@ -175,6 +175,7 @@ def info(acked_bytes: int) -> TcpInfo:
 def test_an_estimate_is_what_is_ahead_at_the_rate_that_was_measured() -> None:
     meter = LinkMeter()
     assert meter.seconds_to_send(10**6) is None
+    meter.sample(10**9 - 50_000_000, [info(0)], 10**6, 0)
     meter.sample(10**9, [info(0)], 10**6, 0)
     meter.sample(2 * 10**9, [info(125 * 10**6)], 10**6, 0)
     assert meter.telemetry(3 * 10**9).goodput_bits_per_s == 10**9
@@ -214,6 +215,17 @@ def test_a_host_that_was_started_years_ago_says_nothing_that_is_refused() -> Non
     for message in (Ping(at_ns=now_ns), Pong(at_ns=now_ns), state):
         [frame] = FrameDecoder().feed(encode(message))
         assert decode(frame.payload) == message
+
+
+def test_what_arrives_while_the_path_fills_is_no_rate() -> None:
+    """What is sent first is heard of a round trip later: the samples until then are far too low."""
+    meter = LinkMeter()
+    rates = []
+    for step in range(6):
+        acked_bytes = max(0, step - 2) * 10**6
+        meter.sample(10**9 + step * 8_000_000, [info(acked_bytes)], 10**6, 0)
+        rates.append(meter.fresh_bits_per_s)
+    assert rates == [0, 0, 0, 0, 10**9, 10**9]
 
 
 def test_an_idle_link_says_nothing_about_its_rate() -> None:

@@ -19,11 +19,14 @@ QUEUE_MIN_NS, QUEUE_SHARE = 2_500_000, 1 / 12
 """A queue is standing when it is longer than both: in time, and in round trips."""
 CUT = 0.92
 """Below what arrives, so that the queue that was found drains."""
-STEP_MIN, STEP_MAX = 0.01, 1 / 3
+STEP_MIN, STEP_MAX = 0.01, 1 / 5
 NEAR = 0.96
 """Where a link goes on, of the rate at which it last found a queue, once that has drained."""
-NUM_SAMPLES = 3
+NUM_SAMPLES = 6
 """What arrives is the best of so many samples: retransmissions make single ones too low."""
+PAIR_NS = 150_000_000
+"""Two samples that are not further apart count as one: what fills a gap that a lost segment left is
+acknowledged at once, and missed in the sample before."""
 COLLAPSE = 0.5
 """A sample below this share of what arrived before is believed: the path has become slower."""
 HOLD_NS = 300_000_000
@@ -32,6 +35,14 @@ MEMORY_NS = 10 * NS_PER_S
 """How long the shortest round trip counts: the path may have changed."""
 RATE_BITS_PER_S_MIN = 1_000_000
 """No ceiling is below: a path that stood still for a moment would be taken for one that is slow."""
+SLACK_MAX, SLACK_WEIGHT = 1.3, 0.5
+"""How far the connections' shares together may be above the ceiling while less than that arrives:
+one that recovers from a loss, or is served late, leaves room for the others. What is too much shows
+in the next sample; until then it fits into a short queue."""
+SLOW_SAMPLES, RESTART_NS, RESTART_MAX_NS = 3, 300_000_000, 10 * NS_PER_S
+"""A congestion control that leaves room below the ceiling for so many samples, with no queue on the
+path, remembers a slower path: it is started anew, less and less often while that does not help."""
+HELPED = 1.1
 BOUND = 0.74
 """A link that carries this share of its ceiling is held by it."""
 
@@ -47,9 +58,20 @@ class Pacer:
         self._budget = budget_bits_per_s
         self.bits_per_s = budget_bits_per_s
         """The ceiling; 0 is none."""
+        self.slack = 1.0
+        """What the connections may send together, over the ceiling."""
+        self.should_restart = False
+        """Whether congestion control should look at the path anew; as of the last sample."""
+        self._num_slow = 0
+        self._restart_at_ns = 0
+        self._restart_wait_ns = RESTART_NS
+        self._restart_bits_per_s = 0
+        """What arrived at the last restart."""
         self._found_bits_per_s = 0
         """What arrived when a queue was found last."""
         self._step = STEP_MIN
+        self._newest = (-PAIR_NS, 0)
+        """Time and rate of the last sample."""
         self._recent: deque[int] = deque(maxlen=NUM_SAMPLES)
         self._hold_until_ns = 0
         self._rtt_at_cut_ns = 0
@@ -68,6 +90,13 @@ class Pacer:
         """
         if not rtt_ns or not arriving_bits_per_s:
             return self.bits_per_s
+        before = self._newest
+        self._newest = now_ns, arriving_bits_per_s
+        if now_ns - before[0] <= PAIR_NS:
+            arriving_bits_per_s = (before[1] + arriving_bits_per_s) // 2
+        wanted = self.slack * self.bits_per_s / arriving_bits_per_s
+        wanted = SLACK_WEIGHT * wanted + (1 - SLACK_WEIGHT) * self.slack
+        self.slack = max(1.0, min(SLACK_MAX, wanted))
         best = max(self._recent, default=0)
         if best >= BOUND * self.bits_per_s > 0 and arriving_bits_per_s < COLLAPSE * best:
             self._recent.clear()
@@ -76,7 +105,9 @@ class Pacer:
         shortest = self._shortest(now_ns, rtt_ns)
         if shortest < LAN_RTT_NS:
             return self.bits_per_s
+        newest_bits_per_s = self._recent[-1]
         has_queue = rtt_ns - shortest > max(QUEUE_MIN_NS, shortest * QUEUE_SHARE)
+        self._look(now_ns, newest_bits_per_s, has_queue=has_queue)
         if now_ns < self._hold_until_ns:
             return self.bits_per_s
         if has_queue:
@@ -84,6 +115,19 @@ class Pacer:
         elif self.bits_per_s and arriving_bits_per_s >= BOUND * self.bits_per_s:
             self._raise()
         return self.bits_per_s
+
+    def _look(self, now_ns: int, arriving_bits_per_s: int, *, has_queue: bool) -> None:
+        """See whether it is congestion control that holds the link, and not the ceiling."""
+        is_slow = not has_queue and arriving_bits_per_s < BOUND * self.bits_per_s
+        self._num_slow = self._num_slow + 1 if is_slow else 0
+        self.should_restart = self._num_slow >= SLOW_SAMPLES and now_ns >= self._restart_at_ns
+        if self.should_restart:
+            has_helped = arriving_bits_per_s > HELPED * self._restart_bits_per_s
+            longer_ns = min(RESTART_MAX_NS, 2 * self._restart_wait_ns)
+            self._restart_wait_ns = RESTART_NS if has_helped else longer_ns
+            self._restart_at_ns = now_ns + self._restart_wait_ns
+            self._restart_bits_per_s = arriving_bits_per_s
+            self._num_slow = 0
 
     def _cut(self, now_ns: int, arriving_bits_per_s: int, rtt_ns: int) -> None:
         arrives = arriving_bits_per_s >= BOUND * self.bits_per_s
@@ -93,6 +137,7 @@ class Pacer:
             self._rtt_at_cut_ns = 0
             return
         self._rtt_at_cut_ns = rtt_ns
+        self.slack = 1.0
         self._found_bits_per_s = arriving_bits_per_s
         self._set(CUT * arriving_bits_per_s)
         self._step = STEP_MIN

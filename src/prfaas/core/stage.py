@@ -27,6 +27,9 @@ class Instance:
     layout_id: bytes | None = b""
 
 
+FAR_TOO_MANY = 2**63
+"""More requests than any instance decodes."""
+
 Road = Callable[[Instance], tuple[bool, bool]]
 """Whether blocks of an instance mean the same where they are wanted, and whether they get there."""
 
@@ -104,9 +107,16 @@ class Stage:
         hits, hints, avoid = arrival.hits, arrival.hints, arrival.avoid
         instances, num_open = self.instances, self._num_open
         agree = link_up = True
+        least_open: dict[tuple[str, bytes | None, int], int] = {}
         for name, wait_ns in self.book.in_order(now_ns):
             instance = instances[name]
             pool = instance.pool
+            # Behind one of its kind that decodes no more, an instance is never the better one.
+            kind = (pool, instance.layout_id, instance.num_tokens_max)
+            if num_open[name] >= least_open.get(kind, FAR_TOO_MANY):
+                continue
+            if wait_ns is not None and name != avoid:
+                least_open[kind] = num_open[name]
             if road is not None:
                 agree, link_up = road(instance)
             record = (

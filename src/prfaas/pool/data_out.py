@@ -17,7 +17,7 @@ from prfaas.pool.io_thread import IoThread, shake_hands
 from prfaas.wire.fragments import encode_prefix
 from prfaas.wire.identity import peer_name
 from prfaas.wire.messages import Join, encode
-from prfaas.wire.sockets import TcpInfo, fit, prepare, share_of, tcp_info
+from prfaas.wire.sockets import TcpInfo, fit, prepare, restart_control, share_of, tcp_info
 
 log = logging.getLogger(__name__)
 
@@ -282,6 +282,10 @@ class DataSenders:
         """
         self._io.call(self._tune, num_connections, pacing_bits_per_s, bits_per_s)
 
+    def restart_control(self) -> None:
+        """Have congestion control look at the path anew."""
+        self._io.call(self._restart_control)
+
     async def close(self) -> None:
         """End every connection, and give what was under way back to the queue."""
         self._queue.on_more = lambda: None
@@ -300,6 +304,11 @@ class DataSenders:
             self._queue.cut(self._fragment_bytes)
         self._fit()
         self._fill()
+
+    def _restart_control(self) -> None:
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                restart_control(connection.socket)
 
     def _fill(self) -> None:
         while len(self._slots) < self._num_wanted and not self._is_closed:

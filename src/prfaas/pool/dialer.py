@@ -42,7 +42,7 @@ FAR_CONNECTIONS_MIN, FAR_RTT_NS = 4, 5_000_000
 """Over far paths one connection that lost a segment must not slow the others' blocks down."""
 WINDOW_BYTES = 2_700_000
 """What a connection moves per round trip under Linux's default limit on send buffers, 4 MiB."""
-TELEMETRY_EVERY = 5
+TELEMETRY_EVERY = 10
 """Samples between two reports of a busy link."""
 
 
@@ -295,7 +295,9 @@ class Dialer:
         if meter.fresh_bits_per_s:
             rate = self.telemetry.goodput_bits_per_s
             wanted = self._connections or num_connections(rate, meter.path_rtt_ns)
-            senders.tune(wanted, ceiling, rate)
+            if self._pacer.should_restart:
+                senders.restart_control()
+            senders.tune(wanted, round(ceiling * self._pacer.slack), rate)
 
     def _disconnect(self) -> None:
         self._channel = self._senders = None

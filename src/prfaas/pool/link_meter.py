@@ -8,9 +8,10 @@ from prfaas.units import NS_PER_S
 from prfaas.wire.messages import TENANTS_SHOWN_MAX, LinkTelemetry
 from prfaas.wire.sockets import TcpInfo
 
-SAMPLE_NS = 100_000_000
-FRESH_WEIGHT = 0.4
-"""Of the newest busy sample: after five samples, half a second, 92 % of the rate is new."""
+SAMPLE_NS = 50_000_000
+FRESH_WEIGHT = 0.25
+"""Of the newest busy sample: after ten samples, half a second, 94 % of the rate is new."""
+FILL_ROUND_TRIPS = 2
 
 
 class LinkMeter:
@@ -24,7 +25,8 @@ class LinkMeter:
         self._budget_bits_per_s = budget_bits_per_s
         self._acked_bytes = 0
         self._sampled_at_ns = 0
-        self._was_busy = False
+        self._busy_since_ns: int | None = None
+        """When the last sample without anything to send was followed by one with."""
         self._telemetry = LinkTelemetry(
             age_ns=0,
             goodput_bits_per_s=0,
@@ -40,7 +42,8 @@ class LinkMeter:
         self.rtt_ns = 0
         """Of the last ping; 0 is unknown."""
         self.fresh_bits_per_s = 0
-        """What arrived since the sample before; 0 if the link was not busy all the time."""
+        """What arrived since the sample before; 0 if the link was not busy all the time
+        and for two round trips before: what is sent first has not been heard of until then."""
         self.path_rtt_ns = 0
         """Smoothed round trip as the kernel sees it, of the connection with the shortest: a queue
         lengthens all of them, retransmissions only one."""
@@ -59,14 +62,20 @@ class LinkMeter:
         passed_ns = now_ns - self._sampled_at_ns
         self.fresh_bits_per_s = 0
         self.path_rtt_ns = min((info.rtt_ns for info in infos), default=0)
-        if self._was_busy and is_busy and passed_ns > 0 and acked_bytes >= self._acked_bytes:
+        if is_busy and self._busy_since_ns is None:
+            self._busy_since_ns = now_ns
+        elif not is_busy:
+            self._busy_since_ns = None
+        filled_ns = (self._busy_since_ns or 0) + FILL_ROUND_TRIPS * self.path_rtt_ns
+        was_busy = self._busy_since_ns is not None and self._sampled_at_ns >= filled_ns
+        if was_busy and passed_ns > 0 and acked_bytes >= self._acked_bytes:
             fresh = self.fresh_bits_per_s = (
                 (acked_bytes - self._acked_bytes) * 8 * NS_PER_S // passed_ns
             )
             goodput = round(FRESH_WEIGHT * fresh + (1 - FRESH_WEIGHT) * goodput) or fresh
             if not self._telemetry.goodput_bits_per_s:
                 goodput = fresh
-        self._acked_bytes, self._sampled_at_ns, self._was_busy = acked_bytes, now_ns, is_busy
+        self._acked_bytes, self._sampled_at_ns = acked_bytes, now_ns
         self._telemetry = LinkTelemetry(
             age_ns=0,
             goodput_bits_per_s=goodput,

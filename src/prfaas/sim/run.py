@@ -44,20 +44,20 @@ def run(
     Raises:
         BrokenInvariantError: The simulator contradicts itself.
     """
-    requests = scenario.requests()
-    total = len(requests)
-    report = None if on_progress is None else (lambda n: on_progress(n, total))
-    simulation = (
-        RecordedSimulation(scenario.setup, requests, report, num_recorded)
-        if num_recorded
-        else Simulation(scenario.setup, requests, report)
-    )
     with _seldom_collecting():
+        requests = scenario.requests()
+        total = len(requests)
+        report = None if on_progress is None else (lambda n: on_progress(n, total))
+        simulation = (
+            RecordedSimulation(scenario.setup, requests, report, num_recorded)
+            if num_recorded
+            else Simulation(scenario.setup, requests, report)
+        )
         simulation.run(stop_at_ns)
-    check(simulation)
-    last_ns = max((r.arrived_at_ns for r in simulation.requests), default=0) + 1
-    end_ns = scenario.end_ns or last_ns
-    results = summarise(simulation, start_ns=min(scenario.start_ns, end_ns - 1), end_ns=end_ns)
+        check(simulation)
+        last_ns = max((r.arrived_at_ns for r in simulation.requests), default=0) + 1
+        end_ns = scenario.end_ns or last_ns
+        results = summarise(simulation, start_ns=min(scenario.start_ns, end_ns - 1), end_ns=end_ns)
     return Run(scenario, simulation, results)
 
 

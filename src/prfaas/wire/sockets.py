@@ -70,6 +70,19 @@ def fit(connection: socket.socket, bytes_per_s: int, backlog_bytes: int) -> None
     connection.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, backlog_bytes)
 
 
+def restart_control(connection: socket.socket) -> None:
+    """Have BBR look at the path anew, as at the start of a connection; others are left alone.
+
+    It goes up by a quarter every eight round trips: a path that became ten times faster would be
+    found after three seconds.
+    """
+    tcp = socket.IPPROTO_TCP
+    control = connection.getsockopt(tcp, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+    if control == CONGESTION_CONTROL:
+        connection.setsockopt(tcp, socket.TCP_CONGESTION, b"reno")
+        connection.setsockopt(tcp, socket.TCP_CONGESTION, control)
+
+
 def keep_alive(connection: socket.socket) -> None:
     """Let the kernel notice a path that is dead."""
     tcp = socket.IPPROTO_TCP

@@ -1,0 +1,68 @@
+"""Who of a stage takes a request: as if everybody was looked at."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.core.dispatch import Arrival, Member
+from prfaas.core.picking import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate, pick
+from prfaas.core.stage import Stage
+from prfaas.units import NS_PER_S
+
+NOW = 10 * NS_PER_S
+INSTANCES = st.lists(
+    st.tuples(
+        st.sampled_from("xyz"),  # pool
+        st.sampled_from([b"a", b"b", None]),  # layout
+        st.sampled_from([500, 2000]),  # longest prompt
+        st.integers(0, 5),  # requests that it decodes
+        st.integers(0, 3),  # seconds of work
+        st.booleans(),  # whether its load is known
+    ),
+    max_size=12,
+)
+
+
+@given(
+    rows=INSTANCES,
+    hits=st.dictionaries(st.sampled_from("xyz"), st.integers(0, 1000)),
+    avoid=st.sampled_from(["", "i00", "i03"]),
+    mixed=st.booleans(),
+)
+def test_the_choice_is_that_of_looking_at_everybody(
+    rows: list[tuple[str, bytes | None, int, int, int, bool]],
+    hits: dict[str, int],
+    avoid: str,
+    mixed: bool,
+) -> None:
+    names = [f"i{number:02}" for number in range(len(rows))]
+    weights = MIXED_WEIGHTS if mixed else PREFILL_WEIGHTS
+    members = [Member(name, row[0]) for name, row in zip(names, rows, strict=True)]
+    stage = Stage(members, NS_PER_S, weights)
+    for name, (_, layout, longest, num_open, work_s, known) in zip(names, rows, strict=True):
+        instance = stage.instances[name]
+        instance.layout_id, instance.num_tokens_max = layout, longest
+        for _ in range(num_open):
+            stage.enter(name)
+        stage.book.report(name, NOW if known else 1, 0)
+        if work_s:
+            stage.book.dispatch(name, 1, NOW, work_s * NS_PER_S)
+    everybody = [
+        Candidate(
+            name,
+            name != avoid,
+            wait_ns,
+            hits.get(stage.instances[name].pool, 0),
+            0,
+            rows[int(name[1:])][3],
+            stage.instances[name].num_tokens_max,
+            stage.instances[name].layout_id == b"a",
+        )
+        for name, wait_ns in stage.book.in_order(NOW)
+    ]
+    most = max(hits.values(), default=0)
+    wanted = pick(everybody, 1000, hit_tokens_max=most, weights=weights)
+    arrival = Arrival(1, 1000, 1000, hits, avoid=avoid)
+    found = stage.pick(arrival, NOW, lambda instance: (instance.layout_id == b"a", True))
+    assert (found.candidate, found.obstacle) == (wanted.candidate, wanted.obstacle)
