@@ -56,7 +56,7 @@ class Listener:
         self._on_refused = on_refused
         self._said = SaidOnce()
         self._socket: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
+        self._resting: asyncio.TimerHandle | None = None
         self._callers: dict[asyncio.Task[None], socket.socket] = {}
         """Those being looked at, the one that waits longest first."""
 
@@ -69,7 +69,7 @@ class Listener:
         family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
         self._socket = socket.create_server(self._address, family=family, backlog=BACKLOG)
         self._socket.setblocking(False)
-        self._accepting = asyncio.create_task(self._accept(self._socket))
+        asyncio.get_running_loop().add_reader(self._socket, self._accept, self._socket)
 
     @property
     def port(self) -> int:
@@ -81,12 +81,15 @@ class Listener:
 
     async def close(self) -> None:
         """Stop listening, and leave whoever is not let in yet."""
-        tasks = [*([self._accepting] if self._accepting else []), *self._callers]
+        if self._resting is not None:
+            self._resting.cancel()
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+        tasks = [*self._callers]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._socket is not None:
-            self._socket.close()
 
     def _look_at(self, connection: socket.socket) -> None:
         if len(self._callers) >= CALLERS_MAX:
@@ -95,18 +98,28 @@ class Listener:
             self._on_refused()
         task = asyncio.create_task(self._admit(connection))
         self._callers[task] = connection
-        task.add_done_callback(lambda done: self._callers.pop(done, None))
+        task.add_done_callback(self._looked_at)
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(listener)
-            except OSError as error:
-                log.warning("no connection can be accepted: %s", error)
-                await asyncio.sleep(ACCEPT_RETRY_S)
-                continue
-            self._look_at(connection)
+    def _looked_at(self, task: asyncio.Task[None]) -> None:
+        connection = self._callers.pop(task, None)
+        if connection is not None and task.cancelled():
+            connection.close()  # It may not even have begun.
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Take one caller. Not awaited: what is accepted can not get lost on the way."""
+        try:
+            connection, _ = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            log.warning("no connection can be accepted: %s", error)
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listener)
+            self._resting = loop.call_later(
+                ACCEPT_RETRY_S, loop.add_reader, listener, self._accept, listener
+            )
+            return
+        self._look_at(connection)
 
     async def _admit(self, connection: socket.socket) -> None:
         is_ours = True

@@ -1,0 +1,225 @@
+"""What a gateway costs: ours beside other routers and a straight connection. Needs two cores.
+
+    python -m benchmarks.gateway --routers VENV [--quick]
+
+Timing engines with near-zero times answer everybody. The router that is measured runs on one core,
+engines and load generator on the other. Prints a table in Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .prompts import ROOT, Prompts, body, make_checkpoint
+from .systems import (
+    MODEL,
+    OTHER_CORE,
+    PEERS,
+    System,
+    deployment,
+    held_engine,
+    peer,
+)
+
+HELP_ROUTERS = """environment with the other routers: `python -m venv VENV`, then
+`VENV/bin/pip install sglang-router==0.3.2 vllm-router==0.1.17`"""
+SHORT, OUTPUT = 100, 16
+NUM_HELD = 2000
+
+
+@dataclass
+class Run:
+    """Requests of one kind.
+
+    Attributes:
+        num_tokens: Of each prompt.
+        count: Requests.
+        concurrency: Requests at a time.
+        shared: Part of the prompt that all have in common, sent once before.
+    """
+
+    num_tokens: int
+    count: int
+    concurrency: int = 1
+    shared: float = 0.0
+
+
+RUNS = {
+    "short": Run(SHORT, 2000, 32),
+    "1K": Run(1000, 300),
+    "32K": Run(32_000, 25),
+    "32K shared": Run(32_000, 20, shared=0.9),
+    "100K shared": Run(100_000, 10, shared=0.9),
+}
+
+
+@dataclass
+class Measured:
+    """What a system did in all runs."""
+
+    system: str
+    ttft_ms: dict[str, list[float]] = field(default_factory=dict)
+    cpu_ms: dict[str, float] = field(default_factory=dict)
+    per_s: dict[str, float] = field(default_factory=dict)
+    num_errors: int = 0
+    held_mib: float | None = None
+
+
+class Bench:
+    """Makes prompts and has them sent."""
+
+    def __init__(self, home: Path, scale: float) -> None:
+        self._home, self._scale = home, scale
+        self._prompts = Prompts(home / "model")
+
+    def _bodies(self, run: Run, count: int) -> tuple[bytes, list[bytes]]:
+        start = self._prompts.conversation(int(run.num_tokens * run.shared)) if run.shared else []
+        start = start and [*start, {"role": "assistant", "content": "Yes."}]
+        rest = int(run.num_tokens * (1 - run.shared))
+        made = [body(MODEL, start + self._prompts.conversation(rest), OUTPUT) for _ in range(count)]
+        return body(MODEL, [*start, {"role": "user", "content": "First?"}], OUTPUT), made
+
+    async def measure(self, system: System) -> Measured:
+        """All runs on one system."""
+        measured = Measured(system.name)
+        warm = Run(SHORT, 100, 8)
+        await self._send(system, self._bodies(warm, warm.count)[1], warm.concurrency)
+        for name, run in RUNS.items():
+            count = max(run.concurrency, round(run.count * self._scale))
+            first, bodies = self._bodies(run, count)
+            if run.shared:
+                await self._send(system, [first], 1)
+            result = await self._send(system, bodies, run.concurrency)
+            measured.num_errors += result["num_errors"]
+            measured.ttft_ms[name] = sorted(1e3 * seconds for seconds in result["ttft_s"])
+            measured.cpu_ms[name] = 1e3 * result["cpu_s"] / count
+            measured.per_s[name] = count / result["wall_s"]
+            print(
+                f"{system.name}, {name}: TTFT {quantile(measured.ttft_ms[name], 0.5):.2f} ms, "
+                f"p99 {quantile(measured.ttft_ms[name], 0.99):.2f} ms, "
+                f"CPU {measured.cpu_ms[name]:.2f} ms a request, {measured.per_s[name]:.0f}/s, "
+                f"{result['num_errors']} errors",
+                file=sys.stderr,
+                flush=True,
+            )
+        return measured
+
+    async def _send(self, system: System, bodies: list[bytes], concurrency: int) -> dict[str, Any]:
+        async with asyncio.timeout(300):
+            process = await self._start(system, bodies, concurrency, hold=False)
+            out, _ = await process.communicate()
+        return dict(json.loads(out))
+
+    async def held_mib(self, system: System) -> float:
+        """Memory of 10,000 open streams, from fewer."""
+        count = round(NUM_HELD * min(1.0, 2 * self._scale))
+        bodies = self._bodies(Run(SHORT, count), count)[1]
+        before = system.memory_bytes
+        process = await self._start(system, bodies, count, hold=True)
+        assert process.stdout is not None
+        async with asyncio.timeout(120):
+            result = json.loads(await process.stdout.readline())
+        if result["num_errors"]:
+            raise RuntimeError(f"{system.name}: {result['num_errors']} of {count} were not held")
+        grown = system.memory_bytes - before
+        print(
+            f"{system.name}: {grown / count / 2**10:.1f} KiB a stream", file=sys.stderr, flush=True
+        )
+        await process.communicate(b"\n")
+        return grown / count * 10_000 / 2**20
+
+    async def _start(
+        self, system: System, bodies: list[bytes], concurrency: int, *, hold: bool
+    ) -> asyncio.subprocess.Process:
+        path = self._home / "bodies"
+        path.write_bytes(b"\n".join(bodies))
+        job = {"host": "127.0.0.1", "port": system.port, "pids": system.pids}
+        job |= {"concurrency": concurrency, "bodies": str(path), "hold": hold}
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            *("taskset", "-c", str(OTHER_CORE), sys.executable, "-m", "benchmarks.gateway.load"),
+            stdin=pipe,
+            stdout=pipe,
+            cwd=ROOT,
+        )
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(job).encode() + b"\n")
+        await process.stdin.drain()
+        return process
+
+
+def table(all_measured: list[Measured]) -> str:
+    """Markdown."""
+    straight = all_measured[0]
+    lines = [
+        "| | " + " | ".join(m.system for m in all_measured) + " |",
+        "|---" * (len(all_measured) + 1) + "|",
+    ]
+
+    def row(name: str, *cells: str) -> None:
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+
+    for run in ("1K", "32K", "32K shared"):
+        for q, of in (("p50", 0.5), ("p99", 0.99)):
+            here = quantile(straight.ttft_ms[run], of)
+            cells = [f"{quantile(m.ttft_ms[run], of) - here:+.2f}" for m in all_measured[1:]]
+            row(f"added TTFT {q}, {run}, ms (straight: the TTFT)", f"{here:.2f}", *cells)
+    row("short streams/s, 32 at a time", *(f"{m.per_s['short']:.0f}" for m in all_measured))
+    row("short streams per CPU-second", "", *(per_cpu(m) for m in all_measured[1:]))
+    for run in RUNS:
+        row(f"CPU per request, {run}, ms", "", *(f"{m.cpu_ms[run]:.2f}" for m in all_measured[1:]))
+    held = ("" if m.held_mib is None else f"{m.held_mib:.0f}" for m in all_measured)
+    row("memory of 10,000 open streams, MiB", *held)
+    row("errors", *(str(m.num_errors) for m in all_measured))
+    return "\n".join(lines)
+
+
+def per_cpu(measured: Measured) -> str:
+    spent = measured.cpu_ms["short"]
+    return f"{1e3 / spent:.0f}" if spent else "-"
+
+
+def quantile(ordered: list[float], of: float) -> float:
+    return ordered[min(int(of * len(ordered)), len(ordered) - 1)] if ordered else float("nan")
+
+
+async def bench(home: Path, routers: Path | None, scale: float) -> list[Measured]:
+    make_checkpoint(home / "model")
+    runner = Bench(home, scale)
+    found: list[Measured] = []
+    peers = [name for name in PEERS if routers and (routers / "bin" / name).exists()]
+    async with deployment(home) as ours:
+        urls = [ours.engines["pd-0"], ours.engines["pd-1"]]
+        found.append(await runner.measure(System("straight", int(urls[0].rpartition(":")[2]))))
+        found.append(await runner.measure(ours.system))
+        for name in peers:
+            async with peer(name, routers, urls) as system:
+                found.append(await runner.measure(system))
+    async with held_engine() as url:
+        async with deployment(home, url) as ours:
+            found[1].held_mib = await runner.held_mib(ours.system)
+        for number, name in enumerate(peers, 2):
+            async with peer(name, routers, [url]) as system:
+                found[number].held_mib = await runner.held_mib(system)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--routers", type=Path, metavar="VENV", help=HELP_ROUTERS)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the requests")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as home:
+        found = asyncio.run(bench(Path(home), options.routers, 0.1 if options.quick else 1.0))
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()

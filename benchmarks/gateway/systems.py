@@ -1,0 +1,211 @@
+"""What is compared: our gateway, other routers, and a straight connection to an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from asyncio.subprocess import DEVNULL
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from prfaas.cli.deploy import check_deployment
+from prfaas.cli.processes import Supervisor
+from prfaas.cli.topology import lay_out, parts, prepare_identities
+from prfaas.config.load import load_deployment
+
+from .prompts import ROOT
+
+MODEL = "timing-bench"
+ROUTER_CORE, OTHER_CORE = 0, 1
+READY_S = 60
+PEERS = {
+    "sglang-router": ["launch", "--policy", "cache_aware"],
+    "vllm-router": ["--policy", "cache_aware"],
+}
+FILE = """
+state = "{home}/state"
+
+[model]
+name = "{model}"
+path = "{home}/model"
+
+[gateway]
+listen = "127.0.0.1:0"
+
+[routing]
+offload_threshold = 1000000
+
+[security]
+identities = "{home}/identities"
+generate = true
+
+[clusters.prfaas]
+role = "prfaas"
+
+[clusters.prfaas.pools.prfaas-pool]
+memory = "64MiB"
+
+[clusters.prfaas.engines.prfaas-0]
+pool = "prfaas-pool"
+{prfaas}
+
+[clusters.pd]
+role = "pd"
+
+[clusters.pd.pools.pd-pool]
+memory = "256MiB"
+
+[clusters.pd.engines.pd-0]
+pool = "pd-pool"
+{pd}
+
+[clusters.pd.engines.pd-1]
+pool = "pd-pool"
+{pd}
+"""
+TIMING = """
+[clusters.{cluster}.timing]
+plan = "{root}/examples/plan/paper-case-study.toml"
+time_scale = 1e-6
+bytes_scale = 1e-6
+block_tokens = 2048
+cache_tokens = 100000
+one_process = true
+"""
+
+
+@dataclass
+class System:
+    """Something that takes requests.
+
+    Attributes:
+        name: For the table.
+        port: Where it listens.
+        pids: Its processes; empty for the engine itself.
+    """
+
+    name: str
+    port: int
+    pids: list[int] = field(default_factory=list)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Resident memory."""
+        total = 0
+        for pid in self.pids:
+            pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+            total += int(pages) * os.sysconf("SC_PAGESIZE")
+        return total
+
+
+@dataclass
+class Ours:
+    """A deployment of ours.
+
+    Attributes:
+        system: Its gateway.
+        engines: Base URL of each engine.
+    """
+
+    system: System
+    engines: dict[str, str]
+
+
+@asynccontextmanager
+async def deployment(home: Path, engine_url: str = "") -> AsyncIterator[Ours]:
+    """Our gateway, its pool nodes and timing engines, or engines that run elsewhere."""
+    file = home / "bench.toml"
+    url = f'url = "{engine_url}"' if engine_url else ""
+    text = FILE.format(home=home, model=MODEL, pd=url, prfaas=url)
+    if not engine_url:
+        text += "".join(TIMING.format(cluster=name, root=ROOT) for name in ("prfaas", "pd"))
+    file.write_text(text)
+    loaded = load_deployment(file)
+    check_deployment(loaded)
+    loaded.state.mkdir(mode=0o700, exist_ok=True)
+    prepare_identities(loaded)
+    topology = lay_out(loaded, file)
+    stages = parts(topology)
+    everything = [part for stage in stages for part in stage]
+    supervisor = Supervisor(stages)
+    try:
+        await supervisor.start()
+        pids = {part.name: part.process.pid for part in everything if part.process}
+        for name, pid in pids.items():
+            pin(pid, ROUTER_CORE if name == "gateway" else OTHER_CORE)
+        yield Ours(System("prfaas", topology.gateway[1], [pids["gateway"]]), topology.engines)
+    finally:
+        await supervisor.stop()
+
+
+@asynccontextmanager
+async def peer(name: str, venv: Path, urls: list[str]) -> AsyncIterator[System]:
+    """Another project's router before the same engines."""
+    port, metrics = free_port(), free_port()
+    command = [str(venv / "bin" / name), *PEERS[name], "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--worker-urls", *urls, "--prometheus-port", str(metrics)]
+    process = await asyncio.create_subprocess_exec(
+        "taskset", "-c", str(ROUTER_CORE), *command, stdout=DEVNULL, stderr=DEVNULL
+    )
+    try:
+        await answers(port)
+        yield System(name, port, [process.pid])
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def held_engine() -> AsyncIterator[str]:
+    """An engine whose streams do not end."""
+    port = free_port()
+    command = [
+        "taskset",
+        "-c",
+        str(OTHER_CORE),
+        sys.executable,
+        "-m",
+        "benchmarks.gateway.held",
+        str(port),
+        MODEL,
+    ]
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT)
+    try:
+        await answers(port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def pin(pid: int, core: int) -> None:
+    """Keep all threads of a process on one core."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(task.name), {core})
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def answers(port: int) -> None:
+    """Wait until there is a model behind a port."""
+    async with aiohttp.ClientSession() as http, asyncio.timeout(READY_S):
+        while True:
+            try:
+                async with http.get(f"http://127.0.0.1:{port}/v1/models") as reply:
+                    if reply.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.2)
