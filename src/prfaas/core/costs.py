@@ -30,21 +30,22 @@ class Costs:
 
     def local_prefill_ns(self, num_new_tokens: int) -> int:
         """Prefill time of a PD-P instance, ns."""
-        table, index = self.local_ns, max(num_new_tokens, 1)
+        table, index = self.local_ns, num_new_tokens if num_new_tokens > 0 else 1
         return table[index] if index < len(table) else _beyond(table, index)
 
     def remote_prefill_ns(self, num_new_tokens: int) -> int:
         """Prefill time of a PrfaaS instance, ns."""
-        table, index = self.remote_ns, max(num_new_tokens, 1)
+        table, index = self.remote_ns, num_new_tokens if num_new_tokens > 0 else 1
         return table[index] if index < len(table) else _beyond(table, index)
 
     def shipped_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
         """KV bytes beyond a prefix that is there already; the state is shipped whole."""
-        table, end = self.bytes_of, num_prompt_tokens
+        table, end, start = self.bytes_of, num_prompt_tokens, present_tokens
         whole = table[end] if end < len(table) else _beyond(table, end)
-        if not present_tokens:
+        if not start:
             return whole
-        return whole - self.kv_bytes(present_tokens) + self.state_bytes
+        present = table[start] if start < len(table) else _beyond(table, start)
+        return whole - present + self.state_bytes
 
     def kv_bytes(self, num_tokens: int) -> int:
         """KV bytes of a sequence."""

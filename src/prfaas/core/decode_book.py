@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
+from heapq import heapify, heappop, heappush
 
 _WAIT_WEIGHT = 0.2
 """Weight of the newest wait in the mean."""
@@ -23,13 +23,13 @@ class DecodeBook:
         self._counts = dict.fromkeys(names, 0)
         self._ready = dict.fromkeys(names, True)
         self._heap = [(0, name) for name in names]
-        heapq.heapify(self._heap)
+        heapify(self._heap)
 
     def choose(self, avoid: str = "") -> str | None:
         """The ready instance with the fewest requests gets one more; None without any."""
         passed, chosen = False, None
         while self._heap and chosen is None:
-            count, name = heapq.heappop(self._heap)
+            count, name = heappop(self._heap)
             if name == avoid:
                 passed = True
             elif self._ready[name] and count == self._counts[name]:
@@ -66,4 +66,4 @@ class DecodeBook:
 
     def _change(self, name: str, by: int) -> None:
         self._counts[name] += by
-        heapq.heappush(self._heap, (self._counts[name], name))
+        heappush(self._heap, (self._counts[name], name))

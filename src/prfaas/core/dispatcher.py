@@ -240,10 +240,12 @@ class Dispatcher:
 
     def end(self, request_id: int, now_ns: int) -> None:
         """A request is over, one way or the other; one that is not open changes nothing."""
-        self.transfer_over(request_id)
-        entry = self._open.pop(request_id, None)
+        entry = self._open.get(request_id)
         if entry is None:
             return
+        if entry.in_transfer:
+            self.transfer_over(request_id)
+        del self._open[request_id]
         if entry.prefilling:
             self._withdraw(request_id, entry, now_ns)
         if self._decode_book is None:

@@ -68,7 +68,8 @@ class LinkBook:
 
     def behind(self, seen: LinkReport) -> int:
         """Bytes promised and not sent yet, as of a report."""
-        return max(0, self._promised_bytes - seen.sent_bytes)
+        behind = self._promised_bytes - seen.sent_bytes
+        return behind if behind > 0 else 0
 
     @property
     def promised_bytes(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 
@@ -122,8 +122,10 @@ class LoadBook:
         """
         loads, fresh_ns = self._loads, now_ns - self._stale_after_ns
         for free_at_ns, name in self._order:
-            known = loads[name].observed_at_ns >= fresh_ns
-            yield name, max(0, free_at_ns - now_ns) if known else None
+            if loads[name].observed_at_ns < fresh_ns:
+                yield name, None
+            else:
+                yield name, free_at_ns - now_ns if free_at_ns > now_ns else 0
 
     def wait_ns(self, name: str, now_ns: int) -> int | None:
         """Predicted wait of a request sent now; None when the last report is too old."""
@@ -144,22 +146,31 @@ class LoadBook:
     def _compare(self, load: _Load, observed_at_ns: int, num_waiting: int) -> None:
         """A report against what is known."""
         jobs, ended = load.jobs, load.ended
-        later = _sent_after(load, observed_at_ns) if jobs else []
-        for _ in range(len(jobs) - len(later) - num_waiting - 1):
+        later = _sent_after(load, observed_at_ns) if jobs else ()
+        num_own = len(jobs) - len(later)
+        while num_own > num_waiting + 1:
             load.work_ns -= jobs.pop(next(iter(jobs))).work_ns
-        num_own, there_ns = len(jobs) - len(later), load.work_ns
+            num_own -= 1
+        there_ns = load.work_ns
         for sent_at_ns, _ in ended:
             num_own += sent_at_ns <= observed_at_ns
         for job in later:
             there_ns -= job.work_ns
-        before, load.foreign_ns = load.foreign_ns, max(0, num_waiting - num_own) * load.mean_ns
-        if jobs or load.foreign_ns or before:
+        before, foreign_ns = load.foreign_ns, 0
+        if num_waiting > num_own:
+            foreign_ns = (num_waiting - num_own) * load.mean_ns
+        load.foreign_ns = foreign_ns
+        if jobs or foreign_ns or before:
             # What is there began when what was before it ended.
             begun_ns = ended[-1][1] if ended else observed_at_ns
-            most_ns = _after(begun_ns + there_ns, later)
-            least_ns = _after(begun_ns + max(0, there_ns - _first_ns(load)), later)
-            own_ns = min(max(load.free_at_ns - before, least_ns), most_ns)
-            self._move(load, own_ns + load.foreign_ns)
+            most_ns = begun_ns + there_ns
+            if later:
+                most_ns = _after(most_ns, later)
+            own_ns = load.free_at_ns - before
+            if own_ns < most_ns:
+                least_ns = begun_ns + max(0, there_ns - _first_ns(load))
+                own_ns = max(own_ns, _after(least_ns, later) if later else least_ns)
+            self._move(load, min(own_ns, most_ns) + foreign_ns)
 
     def _end(self, load: _Load, name: int, now_ns: int) -> int:
         """A job is over; the work it stood for."""
@@ -192,7 +203,7 @@ def _sent_after(load: _Load, at_ns: int) -> list[_Job]:
     return later
 
 
-def _after(free_at_ns: int, jobs: list[_Job]) -> int:
+def _after(free_at_ns: int, jobs: Sequence[_Job]) -> int:
     """When an instance that is free at an instant has worked off further jobs."""
     for job in jobs:
         free_at_ns = max(free_at_ns, job.sent_at_ns) + job.work_ns

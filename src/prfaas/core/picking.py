@@ -156,7 +156,7 @@ def pick(
         # Nothing but a shorter wait could be better than an ideal one.
         is_ideal = hit >= hit_tokens_max and num_open == 0 and wait_ns is not None
         if best is None and is_ideal:
-            return Pick(candidate, None, looked_at)
+            return tuple.__new__(Pick, (candidate, None, looked_at))  # quicker than Pick(...)
         if (found := score(candidate, num_tokens, weights)) > best_score:
             best, best_score = candidate, found
         num_looks += 1

@@ -150,16 +150,11 @@ class AdaptivePolicy:
             remote = path is Path.LOCAL
             path = Path.REMOTE if remote else Path.LOCAL
             reason = Reason.FASTER_REMOTE if remote else Reason.FASTER_LOCAL
-        return Decision(
-            path,
-            reason,
-            new,
-            self.offload_threshold,
-            found.local_ns,
-            found.remote_ns,
-            found.pull_tokens if path is Path.LOCAL else 0,
-            found.missing,
-        )
+        local_ns, remote_ns, missing, _, _, pull_tokens, _ = found
+        pull_tokens = pull_tokens if path is Path.LOCAL else 0
+        threshold = self.offload_threshold
+        decision = path, reason, new, threshold, local_ns, remote_ns, pull_tokens, missing
+        return tuple.__new__(Decision, decision)  # half the time of Decision(...)
 
     def _overrule(self, usual: Path, num_new_tokens: int, found: Prediction) -> bool:
         here, there = found.local_ns, found.remote_ns
@@ -168,15 +163,16 @@ class AdaptivePolicy:
         local = usual is Path.LOCAL
         if not local:
             here, there = there, here
-        target_ns = self._settings.ttft_max_ns
-        if target_ns is not None and there > self._settings.headroom_ratio * target_ns:
+        settings = self._settings
+        target_ns = settings.ttft_max_ns
+        if target_ns is not None and there > settings.headroom_ratio * target_ns:
             return False
         here += 0 if local else found.bytes_ns
         there += found.bytes_ns if local else 0
-        ease = self._settings.hysteresis_ratio if self._overruling[usual] else 1.0
+        ease = settings.hysteresis_ratio if self._overruling[usual] else 1.0
         distance = abs(log(max(num_new_tokens, 1) / max(self.offload_threshold, 1)))
-        needed = there * exp(self._settings.prior_weight * distance)
-        margin = max(self._settings.margin_ns, self._settings.margin_ratio * here)
+        needed = there * exp(settings.prior_weight * distance)
+        margin = max(settings.margin_ns, settings.margin_ratio * here)
         overruled = self._overruling[usual] = needed + ease * margin < here
         return overruled
 

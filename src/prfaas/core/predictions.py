@@ -89,7 +89,8 @@ def predict(facts: RoutingFacts, signals: PathSignals, costs: CostModel | None) 
     remote_ns = _remote(facts, signals, costs, computed_ns)
     complete = local_ns is not None and remote_ns is not None
     missing = None if complete else Unpredicted.STALE_SIGNALS
-    return Prediction(local_ns, remote_ns, missing, computed_ns, signals.decode_wait_ns)
+    found = local_ns, remote_ns, missing, computed_ns, signals.decode_wait_ns, 0, 0
+    return tuple.__new__(Prediction, found)  # half the time of Prediction(...)
 
 
 def _remote(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import repeat
 
 
 class PrefixCache:
@@ -88,7 +89,8 @@ class PrefixCache:
         held, renew = self._held, self._held.move_to_end
         if self._checkpoint_blocks and num_used and ~block_ids[num_used - 1] in held:
             renew(~block_ids[num_used - 1])
-        for key in reversed(block_ids[:num_used]):
+        used = block_ids if num_used == len(block_ids) else block_ids[:num_used]
+        for key in reversed(used):
             if key in held:
                 renew(key)
 
@@ -128,6 +130,11 @@ class PrefixCache:
         if capacity is None or used <= capacity:
             return
         pop = self._held.popitem
+        if on_evict is None and not self._checkpoint_blocks:
+            for _ in repeat(None, used - capacity):
+                pop(False)
+            self._used = capacity
+            return
         while used > capacity:
             key, _ = pop(False)
             used -= 1 if key >= 0 else self._checkpoint_blocks

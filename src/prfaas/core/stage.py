@@ -83,13 +83,13 @@ class Stage:
         """
         hits, hints, most = arrival.hits, arrival.hints, 0
         for pool in self.pools:
-            most = max(most, hits.get(pool, 0), hints.get(pool, 0))
-        return pick(
-            self._candidates(arrival, now_ns, road),
-            arrival.num_tokens_to_fit,
-            hit_tokens_max=most,
-            weights=self.weights,
-        )
+            hit = hits.get(pool, 0)
+            if hints:
+                hit = max(hit, hints.get(pool, 0))
+            most = max(most, hit)
+        candidates = self._candidates(arrival, now_ns, road)
+        num_tokens = arrival.num_tokens_to_fit
+        return pick(candidates, num_tokens, hit_tokens_max=most, weights=self.weights)
 
     def last_like(self, chosen: Candidate, now_ns: int) -> Candidate:
         """The busiest instance that may stand in for a chosen one: same pool and layout."""
@@ -111,23 +111,24 @@ class Stage:
         for name, wait_ns in self.book.in_order(now_ns):
             instance = instances[name]
             pool = instance.pool
+            decodes, ready = num_open[name], name != avoid
             # Behind one of its kind that decodes no more, an instance is never the better one.
-            kind = (pool, instance.layout_id, instance.num_tokens_max)
-            if num_open[name] >= least_open.get(kind, FAR_TOO_MANY):
+            kind = pool, instance.layout_id, instance.num_tokens_max
+            if least_open and decodes >= least_open.get(kind, FAR_TOO_MANY):
                 continue
-            if wait_ns is not None and name != avoid:
-                least_open[kind] = num_open[name]
             if road is not None:
                 agree, link_up = road(instance)
             record = (
                 name,
-                name != avoid,
+                ready,
                 wait_ns,
                 hits.get(pool, 0),
-                hints.get(pool, 0),
-                num_open[name],
+                hints.get(pool, 0) if hints else 0,
+                decodes,
                 instance.num_tokens_max,
                 agree,
                 link_up,
             )
             yield tuple.__new__(Candidate, record)  # a third of the time of Candidate(...)
+            if ready and wait_ns is not None:
+                least_open[kind] = decodes

@@ -96,20 +96,21 @@ class TieredCache:
         """
         if self._host is None:
             return
-        self._lift(block_ids)
+        if self._disk is not None:
+            _lift(self._disk, block_ids)
         self._host.store(block_ids, None if checkpoint else 0)
 
     def touch(self, block_ids: Sequence[int], num_used: int) -> None:
         """The first `num_used` blocks served a hit: what lay on disk is promoted."""
         if self._host is None or not num_used:
             return
-        used = block_ids[:num_used]
         if self._disk is None:
             self._host.touch(block_ids, num_used)
             return
+        used = block_ids[:num_used]
         found = [block for block in used if self._holds(block)]
         state = self._has_checkpoints and self._holds(~used[-1]) and len(found) == len(used)
-        self._lift(found)
+        _lift(self._disk, found)
         self._host.store(found, None if state else 0)
 
     def clear(self, *, keep_disk: bool) -> None:
@@ -122,9 +123,10 @@ class TieredCache:
     def _holds(self, key: int) -> bool:
         return any(tier is not None and tier.holds(key) for tier in (self._host, self._disk))
 
-    def _lift(self, block_ids: Sequence[int]) -> None:
-        """Take blocks, and the checkpoint at their end, off the disk."""
-        if self._disk is not None and block_ids:
-            for block in block_ids:
-                self._disk.discard(block)
-            self._disk.discard(~block_ids[-1])
+
+def _lift(disk: PrefixCache, block_ids: Sequence[int]) -> None:
+    """Take blocks, and the checkpoint at their end, off the disk."""
+    if block_ids:
+        for block in block_ids:
+            disk.discard(block)
+        disk.discard(~block_ids[-1])

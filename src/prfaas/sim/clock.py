@@ -6,8 +6,8 @@ its inputs.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 Action = Callable[[Any], None]
@@ -32,7 +32,7 @@ class Clock:
         if at_ns < self.now_ns:
             raise ValueError(f"an event at {at_ns} ns was asked for at {self.now_ns} ns")
         self._num_asked += 1
-        heapq.heappush(self._heap, (at_ns, self._num_asked, action, argument))
+        heappush(self._heap, (at_ns, self._num_asked, action, argument))
 
     def after(self, delay_ns: int, action: Action, argument: Any = None) -> None:
         """Call `action(argument)` after a delay.
@@ -43,20 +43,20 @@ class Clock:
         if delay_ns < 0:
             raise ValueError(f"an event was asked for {-delay_ns} ns ago")
         self._num_asked += 1
-        heapq.heappush(self._heap, (self.now_ns + delay_ns, self._num_asked, action, argument))
+        heappush(self._heap, (self.now_ns + delay_ns, self._num_asked, action, argument))
 
     def step(self) -> bool:
         """Let the next event happen; False when there is none."""
         if not self._heap:
             return False
-        self.now_ns, _, action, argument = heapq.heappop(self._heap)
+        self.now_ns, _, action, argument = heappop(self._heap)
         self.num_events += 1
         action(argument)
         return True
 
     def go(self, stop_at_ns: int | None = None) -> None:
         """Let everything happen until `stop` is called, or up to the first event at an instant."""
-        heap, pop, self._going = self._heap, heapq.heappop, True
+        heap, pop, self._going = self._heap, heappop, True
         end_ns = float("inf") if stop_at_ns is None else stop_at_ns
         while heap and self._going and self.now_ns < end_ns:
             self.now_ns, _, action, argument = pop(heap)

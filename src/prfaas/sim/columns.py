@@ -43,11 +43,11 @@ class Finished:
             self.has_steps, (ended - first) / np.maximum(steps, 1), 0.0
         )
 
-    def num_good(self, slo: SloSetup) -> int:
-        """Requests that met every target."""
+    def good(self, slo: SloSetup) -> NDArray[np.bool_]:
+        """Which requests met every target."""
         good = np.ones(len(self.ttft_ns), dtype=bool)
         if slo.ttft_ns is not None:
             good &= self.ttft_ns <= slo.ttft_ns
         if slo.tpot_ns is not None:
             good &= self.tpot_ns <= slo.tpot_ns
-        return int(good.sum())
+        return good

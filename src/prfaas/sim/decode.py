@@ -7,10 +7,10 @@ batch costs O(log batch), no matter how many tokens lie between.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from prfaas.planner.step_time import StepTime
 from prfaas.sim.clock import Clock
@@ -128,22 +128,25 @@ class DecodeInstance:
 
     def _advance(self) -> None:
         """Bring the counter of steps up to now."""
-        elapsed = self._clock.now_ns - self._stepped_at_ns
-        self._stepped_at_ns = self._clock.now_ns
+        now_ns = self._clock.now_ns
+        elapsed, self._stepped_at_ns = now_ns - self._stepped_at_ns, now_ns
         if self._running:
             self.batch_ns += elapsed * len(self._running)
             self._steps += elapsed / self._pace_ns
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._limits.batch_max:
+        if not self._waiting:
+            return
+        running, batch_max = self._running, self._limits.batch_max
+        while self._waiting and len(running) < batch_max:
             request = self._next_that_fits()
             if request is None:
                 return
             self._on_first(request)
             self._context_sum += request.num_prompt_tokens - self._steps
             end = self._steps + max(request.num_output_tokens - 1, 0)
-            heapq.heappush(self._running, (end, request.index, request))
-            self.num_running_most = max(self.num_running_most, len(self._running))
+            heappush(running, (end, request.index, request))
+            self.num_running_most = max(self.num_running_most, len(running))
 
     def _next_that_fits(self) -> Request | None:
         """The oldest request if it has blocks or gets them, else the oldest that holds some.
@@ -151,11 +154,12 @@ class DecodeInstance:
         Without the second, a request without blocks would wait for those of one behind it.
         """
         waiting, held = self._waiting, self._held
-        if waiting[0] not in held:
-            size = self._kv_bytes(waiting[0])
+        first = waiting[0]
+        if first not in held:
+            size = self._kv_bytes(first)
             if self._has_room(size):
-                self._hold(waiting[0], size)
-        if waiting[0] in held:
+                self._hold(first, size)
+        if first in held:
             return waiting.popleft()
         found = next((request for request in waiting if request in held), None)
         if found is not None:
@@ -166,11 +170,11 @@ class DecodeInstance:
         if not self._running:
             self._leave_at_ns = NEVER
             return
-        batch = len(self._running)
-        context = self._context_sum / batch + self._steps
-        self._pace_ns = self._step_ns(batch, context)
-        left = max(self._running[0][0] - self._steps, 0.0)
-        self._leave_at_ns = self._clock.now_ns + round(left * self._pace_ns)
+        batch, steps = len(self._running), self._steps
+        self._pace_ns = self._step_ns(batch, self._context_sum / batch + steps)
+        left = self._running[0][0] - steps
+        due_ns = round(left * self._pace_ns) if left > 0.0 else 0
+        self._leave_at_ns = self._clock.now_ns + due_ns
         self._ask()
 
     def _ask(self) -> None:
@@ -187,10 +191,11 @@ class DecodeInstance:
             self._ask()
             return
         self._advance()
+        running = self._running
         # The instant was rounded to whole nanoseconds: take the counter to the planned end.
-        self._steps = max(self._steps, self._running[0][0])
-        while self._running and self._running[0][0] <= self._steps + 1e-6:
-            end, _, request = heapq.heappop(self._running)
+        self._steps = max(self._steps, running[0][0])
+        while running and running[0][0] <= self._steps + 1e-6:
+            end, _, request = heappop(running)
             steps = max(request.num_output_tokens - 1, 0)
             self._context_sum -= request.num_prompt_tokens - (end - steps)
             self.release(request)

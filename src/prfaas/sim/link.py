@@ -8,10 +8,10 @@ flows).
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from heapq import heappop, heappush
 from math import sqrt
 
 from prfaas.sim.clock import Clock
@@ -172,7 +172,7 @@ class SharedLink:
             self._num_active += 1
         flow.version += 1
         self._num_pushed += 1
-        heapq.heappush(self._heap, (flow.end_at, self._num_pushed, flow, flow.version))
+        heappush(self._heap, (flow.end_at, self._num_pushed, flow, flow.version))
         self._plan_next()
 
     def set_rate(self, bits_per_s: float) -> None:
@@ -202,23 +202,24 @@ class SharedLink:
         return (share if share < most else most) / BITS_PER_BYTE / NS_PER_S
 
     def _advance(self) -> None:
-        start, end = self._moved_at_ns, self._clock.now_ns
+        start, end, num_active = self._moved_at_ns, self._clock.now_ns, self._num_active
         self._moved_at_ns = end
-        if not self._num_active or end == start:
+        if not num_active or end == start:
             return
-        rate = self._rate_bytes_per_ns()
-        self._served += (end - start) * rate
+        rate, elapsed_ns = self._rate_bytes_per_ns(), end - start
+        self._served += elapsed_ns * rate
         if rate > 0:
-            self.busy_ns += end - start
-            self.sent_bytes += (end - start) * rate * self._num_active
-            self._note(start, end, rate * self._num_active)
+            self.busy_ns += elapsed_ns
+            self.sent_bytes += elapsed_ns * rate * num_active
+            self._note(start, end, rate * num_active)
 
     def _note(self, start: int, end: int, rate: float) -> None:
         """Bytes by windows of one second."""
+        found = self.window_bytes
         while start < end:
             window = start // NS_PER_S
             stop = min(end, (window + 1) * NS_PER_S)
-            self.window_bytes[window] = self.window_bytes.get(window, 0.0) + (stop - start) * rate
+            found[window] = found.get(window, 0.0) + (stop - start) * rate
             start = stop
 
     def _deactivate(self, flow: Flow) -> None:
@@ -229,11 +230,14 @@ class SharedLink:
 
     def _plan_next(self) -> None:
         self._version += 1
-        while self._heap and self._heap[0][3] != self._heap[0][2].version:
-            heapq.heappop(self._heap)
+        heap = self._heap
+        while heap and heap[0][3] != heap[0][2].version:
+            heappop(heap)
+        if not heap:
+            return
         rate = self._rate_bytes_per_ns()
-        if self._heap and rate > 0:
-            left = max(self._heap[0][0] - self._served, 0.0)
+        if rate > 0:
+            left = max(heap[0][0] - self._served, 0.0)
             self._clock.after(round(left / rate), self._drained, self._version)
 
     def _drained(self, version: int) -> None:
@@ -241,11 +245,12 @@ class SharedLink:
             return
         self._advance()
         # The instant was rounded to whole nanoseconds: take the counter to the planned end.
-        planned = self._heap[0][0]
+        heap = self._heap
+        planned = heap[0][0]
         self.rounded_bytes += abs(planned - self._served) * self._num_active
         self._served = max(self._served, planned)
-        while self._heap and self._heap[0][0] <= self._served + _EPSILON_BYTES:
-            _, _, flow, flow_version = heapq.heappop(self._heap)
+        while heap and heap[0][0] <= self._served + _EPSILON_BYTES:
+            _, _, flow, flow_version = heappop(heap)
             if flow_version == flow.version:
                 self._deactivate(flow)
                 if flow.closed:

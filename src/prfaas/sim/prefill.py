@@ -93,9 +93,10 @@ class PrefillInstance:
 
     def backlog_ns(self) -> int:
         """Work that is left, ns."""
-        if self._running is None:
+        running = self._running
+        if running is None:
             return self._queued_ns
-        end_ns = self._started_at_ns + self._running.work_ns
+        end_ns = self._started_at_ns + running.chunks[-1][1]
         return self._queued_ns + end_ns - self._clock.now_ns
 
     def fail(self) -> list[Job]:
@@ -115,7 +116,7 @@ class PrefillInstance:
     def _start_next(self) -> None:
         if self._running is not None or not self._queue:
             return
-        _, job = self._queue.popitem(last=False)
+        _, job = self._queue.popitem(False)
         self._queued_ns -= job.work_ns
         self._running, self._started_at_ns = job, self._clock.now_ns
         self._on_start(job)
@@ -125,11 +126,12 @@ class PrefillInstance:
         life, job, index = event
         if life != self._life:
             return
-        tokens, _ = job.chunks[index]
-        self._on_chunk(job, tokens)
-        if index + 1 < len(job.chunks):
-            end_ns = self._started_at_ns + job.chunks[index + 1][1]
-            self._clock.at(end_ns, self._chunk_done, (life, job, index + 1))
+        chunks = job.chunks
+        self._on_chunk(job, chunks[index][0])
+        index += 1
+        if index < len(chunks):
+            end_ns = self._started_at_ns + chunks[index][1]
+            self._clock.at(end_ns, self._chunk_done, (life, job, index))
             return
         self.busy_ns += job.work_ns
         self._running = None

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -114,10 +115,11 @@ def summarise(sim: Simulation, *, start_ns: int, end_ns: int) -> Results:
     window_s = (end_ns - start_ns) / NS_PER_S
     first = column(sim.requests, "first_token_at_ns")
     streamed = int(((first >= start_ns) & (first < end_ns)).sum())
-    good = finished.num_good(sim.setup.slo)
+    is_good = finished.good(sim.setup.slo)
+    good = int(is_good.sum())
     decided = [r for r in arrived if r.decision is not None]
     tokens = sum(r.num_prompt_tokens for r in decided)
-    tenants = by_tenant(sim, arrived)
+    tenants = by_tenant(sim, arrived, compress(done, is_good))
     parts = parts_of(done)
     return Results(
         window_s=window_s,

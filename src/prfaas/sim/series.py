@@ -80,18 +80,24 @@ class Series:
 def _sample(sim: Simulation) -> Sample:
     local = sim.roles.prefilling()
     remote = [instance for instance in sim.remotes.values() if instance.up]
-    home = [transport.home for transport in sim.transports.values()]
-    waiting = running = 0
+    waiting = running = num_flows = 0
     for decoder in sim.decoders.values():
         waiting += decoder.num_waiting
         running += decoder.num_running
+    bits_per_s: float = 0
+    backlog: float = 0
+    for transport in sim.transports.values():
+        link = transport.home
+        bits_per_s += link.bits_per_s
+        backlog += link.backlog_bytes()
+        num_flows += link.num_active
     return Sample(
         at_ns=sim.clock.now_ns,
         local_wait_ns=_mean_backlog(local),
         remote_wait_ns=_mean_backlog(remote),
-        link_bits_per_s=sum(link.bits_per_s for link in home),
-        link_backlog_bytes=sum(link.backlog_bytes() for link in home),
-        num_flows=sum(link.num_active for link in home),
+        link_bits_per_s=bits_per_s,
+        link_backlog_bytes=backlog,
+        num_flows=num_flows,
         offload_threshold=sim.front.offload_threshold,
         num_decode_waiting=waiting,
         num_decode_running=running,

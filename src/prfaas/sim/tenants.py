@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from prfaas.sim.columns import Finished
+from collections import Counter
+from collections.abc import Iterable
+
 from prfaas.sim.request import Outcome, Request
 from prfaas.sim.simulation import Simulation
 from prfaas.units import NS_PER_S
 
 
-def by_tenant(sim: Simulation, arrived: list[Request]) -> dict[str, dict[str, float]]:
-    """Requests that arrived, were let in and met every target, and prefill that was let in, s."""
+def by_tenant(
+    sim: Simulation, arrived: Iterable[Request], good: Iterable[Request]
+) -> dict[str, dict[str, float]]:
+    """Requests that arrived, were let in and met every target, and prefill that was let in, s.
+
+    Args:
+        sim: Its costs count.
+        arrived: Requests that arrived.
+        good: Those of them that met every target.
+    """
     of_tenant: dict[str, list[Request]] = {}
     for request in arrived:
         of_tenant.setdefault(request.tenant, []).append(request)
-    return {tenant: _row(sim, of_tenant[tenant]) for tenant in sorted(of_tenant)}
+    num_good = Counter(request.tenant for request in good)
+    return {name: _row(sim, of_tenant[name], num_good[name]) for name in sorted(of_tenant)}
 
 
-def _row(sim: Simulation, arrived: list[Request]) -> dict[str, float]:
+def _row(sim: Simulation, arrived: list[Request], num_good: int) -> dict[str, float]:
     let_in = [r for r in arrived if r.outcome is not Outcome.REJECTED]
-    done = Finished([r for r in let_in if r.outcome is Outcome.FINISHED])
     prefill_ns = sim.setup.costs.local_prefill_ns
     return {
         "arrived": len(arrived),
         "let_in": len(let_in),
-        "good": done.num_good(sim.setup.slo),
+        "good": num_good,
         "prefill_s": sum(prefill_ns(r.num_new_tokens) / NS_PER_S for r in let_in),
     }
 
