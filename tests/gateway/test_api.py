@@ -291,6 +291,13 @@ def test_a_reasoning_parser_is_seen(
     assert deployment.model_copy(update={"clusters": clusters}).needs_chat_endpoint
 
 
+async def test_a_gap_is_rendered_by_the_engine(world: World) -> None:
+    status, headers, _ = await say(world, "/v1/completions", {"prompt": LONG, "suffix": "end"})
+    assert (status, headers["X-Prfaas-Path"]) == (200, "local")
+    assert world.decode.calls[0].body["prompt"] == LONG
+    assert world.decode.calls[0].body["suffix"] == "end"
+
+
 async def test_best_of(world: World) -> None:
     for fields, expected in (
         ({"best_of": 1}, 200),

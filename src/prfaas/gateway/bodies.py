@@ -68,7 +68,9 @@ def decode_body(
         path, body = COMPLETIONS_PATH, _as_completion(client, prompt, max_model_len)
     else:
         path, body = COMPLETIONS_PATH, client.body | {"max_tokens": client.max_tokens}
-        body["prompt"] = prompt.token_ids if len(prompt.sequences) == 1 else prompt.sequences
+        # What lies around a gap is rendered by the engine, from text.
+        sequences = prompt.sequences if client.body.get("suffix") is None else client.prompts
+        body["prompt"] = sequences[0] if len(sequences) == 1 else sequences
     parameters: JsonObject = {"prfaas": transfer} if transfer else {}
     if client.by_chat_endpoint and client.is_exact:
         # vLLM's own way to hand the ids of another leg to its chat endpoint; it takes them out.

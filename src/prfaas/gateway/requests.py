@@ -72,7 +72,7 @@ class ClientRequest:
             parsers live there.
         offloadable: Whether prefill and decode may be split.
         is_exact: Whether the gateway's token ids are exactly what the engine computes on. False
-            with images and the like, and where the engine cuts the prompt.
+            with images and the like, with a suffix, and where the engine cuts the prompt.
     """
 
     api: Api
@@ -146,7 +146,7 @@ def request_from(
         offloadable=not is_multimodal
         and len(prompts) <= 1
         and not (given - switched_off) & _UNSPLITTABLE_KEYS,
-        is_exact=not is_multimodal and "truncate_prompt_tokens" not in given,
+        is_exact=not is_multimodal and not given & {"truncate_prompt_tokens", "suffix"},
     )
 
 
