@@ -110,6 +110,7 @@ class Engines:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=self._tls),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_s),
+            cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
         )
         self._tasks = [asyncio.create_task(self._watch(e)) for e in self.by_name.values()]
