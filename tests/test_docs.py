@@ -7,6 +7,7 @@ import pytest
 from click import Context
 
 from prfaas.cli.main import COMMANDS, cli
+from prfaas.cli.reference import reference as commands
 from prfaas.config.reference import reference
 from prfaas.sim.reference import reference as scenario_reference
 
@@ -24,6 +25,27 @@ def test_the_scenario_reference_is_written_from_the_types() -> None:
     assert page == scenario_reference(), (
         "run: python -m prfaas.sim.reference > docs/scenario-file.md"
     )
+
+
+def test_the_command_reference_is_written_from_the_commands() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text()
+    assert page == commands(), "run: python -m prfaas.cli.reference > docs/cli.md"
+
+
+def test_every_kind_of_error_of_the_gateway_is_documented() -> None:
+    sources = (ROOT / "src" / "prfaas" / "gateway").rglob("*.py")
+    kinds = {
+        kind
+        for source in sources
+        for kind in re.findall(
+            r"error_type: str = \"(\w+)\"|error_type=\"(\w+)\"", source.read_text()
+        )
+        for kind in kind
+        if kind
+    }
+    page = (ROOT / "docs" / "api.md").read_text()
+    assert len(kinds) > 3
+    assert not {kind for kind in kinds if f"`{kind}`" not in page}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from enum import StrEnum
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _FIELDS = "prfaas_fields"
+_NOT_BARE = re.compile(r'[ "=\n\r\t]')
 
 
 class LogFormat(StrEnum):
@@ -58,10 +60,12 @@ def log_event(log: logging.Logger, level: int, event: str, **fields: object) -> 
         return
     known = {name: value for name, value in fields.items() if value is not None}
     text = " ".join((event, *(f"{name}={_shown(value)}" for name, value in known.items())))
-    # The line is the message itself: a percent sign in it is one.
-    log.log(level, "%s", text, extra={_FIELDS: {"event": event, **known}})
+    # Without arguments a percent sign is one. Who logs is the logger's name: the place in the code,
+    # which no format shows, would have to be looked for.
+    extra = {_FIELDS: {"event": event, **known}}
+    log.handle(log.makeRecord(log.name, level, "", 0, text, (), None, extra=extra))
 
 
 def _shown(value: object) -> str:
     text = str(value)
-    return json.dumps(text) if not text or any(c in text for c in ' "=\n\r\t') else text
+    return json.dumps(text) if not text or _NOT_BARE.search(text) else text

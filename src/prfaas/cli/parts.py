@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import ssl
@@ -387,15 +386,11 @@ def gateway(
             address = (host.strip("[]"), int(port)) if port else None
             _know(known_pools, part, address, f"--pool {part}=HOST:PORT")
     endpoints, who = Endpoints(known_engines, known_pools), deployment.gateway.name
-
-    def listening(url: str) -> None:
-        # What start-up made is there to stay: 400,000 objects with the tokenizer's libraries, at
-        # which each full collection would look for a third of a second while no request gets on.
-        gc.collect()
-        gc.freeze()
-        click.echo(f"gateway {who} listens at {url}")
-
-    run_until_stopped(lambda stop: serve(deployment, endpoints, stop, listening))
+    run_until_stopped(
+        lambda stop: serve(
+            deployment, endpoints, stop, lambda url: click.echo(f"gateway {who} listens at {url}")
+        )
+    )
 
 
 def listen_on(deployment: Deployment, address: tuple[str, int]) -> Deployment:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from aiohttp import web
 
@@ -69,13 +68,17 @@ class ClientStream:
     async def flush(self) -> None:
         """Send what was put. Each call is a system call, which costs more than the event."""
         if self._unsent:
-            with _client_gone():
+            try:
                 await self._started.write(self._take())
+            except ConnectionResetError:
+                raise ClientGoneError from None
 
     async def finish(self) -> web.StreamResponse:
         """Send the end mark."""
-        with _client_gone():
+        try:
             await self._started.write_eof(self._take() + DONE_EVENT)
+        except ConnectionResetError:
+            raise ClientGoneError from None
         return self._started
 
     async def fail(self, error: object) -> web.StreamResponse:
@@ -92,11 +95,3 @@ class ClientStream:
         if self._response is None:
             raise RuntimeError("the stream has not begun")
         return self._response
-
-
-@contextmanager
-def _client_gone() -> Iterator[None]:
-    try:
-        yield
-    except ConnectionResetError:
-        raise ClientGoneError from None

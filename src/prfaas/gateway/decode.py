@@ -156,6 +156,7 @@ async def _relay_stream(
         await exchange.stream.flush()
         raise
     if not is_over:
+        response.close()
         return None
     exchange.finish()
     return await exchange.stream.finish()

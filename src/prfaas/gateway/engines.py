@@ -7,7 +7,7 @@ import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -24,6 +24,9 @@ from prfaas.units import NS_PER_S
 
 KEEPALIVE_S = 3.0
 """Below the 5 s after which uvicorn closes an idle connection under our hands."""
+
+READ_OUT_S = 1.0
+"""How long an answer may last behind its end mark without costing the connection."""
 
 MISSED_LOOKS_MAX = 3
 """A busy engine may be slow to say that it is well; a dead one refuses the connection at once."""
@@ -95,6 +98,7 @@ class Engines:
         self._connect_s = deployment.gateway.connect_timeout / NS_PER_S
         self._session: aiohttp.ClientSession | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._ending: set[asyncio.Task[None]] = set()
         self.by_name = {
             name: Engine(name, endpoints.engines[name].rstrip("/"), cluster.role, table.pool)
             for cluster in deployment.clusters.values()
@@ -106,15 +110,17 @@ class Engines:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=self._tls),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_s),
+            cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
         )
         self._tasks = [asyncio.create_task(self._watch(e)) for e in self.by_name.values()]
 
     async def close(self) -> None:
         """Stop, and close all connections."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._ending]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 
@@ -135,7 +141,8 @@ class Engines:
     async def post(
         self, engine: Engine, path: str, body: JsonObject, headers: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Run one leg. Leaving early closes the connection, which makes the engine abort.
+        """Run one leg. Leaving with an error, or once the caller has closed the answer, closes the
+        connection, which makes the engine abort.
 
         Raises:
             EngineUnreachableError: There was no connection or no answer; the engine is marked down.
@@ -151,9 +158,10 @@ class Engines:
                 response = await self._open(engine, path, body, headers)
                 try:
                     yield response
-                finally:
-                    # Keeps the connection if the answer was read to its end, else closes it.
-                    response.release()
+                except BaseException:
+                    response.close()
+                    raise
+                self._keep(response)
             told = Told.FAILED if response.status >= 500 else Told.GOOD
         except (EngineError, aiohttp.ClientError):
             told = Told.FAILED
@@ -161,6 +169,13 @@ class Engines:
         finally:
             engine.num_in_flight -= 1
             self.guards.ended(engine.name, told)
+
+    def _keep(self, response: aiohttp.ClientResponse) -> None:
+        """Use a connection again: read what there is of its answer behind the end mark."""
+        if not response.closed:
+            task = asyncio.create_task(_read_out(response))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     async def _open(
         self, engine: Engine, path: str, body: JsonObject, headers: Mapping[str, str]
@@ -246,6 +261,16 @@ class Engines:
             self._driver.engine_gone(engine.name, time.monotonic_ns())
             self.guards.refresh()
         engine.max_model_len = 0
+
+
+async def _read_out(response: aiohttp.ClientResponse) -> None:
+    try:
+        with suppress(TimeoutError, aiohttp.ClientError):
+            async with asyncio.timeout(READ_OUT_S):
+                while await response.content.readany():
+                    pass
+    finally:
+        response.release()
 
 
 @asynccontextmanager

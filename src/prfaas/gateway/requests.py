@@ -73,6 +73,7 @@ class ClientRequest:
         offloadable: Whether prefill and decode may be split.
         is_exact: Whether the gateway's token ids are exactly what the engine computes on. False
             with images and the like, with a suffix, and where the engine cuts the prompt.
+        num_bytes: Of the body; None where that is not known.
     """
 
     api: Api
@@ -89,17 +90,27 @@ class ClientRequest:
     by_chat_endpoint: bool
     offloadable: bool
     is_exact: bool
+    num_bytes: int | None = None
 
 
 def parse_request(
     data: bytes, api: Api, model: str, vocab_size: int, *, chat_endpoint: bool = False
 ) -> ClientRequest:
     """Check a raw body; see `request_from`."""
-    return request_from(parse_object(data), api, model, vocab_size, chat_endpoint=chat_endpoint)
+    body = parse_object(data)
+    return request_from(
+        body, api, model, vocab_size, chat_endpoint=chat_endpoint, num_bytes=len(data)
+    )
 
 
 def request_from(
-    body: JsonObject, api: Api, model: str, vocab_size: int, *, chat_endpoint: bool = False
+    body: JsonObject,
+    api: Api,
+    model: str,
+    vocab_size: int,
+    *,
+    chat_endpoint: bool = False,
+    num_bytes: int | None = None,
 ) -> ClientRequest:
     """Check a body.
 
@@ -109,6 +120,7 @@ def request_from(
         model: Name of the model that is served.
         vocab_size: Token ids have to be below this.
         chat_endpoint: Every chat needs the engines' chat endpoint.
+        num_bytes: Of the body, if that is known.
 
     Raises:
         RequestError: 400 or 404.
@@ -147,6 +159,7 @@ def request_from(
         and len(prompts) <= 1
         and not (given - switched_off) & _UNSPLITTABLE_KEYS,
         is_exact=not is_multimodal and not given & {"truncate_prompt_tokens", "suffix"},
+        num_bytes=num_bytes,
     )
 
 

@@ -1,4 +1,4 @@
-"""Prompts as token ids and block hashes: made once, and off the event loop."""
+"""Prompts as token ids and block hashes: made once; long ones off the event loop."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.requests import Api, ClientRequest
 
 THREADS = 2
+SHORT_BYTES_MAX = 8192
+"""The prompt of a body up to this takes a millisecond or two: waking a thread is not worth it."""
 _RESERVED_TEMPLATE_NAMES = frozenset(
     {
         "conversation",
@@ -96,7 +98,7 @@ class PromptMaker:
     async def prompt(
         self, client: ClientRequest, cache_salt: str, layout: Layout | None, max_model_len: int
     ) -> Prompt:
-        """Render, tokenise and hash, on another thread.
+        """Render, tokenise and hash; on another thread unless the request is short.
 
         Args:
             client: The request.
@@ -107,10 +109,10 @@ class PromptMaker:
         Raises:
             RequestError: 400, the chat template refuses the messages or the text is far too long.
         """
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._executor, self._make, client, cache_salt, layout, max_model_len
-        )
+        work = partial(self._make, client, cache_salt, layout, max_model_len)
+        if client.num_bytes is not None and client.num_bytes <= SHORT_BYTES_MAX:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     async def texts(
         self, prompt_ids: list[int], token_ids: list[int], *, skip_special: bool

@@ -75,7 +75,9 @@ class WhatIf:
         except BrokenProcessPool:
             self.close()
             raise RequestError(
-                "the planner's process ended; try again", status=503, error_type="Unavailable"
+                "the planner's process ended; try again",
+                status=503,
+                error_type="ServiceUnavailableError",
             ) from None
         finally:
             self._num_waiting -= 1

@@ -1,0 +1,50 @@
+"""The page of all commands, written from the commands themselves.
+
+python -m prfaas.cli.reference > docs/cli.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from prfaas.cli.main import cli
+
+WIDTH = 100
+INTRODUCTION = """# Commands
+
+Every command and option, as `--help` says it. An operator's mistake is one line and exit code 2; a
+part that fails ends with 1.
+
+This page is written from the commands: `python -m prfaas.cli.reference > docs/cli.md`.
+"""
+
+
+def reference() -> str:
+    """The whole page, Markdown."""
+    sections = [_section(path, command) for path, command in _commands(cli, "prfaas")]
+    return "\n".join([INTRODUCTION, *sections])
+
+
+def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    """A command, and those below it."""
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            if below is not None and not below.hidden:
+                yield from _commands(below, f"{path} {name}")
+
+
+def _section(path: str, command: click.Command) -> str:
+    context = click.Context(
+        command, info_name=path, max_content_width=WIDTH, terminal_width=WIDTH, help_option_names=[]
+    )
+    lines = (line.rstrip() for line in command.get_help(context).splitlines())
+    return f"## `{path}`\n\n```\n" + "\n".join(lines) + "\n```\n"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
