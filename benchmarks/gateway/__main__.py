@@ -1,6 +1,6 @@
 """What a gateway costs: ours beside other routers and a straight connection. Needs two cores.
 
-    python -m benchmarks.gateway --routers VENV [--quick]
+    python -m benchmarks.gateway --routers VENV [--quick] [--runs 1K]
 
 Timing engines with near-zero times answer everybody. The router that is measured runs on one core,
 engines and load generator on the other. Prints a table in Markdown.
@@ -75,8 +75,9 @@ class Measured:
 class Bench:
     """Makes prompts and has them sent."""
 
-    def __init__(self, home: Path, scale: float) -> None:
+    def __init__(self, home: Path, scale: float, runs: list[str]) -> None:
         self._home, self._scale = home, scale
+        self._runs = {name: RUNS[name] for name in runs}
         self._prompts = Prompts(home / "model")
 
     def _bodies(self, run: Run, count: int) -> tuple[bytes, list[bytes]]:
@@ -91,7 +92,7 @@ class Bench:
         measured = Measured(system.name)
         warm = Run(SHORT, 100, 8)
         await self._send(system, self._bodies(warm, warm.count)[1], warm.concurrency)
-        for name, run in RUNS.items():
+        for name, run in self._runs.items():
             count = max(run.concurrency, round(run.count * self._scale))
             first, bodies = self._bodies(run, count)
             if run.shared:
@@ -166,17 +167,19 @@ def table(all_measured: list[Measured]) -> str:
     def row(name: str, *cells: str) -> None:
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
 
-    for run in ("1K", "32K", "32K shared"):
+    for run in (name for name in ("1K", "32K", "32K shared") if name in straight.ttft_ms):
         for q, of in (("p50", 0.5), ("p99", 0.99)):
             here = quantile(straight.ttft_ms[run], of)
             cells = [f"{quantile(m.ttft_ms[run], of) - here:+.2f}" for m in all_measured[1:]]
             row(f"added TTFT {q}, {run}, ms (straight: the TTFT)", f"{here:.2f}", *cells)
-    row("short streams/s, 32 at a time", *(f"{m.per_s['short']:.0f}" for m in all_measured))
-    row("short streams per CPU-second", "", *(per_cpu(m) for m in all_measured[1:]))
-    for run in RUNS:
+    if "short" in straight.per_s:
+        row("short streams/s, 32 at a time", *(f"{m.per_s['short']:.0f}" for m in all_measured))
+        row("short streams per CPU-second", "", *(per_cpu(m) for m in all_measured[1:]))
+    for run in straight.cpu_ms:
         row(f"CPU per request, {run}, ms", "", *(f"{m.cpu_ms[run]:.2f}" for m in all_measured[1:]))
-    held = ("" if m.held_mib is None else f"{m.held_mib:.0f}" for m in all_measured)
-    row("memory of 10,000 open streams, MiB", *held)
+    if any(m.held_mib is not None for m in all_measured):
+        held = ("" if m.held_mib is None else f"{m.held_mib:.0f}" for m in all_measured)
+        row("memory of 10,000 open streams, MiB", *held)
     row("errors", *(str(m.num_errors) for m in all_measured))
     return "\n".join(lines)
 
@@ -190,9 +193,9 @@ def quantile(ordered: list[float], of: float) -> float:
     return ordered[min(int(of * len(ordered)), len(ordered) - 1)] if ordered else float("nan")
 
 
-async def bench(home: Path, routers: Path | None, scale: float) -> list[Measured]:
+async def bench(home: Path, routers: Path | None, scale: float, runs: list[str]) -> list[Measured]:
     make_checkpoint(home / "model")
-    runner = Bench(home, scale)
+    runner = Bench(home, scale, runs)
     found: list[Measured] = []
     peers = [name for name in PEERS if routers and (routers / "bin" / name).exists()]
     async with deployment(home) as ours:
@@ -202,6 +205,8 @@ async def bench(home: Path, routers: Path | None, scale: float) -> list[Measured
         for name in peers:
             async with peer(name, routers, urls) as system:
                 found.append(await runner.measure(system))
+    if len(runs) < len(RUNS):
+        return found
     async with held_engine() as url:
         async with deployment(home, url) as ours:
             found[1].held_mib = await runner.held_mib(ours.system)
@@ -215,9 +220,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--routers", type=Path, metavar="VENV", help=HELP_ROUTERS)
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests")
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="only these")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
-        found = asyncio.run(bench(Path(home), options.routers, 0.1 if options.quick else 1.0))
+        scale = 0.1 if options.quick else 1.0
+        found = asyncio.run(bench(Path(home), options.routers, scale, options.runs))
     print(table(found))
 
 
