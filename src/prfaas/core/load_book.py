@@ -170,7 +170,9 @@ class LoadBook:
             if own_ns < most_ns:
                 least_ns = begun_ns + max(0, there_ns - _first_ns(load))
                 own_ns = max(own_ns, _after(least_ns, later) if later else least_ns)
-            self._move(load, min(own_ns, most_ns) + foreign_ns)
+            free_at_ns = min(own_ns, most_ns) + foreign_ns
+            if free_at_ns != load.free_at_ns:
+                self._move(load, free_at_ns)
 
     def _end(self, load: _Load, name: int, now_ns: int) -> int:
         """A job is over; the work it stood for."""

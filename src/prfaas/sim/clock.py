@@ -18,10 +18,14 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_ns = 0
-        self.num_events = 0
         self._heap: list[tuple[int, int, Action, Any]] = []
         self._num_asked = 0
         self._going = False
+
+    @property
+    def num_events(self) -> int:
+        """Events that have happened."""
+        return self._num_asked - len(self._heap)
 
     def at(self, at_ns: int, action: Action, argument: Any = None) -> None:
         """Call `action(argument)` at an instant.
@@ -50,7 +54,6 @@ class Clock:
         if not self._heap:
             return False
         self.now_ns, _, action, argument = heappop(self._heap)
-        self.num_events += 1
         action(argument)
         return True
 
@@ -60,7 +63,6 @@ class Clock:
         end_ns = float("inf") if stop_at_ns is None else stop_at_ns
         while heap and self._going and self.now_ns < end_ns:
             self.now_ns, _, action, argument = pop(heap)
-            self.num_events += 1
             action(argument)
 
     def stop(self) -> None:

@@ -67,15 +67,13 @@ class Front:
         self, request: Request, hits: Mapping[str, Hit], now_ns: int, *, again: bool
     ) -> Routed | Refused:
         """Decide for a request that arrives, or whose work was lost."""
-        blocks = self._block_tokens
+        blocks, prompt = self._block_tokens, request.num_prompt_tokens
         arrival = Arrival(
             request.index,
-            request.num_prompt_tokens,
-            request.num_prompt_tokens,
-            {pool: hit.num_tokens for pool, hit in hits.items()},
-            shippable_tokens=(request.num_prompt_tokens - 1) // blocks * blocks
-            if request.block_ids
-            else None,
+            prompt,
+            prompt,
+            {pool: hit[0] for pool, hit in hits.items()},
+            shippable_tokens=(prompt - 1) // blocks * blocks if request.block_ids else None,
             tenant=request.tenant,
         )
         return self.dispatcher.arrive(arrival, now_ns, again=again)
