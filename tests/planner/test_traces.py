@@ -9,7 +9,7 @@ import pytest
 from prfaas.errors import ConfigError
 from prfaas.planner.traces import BlockCache, read_trace
 
-PUBLIC = Path("/work/shared/traces/mooncake/conversation_trace.jsonl.gz")
+TRACES = Path(__file__).parents[2] / "examples" / "sim" / "traces"
 
 
 def _write(path: Path, rows: list[dict[str, object]]) -> Path:
@@ -65,13 +65,12 @@ def test_broken_traces_are_refused(tmp_path: Path, name: str, text: str, message
         read_trace(path)
 
 
-@pytest.mark.skipif(not PUBLIC.exists(), reason="the public traces are not on this machine")
 @pytest.mark.parametrize(
     ("cache_blocks", "hit_ratio"), [(None, 0.374), (30_000, 0.332), (10_000, 0.215), (3_000, 0.066)]
 )
 def test_hits_of_the_mooncake_trace(cache_blocks: int | None, hit_ratio: float) -> None:
     # kvcache-ai/Mooncake, FAST25 conversation trace: 12,031 requests, mean input 12,035 tokens.
-    trace = read_trace(PUBLIC, cache_blocks)
+    trace = read_trace(TRACES / "mooncake_conversation.jsonl.gz", cache_blocks)
     assert len(trace.new_tokens) == 12_031
     assert trace.mean_prompt_tokens == pytest.approx(12_035, abs=1)
     assert trace.prefix_hit_ratio == pytest.approx(hit_ratio, abs=0.001)
