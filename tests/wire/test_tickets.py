@@ -178,6 +178,15 @@ def test_a_damaged_ticket_is_refused_or_the_same(
         assert opener.open(bytes(data), NOW) == TICKET
 
 
+def test_a_certificate_of_an_unknown_version_is_refused(
+    opener: TicketOpener, sealed: bytes
+) -> None:
+    version_3, version_4 = b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x03"
+    assert sealed.count(version_3) == 1
+    with pytest.raises(TicketRefusedError, match="version"):
+        opener.open(sealed.replace(version_3, version_4), NOW)
+
+
 def pem_of(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM,

@@ -143,7 +143,13 @@ class TicketOpener:
             sealed = _sealed_decoder.decode(data)
             spec = _spec_decoder.decode(sealed.ticket)
             chain = [x509.load_der_x509_certificate(der) for der in sealed.certificates]
-        except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        except (
+            msgspec.DecodeError,
+            UnicodeDecodeError,
+            ValueError,
+            RecursionError,
+            x509.InvalidVersion,
+        ) as error:
             raise TicketRefusedError(Refusal.MALFORMED, str(error)) from None
         self._check_signer(sealed, chain, now_ns)
         return Ticket(
