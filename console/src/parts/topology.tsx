@@ -64,7 +64,7 @@ function Engine({ engine }: { engine: EngineState }) {
         {engine.name}
         {engine.role !== "both" && <small> {engine.role}</small>}
       </span>
-      <span class="busy" title={`KV cache ${percent(engine.kv_use)} full`}>
+      <span class="bar" title={`KV cache ${percent(engine.kv_use)} full`}>
         <i style={{ width: `${(engine.kv_use ?? 0) * 100}%` }} />
       </span>
       <span class="figure">{trouble || load(engine)}</span>
@@ -109,7 +109,7 @@ function Tier({ tier }: { tier: TierUse }) {
   return (
     <p class="tier" title={`${count(tier.num_blocks)} blocks in ${name}, ${percent(share)} full`}>
       <span>{name}</span>
-      <span class="busy">
+      <span class="bar">
         <i style={{ width: `${share * 100}%` }} />
       </span>
       <span class="figure">
