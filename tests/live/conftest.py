@@ -148,7 +148,7 @@ async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
         .replace(".state/laptop", str(home / "state"))
         .replace(".state/demo-model", str(home / "model"))
         # Of vLLM's endpoints, the one that resets an engine's prefix cache.
-        .replace('cpus = ', 'env = { VLLM_SERVER_DEV_MODE = "1" }\ncpus = ')
+        .replace("cpus = ", 'env = { VLLM_SERVER_DEV_MODE = "1" }\ncpus = ')
     )
     deployment = listen_on(load_deployment(file), ("127.0.0.1", 0))
     check_deployment(deployment)
