@@ -35,6 +35,7 @@ Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 PULL_KEYS_MAX = 16_384
 """Blocks of one pull: under a megabyte of names."""
 TENANTS_SHOWN_MAX = 32
+TIERS_MAX = 8
 TICKET_BYTES_MAX = 16 << 10
 TicketBytes = Annotated[bytes, msgspec.Meta(max_length=TICKET_BYTES_MAX)]
 """A sealed ticket (`wire/tickets.py`). An empty one is refused where it is checked."""
@@ -417,8 +418,20 @@ class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting for a connection, by the class of the tenant; those with the most."""
 
 
+class TierUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tier of a pool holds."""
+
+    used_bytes: Count
+    capacity_bytes: Count
+    num_blocks: Count
+
+
 class PoolState(Message, tag="pool_state"):
-    """Event: engines and links of this pool; sent when one changes, and while a link is busy."""
+    """Event: engines, links and tiers of this pool.
+
+    Sent when an engine or a link changes, while a link is busy, and once in half a second at most
+    when what the tiers hold has changed.
+    """
 
     seq: Count
     layouts: dict[str, LayoutSpec]
@@ -429,6 +442,10 @@ class PoolState(Message, tag="pool_state"):
     """By peer name."""
     is_draining: bool = False
     """Whether it takes no new transfers, being about to stop."""
+    tiers: Annotated[dict[Name, TierUse], msgspec.Meta(max_length=TIERS_MAX)] = {}
+    """By name, "host" or "disk"."""
+    num_leased: Count = 0
+    """Blocks of transfers that nobody has loaded yet."""
 
 
 AnyMessage = (
