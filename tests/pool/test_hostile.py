@@ -16,21 +16,12 @@ from prfaas.core.blocks import BlockKey
 from prfaas.pool import engine_port, link_port, listener
 from prfaas.wire.fragments import ReceivedBlock, block_digest
 from prfaas.wire.identity import identity_in, make_authority, make_identity
-from prfaas.wire.messages import (
-    Abort,
-    Commit,
-    EngineHello,
-    Load,
-    Message,
-    Offer,
-    PoolHello,
-    Push,
-    Resumed,
-    Store,
-    Subscribe,
-    encode,
-    wire_keys,
-)
+from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.codec import encode
+from prfaas.wire.messages.engine import EngineHello, Load, Push, Store
+from prfaas.wire.messages.fields import wire_keys
+from prfaas.wire.messages.gateway import Subscribe
+from prfaas.wire.messages.link import Abort, Commit, Offer, PoolHello, Resumed
 
 from .conftest import World
 from .sites import (

@@ -21,7 +21,9 @@ from prfaas.pool.store import StoredBlock
 from prfaas.wire import sockets
 from prfaas.wire.fragments import block_digest
 from prfaas.wire.frames import FrameDecoder
-from prfaas.wire.messages import Ping, Pong, PoolState, decode, encode
+from prfaas.wire.messages.base import Ping, Pong
+from prfaas.wire.messages.codec import decode, encode
+from prfaas.wire.messages.gateway import PoolState
 from prfaas.wire.sockets import TcpInfo
 
 from .conftest import World

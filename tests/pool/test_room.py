@@ -11,7 +11,7 @@ from prfaas.pool import assembly, inbound, store
 from prfaas.pool.loose import LooseMemory
 from prfaas.pool.store import BlockStore
 from prfaas.wire.fragments import ReceivedBlock, block_digest, encode_prefix
-from prfaas.wire.messages import Abort, Accepted, Arrived, Commit, Committed, Refused
+from prfaas.wire.messages.link import Abort, Accepted, Arrived, Commit, Committed, Refused
 
 from .conftest import World
 from .sites import LAYOUT, MEMORY, PROMPT, Peer, Site, content, offer, source, until

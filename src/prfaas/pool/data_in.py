@@ -20,7 +20,8 @@ from prfaas.wire.fragments import (
 )
 from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.identity import peer_name
-from prfaas.wire.messages import Join, decode
+from prfaas.wire.messages.codec import decode
+from prfaas.wire.messages.link import Join
 from prfaas.wire.sockets import keep_alive
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ from prfaas.errors import PeerError
 from prfaas.pool.io_thread import IoThread, shake_hands
 from prfaas.wire.fragments import encode_prefix
 from prfaas.wire.identity import peer_name
-from prfaas.wire.messages import Join, encode
+from prfaas.wire.messages.codec import encode
+from prfaas.wire.messages.link import Join
 from prfaas.wire.sockets import TcpInfo, fit, prepare, restart_control, share_of, tcp_info
 
 log = logging.getLogger(__name__)

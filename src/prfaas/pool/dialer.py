@@ -26,7 +26,9 @@ from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts, peer_name
 from prfaas.wire.liveness import keep_alive
-from prfaas.wire.messages import LinkTelemetry, Message, Ping, Pong, PoolHello
+from prfaas.wire.messages.base import Message, Ping, Pong
+from prfaas.wire.messages.gateway import LinkTelemetry
+from prfaas.wire.messages.link import PoolHello
 from prfaas.wire.sockets import prepare_messages, tcp_info
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.store import BlockStore
 from prfaas.pool.tickets import DESTINATION, Grant, TicketChecks
 from prfaas.wire.fragments import ReceivedBlock
-from prfaas.wire.messages import Abort, Accepted, Commit, Offer, Pull, Refused, keys_of
+from prfaas.wire.messages.fields import keys_of
+from prfaas.wire.messages.link import Abort, Accepted, Commit, Offer, Pull, Refused
 
 GIVEN_UP = (TransferState.ABORTED, TransferState.EXPIRED)
 """An offer that comes after these is late; after the other ends it is a replay."""

@@ -24,24 +24,20 @@ from prfaas.wire.fragments import ReceivedBlock
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts, peer_name
 from prfaas.wire.liveness import keep_alive
-from prfaas.wire.messages import (
+from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong
+from prfaas.wire.messages.codec import AnyMessage, decode
+from prfaas.wire.messages.fields import wire_keys
+from prfaas.wire.messages.gateway import Subscribe
+from prfaas.wire.messages.link import (
     Abort,
-    AnyMessage,
     Arrived,
     Commit,
     Committed,
-    Goodbye,
-    Message,
     Offer,
-    Ping,
-    Pong,
     PoolHello,
     Pull,
     Refused,
     Resumed,
-    Subscribe,
-    decode,
-    wire_keys,
 )
 
 log = logging.getLogger(__name__)

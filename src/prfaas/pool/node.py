@@ -34,7 +34,7 @@ from prfaas.pool.store import BlockStore
 from prfaas.pool.tickets import SOURCE, TicketChecks
 from prfaas.wire.channel import Channel
 from prfaas.wire.identity import Identity, LinkContexts
-from prfaas.wire.messages import PoolState, TransferEnded
+from prfaas.wire.messages.gateway import PoolState, TransferEnded
 from prfaas.wire.tickets import TicketOpener
 
 log = logging.getLogger(__name__)

@@ -24,24 +24,21 @@ from prfaas.pool.tickets import Grant
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts
-from prfaas.wire.messages import (
+from prfaas.wire.messages.base import Goodbye, Ping, Pong
+from prfaas.wire.messages.codec import decode
+from prfaas.wire.messages.fields import keys_of, wire_keys
+from prfaas.wire.messages.gateway import LinkTelemetry
+from prfaas.wire.messages.link import (
     Abort,
     Accepted,
     Arrived,
     Commit,
     Committed,
-    Goodbye,
-    LinkTelemetry,
     Offer,
-    Ping,
-    Pong,
     PoolHello,
     Pull,
     Refused,
     Resumed,
-    decode,
-    keys_of,
-    wire_keys,
 )
 
 
