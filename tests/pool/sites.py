@@ -17,7 +17,8 @@ from prfaas.core.link_share import Fragment, OutgoingBlock
 from prfaas.core.tickets import Ticket
 from prfaas.engines.block_requests import BlockRequests, JobDone
 from prfaas.engines.pool_client import PoolClient
-from prfaas.pool.node import PoolNode, PoolSettings
+from prfaas.pool.node import PoolNode
+from prfaas.pool.settings import PoolSettings
 from prfaas.wire.channel import Channel
 from prfaas.wire.fragments import ReceivedBlock, encode_prefix
 from prfaas.wire.identity import identity_in

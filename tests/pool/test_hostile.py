@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from prfaas.core.blocks import BlockKey
-from prfaas.pool import engine_port, link_port, listener
+from prfaas.pool import data_port, engine_port, listener
 from prfaas.wire.fragments import ReceivedBlock, block_digest
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.messages.base import Message
@@ -107,7 +107,7 @@ async def dialled(port: int) -> socket.socket:
 async def test_no_number_of_silent_callers_keeps_a_peer_out(world: World, kind: str) -> None:
     """Each is let go after five seconds; until then a new one takes the place of the oldest."""
     pd = await world.start_pd()
-    count = max(listener.CALLERS_MAX, link_port.DATA_CALLERS_MAX) + 10
+    count = max(listener.CALLERS_MAX, data_port.DATA_CALLERS_MAX) + 10
     silent = [await dialled(pd.port) for _ in range(count)]
     if kind != "says nothing":
         context = identity_in(world.identities, "stranger").dialling().data
@@ -118,7 +118,7 @@ async def test_no_number_of_silent_callers_keeps_a_peer_out(world: World, kind: 
             connection.sendall(out.read())
     await until(lambda: pd.metric("connections_refused_total", port="link") >= 10)
     await still_serves(pd, world)
-    await until(lambda: len(pd.node.link_port._receivers) <= link_port.DATA_CALLERS_MAX)
+    await until(lambda: len(pd.node.link_port.data._receivers) <= data_port.DATA_CALLERS_MAX)
     for connection in silent:
         connection.close()
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from prfaas.errors import PeerError
 from prfaas.pool.assembly import Assembly, NoRoomError
-from prfaas.pool.io_thread import HANDSHAKE_TIMEOUT_S, IoThread, readable, shake_hands
+from prfaas.pool.io_sockets import HANDSHAKE_TIMEOUT_S, readable, shake_hands
+from prfaas.pool.io_thread import IoThread
 from prfaas.wire.fragments import (
     FRAGMENT_BYTES_MAX,
     FragmentPrefix,

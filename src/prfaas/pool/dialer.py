@@ -17,10 +17,11 @@ from typing import Protocol
 
 from prfaas.core.pacing import Pacer
 from prfaas.logs import log_event
-from prfaas.pool.data_out import DataSenders, SendQueue
+from prfaas.pool.data_out import DataSenders
 from prfaas.pool.io_thread import IoThread
 from prfaas.pool.link_meter import SAMPLE_NS, LinkMeter
 from prfaas.pool.metrics import PoolMetrics
+from prfaas.pool.send_queue import SendQueue
 from prfaas.units import NS_PER_S
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame

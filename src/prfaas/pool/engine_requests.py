@@ -15,8 +15,9 @@ from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.sending import Sending
-from prfaas.pool.store import BlockStore, StoredBlock
+from prfaas.pool.store import BlockStore
 from prfaas.pool.tickets import TicketChecks
+from prfaas.pool.tiers import StoredBlock
 from prfaas.wire.messages.base import Message, Ping
 from prfaas.wire.messages.codec import AnyMessage
 from prfaas.wire.messages.engine import (

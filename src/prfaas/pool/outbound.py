@@ -15,12 +15,12 @@ from prfaas.core.link_share import OutgoingBlock, TenantShare
 from prfaas.core.tickets import Refusal
 from prfaas.core.transfers import Transfer, TransferEvent, TransferState
 from prfaas.errors import PeerError
-from prfaas.pool.data_out import SendQueue
 from prfaas.pool.dialer import Dialer
 from prfaas.pool.io_thread import IoThread
 from prfaas.pool.metrics import PoolMetrics
-from prfaas.pool.store import StoredBlock
+from prfaas.pool.send_queue import SendQueue
 from prfaas.pool.tickets import Grant
+from prfaas.pool.tiers import StoredBlock
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts
