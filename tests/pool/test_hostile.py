@@ -21,7 +21,7 @@ from prfaas.wire.messages.codec import encode
 from prfaas.wire.messages.engine import EngineHello, Load, Push, Store
 from prfaas.wire.messages.fields import wire_keys
 from prfaas.wire.messages.gateway import Subscribe
-from prfaas.wire.messages.link import Abort, Commit, Offer, PoolHello, Resumed
+from prfaas.wire.messages.link import Abort, Accepted, Commit, Offer, PoolHello, Resumed
 
 from .conftest import World
 from .sites import (
@@ -175,6 +175,7 @@ async def test_garbage_inside_tls_ends_the_connection(world: World, garbage: byt
 async def offering(pd: Site, world: World) -> Peer:
     peer = await source(pd, world.identities)
     peer.channel.send(offer(world.identities, TRANSFER))
+    await until(lambda: bool(peer.of(Accepted)))
     return peer
 
 
