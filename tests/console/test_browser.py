@@ -27,6 +27,11 @@ SLOW_BYTES_PER_S = 60_000
 WIDTHS = (1280, 390)
 PAGES = ("now", "requests", "what-if", "replay", "learn")
 SOON_MS = 60_000
+CLIPPED = """
+[...document.querySelectorAll(".link, .cluster, .pool, .tier, .figures > div")]
+  .filter((card) => card.scrollHeight > card.clientHeight + 1)
+  .map((card) => card.innerText)
+"""
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on this machine"),
@@ -57,7 +62,7 @@ class World:
         await self.page.goto(f"{self.url}/console/#/{page}")
 
     async def keep(self, name: str) -> None:
-        """Take pictures, at both widths; nothing sticks out sideways."""
+        """Take pictures, at both widths; nothing sticks out sideways, no card hides its text."""
         for width in WIDTHS:
             await self.page.set_viewport_size({"width": width, "height": 900})
             await self.page.screenshot(path=self.artefacts / f"{name}-{width}.png", full_page=True)
@@ -65,6 +70,8 @@ class World:
                 "document.documentElement.scrollWidth - document.documentElement.clientWidth"
             )
             assert sideways <= 0, (name, width)
+            clipped = await self.page.evaluate(CLIPPED)
+            assert not clipped, (name, width)
         await self.page.set_viewport_size({"width": WIDTHS[0], "height": 900})
 
 

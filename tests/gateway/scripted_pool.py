@@ -20,6 +20,7 @@ from prfaas.wire.messages.gateway import (
     SnapshotEnd,
     Stored,
     Subscribe,
+    TierUse,
     TransferEnded,
 )
 from prfaas.wire.messages.layouts import layout_spec
@@ -33,6 +34,8 @@ class ScriptedPool:
     layouts: dict[str, Layout] = field(default_factory=dict)
     links: dict[str, bool] = field(default_factory=dict)
     telemetry: dict[str, LinkTelemetry] = field(default_factory=dict)
+    tiers: dict[str, TierUse] = field(default_factory=dict)
+    num_leased: int = 0
     blocks: list[tuple[bytes, BlockKey]] = field(default_factory=list)
     """What the next snapshot holds."""
     next_seq: int = 7
@@ -107,7 +110,14 @@ class ScriptedPool:
     def tell_state(self) -> None:
         layouts = {name: layout_spec(layout) for name, layout in self.layouts.items()}
         self.send(
-            PoolState(seq=self.seq(), layouts=layouts, links=self.links, telemetry=self.telemetry)
+            PoolState(
+                seq=self.seq(),
+                layouts=layouts,
+                links=self.links,
+                telemetry=self.telemetry,
+                tiers=self.tiers,
+                num_leased=self.num_leased,
+            )
         )
 
     def store(self, layout: Layout, keys: list[BlockKey]) -> None:

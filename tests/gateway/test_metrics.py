@@ -123,6 +123,9 @@ async def test_what_links_hits_and_bytes_tell(
             'prfaas_engine_role{engine="decode",role="prefill"}': 0.0,
             "prfaas_loops_frozen": 0.0,
         }
+        async with world.http.get(f"{world.url}/console/api/state") as response:
+            seen = (await response.json())["sample"]["links"]["prfaas-pool>pd-pool"]
+        assert (seen["kv_bytes"], seen["cost"]) == (2 * 10**9, pytest.approx(0.1))
         for sample, value in expected.items():
             assert await world.metric(sample) == pytest.approx(value), sample
         assert world.gateway.driver.split is not None

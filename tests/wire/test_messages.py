@@ -25,7 +25,14 @@ from prfaas.wire.messages.engine import (
     StoreDone,
     Touch,
 )
-from prfaas.wire.messages.fields import PULL_KEYS_MAX, TICKET_BYTES_MAX, Key, keys_of, wire_keys
+from prfaas.wire.messages.fields import (
+    PULL_KEYS_MAX,
+    TICKET_BYTES_MAX,
+    TIERS_MAX,
+    Key,
+    keys_of,
+    wire_keys,
+)
 from prfaas.wire.messages.gateway import (
     Evicted,
     PoolState,
@@ -33,6 +40,7 @@ from prfaas.wire.messages.gateway import (
     SnapshotEnd,
     Stored,
     Subscribe,
+    TierUse,
     TransferEnded,
 )
 from prfaas.wire.messages.layouts import layout_spec
@@ -110,7 +118,13 @@ EVERY: list[AnyMessage] = [
         duration_ns=3,
         last_block_age_ns=4,
     ),
-    PoolState(seq=8, layouts={"e": SPEC}, links={"pd-pool": True}),
+    PoolState(
+        seq=8,
+        layouts={"e": SPEC},
+        links={"pd-pool": True},
+        tiers={"host": TierUse(used_bytes=1, capacity_bytes=2, num_blocks=1)},
+        num_leased=1,
+    ),
 ]
 
 
@@ -238,6 +252,19 @@ def test_a_layout_whose_blocks_end_between_hashes_is_refused(tokens_per_block: i
     hello["layouts"]["e"]["groups"][0]["tokens_per_block"] = tokens_per_block
     with pytest.raises(PeerError, match="tokens_per_hash"):
         decode(msgspec.msgpack.encode(hello))
+
+
+def test_a_pool_has_few_tiers_and_need_not_tell_of_them() -> None:
+    use = TierUse(used_bytes=1, capacity_bytes=2, num_blocks=1)
+    state = raw(PoolState(seq=0, layouts={}, links={}, tiers={"host": use}))
+    for missing in ("tiers", "num_leased"):
+        del state[missing]
+    told = decode(msgspec.msgpack.encode(state))
+    assert isinstance(told, PoolState)
+    assert (told.tiers, told.num_leased) == ({}, 0)
+    many = {f"tier-{number}": use for number in range(TIERS_MAX + 1)}
+    with pytest.raises(PeerError, match="tiers"):
+        decode(msgspec.msgpack.encode(raw(PoolState(seq=0, layouts={}, links={}, tiers=many))))
 
 
 @given(

@@ -34,12 +34,14 @@ from prfaas.pool.store import BlockStore
 from prfaas.pool.tickets import SOURCE, TicketChecks
 from prfaas.wire.channel import Channel
 from prfaas.wire.identity import LinkContexts
-from prfaas.wire.messages.gateway import PoolState, TransferEnded
+from prfaas.wire.messages.gateway import PoolState, TierUse, TransferEnded
 from prfaas.wire.tickets import TicketOpener
 
 log = logging.getLogger(__name__)
 
 HOUSEKEEPING_S = 0.5
+HOST, DISK = "host", "disk"
+"""Tiers: they label metrics, and gateways hear of them."""
 
 
 class PoolNode:
@@ -62,6 +64,8 @@ class PoolNode:
         self._clock_ns = clock_ns
         self._engines: dict[str, EngineSession] = {}
         self._one_ended = asyncio.Event()
+        self._told: tuple[dict[str, TierUse], int] | None = None
+        """Tiers and leases as gateways heard of them last."""
         tls = settings.identity.dialling()
         opener = TicketOpener(settings.identity.authority, settings.gateways)
         self._tickets = TicketChecks(settings.name, opener, self.metrics)
@@ -214,6 +218,17 @@ class PoolNode:
     def _layouts(self) -> set[bytes]:
         return {engine.layout.layout_id for engine in self._engines.values()}
 
+    def _tiers(self) -> dict[str, TierUse]:
+        return {
+            name: TierUse(
+                used_bytes=tier.used_bytes,
+                capacity_bytes=tier.capacity_bytes,
+                num_blocks=len(tier),
+            )
+            for name, tier in ((HOST, self.store), (DISK, self.disk))
+            if tier is not None
+        }
+
     def _state(self) -> PoolState:
         layouts = {name: engine.hello.layout for name, engine in self._engines.items()}
         links = {peer: link.is_up for peer, link in self.links.items()}
@@ -224,6 +239,8 @@ class PoolNode:
             links=links,
             telemetry=telemetry,
             is_draining=self._tickets.is_draining,
+            tiers=self._tiers(),
+            num_leased=self.store.num_leased,
         )
 
     def _state_changed(self) -> None:
@@ -309,14 +326,21 @@ class PoolNode:
             self.link_port.expire()
             for link in self.links.values():
                 link.expire()
+            self._tell_of_tiers()
             await asyncio.sleep(HOUSEKEEPING_S)
+
+    def _tell_of_tiers(self) -> None:
+        holds = self._tiers(), self.store.num_leased
+        if self.feed.num_subscribers and holds != self._told:
+            self._told = holds
+            self._state_changed()
 
     def _watch_gauges(self) -> None:
         """Gauges of what is held are read when somebody asks."""
         metrics, store = self.metrics, self.store
-        self._watch_tier("host", store)
+        self._watch_tier(HOST, store)
         if self.disk is not None:
-            self._watch_tier("disk", self.disk)
+            self._watch_tier(DISK, self.disk)
         metrics.loose_bytes.set_function(lambda: store.loose_bytes)
         metrics.leased_blocks.set_function(lambda: store.num_leased)
         metrics.pinned_blocks.set_function(lambda: store.num_pinned)

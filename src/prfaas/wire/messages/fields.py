@@ -22,6 +22,7 @@ Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 PULL_KEYS_MAX = 16_384
 """Blocks of one pull: under a megabyte of names."""
 TENANTS_SHOWN_MAX = 32
+TIERS_MAX = 8
 TICKET_BYTES_MAX = 16 << 10
 TicketBytes = Annotated[bytes, msgspec.Meta(max_length=TICKET_BYTES_MAX)]
 """A sealed ticket (`wire/tickets.py`). An empty one is refused where it is checked."""

@@ -9,6 +9,7 @@ import msgspec
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.fields import (
     TENANTS_SHOWN_MAX,
+    TIERS_MAX,
     Count,
     Key,
     LayoutId,
@@ -104,8 +105,20 @@ class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting for a connection, by the class of the tenant; those with the most."""
 
 
+class TierUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tier of a pool holds."""
+
+    used_bytes: Count
+    capacity_bytes: Count
+    num_blocks: Count
+
+
 class PoolState(Message, tag="pool_state"):
-    """Event: engines and links of this pool; sent when one changes, and while a link is busy."""
+    """Event: engines, links and tiers of this pool.
+
+    Sent when an engine or a link changes, while a link is busy, and once in half a second at most
+    when what the tiers hold has changed.
+    """
 
     seq: Count
     layouts: dict[str, LayoutSpec]
@@ -116,3 +129,9 @@ class PoolState(Message, tag="pool_state"):
     """By peer name."""
     is_draining: bool = False
     """Whether it takes no new transfers, being about to stop."""
+    tiers: Annotated[dict[Name, TierUse], msgspec.Meta(max_length=TIERS_MAX)] = msgspec.field(
+        default_factory=dict
+    )
+    """By name, "host" or "disk"."""
+    num_leased: Count = 0
+    """Blocks of transfers that nobody has loaded yet."""
