@@ -20,7 +20,7 @@ from prfaas.engines.timing.instance import Instance
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.pools import PoolTiming
-from prfaas.pool.node import PoolSettings
+from prfaas.pool.settings import PoolSettings
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from tests.pool.sites import LOOPBACK, Site, until
 
