@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.conftest import LAPTOP, until
+from tests.deployments import LAPTOP
+from tests.live.conftest import until
 
 pytestmark = [
     pytest.mark.engine,
