@@ -6,7 +6,7 @@ import itertools
 import time
 from dataclasses import dataclass
 
-from prfaas.config.deployment import ClusterRole
+from prfaas.config.clusters import ClusterRole
 from prfaas.core.blocks import Layout
 from prfaas.core.dispatch import Refusal, Refused, Routed
 from prfaas.core.routing import Path

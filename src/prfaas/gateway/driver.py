@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from prfaas.config.deployment import ClusterRole, ClusterTable, Deployment
+from prfaas.config.clusters import ClusterRole, ClusterTable
+from prfaas.config.deployment import Deployment
 from prfaas.core.blocks import Layout
 from prfaas.core.dispatch import (
     Arrival,

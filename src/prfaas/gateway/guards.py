@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 
-from prfaas.config.deployment import ClusterRole, Deployment
+from prfaas.config.clusters import ClusterRole
+from prfaas.config.deployment import Deployment
 from prfaas.core.breakers import Breaker, BreakerState
 from prfaas.core.budgets import RETRIES, Budget
 from prfaas.core.transfers import TransferState

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from prfaas.config.deployment import ClusterTable, Deployment
+from prfaas.config.clusters import ClusterTable
+from prfaas.config.deployment import Deployment
 from prfaas.core.blocks import GroupKind
 from prfaas.core.dispatch import Foreseen
 from prfaas.core.prefix_index import PrefixIndex, Tier

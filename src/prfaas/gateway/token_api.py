@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from prfaas.config.deployment import ClusterRole
+from prfaas.config.clusters import ClusterRole
 from prfaas.gateway.access import TENANT
 from prfaas.gateway.answering import json_response
 from prfaas.gateway.door import Door
