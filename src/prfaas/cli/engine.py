@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from prfaas.cli.parts import PeerType, logs, run_until_stopped
+from prfaas.cli.options import PeerType, logs
+from prfaas.cli.stopping import run_until_stopped
 from prfaas.errors import ConfigError
 from prfaas.units import parse_size
 

@@ -12,8 +12,8 @@ from pydantic.fields import FieldInfo
 
 from prfaas.config.clusters import ClusterTable, EngineTable, LinkTable, PoolTable, TimingTable
 from prfaas.config.deployment import Deployment, GatewayTable, ModelTable, SecurityTable
-from prfaas.config.routing import RoutingTable
 from prfaas.config.quantities import DurationNs, SizeBytes
+from prfaas.config.routing import RoutingTable
 from prfaas.config.tenants import TenantTable
 from prfaas.config.tracing import TracingTable
 from prfaas.units import format_seconds, format_size
