@@ -14,9 +14,9 @@ import click
 from rich.console import Console
 
 from prfaas.cli.options import logs_of_parts
-from prfaas.cli.stopping import run_until_stopped
 from prfaas.cli.processes import Part, Supervisor
 from prfaas.cli.progress import StartProgress
+from prfaas.cli.stopping import run_until_stopped
 from prfaas.cli.topology import (
     Topology,
     check_addresses,
