@@ -13,30 +13,30 @@ from prfaas.config.load import load_deployment
 
 ROOT = Path(__file__).parents[1]
 LAPTOP, TIMING = ROOT / "examples" / "laptop.toml", ROOT / "examples" / "timing.toml"
-SETTINGS = """
-state = "{home}/state"
-[model]
-path = "{home}/model"
-[gateway]
-listen = "127.0.0.1:0"
-[security]
-identities = "{home}/state/identities"
-"""
 
 
-def settings_in(home: Path, more: str = "") -> Path:
-    """Settings that keep all files of an example in one folder, and take a free port.
+def placed(example: Path, home: Path, settings: str = "") -> tuple[Path, Path]:
+    """An example whose files all lie in one folder, and whose gateway takes a free port.
 
     Args:
+        example: The file.
         home: The folder.
-        more: Further settings, as TOML.
+        settings: What takes precedence, as TOML.
 
     Returns:
-        The file, to be given precedence over the example's.
+        The new file, and the one with the settings.
     """
-    file = home / "settings.toml"
-    file.write_text(SETTINGS.format(home=home) + more)
-    return file
+    known = load_deployment(example)
+    file, overlay = home / example.name, home / "settings.toml"
+    file.write_text(
+        example.read_text()
+        .replace(known.model.path, f"{home}/model")
+        .replace(str(known.state), f"{home}/state")
+        .replace(known.gateway.listen, "127.0.0.1:0")
+        .replace('"examples/', f'"{ROOT}/examples/')
+    )
+    overlay.write_text(settings)
+    return file, overlay
 
 
 async def laid_out(file: Path, overlay: Path | None = None) -> Topology:

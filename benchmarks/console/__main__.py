@@ -21,7 +21,7 @@ import aiohttp
 from playwright.async_api import CDPSession, Page, async_playwright
 
 from prfaas.cli.topology import parts
-from tests.deployments import TIMING, laid_out, settings_in, started
+from tests.deployments import TIMING, laid_out, placed, started
 
 LOADS = 5
 LOOK_S = 30
@@ -36,7 +36,7 @@ WEIGHT = (
 async def deployment() -> AsyncIterator[str]:
     """A running deployment; its base URL."""
     with tempfile.TemporaryDirectory() as folder:
-        topology = await laid_out(TIMING, settings_in(Path(folder)))
+        topology = await laid_out(*placed(TIMING, Path(folder)))
         async with started(parts(topology)):
             yield topology.gateway_url
 

@@ -14,18 +14,13 @@ import pytest
 from playwright.async_api import Page, async_playwright, expect
 
 from prfaas.cli.topology import parts
-from tests.deployments import ROOT, TIMING, laid_out, put_between, settings_in, started
+from tests.deployments import TIMING, laid_out, placed, put_between, started
 from tests.live.relay import Relay
 
 CHROMIUM = shutil.which("chromium")
-PLAN = ROOT / "examples" / "plan" / "paper-case-study.toml"
-SETTINGS = f"""
+SETTINGS = """
 [routing]
 transfer_timeout = "60s"
-[clusters.prfaas.timing]
-plan = "{PLAN}"
-[clusters.pd.timing]
-plan = "{PLAN}"
 [clusters.prfaas.pools.prfaas-pool.links.pd-pool]
 budget = "100Mbps"
 """
@@ -83,7 +78,7 @@ class World:
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    topology = await laid_out(TIMING, settings_in(tmp_path, SETTINGS))
+    topology = await laid_out(*placed(TIMING, tmp_path, SETTINGS))
     relay = Relay(topology.pools["pd-pool"])
     stages = parts(topology)
     put_between(stages, "prfaas-pool", "pd-pool", await relay.start())

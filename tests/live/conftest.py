@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from prfaas.cli.processes import Supervisor
 from prfaas.cli.topology import Topology, parts
-from tests.deployments import LAPTOP, ROOT, laid_out, put_between, settings_in, started
+from tests.deployments import LAPTOP, ROOT, laid_out, placed, put_between, started
 from tests.live.relay import Relay
 
 T = TypeVar("T")
@@ -144,8 +144,7 @@ def document(num_chars: int, start: int = 0) -> str:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
     """Started once; every test leaves it whole."""
-    overlay = settings_in(tmp_path_factory.mktemp("live"), DEV_MODE)
-    topology = await laid_out(LAPTOP, overlay)
+    topology = await laid_out(*placed(LAPTOP, tmp_path_factory.mktemp("live"), DEV_MODE))
     relay = Relay(topology.pools["pd-pool"])
     stages = parts(topology)
     put_between(stages, "prfaas-pool", "pd-pool", await relay.start())
