@@ -12,8 +12,9 @@ from prfaas.core.dispatch import Refusal, Refused, Routed
 from prfaas.core.routing import Path
 from prfaas.core.shipping import shipped_bytes
 from prfaas.errors import PrfaasError
+from prfaas.gateway.asks import Ask
 from prfaas.gateway.copies import Copier
-from prfaas.gateway.driver import Ask, Driver
+from prfaas.gateway.driver import Driver
 from prfaas.gateway.engines import Engine, Engines
 from prfaas.gateway.fields import bad
 from prfaas.gateway.pools import Pools

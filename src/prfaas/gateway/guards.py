@@ -15,8 +15,9 @@ from prfaas.config.deployment import Deployment
 from prfaas.core.breakers import Breaker, BreakerState
 from prfaas.core.budgets import RETRIES, Budget
 from prfaas.core.transfers import TransferState
-from prfaas.gateway.driver import Driver, LinkName
+from prfaas.gateway.driver import Driver
 from prfaas.gateway.journal import Journal, Loop
+from prfaas.gateway.pool_view import LinkName
 from prfaas.gateway.transfers import TransferView, failure_label
 
 LINK_FAULTS = frozenset(
