@@ -7,6 +7,10 @@ export interface LinkSample {
   queued_bytes: number;
   in_flight_bytes: number;
   offload_threshold: number;
+  /** KV cache that arrived over it since the gateway started. */
+  kv_bytes: number;
+  /** Price of these bytes, in the currency of the plan; null where the plan has none. */
+  cost: number | null;
 }
 
 /** What a link carries: its goodput is of its last busy moment, however long ago. */
@@ -44,6 +48,17 @@ export interface PoolState {
   name: string;
   is_live: boolean;
   index_state: string;
+  num_blocks: number;
+  /** Blocks of transfers that nobody has loaded yet. */
+  num_leased: number;
+  tiers: TierUse[];
+}
+
+export interface TierUse {
+  /** "host" or "disk". */
+  name: string;
+  used_bytes: number;
+  capacity_bytes: number;
   num_blocks: number;
 }
 
@@ -104,6 +119,7 @@ export interface RequestRecord {
   reason: string | null;
   explanation: string | null;
   refusal: string | null;
+  error: string | null;
   offload_threshold: number | null;
   predicted_local_ms: number | null;
   predicted_remote_ms: number | null;
@@ -175,6 +191,8 @@ export interface Latency {
 }
 
 export interface WhatIf {
+  /** Whether the plan is the deployment's own; else it is the paper's case study. */
+  is_own: boolean;
   settings: Record<string, number | null>;
   num_pd: number;
   plan: {
