@@ -13,20 +13,26 @@ import aiohttp
 import pytest
 from playwright.async_api import Page, async_playwright, expect
 
-from prfaas.cli.deploy import prepare_model
-from prfaas.cli.parts import listen_on
-from prfaas.cli.processes import Supervisor
-from prfaas.cli.topology import lay_out, parts, prepare_identities
-from prfaas.config.load import load_deployment
+from prfaas.cli.topology import parts
+from tests.deployments import TIMING, laid_out, placed, put_between, started
 from tests.live.relay import Relay
 
 CHROMIUM = shutil.which("chromium")
-EXAMPLE = Path(__file__).parents[2] / "examples" / "timing.toml"
-LINK = "[clusters.prfaas.pools.prfaas-pool.links.pd-pool]\nbudget = '100Mbps'\n"
+SETTINGS = """
+[routing]
+transfer_timeout = "60s"
+[clusters.prfaas.pools.prfaas-pool.links.pd-pool]
+budget = "100Mbps"
+"""
 SLOW_BYTES_PER_S = 60_000
 WIDTHS = (1280, 390)
 PAGES = ("now", "requests", "what-if", "replay", "learn")
 SOON_MS = 60_000
+CLIPPED = """
+[...document.querySelectorAll(".link, .cluster, .pool, .tier, .figures > div")]
+  .filter((card) => card.scrollHeight > card.clientHeight + 1)
+  .map((card) => card.innerText)
+"""
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on this machine"),
@@ -57,7 +63,7 @@ class World:
         await self.page.goto(f"{self.url}/console/#/{page}")
 
     async def keep(self, name: str) -> None:
-        """Take pictures, at both widths; nothing sticks out sideways."""
+        """Take pictures, at both widths; nothing sticks out sideways, no card hides its text."""
         for width in WIDTHS:
             await self.page.set_viewport_size({"width": width, "height": 900})
             await self.page.screenshot(path=self.artefacts / f"{name}-{width}.png", full_page=True)
@@ -65,34 +71,25 @@ class World:
                 "document.documentElement.scrollWidth - document.documentElement.clientWidth"
             )
             assert sideways <= 0, (name, width)
+            clipped = await self.page.evaluate(CLIPPED)
+            assert not clipped, (name, width)
         await self.page.set_viewport_size({"width": WIDTHS[0], "height": 900})
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    file = tmp_path / "timing.toml"
-    file.write_text(
-        EXAMPLE.read_text()
-        .replace(".state/timing", str(tmp_path / "state"))
-        .replace('"examples/', f'"{EXAMPLE.parent}/')
-        .replace('transfer_timeout = "5s"', 'transfer_timeout = "60s"')
-        + LINK
-    )
-    deployment = listen_on(load_deployment(file), ("127.0.0.1", 0))
-    deployment.state.mkdir(mode=0o700)
-    prepare_identities(deployment)
-    await prepare_model(deployment)
-    topology = lay_out(deployment, file)
+    topology = await laid_out(*placed(TIMING, tmp_path, SETTINGS))
     relay = Relay(topology.pools["pd-pool"])
-    port = await relay.start()
-    supervisor = Supervisor(parts(topology))
-    source = supervisor.part("prfaas-pool").command.args
-    source[source.index("--peer") + 1] = f"pd-pool=127.0.0.1:{port}"
+    stages = parts(topology)
+    put_between(stages, "prfaas-pool", "pd-pool", await relay.start())
     artefacts = Path(os.environ.get("PRFAAS_ARTEFACTS", tmp_path / "artefacts"))
     artefacts.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - a moment, before all
     try:
-        await supervisor.start()
-        async with aiohttp.ClientSession() as http, async_playwright() as playwright:
+        async with (
+            started(stages),
+            aiohttp.ClientSession() as http,
+            async_playwright() as playwright,
+        ):
             browser = await playwright.chromium.launch(
                 executable_path=CHROMIUM, args=["--no-sandbox"]
             )
@@ -103,7 +100,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
             await asyncio.gather(*made.asked)
             await browser.close()
     finally:
-        await supervisor.stop()
         await relay.stop()
 
 
@@ -126,7 +122,7 @@ async def test_an_operator_s_round(world: World) -> None:
 
     await world.open("requests")
     await remote.first.click()
-    await expect(page.get_by_text("long: 30,000 new tokens against 19,400")).to_be_visible()
+    await expect(page.locator("p.why")).to_contain_text("long: 30,000 new tokens against 19,400")
     for part in ("prefill, prfaas-", "transfer, ", "decode, pd-"):
         await expect(page.locator(".waterfall .name", has_text=part)).to_be_visible()
     await world.keep("request")
@@ -145,6 +141,10 @@ async def test_an_operator_s_round(world: World) -> None:
     await world.open("now")
     await expect(page.locator(".link dd").last).to_have_text(tokens, timeout=SOON_MS)
     await expect(page.locator(".changes li").first).to_contain_text("operator")
+    await page.get_by_label("Offload above").fill("25000")
+    await page.get_by_role("button", name="Set until restart").click()
+    await expect(page.locator(".threshold span")).to_contain_text("more than 25,000 new tokens")
+    await expect(page.locator(".link dd").last).to_have_text("25,000 tokens", timeout=SOON_MS)
 
     world.relay.bytes_per_s = SLOW_BYTES_PER_S
     for number in range(3):

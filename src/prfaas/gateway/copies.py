@@ -20,13 +20,16 @@ from prfaas.core.pulls import Road
 from prfaas.core.routing import Path
 from prfaas.core.shipping import is_worth_sending, shipped_bytes
 from prfaas.core.ways import Way
-from prfaas.gateway.driver import Ask, Driver, LinkName
+from prfaas.gateway.asks import Ask
+from prfaas.gateway.driver import Driver
 from prfaas.gateway.journal import Journal, Loop
+from prfaas.gateway.pool_view import LinkName
 from prfaas.gateway.tickets import TicketOffice
 from prfaas.gateway.transfers import Transfers, TransferView
 from prfaas.units import NS_PER_S
 from prfaas.wire.frames import TRANSFER_ID_BYTES
-from prfaas.wire.messages import PULL_KEYS_MAX, Pull, wire_keys
+from prfaas.wire.messages.fields import PULL_KEYS_MAX, wire_keys
+from prfaas.wire.messages.link import Pull
 
 CANDIDATES_MAX = 256
 """Prefixes that are counted for each link; each keeps the hashes of a prompt."""

@@ -86,6 +86,8 @@ class Flow:
             exchange.stop_watching()
             if exchange.record.outcome is not Outcome.FINISHED:
                 self._give_up_transfer(exchange, "the request ended early")
+            elif exchange.is_short:
+                self._give_up_transfer(exchange, "decode went on without its blocks")
             self.driver.end(number, time.monotonic_ns())
 
     async def _prefill(self, exchange: Exchange, plan: Plan, engine: Engine) -> None:
@@ -97,7 +99,7 @@ class Flow:
         if not transfer.stays:
             record.transfer = transfer
             self.guards.began((transfer.source, transfer.destination))
-            exchange.watch = self.hedges.watch(plan, transfer)
+            exchange.watch = self.hedges.watch(plan, transfer, record.deadline_ns)
         record.prefill_engine = engine.name
         try:
             exchange.usage.cached_max = await self.prefill_leg.run(
@@ -190,5 +192,5 @@ async def _give_up(exchange: Exchange, error: EngineError) -> web.StreamResponse
             return await exchange.stream.fail(from_json(error.body))
         raise error
     if isinstance(error, LegBrokenError) and error.reason == "status_5xx":
-        return error_answer(error.body, error.status, exchange)
+        return error_answer(error, exchange)
     raise UnavailableError(f"{error}; no other engine can take the request")
