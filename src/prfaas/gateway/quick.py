@@ -18,7 +18,7 @@ PLAIN_TEXTS = (
 )
 _ODD_TEXTS = (
     "I'LL we'Re ſ'ſ it‘s 'tis ''s don'T\u0301 K\u212a İı ß ǅ ª º ﬀ ℡ 𝔘𝔫 ٣४२ ½ Ⅷ 1\u0664\u09e8 x²",
-    " \t \n\r\n\n \r\x0b\x0c\x1c\x85\u00a0\u2003\u2028\u3000\u200b\ufeff a  b   c   d\n  \n\t\te \n",
+    " \t \n\r\n\n \r\x0b\x0c\x1c\x85\u00a0\u2003\u2028\u3000\u200b\ufeff a  b  c\n  \n\t\te \n",
     "a\u0300\u0301\u0323o\u0308\u0323 \u0301x \u1100\u1161\u11a8각 ाक्षि ด้วย ﷺ \u200d\u200c\ufe0f",
     "🏳️‍🌈🇩🇪🇫 \U0010ffff\ue000\u0000\x7f",
     "".join(map(chr, range(0x20, 0x250))),
