@@ -1,6 +1,6 @@
 """Goodput under SLO by scenario and policy, as Markdown tables.
 
-python benchmarks/sim/policies.py [--seeds 1,2,3] [--rows "bursty;link-cut"]
+python benchmarks/sim/policies.py [--seeds 1,2,3] [--rows "bursty;link-cut"] [--jobs 2]
 
 The rates follow one rule, which knows nothing of `adaptive`. The base rate of a row is the highest
 at which the paper's policy, with the planner's threshold and split for this very system, meets both
@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from prfaas.core.policies import PolicyName
@@ -26,6 +28,7 @@ SEARCH_SEED = 11
 OTHER_LOADS = (0.8, 1.2)
 FIVE_GBIT = ('plan_settings=["prfaas.0.link.bandwidth=5Gbps"]',)
 NUM_LENGTHS = 400
+COMPARED = (PolicyName.PAPER, PolicyName.ADAPTIVE)
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,14 @@ class Row:
         changes: Settings of this row.
         base: File and settings of the undisturbed system; None for a trace, which is its own.
         rate_ratio: The row's mean rate, as a share of the base rate.
+        base_only: Runs at the base rate without admission alone; it takes too long for more.
     """
 
     file: str
     changes: tuple[str, ...] = ()
     base: tuple[str, tuple[str, ...]] | None = ("paper-poisson", ())
     rate_ratio: float = 1.0
+    base_only: bool = False
 
 
 ROWS = {
@@ -55,7 +60,7 @@ ROWS = {
     "diurnal": Row("diurnal", rate_ratio=1 / 1.5),
     "diurnal, re-roling": Row("diurnal", ("routing.reroling=true",), rate_ratio=1 / 1.5),
     "mooncake": Row("mooncake", base=None),
-    "claude-code": Row("claude-code", base=None),
+    "claude-code": Row("claude-code", base=None, base_only=True),
     "scarce-link": Row("scarce-link", FIVE_GBIT, ("scarce-link", FIVE_GBIT)),
     "stale-plan": Row("scarce-link", base=("scarce-link", FIVE_GBIT)),
     "stale-plan, re-roling": Row(
@@ -133,36 +138,49 @@ def with_admission(scenario: Scenario) -> Scenario:
     return replace(scenario, setup=replace(scenario.setup, routing=routing))
 
 
+def measure(name: str, seeds: Sequence[int]) -> tuple[str, str | None]:
+    """A row of the table, and of the one with admission."""
+    row = ROWS[name]
+    scenario = scenario_of(row)
+    found = {p: goodput(scenario, p, 1.0, seeds, name) for p in PolicyName}
+    cells = [f"{rate:.3f}" for rate in found.values()]
+    cells.append(_gain(found[PolicyName.PAPER], found[PolicyName.ADAPTIVE]))
+    if row.base_only:
+        return _line(name, [*cells, *["-"] * len(OTHER_LOADS)]), None
+    for load in OTHER_LOADS:
+        cells.append(_gain(*(goodput(scenario, p, load, seeds, name) for p in COMPARED)))
+    refusing = with_admission(scenario)
+    pair = [goodput(refusing, p, 1.0, seeds, f"{name} +admission") for p in COMPARED]
+    return _line(name, cells), _line(name, [*(f"{rate:.3f}" for rate in pair), _gain(*pair)])
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description="Goodput under SLO by scenario and policy.")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--rows", default=";".join(ROWS), help="separated by ;")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="rows at a time")
     options = parser.parse_args()
     seeds = [int(seed) for seed in options.seeds.split(",")]
-    lines = []
-    for name in options.rows.split(";"):
-        scenario = scenario_of(ROWS[name])
-        found = {p: goodput(scenario, p, 1.0, seeds, name) for p in PolicyName}
-        cells = [f"{rate:.3f}" for rate in found.values()]
-        cells.append(_gain(found[PolicyName.ADAPTIVE], found[PolicyName.PAPER]))
-        for load in OTHER_LOADS:
-            pair = [
-                goodput(scenario, p, load, seeds, name)
-                for p in (PolicyName.ADAPTIVE, PolicyName.PAPER)
-            ]
-            cells.append(_gain(*pair))
-        refusing = with_admission(scenario)
-        cells += [
-            f"{goodput(refusing, p, 1.0, seeds, name + ' +admission'):.3f}"
-            for p in (PolicyName.PAPER, PolicyName.ADAPTIVE)
-        ]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        print(lines[-1], flush=True)
-    print("\n".join(lines))
+    with multiprocessing.Pool(options.jobs) as pool:
+        rows = pool.map(partial(measure, seeds=seeds), options.rows.split(";"), chunksize=1)
+    loads = [f"at {load}" for load in OTHER_LOADS]
+    _print(["scenario", *(p.value for p in PolicyName), "+x", *loads], [row for row, _ in rows])
+    _print(["scenario", *(p.value for p in COMPARED), "+x"], [row for _, row in rows if row])
 
 
-def _gain(ours: float, theirs: float) -> str:
-    return f"{ours / theirs - 1:+.1%}" if theirs > 0 else f"{ours:.3f} : 0"
+def _print(head: Sequence[str], lines: Sequence[str]) -> None:
+    print("", _line(head[0], head[1:]), "|---|" + "---:|" * (len(head) - 1), *lines, sep="\n")
+
+
+def _line(name: str, cells: Sequence[str]) -> str:
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def _gain(theirs: float, ours: float) -> str:
+    """What `ours` has more, and no percentage that says nothing."""
+    if theirs <= 0:
+        return f"{ours:.3f} : 0"
+    return "> 10 x" if ours > 10 * theirs else f"{ours / theirs - 1:+.1%}"
 
 
 if __name__ == "__main__":

@@ -7,12 +7,27 @@ export interface LinkSample {
   queued_bytes: number;
   in_flight_bytes: number;
   offload_threshold: number;
+  /** KV cache that arrived over it since the gateway started. */
+  kv_bytes: number;
+  /** Price of these bytes, in the currency of the plan; null where the plan has none. */
+  cost: number | null;
 }
 
-/** What a link carries: its goodput is of its last busy moment, however long ago. */
-export function carried(link: LinkSample | undefined): number | null {
+/**
+ * What a link carried between two samples, bit/s. While it is busy that is its goodput; a transfer
+ * that is over before the next sample shows in the bytes that arrived.
+ */
+export function carried(name: string, at: Sample, before: Sample | undefined): number | null {
+  const link = at.links[name];
   if (!link) return null;
-  return link.queued_bytes + link.in_flight_bytes > 0 ? link.goodput_bits_per_s : 0;
+  if (isBusy(link)) return link.goodput_bits_per_s;
+  const then = before?.links[name];
+  if (!then || isBusy(then) || at.at_unix_s <= before!.at_unix_s) return 0;
+  return Math.max(0, (8 * (link.kv_bytes - then.kv_bytes)) / (at.at_unix_s - before!.at_unix_s));
+}
+
+function isBusy(link: LinkSample): boolean {
+  return link.queued_bytes + link.in_flight_bytes > 0;
 }
 
 export interface Sample {
@@ -44,6 +59,17 @@ export interface PoolState {
   name: string;
   is_live: boolean;
   index_state: string;
+  num_blocks: number;
+  /** Blocks of transfers that nobody has loaded yet. */
+  num_leased: number;
+  tiers: TierUse[];
+}
+
+export interface TierUse {
+  /** "host" or "disk". */
+  name: string;
+  used_bytes: number;
+  capacity_bytes: number;
   num_blocks: number;
 }
 
@@ -104,6 +130,7 @@ export interface RequestRecord {
   reason: string | null;
   explanation: string | null;
   refusal: string | null;
+  error: string | null;
   offload_threshold: number | null;
   predicted_local_ms: number | null;
   predicted_remote_ms: number | null;
@@ -175,6 +202,8 @@ export interface Latency {
 }
 
 export interface WhatIf {
+  /** Whether the plan is the deployment's own; else it is the paper's case study. */
+  is_own: boolean;
   settings: Record<string, number | null>;
   num_pd: number;
   plan: {
@@ -257,12 +286,18 @@ export function follow(onState: (state: State) => void, onLost: (why: string) =>
         await read(stopped.signal, onState);
         onLost("the gateway closed the connection");
       } catch (error) {
-        if (!stopped.signal.aborted) onLost(error instanceof Error ? error.message : String(error));
+        if (!stopped.signal.aborted) onLost(whyLost(error));
       }
       await new Promise((resolve) => setTimeout(resolve, 1000));
     }
   })();
   return () => stopped.abort();
+}
+
+function whyLost(error: unknown): string {
+  if (error instanceof ApiError && (error.status === 401 || error.status === 403))
+    return "this gateway asks for an operator's key; press “enter key” at the top";
+  return error instanceof Error ? error.message : String(error);
 }
 
 async function read(signal: AbortSignal, onState: (state: State) => void): Promise<void> {

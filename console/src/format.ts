@@ -31,6 +31,14 @@ export function count(value: number | null | undefined): string {
   return value == null ? "–" : Math.round(value).toLocaleString("en");
 }
 
+/** An amount in the currency of the plan, whichever that is. */
+export function money(value: number): string {
+  if (value === 0) return "0";
+  if (value < 0.0001) return "< 0.0001";
+  if (value < 1) return `${Number(value.toPrecision(2))}`;
+  return value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+}
+
 export function percent(share: number | null | undefined): string {
   return share == null ? "–" : `${(share * 100).toFixed(Math.abs(share) < 0.1 ? 1 : 0)} %`;
 }

@@ -27,6 +27,11 @@ SLOW_BYTES_PER_S = 60_000
 WIDTHS = (1280, 390)
 PAGES = ("now", "requests", "what-if", "replay", "learn")
 SOON_MS = 60_000
+CLIPPED = """
+[...document.querySelectorAll(".link, .cluster, .pool, .tier, .figures > div")]
+  .filter((card) => card.scrollHeight > card.clientHeight + 1)
+  .map((card) => card.innerText)
+"""
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on this machine"),
@@ -57,7 +62,7 @@ class World:
         await self.page.goto(f"{self.url}/console/#/{page}")
 
     async def keep(self, name: str) -> None:
-        """Take pictures, at both widths; nothing sticks out sideways."""
+        """Take pictures, at both widths; nothing sticks out sideways, no card hides its text."""
         for width in WIDTHS:
             await self.page.set_viewport_size({"width": width, "height": 900})
             await self.page.screenshot(path=self.artefacts / f"{name}-{width}.png", full_page=True)
@@ -65,6 +70,8 @@ class World:
                 "document.documentElement.scrollWidth - document.documentElement.clientWidth"
             )
             assert sideways <= 0, (name, width)
+            clipped = await self.page.evaluate(CLIPPED)
+            assert not clipped, (name, width)
         await self.page.set_viewport_size({"width": WIDTHS[0], "height": 900})
 
 
@@ -126,7 +133,7 @@ async def test_an_operator_s_round(world: World) -> None:
 
     await world.open("requests")
     await remote.first.click()
-    await expect(page.get_by_text("long: 30,000 new tokens against 19,400")).to_be_visible()
+    await expect(page.locator("p.why")).to_contain_text("long: 30,000 new tokens against 19,400")
     for part in ("prefill, prfaas-", "transfer, ", "decode, pd-"):
         await expect(page.locator(".waterfall .name", has_text=part)).to_be_visible()
     await world.keep("request")
@@ -145,6 +152,10 @@ async def test_an_operator_s_round(world: World) -> None:
     await world.open("now")
     await expect(page.locator(".link dd").last).to_have_text(tokens, timeout=SOON_MS)
     await expect(page.locator(".changes li").first).to_contain_text("operator")
+    await page.get_by_label("Offload above").fill("25000")
+    await page.get_by_role("button", name="Set until restart").click()
+    await expect(page.locator(".threshold span")).to_contain_text("more than 25,000 new tokens")
+    await expect(page.locator(".link dd").last).to_have_text("25,000 tokens", timeout=SOON_MS)
 
     world.relay.bytes_per_s = SLOW_BYTES_PER_S
     for number in range(3):

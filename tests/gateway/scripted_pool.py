@@ -10,21 +10,21 @@ from prfaas.core.blocks import BlockKey, Layout
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import identity_in, peer_name
-from prfaas.wire.messages import (
-    Abort,
+from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.codec import decode
+from prfaas.wire.messages.gateway import (
     Evicted,
     LinkTelemetry,
-    Message,
     PoolState,
-    Pull,
     Snapshot,
     SnapshotEnd,
     Stored,
     Subscribe,
+    TierUse,
     TransferEnded,
-    decode,
-    layout_spec,
 )
+from prfaas.wire.messages.layouts import layout_spec
+from prfaas.wire.messages.link import Abort, Pull
 
 
 @dataclass
@@ -34,6 +34,8 @@ class ScriptedPool:
     layouts: dict[str, Layout] = field(default_factory=dict)
     links: dict[str, bool] = field(default_factory=dict)
     telemetry: dict[str, LinkTelemetry] = field(default_factory=dict)
+    tiers: dict[str, TierUse] = field(default_factory=dict)
+    num_leased: int = 0
     blocks: list[tuple[bytes, BlockKey]] = field(default_factory=list)
     """What the next snapshot holds."""
     next_seq: int = 7
@@ -108,7 +110,14 @@ class ScriptedPool:
     def tell_state(self) -> None:
         layouts = {name: layout_spec(layout) for name, layout in self.layouts.items()}
         self.send(
-            PoolState(seq=self.seq(), layouts=layouts, links=self.links, telemetry=self.telemetry)
+            PoolState(
+                seq=self.seq(),
+                layouts=layouts,
+                links=self.links,
+                telemetry=self.telemetry,
+                tiers=self.tiers,
+                num_leased=self.num_leased,
+            )
         )
 
     def store(self, layout: Layout, keys: list[BlockKey]) -> None:

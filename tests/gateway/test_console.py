@@ -1,13 +1,17 @@
 import asyncio
 import gzip
 import json
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from prfaas.gateway.console import routes
 from prfaas.gateway.console.assets import assets
+from prfaas.gateway.console.live import LiveState
+from prfaas.wire.messages.gateway import TierUse
 
 from .conftest import World, running, until
 
@@ -60,6 +64,23 @@ async def test_the_state_tells_of_parts_requests_and_changes(world: World) -> No
     assert "x" * 20 not in json.dumps(state)
 
 
+async def test_the_state_tells_what_pools_hold_and_what_links_cost(world: World) -> None:
+    use = TierUse(used_bytes=3 << 20, capacity_bytes=1 << 30, num_blocks=7)
+    world.pd_pool.tiers, world.pd_pool.num_leased = {"host": use}, 2
+    world.pd_pool.tell_state()
+    pools = world.gateway.pools
+    await until(lambda: bool(pools.tiers("pd-pool")))
+    _, state = await get(world, "/console/api/state")
+    held = {pool["name"]: pool for cluster in state["clusters"] for pool in cluster["pools"]}
+    assert held["pd-pool"]["tiers"] == [{"name": "host", **msgspec.to_builtins(use)}]
+    assert held["pd-pool"]["num_leased"] == 2
+    assert held["prfaas-pool"]["tiers"] == []
+    link = state["sample"]["links"]["prfaas-pool>pd-pool"]
+    assert (link["kv_bytes"], link["cost"]) == (0, None)
+    await world.pd_pool.stop()
+    await until(lambda: not pools.tiers("pd-pool") and not pools.num_leased("pd-pool"))
+
+
 async def test_the_stream_repeats_the_state_and_has_places(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +93,50 @@ async def test_the_stream_repeats_the_state_and_has_places(
         assert status == 429
         assert "1 consoles are open" in body["error"]["message"]
     console = world.gateway._console
-    await until(lambda: not console._num_listeners)
+    await until(lambda: not console._live.num_followers)
+
+
+async def test_one_reading_serves_all_pages_and_none_is_made_for_nobody() -> None:
+    readings: list[bytes] = []
+
+    def read() -> bytes:
+        readings.append(f"state {len(readings) + 1}".encode())
+        return readings[-1]
+
+    live = LiveState(read)
+    live.beat()
+    assert not readings
+    with live.following(), live.following():
+        assert [await live.after(0) for _ in range(2)] == [(1, b"state 1")] * 2
+        waiting = [asyncio.create_task(live.after(1)) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        live.beat()
+        assert await asyncio.gather(*waiting) == [(2, b"state 2")] * 2
+        live.beat()
+        live.beat()
+        # Who was slow gets the newest.
+        assert await live.after(2) == (4, b"state 4")
+    assert live.num_followers == 0
+    with live.following():
+        assert await live.after(0) == (4, b"state 4")
+    live.beat()
+    with live.following():
+        assert await live.after(0) == (5, b"state 5")
+
+
+async def test_pages_share_their_states(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "INTERVAL_S", 0.01)
+    async with AsyncExitStack() as open_pages:
+        streams = [
+            await open_pages.enter_async_context(world.http.get(f"{world.url}/console/api/events"))
+            for _ in range(3)
+        ]
+        seen: list[set[bytes]] = [set() for _ in streams]
+        # Two readings differ in their time: only one and the same can come on all pages.
+        while not set.intersection(*seen):
+            for page, events in zip(streams, seen, strict=True):
+                events.add(await page.content.readuntil(b"\n\n"))
 
 
 async def test_the_last_hour(world: World) -> None:

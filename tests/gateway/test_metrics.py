@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from prfaas.cli.metrics_reference import Described, gateway_metrics, pool_metrics, reference
 from prfaas.core.role_loop import Role
-from prfaas.wire.messages import LinkTelemetry
+from prfaas.wire.messages.gateway import LinkTelemetry
 from tests.pool.conftest import World as Pools
 from tests.pool.conftest import world as pools_world
 
@@ -123,6 +123,9 @@ async def test_what_links_hits_and_bytes_tell(
             'prfaas_engine_role{engine="decode",role="prefill"}': 0.0,
             "prfaas_loops_frozen": 0.0,
         }
+        async with world.http.get(f"{world.url}/console/api/state") as response:
+            seen = (await response.json())["sample"]["links"]["prfaas-pool>pd-pool"]
+        assert (seen["kv_bytes"], seen["cost"]) == (2 * 10**9, pytest.approx(0.1))
         for sample, value in expected.items():
             assert await world.metric(sample) == pytest.approx(value), sample
         assert world.gateway.driver.split is not None

@@ -3,8 +3,9 @@ import asyncio
 from click.testing import CliRunner
 
 from prfaas.cli.main import cli
+from prfaas.wire.messages.gateway import TierUse
 
-from .conftest import World
+from .conftest import World, until
 
 
 async def run(*args: str) -> tuple[int, str]:
@@ -13,10 +14,16 @@ async def run(*args: str) -> tuple[int, str]:
 
 
 async def test_top_shows_parts_alarms_and_requests(world: World) -> None:
+    use = TierUse(used_bytes=3 << 20, capacity_bytes=1 << 30, num_blocks=7)
+    world.pd_pool.tiers, world.pd_pool.num_leased = {"host": use}, 1_234
+    world.pd_pool.tell_state()
+    await until(lambda: world.gateway.pools.num_leased("pd-pool") == 1_234)
     await world.post({"model": "tiny", "prompt": "x" * 20, "max_tokens": 2})
     code, shown = await run("--once", "--url", world.url)
     assert code == 0, shown
     for words in ("prfaas-pool>pd-pool", "spare", "down", "100 tokens", "below", "! engine spare"):
+        assert words in shown
+    for words in ("3.0 MiB of 1.0 GiB", "1,234", "no price set"):
         assert words in shown
 
 

@@ -67,6 +67,15 @@ class Live:
             assert reply.status == 200, answer
             return str(answer["choices"][0]["message"]["content"])
 
+    async def look(self, text: str) -> dict[str, dict[str, Any]]:
+        """What the gateway's index says of a chat, by pool node and engine."""
+        body = {"messages": self.chat_body(text)["messages"]}
+        async with self.http.post(f"{self.url}/kv/lookup", json=body) as reply:
+            found = await reply.json()
+            assert reply.status == 200, found
+        clusters = found["clusters"]
+        return {each["name"]: each for c in clusters for each in (*c["pools"], *c["engines"])}
+
     async def record(self, request_id: str) -> dict[str, Any]:
         """What the gateway says of a request that has ended."""
 
@@ -138,6 +147,8 @@ async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
         LAPTOP.read_text()
         .replace(".state/laptop", str(home / "state"))
         .replace(".state/demo-model", str(home / "model"))
+        # Of vLLM's endpoints, the one that resets an engine's prefix cache.
+        .replace("cpus = ", 'env = { VLLM_SERVER_DEV_MODE = "1" }\ncpus = ')
     )
     deployment = listen_on(load_deployment(file), ("127.0.0.1", 0))
     check_deployment(deployment)

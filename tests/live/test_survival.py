@@ -153,6 +153,20 @@ async def test_a_client_that_leaves_cancels_everything(live: Live) -> None:
 
 
 async def test_the_prefill_engine_is_killed_mid_prefill(live: Live) -> None:
+    seen = "[before the kill] " + document(3000)
+    await ask(live, seen)
+
+    async def device(state: str, hit: bool) -> None:
+        """Wait until the index knows so much of the engine's own cache."""
+
+        async def known() -> bool:
+            found = (await live.look(seen))["prfaas-engine"]
+            return (found["state"], bool(found["hit_tokens"])) == (state, hit)
+
+        await until(known)
+
+    await device("exact", hit=True)
+
     async def harm() -> None:
         kill(live, "prfaas-engine")
 
@@ -160,5 +174,7 @@ async def test_the_prefill_engine_is_killed_mid_prefill(live: Live) -> None:
     assert record["fallback"]["stage"] == "prefill"
     _, record = await ask(live, "[no prefill engine] " + document(3000))
     assert (record["path"], record["reason"]) == ("local", "no_prefill_instance")
+    await device("degraded", hit=False)
     await live.supervisor.restart("prfaas-engine")
+    await device("exact", hit=False)
     await live.remote_again("prefill engine")

@@ -13,7 +13,10 @@ from prfaas.core.blocks import BlockKey
 from prfaas.errors import ConfigError
 from prfaas.pool import disk as module
 from prfaas.pool.segments import ALIGN_BYTES, SegmentFiles
-from prfaas.wire.messages import HIT, MISS, Evicted, Load, Missing, Stored, keys_of, wire_keys
+from prfaas.wire.messages.engine import HIT, MISS, Load
+from prfaas.wire.messages.fields import keys_of, wire_keys
+from prfaas.wire.messages.gateway import Evicted, PoolState, Stored, TierUse
+from prfaas.wire.messages.link import Missing
 
 from .conftest import World
 from .sites import LAYOUT, LOOPBACK, NUM_ROWS, PROMPT, Engine, Site, content, subscribe, until
@@ -101,6 +104,24 @@ async def test_a_block_used_again_is_not_written_again(world: World, folder: Pat
         await loads_right(engine, KEYS)
         await until(lambda: not pd.node.store.is_writing)
     assert pd.metric("pool_blocks_spilled_total") == len(on_disk(pd)) <= len(KEYS)
+
+
+async def test_gateways_hear_what_the_disk_holds(world: World, folder: Path) -> None:
+    pd = await start_pd(world, folder)
+    watch = await subscribe(pd, world.identities)
+    await store_all(pd, await world.engine("pd-pool"))
+    disk = pd.node.disk
+    assert disk is not None
+
+    def told() -> dict[str, TierUse]:
+        states = [message for message in watch.messages if isinstance(message, PoolState)]
+        return states[-1].tiers if states else {}
+
+    def expected() -> TierUse:
+        return TierUse(used_bytes=disk.used_bytes, capacity_bytes=DISK, num_blocks=len(disk))
+
+    await until(lambda: len(disk) > 0 and told().get("disk") == expected())
+    watch.channel.close("done")
 
 
 async def test_everything_on_disk_is_back_after_a_restart(world: World, folder: Path) -> None:

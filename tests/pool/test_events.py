@@ -9,8 +9,9 @@ from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError
 from prfaas.pool import events
 from prfaas.wire import channel
-from prfaas.wire.messages import (
-    AnyMessage,
+from prfaas.wire.messages.codec import AnyMessage
+from prfaas.wire.messages.fields import keys_of
+from prfaas.wire.messages.gateway import (
     Evicted,
     PoolState,
     Snapshot,
@@ -18,9 +19,8 @@ from prfaas.wire.messages import (
     Stored,
     Subscribe,
     TransferEnded,
-    keys_of,
-    layout_spec,
 )
+from prfaas.wire.messages.layouts import layout_spec
 
 from .conftest import World
 from .sites import LAYOUT, LOOPBACK, PROMPT, Peer, content, dial, subscribe, until
@@ -79,6 +79,28 @@ async def test_a_subscriber_follows_stores_and_evictions(
     assert any(isinstance(event, Evicted) for event in events_of(early))
     for peer in (early, late):
         peer.channel.close("done")
+
+
+async def test_a_subscriber_learns_what_tiers_hold_and_who_is_waited_for(world: World) -> None:
+    _, pd, prefill, decode = await world.two_sites()
+    watch = await subscribe(pd, world.identities)
+
+    def told() -> PoolState | None:
+        return next((e for e in reversed(events_of(watch)) if isinstance(e, PoolState)), None)
+
+    transfer = prefill.push()
+    assert await prefill.store(PROMPT, transfer)
+    prefill.push_done(transfer)
+    await until(lambda: (state := told()) is not None and state.num_leased == len(PROMPT))
+    state = told()
+    assert state is not None
+    (name, tier), *others = state.tiers.items()
+    assert (name, others) == ("host", [])
+    assert tier.used_bytes == pd.node.store.used_bytes == sum(len(content(k)) for k in PROMPT)
+    assert (tier.capacity_bytes, tier.num_blocks) == (pd.node.store.capacity_bytes, len(PROMPT))
+    assert await decode.load(PROMPT) == [True] * len(PROMPT)
+    await until(lambda: (state := told()) is not None and not state.num_leased)
+    watch.channel.close("done")
 
 
 async def test_a_subscriber_learns_of_engines_links_and_transfers(world: World) -> None:

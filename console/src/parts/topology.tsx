@@ -1,7 +1,7 @@
 // Clusters, their engines and pools, and the links between them.
 
-import type { ClusterState, EngineState, LinkSample, PoolState, State } from "../api";
-import { count, duration, percent, rate, size } from "../format";
+import type { ClusterState, EngineState, LinkSample, PoolState, State, TierUse } from "../api";
+import { count, duration, money, percent, rate, size } from "../format";
 
 export function Topology({ state }: { state: State }) {
   const away = state.clusters.filter((cluster) => cluster.role === "prfaas");
@@ -64,7 +64,7 @@ function Engine({ engine }: { engine: EngineState }) {
         {engine.name}
         {engine.role !== "both" && <small> {engine.role}</small>}
       </span>
-      <span class="busy" title={`KV cache ${percent(engine.kv_use)} full`}>
+      <span class="bar" title={`KV cache ${percent(engine.kv_use)} full`}>
         <i style={{ width: `${(engine.kv_use ?? 0) * 100}%` }} />
       </span>
       <span class="figure">{trouble || load(engine)}</span>
@@ -86,11 +86,34 @@ function troubleOf(engine: EngineState): string {
 
 function Pool({ pool }: { pool: PoolState }) {
   return (
-    <p class={pool.is_live ? "pool" : "pool down"}>
+    <section class={pool.is_live ? "pool" : "pool down"} aria-label={pool.name}>
       <span class="name">{pool.name}</span>
+      <span class="figure">{pool.is_live ? holds(pool) : "not heard"}</span>
+      {pool.tiers.map((tier) => (
+        <Tier tier={tier} />
+      ))}
+    </section>
+  );
+}
+
+function holds(pool: PoolState): string {
+  const parts = [`${count(pool.num_blocks)} blocks`];
+  if (pool.num_leased) parts.push(`${count(pool.num_leased)} leased`);
+  if (pool.index_state !== "exact") parts.push(pool.index_state);
+  return parts.join(", ");
+}
+
+function Tier({ tier }: { tier: TierUse }) {
+  const share = tier.capacity_bytes ? tier.used_bytes / tier.capacity_bytes : 0;
+  const name = tier.name === "host" ? "memory" : tier.name;
+  return (
+    <p class="tier" title={`${count(tier.num_blocks)} blocks in ${name}, ${percent(share)} full`}>
+      <span>{name}</span>
+      <span class="bar">
+        <i style={{ width: `${share * 100}%` }} />
+      </span>
       <span class="figure">
-        {pool.is_live ? `${count(pool.num_blocks)} blocks` : "not heard"}
-        {pool.is_live && pool.index_state !== "exact" ? `, ${pool.index_state}` : ""}
+        {size(tier.used_bytes)} of {size(tier.capacity_bytes)}
       </span>
     </p>
   );
@@ -111,6 +134,12 @@ function Link({ name, link, isSlow }: { name: string; link: LinkSample; isSlow: 
         <dd>{link.rtt_ms ? duration(link.rtt_ms) : "–"}</dd>
         <dt>waiting</dt>
         <dd>{size(link.queued_bytes)}</dd>
+        <dt>moved</dt>
+        <dd>{size(link.kv_bytes)}</dd>
+        <dt>cost so far</dt>
+        <dd class="cost" title="in the currency of the plan, since this gateway started">
+          {link.cost == null ? "no price set" : money(link.cost)}
+        </dd>
         <dt>threshold</dt>
         <dd>{count(link.offload_threshold)} tokens</dd>
       </dl>

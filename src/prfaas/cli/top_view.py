@@ -19,7 +19,8 @@ _PATHS = {"remote": "cyan", "local": "yellow"}
 
 def screen(state: State) -> RenderableType:
     """The whole screen."""
-    return Group(_head(state), *_alarms(state), _engines(state), _links(state), _requests(state))
+    tables = _engines(state), _pools(state), _links(state), _costs(state), _requests(state)
+    return Group(_head(state), *_alarms(state), *tables)
 
 
 def _head(state: State) -> Text:
@@ -43,7 +44,7 @@ def _alarms(state: State) -> Iterator[Text]:
 
 
 def _engines(state: State) -> Table:
-    table = _table("cluster", "engine or pool", "state", "running", "waiting", "KV use", "blocks")
+    table = _table("cluster", "engine", "state", "running", "waiting", "KV use")
     for cluster in state["clusters"]:
         name = cluster["name"] + ("" if cluster["is_on"] else " (off)")
         for engine in cluster["engines"]:
@@ -51,13 +52,30 @@ def _engines(state: State) -> Table:
             shown = Text(trouble or "ready", style="red" if trouble else "green")
             figures = [_count(engine[key]) for key in ("num_running", "num_waiting")]
             use = "-" if engine["kv_use"] is None else f"{engine['kv_use']:.0%}"
-            table.add_row(name, engine["name"], shown, *figures, use, "")
+            table.add_row(name, engine["name"], shown, *figures, use)
             name = ""
-        for pool in cluster["pools"]:
-            heard = pool["index_state"] if pool["is_live"] else "not heard"
-            shown = Text(heard, style="green" if heard == "exact" else "red")
-            table.add_row("", pool["name"], shown, "", "", "", f"{pool['num_blocks']:,}")
     return table
+
+
+def _pools(state: State) -> Table:
+    table = _table("pool", "state", "memory", "disk", "blocks", "leased")
+    for pool in (pool for cluster in state["clusters"] for pool in cluster["pools"]):
+        heard = pool["index_state"] if pool["is_live"] else "not heard"
+        tiers = {tier["name"]: tier for tier in pool["tiers"]}
+        table.add_row(
+            pool["name"],
+            Text(heard, style="green" if heard == "exact" else "red"),
+            *(_use(tiers.get(name)) for name in ("host", "disk")),
+            f"{pool['num_blocks']:,}",
+            f"{pool['num_leased']:,}",
+        )
+    return table
+
+
+def _use(tier: State | None) -> str:
+    if tier is None:
+        return "-"
+    return f"{format_size(tier['used_bytes'])} of {format_size(tier['capacity_bytes'])}"
 
 
 def _trouble(engine: State) -> str:
@@ -84,6 +102,15 @@ def _links(state: State) -> Table:
     return table
 
 
+def _costs(state: State) -> Table:
+    """What links have moved: a table of its own, or a terminal of 80 columns cuts names."""
+    table = _table("link", "KV moved", "cost so far")
+    for name, link in state["sample"]["links"].items():
+        cost = "no price set" if link["cost"] is None else f"{link['cost']:,.4g}"
+        table.add_row(name, format_size(link["kv_bytes"]), cost)
+    return table
+
+
 def _requests(state: State) -> Table:
     table = _table("time", "request", "path", "why", "prompt", "cached", "TTFT", "outcome")
     for request in state["requests"]:
@@ -107,8 +134,13 @@ def _table(*columns: str) -> Table:
         "running",
         "KV use",
         "blocks",
+        "memory",
+        "disk",
+        "leased",
         "goodput",
         "waiting",
+        "KV moved",
+        "cost so far",
         "threshold",
         "prompt",
         "cached",

@@ -49,7 +49,8 @@ _WORDS = {
     Reason.LINK_DOWN: "long ({compared}), but the link is down",
     Reason.NO_PREFILL_INSTANCE: "long ({compared}), but no PrfaaS engine is ready",
     Reason.LAYOUT_MISMATCH: "long ({compared}), but the clusters' KV layouts differ",
-    Reason.NOT_OFFLOADABLE: "long ({compared}), but the request cannot be split",
+    Reason.NOT_OFFLOADABLE: "long ({compared}), but nothing to ship: less than a new KV block, "
+    "or a field that one engine alone can serve",
     Reason.LINK_LIMIT: "long ({compared}), but its tenant has used its share of the links",
     Reason.ALWAYS_LOCAL: "the policy keeps every request at home ({compared})",
     Reason.ALWAYS_REMOTE: "the policy sends every request away ({compared})",
@@ -63,20 +64,28 @@ class RoutingFacts(NamedTuple):
 
     Attributes:
         num_prompt_tokens: Length of the prompt.
-        pd_hit_tokens: Usable cached prefix in the PD cluster.
+        pd_hit_tokens: Usable cached prefix in the PD cluster, for the instance that would prefill.
         prfaas_hit_tokens: Usable cached prefix in the PrfaaS cluster.
         obstacle: What keeps the request from being prefilled remotely; None when nothing does.
+        device_only_tokens: End of `pd_hit_tokens` that lies in that instance's own memory and not
+            in its pool.
     """
 
     num_prompt_tokens: int
     pd_hit_tokens: int = 0
     prfaas_hit_tokens: int = 0
     obstacle: Reason | None = None
+    device_only_tokens: int = 0
 
     @property
     def num_new_tokens(self) -> int:
         """Incremental length, judged by the PD cluster's own cache."""
         return self.num_prompt_tokens - self.pd_hit_tokens
+
+    @property
+    def present_tokens(self) -> int:
+        """Cached prefix in the PD cluster's pool: what lies there is not shipped."""
+        return self.pd_hit_tokens - self.device_only_tokens
 
 
 class Decision(NamedTuple):

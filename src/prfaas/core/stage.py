@@ -40,7 +40,8 @@ class Stage:
     Args:
         members: The instances.
         stale_after_ns: Age beyond which a report counts as unknown.
-        weights: Of the scores of its instances.
+        weights: Of the scores of its instances. What these hold in their own memory counts where
+            it has a weight.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Stage:
         self.instances = {m.name: Instance(m.name, m.pool) for m in members}
         self.pools = tuple(dict.fromkeys(m.pool for m in members))
         self.weights = weights
+        self._counts_device = weights.on_device > 0
         self._num_open = dict.fromkeys(self.instances, 0)
 
     @property
@@ -81,22 +83,30 @@ class Stage:
             now_ns: Time.
             road: From an instance to where its blocks are wanted; None when they stay.
         """
-        hits, hints, most = arrival.hits, arrival.hints, 0
+        hits, hints, most, most_device = arrival.hits, arrival.hints, 0, 0
         for pool in self.pools:
             hit = hits.get(pool, 0)
             if hints:
                 hit = max(hit, hints.get(pool, 0))
             most = max(most, hit)
-        num_tokens = arrival.num_tokens_to_fit
+        for source in hits if self._counts_device else ():
+            if source in self.instances:
+                most_device = max(most_device, hits[source])
+        most, num_tokens = max(most, most_device), arrival.num_tokens_to_fit
         first = self.book.first(now_ns)
         if first is not None:
             candidate = self._candidate(arrival, *first, road)
-            if is_ideal(candidate, num_tokens, most):
+            if is_ideal(candidate, num_tokens, most, most_device):
                 return tuple.__new__(Pick, (candidate, None, (candidate,)))  # quicker than Pick()
-        candidates = self._candidates(arrival, now_ns, road)
-        return pick(candidates, num_tokens, hit_tokens_max=most, weights=self.weights)
+        return pick(
+            self._candidates(arrival, now_ns, road),
+            num_tokens,
+            hit_tokens_max=most,
+            weights=self.weights,
+            device_tokens_max=most_device,
+        )
 
-    def last_like(self, chosen: Candidate, now_ns: int) -> Candidate:
+    def last_like(self, chosen: Candidate, arrival: Arrival, now_ns: int) -> Candidate:
         """The busiest instance that may stand in for a chosen one: same pool and layout."""
         like = self.instances[chosen.name]
         peers = (
@@ -106,33 +116,41 @@ class Stage:
             and i.num_tokens_max >= like.num_tokens_max
         )
         name = self.book.last(peers) or chosen.name
-        return chosen._replace(name=name, wait_ns=self.book.wait_ns(name, now_ns))
+        wait_ns, hits = self.book.wait_ns(name, now_ns), arrival.hits
+        device = hits.get(name, 0) if self._counts_device else 0
+        hit = max(hits.get(like.pool, 0), device)
+        return chosen._replace(name=name, wait_ns=wait_ns, hit_tokens=hit, device_tokens=device)
 
     def _candidate(
         self, arrival: Arrival, name: str, wait_ns: int | None, road: Road | None
     ) -> Candidate:
-        instance, hints = self.instances[name], arrival.hints
+        instance, hits, hints = self.instances[name], arrival.hits, arrival.hints
         pool = instance.pool
+        held, device = hits.get(pool, 0), hits.get(name, 0) if self._counts_device else 0
         agree, link_up = (True, True) if road is None else road(instance)
         record = (
             name,
             name != arrival.avoid,
             wait_ns,
-            arrival.hits.get(pool, 0),
+            held if held > device else device,
             hints.get(pool, 0) if hints else 0,
             self._num_open[name],
             instance.num_tokens_max,
             agree,
             link_up,
+            device,
         )
         return tuple.__new__(Candidate, record)  # a third of the time of Candidate(...)
 
     def _candidates(self, arrival: Arrival, now_ns: int, road: Road | None) -> Iterator[Candidate]:
-        least_open: dict[tuple[str, bytes | None, int], int] = {}
+        device = 0
+        least_open: dict[tuple[str, bytes | None, int, int], int] = {}
         for name, wait_ns in self.book.in_order(now_ns):
             instance, decodes = self.instances[name], self._num_open[name]
             # Behind one of its kind that decodes no more, an instance is never the better one.
-            kind = instance.pool, instance.layout_id, instance.num_tokens_max
+            if self._counts_device:
+                device = arrival.hits.get(name, 0)
+            kind = instance.pool, instance.layout_id, instance.num_tokens_max, device
             if least_open and decodes >= least_open.get(kind, FAR_TOO_MANY):
                 continue
             yield self._candidate(arrival, name, wait_ns, road)

@@ -172,6 +172,7 @@ class Gateway:
                 self.records,
                 control,
                 self.journal,
+                self.driver.price_per_tb,
             )
         )
         planner = Planner(self.engines, self.pools, self._prompts, self.driver, self.loops.copier)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.client import responses
 
 from aiohttp import web
 
@@ -26,6 +27,7 @@ from prfaas.gateway.requests import Api, parse_request
 from prfaas.gateway.tenants import Tenant
 from prfaas.gateway.tracing import Trace, Tracing
 from prfaas.logs import log_event
+from prfaas.units import NS_PER_S
 
 LAST_WORDS_S = 5.0
 """How long a client may take to read the error that ends its stream."""
@@ -97,6 +99,7 @@ class Generation:
         self, request: web.Request, api: Api, record: Record, stream: ClientStream, trace: Trace
     ) -> web.StreamResponse:
         limit = time_limit(request, self.table.request_timeout)
+        record.deadline_ns = record.started_at_ns + round(limit.seconds * NS_PER_S)
         try:
             async with asyncio.timeout(limit.seconds):
                 with self.door.enter(request[TENANT]):
@@ -147,6 +150,7 @@ async def _fail(error: Exception, record: Record, stream: ClientStream) -> web.S
     """End a request with an error, within the stream if that has begun."""
     status = status_of(error)
     record.outcome = _outcome(error, status)
+    record.error = f"{status} {responses.get(status, '')}".rstrip()
     if isinstance(error, RejectedError):
         record.rejected = error.reason
     log_event(

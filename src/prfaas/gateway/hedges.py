@@ -31,17 +31,27 @@ class Hedges:
         self._driver, self._costs, self._ttft_max_ns = driver, costs, ttft_max_ns
         self.budget = Budget(HEDGES)
 
-    def watch(self, plan: Plan, transfer: TransferView) -> asyncio.Task[None] | None:
-        """Break a transfer once its path is to be left; None where nothing is predicted."""
+    def watch(
+        self, plan: Plan, transfer: TransferView, deadline_ns: int | None
+    ) -> asyncio.Task[None] | None:
+        """Break a transfer once its path is to be left; None where nothing is predicted.
+
+        Args:
+            plan: Of the request.
+            transfer: Its blocks.
+            deadline_ns: Instant at which the request's time is over; None without one.
+        """
         now_ns, predicted_ns = time.monotonic_ns(), plan.routed.decision.predicted_remote_ns
         if predicted_ns is None or self._costs is None:
             return None
         self.budget.deposit(now_ns)
-        target_ns = self._ttft_max_ns
+        if self._ttft_max_ns is not None:
+            at_ns = now_ns + self._ttft_max_ns
+            deadline_ns = at_ns if deadline_ns is None else min(deadline_ns, at_ns)
         path = RemotePath(
             now_ns,
             predicted_ns,
-            None if target_ns is None else now_ns + target_ns,
+            deadline_ns,
             self._driver.backlog_bytes(transfer.source, transfer.destination, now_ns),
         )
         return asyncio.create_task(self._look(plan, transfer, path, self._costs))
@@ -70,5 +80,6 @@ class Hedges:
         wait_ns = self._driver.wait_ns(plan.decode.name, now_ns)
         if wait_ns is None:
             return None
-        held = self._driver.cached(plan.ask)[0].get(plan.decode.pool, 0)
+        hits = self._driver.cached(plan.ask)[0]
+        held = max(hits.get(plan.decode.pool, 0), hits.get(plan.decode.name, 0))
         return wait_ns + costs.local_prefill_ns(max(1, plan.prompt.num_tokens - held))

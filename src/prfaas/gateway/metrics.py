@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -38,7 +39,7 @@ class Totals:
         num_local: Requests that stayed in the PD cluster and have ended.
         num_refused: Requests that were not let in.
         num_fallbacks: Offloaded requests that fell back.
-        kv_bytes: KV cache that arrived.
+        link_bytes: KV cache that arrived, by source and destination.
     """
 
     num_in_flight: int
@@ -46,7 +47,7 @@ class Totals:
     num_local: int
     num_refused: int
     num_fallbacks: int
-    kv_bytes: int
+    link_bytes: Mapping[tuple[str, str], int]
 
 
 class Metrics:
@@ -164,7 +165,7 @@ class Metrics:
             - _sum(self._requests, path=Path.LOCAL, outcome=Outcome.REJECTED),
             num_refused=_sum(self._refused),
             num_fallbacks=_sum(self._fallbacks),
-            kv_bytes=_sum(self._kv_bytes),
+            link_bytes=_by_link(self._kv_bytes),
         )
 
     def text(self) -> bytes:
@@ -194,6 +195,15 @@ def _sum(metric: Counter | Gauge, **labels: str) -> int:
             and all(sample.labels.get(name) == value for name, value in labels.items())
         )
     )
+
+
+def _by_link(metric: Counter) -> dict[tuple[str, str], int]:
+    (family,) = metric.collect()
+    return {
+        (sample.labels["source"], sample.labels["destination"]): round(sample.value)
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
 
 
 def _is_ready(engine: Engine) -> float:

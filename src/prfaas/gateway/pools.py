@@ -21,7 +21,9 @@ from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import peer_name
 from prfaas.wire.liveness import keep_alive
-from prfaas.wire.messages import Abort, LinkTelemetry, Pull, Subscribe, decode
+from prfaas.wire.messages.codec import decode
+from prfaas.wire.messages.gateway import LinkTelemetry, Subscribe, TierUse
+from prfaas.wire.messages.link import Abort, Pull
 
 _REASON_CHARS_MAX = 200
 _log = logging.getLogger(__name__)
@@ -197,6 +199,14 @@ class Pools:
     def layout(self, pool: str, engine: str) -> Layout | None:
         """Layout of an engine, as its pool announced it."""
         return self._clients[pool].subscription.layouts.get(engine)
+
+    def tiers(self, pool: str) -> dict[str, TierUse]:
+        """What the tiers of a pool hold, by name; empty while it is not heard, or does not say."""
+        return self._clients[pool].subscription.tiers
+
+    def num_leased(self, pool: str) -> int:
+        """Blocks of transfers at a pool that nobody has loaded yet."""
+        return self._clients[pool].subscription.num_leased
 
     def link_up(self, source: str, destination: str) -> bool:
         """Whether a transfer between two pools can begin, and be followed."""

@@ -9,20 +9,19 @@ from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import PeerError
 from prfaas.gateway.driver import PoolView
 from prfaas.gateway.transfers import Transfers
-from prfaas.wire.messages import (
-    AnyMessage,
+from prfaas.wire.messages.base import Goodbye, Ping
+from prfaas.wire.messages.codec import AnyMessage
+from prfaas.wire.messages.gateway import (
     Evicted,
-    Goodbye,
     LinkTelemetry,
-    Missing,
-    Ping,
     PoolState,
-    Refused,
     Snapshot,
     SnapshotEnd,
     Stored,
+    TierUse,
     TransferEnded,
 )
+from prfaas.wire.messages.link import Missing, Refused
 
 
 class Subscription:
@@ -55,6 +54,10 @@ class Subscription:
         """What is measured of a link, by the peer's name."""
         self.is_draining = False
         """Whether it takes no new transfers."""
+        self.tiers: dict[str, TierUse] = {}
+        """What its tiers hold, by name."""
+        self.num_leased = 0
+        """Blocks of transfers there that nobody has loaded yet."""
 
     @property
     def is_live(self) -> bool:
@@ -69,7 +72,7 @@ class Subscription:
         """The connection is gone: nothing that was known holds any more."""
         self._index.lose(self._pool)
         self.layouts, self.links, self.telemetry = {}, {}, {}
-        self.is_draining = False
+        self.is_draining, self.tiers, self.num_leased = False, {}, 0
         self._transfers.lost(self._pool)
         self._tell()
 
@@ -126,6 +129,7 @@ class Subscription:
                 self.layouts = {name: spec.layout() for name, spec in event.layouts.items()}
                 self.links, self.telemetry = dict(event.links), dict(event.telemetry)
                 self.is_draining = event.is_draining
+                self.tiers, self.num_leased = dict(event.tiers), event.num_leased
                 self._tell()
 
     def _tell(self) -> None:

@@ -7,17 +7,16 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.tickets import Refusal, TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent
 from prfaas.errors import ConfigError
 from prfaas.logs import log_event
+from prfaas.pool.admin import admin_app
 from prfaas.pool.disk import DiskTier
 from prfaas.pool.engine_port import EnginePort, EngineSession
 from prfaas.pool.engine_requests import EngineRequests
@@ -30,56 +29,19 @@ from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.pulls import Pulls
 from prfaas.pool.sending import Sending
+from prfaas.pool.settings import PoolSettings
 from prfaas.pool.store import BlockStore
 from prfaas.pool.tickets import SOURCE, TicketChecks
 from prfaas.wire.channel import Channel
-from prfaas.wire.identity import Identity, LinkContexts
-from prfaas.wire.messages import PoolState, TransferEnded
+from prfaas.wire.identity import LinkContexts
+from prfaas.wire.messages.gateway import PoolState, TierUse, TransferEnded
 from prfaas.wire.tickets import TicketOpener
 
 log = logging.getLogger(__name__)
 
-LINK_GRACE_NS = 3 * 10**9
-"""Longer than it takes to connect anew; decode waits that long at most for a link that broke."""
 HOUSEKEEPING_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSettings:
-    """What a pool node is told at start.
-
-    Attributes:
-        name: Name in the deployment file and in the certificate.
-        memory_bytes: Limit on KV blocks held.
-        listen: Host and port for pools and gateways.
-        socket_path: Unix socket for local engines.
-        admin: Host and port for `/health` and `/metrics`, plain HTTP.
-        identity: Certificate, key, authority.
-        peers: Pools to push to, by name.
-        sources: Names of pools that may push to this one.
-        gateways: Names of gateways that may subscribe, and whose tickets count.
-        disk: Folder of the disk tier; None is none.
-        disk_bytes: Limit on its files.
-        link_budgets: Bits per second that the link to a peer may send, by its name; others have no
-            limit.
-        link_connections: Data connections of the link to a peer, by its name; others adapt.
-        link_grace_ns: How long transfers wait for a link that broke.
-    """
-
-    name: str
-    memory_bytes: int
-    listen: tuple[str, int]
-    socket_path: Path
-    admin: tuple[str, int]
-    identity: Identity
-    peers: dict[str, tuple[str, int]]
-    sources: frozenset[str]
-    gateways: frozenset[str]
-    disk: Path | None = None
-    disk_bytes: int = 0
-    link_budgets: dict[str, int] = field(default_factory=dict)
-    link_connections: dict[str, int] = field(default_factory=dict)
-    link_grace_ns: int = LINK_GRACE_NS
+HOST, DISK = "host", "disk"
+"""Tiers: they label metrics, and gateways hear of them."""
 
 
 class PoolNode:
@@ -102,6 +64,8 @@ class PoolNode:
         self._clock_ns = clock_ns
         self._engines: dict[str, EngineSession] = {}
         self._one_ended = asyncio.Event()
+        self._told: tuple[dict[str, TierUse], int] | None = None
+        """Tiers and leases as gateways heard of them last."""
         tls = settings.identity.dialling()
         opener = TicketOpener(settings.identity.authority, settings.gateways)
         self._tickets = TicketChecks(settings.name, opener, self.metrics)
@@ -166,7 +130,7 @@ class PoolNode:
         Raises:
             ConfigError: A port is taken, or the socket can not be made.
         """
-        runner = web.AppRunner(self._admin_app(), access_log=None)
+        runner = web.AppRunner(admin_app(self.metrics), access_log=None)
         await runner.setup()
         try:
             self._engine_port.open()
@@ -254,6 +218,17 @@ class PoolNode:
     def _layouts(self) -> set[bytes]:
         return {engine.layout.layout_id for engine in self._engines.values()}
 
+    def _tiers(self) -> dict[str, TierUse]:
+        return {
+            name: TierUse(
+                used_bytes=tier.used_bytes,
+                capacity_bytes=tier.capacity_bytes,
+                num_blocks=len(tier),
+            )
+            for name, tier in ((HOST, self.store), (DISK, self.disk))
+            if tier is not None
+        }
+
     def _state(self) -> PoolState:
         layouts = {name: engine.hello.layout for name, engine in self._engines.items()}
         links = {peer: link.is_up for peer, link in self.links.items()}
@@ -264,6 +239,8 @@ class PoolNode:
             links=links,
             telemetry=telemetry,
             is_draining=self._tickets.is_draining,
+            tiers=self._tiers(),
+            num_leased=self.store.num_leased,
         )
 
     def _state_changed(self) -> None:
@@ -293,7 +270,7 @@ class PoolNode:
         return self.link_port.channel_of(source)
 
     def _forget(self, transfer_id: bytes) -> None:
-        self.link_port.forget(transfer_id)
+        self.link_port.data.forget(transfer_id)
         self._pulls.ended(transfer_id)
 
     def _push_refused(self, transfer_id: bytes, peer: str, reason: str) -> None:
@@ -349,19 +326,26 @@ class PoolNode:
             self.link_port.expire()
             for link in self.links.values():
                 link.expire()
+            self._tell_of_tiers()
             await asyncio.sleep(HOUSEKEEPING_S)
+
+    def _tell_of_tiers(self) -> None:
+        holds = self._tiers(), self.store.num_leased
+        if self.feed.num_subscribers and holds != self._told:
+            self._told = holds
+            self._state_changed()
 
     def _watch_gauges(self) -> None:
         """Gauges of what is held are read when somebody asks."""
         metrics, store = self.metrics, self.store
-        self._watch_tier("host", store)
+        self._watch_tier(HOST, store)
         if self.disk is not None:
-            self._watch_tier("disk", self.disk)
+            self._watch_tier(DISK, self.disk)
         metrics.loose_bytes.set_function(lambda: store.loose_bytes)
         metrics.leased_blocks.set_function(lambda: store.num_leased)
         metrics.pinned_blocks.set_function(lambda: store.num_pinned)
         metrics.promised_bytes.set_function(lambda: self.inbound.promised_bytes)
-        metrics.unfinished_bytes.set_function(lambda: self.link_port.unfinished_bytes)
+        metrics.unfinished_bytes.set_function(lambda: self.link_port.data.unfinished_bytes)
         metrics.open_transfers.labels(direction="received").set_function(
             lambda: self.inbound.num_open
         )
@@ -373,18 +357,6 @@ class PoolNode:
         self.metrics.capacity_bytes.labels(tier=name).set(tier.capacity_bytes)
         self.metrics.used_bytes.labels(tier=name).set_function(lambda: tier.used_bytes)
         self.metrics.blocks.labels(tier=name).set_function(lambda: len(tier))
-
-    def _admin_app(self) -> web.Application:
-        async def health(_: web.Request) -> web.Response:
-            return web.Response()
-
-        async def metrics(_: web.Request) -> web.Response:
-            body = generate_latest(self.metrics.registry)
-            return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-        app = web.Application()
-        app.add_routes([web.get("/health", health), web.get("/metrics", metrics)])
-        return app
 
 
 async def _open_port(start: Callable[[], Awaitable[None]], address: tuple[str, int]) -> None:

@@ -23,6 +23,8 @@ class LinkSample:
         queued_bytes: Waiting for a connection.
         in_flight_bytes: Sent, and not known to have arrived.
         offload_threshold: t, tokens.
+        kv_bytes: KV cache that arrived over it since the gateway started.
+        cost: Price of these bytes, in the currency of the plan; None where the plan has none.
     """
 
     up: bool
@@ -31,6 +33,8 @@ class LinkSample:
     queued_bytes: int
     in_flight_bytes: int
     offload_threshold: int
+    kv_bytes: int = 0
+    cost: float | None = None
 
     @property
     def is_busy(self) -> bool:

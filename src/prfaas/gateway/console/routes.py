@@ -13,6 +13,7 @@ from prfaas.errors import RequestError
 from prfaas.gateway.answering import STREAM_HEADERS, json_response
 from prfaas.gateway.console.assets import PAGE, assets
 from prfaas.gateway.console.history import INTERVAL_S, SAMPLES_MAX, History
+from prfaas.gateway.console.live import LiveState
 from prfaas.gateway.console.state import Parts
 from prfaas.gateway.console.what_if import WhatIf
 from prfaas.gateway.jsons import JsonObject, as_object, from_json, to_json
@@ -34,7 +35,7 @@ class Console:
         self._parts = parts
         self._history = History()
         self._what_if = WhatIf(parts.deployment.routing.plan)
-        self._num_listeners = 0
+        self._live = LiveState(lambda: encode_event(parts.state(self._history)))
         self._pulse: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -62,30 +63,27 @@ class Console:
     async def _beat(self) -> None:
         while True:
             self._history.add(self._parts.sample())
+            self._live.beat()
             await asyncio.sleep(INTERVAL_S)
 
     async def _state(self, _: web.Request) -> web.Response:
         return json_response(self._parts.state(self._history))
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """The state, once a second."""
-        if self._num_listeners >= LISTENERS_MAX:
+        """The state, once a second; all pages get the same reading."""
+        if self._live.num_followers >= LISTENERS_MAX:
             raise RequestError(
                 f"{LISTENERS_MAX} consoles are open, which is the limit; close one",
                 status=429,
                 error_type="TooManyRequestsError",
             )
-        self._num_listeners += 1
-        try:
-            response = web.StreamResponse(headers=STREAM_HEADERS)
+        with self._live.following(), contextlib.suppress(ConnectionResetError):
+            response, number = web.StreamResponse(headers=STREAM_HEADERS), 0
             await response.prepare(request)
-            with contextlib.suppress(ConnectionResetError):
-                while True:
-                    await response.write(encode_event(self._parts.state(self._history)))
-                    await asyncio.sleep(INTERVAL_S)
-            return response
-        finally:
-            self._num_listeners -= 1
+            while True:
+                number, event = await self._live.after(number)
+                await response.write(event)
+        return response
 
     async def _last_hour(self, request: web.Request) -> web.Response:
         """Samples of the last `seconds`; an hour without it."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from prfaas.config.deployment import Deployment
+from prfaas.core.dispatch import BYTES_PER_TB
 from prfaas.core.prefix_index import PrefixIndex, SourceState
 from prfaas.gateway.console.alarms import WINDOW_S, Alarm, Facts, alarms
 from prfaas.gateway.console.history import History, LinkSample, Sample
 from prfaas.gateway.control import Control
+from prfaas.gateway.driver import LinkName
 from prfaas.gateway.engines import Engines
 from prfaas.gateway.journal import Journal
 from prfaas.gateway.jsons import JsonObject
@@ -36,6 +38,7 @@ class Parts:
         records: Recent requests.
         control: Thresholds, and what operators changed.
         journal: Recent changes.
+        price_per_tb: Of 10**12 bytes by link, in the currency of the plan; 0 where it has none.
     """
 
     deployment: Deployment
@@ -46,6 +49,7 @@ class Parts:
     records: Records
     control: Control
     journal: Journal
+    price_per_tb: Mapping[LinkName, float]
 
     def sample(self) -> Sample:
         """This instant, for the history."""
@@ -57,8 +61,8 @@ class Parts:
             num_local=counted.num_local,
             num_refused=counted.num_refused,
             num_fallbacks=counted.num_fallbacks,
-            kv_bytes=counted.kv_bytes,
-            links=self._links(),
+            kv_bytes=sum(counted.link_bytes.values()),
+            links=self._links(counted.link_bytes),
         )
 
     def state(self, history: History) -> JsonObject:
@@ -99,14 +103,25 @@ class Parts:
             "is_live": self.pools.is_live(name),
             "index_state": self.index.state(name).value,
             "num_blocks": self.index.num_blocks(name),
+            "num_leased": self.pools.num_leased(name),
+            "tiers": [
+                {
+                    "name": tier,
+                    "used_bytes": use.used_bytes,
+                    "capacity_bytes": use.capacity_bytes,
+                    "num_blocks": use.num_blocks,
+                }
+                for tier, use in self.pools.tiers(name).items()
+            ],
         }
 
-    def _links(self) -> dict[str, LinkSample]:
+    def _links(self, moved: Mapping[LinkName, int]) -> dict[str, LinkSample]:
         measured = self.pools.telemetry()
         found = {}
         for link in self.control.links():
             ends = link.source, link.destination
             seen = measured.get(ends)
+            kv_bytes, price = moved.get(ends, 0), self.price_per_tb.get(ends, 0.0)
             found[">".join(ends)] = LinkSample(
                 up=self.pools.link_up(*ends),
                 goodput_bits_per_s=seen.goodput_bits_per_s if seen else 0,
@@ -114,6 +129,8 @@ class Parts:
                 queued_bytes=seen.queued_bytes if seen else 0,
                 in_flight_bytes=seen.in_flight_bytes if seen else 0,
                 offload_threshold=link.policy.offload_threshold,
+                kv_bytes=kv_bytes,
+                cost=kv_bytes * price / BYTES_PER_TB if price else None,
             )
         return found
 
