@@ -30,7 +30,7 @@ from prfaas.pool.events import EventFeed
 from prfaas.pool.store import BlockStore
 from prfaas.wire.channel import Channel
 from prfaas.wire.identity import identity_in, make_authority, make_identity
-from prfaas.wire.messages import PoolState
+from prfaas.wire.messages.gateway import PoolState
 
 LAYOUT_ID = b"L" * 32
 

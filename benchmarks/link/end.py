@@ -23,8 +23,9 @@ from prfaas.pool.io_thread import IoThread
 from prfaas.pool.link_port import LinkPort
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
-from prfaas.pool.store import BlockStore, StoredBlock
+from prfaas.pool.store import BlockStore
 from prfaas.pool.tickets import Grant, TicketChecks
+from prfaas.pool.tiers import StoredBlock
 from prfaas.wire.fragments import block_digest
 from prfaas.wire.identity import identity_in
 from prfaas.wire.tickets import TicketOpener, TicketSigner

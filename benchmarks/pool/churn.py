@@ -31,16 +31,10 @@ from prfaas.core.tickets import Ticket
 from prfaas.engines.block_requests import BlockRequests, JobDone
 from prfaas.engines.pool_client import PoolClient
 from prfaas.wire.identity import identity_in, make_authority, make_identity
-from prfaas.wire.messages import (
-    EngineHello,
-    Load,
-    Message,
-    Push,
-    PushDone,
-    Store,
-    layout_spec,
-    wire_keys,
-)
+from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.engine import EngineHello, Load, Push, PushDone, Store
+from prfaas.wire.messages.fields import wire_keys
+from prfaas.wire.messages.layouts import layout_spec
 from prfaas.wire.tickets import TicketSigner
 
 MIB = 1 << 20

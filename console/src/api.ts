@@ -119,6 +119,7 @@ export interface RequestRecord {
   reason: string | null;
   explanation: string | null;
   refusal: string | null;
+  error: string | null;
   offload_threshold: number | null;
   predicted_local_ms: number | null;
   predicted_remote_ms: number | null;
@@ -190,6 +191,8 @@ export interface Latency {
 }
 
 export interface WhatIf {
+  /** Whether the plan is the deployment's own; else it is the paper's case study. */
+  is_own: boolean;
   settings: Record<string, number | null>;
   num_pd: number;
   plan: {

@@ -2,6 +2,7 @@
 
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
+import { clock } from "./format";
 import "uplot/dist/uPlot.min.css";
 
 export interface Line {
@@ -90,6 +91,10 @@ function options(
     ...(label ? { label, labelSize: 18 } : {}),
     ...(format ? { values: (_: uPlot, values: number[]) => values.map(format) } : {}),
   });
+  const time: uPlot.Axis = {
+    ...axis((seconds) => clock(seconds)),
+    space: 76,
+  };
   return {
     width: element.clientWidth,
     height,
@@ -100,11 +105,11 @@ function options(
       y: { range: (_, __, max) => [0, top ?? (max > 0 ? max * 1.1 : 1)] },
     },
     axes: [
-      axis(props.time ? undefined : props.xFormat, props.xLabel),
+      props.time ? time : axis(props.xFormat, props.xLabel),
       { ...axis(props.yFormat, props.yLabel), size: 84 },
     ],
     series: [
-      props.time ? {} : { value: (_, v) => (v == null ? "–" : (props.xFormat ?? String)(v)) },
+      props.time ? { value: (_, v) => (v == null ? "–" : clock(v)) } : { value: (_, v) => (v == null ? "–" : (props.xFormat ?? String)(v)) },
       ...props.lines.map((line) => ({
         label: line.label,
         stroke: line.colour,

@@ -94,6 +94,9 @@ function View({ address, state }: { address: string; state: State | null }) {
   }
 }
 
+const KEY_HINT =
+  "Operator key. A gateway without operator_keys asks for none: whoever opens this page may change it.";
+
 function Tools({ state }: { state: State | null }) {
   const theme = () => {
     const root = document.documentElement;
@@ -116,8 +119,8 @@ function Tools({ state }: { state: State | null }) {
           {state.model}
         </span>
       )}
-      <button type="button" onClick={key} title="Operator key">
-        {operatorKey() ? "operator" : "read-only"}
+      <button type="button" onClick={key} title={KEY_HINT}>
+        {operatorKey() ? "operator" : state ? "no key needed" : "enter key"}
       </button>
       <button type="button" onClick={theme} title="Light or dark" aria-label="Light or dark">
         ◐

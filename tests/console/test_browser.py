@@ -133,7 +133,7 @@ async def test_an_operator_s_round(world: World) -> None:
 
     await world.open("requests")
     await remote.first.click()
-    await expect(page.get_by_text("long: 30,000 new tokens against 19,400")).to_be_visible()
+    await expect(page.locator("p.why")).to_contain_text("long: 30,000 new tokens against 19,400")
     for part in ("prefill, prfaas-", "transfer, ", "decode, pd-"):
         await expect(page.locator(".waterfall .name", has_text=part)).to_be_visible()
     await world.keep("request")
@@ -152,6 +152,10 @@ async def test_an_operator_s_round(world: World) -> None:
     await world.open("now")
     await expect(page.locator(".link dd").last).to_have_text(tokens, timeout=SOON_MS)
     await expect(page.locator(".changes li").first).to_contain_text("operator")
+    await page.get_by_label("Offload above").fill("25000")
+    await page.get_by_role("button", name="Set until restart").click()
+    await expect(page.locator(".threshold span")).to_contain_text("more than 25,000 new tokens")
+    await expect(page.locator(".link dd").last).to_have_text("25,000 tokens", timeout=SOON_MS)
 
     world.relay.bytes_per_s = SLOW_BYTES_PER_S
     for number in range(3):

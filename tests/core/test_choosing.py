@@ -20,6 +20,7 @@ CANDIDATES = st.lists(
         num_tokens_max=st.integers(1, 10_000),
         layouts_agree=st.booleans(),
         link_up=st.booleans(),
+        device_tokens=st.integers(0, 5000),
     ),
     unique_by=lambda c: c.name,
     max_size=6,
@@ -48,12 +49,23 @@ def test_the_chosen_instance_passed_every_filter(
     num_tokens=st.integers(1, 10_000),
     hits=st.booleans(),
     opens=st.booleans(),
+    device=st.booleans(),
 )
 def test_looking_no_further_than_needed_finds_the_best_of_all(
-    candidates: list[Candidate], num_tokens: int, hits: bool, opens: bool
+    candidates: list[Candidate], num_tokens: int, hits: bool, opens: bool, device: bool
 ) -> None:
-    weights = Weights(cached_prefix=0.5 if hits else 0.0, few_open=0.25 if opens else 0.0)
-    chosen = pick(in_order(candidates), num_tokens, hit_tokens_max=5000, weights=weights).candidate
+    weights = Weights(
+        cached_prefix=0.5 if hits else 0.0,
+        few_open=0.25 if opens else 0.0,
+        on_device=0.05 if device else 0.0,
+    )
+    chosen = pick(
+        in_order(candidates),
+        num_tokens,
+        hit_tokens_max=5000,
+        weights=weights,
+        device_tokens_max=5000,
+    ).candidate
     passing = [c for c in candidates if stopped_at(c, num_tokens) is None]
     if chosen is not None:
         assert score(chosen, num_tokens, weights) == max(

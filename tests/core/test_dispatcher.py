@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,6 +110,65 @@ def test_a_cached_prefix_draws_a_request_certain_or_not() -> None:
         # What is not certain saves no work and changes no length.
         assert found.hit_tokens == hit_tokens
         assert found.decision.num_new_tokens == 10_000 - found.hit_tokens
+
+
+def at_one_pool(policy: PolicyName, *, mixed: bool = True) -> Dispatcher:
+    """Two PD instances of one pool, and a PrfaaS cluster."""
+    home = (Member("h0", "home"), Member("h1", "home"))
+    made = Dispatcher(
+        HomeCluster("pd", home, None if mixed else (Member("d0", "home"),), costs()),
+        [RemoteCluster("fast", (Member("f0", "fast"),), costs())],
+        DispatchSettings(policy, 1000),
+    )
+    made.set_link("fast", "home", up=True)
+    made.report_link("fast", "home", LinkReport(0, 1e10, 0, 0.0, MS))
+    return made
+
+
+def test_what_an_instance_holds_itself_draws_a_request_and_saves_its_work() -> None:
+    for mixed in (True, False):
+        for held in ({"h1": 8000}, {"h1": 8000, "home": 3000}, {"h1": 8000, "home": 8000}):
+            made = at_one_pool(PolicyName.LOCAL, mixed=mixed)
+            found = sent(made.arrive(arrival(1, hits=held), 0))
+            assert (found.prefill, found.hit_tokens, found.home_tokens) == ("h1", 8000, 8000)
+            # A decode instance finds only what the pool holds.
+            assert found.present_tokens == held.get("home", 0)
+            assert found.decision.num_new_tokens == 2000
+            assert made.load("h1").wait_ns("h1", 0) == 2000 * 300_000
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "taker_of_both", "taker_of_own"),
+    [(0, "h1", "h1"), (10, "h1", "h1"), (100, "h0", "h1"), (1000, "h0", "h0")],
+)
+def test_what_need_not_be_loaded_is_worth_a_short_wait(
+    wait_ms: int, taker_of_both: str, taker_of_own: str
+) -> None:
+    """What only one instance has would have to be computed, what the pool has only loaded."""
+    for taker, hits in (
+        (taker_of_both, {"h1": 8000, "home": 8000}),
+        (taker_of_own, {"h1": 8000}),
+    ):
+        made = at_one_pool(PolicyName.LOCAL)
+        made.load("h1").dispatch("h1", 9, 0, wait_ms * MS)
+        assert sent(made.arrive(arrival(1, hits=hits), 0)).prefill == taker
+
+
+def test_both_predictions_know_what_the_instance_at_home_holds() -> None:
+    held = {"h1": 8000, "home": 3000}
+    plain, known = (
+        sent(at_one_pool(PolicyName.REMOTE).arrive(arrival(1, hits=hits), 0))
+        for hits in ({"home": 3000}, held)
+    )
+    here, there = plain.decision.predicted_local_ns, plain.decision.predicted_remote_ns
+    assert known.decision.predicted_local_ns == (here or 0) - 5000 * 300_000
+    # What is shipped is what the pool lacks, whatever an instance holds.
+    assert known.decision.predicted_remote_ns == there
+    assert known.shipped_bytes == plain.shipped_bytes == 7_000_000
+    assert known.present_tokens == 3000
+    everything = arrival(1, hits={"h1": 9500, "home": 0}, shippable_tokens=9500)
+    found = sent(at_one_pool(PolicyName.REMOTE).arrive(everything, 0))
+    assert found.decision.reason is Reason.NOT_OFFLOADABLE
 
 
 def test_nothing_is_shipped_that_is_there() -> None:

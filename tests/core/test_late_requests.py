@@ -47,8 +47,8 @@ def ways(waits_s: Mapping[str, float], policy: PolicyName = PolicyName.ADAPTIVE)
 def chosen(made: Ways, num_prompt_tokens: int) -> str:
     """Name of the instance that prefills, by the threshold's path of 1,000 tokens."""
     path = Path.LOCAL if num_prompt_tokens <= 1000 else Path.REMOTE
-    way = made.best(Arrival(1, num_prompt_tokens, num_prompt_tokens, {}), 0)
-    way = made.apart(way, path, 0)
+    arrival = Arrival(1, num_prompt_tokens, num_prompt_tokens, {})
+    way = made.apart(made.best(arrival, 0), arrival, path, 0)
     candidate = way.home if path is Path.LOCAL else way.away
     assert candidate is not None
     return candidate.name

@@ -6,11 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.dispatch import Arrival, Member
-from prfaas.core.picking import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate, pick
+from prfaas.core.picking import (
+    HOME_WEIGHTS,
+    MIXED_WEIGHTS,
+    PREFILL_WEIGHTS,
+    Candidate,
+    Weights,
+    pick,
+)
 from prfaas.core.stage import Stage
 from prfaas.units import NS_PER_S
 
 NOW = 10 * NS_PER_S
+NAMES = [f"i{number:02}" for number in range(12)]
 INSTANCES = st.lists(
     st.tuples(
         st.sampled_from("xyz"),  # pool
@@ -26,18 +34,18 @@ INSTANCES = st.lists(
 
 @given(
     rows=INSTANCES,
-    hits=st.dictionaries(st.sampled_from("xyz"), st.integers(0, 1000)),
+    hits=st.dictionaries(st.sampled_from(["x", "y", "z", *NAMES]), st.integers(0, 1000)),
     avoid=st.sampled_from(["", "i00", "i03"]),
-    mixed=st.booleans(),
+    weights=st.sampled_from([PREFILL_WEIGHTS, HOME_WEIGHTS, MIXED_WEIGHTS]),
 )
 def test_the_choice_is_that_of_looking_at_everybody(
     rows: list[tuple[str, bytes | None, int, int, int, bool]],
     hits: dict[str, int],
     avoid: str,
-    mixed: bool,
+    weights: Weights,
 ) -> None:
-    names = [f"i{number:02}" for number in range(len(rows))]
-    weights = MIXED_WEIGHTS if mixed else PREFILL_WEIGHTS
+    names = NAMES[: len(rows)]
+    device = {name: hits.get(name, 0) if weights.on_device else 0 for name in names}
     members = [Member(name, row[0]) for name, row in zip(names, rows, strict=True)]
     stage = Stage(members, NS_PER_S, weights)
     for name, (_, layout, longest, num_open, work_s, known) in zip(names, rows, strict=True):
@@ -53,16 +61,23 @@ def test_the_choice_is_that_of_looking_at_everybody(
             name,
             name != avoid,
             wait_ns,
-            hits.get(stage.instances[name].pool, 0),
+            max(hits.get(stage.instances[name].pool, 0), device[name]),
             0,
             rows[int(name[1:])][3],
             stage.instances[name].num_tokens_max,
             stage.instances[name].layout_id == b"a",
+            device_tokens=device[name],
         )
         for name, wait_ns in stage.book.in_order(NOW)
     ]
     most = max(hits.values(), default=0)
-    wanted = pick(everybody, 1000, hit_tokens_max=most, weights=weights)
+    wanted = pick(
+        everybody,
+        1000,
+        hit_tokens_max=most,
+        weights=weights,
+        device_tokens_max=max(device.values(), default=0),
+    )
     arrival = Arrival(1, 1000, 1000, hits, avoid=avoid)
     found = stage.pick(arrival, NOW, lambda instance: (instance.layout_id == b"a", True))
     assert (found.candidate, found.obstacle) == (wanted.candidate, wanted.obstacle)

@@ -12,17 +12,11 @@ from pathlib import Path
 from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.engines.block_requests import Answer, BlockRequests, JobDone
 from prfaas.engines.pool_client import PoolClient
-from prfaas.wire.messages import (
-    AnyMessage,
-    EngineHello,
-    Load,
-    Message,
-    Push,
-    PushDone,
-    Store,
-    layout_spec,
-    wire_keys,
-)
+from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.codec import AnyMessage
+from prfaas.wire.messages.engine import EngineHello, Load, Push, PushDone, Store
+from prfaas.wire.messages.fields import wire_keys
+from prfaas.wire.messages.layouts import layout_spec
 
 ATTENTION_BYTES, STATE_BYTES = (384 << 10) + 16, 100_000
 PADDING = 0xEE

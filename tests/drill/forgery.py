@@ -13,7 +13,8 @@ from prfaas.core.tickets import Ticket
 from prfaas.wire.channel import Channel
 from prfaas.wire.fragments import block_digest, encode_prefix
 from prfaas.wire.identity import identity_in
-from prfaas.wire.messages import Join, Offer, PoolHello, Resumed, decode, encode
+from prfaas.wire.messages.codec import decode, encode
+from prfaas.wire.messages.link import Join, Offer, PoolHello, Resumed
 from prfaas.wire.tickets import TicketSigner
 
 from .engine import BLOCK_BYTES, LAYOUT, content

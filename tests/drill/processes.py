@@ -14,15 +14,15 @@ from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import identity_in
 from prfaas.wire.liveness import keep_alive
-from prfaas.wire.messages import (
+from prfaas.wire.messages.codec import decode
+from prfaas.wire.messages.fields import keys_of
+from prfaas.wire.messages.gateway import (
     Evicted,
     Snapshot,
     SnapshotEnd,
     Stored,
     Subscribe,
     TransferEnded,
-    decode,
-    keys_of,
 )
 
 LOOPBACK = "127.0.0.1"

@@ -14,19 +14,19 @@ from prfaas.engines.block_requests import (
     Answer,
     BlockRequests,
 )
-from prfaas.wire.messages import (
+from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.engine import (
     HIT,
     MISS,
     ON_ITS_WAY,
-    Key,
     Load,
     LoadDone,
     Lookup,
     LookupDone,
-    Message,
     Store,
     StoreDone,
 )
+from prfaas.wire.messages.fields import Key
 
 KEYS: list[Key] = [(0, bytes([n]) * 32) for n in range(4)]
 REQUESTS = ["one", "two"]

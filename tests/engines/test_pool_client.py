@@ -13,16 +13,10 @@ from prfaas.core.blocks import CacheGroup, GroupKind, Layout
 from prfaas.engines import pool_client
 from prfaas.engines.pool_client import PoolClient
 from prfaas.wire.frames import FrameDecoder
-from prfaas.wire.messages import (
-    AnyMessage,
-    EngineHello,
-    Ping,
-    StoreDone,
-    Touch,
-    decode,
-    encode,
-    layout_spec,
-)
+from prfaas.wire.messages.base import Ping
+from prfaas.wire.messages.codec import AnyMessage, decode, encode
+from prfaas.wire.messages.engine import EngineHello, StoreDone, Touch
+from prfaas.wire.messages.layouts import layout_spec
 
 LAYOUT = Layout(b"L" * 32, 16, "0", (CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 128),))
 HELLO = EngineHello(

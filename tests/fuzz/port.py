@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.wire.identity import identity_in, make_authority, make_identity
-from prfaas.wire.messages import Join, PoolHello, encode
+from prfaas.wire.messages.codec import encode
+from prfaas.wire.messages.link import Join, PoolHello
 from tests.drill.processes import LOOPBACK, NodeProcess, Observer
 
 from .streams import mutated

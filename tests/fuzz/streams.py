@@ -14,18 +14,10 @@ from prfaas.wire.fragments import (
     encode_prefix,
 )
 from prfaas.wire.frames import FrameDecoder
-from prfaas.wire.messages import (
-    Abort,
-    Commit,
-    Join,
-    Message,
-    Offer,
-    Ping,
-    PoolHello,
-    Subscribe,
-    decode,
-    encode,
-)
+from prfaas.wire.messages.base import Message, Ping
+from prfaas.wire.messages.codec import decode, encode
+from prfaas.wire.messages.gateway import Subscribe
+from prfaas.wire.messages.link import Abort, Commit, Join, Offer, PoolHello
 
 STEP_BYTES = 1 << 12
 

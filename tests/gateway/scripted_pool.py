@@ -10,22 +10,21 @@ from prfaas.core.blocks import BlockKey, Layout
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import identity_in, peer_name
-from prfaas.wire.messages import (
-    Abort,
+from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.codec import decode
+from prfaas.wire.messages.gateway import (
     Evicted,
     LinkTelemetry,
-    Message,
     PoolState,
-    Pull,
     Snapshot,
     SnapshotEnd,
     Stored,
     Subscribe,
     TierUse,
     TransferEnded,
-    decode,
-    layout_spec,
 )
+from prfaas.wire.messages.layouts import layout_spec
+from prfaas.wire.messages.link import Abort, Pull
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 from prfaas.gateway.console import routes
 from prfaas.gateway.console.assets import assets
 from prfaas.gateway.console.live import LiveState
-from prfaas.wire.messages import TierUse
+from prfaas.wire.messages.gateway import TierUse
 
 from .conftest import World, running, until
 

@@ -150,7 +150,8 @@ async def test_why_a_request_went_where_it_went(
         assert set(by_name) == {"decode", "prefill"}
         assert by_name["prefill"]["where"] == "prfaas"
         assert by_name["decode"]["dropped"] is None
-        assert set(by_name["decode"]["scores"]) == {"short_wait", "cached_prefix", "few_open"}
+        scores = {"short_wait", "cached_prefix", "few_open", "on_device"}
+        assert set(by_name["decode"]["scores"]) == scores
         assert by_name["decode"]["score"] == sum(by_name["decode"]["scores"].values())
         assert happened["prefill_engine"] == "prefill"
         assert happened["predicted_ttft_ms"] == decision["predicted_remote_ms"]

@@ -16,7 +16,8 @@ from prfaas.gateway.copies import Copier, Prefix
 from prfaas.gateway.journal import Loop
 from prfaas.gateway.tickets import tenant_class
 from prfaas.units import NS_PER_S
-from prfaas.wire.messages import Refused, keys_of
+from prfaas.wire.messages.fields import keys_of
+from prfaas.wire.messages.link import Refused
 from prfaas.wire.tickets import TicketOpener
 
 from .conftest import LAYOUT, World, running, until

@@ -12,7 +12,7 @@ from prfaas.core.blocks import BlockKey
 from prfaas.core.hashing import hash_chain
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.endpoints import Endpoints
-from prfaas.pool.node import PoolSettings
+from prfaas.pool.settings import PoolSettings
 from prfaas.wire.identity import identity_in
 from tests.pool.sites import LAYOUT, LOOPBACK, MEMORY, Engine, Site
 

@@ -29,6 +29,10 @@ async def test_an_operator_looks_steers_and_asks_why(world: World) -> None:
     found = await run("explain", record["request_id"], url=world.url)
     assert "REMOTE: long: 360 new tokens against 100" in found.output
     assert "candidate  prefill (prfaas)  score" in found.output
+    assert "predicted  nothing: " in found.output
+    assert "remote     prfaas  waits: " in found.output
+    short = await run("explain", record["request_id"][:8], url=world.url)
+    assert short.output == found.output
     for words in (
         ("freeze",),
         ("threshold", "set", "5000", "--link", "prfaas-pool:pd-pool"),
@@ -37,7 +41,7 @@ async def test_an_operator_looks_steers_and_asks_why(world: World) -> None:
     ):
         assert (await run(*words, url=world.url)).exit_code == 0
     status = await run("status", url=world.url)
-    for shown in ("FROZEN", "threshold 5,000", "DRAINED", "prfaas  prfaas  OFF"):
+    for shown in ("FROZEN", "threshold 5,000", "DRAINED", "prfaas  prefill only  OFF"):
         assert shown in status.output
     for words in (("unfreeze",), ("resume", "decode"), ("on", "prfaas")):
         assert (await run(*words, url=world.url)).exit_code == 0

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from prfaas.cli.metrics_reference import Described, gateway_metrics, pool_metrics, reference
 from prfaas.core.role_loop import Role
-from prfaas.wire.messages import LinkTelemetry
+from prfaas.wire.messages.gateway import LinkTelemetry
 from tests.pool.conftest import World as Pools
 from tests.pool.conftest import world as pools_world
 

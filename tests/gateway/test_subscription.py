@@ -14,10 +14,10 @@ from prfaas.core.prefix_index import PrefixIndex, SourceState
 from prfaas.errors import PeerError
 from prfaas.gateway.subscription import Subscription
 from prfaas.gateway.transfers import VIEWS_MAX, Transfers
-from prfaas.wire.messages import (
-    AnyMessage,
+from prfaas.wire.messages.base import Ping
+from prfaas.wire.messages.codec import AnyMessage
+from prfaas.wire.messages.gateway import (
     Evicted,
-    Ping,
     PoolState,
     Snapshot,
     SnapshotEnd,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from prfaas.cli.demo import link_line
-from prfaas.wire.messages import LinkTelemetry
+from prfaas.wire.messages.gateway import LinkTelemetry
 
 from .conftest import World, until
 from .scripted_engine import hang

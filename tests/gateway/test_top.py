@@ -3,7 +3,7 @@ import asyncio
 from click.testing import CliRunner
 
 from prfaas.cli.main import cli
-from prfaas.wire.messages import TierUse
+from prfaas.wire.messages.gateway import TierUse
 
 from .conftest import World, until
 

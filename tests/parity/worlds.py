@@ -40,7 +40,7 @@ from prfaas.sim.setup import (
     SloSetup,
 )
 from prfaas.units import NS_PER_S
-from prfaas.wire.messages import LinkTelemetry
+from prfaas.wire.messages.gateway import LinkTelemetry
 
 PD_POOL = "pd"
 BLOCK_TOKENS = 512

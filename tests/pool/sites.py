@@ -17,31 +17,19 @@ from prfaas.core.link_share import Fragment, OutgoingBlock
 from prfaas.core.tickets import Ticket
 from prfaas.engines.block_requests import BlockRequests, JobDone
 from prfaas.engines.pool_client import PoolClient
-from prfaas.pool.node import PoolNode, PoolSettings
+from prfaas.pool.node import PoolNode
+from prfaas.pool.settings import PoolSettings
 from prfaas.wire.channel import Channel
 from prfaas.wire.fragments import ReceivedBlock, encode_prefix
 from prfaas.wire.identity import identity_in
 from prfaas.wire.liveness import keep_alive
-from prfaas.wire.messages import (
-    AnyMessage,
-    EngineHello,
-    Join,
-    Load,
-    Lookup,
-    LookupDone,
-    Message,
-    Offer,
-    PoolHello,
-    Push,
-    PushDone,
-    Resumed,
-    Store,
-    Subscribe,
-    decode,
-    encode,
-    layout_spec,
-    wire_keys,
-)
+from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.codec import AnyMessage, decode, encode
+from prfaas.wire.messages.engine import EngineHello, Load, Lookup, LookupDone, Push, PushDone, Store
+from prfaas.wire.messages.fields import wire_keys
+from prfaas.wire.messages.gateway import Subscribe
+from prfaas.wire.messages.layouts import layout_spec
+from prfaas.wire.messages.link import Join, Offer, PoolHello, Resumed
 from prfaas.wire.tickets import TicketSigner
 
 LOOPBACK = "127.0.0.1"

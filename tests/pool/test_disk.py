@@ -13,18 +13,10 @@ from prfaas.core.blocks import BlockKey
 from prfaas.errors import ConfigError
 from prfaas.pool import disk as module
 from prfaas.pool.segments import ALIGN_BYTES, SegmentFiles
-from prfaas.wire.messages import (
-    HIT,
-    MISS,
-    Evicted,
-    Load,
-    Missing,
-    PoolState,
-    Stored,
-    TierUse,
-    keys_of,
-    wire_keys,
-)
+from prfaas.wire.messages.engine import HIT, MISS, Load
+from prfaas.wire.messages.fields import keys_of, wire_keys
+from prfaas.wire.messages.gateway import Evicted, PoolState, Stored, TierUse
+from prfaas.wire.messages.link import Missing
 
 from .conftest import World
 from .sites import LAYOUT, LOOPBACK, NUM_ROWS, PROMPT, Engine, Site, content, subscribe, until

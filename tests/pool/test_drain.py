@@ -2,7 +2,8 @@
 
 import asyncio
 
-from prfaas.wire.messages import PoolState, Refused, TransferEnded
+from prfaas.wire.messages.gateway import PoolState, TransferEnded
+from prfaas.wire.messages.link import Refused
 
 from .conftest import World
 from .sites import PROMPT, offer, source, subscribe, until

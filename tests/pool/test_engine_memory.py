@@ -12,7 +12,8 @@ from prfaas.core.blocks import BlockKey
 from prfaas.engines import pool_client
 from prfaas.errors import PeerError
 from prfaas.pool.engine_memory import EngineMemory
-from prfaas.wire.messages import HIT, MISS, Load, Store, wire_keys
+from prfaas.wire.messages.engine import HIT, MISS, Load, Store
+from prfaas.wire.messages.fields import wire_keys
 from tests.drill.processes import NodeProcess
 
 from .conftest import World

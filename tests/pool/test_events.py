@@ -9,8 +9,9 @@ from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError
 from prfaas.pool import events
 from prfaas.wire import channel
-from prfaas.wire.messages import (
-    AnyMessage,
+from prfaas.wire.messages.codec import AnyMessage
+from prfaas.wire.messages.fields import keys_of
+from prfaas.wire.messages.gateway import (
     Evicted,
     PoolState,
     Snapshot,
@@ -18,9 +19,8 @@ from prfaas.wire.messages import (
     Stored,
     Subscribe,
     TransferEnded,
-    keys_of,
-    layout_spec,
 )
+from prfaas.wire.messages.layouts import layout_spec
 
 from .conftest import World
 from .sites import LAYOUT, LOOPBACK, PROMPT, Peer, content, dial, subscribe, until

@@ -6,7 +6,8 @@ import secrets
 import pytest
 
 from prfaas.wire.fragments import ReceivedBlock, block_digest
-from prfaas.wire.messages import HIT, MISS, ON_ITS_WAY, Abort, Arrived, Commit
+from prfaas.wire.messages.engine import HIT, MISS, ON_ITS_WAY
+from prfaas.wire.messages.link import Abort, Arrived, Commit
 
 from .conftest import World
 from .sites import LAYOUT, PROMPT, content, dial, offer, source, subscribe, until

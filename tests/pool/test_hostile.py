@@ -13,24 +13,15 @@ import msgspec
 import pytest
 
 from prfaas.core.blocks import BlockKey
-from prfaas.pool import engine_port, link_port, listener
+from prfaas.pool import data_port, engine_port, listener
 from prfaas.wire.fragments import ReceivedBlock, block_digest
 from prfaas.wire.identity import identity_in, make_authority, make_identity
-from prfaas.wire.messages import (
-    Abort,
-    Commit,
-    EngineHello,
-    Load,
-    Message,
-    Offer,
-    PoolHello,
-    Push,
-    Resumed,
-    Store,
-    Subscribe,
-    encode,
-    wire_keys,
-)
+from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.codec import encode
+from prfaas.wire.messages.engine import EngineHello, Load, Push, Store
+from prfaas.wire.messages.fields import wire_keys
+from prfaas.wire.messages.gateway import Subscribe
+from prfaas.wire.messages.link import Abort, Accepted, Commit, Offer, PoolHello, Resumed
 
 from .conftest import World
 from .sites import (
@@ -116,7 +107,7 @@ async def dialled(port: int) -> socket.socket:
 async def test_no_number_of_silent_callers_keeps_a_peer_out(world: World, kind: str) -> None:
     """Each is let go after five seconds; until then a new one takes the place of the oldest."""
     pd = await world.start_pd()
-    count = max(listener.CALLERS_MAX, link_port.DATA_CALLERS_MAX) + 10
+    count = max(listener.CALLERS_MAX, data_port.DATA_CALLERS_MAX) + 10
     silent = [await dialled(pd.port) for _ in range(count)]
     if kind != "says nothing":
         context = identity_in(world.identities, "stranger").dialling().data
@@ -127,7 +118,7 @@ async def test_no_number_of_silent_callers_keeps_a_peer_out(world: World, kind: 
             connection.sendall(out.read())
     await until(lambda: pd.metric("connections_refused_total", port="link") >= 10)
     await still_serves(pd, world)
-    await until(lambda: len(pd.node.link_port._receivers) <= link_port.DATA_CALLERS_MAX)
+    await until(lambda: len(pd.node.link_port.data._receivers) <= data_port.DATA_CALLERS_MAX)
     for connection in silent:
         connection.close()
 
@@ -184,6 +175,7 @@ async def test_garbage_inside_tls_ends_the_connection(world: World, garbage: byt
 async def offering(pd: Site, world: World) -> Peer:
     peer = await source(pd, world.identities)
     peer.channel.send(offer(world.identities, TRANSFER))
+    await until(lambda: bool(peer.of(Accepted)))
     return peer
 
 

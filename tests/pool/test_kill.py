@@ -13,7 +13,7 @@ import pytest
 
 from prfaas.core.blocks import BlockKey
 from prfaas.pool.segments import ALIGN_BYTES, SegmentFiles
-from prfaas.wire.messages import HIT
+from prfaas.wire.messages.engine import HIT
 
 from .sites import LOOPBACK, Engine, content, until
 

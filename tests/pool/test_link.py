@@ -12,16 +12,18 @@ import pytest
 
 from prfaas.core.blocks import BlockKey
 from prfaas.lab.faults import Fault, FaultProxy
-from prfaas.pool import data_in, data_out
-from prfaas.pool.data_out import FRAGMENT_BYTES
+from prfaas.pool import data_connection, data_in, data_out
 from prfaas.pool.dialer import num_connections
 from prfaas.pool.link_meter import LinkMeter
 from prfaas.pool.outbound import OutboundLink
-from prfaas.pool.store import StoredBlock
+from prfaas.pool.send_queue import FRAGMENT_BYTES
+from prfaas.pool.tiers import StoredBlock
 from prfaas.wire import sockets
 from prfaas.wire.fragments import block_digest
 from prfaas.wire.frames import FrameDecoder
-from prfaas.wire.messages import Ping, Pong, PoolState, decode, encode
+from prfaas.wire.messages.base import Ping, Pong
+from prfaas.wire.messages.codec import decode, encode
+from prfaas.wire.messages.gateway import PoolState
 from prfaas.wire.sockets import TcpInfo
 
 from .conftest import World
@@ -151,8 +153,8 @@ async def test_a_transfer_that_waits_too_long_for_its_link_ends(rig: Rig) -> Non
 
 
 async def test_a_stranger_joins_no_link(rig: Rig) -> None:
-    assert rig.pd.node.link_port._find_assembly("prfaas-pool", "another word") is None
-    assert rig.pd.node.link_port._find_assembly("nobody", "") is None
+    assert rig.pd.node.link_port.data._find_assembly("prfaas-pool", "another word") is None
+    assert rig.pd.node.link_port.data._find_assembly("nobody", "") is None
 
 
 async def test_metrics_show_the_link(rig: Rig) -> None:
@@ -252,7 +254,7 @@ async def test_what_is_left_when_a_readers_turn_ends_is_read_without_a_further_w
     """A rest smaller than what the socket wakes for would lie there until more comes."""
     monkeypatch.setattr(data_in, "TURN_BYTES", 1)
     monkeypatch.setattr(data_out, "FRAGMENT_BYTES_MIN", FRAGMENT_BYTES)
-    monkeypatch.setattr(data_out, "STUCK_NS", 10**15)
+    monkeypatch.setattr(data_connection, "STUCK_NS", 10**15)
     rig.proxy.read_bits_per_s = 100_000_000
     transfer = rig.begin()
     blocks = rig.push(transfer, 20)
@@ -265,13 +267,13 @@ async def test_one_data_connection_that_carries_nothing_more_is_replaced(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proxy's kernel acknowledges what it takes: TCP alone never notices."""
-    monkeypatch.setattr(data_out, "STUCK_NS", 10**9)
+    monkeypatch.setattr(data_connection, "STUCK_NS", 10**9)
     rig.proxy.strike(Fault.HALF_OPEN, 2)
     transfer = rig.begin()
     blocks = rig.push(transfer, 20)
     rig.link.finish(transfer)
     await rig.all_there(blocks)
-    receivers = rig.pd.node.link_port._receivers
+    receivers = rig.pd.node.link_port.data._receivers
     await until(lambda: len(receivers) == rig.link.telemetry.num_connections)
 
 
@@ -280,7 +282,7 @@ async def test_a_link_that_is_over_keeps_no_memory(rig: Rig) -> None:
     rig.proxy.read_bits_per_s = 20_000_000
     transfer = rig.begin()
     rig.push(transfer, 20)
-    await until(lambda: rig.pd.node.link_port.unfinished_bytes > 0)
+    await until(lambda: rig.pd.node.link_port.data.unfinished_bytes > 0)
     gc.disable()
     try:
         rig.proxy.is_plugged = False

@@ -13,7 +13,9 @@ from prfaas.errors import PeerError, TransferError
 from prfaas.pool import probes
 from prfaas.pool.probes import ProbeServer, probe
 from prfaas.wire.identity import identity_in
-from prfaas.wire.messages import Goodbye, Offer, encode
+from prfaas.wire.messages.base import Goodbye
+from prfaas.wire.messages.codec import encode
+from prfaas.wire.messages.link import Offer
 
 from .conftest import World
 from .sites import LOOPBACK, PROMPT, Site, until

@@ -8,19 +8,11 @@ import pytest
 
 from prfaas.core.blocks import BlockKey
 from prfaas.wire.fragments import ReceivedBlock, block_digest
-from prfaas.wire.messages import (
-    HIT,
-    MISS,
-    ON_ITS_WAY,
-    Abort,
-    Commit,
-    Message,
-    Missing,
-    Pull,
-    Refused,
-    TransferEnded,
-    wire_keys,
-)
+from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.engine import HIT, MISS, ON_ITS_WAY
+from prfaas.wire.messages.fields import wire_keys
+from prfaas.wire.messages.gateway import TransferEnded
+from prfaas.wire.messages.link import Abort, Commit, Missing, Pull, Refused
 
 from .conftest import World
 from .sites import (

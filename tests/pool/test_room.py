@@ -11,7 +11,7 @@ from prfaas.pool import assembly, inbound, store
 from prfaas.pool.loose import LooseMemory
 from prfaas.pool.store import BlockStore
 from prfaas.wire.fragments import ReceivedBlock, block_digest, encode_prefix
-from prfaas.wire.messages import Abort, Accepted, Arrived, Commit, Committed, Refused
+from prfaas.wire.messages.link import Abort, Accepted, Arrived, Commit, Committed, Refused
 
 from .conftest import World
 from .sites import LAYOUT, MEMORY, PROMPT, Peer, Site, content, offer, source, until
@@ -59,14 +59,14 @@ async def test_unfinished_blocks_of_one_peer_take_no_more_than_its_share(world: 
         peer.channel.send(offer(world.identities, transfer, bytes_max=MEMORY // 4))
     await until(lambda: len(peer.of(Accepted)) == 2)
     say(peer, begun(first, BLOCK))
-    await until(lambda: pd.node.link_port.unfinished_bytes == BLOCK)
+    await until(lambda: pd.node.link_port.data.unfinished_bytes == BLOCK)
     for _ in range(20):
         say(peer, begun(second, BLOCK))
     await until(lambda: bool(peer.of(Abort)))
     [told] = peer.of(Abort)
     assert isinstance(told, Abort)
     assert (told.transfer_id, told.reason) == (second, "no_room")
-    assert pd.node.link_port.unfinished_bytes == BLOCK
+    assert pd.node.link_port.data.unfinished_bytes == BLOCK
     assert pd.node.inbound.is_open(first)
     peer.channel.send(Abort(transfer_id=first, reason="enough"))
     await bring_one(pd, world.identities, peer)
@@ -182,7 +182,7 @@ async def test_a_fragment_that_came_again_leaves_no_second_copy_of_its_block(
         if count == 1:
             peer.channel.send(offer(world.identities, transfer))
         await until(lambda: len(peer.of(Arrived)) == count)  # noqa: B023
-        await until(lambda: port.unfinished_bytes == 0)
+        await until(lambda: port.data.unfinished_bytes == 0)
     peer.channel.send(Commit(transfer_id=transfer, num_blocks=4))
     await until(lambda: bool(peer.of(Committed)))
     peer.channel.close("done")

@@ -4,7 +4,7 @@ import pytest
 
 from prfaas.core.blocks import BlockKey
 from prfaas.wire.fragments import block_digest
-from prfaas.wire.messages import Abort
+from prfaas.wire.messages.link import Abort
 
 from .conftest import World
 from .sites import LAYOUT, Engine, Site, dial, until

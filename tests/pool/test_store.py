@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.core.eviction import LeastRecentlyUsed
-from prfaas.pool.store import BlockStore, StoredBlock
+from prfaas.pool.store import BlockStore
+from prfaas.pool.tiers import StoredBlock
 
 CAPACITY = 100
 LAYOUTS = st.sampled_from([b"a" * 32, b"b" * 32])

@@ -13,16 +13,9 @@ from prfaas.core.tickets import CLOCK_SKEW_NS, LIFETIME_MAX_NS
 from prfaas.pool.early import EARLY_NS
 from prfaas.wire.fragments import ReceivedBlock, block_digest
 from prfaas.wire.identity import make_authority, make_identity
-from prfaas.wire.messages import (
-    Abort,
-    Accepted,
-    Commit,
-    Committed,
-    Offer,
-    Push,
-    Refused,
-    TransferEnded,
-)
+from prfaas.wire.messages.engine import Push
+from prfaas.wire.messages.gateway import TransferEnded
+from prfaas.wire.messages.link import Abort, Accepted, Commit, Committed, Offer, Refused
 
 from .conftest import World
 from .sites import (

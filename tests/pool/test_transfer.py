@@ -5,7 +5,7 @@ import secrets
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.prefix_index import PrefixIndex
-from prfaas.wire.messages import HIT, MISS, ON_ITS_WAY, Push
+from prfaas.wire.messages.engine import HIT, MISS, ON_ITS_WAY, Push
 
 from .conftest import World
 from .sites import LAYOUT, PADDING, PROMPT, content, until

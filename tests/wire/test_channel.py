@@ -14,7 +14,9 @@ from prfaas.wire import liveness
 from prfaas.wire.channel import WRITE_BUFFER_BYTES, Channel
 from prfaas.wire.frames import Frame, FrameDecoder
 from prfaas.wire.liveness import keep_alive
-from prfaas.wire.messages import Goodbye, Ping, Stored, Subscribe, decode, encode
+from prfaas.wire.messages.base import Goodbye, Ping
+from prfaas.wire.messages.codec import decode, encode
+from prfaas.wire.messages.gateway import Stored, Subscribe
 
 from .conftest import until
 

@@ -16,7 +16,8 @@ from prfaas.wire.identity import (
     make_identity,
     peer_name,
 )
-from prfaas.wire.messages import Goodbye, Ping, decode, encode
+from prfaas.wire.messages.base import Goodbye, Ping
+from prfaas.wire.messages.codec import decode, encode
 
 from .conftest import Server, until
 

@@ -10,51 +10,53 @@ from hypothesis import strategies as st
 
 from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.errors import PeerError
-from prfaas.wire import messages
 from prfaas.wire.frames import FrameDecoder
-from prfaas.wire.messages import (
-    PULL_KEYS_MAX,
-    TICKET_BYTES_MAX,
-    Abort,
-    Accepted,
-    AnyMessage,
-    Arrived,
-    Commit,
-    Committed,
+from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong
+from prfaas.wire.messages.codec import AnyMessage, decode, encode
+from prfaas.wire.messages.engine import (
     EngineHello,
-    Evicted,
-    Goodbye,
-    Join,
     Load,
     LoadDone,
     Lookup,
     LookupDone,
-    Message,
-    Missing,
-    Offer,
-    Ping,
-    Pong,
-    PoolHello,
-    PoolState,
-    Pull,
     Push,
     PushDone,
-    Refused,
-    Resumed,
+    Store,
+    StoreDone,
+    Touch,
+)
+from prfaas.wire.messages.fields import (
+    PULL_KEYS_MAX,
+    TICKET_BYTES_MAX,
+    TIERS_MAX,
+    Key,
+    keys_of,
+    wire_keys,
+)
+from prfaas.wire.messages.gateway import (
+    Evicted,
+    PoolState,
     Snapshot,
     SnapshotEnd,
-    Store,
     Stored,
-    StoreDone,
     Subscribe,
     TierUse,
-    Touch,
     TransferEnded,
-    decode,
-    encode,
-    keys_of,
-    layout_spec,
-    wire_keys,
+)
+from prfaas.wire.messages.layouts import layout_spec
+from prfaas.wire.messages.link import (
+    Abort,
+    Accepted,
+    Arrived,
+    Commit,
+    Committed,
+    Join,
+    Missing,
+    Offer,
+    PoolHello,
+    Pull,
+    Refused,
+    Resumed,
 )
 
 LAYOUT = Layout(
@@ -260,7 +262,7 @@ def test_a_pool_has_few_tiers_and_need_not_tell_of_them() -> None:
     told = decode(msgspec.msgpack.encode(state))
     assert isinstance(told, PoolState)
     assert (told.tiers, told.num_leased) == ({}, 0)
-    many = {f"tier-{number}": use for number in range(messages.TIERS_MAX + 1)}
+    many = {f"tier-{number}": use for number in range(TIERS_MAX + 1)}
     with pytest.raises(PeerError, match="tiers"):
         decode(msgspec.msgpack.encode(raw(PoolState(seq=0, layouts={}, links={}, tiers=many))))
 
@@ -268,6 +270,6 @@ def test_a_pool_has_few_tiers_and_need_not_tell_of_them() -> None:
 @given(
     keys=st.lists(st.tuples(st.integers(0, 2**53), st.binary(min_size=32, max_size=32)), max_size=5)
 )
-def test_keys_survive_the_trip(keys: list[messages.Key]) -> None:
+def test_keys_survive_the_trip(keys: list[Key]) -> None:
     assert keys_of(keys) == [BlockKey(*key) for key in keys]
     assert wire_keys(keys_of(keys)) == keys

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from prfaas.core.tickets import Refusal, Ticket, TicketRefusedError
 from prfaas.errors import ConfigError
 from prfaas.wire.identity import VALID_DAYS, identity_in, make_authority, make_identity
-from prfaas.wire.messages import TICKET_BYTES_MAX
+from prfaas.wire.messages.fields import TICKET_BYTES_MAX
 from prfaas.wire.tickets import TicketOpener, TicketSigner
 
 NOW = time.time_ns() + 3600 * 10**9

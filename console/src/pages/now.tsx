@@ -5,6 +5,7 @@ import { carried, get, type Sample, type State } from "../api";
 import { Chart, type Line } from "../chart";
 import { clock, count, duration, percent, rate, size } from "../format";
 import { RequestTable } from "../parts/request_table";
+import { Threshold } from "../parts/threshold";
 import { Topology } from "../parts/topology";
 
 const SAMPLES_MAX = 300;
@@ -18,6 +19,7 @@ export function Now({ state }: { state: State | null }) {
       <Alarms state={state} />
       <Figures state={state} />
       <Topology state={state} />
+      <Threshold state={state} />
       <Charts samples={samples} />
       <Changes state={state} />
       <section>

@@ -2,6 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { get, type Candidate, type Explanation, type RequestRecord } from "../api";
+import { why } from "../parts/request_table";
 import { clock, count, duration, rate, size } from "../format";
 
 const POLL_MS = 1000;
@@ -33,7 +34,7 @@ export function OneRequest({ id }: { id: string }) {
       <h2 class="id">{request.request_id}</h2>
       <p class="why">
         <span class={`path ${request.path}`}>{request.path}</span>{" "}
-        {request.explanation ?? request.refusal ?? "no decision was made"}
+        {why(request)}
       </p>
       <Waterfall request={request} />
       <Predictions request={request} />
@@ -150,7 +151,10 @@ function Candidates({ id }: { id: string }) {
   if (!found.length) return null;
   return (
     <>
-      <h3>Who could take it</h3>
+      <h3>Engines that were looked at</h3>
+      <p class="quiet">
+        A score ranks the engines of one cluster. Between clusters the rule above decides.
+      </p>
       <div class="scroll">
         <table>
           <thead>

@@ -120,7 +120,12 @@ export function WhatIfPage() {
   return (
     <section class="what-if">
       <h2>What if</h2>
-      <p class="quiet">{base.plan.title}. Drag; the planner answers for every setting anew.</p>
+      <p class="quiet">
+        {base.is_own
+          ? `${base.plan.title}, the plan of this deployment. `
+          : "This deployment names no plan: the figures are of the paper's case study, not of your hardware. "}
+        Drag; the planner answers for every setting anew.
+      </p>
       {error && <p class="lost">{error}</p>}
       <div class="sides">
         <form class="sliders" onSubmit={(event) => event.preventDefault()}>

@@ -15,7 +15,9 @@ export function RequestTable({ requests }: { requests: RequestRecord[] }) {
             <th class="wide">why</th>
             <th class="number">prompt</th>
             <th class="number wide">cached</th>
-            <th class="number">TTFT</th>
+            <th class="number" title="time to first token; only streams have one">
+              TTFT
+            </th>
             <th>outcome</th>
           </tr>
         </thead>
@@ -29,6 +31,11 @@ export function RequestTable({ requests }: { requests: RequestRecord[] }) {
   );
 }
 
+/** Why it went where it went, or what it was answered with instead. */
+export function why(request: RequestRecord): string {
+  return request.refusal ?? request.explanation ?? request.error ?? "not decided yet";
+}
+
 function Row({ request }: { request: RequestRecord }) {
   const address = `#/requests/${encodeURIComponent(request.request_id)}`;
   return (
@@ -39,7 +46,9 @@ function Row({ request }: { request: RequestRecord }) {
       <td>
         <span class={`path ${request.path}`}>{request.path}</span>
       </td>
-      <td class="wide">{request.refusal ?? request.reason ?? "–"}</td>
+      <td class="wide wraps" title={request.reason ?? ""}>
+        {why(request)}
+      </td>
       <td class="number">{count(request.num_prompt_tokens)}</td>
       <td class="number wide">{count(request.cached_tokens)}</td>
       <td class="number">{duration(request.ttft_ms)}</td>

@@ -209,7 +209,8 @@ def on(gateway: Gateway, cluster: str) -> None:
 def explain(gateway: Gateway, request_id: str) -> None:
     """Show why a recent request went where it went, and what happened to it.
 
-    REQUEST_ID is the X-Request-Id header of its answer.
+    REQUEST_ID is the X-Request-Id header of its answer; its first eight characters or more will
+    do.
 
     \b
     Examples:

@@ -8,6 +8,15 @@ from typing import Any
 
 Json = dict[str, Any]
 
+_ROLES = {"prfaas": "prefill only", "pd": "prefill and decode"}
+_OBSTACLES = {
+    "not_offloadable": "not a whole new block, or a field that one engine alone can serve",
+    "link_down": "its link is down",
+    "no_prefill_instance": "no engine there takes requests",
+    "layout_mismatch": "its KV cache has another layout than ours",
+    "link_limit": "the tenant has used its share of the links",
+}
+
 
 def status_lines(found: Json) -> list[str]:
     """Loops, links, clusters and engines, a line each."""
@@ -26,7 +35,7 @@ def status_lines(found: Json) -> list[str]:
         )
     for cluster in found["clusters"]:
         state = "on" if cluster["is_on"] else "OFF"
-        lines.append(f"cluster    {cluster['name']}  {cluster['role']}  {state}")
+        lines.append(f"cluster    {cluster['name']}  {_ROLES[cluster['role']]}  {state}")
     for engine in found["engines"]:
         state = "ready" if engine["is_ready"] else "DOWN"
         drained = "  DRAINED" if engine["is_drained"] else ""
@@ -61,9 +70,11 @@ def explain_lines(found: Json) -> list[str]:
     ]
     if decision["refusal"]:
         lines.append(f"refused    {decision['refusal']}")
-    lines.append(f"predicted  {_pair(decision, 'predicted_local_ms', 'predicted_remote_ms')}")
+    lines.append(f"predicted  {_predicted(decision)}")
     for way in found["clusters"]:
         lines += _way_lines(way)
+    if found["candidates"]:
+        lines.append("candidates (a score ranks the engines of one cluster, not the clusters)")
     lines += [_candidate_line(candidate) for candidate in found["candidates"]]
     return [*lines, *_happened_lines(found["happened"])]
 
@@ -75,16 +86,24 @@ def _hits(decision: Json, num_prompt_tokens: int) -> str:
     )
 
 
+def _predicted(decision: Json) -> str:
+    """Times to the first token, or why there are none."""
+    if decision["predicted_local_ms"] is None and decision["predicted_remote_ms"] is None:
+        return f"nothing: {decision['not_predicted'] or 'the policy asked for no prediction'}"
+    return _pair(decision, "predicted_local_ms", "predicted_remote_ms")
+
+
 def _way_lines(way: Json) -> list[str]:
-    barred = f"  barred: {way['obstacle']}" if way["obstacle"] else ""
+    obstacle = way["obstacle"]
+    closed = f"  closed ({_OBSTACLES.get(obstacle, obstacle)})" if obstacle else ""
     backlog, rate = way["link_backlog_bytes"], way["link_bits_per_s"]
-    link = "not known"
+    link = "rate not known yet: a link is timed while it is busy"
     if backlog is not None and rate is not None:
         link = f"{backlog:,} bytes waiting, {rate / 1e6:,.0f} Mbit/s, RTT {_ms(way['rtt_ms'])}"
     waits = _pair(way, "local_wait_ms", "remote_wait_ms")
     return [
-        f"through    {way['cluster']}{barred}  {waits} wait",
-        f"           link {way['link']}: {link}",
+        f"remote     {way['cluster']}{closed}  waits: {waits}",
+        f"           link {way['link']}  {link}",
     ]
 
 
@@ -111,7 +130,7 @@ def _happened_lines(found: Json) -> list[str]:
         ("whole", "e2e_ms", lambda f: f"{_ms(f['e2e_ms'])}, {f['num_output_tokens']:,} tokens"),
         ("fell back", "fallback", lambda f: str(f["fallback"])),
     ]
-    lines = [f"{name:<11}{text(found)}" for name, key, text in steps if found[key] is not None]
+    lines = [f"{name:<13}{text(found)}" for name, key, text in steps if found[key] is not None]
     return ["happened", *(f"  {line}" for line in lines)]
 
 

@@ -56,6 +56,6 @@ def demo_requests() -> list[DemoRequest]:
         DemoRequest(
             "  a question on the 12K", "And is it safe when a peer lies about its name?", 6
         ),
-        DemoRequest("document of 9K", f"Summarise this.\n\n{document('wire/messages.py', 9000)}"),
+        DemoRequest("document of 9K", f"Summarise this.\n\n{document('wire/messages', 9000)}"),
         DemoRequest("chat: thanks", "Thank you, that was helpful. One sentence to sum it up?", 5),
     ]

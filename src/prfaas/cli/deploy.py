@@ -57,13 +57,17 @@ def check(file: Path, overlay: Path | None) -> None:
         here = [name for name, engine in cluster.engines.items() if not engine.url]
         console.print(
             f"cluster {cluster_name} ({cluster.role}): "
-            f"{len(cluster.engines)} engines, {len(cluster.pools)} pool nodes, "
-            f"{len(here)} engines started here"
+            f"{_many(len(cluster.engines), 'engine')}, {_many(len(cluster.pools), 'pool node')}; "
+            f"{_many(len(here), 'engine')} started by `prfaas up` on this machine"
         )
     for problem in _not_here_yet(deployment):
         console.print(f"not on this machine now: {problem}")
     _warn(deployment)
     console.print(f"{file}: ok")
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _not_here_yet(deployment: Deployment) -> Iterator[str]:
@@ -250,6 +254,7 @@ def _announce(topology: Topology) -> None:
         soft_wrap=True,
         markup=False,
     )
+    console.print(f"console at {url}/console: what goes where, and why", markup=False)
     _warn(topology.deployment)
     console.print(f"logs in {topology.deployment.state / 'logs'}; Ctrl-C stops everything")
 

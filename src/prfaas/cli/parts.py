@@ -240,7 +240,8 @@ def pool(
           --socket /run/prfaas/pool.sock --identities /etc/prfaas \\
           --source prfaas-pool --gateway gateway
     """
-    from prfaas.pool.node import PoolNode, PoolSettings
+    from prfaas.pool.node import PoolNode
+    from prfaas.pool.settings import PoolSettings
 
     if (disk is None) != (disk_limit is None):
         raise ConfigError("--disk and --disk-limit have to be given together")

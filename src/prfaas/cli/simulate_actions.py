@@ -91,6 +91,9 @@ def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
     console = _console()
     console.print(f"{first.title}; seed {first.seed}; " + "; ".join(first.notes), soft_wrap=True)
     console.print(_table(found))
+    for path in (output.report, output.series, output.chrome_trace):
+        if path is not None:
+            console.print(f"wrote {path}", soft_wrap=True, markup=False)
     for name, results in found.items():
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in results.decisions.items())
         console.print(f"{name}: {reasons}; digest {results.digest[:12]}", soft_wrap=True)

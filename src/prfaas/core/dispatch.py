@@ -112,7 +112,8 @@ class Arrival(NamedTuple):
         request_id: Unique among the open requests.
         num_prompt_tokens: Length of the prompt.
         num_tokens_to_fit: What an instance has to be able to hold, tokens; 0 takes any.
-        hits: Usable cached prefix by pool, tokens; pools that are left out hold nothing.
+        hits: Usable cached prefix by pool, tokens, and by instance what it holds in its own memory;
+            who is left out holds nothing.
         hints: The same for pools whose contents are not certain: it draws a request to them, and
             decides nothing else.
         offloadable: Whether prefill and decode may be split.
@@ -148,6 +149,8 @@ class Routed(NamedTuple):
         num_prompt_tokens: Length of the prompt.
         hit_tokens: Cached prefix where it is prefilled, tokens.
         present_tokens: Cached prefix at the destination, tokens; it is not shipped.
+        home_tokens: Cached prefix for the PD instance that would prefill, tokens: at the
+            destination, or in the instance's own memory.
         away_tokens: Cached prefix in the PrfaaS cluster that was looked at, tokens.
         shipped_bytes: What the link is promised: the prompt's blocks, or on the local path those of
             a prefix that is pulled; 0 without either, or without a cost model.
@@ -162,6 +165,7 @@ class Routed(NamedTuple):
     num_prompt_tokens: int
     hit_tokens: int
     present_tokens: int
+    home_tokens: int
     away_tokens: int
     shipped_bytes: int
 

@@ -159,7 +159,7 @@ class Dispatcher:
                 return Refused(Refusal.PREDICTED_LATE, admission.retry_after_s, decision)
         if way.home is None and (decision.path is Path.LOCAL or self._decode_book is None):
             return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
-        way = self._ways.apart(way, decision.path, now_ns)
+        way = self._ways.apart(way, arrival, decision.path, now_ns)
         if decision.path is Path.REMOTE:
             routed = self._send_away(arrival, decision, way, now_ns)
         else:
@@ -174,7 +174,7 @@ class Dispatcher:
         decode = self._decode_book
         way = self._ways.best(arrival, now_ns, decode.wait_ns(now_ns) if decode else 0)
         decision = way.link.policy.decide(way.facts, way.prediction)
-        way = self._ways.apart(way, decision.path, now_ns)
+        way = self._ways.apart(way, arrival, decision.path, now_ns)
         is_remote = decision.path is Path.REMOTE
         taker = way.away if is_remote else way.home
         source = way.link.source if is_remote or decision.pull_tokens else ""
@@ -310,10 +310,11 @@ class Dispatcher:
 
     def _keep(self, arrival: Arrival, decision: Decision, way: Way, now_ns: int) -> Routed:
         assert way.home is not None  # noqa: S101 (refused before)
-        name, present, costs = way.home.name, way.home.hit_tokens, way.cluster.costs
+        name, held, costs = way.home.name, way.home.hit_tokens, way.cluster.costs
+        present = way.facts.present_tokens
         pull = decision.pull_tokens if costs else 0
-        shipped = costs.shipped_bytes(present + pull, present) if costs and pull else 0
-        work_ns = self._local_work_ns(arrival.num_prompt_tokens - present - pull)
+        shipped = costs.shipped_bytes(held + pull, present) if costs and pull else 0
+        work_ns = self._local_work_ns(arrival.num_prompt_tokens - held - pull)
         self._ways.home.book.dispatch(name, arrival.request_id, now_ns, work_ns)
         way.link.book.promise(shipped)
         return Routed(
@@ -324,8 +325,9 @@ class Dispatcher:
             way.link.source if pull else "",
             way.link.destination,
             arrival.num_prompt_tokens,
-            present + pull,
+            held + pull,
             present,
+            held,
             way.facts.prfaas_hit_tokens,
             shipped,
         )
@@ -333,7 +335,7 @@ class Dispatcher:
     def _send_away(self, arrival: Arrival, decision: Decision, way: Way, now_ns: int) -> Routed:
         assert way.away is not None  # noqa: S101 (no policy sends away what is barred)
         prompt, hit, costs = arrival.num_prompt_tokens, way.away.hit_tokens, way.cluster.costs
-        present, new = way.facts.pd_hit_tokens, prompt - hit
+        present, new = way.facts.present_tokens, prompt - hit
         work_ns = costs.remote_prefill_ns(new) if costs else new * NOMINAL_NS_PER_TOKEN
         shipped = costs.shipped_bytes(prompt, present) if costs else 0
         stage = self._ways.away[way.cluster.name]
@@ -349,6 +351,7 @@ class Dispatcher:
             prompt,
             hit,
             present,
+            way.facts.pd_hit_tokens,
             way.facts.prfaas_hit_tokens,
             shipped,
         )

@@ -35,6 +35,7 @@ class Candidate(NamedTuple):
         num_tokens_max: Longest prompt it takes, tokens.
         layouts_agree: Whether its blocks mean the same where the request will be decoded.
         link_up: Whether its blocks can get there.
+        device_tokens: Prefix that it holds in its own memory, tokens; of `hit_tokens`.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Candidate(NamedTuple):
     num_tokens_max: int = 2**31
     layouts_agree: bool = True
     link_up: bool = True
+    device_tokens: int = 0
 
 
 class Weights(NamedTuple):
@@ -54,10 +56,14 @@ class Weights(NamedTuple):
     short_wait: float = 1.0
     cached_prefix: float = 0.5
     few_open: float = 0.0
+    on_device: float = 0.0
 
 
 PREFILL_WEIGHTS = Weights()
-MIXED_WEIGHTS = Weights(few_open=0.25)
+ON_DEVICE = 0.05
+"""What a prompt is worth that need not be loaded from the pool: 50 ms of wait, if all of it."""
+HOME_WEIGHTS = Weights(on_device=ON_DEVICE)
+MIXED_WEIGHTS = Weights(few_open=0.25, on_device=ON_DEVICE)
 """For instances that prefill and decode."""
 
 OBSTACLES = (Reason.NO_PREFILL_INSTANCE, Reason.LAYOUT_MISMATCH, Reason.LINK_DOWN)
@@ -101,12 +107,22 @@ def few_open(num_open: int) -> float:
     return OPEN_HALF / (OPEN_HALF + num_open)
 
 
+def on_device(device_tokens: int, num_tokens: int) -> float:
+    """Scorer in [0, 1]: share of the prompt that lies in the instance's own memory."""
+    return min(1.0, device_tokens / num_tokens) if num_tokens > 0 else 0.0
+
+
 def scores(
     candidate: Candidate, num_tokens: int, weights: Weights
 ) -> tuple[Reason | None, dict[str, float]]:
     """What dropped a candidate, if a filter did, and its weighted scores by name."""
     stopped, (wait_ns, hit, hint, num_open) = stopped_at(candidate, num_tokens), candidate[2:6]
-    rated = Weights(short_wait(wait_ns), cached_prefix(hit, hint, num_tokens), few_open(num_open))
+    rated = Weights(
+        short_wait(wait_ns),
+        cached_prefix(hit, hint, num_tokens),
+        few_open(num_open),
+        on_device(candidate.device_tokens, num_tokens),
+    )
     found = {n: w * s for n, w, s in zip(Weights._fields, weights, rated, strict=True) if w}
     return None if stopped is None else OBSTACLES[stopped], found
 
@@ -118,6 +134,7 @@ def score(candidate: Candidate, num_tokens: int, weights: Weights) -> float:
         + weights.cached_prefix
         * cached_prefix(candidate.hit_tokens, candidate.hint_tokens, num_tokens)
         + weights.few_open * few_open(candidate.num_open)
+        + weights.on_device * on_device(candidate.device_tokens, num_tokens)
     )
 
 
@@ -127,6 +144,7 @@ def pick(
     *,
     hit_tokens_max: int,
     weights: Weights = PREFILL_WEIGHTS,
+    device_tokens_max: int = 0,
 ) -> Pick:
     """The candidate that passes every filter and has the highest score.
 
@@ -138,6 +156,7 @@ def pick(
         num_tokens: Length of the prompt, tokens.
         hit_tokens_max: No candidate has a longer cached prefix, certain or not, tokens.
         weights: Of the scores.
+        device_tokens_max: No candidate holds a longer prefix in its own memory, tokens.
 
     Returns:
         The best of the first `LOOKS_MAX` that pass; without any, what stopped the one that got
@@ -149,12 +168,13 @@ def pick(
     for candidate in candidates:
         if len(looked_at) < SHOWN_MAX:
             looked_at.append(candidate)
-        _, ready, wait_ns, hit, _, num_open, longest, layouts_agree, link_up = candidate
+        _, ready, wait_ns, hit, _, num_open, longest, layouts_agree, link_up, device = candidate
         if not (ready and num_tokens < longest and layouts_agree and link_up):
             furthest = max(furthest, stopped_at(candidate, num_tokens) or 0)
             continue
         # Nothing but a shorter wait could be better than an ideal one.
         is_ideal = hit >= hit_tokens_max and num_open == 0 and wait_ns is not None
+        is_ideal = is_ideal and device >= device_tokens_max
         if best is None and is_ideal:
             return tuple.__new__(Pick, (candidate, None, looked_at))  # quicker than Pick(...)
         if (found := score(candidate, num_tokens, weights)) > best_score:
@@ -164,7 +184,12 @@ def pick(
             break
         # Nobody behind this one is better than an ideal one with the same wait.
         if ideal is None or (wait_ns or 0) != ideal.wait_ns:
-            ideal = Candidate("", wait_ns=wait_ns or 0, hit_tokens=hit_tokens_max)
+            ideal = Candidate(
+                "",
+                wait_ns=wait_ns or 0,
+                hit_tokens=hit_tokens_max,
+                device_tokens=device_tokens_max,
+            )
             ideal_score = score(ideal, num_tokens, weights)
         if best_score >= ideal_score:
             break

@@ -99,7 +99,7 @@ def _remote(
     _, wait_ns, backlog, rate, rtt_ns, decode_wait_ns = signals
     if wait_ns is None or computed_ns is None or backlog is None or rate is None:
         return None
-    prompt, present = facts.num_prompt_tokens, facts.pd_hit_tokens
+    prompt, present = facts.num_prompt_tokens, facts.present_tokens
     ns_per_byte = BITS_PER_BYTE * NS_PER_S / max(rate, 1.0)  # a dead link: centuries, not unknown
     after_compute = computed_ns + costs.tail_bytes(prompt, present) * ns_per_byte
     link_free_ns = max(wait_ns, backlog * ns_per_byte)

@@ -135,7 +135,7 @@ def with_pull(
         there,
         wait_ns=signals.local_wait_ns,
         prefill_ns=costs.local_prefill_ns,
-        num_bytes=costs.shipped_bytes(there, here),
+        num_bytes=costs.shipped_bytes(there, facts.present_tokens),
         road=Road(signals.link_backlog_bytes, signals.link_bits_per_s, signals.rtt_ns, ns_per_byte),
     )
     if pull is None:

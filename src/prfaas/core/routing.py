@@ -63,20 +63,28 @@ class RoutingFacts(NamedTuple):
 
     Attributes:
         num_prompt_tokens: Length of the prompt.
-        pd_hit_tokens: Usable cached prefix in the PD cluster.
+        pd_hit_tokens: Usable cached prefix in the PD cluster, for the instance that would prefill.
         prfaas_hit_tokens: Usable cached prefix in the PrfaaS cluster.
         obstacle: What keeps the request from being prefilled remotely; None when nothing does.
+        device_only_tokens: End of `pd_hit_tokens` that lies in that instance's own memory and not
+            in its pool.
     """
 
     num_prompt_tokens: int
     pd_hit_tokens: int = 0
     prfaas_hit_tokens: int = 0
     obstacle: Reason | None = None
+    device_only_tokens: int = 0
 
     @property
     def num_new_tokens(self) -> int:
         """Incremental length, judged by the PD cluster's own cache."""
         return self.num_prompt_tokens - self.pd_hit_tokens
+
+    @property
+    def present_tokens(self) -> int:
+        """Cached prefix in the PD cluster's pool: what lies there is not shipped."""
+        return self.pd_hit_tokens - self.device_only_tokens
 
 
 class Decision(NamedTuple):

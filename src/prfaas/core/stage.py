@@ -40,7 +40,8 @@ class Stage:
     Args:
         members: The instances.
         stale_after_ns: Age beyond which a report counts as unknown.
-        weights: Of the scores of its instances.
+        weights: Of the scores of its instances. What these hold in their own memory counts where
+            it has a weight.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Stage:
         self.instances = {m.name: Instance(m.name, m.pool) for m in members}
         self.pools = tuple(dict.fromkeys(m.pool for m in members))
         self.weights = weights
+        self._counts_device = weights.on_device > 0
         self._num_open = dict.fromkeys(self.instances, 0)
 
     @property
@@ -81,17 +83,24 @@ class Stage:
             now_ns: Time.
             road: From an instance to where its blocks are wanted; None when they stay.
         """
-        hits, hints, most = arrival.hits, arrival.hints, 0
+        hits, hints, most, most_device = arrival.hits, arrival.hints, 0, 0
         for pool in self.pools:
             hit = hits.get(pool, 0)
             if hints:
                 hit = max(hit, hints.get(pool, 0))
             most = max(most, hit)
-        candidates = self._candidates(arrival, now_ns, road)
-        num_tokens = arrival.num_tokens_to_fit
-        return pick(candidates, num_tokens, hit_tokens_max=most, weights=self.weights)
+        for source in hits if self._counts_device else ():
+            if source in self.instances:
+                most_device = max(most_device, hits[source])
+        return pick(
+            self._candidates(arrival, now_ns, road),
+            arrival.num_tokens_to_fit,
+            hit_tokens_max=max(most, most_device),
+            weights=self.weights,
+            device_tokens_max=most_device,
+        )
 
-    def last_like(self, chosen: Candidate, now_ns: int) -> Candidate:
+    def last_like(self, chosen: Candidate, arrival: Arrival, now_ns: int) -> Candidate:
         """The busiest instance that may stand in for a chosen one: same pool and layout."""
         like = self.instances[chosen.name]
         peers = (
@@ -101,33 +110,41 @@ class Stage:
             and i.num_tokens_max >= like.num_tokens_max
         )
         name = self.book.last(peers) or chosen.name
-        return chosen._replace(name=name, wait_ns=self.book.wait_ns(name, now_ns))
+        wait_ns, hits = self.book.wait_ns(name, now_ns), arrival.hits
+        device = hits.get(name, 0) if self._counts_device else 0
+        hit = max(hits.get(like.pool, 0), device)
+        return chosen._replace(name=name, wait_ns=wait_ns, hit_tokens=hit, device_tokens=device)
 
     def _candidates(self, arrival: Arrival, now_ns: int, road: Road | None) -> Iterator[Candidate]:
         hits, hints, avoid = arrival.hits, arrival.hints, arrival.avoid
         instances, num_open = self.instances, self._num_open
         agree = link_up = True
-        least_open: dict[tuple[str, bytes | None, int], int] = {}
+        counts_device, device = self._counts_device, 0
+        least_open: dict[tuple[str, bytes | None, int, int], int] = {}
         for name, wait_ns in self.book.in_order(now_ns):
             instance = instances[name]
             pool = instance.pool
             decodes, ready = num_open[name], name != avoid
             # Behind one of its kind that decodes no more, an instance is never the better one.
-            kind = pool, instance.layout_id, instance.num_tokens_max
+            if counts_device:
+                device = hits.get(name, 0)
+            kind = pool, instance.layout_id, instance.num_tokens_max, device
             if least_open and decodes >= least_open.get(kind, FAR_TOO_MANY):
                 continue
             if road is not None:
                 agree, link_up = road(instance)
+            held = hits.get(pool, 0)
             record = (
                 name,
                 ready,
                 wait_ns,
-                hits.get(pool, 0),
+                held if held > device else device,
                 hints.get(pool, 0) if hints else 0,
                 decodes,
                 instance.num_tokens_max,
                 agree,
                 link_up,
+                device,
             )
             yield tuple.__new__(Candidate, record)  # a third of the time of Candidate(...)
             if ready and wait_ns is not None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from prfaas.core.dispatch import Arrival, DispatchSettings, HomeCluster, RemoteCluster
 from prfaas.core.links import Link, Links
-from prfaas.core.picking import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate, Weights
+from prfaas.core.picking import HOME_WEIGHTS, MIXED_WEIGHTS, Candidate, Weights
 from prfaas.core.policies import PolicyName
 from prfaas.core.predictions import PathSignals, Prediction, predict
 from prfaas.core.pulls import with_pull
@@ -72,7 +72,7 @@ class Seen(NamedTuple):
     num_tokens: int = 0
     ways: Sequence[Way] = ()
     at_home: Sequence[Candidate] = ()
-    home_weights: Weights = PREFILL_WEIGHTS
+    home_weights: Weights = HOME_WEIGHTS
 
 
 class Ways:
@@ -90,7 +90,7 @@ class Ways:
         self._settings = settings
         self._remotes = tuple(remotes) or (RemoteCluster("", ()),)
         self.links = Links(settings)
-        weights = MIXED_WEIGHTS if home.decode is None else PREFILL_WEIGHTS
+        weights = MIXED_WEIGHTS if home.decode is None else HOME_WEIGHTS
         self.home = Stage(home.prefill, settings.stale_after_ns, weights)
         self.away = {
             remote.name: Stage(remote.instances, settings.stale_after_ns)
@@ -120,7 +120,7 @@ class Ways:
         """What was looked at for the last arrival."""
         return Seen(*self._seen, self.home.weights)
 
-    def apart(self, way: Way, path: Path, now_ns: int) -> Way:
+    def apart(self, way: Way, arrival: Arrival, path: Path, now_ns: int) -> Way:
         """Let a request that has to be late wait where it makes nobody else late.
 
         When queues alone make it miss the target wherever it goes, it joins the longest queue of
@@ -133,10 +133,10 @@ class Ways:
         if not way.misses(target_ns, path):
             return way
         if path is Path.LOCAL and way.home is not None:
-            return way._replace(home=self.home.last_like(way.home, now_ns))
+            return way._replace(home=self.home.last_like(way.home, arrival, now_ns))
         if path is Path.REMOTE and way.away is not None:
             stage = self.away[way.cluster.name]
-            return way._replace(away=stage.last_like(way.away, now_ns))
+            return way._replace(away=stage.last_like(way.away, arrival, now_ns))
         return way
 
     def _through(
@@ -167,12 +167,12 @@ class Ways:
         link = self.links.between(source, destination)
         hits, shippable = arrival.hits, arrival.shippable_tokens
         present = hits.get(destination, 0)
-        splits = arrival.offloadable and (shippable is None or shippable > present)
+        held = home.hit_tokens if home else present
+        splits = arrival.offloadable and (shippable is None or shippable > held)
         obstacle = _obstacle(arrival, splits, barred)
         # Made as tuples: half the time of a call with four arguments, and one of eight.
-        facts = tuple.__new__(
-            RoutingFacts, (arrival.num_prompt_tokens, present, hits.get(source, 0), obstacle)
-        )
+        known = arrival.num_prompt_tokens, held, hits.get(source, 0), obstacle, held - present
+        facts = tuple.__new__(RoutingFacts, known)
         signals = link.signals(
             home.wait_ns if home else None,
             away.wait_ns if away else None,
@@ -193,7 +193,7 @@ class Ways:
         assert costs is not None  # noqa: S101 (asked before)
         ns_per_byte = settings.ns_per_byte(remote.price_per_tb)
         if ns_per_byte:
-            shipped = costs.shipped_bytes(facts.num_prompt_tokens, facts.pd_hit_tokens)
+            shipped = costs.shipped_bytes(facts.num_prompt_tokens, facts.present_tokens)
             found = found._replace(bytes_ns=round(shipped * ns_per_byte))
         if settings.pulls and settings.policy is PolicyName.ADAPTIVE:
             return with_pull(found, facts, signals, costs, ns_per_byte)

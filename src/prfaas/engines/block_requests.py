@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from prfaas.wire.messages import (
+from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.codec import AnyMessage
+from prfaas.wire.messages.engine import (
     HIT,
     ON_ITS_WAY,
-    AnyMessage,
-    Key,
     Load,
     LoadDone,
     Lookup,
     LookupDone,
-    Message,
     Store,
     StoreDone,
 )
+from prfaas.wire.messages.fields import Key
 
 ASK_AGAIN_NS = 5_000_000
 """A block on its way is asked for again after this long."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 from prfaas.wire.frames import TRANSFER_ID_BYTES
-from prfaas.wire.messages import Count, Name, TicketBytes
+from prfaas.wire.messages.fields import Count, Name, TicketBytes
 
 NS_PER_MS = 1_000_000
 

@@ -21,7 +21,9 @@ from pathlib import Path
 from prfaas.errors import PeerError
 from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.liveness import SILENCE_MAX_S
-from prfaas.wire.messages import AnyMessage, EngineHello, Message, Ping, decode, encode
+from prfaas.wire.messages.base import Message, Ping
+from prfaas.wire.messages.codec import AnyMessage, decode, encode
+from prfaas.wire.messages.engine import EngineHello
 
 log = logging.getLogger(__name__)
 

@@ -35,17 +35,10 @@ from prfaas.engines.block_requests import Answer, BlockRequests
 from prfaas.engines.orders import NS_PER_MS, PushOrder, read_order
 from prfaas.engines.pool_client import PoolClient
 from prfaas.engines.vllm_layout import RowLayout
-from prfaas.wire.messages import (
-    EngineHello,
-    Key,
-    Load,
-    Message,
-    Push,
-    PushDone,
-    Store,
-    Touch,
-    layout_spec,
-)
+from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.engine import EngineHello, Load, Push, PushDone, Store, Touch
+from prfaas.wire.messages.fields import Key
+from prfaas.wire.messages.layouts import layout_spec
 
 log = logging.getLogger(__name__)
 

@@ -84,7 +84,7 @@ class ControlApi:
     async def _explanation(self, request: web.Request) -> web.Response:
         record = self.records.find(request.match_info["request_id"])
         if record is None:
-            message = f"no such request among the last {RECORDS_MAX}"
+            message = f"no such request among the last {RECORDS_MAX}, or several whose id begins so"
             raise RequestError(message, status=404, error_type="NotFoundError")
         return json_response(explain(record))
 

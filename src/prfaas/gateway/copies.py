@@ -26,7 +26,8 @@ from prfaas.gateway.tickets import TicketOffice
 from prfaas.gateway.transfers import Transfers, TransferView
 from prfaas.units import NS_PER_S
 from prfaas.wire.frames import TRANSFER_ID_BYTES
-from prfaas.wire.messages import PULL_KEYS_MAX, Pull, wire_keys
+from prfaas.wire.messages.fields import PULL_KEYS_MAX, wire_keys
+from prfaas.wire.messages.link import Pull
 
 CANDIDATES_MAX = 256
 """Prefixes that are counted for each link; each keeps the hashes of a prompt."""

@@ -151,7 +151,7 @@ class Planner:
         if isinstance(found, Refused):
             record.refusal = found.reason
             raise _refused(found)
-        record.pd_hit_tokens, record.prfaas_hit_tokens = found.present_tokens, found.away_tokens
+        record.pd_hit_tokens, record.prfaas_hit_tokens = found.home_tokens, found.away_tokens
         record.prefill_cluster = found.cluster
         if self._copier is not None:
             self._copier.routed(ask, found, time.monotonic_ns())

@@ -28,7 +28,7 @@ from prfaas.core.prefix_index import PrefixIndex
 from prfaas.gateway.profiles import Profiles
 from prfaas.gateway.split import EngineQueue, make_split
 from prfaas.gateway.tenants import fairness
-from prfaas.wire.messages import LinkTelemetry
+from prfaas.wire.messages.gateway import LinkTelemetry
 
 LinkName = tuple[str, str]
 """Source and destination pool of a link."""

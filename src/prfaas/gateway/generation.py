@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.client import responses
 
 from aiohttp import web
 
@@ -147,6 +148,7 @@ async def _fail(error: Exception, record: Record, stream: ClientStream) -> web.S
     """End a request with an error, within the stream if that has begun."""
     status = status_of(error)
     record.outcome = _outcome(error, status)
+    record.error = f"{status} {responses.get(status, '')}".rstrip()
     if isinstance(error, RejectedError):
         record.rejected = error.reason
     log_event(

@@ -70,5 +70,6 @@ class Hedges:
         wait_ns = self._driver.wait_ns(plan.decode.name, now_ns)
         if wait_ns is None:
             return None
-        held = self._driver.cached(plan.ask)[0].get(plan.decode.pool, 0)
+        hits = self._driver.cached(plan.ask)[0]
+        held = max(hits.get(plan.decode.pool, 0), hits.get(plan.decode.name, 0))
         return wait_ns + costs.local_prefill_ns(max(1, plan.prompt.num_tokens - held))

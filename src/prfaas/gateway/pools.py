@@ -21,7 +21,9 @@ from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import peer_name
 from prfaas.wire.liveness import keep_alive
-from prfaas.wire.messages import Abort, LinkTelemetry, Pull, Subscribe, TierUse, decode
+from prfaas.wire.messages.codec import decode
+from prfaas.wire.messages.gateway import LinkTelemetry, Subscribe, TierUse
+from prfaas.wire.messages.link import Abort, Pull
 
 _REASON_CHARS_MAX = 200
 _log = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.transfers import TransferView
 
 RECORDS_MAX = 1000
+PREFIX_CHARS_MIN = 8
 NS_PER_MS = 1_000_000
 
 
@@ -67,6 +68,8 @@ class Record:
     refusal: Refusal | None = None
     rejected: str | None = None
     """Why it was answered with 429."""
+    error: str | None = None
+    """The status it was answered with, if it was an error: "503 Service Unavailable"."""
     signed_bytes: int = 0
     """What its transfer was allowed to move."""
     prefill_cluster: str | None = None
@@ -130,6 +133,7 @@ class Record:
             "reason": decision.reason.value if decision else None,
             "explanation": decision.explanation if decision else None,
             "refusal": self.refusal.value if self.refusal else self.rejected,
+            "error": self.error,
             "offload_threshold": decision.offload_threshold if decision else None,
             "predicted_local_ms": _ms(decision.predicted_local_ns) if decision else None,
             "predicted_remote_ms": _ms(decision.predicted_remote_ns) if decision else None,
@@ -176,8 +180,15 @@ class Records:
         return list(itertools.islice(self.newest_first(), limit))
 
     def find(self, request_id: str) -> Record | None:
-        """The newest record of this id."""
-        return next((r for r in reversed(self._records) if r.request_id == request_id), None)
+        """The newest record of this id, or the only one whose id begins so.
+
+        A beginning has at least `PREFIX_CHARS_MIN` characters.
+        """
+        found = next((r for r in reversed(self._records) if r.request_id == request_id), None)
+        if found is not None or len(request_id) < PREFIX_CHARS_MIN:
+            return found
+        close = [r for r in self._records if r.request_id.startswith(request_id)]
+        return close[0] if len(close) == 1 else None
 
 
 def _ms(duration_ns: int | None) -> float | None:

@@ -9,21 +9,19 @@ from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import PeerError
 from prfaas.gateway.driver import PoolView
 from prfaas.gateway.transfers import Transfers
-from prfaas.wire.messages import (
-    AnyMessage,
+from prfaas.wire.messages.base import Goodbye, Ping
+from prfaas.wire.messages.codec import AnyMessage
+from prfaas.wire.messages.gateway import (
     Evicted,
-    Goodbye,
     LinkTelemetry,
-    Missing,
-    Ping,
     PoolState,
-    Refused,
     Snapshot,
     SnapshotEnd,
     Stored,
     TierUse,
     TransferEnded,
 )
+from prfaas.wire.messages.link import Missing, Refused
 
 
 class Subscription:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from prfaas.core.transfers import TransferState
-from prfaas.wire.messages import Refused, TransferEnded
+from prfaas.wire.messages.gateway import TransferEnded
+from prfaas.wire.messages.link import Refused
 
 OPEN = "open"
 """A transfer of which no pool has reported the end."""

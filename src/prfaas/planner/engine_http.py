@@ -108,7 +108,9 @@ class HttpEngine:
         ) as answer:
             if answer.status != 200:
                 text = (await answer.text())[:300]
-                raise EngineError(f"engine {self._url} answered {answer.status}: {text}")
+                raise EngineError(
+                    f"engine {self._url} answered {answer.status}: {text}{_advice(text)}"
+                )
             async for event in _events(answer):
                 if event.error is not None:
                     raise EngineError(f"engine {self._url}: {event.error.message[:300]}")
@@ -128,3 +130,10 @@ async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[_Event]:
         line = raw.strip()
         if line.startswith(b"data:") and not line.endswith(b"[DONE]"):
             yield msgspec.json.decode(line[5:], type=_Event)
+
+
+def _advice(text: str) -> str:
+    """What helps against an engine's refusal, where that is known."""
+    if "out of vocabulary" in text:
+        return "; give --max-token-id, a number below the size of the model's vocabulary"
+    return ""

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from prfaas.errors import PeerError
 from prfaas.pool.assembly import Assembly, NoRoomError
-from prfaas.pool.io_thread import HANDSHAKE_TIMEOUT_S, IoThread, readable, shake_hands
+from prfaas.pool.io_sockets import HANDSHAKE_TIMEOUT_S, readable, shake_hands
+from prfaas.pool.io_thread import IoThread
 from prfaas.wire.fragments import (
     FRAGMENT_BYTES_MAX,
     FragmentPrefix,
@@ -20,7 +21,8 @@ from prfaas.wire.fragments import (
 )
 from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.identity import peer_name
-from prfaas.wire.messages import Join, decode
+from prfaas.wire.messages.codec import decode
+from prfaas.wire.messages.link import Join
 from prfaas.wire.sockets import keep_alive
 
 log = logging.getLogger(__name__)

@@ -5,198 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import ssl
-import threading
 from collections.abc import Callable
 
-from prfaas.core.blocks import BlockName
-from prfaas.core.link_share import Fragment, LinkShare, OutgoingBlock
 from prfaas.errors import PeerError
-from prfaas.pool.io_thread import IoThread, shake_hands
-from prfaas.wire.fragments import encode_prefix
+from prfaas.pool.data_connection import DataConnection
+from prfaas.pool.io_sockets import connect, shake_hands
+from prfaas.pool.io_thread import IoThread
+from prfaas.pool.send_queue import FRAGMENT_BYTES, SendQueue
 from prfaas.wire.identity import peer_name
-from prfaas.wire.messages import Join, encode
-from prfaas.wire.sockets import TcpInfo, fit, prepare, restart_control, share_of, tcp_info
+from prfaas.wire.messages.codec import encode
+from prfaas.wire.messages.link import Join
+from prfaas.wire.sockets import TcpInfo, fit, restart_control, share_of, tcp_info
 
 log = logging.getLogger(__name__)
 
-FRAGMENT_BYTES, FRAGMENT_BYTES_MIN, FRAGMENT_BYTES_LARGEST = 128 << 10, 32 << 10, 512 << 10
+FRAGMENT_BYTES_MIN, FRAGMENT_BYTES_LARGEST = 32 << 10, 512 << 10
 FRAGMENT_MS = 2
 """What a connection sends in this time is a fragment: small enough that a block crosses on all
 connections at once and that an urgent one waits for little, large enough that its header and its
 turn do not count."""
 CONNECT_TIMEOUT_S = 5.0
 RETRY_S = 0.5
-STUCK_NS = 5 * 10**9
-"""A connection of which nothing arrives for so long carries nothing more."""
-
-
-class SendQueue:
-    """A `LinkShare` between the node's loop, which fills it, and the I/O thread, which empties it.
-
-    Args:
-        on_taken: Called on the I/O thread with the bytes that go out.
-        clock_ns: Monotonic clock, nanoseconds.
-    """
-
-    def __init__(self, on_taken: Callable[[int], None], clock_ns: Callable[[], int]) -> None:
-        self._share = LinkShare(FRAGMENT_BYTES)
-        self._lock = threading.Lock()
-        self._on_taken = on_taken
-        self._clock_ns = clock_ns
-        self.on_more: Callable[[], object] = lambda: None
-        """Called when there is something to send."""
-
-    def add(self, block: OutgoingBlock) -> None:
-        """Queue a block."""
-        with self._lock:
-            self._share.add(block)
-        self.on_more()
-
-    def finish(self, transfer_id: bytes) -> None:
-        """Nothing more of this transfer will be added."""
-        with self._lock:
-            self._share.finish(transfer_id)
-
-    def drop(self, transfer_id: bytes) -> None:
-        """Forget a transfer."""
-        with self._lock:
-            self._share.drop(transfer_id)
-
-    def arrived(self, transfer_id: bytes, name: BlockName) -> None:
-        """The receiver has this block."""
-        with self._lock:
-            self._share.arrived(transfer_id, name)
-
-    def cut(self, fragment_bytes: int) -> None:
-        """From now on, cut blocks into fragments of so many bytes."""
-        with self._lock:
-            self._share.fragment_bytes = fragment_bytes
-
-    def lost(self, connection: int) -> None:
-        """What was in flight on this connection goes again."""
-        with self._lock:
-            self._share.lost(connection)
-        self.on_more()
-
-    def take(self, connection: int) -> Fragment | None:
-        """What this connection sends next; None if there is nothing."""
-        now_ns = self._clock_ns()
-        with self._lock:
-            fragment = self._share.take(connection, now_ns)
-        if fragment is not None:
-            self._on_taken(fragment.num_bytes)
-        return fragment
-
-    @property
-    def queued_by_tenant(self) -> dict[str, int]:
-        """Waiting for a connection, by the class of the tenant."""
-        with self._lock:
-            return self._share.queued_by_tenant
-
-    @property
-    def queued_bytes(self) -> int:
-        """Waiting for a connection."""
-        return self._share.queued_bytes
-
-    @property
-    def in_flight_bytes(self) -> int:
-        """Sent, and not known to have arrived."""
-        with self._lock:
-            return self._share.in_flight_bytes
-
-
-class _DataConnection:
-    """One connection. Lives on the I/O thread."""
-
-    def __init__(self, number: int, secured: ssl.SSLSocket, queue: SendQueue, first: bytes) -> None:
-        self.number = number
-        self.socket = secured
-        self._queue = queue
-        self._loop = asyncio.get_running_loop()
-        self._descriptor = secured.fileno()
-        self.ended: asyncio.Future[None] = self._loop.create_future()
-        self._parts = [memoryview(first)]
-        """What is being sent, last part first."""
-        self._is_idle = False
-        self._sent_bytes = 0
-        self._received_bytes = 0
-        self._moved_at_ns = 0
-        self.fitted = (0, 0)
-        """Its pacing and its backlog, bytes a second and bytes."""
-        self._loop.add_writer(self._descriptor, self._write)
-        # The peer says nothing on a data connection: what can be read is its end.
-        self._loop.add_reader(self._descriptor, self._read)
-
-    def wake(self) -> None:
-        """There may be something to send."""
-        if self._is_idle and not self.ended.done():
-            self._is_idle = False
-            self._loop.add_writer(self._descriptor, self._write)
-            self._write()
-
-    def received(self, num_bytes: int, now_ns: int) -> None:
-        """The peer has so many bytes of it; end it if it waits in vain for the others.
-
-        A path can be dead and acknowledge: what a proxy or a peer's kernel took has not arrived.
-        """
-        has_moved = num_bytes != self._received_bytes or num_bytes == self._sent_bytes
-        if has_moved or not self._moved_at_ns:
-            self._received_bytes, self._moved_at_ns = num_bytes, now_ns
-        elif now_ns - self._moved_at_ns >= STUCK_NS:
-            self._fail(OSError("nothing of it arrives any more"))
-
-    def stop(self) -> None:
-        """Send nothing more."""
-        self._loop.remove_writer(self._descriptor)
-        self._loop.remove_reader(self._descriptor)
-        self._parts = []
-        if not self.ended.done():
-            self.ended.cancel()
-
-    def _write(self) -> None:
-        if not self._parts and not self._next():
-            return
-        try:
-            while self._parts:
-                part = self._parts[-1]
-                count = self.socket.send(part)
-                if count < len(part):
-                    self._parts[-1] = part[count:]
-                else:
-                    self._parts.pop()
-        except ssl.SSLWantWriteError:
-            return  # The same bytes are offered again when there is room.
-        except OSError as error:
-            self._fail(error)
-
-    def _next(self) -> bool:
-        fragment = self._queue.take(self.number)
-        if fragment is None:
-            self._is_idle = True
-            self._loop.remove_writer(self._descriptor)
-            return False
-        self._parts = [fragment.data, memoryview(encode_prefix(fragment))]
-        self._sent_bytes += sum(map(len, self._parts))
-        return True
-
-    def _read(self) -> None:
-        try:
-            if not self.socket.recv(1):
-                self._fail(OSError("the peer closed it"))
-        except ssl.SSLWantReadError:
-            return
-        except OSError as error:
-            self._fail(error)
-
-    def _fail(self, error: OSError) -> None:
-        self._loop.remove_writer(self._descriptor)
-        self._loop.remove_reader(self._descriptor)
-        self._parts = []
-        if not self.ended.done():
-            # Its traceback would keep the block that was being sent.
-            self.ended.set_exception(error.with_traceback(None))
 
 
 class DataSenders:
@@ -244,7 +74,7 @@ class DataSenders:
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._slots: list[asyncio.Task[None]] = []
-        self._connections: list[_DataConnection] = []
+        self._connections: list[DataConnection] = []
         self._is_closed = False
         self._fragment_bytes = FRAGMENT_BYTES
         queue.on_more = lambda: io.call(self._wake)
@@ -342,7 +172,7 @@ class DataSenders:
         with await self._dial() as secured:
             number = self._numbers()
             join = encode(Join(pool=self._pool, link=self._link, number=number))
-            connection = _DataConnection(number, secured, self._queue, join)
+            connection = DataConnection(number, secured, self._queue, join)
             self._connections.append(connection)
             self._fit()
             self._tell(self._on_change)
@@ -389,30 +219,3 @@ def _power_of_two(num_bytes: int) -> int:
     """Fragments of few sizes."""
     wanted = 1 << max(0, num_bytes - 1).bit_length()
     return max(FRAGMENT_BYTES_MIN, min(FRAGMENT_BYTES_LARGEST, wanted))
-
-
-async def connect(address: tuple[str, int]) -> socket.socket:
-    """A prepared TCP connection: options that count during the handshake are set before it.
-
-    Raises:
-        OSError: Nobody takes it.
-    """
-    loop = asyncio.get_running_loop()
-    error = OSError(f"{address[0]} has no address")
-    places = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
-    for family, kind, protocol, _, place in places:
-        connection = socket.socket(family, kind, protocol)
-        try:
-            connection.setblocking(False)
-            control = prepare(connection)
-            await loop.sock_connect(connection, place)
-        except OSError as failure:
-            connection.close()
-            error = failure
-            continue
-        except BaseException:
-            connection.close()
-            raise
-        log.debug("data connection to %s: congestion control %s", address, control)
-        return connection
-    raise error

@@ -17,16 +17,19 @@ from typing import Protocol
 
 from prfaas.core.pacing import Pacer
 from prfaas.logs import log_event
-from prfaas.pool.data_out import DataSenders, SendQueue
+from prfaas.pool.data_out import DataSenders
 from prfaas.pool.io_thread import IoThread
 from prfaas.pool.link_meter import SAMPLE_NS, LinkMeter
 from prfaas.pool.metrics import PoolMetrics
+from prfaas.pool.send_queue import SendQueue
 from prfaas.units import NS_PER_S
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts, peer_name
 from prfaas.wire.liveness import keep_alive
-from prfaas.wire.messages import LinkTelemetry, Message, Ping, Pong, PoolHello
+from prfaas.wire.messages.base import Message, Ping, Pong
+from prfaas.wire.messages.gateway import LinkTelemetry
+from prfaas.wire.messages.link import PoolHello
 from prfaas.wire.sockets import prepare_messages, tcp_info
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from prfaas.core.eviction import EvictionPolicy, LeastRecentlyUsed
 from prfaas.errors import ConfigError
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.segments import ALIGN_BYTES, Place, Scan, Segment, SegmentFiles, record_bytes
-from prfaas.pool.store import StoredBlock
+from prfaas.pool.tiers import StoredBlock
 from prfaas.units import format_size
 
 T = TypeVar("T")

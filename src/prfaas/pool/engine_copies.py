@@ -11,7 +11,8 @@ from prfaas.core.blocks import BlockKey
 from prfaas.errors import PeerError
 from prfaas.pool.engine_port import EngineSession
 from prfaas.pool.metrics import PoolMetrics
-from prfaas.pool.store import BlockStore, StoredBlock
+from prfaas.pool.store import BlockStore
+from prfaas.pool.tiers import StoredBlock
 from prfaas.wire.fragments import block_digest
 
 BATCH_BYTES, BATCH_RATIO = 8 << 20, 1 / 8

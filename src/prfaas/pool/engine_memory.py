@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 from prfaas.core.blocks import BlockKey, Layout
 from prfaas.errors import PeerError
-from prfaas.wire.messages import EngineHello, Extent
+from prfaas.wire.messages.engine import EngineHello
+from prfaas.wire.messages.fields import Extent
 
 Move = Callable[[int, list[memoryview], int], int]
 """`os.preadv` or `os.pwritev`."""

@@ -23,7 +23,10 @@ from prfaas.pool.engine_memory import EngineMemory
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame, FrameDecoder
 from prfaas.wire.liveness import PING_INTERVAL_S
-from prfaas.wire.messages import AnyMessage, EngineHello, Key, Ping, decode, keys_of
+from prfaas.wire.messages.base import Ping
+from prfaas.wire.messages.codec import AnyMessage, decode
+from prfaas.wire.messages.engine import EngineHello
+from prfaas.wire.messages.fields import Key, keys_of
 
 log = logging.getLogger(__name__)
 

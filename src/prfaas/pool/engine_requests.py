@@ -15,27 +15,27 @@ from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.sending import Sending
-from prfaas.pool.store import BlockStore, StoredBlock
+from prfaas.pool.store import BlockStore
 from prfaas.pool.tickets import TicketChecks
-from prfaas.wire.messages import (
+from prfaas.pool.tiers import StoredBlock
+from prfaas.wire.messages.base import Message, Ping
+from prfaas.wire.messages.codec import AnyMessage
+from prfaas.wire.messages.engine import (
     HIT,
     MISS,
     ON_ITS_WAY,
-    AnyMessage,
     Load,
     LoadDone,
     Lookup,
     LookupDone,
-    Message,
-    Ping,
-    Pull,
     Push,
     PushDone,
     Store,
     StoreDone,
     Touch,
-    keys_of,
 )
+from prfaas.wire.messages.fields import keys_of
+from prfaas.wire.messages.link import Pull
 
 READS_MAX = 8
 """Blocks that one request has read from disk at a time: each holds memory."""

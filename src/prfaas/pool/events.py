@@ -11,14 +11,14 @@ from itertools import groupby, islice
 from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.pool.store import BlockStore
 from prfaas.wire.channel import Channel
-from prfaas.wire.messages import (
+from prfaas.wire.messages.fields import wire_keys
+from prfaas.wire.messages.gateway import (
     Evicted,
     PoolState,
     Snapshot,
     SnapshotEnd,
     Stored,
     TransferEnded,
-    wire_keys,
 )
 
 SNAPSHOT_KEYS = 4096

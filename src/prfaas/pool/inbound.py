@@ -11,9 +11,10 @@ from prfaas.core.transfers import Transfer, TransferEvent, TransferState
 from prfaas.errors import TransferError
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.store import BlockStore
-from prfaas.pool.tickets import DESTINATION, Grant, TicketChecks
+from prfaas.pool.tickets import DESTINATION, Grant, TicketChecks, beyond_ticket
 from prfaas.wire.fragments import ReceivedBlock
-from prfaas.wire.messages import Abort, Accepted, Commit, Offer, Pull, Refused, keys_of
+from prfaas.wire.messages.fields import keys_of
+from prfaas.wire.messages.link import Abort, Accepted, Commit, Offer, Pull, Refused
 
 GIVEN_UP = (TransferState.ABORTED, TransferState.EXPIRED)
 """An offer that comes after these is late; after the other ends it is a replay."""
@@ -215,7 +216,7 @@ class InboundTransfers:
         name = block.layout_id, block.key
         if name in arrived:
             return True
-        beyond = _beyond_ticket(transfer, block, self._asked.get(block.transfer_id))
+        beyond = beyond_ticket(transfer, block, self._asked.get(block.transfer_id))
         if beyond is not None:
             self._tickets.refused(DESTINATION, transfer.transfer_id, beyond)
             self._end(transfer, TransferEvent.REFUSE, beyond.reason.value)
@@ -376,19 +377,3 @@ class InboundTransfers:
         transfer = self._transfers.get(transfer_id)
         if transfer is not None and not transfer.is_open:
             del self._transfers[transfer_id]
-
-
-def _beyond_ticket(
-    transfer: Transfer, block: ReceivedBlock, asked: set[BlockKey] | None
-) -> TicketRefusedError | None:
-    """What a block goes beyond, if its transfer does not cover it."""
-    if asked is not None and block.key not in asked:
-        return TicketRefusedError(Refusal.FOREIGN, "a block came that was not asked for")
-    if block.layout_id != transfer.layout_id:
-        return TicketRefusedError(Refusal.LAYOUT, "a block of another layout came")
-    num_bytes = transfer.num_bytes + len(block.data)
-    if num_bytes > transfer.bytes_max:
-        return TicketRefusedError(
-            Refusal.OVERSIZED, f"{num_bytes} bytes came, it allows {transfer.bytes_max}"
-        )
-    return None

@@ -8,12 +8,9 @@ thread: hashing needs no lock.
 from __future__ import annotations
 
 import asyncio
-import ssl
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-
-HANDSHAKE_TIMEOUT_S = 5.0
 
 
 class IoThread:
@@ -71,42 +68,3 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_forever()
     finally:
         loop.close()
-
-
-async def shake_hands(connection: ssl.SSLSocket) -> None:
-    """The TLS handshake of a socket that does not block.
-
-    Raises:
-        OSError: It failed, or took longer than HANDSHAKE_TIMEOUT_S.
-    """
-    async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-        while True:
-            try:
-                connection.do_handshake()
-                return
-            except ssl.SSLWantReadError:
-                await readable(connection)
-            except ssl.SSLWantWriteError:
-                await writable(connection)
-
-
-async def readable(connection: ssl.SSLSocket) -> None:
-    """Wait until there is something to read."""
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    number = connection.fileno()
-    loop.add_reader(number, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(number)
-
-
-async def writable(connection: ssl.SSLSocket) -> None:
-    """Wait until there is room to write."""
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    number = connection.fileno()
-    loop.add_writer(number, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_writer(number)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from prfaas.units import NS_PER_S
-from prfaas.wire.messages import TENANTS_SHOWN_MAX, LinkTelemetry
+from prfaas.wire.messages.fields import TENANTS_SHOWN_MAX
+from prfaas.wire.messages.gateway import LinkTelemetry
 from prfaas.wire.sockets import TcpInfo
 
 SAMPLE_NS = 50_000_000

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.transfers import TransferState
 from prfaas.errors import PeerError
-from prfaas.pool.assembly import Assembly
-from prfaas.pool.data_in import DataHandlers, DataReceiver, DigestError
+from prfaas.pool.data_in import DigestError
+from prfaas.pool.data_port import DataPort
 from prfaas.pool.early import EarlyBlocks
 from prfaas.pool.inbound import NO_ROOM, InboundTransfers
 from prfaas.pool.io_thread import IoThread
@@ -24,35 +23,24 @@ from prfaas.wire.fragments import ReceivedBlock
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts, peer_name
 from prfaas.wire.liveness import keep_alive
-from prfaas.wire.messages import (
+from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong
+from prfaas.wire.messages.codec import AnyMessage, decode
+from prfaas.wire.messages.fields import wire_keys
+from prfaas.wire.messages.gateway import Subscribe
+from prfaas.wire.messages.link import (
     Abort,
-    AnyMessage,
     Arrived,
     Commit,
     Committed,
-    Goodbye,
-    Message,
     Offer,
-    Ping,
-    Pong,
     PoolHello,
     Pull,
     Refused,
     Resumed,
-    Subscribe,
-    decode,
-    wire_keys,
 )
 
 log = logging.getLogger(__name__)
 
-DATA_CONNECTIONS_MAX = 128
-"""Of all peers together."""
-PEER_DATA_CONNECTIONS_MAX = 64
-"""Of one peer: a link has sixteen, and those of the link before it may not have ended yet."""
-DATA_CALLERS_MAX = 64
-"""Data connections that have not said whose they are; beyond these the one that waits longest is
-left, so that strangers can not keep peers out."""
 KEYS_AT_ONCE = 4096
 
 
@@ -85,43 +73,39 @@ class LinkPort:
         on_refused: Callable[[Refused, str], None],
         clock_ns: Callable[[], int],
     ) -> None:
-        self._tls = tls
         self._sources = sources
         self._gateways = gateways
         self._inbound = inbound
         self._metrics = metrics
-        self._io = io
         self._on_subscribe = on_subscribe
         self._on_unsubscribe = on_unsubscribe
         self._on_abort = on_abort
         self._on_pull = on_pull
         self._on_refused = on_refused
         self._epoch = epoch
-        self._links: dict[str, tuple[str, Assembly]] = {}
-        """By peer: the word of its present link, and the blocks that come over it."""
-        self._listener = Listener(
-            address,
-            tls,
-            lambda: Channel(self._deliver, self._closed, self._greet),
-            self._start_receiver,
-            ProbeSink(tls.probe, sources, io, self._refuse).take,
-            self._refuse,
-        )
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._receivers: dict[DataReceiver, None] = {}
-        self._early = EarlyBlocks(clock_ns, inbound.peer_bytes_max)
-        self._said = SaidOnce(clock_ns)
-        self._is_closed = False
-        self._handlers = DataHandlers(
-            find_assembly=self._find_assembly,
-            wants=inbound.wants,
-            has=lambda f: inbound.has(f.transfer_id, (f.layout_id, f.key)),
+        self.data = DataPort(
+            tls.data,
+            sources,
+            inbound,
+            io,
             on_block=self._take_block,
             on_unwanted=self._refuse_transfer,
             on_no_room=self._no_room,
             on_broken=self._broken,
-            on_end=lambda receiver: self._receivers.pop(receiver, None),
+            on_refused=self._refuse,
         )
+        """Where their data connections come in."""
+        self._listener = Listener(
+            address,
+            tls,
+            lambda: Channel(self._deliver, self._closed, self._greet),
+            self.data.take,
+            ProbeSink(tls.probe, sources, io, self._refuse).take,
+            self._refuse,
+        )
+        self._early = EarlyBlocks(clock_ns, inbound.peer_bytes_max)
+        self._said = SaidOnce(clock_ns)
+        self._is_closed = False
         self._channels: dict[Channel, asyncio.Task[None]] = {}
 
     async def open(self) -> None:
@@ -130,7 +114,7 @@ class LinkPort:
         Raises:
             OSError: The address can not be had.
         """
-        self._loop = asyncio.get_running_loop()
+        self.data.open()
         self._listener.open()
 
     @property
@@ -146,8 +130,7 @@ class LinkPort:
             self._drop_early(peer, transfer_id)
         for channel in list(self._channels):
             channel.close("this pool node stops")
-        for receiver in self._receivers:
-            receiver.kill()
+        self.data.close()
 
     def is_connected(self, source: str) -> bool:
         """Whether a link from the pool `source` stands."""
@@ -182,8 +165,10 @@ class LinkPort:
         match message:
             case Ping():
                 if message.at_ns:
-                    channel.send(Pong(at_ns=message.at_ns, received=self._received(channel.peer)))
-                self._drop_older(channel.peer, message.connections)
+                    channel.send(
+                        Pong(at_ns=message.at_ns, received=self.data.received(channel.peer))
+                    )
+                self.data.drop_older(channel.peer, message.connections)
             case Goodbye():
                 return  # The end of the connection follows, and is logged with the reason.
             case PoolHello():
@@ -226,10 +211,7 @@ class LinkPort:
         for other in older:
             other.close("the pool has connected anew")
         self._drop_link(channel.peer)
-        self._links[channel.peer] = (
-            hello.link,
-            Assembly(self._inbound.buffer, self._inbound.peer_bytes_max),
-        )
+        self.data.begin_link(channel.peer, hello.link)
         self._inbound.resumed(channel.peer, hello.resumes)
         for transfer_id in dict.fromkeys(hello.resumes):
             self._resume(channel, transfer_id)
@@ -252,30 +234,7 @@ class LinkPort:
                 channel.send(Arrived(transfer_id=transfer_id, layout_id=layout_id, keys=part))
         self._settle(channel, transfer_id)
 
-    # --- data connections ---
-
-    def forget(self, transfer_id: bytes) -> None:
-        """Drop what is unfinished of a transfer that ended."""
-        for _, assembly in self._links.values():
-            self._io.call(assembly.forget, transfer_id)
-
-    @property
-    def unfinished_bytes(self) -> int:
-        """Room taken by blocks of which only a part has arrived."""
-        return sum(assembly.unfinished_bytes for _, assembly in self._links.values())
-
-    def _find_assembly(self, peer: str, link: str) -> Assembly | None:
-        """Asked on the I/O thread.
-
-        Raises:
-            PeerError: It has too many data connections.
-        """
-        if sum(one.peer == peer for one in list(self._receivers)) >= PEER_DATA_CONNECTIONS_MAX:
-            raise PeerError(
-                f"{peer} has {PEER_DATA_CONNECTIONS_MAX} data connections, which is the limit"
-            )
-        word, assembly = self._links.get(peer, ("", None))
-        return assembly if word == link else None
+    # --- blocks ---
 
     def channel_of(self, peer: str) -> Channel | None:
         """The connection for messages of a peer; None without one."""
@@ -339,48 +298,7 @@ class LinkPort:
         for other, transfer_id in self._early.all():
             if other == peer:
                 self._drop_early(peer, transfer_id)
-        _, assembly = self._links.pop(peer, ("", None))
-        if assembly is not None:
-            self._io.call(assembly.close)
-        for receiver in list(self._receivers):
-            if receiver.peer == peer:
-                receiver.kill()
-
-    def _received(self, peer: str) -> dict[int, int]:
-        """What came over each data connection of a peer."""
-        mine = [receiver for receiver in self._receivers if receiver.peer == peer]
-        return {receiver.number: receiver.num_bytes for receiver in mine}
-
-    def _drop_older(self, peer: str, numbers: list[int]) -> None:
-        """The peer has only these data connections left, and any that are newer."""
-        newest = max(numbers, default=-1)
-        for receiver in list(self._receivers):
-            is_known = receiver.number in numbers or receiver.number > newest
-            if receiver.peer == peer and not is_known:
-                receiver.kill()
-
-    def _start_receiver(self, connection: socket.socket) -> None:
-        callers = [one for one in self._receivers if not one.peer and not one.is_killed]
-        if len(self._receivers) - len(callers) >= DATA_CONNECTIONS_MAX:
-            raise PeerError(f"there are {DATA_CONNECTIONS_MAX} data connections already")
-        if len(callers) >= DATA_CALLERS_MAX:
-            callers[0].kill()
-            self._refuse()
-        receiver = DataReceiver(
-            connection, self._tls.data, self._sources, self._handlers, self._io, self._tell
-        )
-        self._receivers[receiver] = None
-        receiver.start()
-
-    def _tell(self, what: Callable[..., None], *about: object) -> bool:
-        """Have something done on the loop, from a thread; False if the loop has ended."""
-        if self._loop is None:
-            return False
-        try:
-            self._loop.call_soon_threadsafe(what, *about)
-        except RuntimeError:
-            return False
-        return True
+        self.data.end_link(peer)
 
     def _require(self, channel: Channel, role: frozenset[str]) -> None:
         if channel.peer not in role:

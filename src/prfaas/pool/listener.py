@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 
 from prfaas.errors import PeerError
+from prfaas.pool.io_sockets import HANDSHAKE_TIMEOUT_S, readable
 from prfaas.pool.said import SaidOnce
 from prfaas.wire.channel import Channel
 from prfaas.wire.identity import DATA_PROTOCOL, PROBE_PROTOCOL, LinkContexts
@@ -17,7 +18,6 @@ from prfaas.wire.sockets import prepare_messages
 log = logging.getLogger(__name__)
 
 BACKLOG = 128
-HANDSHAKE_TIMEOUT_S = 5.0
 ACCEPT_RETRY_S = 0.1
 """Out of file descriptors, say: some are given back soon."""
 REFUSED_BYTES = 1 << 16
@@ -167,7 +167,7 @@ async def client_hello(connection: socket.socket) -> bytes:
     wanted = TLS_HEADER_BYTES
     while True:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
-        await _readable(connection)
+        await readable(connection)
         data = connection.recv(wanted, socket.MSG_PEEK)
         if data and data[0] != TLS_HANDSHAKE:
             connection.recv(REFUSED_BYTES)  # What is left unread would make the end a reset.
@@ -178,13 +178,3 @@ async def client_hello(connection: socket.socket) -> bytes:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
             return data
         wanted += int.from_bytes(data[3:5], "big")
-
-
-async def _readable(connection: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
-    loop.add_reader(connection, readable.set)
-    try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(connection)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from prfaas.units import NS_PER_S
-from prfaas.wire.messages import LinkTelemetry
+from prfaas.wire.messages.gateway import LinkTelemetry
 
 _BYTES, _SECONDS = 1 / 8, 1 / NS_PER_S
 LINK_GAUGES = {

@@ -7,17 +7,16 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.tickets import Refusal, TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent
 from prfaas.errors import ConfigError
 from prfaas.logs import log_event
+from prfaas.pool.admin import admin_app
 from prfaas.pool.disk import DiskTier
 from prfaas.pool.engine_port import EnginePort, EngineSession
 from prfaas.pool.engine_requests import EngineRequests
@@ -30,61 +29,20 @@ from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.pulls import Pulls
 from prfaas.pool.sending import Sending
+from prfaas.pool.settings import PoolSettings
 from prfaas.pool.store import BlockStore
 from prfaas.pool.tickets import SOURCE, TicketChecks
 from prfaas.pool.tracing import RECEIVED, SENT, TransferSpans
 from prfaas.wire.channel import Channel
-from prfaas.wire.identity import Identity, LinkContexts
-from prfaas.wire.messages import PoolState, TierUse, TransferEnded
+from prfaas.wire.identity import LinkContexts
+from prfaas.wire.messages.gateway import PoolState, TierUse, TransferEnded
 from prfaas.wire.tickets import TicketOpener
 
 log = logging.getLogger(__name__)
 
-LINK_GRACE_NS = 3 * 10**9
-"""Longer than it takes to connect anew; decode waits that long at most for a link that broke."""
 HOUSEKEEPING_S = 0.5
 HOST, DISK = "host", "disk"
 """Tiers: they label metrics, and gateways hear of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSettings:
-    """What a pool node is told at start.
-
-    Attributes:
-        name: Name in the deployment file and in the certificate.
-        memory_bytes: Limit on KV blocks held.
-        listen: Host and port for pools and gateways.
-        socket_path: Unix socket for local engines.
-        admin: Host and port for `/health` and `/metrics`, plain HTTP.
-        identity: Certificate, key, authority.
-        peers: Pools to push to, by name.
-        sources: Names of pools that may push to this one.
-        gateways: Names of gateways that may subscribe, and whose tickets count.
-        disk: Folder of the disk tier; None is none.
-        disk_bytes: Limit on its files.
-        link_budgets: Bits per second that the link to a peer may send, by its name; others have no
-            limit.
-        link_connections: Data connections of the link to a peer, by its name; others adapt.
-        link_grace_ns: How long transfers wait for a link that broke.
-        tracing: Collector that takes spans of transfers, as OTLP over HTTP; None sends none.
-    """
-
-    name: str
-    memory_bytes: int
-    listen: tuple[str, int]
-    socket_path: Path
-    admin: tuple[str, int]
-    identity: Identity
-    peers: dict[str, tuple[str, int]]
-    sources: frozenset[str]
-    gateways: frozenset[str]
-    disk: Path | None = None
-    disk_bytes: int = 0
-    link_budgets: dict[str, int] = field(default_factory=dict)
-    link_connections: dict[str, int] = field(default_factory=dict)
-    link_grace_ns: int = LINK_GRACE_NS
-    tracing: str | None = None
 
 
 class PoolNode:
@@ -174,7 +132,7 @@ class PoolNode:
         Raises:
             ConfigError: A port is taken, or the socket can not be made.
         """
-        runner = web.AppRunner(self._admin_app(), access_log=None)
+        runner = web.AppRunner(admin_app(self.metrics), access_log=None)
         await runner.setup()
         try:
             self._engine_port.open()
@@ -316,7 +274,7 @@ class PoolNode:
         return self.link_port.channel_of(source)
 
     def _forget(self, transfer_id: bytes) -> None:
-        self.link_port.forget(transfer_id)
+        self.link_port.data.forget(transfer_id)
         self._pulls.ended(transfer_id)
 
     def _push_refused(self, transfer_id: bytes, peer: str, reason: str) -> None:
@@ -392,7 +350,7 @@ class PoolNode:
         metrics.leased_blocks.set_function(lambda: store.num_leased)
         metrics.pinned_blocks.set_function(lambda: store.num_pinned)
         metrics.promised_bytes.set_function(lambda: self.inbound.promised_bytes)
-        metrics.unfinished_bytes.set_function(lambda: self.link_port.unfinished_bytes)
+        metrics.unfinished_bytes.set_function(lambda: self.link_port.data.unfinished_bytes)
         metrics.open_transfers.labels(direction="received").set_function(
             lambda: self.inbound.num_open
         )
@@ -404,18 +362,6 @@ class PoolNode:
         self.metrics.capacity_bytes.labels(tier=name).set(tier.capacity_bytes)
         self.metrics.used_bytes.labels(tier=name).set_function(lambda: tier.used_bytes)
         self.metrics.blocks.labels(tier=name).set_function(lambda: len(tier))
-
-    def _admin_app(self) -> web.Application:
-        async def health(_: web.Request) -> web.Response:
-            return web.Response()
-
-        async def metrics(_: web.Request) -> web.Response:
-            body = generate_latest(self.metrics.registry)
-            return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-        app = web.Application()
-        app.add_routes([web.get("/health", health), web.get("/metrics", metrics)])
-        return app
 
 
 async def _open_port(start: Callable[[], Awaitable[None]], address: tuple[str, int]) -> None:

@@ -15,33 +15,30 @@ from prfaas.core.link_share import OutgoingBlock, TenantShare
 from prfaas.core.tickets import Refusal
 from prfaas.core.transfers import Transfer, TransferEvent, TransferState
 from prfaas.errors import PeerError
-from prfaas.pool.data_out import SendQueue
 from prfaas.pool.dialer import Dialer
 from prfaas.pool.io_thread import IoThread
 from prfaas.pool.metrics import PoolMetrics
-from prfaas.pool.store import StoredBlock
+from prfaas.pool.send_queue import SendQueue
 from prfaas.pool.tickets import Grant
+from prfaas.pool.tiers import StoredBlock
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import LinkContexts
-from prfaas.wire.messages import (
+from prfaas.wire.messages.base import Goodbye, Ping, Pong
+from prfaas.wire.messages.codec import decode
+from prfaas.wire.messages.fields import keys_of, wire_keys
+from prfaas.wire.messages.gateway import LinkTelemetry
+from prfaas.wire.messages.link import (
     Abort,
     Accepted,
     Arrived,
     Commit,
     Committed,
-    Goodbye,
-    LinkTelemetry,
     Offer,
-    Ping,
-    Pong,
     PoolHello,
     Pull,
     Refused,
     Resumed,
-    decode,
-    keys_of,
-    wire_keys,
 )
 
 

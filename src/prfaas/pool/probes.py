@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator, Callable
 
 from prfaas.core.link_advice import Probe
 from prfaas.errors import ConfigError, PeerError, TransferError
-from prfaas.pool.data_out import connect
-from prfaas.pool.io_thread import IoThread, shake_hands
+from prfaas.pool.io_sockets import connect, shake_hands
+from prfaas.pool.io_thread import IoThread
 from prfaas.pool.listener import Listener
 from prfaas.wire.channel import Channel
 from prfaas.wire.identity import LinkContexts, peer_name

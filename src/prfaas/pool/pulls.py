@@ -20,7 +20,9 @@ from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.sending import Sending
 from prfaas.pool.tickets import TicketChecks
 from prfaas.wire.channel import Channel
-from prfaas.wire.messages import Message, Missing, Pull, Refused, keys_of, wire_keys
+from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.fields import keys_of, wire_keys
+from prfaas.wire.messages.link import Missing, Pull, Refused
 
 
 class Pulls:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.core.eviction import EvictionPolicy, LeasedLast, LeastRecentlyUsed
 from prfaas.pool.arena import Arena, charged_bytes
 from prfaas.pool.loose import LooseMemory
+from prfaas.pool.tiers import LowerTier, StoredBlock, StoreObserver
 
 RECEIVE_RATIO, RECEIVE_BYTES_MAX = 0.125, 64 << 20
 """Share of memory that is kept free for blocks that are being received, and where that ends."""
@@ -25,59 +24,6 @@ LOOSE_BYTES_MAX = 32 << 20
 CLEAN_RATIO, CLEAN_BYTES_MAX = 0.25, 512 << 20
 """Share of memory that is free or on disk as well: what may come before the disk has caught up. It
 ends where looking through it would keep the event loop busy."""
-
-
-@dataclass(slots=True)
-class StoredBlock:
-    """A block at rest.
-
-    Attributes:
-        data: Its bytes; never changed once stored.
-        digest: BLAKE3 over name and bytes.
-        pins: Readers that need it to stay; a pinned block is not evicted.
-    """
-
-    data: bytearray | memoryview
-    digest: bytes
-    pins: int = 0
-
-
-class StoreObserver(Protocol):
-    """Who wants to know what comes and goes, whatever the tier."""
-
-    def stored(self, layout_id: bytes, keys: list[BlockKey]) -> None:
-        """Blocks can be found from now on."""
-
-    def evicted(self, layout_id: bytes, keys: list[BlockKey]) -> None:
-        """Blocks can no longer be found."""
-
-
-class LowerTier(Protocol):
-    """A tier below memory. Its methods never wait."""
-
-    def __contains__(self, name: BlockName) -> bool:
-        """Whether it holds a block."""
-        ...
-
-    def names(self) -> Iterator[BlockName]:
-        """What it holds."""
-        ...
-
-    def num_bytes(self, name: BlockName) -> int:
-        """Size of a block that it holds."""
-        ...
-
-    def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
-        """Ask it to write a block; it calls `done` when the bytes are no longer needed.
-
-        Returns:
-            False if it can not take more for now.
-        """
-        ...
-
-    async def read(self, name: BlockName, into: memoryview) -> bytes | None:
-        """Read and check a block; its digest, or None if it could not be had."""
-        ...
 
 
 class BlockStore:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
+from prfaas.core.blocks import BlockKey
 from prfaas.core.tickets import (
     CLOCK_SKEW_NS,
     Refusal,
@@ -15,8 +16,10 @@ from prfaas.core.tickets import (
     UsedTickets,
     check_ticket,
 )
+from prfaas.core.transfers import Transfer
 from prfaas.logs import log_event
 from prfaas.pool.metrics import PoolMetrics
+from prfaas.wire.fragments import ReceivedBlock
 from prfaas.wire.tickets import TicketOpener
 
 log = logging.getLogger(__name__)
@@ -146,3 +149,19 @@ class TicketChecks:
             self.refused(SOURCE if source == self._pool else DESTINATION, transfer_id, error)
             raise
         return Grant(ticket, sealed, ticket.expires_at_ns + CLOCK_SKEW_NS - now_ns)
+
+
+def beyond_ticket(
+    transfer: Transfer, block: ReceivedBlock, asked: set[BlockKey] | None
+) -> TicketRefusedError | None:
+    """What a block goes beyond, if its transfer does not cover it."""
+    if asked is not None and block.key not in asked:
+        return TicketRefusedError(Refusal.FOREIGN, "a block came that was not asked for")
+    if block.layout_id != transfer.layout_id:
+        return TicketRefusedError(Refusal.LAYOUT, "a block of another layout came")
+    num_bytes = transfer.num_bytes + len(block.data)
+    if num_bytes > transfer.bytes_max:
+        return TicketRefusedError(
+            Refusal.OVERSIZED, f"{num_bytes} bytes came, it allows {transfer.bytes_max}"
+        )
+    return None

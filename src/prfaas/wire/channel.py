@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from prfaas.errors import PeerError
 from prfaas.wire.frames import Frame, FrameDecoder
-from prfaas.wire.messages import Goodbye, Message, encode
+from prfaas.wire.messages.base import Goodbye, Message
+from prfaas.wire.messages.codec import encode
 
 WRITE_BUFFER_BYTES = 1 << 20
 REASON_CHARS_MAX = 512

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from prfaas.wire.channel import Channel
-from prfaas.wire.messages import Ping
+from prfaas.wire.messages.base import Ping
 
 PING_INTERVAL_S = 1.0
 SILENCE_MAX_S = 5.0

@@ -24,7 +24,7 @@ from prfaas.core.tickets import Refusal, Ticket, TicketRefusedError
 from prfaas.errors import ConfigError
 from prfaas.spans import TRACEPARENT, TRACEPARENT_CHARS
 from prfaas.wire.identity import Identity
-from prfaas.wire.messages import TICKET_BYTES_MAX, Count, LayoutId, Name, TransferId
+from prfaas.wire.messages.fields import TICKET_BYTES_MAX, Count, LayoutId, Name, TransferId
 
 _DOMAIN = b"prfaas ticket 1\0"
 """Keeps a signature on anything else from passing for one on a ticket."""

@@ -20,11 +20,11 @@ from prfaas.engines.timing.instance import Instance
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.pools import PoolTiming
-from prfaas.pool.node import PoolSettings
+from prfaas.pool.settings import PoolSettings
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from tests.pool.sites import LOOPBACK, Site, until
 
-from .worlds import MODEL, settings, started, write_plan
+from .worlds import MODEL, SPAN, settings, started, write_plan
 
 pytestmark = pytest.mark.timeout(180)
 THRESHOLD = 200
@@ -98,8 +98,10 @@ async def running(
     checkpoint: Path,
     identities: Path,
     time_scale: float = 0.001,
+    kv_events: Mapping[str, tuple[str, str]] = MappingProxyType({}),
     **tables: Any,
 ) -> AsyncIterator[World]:
+    """A world; `kv_events` is where engines publish and repeat them."""
     async with AsyncExitStack() as stack:
         sites = {}
         peers: dict[str, tuple[str, int]] = {}
@@ -129,13 +131,21 @@ async def running(
         ):
             socket = directory / f"{pool}.sock"
             made = settings(
-                plan, checkpoint, *names, cluster=cluster, pool=socket, time_scale=time_scale
+                plan,
+                checkpoint,
+                *names,
+                cluster=cluster,
+                pool=socket,
+                time_scale=time_scale,
+                kv_events={name: kv_events[name] for name in names if name in kv_events},
             )
             host, theirs = await started(made)
             stack.push_async_callback(host.close)
             hosts.append(host)
             urls |= theirs
-        deployment = deployment_of(checkpoint, identities, directory / "state", **tables)
+        deployment = deployment_of(
+            checkpoint, identities, directory / "state", kv_events=kv_events, **tables
+        )
         ports = {name: (LOOPBACK, site.port) for name, site in sites.items()}
         gateway = Gateway(
             deployment,
@@ -164,10 +174,16 @@ def deployment_of(
     identities: Path,
     state: Path,
     roles: Mapping[str, str] = MappingProxyType({}),
+    kv_events: Mapping[str, tuple[str, str]] = MappingProxyType({}),
     **tables: Any,
 ) -> Deployment:
     def cluster(role: str, pool: str, names: tuple[str, ...]) -> dict[str, Any]:
-        engines = {name: {"pool": pool, "role": roles.get(name, "both")} for name in names}
+        engines: dict[str, Any] = {
+            name: {"pool": pool, "role": roles.get(name, "both")} for name in names
+        }
+        for name in names:
+            where = zip(("kv_events", "kv_events_replay"), kv_events.get(name, ()), strict=False)
+            engines[name] |= dict(where)
         return {"role": role, "pools": {pool: {}}, "engines": engines}
 
     return Deployment.model_validate(
@@ -322,3 +338,37 @@ async def test_without_its_pool_node_an_engine_computes_everything(world: World)
     await until(lambda: not any(tier is None or tier.is_connected for tier in tiers))
     assert await world.text(SHORT) == right
     del world.sites["pd-pool"]
+
+
+async def test_a_conversation_stays_with_the_engine_that_has_it(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    places = {n: (f"ipc://{tmp_path}/{n}.e", f"ipc://{tmp_path}/{n}.r") for n in PD_ENGINES}
+    async with running(tmp_path, checkpoint, identities, kv_events=places) as world:
+        takers, prompt = [], list(SHORT)
+        for turn in range(4):
+            await world.complete(prompt, max_tokens=1)
+            record = await world.record()
+            assert record["path"] == "local"
+            takers.append(str(record["decode_engine"]))
+            hits = await heard_of(world, prompt, takers[0])
+            assert hits == (hits[0], hits[0], 0)
+            prompt += [200 + turn] * 40
+        # It has nothing to load, though its pool has everything, and the other is as idle.
+        counts = world.instance(takers[0]).counts
+        assert takers == [takers[0]] * 4
+        assert (counts.hit_tokens, counts.external_hit_tokens) == (96 + 128 + 176, 0)
+        [other] = set(PD_ENGINES) - {takers[0]}
+        assert world.instance(other).counts.prompt_tokens == 0
+
+
+async def heard_of(world: World, prompt: list[int], taker: str) -> tuple[int, int, int]:
+    """What pool, taker and the other hold of a prompt, once the gateway knows that two have it."""
+    length = (len(prompt) - 1) // SPAN * SPAN
+    [other] = set(PD_ENGINES) - {taker}
+    while True:
+        async with world.http.post(f"{world.url}/kv/lookup", json={"prompt": prompt}) as reply:
+            home = (await reply.json())["clusters"][1]
+        hits = {each["name"]: each["hit_tokens"] for each in (*home["pools"], *home["engines"])}
+        if hits["pd-pool"] == length and length in (hits[taker], hits[other]):
+            return hits["pd-pool"], hits[taker], hits[other]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from prfaas.core.blocks import BlockKey, CacheGroup, Layout, block_key
 from prfaas.core.shipping import is_worth_sending
 from prfaas.engines.orders import PushOrder
-from prfaas.wire.messages import Key
+from prfaas.wire.messages.fields import Key
 
 
 @dataclass(frozen=True, slots=True)

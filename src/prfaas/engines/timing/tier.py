@@ -22,18 +22,11 @@ from prfaas.engines.timing.prefix_names import PrefixNames
 from prfaas.engines.timing.pushes import NewBlock, PushOfRequest
 from prfaas.engines.timing.rows import Rows
 from prfaas.units import NS_PER_S
-from prfaas.wire.messages import (
-    AnyMessage,
-    EngineHello,
-    Key,
-    Load,
-    Message,
-    Push,
-    PushDone,
-    Store,
-    Touch,
-    layout_spec,
-)
+from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.codec import AnyMessage
+from prfaas.wire.messages.engine import EngineHello, Load, Push, PushDone, Store, Touch
+from prfaas.wire.messages.fields import Key
+from prfaas.wire.messages.layouts import layout_spec
 
 BATCH_ROWS_MAX = 64
 """Blocks of one job: their bytes are made between two turns of the event loop."""

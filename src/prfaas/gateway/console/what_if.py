@@ -157,4 +157,4 @@ def answer(plan: Path | None, overrides: list[str]) -> dict[str, Any]:
     """
     from prfaas.planner.interactive import interactive
 
-    return interactive(plan or CASE_STUDY, overrides)
+    return {**interactive(plan or CASE_STUDY, overrides), "is_own": plan is not None}

@@ -1,0 +1,30 @@
+// The offload threshold of all links, to be changed until the gateway restarts.
+
+import { useState } from "preact/hooks";
+import { post, type State } from "../api";
+import { count } from "../format";
+
+export function Threshold({ state }: { state: State }) {
+  const [said, setSaid] = useState("");
+  const links = Object.values(state.sample.links);
+  if (!links.length) return null;
+  const present = links[0]!.offload_threshold;
+  const set = (event: SubmitEvent) => {
+    event.preventDefault();
+    const tokens = Number(new FormData(event.currentTarget as HTMLFormElement).get("tokens"));
+    post("../control/threshold", { tokens })
+      .then(() => setSaid(`Prompts with more than ${count(tokens)} new tokens go away.`))
+      .catch((problem: Error) => setSaid(problem.message));
+  };
+  return (
+    <form class="threshold" onSubmit={set}>
+      <label>
+        Offload above{" "}
+        <input name="tokens" type="number" min="1" step="1" required placeholder={`${present}`} />{" "}
+        new tokens
+      </label>
+      <button type="submit">Set until restart</button>
+      {said && <span role="status">{said}</span>}
+    </form>
+  );
+}

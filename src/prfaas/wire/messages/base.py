@@ -1,0 +1,39 @@
+"""What every conversation has: the base of messages, signs of life, the last word."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from prfaas.wire.messages.fields import Count, Nanoseconds, Text
+
+
+class Message(msgspec.Struct, tag_field="t", kw_only=True):
+    """Base of all messages."""
+
+
+class Ping(Message, tag="ping"):
+    """Nothing to say for a while: still here. With a time, the peer answers with `Pong`.
+
+    `connections` are the numbers of the sender's data connections; older ones are gone.
+    """
+
+    at_ns: Nanoseconds = 0
+    connections: Annotated[list[Count], msgspec.Meta(max_length=256)] = []
+
+
+class Pong(Message, tag="pong"):
+    """Answer to a `Ping` that carried a time, with that time.
+
+    `received` says how many bytes came so far over each data connection, by its number.
+    """
+
+    at_ns: Nanoseconds
+    received: dict[int, int] = {}
+
+
+class Goodbye(Message, tag="goodbye"):
+    """The last message on a connection that is closed for what the peer did, or is."""
+
+    reason: Text

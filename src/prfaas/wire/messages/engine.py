@@ -1,0 +1,100 @@
+"""Engine and pool, on a unix socket."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.fields import Count, Extent, Key, Name, Text, TicketBytes, TransferId
+from prfaas.wire.messages.layouts import LayoutSpec
+
+
+class EngineHello(Message, tag="engine_hello"):
+    """First message of an engine; its shared memory's descriptor travels with it.
+
+    `extents` says, for every cache group, which parts of a row carry its bytes.
+    """
+
+    engine: Name
+    layout: LayoutSpec
+    row_bytes: Annotated[int, msgspec.Meta(ge=1)]
+    num_rows: Annotated[int, msgspec.Meta(ge=1)]
+    extents: dict[int, list[Extent]]
+
+
+class Push(Message, tag="push"):
+    """From now on, `Store`s that name this transfer are pushed to `peer` as well."""
+
+    transfer_id: TransferId
+    peer: Name
+    ticket: TicketBytes = b""
+
+
+class Store(Message, tag="store"):
+    """Keep these rows as blocks; `pushed` are the ones that the transfer still needs."""
+
+    job: Count
+    keys: list[Key]
+    rows: list[Count]
+    transfer_id: TransferId | None = None
+    pushed: list[bool] = msgspec.field(default_factory=list)
+
+
+class StoreDone(Message, tag="store_done"):
+    """Answer to `Store`: the rows may be reused."""
+
+    job: Count
+    stored: bool
+
+
+class PushDone(Message, tag="push_done"):
+    """The engine finished the request of this transfer.
+
+    `rest` are blocks that the transfer needs and that were not stored for it: the engine had them
+    cached. What the pool node holds of them is pushed, then the transfer is committed.
+    """
+
+    transfer_id: TransferId
+    rest: list[Key] = msgspec.field(default_factory=list)
+
+
+class Lookup(Message, tag="lookup"):
+    """Which of these blocks are there? Asked anew until none is on its way."""
+
+    job: Count
+    keys: list[Key]
+    transfer_id: TransferId | None = None
+    source: Text = ""
+
+
+class LookupDone(Message, tag="lookup_done"):
+    """Answer to `Lookup`: one byte a key, `HIT`, `MISS` or `ON_ITS_WAY`."""
+
+    job: Count
+    found: bytes
+
+
+MISS, HIT, ON_ITS_WAY = 0, 1, 2
+
+
+class Load(Message, tag="load"):
+    """Copy these blocks into these rows."""
+
+    job: Count
+    keys: list[Key]
+    rows: list[Count]
+
+
+class LoadDone(Message, tag="load_done"):
+    """Answer to `Load`: one byte a key, 1 if the row now holds the block."""
+
+    job: Count
+    loaded: bytes
+
+
+class Touch(Message, tag="touch"):
+    """These blocks were used: they should be evicted later than others."""
+
+    keys: list[Key]

@@ -1,0 +1,43 @@
+"""The fields that messages are made of, with their limits; keys, from and to the core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+
+from prfaas.core.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey
+from prfaas.wire.frames import TRANSFER_ID_BYTES
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+Text = Annotated[str, msgspec.Meta(max_length=512)]
+LayoutId = Annotated[bytes, msgspec.Meta(min_length=LAYOUT_ID_BYTES, max_length=LAYOUT_ID_BYTES)]
+TransferId = Annotated[
+    bytes, msgspec.Meta(min_length=TRANSFER_ID_BYTES, max_length=TRANSFER_ID_BYTES)
+]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""Of a monotonic clock, too: after 104 days without a restart of the host it is beyond 2**53."""
+PULL_KEYS_MAX = 16_384
+"""Blocks of one pull: under a megabyte of names."""
+TENANTS_SHOWN_MAX = 32
+TIERS_MAX = 8
+TICKET_BYTES_MAX = 16 << 10
+TicketBytes = Annotated[bytes, msgspec.Meta(max_length=TICKET_BYTES_MAX)]
+"""A sealed ticket (`wire/tickets.py`). An empty one is refused where it is checked."""
+BlockHash = Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
+Key = tuple[Count, BlockHash]
+PullKeys = Annotated[list[Key], msgspec.Meta(max_length=PULL_KEYS_MAX)]
+Extent = tuple[Count, Count]
+"""Offset and length, bytes, within a row of the engine's shared memory."""
+
+
+def keys_of(keys: list[Key]) -> list[BlockKey]:
+    """Wire keys as the core knows them."""
+    return [BlockKey(group, block_hash) for group, block_hash in keys]
+
+
+def wire_keys(keys: Iterable[BlockKey]) -> list[Key]:
+    """Keys of the core, ready for the wire."""
+    return [(key.group, key.block_hash) for key in keys]

@@ -1,0 +1,137 @@
+"""Gateway and pool, over TLS: what a pool holds, and every change of it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.fields import (
+    TENANTS_SHOWN_MAX,
+    TIERS_MAX,
+    Count,
+    Key,
+    LayoutId,
+    Name,
+    Nanoseconds,
+    Text,
+    TransferId,
+)
+from prfaas.wire.messages.layouts import LayoutSpec
+
+
+class Subscribe(Message, tag="subscribe"):
+    """Tell me what you hold, and every change from then on."""
+
+    gateway: Name
+
+
+class Snapshot(Message, tag="snapshot"):
+    """Part of what a pool holds. The last part is followed by events from `next_seq` on."""
+
+    epoch: Text
+    next_seq: Count
+    layout_id: LayoutId
+    keys: list[Key]
+
+
+class SnapshotEnd(Message, tag="snapshot_end"):
+    """The snapshot is complete."""
+
+    epoch: Text
+    next_seq: Count
+
+
+class Stored(Message, tag="stored"):
+    """Event: blocks were stored."""
+
+    seq: Count
+    layout_id: LayoutId
+    keys: list[Key]
+
+
+class Evicted(Message, tag="evicted"):
+    """Event: blocks were dropped."""
+
+    seq: Count
+    layout_id: LayoutId
+    keys: list[Key]
+
+
+class TransferEnded(Message, tag="transfer_ended"):
+    """Event: a transfer ended at this pool. Durations in nanoseconds."""
+
+    seq: Count
+    transfer_id: TransferId
+    direction: Name
+    peer: Text
+    state: Name
+    reason: Text
+    num_blocks: Count
+    num_bytes: Count
+    duration_ns: Count
+    last_block_age_ns: Count
+    """How long before this event the last block arrived or left."""
+    num_missing: Count = 0
+    """Blocks of a pull that the source did not have."""
+
+
+class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a link, as of `age_ns` before the message was made. Zero is unknown."""
+
+    age_ns: Nanoseconds
+    goodput_bits_per_s: Count
+    """Of the last busy half second."""
+    rtt_ns: Nanoseconds
+    """Of the last ping."""
+    queued_bytes: Count
+    """Waiting for a connection."""
+    in_flight_bytes: Count
+    """Sent, and not known to have arrived."""
+    retransmits: Count
+    """Segments sent again since the connections were opened."""
+    delivery_bits_per_s: Count
+    """Of the kernel, all connections together."""
+    window_segments: Count
+    """Congestion windows of all connections together."""
+    num_connections: Count
+    budget_bits_per_s: Count = 0
+    open_arrived_bytes: Count = 0
+    """What has arrived of transfers that have not ended."""
+    arrived_bytes: Count = 0
+    """Acknowledged since the connections were opened, headers and TLS included."""
+    queued_by_tenant: Annotated[dict[str, Count], msgspec.Meta(max_length=TENANTS_SHOWN_MAX)] = {}
+    """Waiting for a connection, by the class of the tenant; those with the most."""
+
+
+class TierUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tier of a pool holds."""
+
+    used_bytes: Count
+    capacity_bytes: Count
+    num_blocks: Count
+
+
+class PoolState(Message, tag="pool_state"):
+    """Event: engines, links and tiers of this pool.
+
+    Sent when an engine or a link changes, while a link is busy, and once in half a second at most
+    when what the tiers hold has changed.
+    """
+
+    seq: Count
+    layouts: dict[str, LayoutSpec]
+    """By engine name."""
+    links: dict[str, bool]
+    """By peer name: whether the link is up."""
+    telemetry: dict[str, LinkTelemetry] = msgspec.field(default_factory=dict)
+    """By peer name."""
+    is_draining: bool = False
+    """Whether it takes no new transfers, being about to stop."""
+    tiers: Annotated[dict[Name, TierUse], msgspec.Meta(max_length=TIERS_MAX)] = msgspec.field(
+        default_factory=dict
+    )
+    """By name, "host" or "disk"."""
+    num_leased: Count = 0
+    """Blocks of transfers that nobody has loaded yet."""

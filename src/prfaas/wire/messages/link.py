@@ -1,0 +1,115 @@
+"""Pool and pool, over TLS. Gateways send `Pull` and `Abort` too."""
+
+from __future__ import annotations
+
+import msgspec
+
+from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.fields import (
+    Count,
+    Key,
+    LayoutId,
+    Name,
+    PullKeys,
+    Text,
+    TicketBytes,
+    TransferId,
+)
+
+
+class PoolHello(Message, tag="pool_hello"):
+    """First message on a link; the name has to be the one in the certificate.
+
+    `resumes` are the sender's open transfers: what else was open over an earlier connection is
+    over. `link` is a word of the sender's that its data connections repeat.
+    """
+
+    pool: Name
+    epoch: Text
+    link: Name
+    resumes: list[TransferId] = msgspec.field(default_factory=list)
+
+
+class Join(Message, tag="join"):
+    """First message on a data connection: which link it belongs to. Fragments follow."""
+
+    pool: Name
+    link: Text
+    number: Count = 0
+
+
+class Resumed(Message, tag="resumed"):
+    """Answer to `PoolHello`, after an `Arrived`, `Committed` or `Abort` for what is resumed."""
+
+    epoch: Text
+
+
+class Arrived(Message, tag="arrived"):
+    """These blocks of a transfer are in the receiver's store."""
+
+    transfer_id: TransferId
+    layout_id: LayoutId
+    keys: list[Key]
+
+
+class Committed(Message, tag="committed"):
+    """Every block of the transfer arrived."""
+
+    transfer_id: TransferId
+
+
+class Offer(Message, tag="offer"):
+    """Blocks of this transfer follow, if the ticket allows it. They need not wait for the answer.
+
+    Saying it again, as after a lost connection, changes nothing while the transfer is open.
+    """
+
+    transfer_id: TransferId
+    ticket: TicketBytes = b""
+
+
+class Accepted(Message, tag="accepted"):
+    """Answer to `Offer`: blocks of this transfer are taken."""
+
+    transfer_id: TransferId
+
+
+class Refused(Message, tag="refused"):
+    """Answer to `Offer`: blocks of this transfer are dropped."""
+
+    transfer_id: TransferId
+    reason: Text
+
+
+class Commit(Message, tag="commit"):
+    """This transfer has that many blocks; it is committed when all of them arrived.
+
+    `missing` were asked for by a `Pull`, and are not there.
+    """
+
+    transfer_id: TransferId
+    num_blocks: Count
+    missing: PullKeys = msgspec.field(default_factory=list)
+
+
+class Abort(Message, tag="abort"):
+    """This transfer is over without a commit. Pools and gateways send it."""
+
+    transfer_id: TransferId
+    reason: Text
+
+
+class Pull(Message, tag="pull"):
+    """Fetch these blocks from `source`, as a transfer that the ticket allows."""
+
+    transfer_id: TransferId
+    source: Name
+    keys: PullKeys
+    ticket: TicketBytes = b""
+
+
+class Missing(Message, tag="missing"):
+    """Answer to `Pull`: the source does not have these; it sends the others."""
+
+    transfer_id: TransferId
+    keys: PullKeys
