@@ -68,7 +68,8 @@ class World:
         """Take pictures, at both widths; nothing sticks out sideways, no card hides its text."""
         for width in WIDTHS:
             await self.page.set_viewport_size({"width": width, "height": 900})
-            await self.page.wait_for_function(FITS)
+            while not await self.page.evaluate(FITS):  # noqa: ASYNC110 - nobody signals it
+                await asyncio.sleep(0.01)
             await self.page.screenshot(path=self.artefacts / f"{name}-{width}.png", full_page=True)
             clipped = await self.page.evaluate(CLIPPED)
             assert not clipped, (name, width)
