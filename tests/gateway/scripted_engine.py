@@ -198,14 +198,15 @@ async def hang(
     raise AssertionError
 
 
-def refuse(status: int, message: str = "no") -> Script:
+def refuse(status: int, message: str = "no", **headers: str) -> Script:
     """Answers with an error as vLLM writes it."""
 
     async def script(
         engine: ScriptedEngine, request: web.Request, body: dict[str, Any]
     ) -> web.StreamResponse:
         error = {"message": message, "type": "BadRequestError", "param": None, "code": status}
-        return web.json_response({"error": error}, status=status)
+        said = {name.replace("_", "-"): value for name, value in headers.items()}
+        return web.json_response({"error": error}, status=status, headers=said)
 
     return script
 

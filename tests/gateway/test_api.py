@@ -353,11 +353,32 @@ async def test_a_refusal_within_a_stream_is_passed_on_and_tried_nowhere_else(
     assert (record["outcome"], record["fallback"]) == ("rejected", None)
 
 
-async def test_an_engine_that_is_full_says_when_to_try_again(world: World) -> None:
-    world.decode.script = refuse(429, "full")
+@pytest.mark.parametrize("code", [429, 503])
+@pytest.mark.parametrize(
+    ("said", "passed_on"),
+    [
+        ({}, "1"),
+        ({"Retry_After": "17"}, "17"),
+        ({"Retry_After": "0"}, "0"),
+        ({"Retry_After": "999999999"}, "3600"),
+        ({"Retry_After": "Fri, 31 Dec 1999 23:59:59 GMT"}, "1"),
+        ({"Retry_After": "-5"}, "1"),
+    ],
+)
+async def test_an_engine_that_is_full_says_when_to_try_again(
+    world: World, code: int, said: dict[str, str], passed_on: str
+) -> None:
+    world.decode.script = refuse(code, "full", **said)
     status, headers, found = await say(world, "/v1/completions", {"prompt": SHORT})
-    assert (status, found["error"]["message"]) == (429, "full")
-    assert headers["Retry-After"] == "1"
+    assert (status, found["error"]["message"]) == (code, "full")
+    assert headers["Retry-After"] == passed_on
+
+
+async def test_what_is_no_refusal_for_now_has_nothing_to_wait_for(world: World) -> None:
+    world.decode.script = refuse(400, "no", Retry_After="17")
+    status, headers, _ = await say(world, "/v1/completions", {"prompt": SHORT})
+    assert status == 400
+    assert "Retry-After" not in headers
 
 
 # Headers

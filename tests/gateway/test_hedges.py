@@ -89,6 +89,29 @@ async def test_blocks_that_have_come_are_not_given_up(
         assert not world.pd_pool.aborts
 
 
+async def test_a_clients_own_deadline_leaves_a_path_that_would_miss_it(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    """Predicted to take 48 s away, which was known before, and 13 s at home."""
+    limits = {
+        "plan": str(plan_file(tmp_path, local_s=8.0, remote_s=30.0)),
+        "policy": "paper",
+        "prefill_timeout": "300s",
+    }
+    async with routing(checkpoint, identities, tmp_path, **limits) as world:
+        world.prefill.script = hang
+        headers = {"X-Request-Timeout": "30"}
+        async with world.http.post(
+            f"{world.url}/v1/completions", json=BODY, headers=headers
+        ) as response:
+            assert response.status == 200
+        record = await world.record()
+        assert record["fallback"] == {"stage": "prefill", "reason": "late"}
+        assert record["predicted_local_ms"] < 30_000 < record["predicted_remote_ms"]
+        # It was left for its deadline, long before the prediction was missed.
+        assert record["prefill_ms"] < record["predicted_remote_ms"] / 2
+
+
 async def test_over_budget_and_without_a_plan_only_the_timeout_leaves(
     checkpoint: Path, identities: Path, tmp_path: Path
 ) -> None:

@@ -31,11 +31,20 @@ class LegBrokenError(EngineError):
         reason: One of a bounded set; labels a metric.
         status: HTTP status, if the engine gave one.
         body: What it said: an error object.
+        retry_after: When it wants to be asked again, as it said it.
     """
 
-    def __init__(self, reason: str, message: str, status: int = 502, body: bytes = b"") -> None:
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        status: int = 502,
+        body: bytes = b"",
+        retry_after: str = "",
+    ) -> None:
         super().__init__(message)
         self.reason, self.status, self.body = reason, status, body
+        self.retry_after = retry_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,8 @@ class DecodeLeg:
                 raise await _refusal(response)
             if response.status != 200:
                 exchange.record.outcome = Outcome.REJECTED
-                return error_answer(await _body(response), response.status, exchange)
+                error = await _refusal(response)
+                return error_answer(error, exchange)
             if client.stream:
                 return await _relay_stream(response, exchange)
             return await _relay_whole(response, exchange)
@@ -107,7 +117,9 @@ class DecodeLeg:
 
 async def _refusal(response: aiohttp.ClientResponse) -> LegBrokenError:
     said = f"the engine answers {response.status}"
-    return LegBrokenError("status_5xx", said, response.status, await _body(response))
+    after = response.headers.get("Retry-After", "")
+    label = f"status_{response.status // 100}xx"
+    return LegBrokenError(label, said, response.status, await _body(response), after)
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:
@@ -117,9 +129,10 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
         return b""
 
 
-def error_answer(body: bytes, status: int, exchange: Exchange) -> web.Response:
+def error_answer(refusal: LegBrokenError, exchange: Exchange) -> web.Response:
     """An engine's refusal, as it is; only what is no OpenAI error is put into one."""
-    headers = {**reply_headers(exchange.record), **retry_headers(status)}
+    body, status = refusal.body, refusal.status
+    headers = {**reply_headers(exchange.record), **retry_headers(status, refusal.retry_after)}
     if not _is_error_body(body):
         error = error_object(f"the engine answers {status}", "EngineError", None, status)
         return json_response(error, status, headers)

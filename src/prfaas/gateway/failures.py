@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
@@ -11,7 +12,10 @@ from prfaas.gateway.answering import error_object, json_response
 from prfaas.gateway.rejections import REASON_HEADER, RejectedError, UnavailableError
 
 _RETRY_LATER = {"Retry-After": "1"}
+RETRY_S_MAX = 3600
+"""An engine that says more is taken to mean this."""
 _TRANSIENT = (429, 503)
+_SECONDS = re.compile(r"[0-9]{1,9}")
 _PATH_CHARS_MAX = 200
 SERVED = "/v1/chat/completions, /v1/completions, /v1/models, /tokenize and /detokenize"
 
@@ -73,9 +77,18 @@ def _headers(error: Exception, status: int) -> Mapping[str, str]:
     return retry_headers(status)
 
 
-def retry_headers(status: int) -> Mapping[str, str]:
-    """When to try again after an answer of this status, whoever gave it."""
-    return _RETRY_LATER if status in _TRANSIENT else {}
+def retry_headers(status: int, said: str = "") -> Mapping[str, str]:
+    """When to try again after an answer of this status, whoever gave it.
+
+    Args:
+        status: Of the answer.
+        said: `Retry-After` of the engine; all but whole seconds counts as nothing said.
+    """
+    if status not in _TRANSIENT:
+        return {}
+    if not _SECONDS.fullmatch(said):
+        return _RETRY_LATER
+    return {"Retry-After": str(min(int(said), RETRY_S_MAX))}
 
 
 @web.middleware

@@ -97,7 +97,7 @@ class Flow:
         if not transfer.stays:
             record.transfer, transfer.trace = transfer, exchange.trace.of_transfer(record)
             self.guards.began((transfer.source, transfer.destination))
-            exchange.watch = self.hedges.watch(plan, transfer)
+            exchange.watch = self.hedges.watch(plan, transfer, record.deadline_ns)
         record.prefill_engine = engine.name
         try:
             exchange.usage.cached_max = await self.prefill_leg.run(
@@ -190,5 +190,5 @@ async def _give_up(exchange: Exchange, error: EngineError) -> web.StreamResponse
             return await exchange.stream.fail(from_json(error.body))
         raise error
     if isinstance(error, LegBrokenError) and error.reason == "status_5xx":
-        return error_answer(error.body, error.status, exchange)
+        return error_answer(error, exchange)
     raise UnavailableError(f"{error}; no other engine can take the request")

@@ -27,6 +27,7 @@ from prfaas.gateway.requests import Api, parse_request
 from prfaas.gateway.tenants import Tenant
 from prfaas.gateway.tracing import Trace, Tracing
 from prfaas.logs import log_event
+from prfaas.units import NS_PER_S
 
 LAST_WORDS_S = 5.0
 """How long a client may take to read the error that ends its stream."""
@@ -98,6 +99,7 @@ class Generation:
         self, request: web.Request, api: Api, record: Record, stream: ClientStream, trace: Trace
     ) -> web.StreamResponse:
         limit = time_limit(request, self.table.request_timeout)
+        record.deadline_ns = record.started_at_ns + round(limit.seconds * NS_PER_S)
         try:
             async with asyncio.timeout(limit.seconds):
                 with self.door.enter(request[TENANT]):

@@ -31,17 +31,27 @@ class Hedges:
         self._driver, self._costs, self._ttft_max_ns = driver, costs, ttft_max_ns
         self.budget = Budget(HEDGES)
 
-    def watch(self, plan: Plan, transfer: TransferView) -> asyncio.Task[None] | None:
-        """Break a transfer once its path is to be left; None where nothing is predicted."""
+    def watch(
+        self, plan: Plan, transfer: TransferView, deadline_ns: int | None
+    ) -> asyncio.Task[None] | None:
+        """Break a transfer once its path is to be left; None where nothing is predicted.
+
+        Args:
+            plan: Of the request.
+            transfer: Its blocks.
+            deadline_ns: Instant at which the request's time is over; None without one.
+        """
         now_ns, predicted_ns = time.monotonic_ns(), plan.routed.decision.predicted_remote_ns
         if predicted_ns is None or self._costs is None:
             return None
         self.budget.deposit(now_ns)
-        target_ns = self._ttft_max_ns
+        if self._ttft_max_ns is not None:
+            at_ns = now_ns + self._ttft_max_ns
+            deadline_ns = at_ns if deadline_ns is None else min(deadline_ns, at_ns)
         path = RemotePath(
             now_ns,
             predicted_ns,
-            None if target_ns is None else now_ns + target_ns,
+            deadline_ns,
             self._driver.backlog_bytes(transfer.source, transfer.destination, now_ns),
         )
         return asyncio.create_task(self._look(plan, transfer, path, self._costs))

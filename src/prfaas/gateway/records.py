@@ -58,6 +58,8 @@ class Record:
     stream: bool = False
     started_at_ns: int = field(default_factory=time.monotonic_ns)
     started_unix_s: float = field(default_factory=time.time)
+    deadline_ns: int | None = None
+    """Instant at which its time is over."""
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     cached_tokens: int | None = None
