@@ -50,8 +50,25 @@ def test_every_kind_of_error_of_the_gateway_is_documented() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+    for target in re.findall(r"\]\(([^):]+)\)", page.read_text()):
+        file, _, anchor = target.partition("#")
+        there = page.parent / file if file else page
+        assert there.exists(), target
+        assert not anchor or anchor in _anchors(there), target
+
+
+def _anchors(page: Path) -> set[str]:
+    """Headings of a page as GitHub names them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    contents = (ROOT / "docs" / "README.md").read_text()
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/results/*.md")]
+    for page in pages:
+        name = page.relative_to(ROOT / "docs").as_posix()
+        assert name == "README.md" or f"({name}" in contents, name
 
 
 def test_make_targets_in_the_readme_exist() -> None:

@@ -13,10 +13,21 @@ export interface LinkSample {
   cost: number | null;
 }
 
-/** What a link carries: its goodput is of its last busy moment, however long ago. */
-export function carried(link: LinkSample | undefined): number | null {
+/**
+ * What a link carried between two samples, bit/s. While it is busy that is its goodput; a transfer
+ * that is over before the next sample shows in the bytes that arrived.
+ */
+export function carried(name: string, at: Sample, before: Sample | undefined): number | null {
+  const link = at.links[name];
   if (!link) return null;
-  return link.queued_bytes + link.in_flight_bytes > 0 ? link.goodput_bits_per_s : 0;
+  if (isBusy(link)) return link.goodput_bits_per_s;
+  const then = before?.links[name];
+  if (!then || isBusy(then) || at.at_unix_s <= before!.at_unix_s) return 0;
+  return Math.max(0, (8 * (link.kv_bytes - then.kv_bytes)) / (at.at_unix_s - before!.at_unix_s));
+}
+
+function isBusy(link: LinkSample): boolean {
+  return link.queued_bytes + link.in_flight_bytes > 0;
 }
 
 export interface Sample {
@@ -275,12 +286,18 @@ export function follow(onState: (state: State) => void, onLost: (why: string) =>
         await read(stopped.signal, onState);
         onLost("the gateway closed the connection");
       } catch (error) {
-        if (!stopped.signal.aborted) onLost(error instanceof Error ? error.message : String(error));
+        if (!stopped.signal.aborted) onLost(whyLost(error));
       }
       await new Promise((resolve) => setTimeout(resolve, 1000));
     }
   })();
   return () => stopped.abort();
+}
+
+function whyLost(error: unknown): string {
+  if (error instanceof ApiError && (error.status === 401 || error.status === 403))
+    return "this gateway asks for an operator's key; press “enter key” at the top";
+  return error instanceof Error ? error.message : String(error);
 }
 
 async function read(signal: AbortSignal, onState: (state: State) => void): Promise<void> {

@@ -117,7 +117,7 @@ function Charts({ samples }: { samples: Sample[] }) {
   const names = Object.keys(samples.at(-1)?.links ?? {});
   const x = useMemo(() => samples.map((s) => s.at_unix_s), [samples]);
   const goodput = useMemo(
-    () => names.map((n) => samples.map((s) => carried(s.links[n]))),
+    () => names.map((n) => samples.map((s, i) => carried(n, s, samples[i - 1]))),
     [samples],
   );
   const flow = useMemo(() => [samples.map((s) => s.num_in_flight)], [samples]);

@@ -159,7 +159,7 @@ function fromSamples(samples: Sample[]): Recording {
       {
         title: "goodput",
         lines: links.map(line),
-        columns: ofLinks((l) => carried(l) ?? 0),
+        columns: links.map((name) => samples.map((s, i) => carried(name, s, samples[i - 1]))),
         format: rate,
       },
       {

@@ -10,7 +10,7 @@ Json = dict[str, Any]
 
 _ROLES = {"prfaas": "prefill only", "pd": "prefill and decode"}
 _OBSTACLES = {
-    "not_offloadable": "not a whole new block, or a field that one engine alone can serve",
+    "not_offloadable": "less than a new KV block, or a field that one engine alone serves",
     "link_down": "its link is down",
     "no_prefill_instance": "no engine there takes requests",
     "layout_mismatch": "its KV cache has another layout than ours",

@@ -49,7 +49,8 @@ _WORDS = {
     Reason.LINK_DOWN: "long ({compared}), but the link is down",
     Reason.NO_PREFILL_INSTANCE: "long ({compared}), but no PrfaaS engine is ready",
     Reason.LAYOUT_MISMATCH: "long ({compared}), but the clusters' KV layouts differ",
-    Reason.NOT_OFFLOADABLE: "long ({compared}), but the request cannot be split",
+    Reason.NOT_OFFLOADABLE: "long ({compared}), but nothing to ship: less than a new KV block, "
+    "or a field that one engine alone can serve",
     Reason.LINK_LIMIT: "long ({compared}), but its tenant has used its share of the links",
     Reason.ALWAYS_LOCAL: "the policy keeps every request at home ({compared})",
     Reason.ALWAYS_REMOTE: "the policy sends every request away ({compared})",
