@@ -24,7 +24,7 @@ from prfaas.cli.topology import Topology
 from prfaas.config.deployment import ClusterRole
 from prfaas.config.load import load_deployment
 from prfaas.errors import EngineError
-from prfaas.units import format_rate, format_size
+from prfaas.units import format_size
 
 OUTPUT_TOKENS = 32
 NUM_REMOTE_MIN = 4
@@ -233,14 +233,10 @@ async def _show_links(session: aiohttp.ClientSession, topology: Topology) -> Non
 
 def link_line(link: JsonObject) -> str:
     """What was measured of a link, in one line."""
-    rate = link["goodput_bits_per_s"]
-    goodput = (
-        f"{format_rate(round(rate))} when busy" if rate else "never busy for long enough to time"
-    )
     return (
         f"link        {link['source']} to {link['destination']}: "
         f"{format_size(link['arrived_bytes'])} over {link['num_connections']} connections, "
-        f"{goodput}, round trip {link['rtt_ns'] / 1e6:.1f} ms, "
+        f"round trip {link['rtt_ns'] / 1e6:.1f} ms, "
         f"{link['retransmits']} segments sent again"
     )
 
