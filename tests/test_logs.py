@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from prfaas.cli.parts import LOG_FORMAT_VARIABLE, logs, logs_of_parts
+from prfaas.cli.options import LOG_FORMAT_VARIABLE, logs, logs_of_parts
 from prfaas.logs import JsonFormatter, log_event
 
 

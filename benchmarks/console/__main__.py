@@ -20,13 +20,9 @@ from pathlib import Path
 import aiohttp
 from playwright.async_api import CDPSession, Page, async_playwright
 
-from prfaas.cli.deploy import prepare_model
-from prfaas.cli.parts import listen_on
-from prfaas.cli.processes import Supervisor
-from prfaas.cli.topology import lay_out, parts, prepare_identities
-from prfaas.config.load import load_deployment
+from prfaas.cli.topology import parts
+from tests.deployments import TIMING, laid_out, placed, started
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "timing.toml"
 LOADS = 5
 LOOK_S = 30
 PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
@@ -40,19 +36,9 @@ WEIGHT = (
 async def deployment() -> AsyncIterator[str]:
     """A running deployment; its base URL."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "timing.toml"
-        file.write_text(EXAMPLE.read_text().replace(".state/timing", f"{folder}/state"))
-        made = listen_on(load_deployment(file), ("127.0.0.1", 0))
-        made.state.mkdir(mode=0o700)
-        prepare_identities(made)
-        await prepare_model(made)
-        topology = lay_out(made, file)
-        supervisor = Supervisor(parts(topology))
-        try:
-            await supervisor.start()
+        topology = await laid_out(*placed(TIMING, Path(folder)))
+        async with started(parts(topology)):
             yield topology.gateway_url
-        finally:
-            await supervisor.stop()
 
 
 async def work(url: str) -> None:

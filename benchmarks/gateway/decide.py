@@ -18,7 +18,9 @@ from prfaas.config.deployment import Deployment
 from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.costs import Costs
 from prfaas.core.prefix_index import PrefixIndex
-from prfaas.gateway.driver import Ask, Driver, PoolView
+from prfaas.gateway.asks import Ask
+from prfaas.gateway.driver import Driver
+from prfaas.gateway.pool_view import PoolView
 from prfaas.gateway.profiles import Profiles
 
 SPAN = 512

@@ -14,10 +14,8 @@ from pathlib import Path
 
 import aiohttp
 
-from prfaas.cli.deploy import check_deployment
-from prfaas.cli.processes import Supervisor
-from prfaas.cli.topology import lay_out, parts, prepare_identities
-from prfaas.config.load import load_deployment
+from prfaas.cli.topology import parts
+from tests.deployments import laid_out, started
 
 from .prompts import ROOT
 
@@ -126,22 +124,12 @@ async def deployment(home: Path, engine_url: str = "") -> AsyncIterator[Ours]:
     if not engine_url:
         text += "".join(TIMING.format(cluster=name, root=ROOT) for name in ("prfaas", "pd"))
     file.write_text(text)
-    loaded = load_deployment(file)
-    check_deployment(loaded)
-    loaded.state.mkdir(mode=0o700, exist_ok=True)
-    prepare_identities(loaded)
-    topology = lay_out(loaded, file)
-    stages = parts(topology)
-    everything = [part for stage in stages for part in stage]
-    supervisor = Supervisor(stages)
-    try:
-        await supervisor.start()
-        pids = {part.name: part.process.pid for part in everything if part.process}
+    topology = await laid_out(file)
+    async with started(parts(topology)) as supervisor:
+        pids = {part.name: part.process.pid for part in supervisor.parts if part.process}
         for name, pid in pids.items():
             pin(pid, ROUTER_CORE if name == "gateway" else OTHER_CORE)
         yield Ours(System("prfaas", topology.gateway[1], [pids["gateway"]]), topology.engines)
-    finally:
-        await supervisor.stop()
 
 
 @asynccontextmanager

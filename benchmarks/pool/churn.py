@@ -11,9 +11,7 @@ Memory that the engine shares with its pool node is the engine's, and is left ou
 from __future__ import annotations
 
 import argparse
-import itertools
-import mmap
-import os
+import asyncio
 import random
 import secrets
 import shutil
@@ -28,18 +26,14 @@ from pathlib import Path
 
 from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.tickets import Ticket
-from prfaas.engines.block_requests import BlockRequests, JobDone
-from prfaas.engines.pool_client import PoolClient
 from prfaas.wire.identity import identity_in, make_authority, make_identity
-from prfaas.wire.messages.base import Message
-from prfaas.wire.messages.engine import EngineHello, Load, Push, PushDone, Store
-from prfaas.wire.messages.fields import wire_keys
-from prfaas.wire.messages.layouts import layout_spec
 from prfaas.wire.tickets import TicketSigner
+from tests.drill.engine import ScriptedEngine, Shape
 
 MIB = 1 << 20
 SIZES = {0: 2 * MIB, 1: MIB + 64 * 1024}
 """By cache group: attention and state, as of a hybrid model."""
+EXTENTS = {group: [(0, size)] for group, size in SIZES.items()}
 ROW_BYTES = 2 * MIB
 BATCH = NUM_ROWS = 8
 LAYOUT = Layout(
@@ -153,90 +147,20 @@ def wait_until(condition: object, limit_s: float = ANSWER_S) -> None:
         time.sleep(0.002)
 
 
-class Engine:
-    """Stores blocks, loads them back, and knows what they have to hold."""
-
-    def __init__(self, name: str, folder: Path, pool: str) -> None:
-        self._folder = folder
-        self._descriptor = os.memfd_create(name)
-        os.truncate(self._descriptor, ROW_BYTES * NUM_ROWS)
-        self._memory = mmap.mmap(self._descriptor, ROW_BYTES * NUM_ROWS)
-        self._jobs = itertools.count(1)
-        self._done: dict[int, JobDone] = {}
-        self._requests = BlockRequests(self._send, time.monotonic_ns)
-        hello = EngineHello(
-            engine=name,
-            layout=layout_spec(LAYOUT),
-            row_bytes=ROW_BYTES,
-            num_rows=NUM_ROWS,
-            extents={group: [(0, size)] for group, size in SIZES.items()},
-        )
-        self._client = PoolClient(
-            folder / f"{pool}.sock",
-            hello,
-            self._descriptor,
-            self._requests.on_message,
-            self._requests.on_lost,
-        )
-        wait_until(lambda: self._client.is_connected)
-
-    def store(self, keys: list[BlockKey], transfer: bytes | None = None) -> None:
-        for row, key in enumerate(keys):
-            at = row * ROW_BYTES
-            self._memory[at : at + SIZES[key.group]] = content(key)
-        message = Store(
-            job=next(self._jobs),
-            keys=wire_keys(keys),
-            rows=list(range(len(keys))),
-            transfer_id=transfer,
-            pushed=[transfer is not None] * len(keys),
-        )
-        self._finish(message)
-
-    def load(self, keys: list[BlockKey]) -> list[bool]:
-        rows = list(range(len(keys)))
-        done = self._finish(Load(job=next(self._jobs), keys=wire_keys(keys), rows=rows))
-        for row, (key, is_loaded) in enumerate(zip(keys, done.loaded, strict=True)):
-            at = row * ROW_BYTES
-            if is_loaded and self._memory[at : at + SIZES[key.group]] != content(key):
-                raise AssertionError(f"block {key} was loaded with other bytes")
-        return done.loaded
-
-    def open_push(self) -> bytes:
-        transfer = secrets.token_bytes(16)
-        ticket = Ticket(
-            transfer_id=transfer,
-            tenant="churn",
-            layout_id=LAYOUT.layout_id,
-            source="prfaas-pool",
-            destination="pd-pool",
-            bytes_max=BATCH * ROW_BYTES,
-            expires_at_ns=time.time_ns() + 60 * 10**9,
-        )
-        sealed = TicketSigner(identity_in(self._folder, "gateway")).seal(ticket)
-        self._client.send(Push(transfer_id=transfer, peer="pd-pool", ticket=sealed))
-        return transfer
-
-    def close_push(self, transfer: bytes) -> None:
-        self._client.send(PushDone(transfer_id=transfer))
-
-    def close(self) -> None:
-        self._client.close()
-        self._memory.close()
-        os.close(self._descriptor)
-
-    def _send(self, message: Message) -> bool:
-        return self._client.send(message)
-
-    def _finish(self, job: Store | Load) -> JobDone:
-        self._requests.submit(job)
-
-        def is_done() -> bool:
-            self._done |= {done.job: done for done in self._requests.take_done()}
-            return job.job in self._done
-
-        wait_until(is_done)
-        return self._done.pop(job.job)
+def open_push(engine: ScriptedEngine, signer: TicketSigner) -> bytes:
+    """Begin a transfer to the other pool node; its name."""
+    transfer = secrets.token_bytes(16)
+    ticket = Ticket(
+        transfer_id=transfer,
+        tenant="churn",
+        layout_id=LAYOUT.layout_id,
+        source="prfaas-pool",
+        destination="pd-pool",
+        bytes_max=BATCH * ROW_BYTES,
+        expires_at_ns=time.time_ns() + 60 * 10**9,
+    )
+    engine.push(transfer, signer.seal(ticket))
+    return transfer
 
 
 def content(key: BlockKey) -> bytes:
@@ -264,7 +188,7 @@ def churn(settings: Settings, num_bytes: int) -> list[Pool]:
     sampler.start()
     try:
         wait_until(lambda: pools[1].metrics().get('prfaas_link_up{peer="pd-pool"}') == 1.0)
-        _run(settings, num_bytes)
+        asyncio.run(_run(settings, num_bytes))
         wait_until(lambda: _is_quiet(pools[1]))
     finally:
         stopped.set()
@@ -276,26 +200,30 @@ def churn(settings: Settings, num_bytes: int) -> list[Pool]:
     return pools
 
 
-def _run(settings: Settings, num_bytes: int) -> None:
+async def _run(settings: Settings, num_bytes: int) -> None:
     choice = random.Random(1)
-    engine = Engine("prefill", settings.folder, "prfaas-pool")
-    reader = Engine("decode", settings.folder, "pd-pool")
+    shape = Shape(LAYOUT, EXTENTS, ROW_BYTES, NUM_ROWS, content)
+    engine = ScriptedEngine("prefill", settings.folder / "prfaas-pool.sock", shape)
+    reader = ScriptedEngine("decode", settings.folder / "pd-pool.sock", shape)
+    signer = TicketSigner(identity_in(settings.folder, "gateway"))
+    for one in (engine, reader):
+        await asyncio.to_thread(wait_until, lambda one=one: one.client.is_connected)
     num_stored = stored_bytes = turn = 0
     pushed: list[list[BlockKey]] = []
     while stored_bytes < num_bytes:
         keys = [key_of(num_stored + n) for n in range(BATCH)]
-        transfer = engine.open_push() if turn % 4 == 0 else None
-        engine.store(keys, transfer)
+        transfer = open_push(engine, signer) if turn % 4 == 0 else None
+        await engine.store(keys, transfer)
         if transfer is not None:
-            engine.close_push(transfer)
+            engine.push_done(transfer)
             pushed.append(keys)
         num_stored += BATCH
         stored_bytes += sum(SIZES[key.group] for key in keys)
         turn += 1
         if turn % 8 == 0:
-            engine.load([key_of(choice.randrange(num_stored)) for _ in range(4)])
+            await engine.load([key_of(choice.randrange(num_stored)) for _ in range(4)])
             if len(pushed) > 4:
-                reader.load(choice.choice(pushed[:-4]))
+                await reader.load(choice.choice(pushed[:-4]))
     engine.close()
     reader.close()
 

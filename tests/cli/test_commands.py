@@ -124,7 +124,7 @@ def test_check_says_ok_and_starts_nothing(prfaas: Prfaas, laptop: Path) -> None:
     code, output, errors = prfaas("check", laptop)
     assert (code, errors) == (0, "")
     assert f"{laptop}: ok" in output.replace("\n", "")
-    assert "cluster prfaas (prfaas): 1 engines, 1 pool nodes, 1 engines started here" in output
+    assert "cluster prfaas (prfaas): 1 engine, 1 pool node; 1 engine started by" in output
     assert [path.name for path in laptop.parent.iterdir()] == ["laptop.toml"]
 
 

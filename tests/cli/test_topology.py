@@ -6,7 +6,9 @@ import click
 import pytest
 
 from prfaas.cli.engine import timing
-from prfaas.cli.parts import PeerCountType, PeerRateType, gateway, pool
+from prfaas.cli.gateway import gateway
+from prfaas.cli.options import PeerCountType, PeerRateType
+from prfaas.cli.pool import pool
 from prfaas.cli.topology import check_addresses, check_ports, lay_out, parts
 from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from prfaas.config.deployment import ClusterRole, Deployment
+from prfaas.config.clusters import ClusterRole
+from prfaas.config.deployment import Deployment
 from prfaas.config.load import known_keys, load_deployment
 from prfaas.errors import ConfigError
 

@@ -13,16 +13,17 @@ import aiohttp
 import pytest
 from playwright.async_api import Page, async_playwright, expect
 
-from prfaas.cli.deploy import prepare_model
-from prfaas.cli.parts import listen_on
-from prfaas.cli.processes import Supervisor
-from prfaas.cli.topology import lay_out, parts, prepare_identities
-from prfaas.config.load import load_deployment
+from prfaas.cli.topology import parts
+from tests.deployments import TIMING, laid_out, placed, put_between, started
 from tests.live.relay import Relay
 
 CHROMIUM = shutil.which("chromium")
-EXAMPLE = Path(__file__).parents[2] / "examples" / "timing.toml"
-LINK = "[clusters.prfaas.pools.prfaas-pool.links.pd-pool]\nbudget = '100Mbps'\n"
+SETTINGS = """
+[routing]
+transfer_timeout = "60s"
+[clusters.prfaas.pools.prfaas-pool.links.pd-pool]
+budget = "100Mbps"
+"""
 SLOW_BYTES_PER_S = 60_000
 WIDTHS = (1280, 390)
 PAGES = ("now", "requests", "what-if", "replay", "learn")
@@ -77,29 +78,18 @@ class World:
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    file = tmp_path / "timing.toml"
-    file.write_text(
-        EXAMPLE.read_text()
-        .replace(".state/timing", str(tmp_path / "state"))
-        .replace('"examples/', f'"{EXAMPLE.parent}/')
-        .replace('transfer_timeout = "5s"', 'transfer_timeout = "60s"')
-        + LINK
-    )
-    deployment = listen_on(load_deployment(file), ("127.0.0.1", 0))
-    deployment.state.mkdir(mode=0o700)
-    prepare_identities(deployment)
-    await prepare_model(deployment)
-    topology = lay_out(deployment, file)
+    topology = await laid_out(*placed(TIMING, tmp_path, SETTINGS))
     relay = Relay(topology.pools["pd-pool"])
-    port = await relay.start()
-    supervisor = Supervisor(parts(topology))
-    source = supervisor.part("prfaas-pool").command.args
-    source[source.index("--peer") + 1] = f"pd-pool=127.0.0.1:{port}"
+    stages = parts(topology)
+    put_between(stages, "prfaas-pool", "pd-pool", await relay.start())
     artefacts = Path(os.environ.get("PRFAAS_ARTEFACTS", tmp_path / "artefacts"))
     artefacts.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - a moment, before all
     try:
-        await supervisor.start()
-        async with aiohttp.ClientSession() as http, async_playwright() as playwright:
+        async with (
+            started(stages),
+            aiohttp.ClientSession() as http,
+            async_playwright() as playwright,
+        ):
             browser = await playwright.chromium.launch(
                 executable_path=CHROMIUM, args=["--no-sandbox"]
             )
@@ -110,7 +100,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
             await asyncio.gather(*made.asked)
             await browser.close()
     finally:
-        await supervisor.stop()
         await relay.stop()
 
 

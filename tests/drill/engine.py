@@ -6,7 +6,8 @@ import hashlib
 import mmap
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
@@ -33,7 +34,7 @@ LAYOUT = Layout(
         CacheGroup(1, GroupKind.LINEAR_STATE, 64, STATE_BYTES),
     ),
 )
-POLL_S = 0.005
+POLL_S = 0.002
 
 
 @functools.lru_cache(256)
@@ -43,6 +44,28 @@ def content(key: BlockKey) -> bytes:
     return hashlib.shake_128(name).digest(BLOCK_BYTES[key.group])
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What an engine shares.
+
+    Attributes:
+        layout: Its blocks.
+        extents: By cache group: offset and length of the parts of a row that carry a block.
+        row_bytes: Size of a row.
+        num_rows: How many there are; no job may have more blocks.
+        content: The one right content of a block.
+    """
+
+    layout: Layout
+    extents: dict[int, list[tuple[int, int]]]
+    row_bytes: int
+    num_rows: int
+    content: Callable[[BlockKey], bytes]
+
+
+SHAPE = Shape(LAYOUT, EXTENTS, ROW_BYTES, NUM_ROWS, content)
+
+
 class WrongBytesError(AssertionError):
     """A pool node said that a row holds a block, and it does not."""
 
@@ -50,10 +73,12 @@ class WrongBytesError(AssertionError):
 class ScriptedEngine:
     """Stores and loads blocks at one pool node."""
 
-    def __init__(self, name: str, socket_path: Path) -> None:
+    def __init__(self, name: str, socket_path: Path, shape: Shape = SHAPE) -> None:
+        self._shape = shape
+        num_bytes = shape.row_bytes * shape.num_rows
         self.descriptor = os.memfd_create(name)
-        os.truncate(self.descriptor, ROW_BYTES * NUM_ROWS)
-        self.memory = mmap.mmap(self.descriptor, ROW_BYTES * NUM_ROWS)
+        os.truncate(self.descriptor, num_bytes)
+        self.memory = mmap.mmap(self.descriptor, num_bytes)
         self.num_checked = 0
         """Blocks that were loaded and compared."""
         self._rows = asyncio.Lock()
@@ -63,10 +88,10 @@ class ScriptedEngine:
         self.requests = BlockRequests(self._send, time.monotonic_ns)
         hello = EngineHello(
             engine=name,
-            layout=layout_spec(LAYOUT),
-            row_bytes=ROW_BYTES,
-            num_rows=NUM_ROWS,
-            extents={group: list(extents) for group, extents in EXTENTS.items()},
+            layout=layout_spec(shape.layout),
+            row_bytes=shape.row_bytes,
+            num_rows=shape.num_rows,
+            extents={group: list(extents) for group, extents in shape.extents.items()},
         )
         self.client = PoolClient(
             socket_path, hello, self.descriptor, self._on_message, self.requests.on_lost
@@ -147,14 +172,14 @@ class ScriptedEngine:
         self.requests.on_message(message)
 
     def _write(self, row: int, key: BlockKey) -> None:
-        at = row * ROW_BYTES
-        self.memory[at : at + ROW_BYTES] = self._expected(key)
+        at = row * self._shape.row_bytes
+        self.memory[at : at + self._shape.row_bytes] = self._expected(key)
 
     def _row(self, row: int) -> bytes:
-        return self.memory[row * ROW_BYTES : (row + 1) * ROW_BYTES]
+        return self.memory[row * self._shape.row_bytes : (row + 1) * self._shape.row_bytes]
 
     def _expected(self, key: BlockKey) -> bytes:
-        row, data = bytearray([PADDING]) * ROW_BYTES, content(key)
-        for offset, length in EXTENTS[key.group]:
+        row, data = bytearray([PADDING]) * self._shape.row_bytes, self._shape.content(key)
+        for offset, length in self._shape.extents[key.group]:
             row[offset : offset + length], data = data[:length], data[length:]
         return bytes(row)

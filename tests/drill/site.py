@@ -11,11 +11,10 @@ from pathlib import Path
 
 import aiohttp
 
-from prfaas.cli.deploy import check_deployment, prepare_model
 from prfaas.cli.processes import Part, Supervisor
-from prfaas.cli.topology import lay_out, parts, prepare_identities
-from prfaas.config.load import load_deployment
+from prfaas.cli.topology import lay_out, parts
 from prfaas.lab.faults import Fault, FaultProxy
+from tests.deployments import laid_out, put_between, started
 
 PREFILL = ("prfaas-0", "prfaas-1")
 DECODE = ("pd-0", "pd-1")
@@ -208,34 +207,25 @@ class Site:
 async def running(home: Path, prefill: tuple[str, ...] = PREFILL) -> AsyncIterator[Site]:
     """Start everything, and stop it."""
     file = write_files(home, prefill)
-    deployment = load_deployment(file)
-    check_deployment(deployment)
-    deployment.state.mkdir(mode=0o700)
-    prepare_identities(deployment)
-    await prepare_model(deployment)
-    topology = lay_out(deployment, file)
+    topology = await laid_out(file)
     wire = FaultProxy(topology.pools["pd-pool"])
     feeds = {pool: FaultProxy(address) for pool, address in topology.pools.items()}
     for proxy in (wire, *feeds.values()):
         await proxy.open()
-    other = lay_out(deployment, file)
+    other = lay_out(topology.deployment, file)
     stages = parts(topology)
     [gateway] = [part for part in stages[1] if part.kind == "gateway"]
     second = _second(gateway, topology.gateway_url, other.gateway)
     stages[1].append(second)
-    source = next(part for part in stages[0] if part.name == "prfaas-pool").command.args
-    source[source.index("--peer") + 1] = f"pd-pool=127.0.0.1:{wire.port}"
+    put_between(stages, "prfaas-pool", "pd-pool", wire.port)
     for pool, (host, port) in topology.pools.items():
         args = gateway.command.args
         args[args.index(f"{pool}={host}:{port}")] = f"{pool}=127.0.0.1:{feeds[pool].port}"
-    supervisor = Supervisor(stages)
+    urls, model = [topology.gateway_url, other.gateway_url], Path(topology.deployment.model.path)
     try:
-        await supervisor.start()
-        async with aiohttp.ClientSession() as http:
-            urls = [topology.gateway_url, other.gateway_url]
-            yield Site(supervisor, urls, wire, feeds, Path(deployment.model.path), http)
+        async with started(stages) as supervisor, aiohttp.ClientSession() as http:
+            yield Site(supervisor, urls, wire, feeds, model, http)
     finally:
-        await supervisor.stop()
         for proxy in (wire, *feeds.values()):
             await proxy.close()
 

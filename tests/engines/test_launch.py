@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.config.deployment import EngineTable, ModelTable
+from prfaas.config.clusters import EngineTable
+from prfaas.config.deployment import ModelTable
 from prfaas.engines import launch
 from prfaas.engines.checkpoint import SPECIAL_TOKENS, make_checkpoint, make_tokenizer
 from prfaas.engines.launch import Command, engine_command, shared_memory_file

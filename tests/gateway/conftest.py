@@ -22,7 +22,6 @@ from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.pools import PoolTiming
 from prfaas.gateway.salt import deployment_secret, salt_of
 from prfaas.gateway.tenants import DEFAULT_NAME
-from prfaas.wire.identity import make_authority, make_identity
 
 from .scripted_engine import ScriptedEngine
 from .scripted_pool import ScriptedPool
@@ -64,15 +63,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save_pretrained(path)
     (path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 300}))
     return path
-
-
-@pytest.fixture(scope="session")
-def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("identities")
-    make_authority(directory)
-    for name in ("gateway", "prfaas-pool", "pd-pool", "stranger"):
-        make_identity(directory, name)
-    return directory
 
 
 @dataclass

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from prfaas import __version__
-from prfaas.config.deployment import EngineTable
+from prfaas.config.clusters import EngineTable
 from prfaas.errors import RequestError
 from prfaas.gateway.tools import parse_tools
 

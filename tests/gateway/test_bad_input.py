@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import RequestError
+from prfaas.gateway import generation
+from prfaas.gateway.reading import BIG_BYTES
 from prfaas.gateway.requests import Api, parse_request
 
 from .conftest import World, running, until
@@ -137,6 +140,36 @@ async def test_malformed_bodies(world: World, data: bytes, path: str) -> None:
         assert response.status == 400
         error = (await response.json())["error"]
     assert error["type"] == "BadRequestError"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"x": [[]] * 100_000}, "has 100004 arrays and objects; the limit is 100000"),
+        ({"messages": [{}] * 100_000}, "has 100002 arrays and objects"),
+        ({"messages": [{**USER, "content": "{" * 100_000}]}, "4096 tokens"),
+        ({str(i): i for i in range(1000)}, "1001 fields; the limit is 1000"),
+    ],
+)
+async def test_a_body_of_very_many_things(world: World, body: dict[str, Any], said: str) -> None:
+    status, reply = await world.post({"messages": [USER]} | body, CHAT)
+    assert status == 400
+    assert said in reply["error"]["message"]
+
+
+async def test_only_large_bodies_are_parsed_on_another_thread(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def parse(data: bytes, **more: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return parse_request(data, **more)
+
+    monkeypatch.setattr(generation, "parse_request", parse)
+    for length in (10, BIG_BYTES):
+        await world.post({"prompt": "hi", "x": "x" * length})
+    assert threads == [True, False]
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

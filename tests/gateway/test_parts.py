@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prfaas.errors import ConfigError, EngineError
 from prfaas.gateway.bodies import decode_body
-from prfaas.gateway.jsons import is_deeper_than
+from prfaas.gateway.jsons import is_deeper_than, num_containers
 from prfaas.gateway.messages import has_other_parts, parse_messages
 from prfaas.gateway.requests import Api, parse_request
 from prfaas.gateway.salt import deployment_secret, salt_of
@@ -86,6 +86,11 @@ def test_depth() -> None:
     assert not is_deeper_than({"a": [[1], {"b": 2}]}, 3)
     assert is_deeper_than({"a": [[1], {"b": 2}]}, 2)
     assert not is_deeper_than("text", 0)
+
+
+def test_arrays_and_objects_are_counted_outside_of_strings() -> None:
+    assert num_containers(rb'{"a[": [1, "[\"", {"b": "\\"}], "{\"[": []}') == 4
+    assert num_containers(b'"[[["') == 0
 
 
 def test_chat_in_the_words_of_completions() -> None:

@@ -6,22 +6,25 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
 import pytest
 import pytest_asyncio
 
-from prfaas.cli.deploy import check_deployment, prepare_model
-from prfaas.cli.parts import listen_on
 from prfaas.cli.processes import Supervisor
-from prfaas.cli.topology import Topology, lay_out, parts, prepare_identities
-from prfaas.config.load import load_deployment
+from prfaas.cli.topology import Topology, parts
+from tests.deployments import LAPTOP, ROOT, laid_out, placed, put_between, started
 from tests.live.relay import Relay
 
 T = TypeVar("T")
-LAPTOP = Path(__file__).parents[2] / "examples" / "laptop.toml"
+DEV_MODE = """
+[clusters.prfaas.engines.prfaas-engine.env]
+VLLM_SERVER_DEV_MODE = "1"
+[clusters.pd.engines.pd-engine.env]
+VLLM_SERVER_DEV_MODE = "1"
+"""
+"""Of vLLM's endpoints, the one that resets an engine's prefix cache."""
 
 
 @dataclass
@@ -134,37 +137,19 @@ async def until(probe: Callable[[], Awaitable[T | None]], timeout_s: float = 30.
 
 def document(num_chars: int, start: int = 0) -> str:
     """Real text of that length."""
-    text = (LAPTOP.parents[1] / "LICENSE").read_text()
+    text = (ROOT / "LICENSE").read_text()
     return (text * 2)[start : start + num_chars]
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
     """Started once; every test leaves it whole."""
-    home = tmp_path_factory.mktemp("live")
-    file = home / "live.toml"
-    file.write_text(
-        LAPTOP.read_text()
-        .replace(".state/laptop", str(home / "state"))
-        .replace(".state/demo-model", str(home / "model"))
-        # Of vLLM's endpoints, the one that resets an engine's prefix cache.
-        .replace("cpus = ", 'env = { VLLM_SERVER_DEV_MODE = "1" }\ncpus = ')
-    )
-    deployment = listen_on(load_deployment(file), ("127.0.0.1", 0))
-    check_deployment(deployment)
-    deployment.state.mkdir(mode=0o700)
-    prepare_identities(deployment)
-    await prepare_model(deployment)
-    topology = lay_out(deployment, file)
+    topology = await laid_out(*placed(LAPTOP, tmp_path_factory.mktemp("live"), DEV_MODE))
     relay = Relay(topology.pools["pd-pool"])
-    port = await relay.start()
-    supervisor = Supervisor(parts(topology))
-    source = supervisor.part("prfaas-pool").command.args
-    source[source.index("--peer") + 1] = f"pd-pool=127.0.0.1:{port}"
+    stages = parts(topology)
+    put_between(stages, "prfaas-pool", "pd-pool", await relay.start())
     try:
-        await supervisor.start()
-        async with aiohttp.ClientSession() as http:
+        async with started(stages) as supervisor, aiohttp.ClientSession() as http:
             yield Live(topology, supervisor, relay, http)
     finally:
-        await supervisor.stop()
         await relay.stop()

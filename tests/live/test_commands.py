@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.conftest import LAPTOP, until
+from tests.deployments import LAPTOP, placed
+from tests.live.conftest import until
 
 pytestmark = [
     pytest.mark.engine,
@@ -41,12 +42,7 @@ def shared_memory() -> set[Path]:
 
 
 async def test_ctrl_c_during_start_leaves_nothing_running(tmp_path: Path) -> None:
-    file = tmp_path / "laptop.toml"
-    file.write_text(
-        LAPTOP.read_text()
-        .replace(".state/", f"{tmp_path}/")
-        .replace("127.0.0.1:8000", "127.0.0.1:0")
-    )
+    file, _ = placed(LAPTOP, tmp_path)
     before = shared_memory()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "prfaas", "up", str(file), stdout=asyncio.subprocess.PIPE

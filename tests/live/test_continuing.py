@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from prfaas.config.deployment import ClusterRole, Deployment
+from prfaas.config.clusters import ClusterRole
+from prfaas.config.deployment import Deployment
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.deciding import Plan
 from prfaas.gateway.ending import Ending

@@ -21,8 +21,10 @@ from prfaas.core.policies import PolicyName
 from prfaas.core.prefix_index import PrefixIndex
 from prfaas.core.role_loop import Role, RoleLoop, RoleSettings, StageLoad
 from prfaas.core.roles import Roles
-from prfaas.gateway.driver import Ask, Driver, PoolView
+from prfaas.gateway.asks import Ask
+from prfaas.gateway.driver import Driver
 from prfaas.gateway.journal import Journal
+from prfaas.gateway.pool_view import PoolView
 from prfaas.gateway.profiles import Profiles
 from prfaas.gateway.reroling import Reroling
 from prfaas.sim.decode import DecodeLimits

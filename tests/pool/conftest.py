@@ -8,20 +8,11 @@ from pathlib import Path
 import pytest
 
 from prfaas.pool.settings import PoolSettings
-from prfaas.wire.identity import identity_in, make_authority, make_identity
+from prfaas.wire.identity import identity_in
 
 from .sites import LOOPBACK, MEMORY, Engine, Relay, Site, until
 
 SETTLE_S = 30.0
-
-
-@pytest.fixture(scope="session")
-def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("identities")
-    make_authority(directory)
-    for name in ("gateway", "prfaas-pool", "pd-pool", "stranger"):
-        make_identity(directory, name)
-    return directory
 
 
 @dataclass

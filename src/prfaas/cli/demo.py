@@ -19,9 +19,10 @@ from rich.table import Table
 
 from prfaas.cli.demo_requests import DemoRequest, demo_requests
 from prfaas.cli.deploy import console, running
-from prfaas.cli.parts import listen_on, run_until_stopped
+from prfaas.cli.gateway import listen_on
+from prfaas.cli.stopping import run_until_stopped
 from prfaas.cli.topology import Topology
-from prfaas.config.deployment import ClusterRole
+from prfaas.config.clusters import ClusterRole
 from prfaas.config.load import load_deployment
 from prfaas.errors import EngineError
 from prfaas.units import format_size

@@ -13,9 +13,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from prfaas.cli.parts import logs_of_parts, run_until_stopped
+from prfaas.cli.options import logs_of_parts
 from prfaas.cli.processes import Part, Supervisor
 from prfaas.cli.progress import StartProgress
+from prfaas.cli.stopping import run_until_stopped
 from prfaas.cli.topology import (
     Topology,
     check_addresses,
@@ -149,10 +150,7 @@ def state_lock(deployment: Deployment) -> Iterator[None]:
 async def _running_locked(
     deployment: Deployment, file: Path, stop: asyncio.Event, overlay: Path | None
 ) -> AsyncIterator[tuple[Topology, Supervisor]]:
-    check_ports(deployment)
-    prepare_identities(deployment)
-    await prepare_model(deployment)
-    topology = lay_out(deployment, file, overlay)
+    topology = await make_ready(deployment, file, overlay)
     with StartProgress(console) as progress:
         supervisor = Supervisor(parts(topology), progress.show)
         started = asyncio.create_task(supervisor.start())
@@ -199,6 +197,18 @@ def check_deployment(deployment: Deployment) -> None:
             f"no checkpoint at {path}: there is no {path / 'config.json'}; "
             "set model.path, or model.generate = true for the small random-weight one"
         )
+
+
+async def make_ready(deployment: Deployment, file: Path, overlay: Path | None = None) -> Topology:
+    """Make what is missing of identities and model, and give every part its address.
+
+    Raises:
+        ConfigError: An address is taken, or something is missing and may not, or can not, be made.
+    """
+    check_ports(deployment)
+    prepare_identities(deployment)
+    await prepare_model(deployment)
+    return lay_out(deployment, file, overlay)
 
 
 async def prepare_model(deployment: Deployment) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
-from prfaas.cli.parts import PeerType, logs, run_until_stopped
+from prfaas.cli.options import PeerType, logs
+from prfaas.cli.stopping import run_until_stopped
 from prfaas.errors import ConfigError
 from prfaas.units import parse_size
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class EventsType(click.ParamType[tuple[str, tuple[str, str | None]]]):
@@ -26,6 +31,16 @@ class EventsType(click.ParamType[tuple[str, tuple[str, str | None]]]):
         if not name or "://" not in publish or (replay and "://" not in replay):
             self.fail(f"{value!r} is not NAME=ENDPOINT or NAME=ENDPOINT,REPLAY", param, ctx)
         return name, (publish, replay or None)
+
+
+_SCALE, _COUNT = click.FloatRange(min=0, min_open=True), click.IntRange(1)
+
+
+def _preset(
+    name: str, kind: click.ParamType[Any] | None, default: object, about: str
+) -> Callable[[F], F]:
+    """An option with a default, which its help shows."""
+    return click.option(name, type=kind, default=default, show_default=True, help=about)
 
 
 @click.group()
@@ -58,49 +73,13 @@ def engine() -> None:
 @click.option("--model", required=True, help='Name that is served; it has to contain "timing".')
 @click.option("--model-path", required=True, help="Checkpoint; only its tokenizer is read.")
 @click.option("--pool", type=click.Path(path_type=Path), help="Unix socket of the pool node.")
-@click.option("--host-memory", default="64MiB", show_default=True, help="Shared with the pool.")
-@click.option(
-    "--time-scale",
-    type=click.FloatRange(min=0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Seconds of the wall clock for a second of the plan.",
-)
-@click.option(
-    "--bytes-scale",
-    type=click.FloatRange(min=0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Size of KV blocks, as a share of the model's.",
-)
-@click.option(
-    "--block-tokens",
-    type=click.IntRange(16),
-    default=512,
-    show_default=True,
-    help="Tokens of a KV block.",
-)
-@click.option(
-    "--cache-tokens",
-    type=click.IntRange(1),
-    default=1_000_000,
-    show_default=True,
-    help="Room of each instance's prefix cache.",
-)
-@click.option(
-    "--max-model-len",
-    type=click.IntRange(1),
-    default=139_264,
-    show_default=True,
-    help="Longest sequence, tokens.",
-)
-@click.option(
-    "--stream-interval",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Tokens of a chunk of a stream, after the first.",
-)
+@_preset("--host-memory", None, "64MiB", "Shared with the pool.")
+@_preset("--time-scale", _SCALE, 1.0, "Seconds of the wall clock for a second of the plan.")
+@_preset("--bytes-scale", _SCALE, 1.0, "Size of KV blocks, as a share of the model's.")
+@_preset("--block-tokens", click.IntRange(16), 512, "Tokens of a KV block.")
+@_preset("--cache-tokens", _COUNT, 1_000_000, "Room of each instance's prefix cache.")
+@_preset("--max-model-len", _COUNT, 139_264, "Longest sequence, tokens.")
+@_preset("--stream-interval", _COUNT, 1, "Tokens of a chunk of a stream, after the first.")
 @click.option(
     "--kv-events",
     type=EventsType(),

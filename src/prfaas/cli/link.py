@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from prfaas.cli.parts import AddressType, logs, run_until_stopped
+from prfaas.cli.options import AddressType, logs
+from prfaas.cli.stopping import run_until_stopped
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
 from prfaas.units import parse_rate

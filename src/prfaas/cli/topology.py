@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.cli.processes import STOP_S, Part
-from prfaas.config.deployment import ClusterRole, ClusterTable, Deployment, LinkTable
+from prfaas.config.clusters import ClusterRole, ClusterTable, LinkTable
+from prfaas.config.deployment import Deployment
 from prfaas.engines.launch import (
     Command,
     engine_command,

@@ -9,7 +9,8 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from prfaas.config.deployment import PATTERNS, Deployment
+from prfaas.config.deployment import Deployment
+from prfaas.config.names import PATTERNS
 from prfaas.config.tenants import KEY_HASH
 from prfaas.errors import ConfigError
 

@@ -10,19 +10,10 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from prfaas.config.deployment import (
-    ClusterTable,
-    Deployment,
-    EngineTable,
-    GatewayTable,
-    LinkTable,
-    ModelTable,
-    PoolTable,
-    RoutingTable,
-    SecurityTable,
-    TimingTable,
-)
+from prfaas.config.clusters import ClusterTable, EngineTable, LinkTable, PoolTable, TimingTable
+from prfaas.config.deployment import Deployment, GatewayTable, ModelTable, SecurityTable
 from prfaas.config.quantities import DurationNs, SizeBytes
+from prfaas.config.routing import RoutingTable
 from prfaas.config.tenants import TenantTable
 from prfaas.config.tracing import TracingTable
 from prfaas.units import format_seconds, format_size
@@ -34,7 +25,7 @@ TOML; one format for one machine and for several sites. Sizes and durations are 
 errors. `prfaas check FILE` validates a file, [`examples/laptop.toml`](../examples/laptop.toml) and
 [`examples/two-sites.toml`](../examples/two-sites.toml) are two of them.
 
-This page is written from the types in `src/prfaas/config/deployment.py`.
+This page is written from the types in `src/prfaas/config/`.
 """
 TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("top level", Deployment, ("state",)),

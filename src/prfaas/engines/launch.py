@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.config.deployment import ClusterRole, ClusterTable, EngineTable, ModelTable
+from prfaas.config.clusters import ClusterRole, ClusterTable, EngineTable
+from prfaas.config.deployment import ModelTable
 
 HASH_SEED = "0"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from prfaas.config.deployment import ClusterRole, Deployment
+from prfaas.config.clusters import ClusterRole
+from prfaas.config.deployment import Deployment
 from prfaas.core.links import Link
 from prfaas.errors import RequestError
 from prfaas.gateway.driver import Driver

@@ -20,8 +20,10 @@ from prfaas.core.pulls import Road
 from prfaas.core.routing import Path
 from prfaas.core.shipping import is_worth_sending, shipped_bytes
 from prfaas.core.ways import Way
-from prfaas.gateway.driver import Ask, Driver, LinkName
+from prfaas.gateway.asks import Ask
+from prfaas.gateway.driver import Driver
 from prfaas.gateway.journal import Journal, Loop
+from prfaas.gateway.pool_view import LinkName
 from prfaas.gateway.tickets import TicketOffice
 from prfaas.gateway.transfers import Transfers, TransferView
 from prfaas.units import NS_PER_S

@@ -6,14 +6,15 @@ import itertools
 import time
 from dataclasses import dataclass
 
-from prfaas.config.deployment import ClusterRole
+from prfaas.config.clusters import ClusterRole
 from prfaas.core.blocks import Layout
 from prfaas.core.dispatch import Refusal, Refused, Routed
 from prfaas.core.routing import Path
 from prfaas.core.shipping import shipped_bytes
 from prfaas.errors import PrfaasError
+from prfaas.gateway.asks import Ask
 from prfaas.gateway.copies import Copier
-from prfaas.gateway.driver import Ask, Driver
+from prfaas.gateway.driver import Driver
 from prfaas.gateway.engines import Engine, Engines
 from prfaas.gateway.fields import bad
 from prfaas.gateway.pools import Pools

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
-from prfaas.config.deployment import ClusterRole
+from prfaas.config.clusters import ClusterRole
 from prfaas.errors import EngineError
 from prfaas.gateway.answering import error_object, json_response
 from prfaas.gateway.bodies import decode_body

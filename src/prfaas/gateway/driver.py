@@ -6,10 +6,9 @@ No sockets and no clock: time comes in as an argument.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
-from prfaas.config.deployment import ClusterRole, ClusterTable, Deployment
-from prfaas.core.blocks import Layout
+from prfaas.config.clusters import ClusterRole, ClusterTable
+from prfaas.config.deployment import Deployment
 from prfaas.core.dispatch import (
     Arrival,
     DispatchSettings,
@@ -23,64 +22,13 @@ from prfaas.core.dispatch import (
     ThresholdMoved,
 )
 from prfaas.core.dispatcher import Dispatcher
-from prfaas.core.link_book import LinkReport
 from prfaas.core.prefix_index import PrefixIndex
+from prfaas.gateway.asks import Ask
+from prfaas.gateway.link_reports import LinkReports
+from prfaas.gateway.pool_view import LinkName, PoolView
 from prfaas.gateway.profiles import Profiles
 from prfaas.gateway.split import EngineQueue, make_split
 from prfaas.gateway.tenants import fairness
-from prfaas.wire.messages.gateway import LinkTelemetry
-
-LinkName = tuple[str, str]
-"""Source and destination pool of a link."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A request that has to be routed.
-
-    Attributes:
-        number: Unique among the open requests.
-        num_prompt_tokens: Tokens in all its sequences.
-        num_tokens_to_fit: Tokens of its longest sequence; 0 if the engine cuts it.
-        layout: What `hashes` were made for; None if no engine's is known.
-        hashes: Hash chain of a single prompt; empty with several.
-        offloadable: Whether prefill and decode may be split.
-        tenant: Whose it is.
-        may_ship: Whether its tenant may use the links.
-    """
-
-    number: int
-    num_prompt_tokens: int
-    num_tokens_to_fit: int
-    layout: Layout | None
-    hashes: list[bytes]
-    offloadable: bool
-    tenant: str = ""
-    may_ship: bool = True
-
-    @property
-    def shippable_tokens(self) -> int | None:
-        """Prefix that could be shipped; None while nobody can say."""
-        return None if self.layout is None else self.layout.last_boundary(self.num_prompt_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class PoolView:
-    """What a pool node said last; empty when its events are not heard.
-
-    Attributes:
-        is_live: Whether all that happens there is heard.
-        layouts: By engine name.
-        links: Whether the link to a peer is up, by the peer's name.
-        telemetry: What is measured of these links.
-        is_draining: Whether it takes no new transfers.
-    """
-
-    is_live: bool = False
-    layouts: Mapping[str, Layout] = field(default_factory=dict)
-    links: Mapping[str, bool] = field(default_factory=dict)
-    telemetry: Mapping[str, LinkTelemetry] = field(default_factory=dict)
-    is_draining: bool = False
 
 
 class Driver:
@@ -153,6 +101,7 @@ class Driver:
                 fairness=fairness(deployment),
             ),
         )
+        self._reports = LinkReports(self.dispatcher, self._planned_bits_per_s)
         for name in self._pool_of:
             self._apply(name, 0)
         for source in self._planned_bits_per_s:
@@ -236,7 +185,8 @@ class Driver:
         """What has not changed is as it was: links that are up and carry nothing."""
         for link in self.dispatcher.links:
             if link.up and not link.book.promised_bytes:
-                self._report_idle(link.source, link.destination, now_ns)
+                measured = self._views[link.source].telemetry.get(link.destination)
+                self._reports.idle(link.source, link.destination, measured, now_ns)
 
     def set_broken(self, target: str | LinkName, now_ns: int, *, broken: bool) -> None:
         """A breaker wants an engine, or a link between two pools, to get nothing new, or again."""
@@ -356,24 +306,9 @@ class Driver:
         usable = all(end.is_live and not end.is_draining for end in ends)
         up = usable and ends[0].links.get(destination, False)
         if up:
-            measured = ends[0].telemetry.get(destination)
-            if measured is None or not measured.goodput_bits_per_s:
-                self._report_idle(source, destination, now_ns)
-            else:
-                seen = _report(measured, float(measured.goodput_bits_per_s), now_ns)
-                self.dispatcher.report_link(source, destination, seen)
+            self._reports.seen(source, destination, ends[0].telemetry.get(destination), now_ns)
         up = up and (source, destination) not in self._broken
         return self.dispatcher.set_link(source, destination, up=up)
-
-    def _report_idle(self, source: str, destination: str, now_ns: int) -> None:
-        """A link that carries nothing: its last rate holds, else the operator's budget or plan."""
-        measured = self._views[source].telemetry.get(destination)
-        known = (measured.goodput_bits_per_s or measured.budget_bits_per_s) if measured else 0
-        rate = known or self._planned_bits_per_s[source]
-        if rate:
-            rtt_ns = measured.rtt_ns if measured else 0
-            report = LinkReport(now_ns, float(rate), 0, 0.0, rtt_ns)
-            self.dispatcher.report_link(source, destination, report)
 
     def _arrival(self, ask: Ask, avoid: str = "", *, stay: bool = False) -> Arrival:
         hits, hints = self.cached(ask)
@@ -395,17 +330,6 @@ class Driver:
         if ask.layout is None or not ask.hashes:
             return {}, {}
         return self._index.hits(ask.layout, ask.hashes, ask.num_prompt_tokens)
-
-
-def _report(measured: LinkTelemetry, bits_per_s: float, now_ns: int) -> LinkReport:
-    """A link in whose queue something waits is in full use."""
-    return LinkReport(
-        now_ns - measured.age_ns,
-        bits_per_s,
-        measured.open_arrived_bytes,
-        1.0 if measured.queued_bytes else 0.0,
-        measured.rtt_ns,
-    )
 
 
 def _members(clusters: Mapping[str, ClusterTable]) -> tuple[Member, ...]:

@@ -13,7 +13,8 @@ from functools import partial
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from prfaas.config.deployment import Deployment, EngineTable
+from prfaas.config.clusters import EngineTable
+from prfaas.config.deployment import Deployment
 from prfaas.core.blocks import Layout
 from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import PeerError

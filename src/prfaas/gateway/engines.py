@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from prfaas.config.deployment import ClusterRole, Deployment
+from prfaas.config.clusters import ClusterRole
+from prfaas.config.deployment import Deployment
 from prfaas.errors import EngineError
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.endpoints import Endpoints

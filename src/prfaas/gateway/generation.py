@@ -7,12 +7,13 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from http.client import responses
 
 from aiohttp import web
 
 from prfaas.config.deployment import GatewayTable
-from prfaas.errors import PrfaasError, RequestError
+from prfaas.errors import PrfaasError
 from prfaas.gateway.access import TENANT
 from prfaas.gateway.answering import ClientGoneError, ClientStream
 from prfaas.gateway.door import Door
@@ -21,6 +22,7 @@ from prfaas.gateway.failures import TimedOutError, error_body, error_response, s
 from prfaas.gateway.flow import Flow
 from prfaas.gateway.headers import request_id, time_limit
 from prfaas.gateway.metrics import Metrics
+from prfaas.gateway.reading import read
 from prfaas.gateway.records import Outcome, Record, Records
 from prfaas.gateway.rejections import RejectedError
 from prfaas.gateway.requests import Api, parse_request
@@ -111,13 +113,14 @@ class Generation:
     async def _answer(
         self, request: web.Request, api: Api, record: Record, stream: ClientStream, trace: Trace
     ) -> web.StreamResponse:
-        client = parse_request(
-            await read_body(request),
-            api,
-            self.model,
-            self.vocab_size,
+        parse = partial(
+            parse_request,
+            api=api,
+            model=self.model,
+            vocab_size=self.vocab_size,
             chat_endpoint=self.chat_endpoint,
         )
+        client = await read(request, parse)
         record.stream = client.stream
         exchange = Exchange(client, request[TENANT], record, stream, trace.headers, self.metrics)
         return await self.flow.serve(exchange)
@@ -129,21 +132,6 @@ class Generation:
         self.metrics.ended(record)
         self.on_end(record)
         log_event(_log, logging.INFO, "request_ended", **record.as_log())
-
-
-async def read_body(request: web.Request) -> bytes:
-    """The body of a request.
-
-    Raises:
-        RequestError: 400, it is not encoded as it says.
-        web.HTTPException: 413, it is larger than allowed.
-    """
-    try:
-        return await request.read()
-    except web.RequestPayloadError:
-        raise RequestError(
-            "the request body can not be read as its Content-Encoding says"
-        ) from None
 
 
 async def _fail(error: Exception, record: Record, stream: ClientStream) -> web.StreamResponse:

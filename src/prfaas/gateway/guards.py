@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 
-from prfaas.config.deployment import ClusterRole, Deployment
+from prfaas.config.clusters import ClusterRole
+from prfaas.config.deployment import Deployment
 from prfaas.core.breakers import Breaker, BreakerState
 from prfaas.core.budgets import RETRIES, Budget
 from prfaas.core.transfers import TransferState
-from prfaas.gateway.driver import Driver, LinkName
+from prfaas.gateway.driver import Driver
 from prfaas.gateway.journal import Journal, Loop
+from prfaas.gateway.pool_view import LinkName
 from prfaas.gateway.transfers import TransferView, failure_label
 
 LINK_FAULTS = frozenset(

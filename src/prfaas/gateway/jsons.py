@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 JsonObject = dict[str, Any]
 """A JSON object of somebody else's making: a request body, an engine's answer."""
 
+_CONTAINERS = {dict, list}
 _encoder = msgspec.json.Encoder()
 
 
@@ -42,6 +43,16 @@ def as_count(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
+def num_containers(data: bytes) -> int:
+    """Arrays and objects that a JSON text can have at most; exact if it is valid."""
+    unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return sum(map(_num_opened, unescaped.split(b'"')[::2]))
+
+
+def _num_opened(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
+
+
 def is_deeper_than(value: object, levels_max: int) -> bool:
     """Whether arrays and objects nest more than `levels_max` deep."""
     level = _containers([value])
@@ -56,5 +67,7 @@ def _children(value: object) -> list[object]:
     return _containers(value) if isinstance(value, list) else []
 
 
-def _containers(values: Iterable[object]) -> list[object]:
+def _containers(values: Collection[object]) -> list[object]:
+    if _CONTAINERS.isdisjoint(map(type, values)):
+        return []
     return [value for value in values if isinstance(value, (dict, list))]

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from prfaas.config.deployment import ClusterTable, Deployment
+from prfaas.config.clusters import ClusterTable
+from prfaas.config.deployment import Deployment
 from prfaas.core.blocks import GroupKind
 from prfaas.core.dispatch import Foreseen
 from prfaas.core.prefix_index import PrefixIndex, Tier
 from prfaas.errors import RequestError
 from prfaas.gateway.answering import json_response
+from prfaas.gateway.asks import Ask
 from prfaas.gateway.deciding import Planner
-from prfaas.gateway.driver import Ask, Driver
+from prfaas.gateway.driver import Driver
 from prfaas.gateway.jsons import JsonObject, from_json
 from prfaas.gateway.records import NS_PER_MS, Record
 from prfaas.gateway.requests import Api, parse_request

@@ -12,8 +12,9 @@ from functools import partial
 
 from prfaas.core.blocks import Layout
 from prfaas.core.prefix_index import PrefixIndex
-from prfaas.gateway.driver import Driver, PoolView
+from prfaas.gateway.driver import Driver
 from prfaas.gateway.endpoints import Endpoints
+from prfaas.gateway.pool_view import PoolView
 from prfaas.gateway.subscription import Subscription
 from prfaas.gateway.transfers import Transfers, TransferView
 from prfaas.logs import log_event

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from prfaas.config.deployment import RoutingTable
+from prfaas.config.routing import RoutingTable
 from prfaas.errors import EngineError
 from prfaas.gateway.bodies import COMPLETIONS_PATH, prefill_body
 from prfaas.gateway.deciding import Plan

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import cast
 
 from prfaas.errors import RequestError
 from prfaas.gateway.fields import bad, check_logprobs, check_types, integer, is_integer, shown
-from prfaas.gateway.jsons import JsonObject, from_json, is_deeper_than
+from prfaas.gateway.jsons import JsonObject, from_json, is_deeper_than, num_containers
 from prfaas.gateway.messages import has_other_parts, parse_messages
 from prfaas.gateway.tools import parse_tools
 
 NESTING_MAX = 64
 """Levels of arrays and objects in a body; tool schemas stay far below."""
+CONTAINERS_MAX = 100_000
+"""Arrays and objects in a body; the messages of a full context have fewer."""
+KEYS_MAX = 1000
+"""Fields of a body; the API has less than a hundred."""
 NUM_CHOICES_MAX = 128
 NUM_PROMPTS_MAX = 128
 DEFAULT_MAX_TOKENS = 16
@@ -167,8 +172,11 @@ def parse_object(data: bytes) -> JsonObject:
     """A body as a JSON object.
 
     Raises:
-        RequestError: 400, it is none, or nests too deeply.
+        RequestError: 400, it is none, nests too deeply or holds too much.
     """
+    opened = data.count(b"[") + data.count(b"{")
+    if opened > CONTAINERS_MAX and (num := num_containers(data)) > CONTAINERS_MAX:
+        raise bad(f"the body has {num} arrays and objects; the limit is {CONTAINERS_MAX}")
     try:
         body = from_json(data)
     except ValueError as error:
@@ -177,6 +185,8 @@ def parse_object(data: bytes) -> JsonObject:
         raise bad(f"the body must be a JSON object, got {type(body).__name__}")
     if is_deeper_than(body, NESTING_MAX):
         raise bad(f"the body nests more than {NESTING_MAX} levels deep")
+    if len(body) > KEYS_MAX:
+        raise bad(f"the body has {len(body)} fields; the limit is {KEYS_MAX}")
     return body
 
 
@@ -272,8 +282,8 @@ def token_ids(ids: list[object], vocab_size: int, param: str) -> list[int]:
     Raises:
         RequestError: 400, naming the field: some are no integers, or not in the vocabulary.
     """
-    checked = [token for token in ids if isinstance(token, int) and not isinstance(token, bool)]
-    if len(checked) != len(ids):
+    checked = cast(list[int], ids)
+    if not set(map(type, ids)) <= {int}:
         wrong = next(token for token in ids if not is_integer(token))
         raise bad(f"token ids must be integers, got {shown(wrong)}", param)
     for extreme in (min(checked, default=0), max(checked, default=0)):

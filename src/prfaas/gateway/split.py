@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from prfaas.config.deployment import ClusterRole, Deployment, EngineRole
+from prfaas.config.clusters import ClusterRole, EngineRole
+from prfaas.config.deployment import Deployment
 from prfaas.core.dispatch import Member
 from prfaas.core.role_loop import Role, RoleLoop, RoleSettings
 from prfaas.core.roles import Roles

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from prfaas.core.blocks import Layout
 from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import PeerError
-from prfaas.gateway.driver import PoolView
+from prfaas.gateway.pool_view import PoolView
 from prfaas.gateway.transfers import Transfers
 from prfaas.wire.messages.base import Goodbye, Ping
 from prfaas.wire.messages.codec import AnyMessage

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from prfaas.config.deployment import ClusterRole
+from prfaas.config.clusters import ClusterRole
 from prfaas.gateway.access import TENANT
 from prfaas.gateway.answering import json_response
 from prfaas.gateway.door import Door
 from prfaas.gateway.engines import Engines
 from prfaas.gateway.fields import bad, shown
-from prfaas.gateway.generation import read_body
 from prfaas.gateway.jsons import JsonObject
+from prfaas.gateway.reading import read
 from prfaas.gateway.rejections import UnavailableError
 from prfaas.gateway.requests import Api, check_model, parse_object, request_from, token_ids
 from prfaas.gateway.tenants import Tenant
@@ -43,7 +43,7 @@ class TokenApi:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         with self.door.enter(request[TENANT]):
-            body = parse_object(await read_body(request))
+            body = await read(request, parse_object)
             ids, max_model_len = await self._ids(body, request[TENANT])
             wants_words = body.get("return_token_strs") is True
             words = (await self.prompts.words(ids))[1] if wants_words else None
@@ -71,7 +71,7 @@ class TokenApi:
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         with self.door.enter(request[TENANT]):
-            body = parse_object(await read_body(request))
+            body = await read(request, parse_object)
             check_model(body, self.model)
             tokens = body.get("tokens")
             if not isinstance(tokens, list):

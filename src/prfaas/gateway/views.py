@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from prfaas import __version__
-from prfaas.config.deployment import ClusterRole
+from prfaas.config.clusters import ClusterRole
 from prfaas.errors import RequestError
 from prfaas.gateway.answering import json_response
 from prfaas.gateway.door import Door

@@ -77,6 +77,25 @@ async def test_the_same_prompt_has_the_same_answer(engine: Engine) -> None:
     assert (await engine.complete("Hello where", max_tokens=20))["choices"] != one["choices"]
 
 
+async def test_first_chats_that_come_together_load_one_template(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoTokenizer
+
+    load, loads = AutoTokenizer.from_pretrained, 0
+
+    def counted(path: str) -> Any:
+        nonlocal loads
+        loads += 1
+        return load(path)
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", counted)
+    chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+    replies = await asyncio.gather(*(engine.post("/v1/chat/completions", **chat) for _ in range(8)))
+    assert [status for status, _ in replies] == [200] * 8
+    assert loads == 1
+
+
 async def test_a_prefix_is_cached_up_to_a_block(engine: Engine) -> None:
     prompt = list(range(100))
     usages = [(await engine.complete(prompt))["usage"] for _ in range(2)]

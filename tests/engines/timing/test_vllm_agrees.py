@@ -16,21 +16,22 @@ pytestmark = pytest.mark.timeout(180)
 def test_vllm_reads_our_kv_events() -> None:
     theirs: Any = needing_vllm("vllm.distributed.kv_events")
     hashes = [b"a" * 32, b"b" * 32]
+    stored: Any = {
+        "block_hashes": hashes,
+        "parent_block_hash": None,
+        "token_ids": list(range(32)),
+        "block_size": 16,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+        "extra_keys": [("salt",), None],
+        "group_idx": 1,
+        "kv_cache_spec_kind": "mamba",
+    }
     batch = ours.Batch(
         1.5,
         [
-            ours.BlockStored(
-                block_hashes=hashes,
-                parent_block_hash=None,
-                token_ids=list(range(32)),
-                block_size=16,
-                lora_id=None,
-                medium="GPU",
-                lora_name=None,
-                extra_keys=[("salt",), None],
-                group_idx=1,
-                kv_cache_spec_kind="mamba",
-            ),
+            ours.BlockStored(**stored),
             ours.BlockRemoved(hashes[:1], "GPU", 1),
             ours.AllBlocksCleared(),
         ],
@@ -40,18 +41,7 @@ def test_vllm_reads_our_kv_events() -> None:
     assert read == theirs.KVEventBatch(
         ts=1.5,
         events=[
-            theirs.BlockStored(
-                block_hashes=hashes,
-                parent_block_hash=None,
-                token_ids=list(range(32)),
-                block_size=16,
-                lora_id=None,
-                medium="GPU",
-                lora_name=None,
-                extra_keys=[("salt",), None],
-                group_idx=1,
-                kv_cache_spec_kind="mamba",
-            ),
+            theirs.BlockStored(**stored),
             theirs.BlockRemoved(block_hashes=hashes[:1], medium="GPU", group_idx=1),
             theirs.AllBlocksCleared(),
         ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ class Vocabulary:
         if not self.spoken:
             raise ConfigError(f"the tokenizer at {path} knows no token of plain letters")
         self._template: Any = None
+        self._loading = threading.Lock()
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Token ids of a text, special tokens of the tokenizer added or not."""
@@ -52,12 +54,8 @@ class Vocabulary:
         return await asyncio.to_thread(self._render, body)
 
     def _render(self, body: Mapping[str, Any]) -> str:
-        if self._template is None:
-            from transformers import AutoTokenizer
-
-            self._template = AutoTokenizer.from_pretrained(self._path)
         try:
-            text: str = self._template.apply_chat_template(
+            text: str = self._loaded().apply_chat_template(
                 body["messages"],
                 tools=body.get("tools") or None,
                 add_generation_prompt=body.get("add_generation_prompt") is not False,
@@ -69,6 +67,15 @@ class Vocabulary:
             # A template is the model's own program: it refuses input by raising what it likes.
             raise RequestError(f"the chat template refuses the messages: {error}") from None
         return text
+
+    def _loaded(self) -> Any:
+        """The chat template's tokenizer. Two threads can not import `transformers` at once."""
+        with self._loading:
+            if self._template is None:
+                from transformers import AutoTokenizer
+
+                self._template = AutoTokenizer.from_pretrained(self._path)
+            return self._template
 
 
 def _load(path: str) -> Any:

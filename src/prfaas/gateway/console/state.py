@@ -12,11 +12,11 @@ from prfaas.core.prefix_index import PrefixIndex, SourceState
 from prfaas.gateway.console.alarms import WINDOW_S, Alarm, Facts, alarms
 from prfaas.gateway.console.history import History, LinkSample, Sample
 from prfaas.gateway.control import Control
-from prfaas.gateway.driver import LinkName
 from prfaas.gateway.engines import Engines
 from prfaas.gateway.journal import Journal
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.metrics import Metrics
+from prfaas.gateway.pool_view import LinkName
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import NS_PER_MS, Outcome, Record, Records
 

@@ -1,0 +1,36 @@
+"""Names, addresses and paths as they are written in a deployment file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+from prfaas.config.tenants import KEY_HASH
+
+FilePathText = Annotated[Path, Field(strict=False)]
+PART_NAME = r"^[a-z][a-z0-9-]{0,62}$"
+HOST_PORT = r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
+URL = r"^https?://[^/]+$"
+ZMQ = r"^(tcp://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}|ipc://[^@\s][^\s]{0,99})$"
+PATTERNS = {
+    ZMQ: 'tcp://HOST:PORT or ipc://PATH, as in "ipc:///run/prfaas/prefill-events"',
+    PART_NAME: "a name: lower-case letters, digits, dashes; a letter first; 63 characters at most",
+    HOST_PORT: 'HOST:PORT, as in "127.0.0.1:8000"',
+    KEY_HASH: '"sha256:" and 64 hex digits, as `prfaas tenant key` prints it',
+    URL: 'http:// or https:// with a host and no path, as in "https://prefill.example.net:8100"',
+}
+"""What an operator is told of each."""
+
+PartName = Annotated[str, StringConstraints(pattern=PART_NAME)]
+PORT_MAX = 65535
+
+
+def _has_port(text: str) -> str:
+    if int(text.rpartition(":")[2]) > PORT_MAX:
+        raise ValueError(f"{text!r} has a port over {PORT_MAX}")
+    return text
+
+
+HostPort = Annotated[str, StringConstraints(pattern=HOST_PORT), AfterValidator(_has_port)]
