@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from prfaas.gateway.transfers import LATE
+
 from .clients import Call, Clients
 from .site import DECODE, PREFILL, Site, running
 
@@ -33,6 +35,7 @@ class Kind(StrEnum):
     FROZEN_ENGINE = "decode engine frozen (SIGSTOP)"
     GATEWAY = "kill -9 of a gateway replica"
     CUT = "link cut"
+    SLOW = "link slowed below its plan"
     STALL = "event streams to a gateway stalled"
     ROLL = "rolling restart of gateway, engine, pool node"
 
@@ -45,6 +48,7 @@ class Round:
         kind: The fault.
         calls: Requests that were under way at any time of the round.
         moved: Requests that left their path, or whose stream went on elsewhere.
+        late: Those among them that left a remote path because it was late.
         retried: Requests that their client sent again, to the other gateway.
         wait_s: Longest wait for a first token from the fault on.
         gap_s: Longest silence within a stream from the fault on.
@@ -57,6 +61,7 @@ class Round:
     kind: Kind
     calls: list[Call] = field(default_factory=list)
     moved: int = 0
+    late: int = 0
     retried: int = 0
     wait_s: float = 0.0
     gap_s: float = 0.0
@@ -96,6 +101,7 @@ async def strike(site: Site, kind: Kind, times: Times) -> float:
     }
     switches: dict[Kind, tuple[Callable[[], None], Callable[[], None]]] = {
         Kind.CUT: (site.cut, site.plug_in),
+        Kind.SLOW: (site.slow, site.quicken),
         Kind.STALL: (site.stall, site.flow),
         Kind.FROZEN_ENGINE: (site.freeze, site.thaw),
     }
@@ -108,8 +114,11 @@ async def strike(site: Site, kind: Kind, times: Times) -> float:
         return repaired_at_s
     if kind in switches:
         begin, end = switches[kind]
+        num_late = await site.num_late()
         begin()
         await asyncio.sleep(times.broken_s)
+        if kind is Kind.SLOW:
+            await until_late(site, num_late)
         end()
     elif kind is Kind.ROLL:
         await roll(site)
@@ -138,6 +147,24 @@ async def until_whole(site: Site) -> None:
             await asyncio.sleep(0.1)
 
 
+async def until_late(site: Site, num_before: float) -> None:
+    """Wait until a remote path was left for being late; whoever counts them says if none was."""
+    ends_at_s = time.monotonic() + WHOLE_S
+    while await site.num_late() == num_before and time.monotonic() < ends_at_s:  # noqa: ASYNC110 - processes signal nothing
+        await asyncio.sleep(0.1)
+
+
+async def until_nothing_held(site: Site) -> None:
+    """Transfers come and go; what leaks stays."""
+    held: dict[str, float] = {}
+    try:
+        async with asyncio.timeout(WHOLE_S):
+            while any((held := await site.held()).values()):  # noqa: ASYNC110 - processes signal nothing
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"after {WHOLE_S} s there are still {held}") from None
+
+
 async def drill(site: Site, clients: Clients, kind: Kind, times: Times) -> Round:
     """One fault, with load before, during and after it."""
     await asyncio.sleep(times.quiet_s)
@@ -153,6 +180,8 @@ async def drill(site: Site, clients: Clients, kind: Kind, times: Times) -> Round
     async with asyncio.timeout(WHOLE_S):
         while not all(call.ended_at_s for call in found.calls):  # noqa: ASYNC110 - processes signal nothing
             await asyncio.sleep(0.1)
+    if kind is Kind.SLOW:
+        await until_nothing_held(site)
     records = await site.records()
     for call in found.calls:
         judge(found, call, records.get(call.request_id, {}), began_at_s, usual_s)
@@ -163,8 +192,10 @@ def judge(
     found: Round, call: Call, record: dict[str, object], began_at_s: float, usual_s: float
 ) -> None:
     """Add what a request saw."""
-    is_moved = record.get("fallback") is not None
+    fallback = record.get("fallback")
+    is_moved = fallback is not None
     found.moved += is_moved
+    found.late += isinstance(fallback, dict) and fallback["reason"] == LATE
     found.retried += call.tries > 1
     found.wait_s, found.gap_s = max(found.wait_s, call.wait_s), max(found.gap_s, call.gap_s)
     found.num_wrong += call.is_wrong
@@ -207,7 +238,8 @@ HEAD = (
 
 def line(one: Round) -> str:
     """Markdown."""
-    cells = [one.kind, len(one.calls), len(one.problems), one.num_wrong, one.moved, one.retried]
+    moved = f"{one.moved}, {one.late} late" if one.late else one.moved
+    cells = [one.kind, len(one.calls), len(one.problems), one.num_wrong, moved, one.retried]
     seconds = [one.wait_s, one.gap_s, one.noticed_s, one.whole_s]
     return "| " + " | ".join([*map(str, cells), *(f"{s:.1f} s" for s in seconds)]) + " |"
 

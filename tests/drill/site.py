@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +22,8 @@ DECODE = ("pd-0", "pd-1")
 POOLS = ("prfaas-pool", "pd-pool")
 MODEL = "timing-drill"
 MAX_MODEL_LEN = 16384
+SLOW_BITS_PER_S = 500_000
+HELD = ("pool_leased_blocks", "pool_pinned_blocks", "pool_promised_bytes", "open_transfers")
 
 PLAN = """
 title = "A drill: quick enough for two cores, slow enough to be hit"
@@ -59,6 +62,7 @@ listen = "127.0.0.1:0"
 [routing]
 offload_threshold = 2000
 policy = "paper"
+plan = "{home}/plan.toml"
 transfer_timeout = "5s"
 [security]
 identities = "{home}/state/identities"
@@ -152,6 +156,14 @@ class Site:
         """Let the pools connect again."""
         self.wire.is_plugged = True
 
+    def slow(self) -> None:
+        """Let each connection between the pools carry far less than the plan says of the link."""
+        self.wire.read_bits_per_s = SLOW_BITS_PER_S
+
+    def quicken(self) -> None:
+        """Let them carry what they can."""
+        self.wire.read_bits_per_s = 0
+
     def stall(self) -> None:
         """Deliver nothing more to the first gateway of what the pools tell."""
         for feed in self.feeds.values():
@@ -192,6 +204,30 @@ class Site:
                     total += one["num_in_flight"] if one["name"] == engine else 0
         return total
 
+    async def held(self) -> dict[str, float]:
+        """What the pool nodes hold for transfers; nothing of it is left once these are over."""
+        found: dict[str, float] = {}
+        for pool in POOLS:
+            page = await self._metrics(self.supervisor.part(pool).health_url)
+            for name in HELD:
+                samples = _samples(page, f"prfaas_{name}(?:{{.*}})?")
+                assert samples, f"{pool} says nothing of {name}"
+                found[f"{name} of {pool}"] = sum(samples)
+        return found
+
+    async def num_late(self) -> float:
+        """Remote paths that gateways which answer have left for being late."""
+        total = 0.0
+        for url in self.gateways:
+            with contextlib.suppress(aiohttp.ClientConnectionError):
+                page = await self._metrics(url)
+                total += sum(_samples(page, 'prfaas_fallback_total{reason="late".*}'))
+        return total
+
+    async def _metrics(self, url: str) -> str:
+        async with self.http.get(f"{url.removesuffix('/health')}/metrics") as reply:
+            return await reply.text()
+
     async def records(self) -> dict[str, dict[str, object]]:
         """What the gateways remember of requests, by request id."""
         found: dict[str, dict[str, object]] = {}
@@ -228,6 +264,11 @@ async def running(home: Path, prefill: tuple[str, ...] = PREFILL) -> AsyncIterat
     finally:
         for proxy in (wire, *feeds.values()):
             await proxy.close()
+
+
+def _samples(page: str, name: str) -> list[float]:
+    """Values of a Prometheus page whose name and labels match."""
+    return [float(value) for value in re.findall(rf"^{name} (\S+)$", page, re.MULTILINE)]
 
 
 def _second(first: Part, url: str, address: tuple[str, int]) -> Part:

@@ -137,9 +137,23 @@ async def test_a_commit_does_not_end_the_prefill_leg(world: World) -> None:
 
 
 async def test_decode_finds_less_than_was_sent(world: World) -> None:
-    """The prefill leg went well, but the blocks did not get there."""
+    """The prefill leg went well, but the blocks did not get there in time."""
     world.decode.cached_tokens = 256
+    await answered(world, "transfer", "timeout")
+    await both_pools_heard_the_abort(world)
+
+
+async def test_decode_finds_less_although_all_was_sent(world: World) -> None:
+    async def commit_then_answer(engine: ScriptedEngine, request: Any, body: dict[str, Any]) -> Any:
+        transfer = body["kv_transfer_params"]["prfaas"]["transfer"]
+        world.pd_pool.end_transfer(transfer)
+        view = world.gateway.transfers._views[bytes.fromhex(transfer)]
+        await until(lambda: "pd-pool" in view.ended)
+        return await engine.answer(request, body)
+
+    world.decode.script = commit_then_answer
     await answered(world, "transfer", "unknown")
+    assert not world.pd_pool.aborts
 
 
 async def test_decode_finds_less_and_the_pool_says_why(world: World) -> None:

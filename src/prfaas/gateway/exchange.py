@@ -64,6 +64,14 @@ class Exchange:
         """Whether the last token has come, although the engine did not end its stream."""
         return self.answer is not None and self.answer.finish_reason is not None
 
+    @property
+    def is_short(self) -> bool:
+        """Whether decode has computed what is still on its way."""
+        transfer = self.transfer
+        if transfer is None or transfer.has_arrived:
+            return False
+        return (self.usage.decode_cached or 0) < self.final_tokens
+
     def leg_headers(self, leg: str) -> dict[str, str]:
         """Headers of a leg, "p" or "d"; nothing else of the client's gets to an engine."""
         return {"X-Request-Id": f"{self.record.request_id}-{leg}", **self.trace}

@@ -86,6 +86,8 @@ class Flow:
             exchange.stop_watching()
             if exchange.record.outcome is not Outcome.FINISHED:
                 self._give_up_transfer(exchange, "the request ended early")
+            elif exchange.is_short:
+                self._give_up_transfer(exchange, "decode went on without its blocks")
             self.driver.end(number, time.monotonic_ns())
 
     async def _prefill(self, exchange: Exchange, plan: Plan, engine: Engine) -> None:

@@ -62,7 +62,7 @@ class Hedges:
         pause_s = min(max(path.predicted_ns / LOOKS / NS_PER_S, LOOK_S_MIN), LOOK_S_MAX)
         while True:
             await asyncio.sleep(pause_s)
-            if transfer.broken.done() or transfer.destination in transfer.ended:
+            if transfer.broken.done() or transfer.has_arrived:
                 return
             now_ns = time.monotonic_ns()
             rate = self._driver.link_bits_per_s(transfer.source, transfer.destination, now_ns)

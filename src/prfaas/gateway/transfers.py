@@ -83,13 +83,20 @@ class TransferView:
         return self.ended.get(self.destination) or self.ended.get(self.source)
 
     @property
+    def has_arrived(self) -> bool:
+        """Whether its destination has told its end, good or bad."""
+        return self.destination in self.ended
+
+    @property
     def failure(self) -> str:
         """Why blocks are missing: one of a bounded set, for metrics."""
         for pool in (self.destination, self.source):
             event = self.ended.get(pool)
             if event is not None and event.state != TransferState.COMMITTED:
                 return failure_label(event)
-        return "pool_down" if self.lost_pools else "unknown"
+        if self.lost_pools:
+            return "pool_down"
+        return "unknown" if self.has_arrived or self.stays else "timeout"
 
     def break_with(self, reason: str) -> None:
         """The transfer can not complete."""
