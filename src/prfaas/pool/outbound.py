@@ -173,6 +173,7 @@ class OutboundLink:
             now + grant.lifetime_ns,
             ticket.layout_id,
             ticket.bytes_max,
+            trace=ticket.trace,
         )
         outgoing = self._transfers[ticket.transfer_id] = _Outgoing(
             transfer,
