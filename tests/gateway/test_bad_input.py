@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import RequestError
-from prfaas.gateway import generation
+from prfaas.gateway import generation, reading
 from prfaas.gateway.reading import BIG_BYTES
 from prfaas.gateway.requests import Api, parse_request
 
@@ -250,6 +250,30 @@ async def test_a_client_that_sends_half_a_body(world: World) -> None:
     await until(lambda: len(world.gateway.records.latest(10)) == 1)
     writer.transport.abort()
     await until(lambda: world.gateway.records.latest(1)[0].outcome == "cancelled")
+
+
+async def sent(url: str, head: bytes) -> bytes:
+    """The answer to a request of which only the head comes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\n")
+    answer = await reader.readuntil(b"}}")
+    writer.transport.abort()
+    return answer
+
+
+async def test_a_body_that_does_not_come_gives_its_place_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "BODY_S", 0.05)
+    answer = await sent(world.url, b"Content-Length: 100")
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"RequestTimeoutError" in answer
+    assert (await world.record())["outcome"] == "rejected"
+
+
+async def test_a_body_that_is_said_to_be_too_large_is_not_waited_for(world: World) -> None:
+    answer = await sent(world.url, b"Content-Length: 99999999999")
+    assert answer.startswith(b"HTTP/1.1 413 ")
 
 
 JSON: st.SearchStrategy[Any] = (
