@@ -276,6 +276,27 @@ async def test_a_body_that_is_said_to_be_too_large_is_not_waited_for(world: Worl
     assert answer.startswith(b"HTTP/1.1 413 ")
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("rebound.example", 403),
+        ("rebound.example:8000", 403),
+        ("10.0.0.1", 403),
+        ("localhost", 200),
+        ("localhost:9000", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:9000", 200),
+    ],
+)
+async def test_operators_pages_answer_to_this_machine_s_names_only(
+    world: World, host: str, status: int
+) -> None:
+    async with world.http.get(f"{world.url}/control/status", headers={"Host": host}) as reply:
+        assert reply.status == status
+    async with world.http.get(f"{world.url}/v1/models", headers={"Host": host}) as reply:
+        assert reply.status == 200
+
+
 JSON: st.SearchStrategy[Any] = (
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.just("hi") | st.just([USER])
 )

@@ -76,9 +76,9 @@ class Access:
                 raise _unauthorized(key, "an API key")
             request[TENANT] = tenant
         else:
-            self._check_operator(key)
+            self._check_operator(key, request.url.host or "")
 
-    def _check_operator(self, key: str) -> None:
+    def _check_operator(self, key: str, host: str) -> None:
         if self._operators.owner(key):
             return
         if self._tenants.default is None and self._tenants.of_key(key) is not None:
@@ -94,6 +94,14 @@ class Access:
                 "this is for operators, and gateway.operator_keys names no key",
                 status=401,
                 error_type="AuthenticationError",
+            )
+        if self._is_local and not is_loopback(f"{host}:0"):
+            # The name of a web page elsewhere may lead here; its scripts send that name.
+            raise RequestError(
+                f"without gateway.operator_keys this answers to 127.0.0.1 and localhost, not to "
+                f"{host[:80]!r}; ask for it by one of these, or set a key",
+                status=403,
+                error_type="PermissionDeniedError",
             )
 
 
