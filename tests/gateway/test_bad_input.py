@@ -276,12 +276,25 @@ async def test_a_body_that_is_said_to_be_too_large_is_not_waited_for(world: Worl
     assert answer.startswith(b"HTTP/1.1 413 ")
 
 
+async def test_a_failure_of_ours_has_the_shape_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world.gateway.driver, "is_on", None)
+    async with world.http.get(f"{world.url}/control/status") as reply:
+        assert reply.status == 500
+        assert (await reply.json())["error"]["type"] == "InternalServerError"
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [
         ("rebound.example", 403),
         ("rebound.example:8000", 403),
         ("10.0.0.1", 403),
+        ("x:y", 403),
+        ("xn--", 403),
+        ("evil#@localhost", 403),
+        ("localhost.evil:1", 403),
         ("localhost", 200),
         ("localhost:9000", 200),
         ("127.0.0.1", 200),

@@ -8,6 +8,7 @@ is listed here.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -26,6 +27,7 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/console", *PAGE_PATHS}
 CLIENT_PATHS = frozenset({"/tokenize", "/detokenize"})
 CLIENT_PREFIX = "/v1/"
 _SCHEME = "bearer "
+_LOCAL_HOST = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 _log = logging.getLogger(__name__)
 
 
@@ -76,7 +78,7 @@ class Access:
                 raise _unauthorized(key, "an API key")
             request[TENANT] = tenant
         else:
-            self._check_operator(key, request.url.host or "")
+            self._check_operator(key, request.host)
 
     def _check_operator(self, key: str, host: str) -> None:
         if self._operators.owner(key):
@@ -95,7 +97,7 @@ class Access:
                 status=401,
                 error_type="AuthenticationError",
             )
-        if self._is_local and not is_loopback(f"{host}:0"):
+        if self._is_local and not _LOCAL_HOST.fullmatch(host):
             # The name of a web page elsewhere may lead here; its scripts send that name.
             raise RequestError(
                 f"without gateway.operator_keys this answers to 127.0.0.1 and localhost, not to "
