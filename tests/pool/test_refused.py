@@ -49,7 +49,9 @@ def test_limits_that_no_host_could_reach_are_refused(
     group = tmp_path / "memory.max"
     group.write_text("4096\n")
     monkeypatch.setattr(limits, "CGROUP_MAX", group)
-    with pytest.raises(ConfigError, match="the 4096 that this host has"):
-        check_limits(4097, None, 0)
+    with pytest.raises(
+        ConfigError, match=r"8\.0 KiB of memory are more than the 4\.0 KiB that this host has"
+    ):
+        check_limits(8192, None, 0)
     group.write_text("max\n")
     check_limits(4097, None, 0)

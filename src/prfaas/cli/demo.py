@@ -234,12 +234,10 @@ async def _show_links(session: aiohttp.ClientSession, topology: Topology) -> Non
 
 def link_line(link: JsonObject) -> str:
     """What was measured of a link, in one line."""
-    rate = link["goodput_bits_per_s"]
-    goodput = f"{rate / 1e9:.2f} Gbps when busy" if rate else "never busy for long enough to time"
     return (
         f"link        {link['source']} to {link['destination']}: "
         f"{format_size(link['arrived_bytes'])} over {link['num_connections']} connections, "
-        f"{goodput}, round trip {link['rtt_ns'] / 1e6:.1f} ms, "
+        f"round trip {link['rtt_ns'] / 1e6:.1f} ms, "
         f"{link['retransmits']} segments sent again"
     )
 

@@ -14,6 +14,7 @@ from prfaas.units import format_rate, format_seconds, format_size
 
 State = dict[str, Any]
 _NS_PER_MS = 1_000_000
+_ID_CHARS = 8  # enough for `prfaas ctl explain`
 _PATHS = {"remote": "cyan", "local": "yellow"}
 
 
@@ -117,7 +118,7 @@ def _requests(state: State) -> Table:
         fallback = ", fell back" if request["fallback"] else ""
         table.add_row(
             datetime.fromtimestamp(request["started_at"]).strftime("%H:%M:%S"),
-            request["request_id"][:12],
+            request["request_id"][:_ID_CHARS],
             Text(request["path"], style=_PATHS.get(request["path"], "")),
             request["refusal"] or request["reason"] or "-",
             f"{request['num_prompt_tokens']:,}",

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from prfaas.errors import ConfigError
+from prfaas.units import format_size
 
 CGROUP_MAX = Path("/sys/fs/cgroup/memory.max")
 
@@ -20,8 +21,8 @@ def check_limits(memory_bytes: int, disk: Path | None, disk_bytes: int) -> None:
     has_bytes = host_memory_bytes()
     if memory_bytes > has_bytes:
         raise ConfigError(
-            f"{memory_bytes} bytes of memory are more than the {has_bytes} that this host has; "
-            "give --memory less"
+            f"{format_size(memory_bytes)} of memory are more than the {format_size(has_bytes)} "
+            "that this host has; give --memory less"
         )
     if disk is None:
         return
@@ -30,8 +31,8 @@ def check_limits(memory_bytes: int, disk: Path | None, disk_bytes: int) -> None:
     has_bytes = found.f_blocks * found.f_frsize
     if disk_bytes > has_bytes:
         raise ConfigError(
-            f"{disk_bytes} bytes of files are more than the {has_bytes} that the disk of {disk} "
-            "has; give --disk-limit less"
+            f"{format_size(disk_bytes)} of files are more than the {format_size(has_bytes)} that "
+            f"the disk of {disk} has; give --disk-limit less"
         )
 
 
