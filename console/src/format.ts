@@ -31,6 +31,11 @@ export function count(value: number | null | undefined): string {
   return value == null ? "–" : Math.round(value).toLocaleString("en");
 }
 
+/** A count on an axis, which also has marks between whole numbers: those say nothing. */
+export function whole(value: number): string {
+  return Number.isInteger(value) ? count(value) : "";
+}
+
 /** An amount in the currency of the plan, whichever that is. */
 export function money(value: number): string {
   if (value === 0) return "0";

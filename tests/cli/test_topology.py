@@ -39,6 +39,25 @@ def test_a_pool_node_is_told_what_its_link_may_send(tmp_path: Path) -> None:
     assert "--link-budget" not in commands["pd-pool"]
 
 
+def test_pool_nodes_send_their_spans_where_the_gateway_does(tmp_path: Path) -> None:
+    path, where = tmp_path / "deployment.toml", "http://127.0.0.1:4318/v1/traces"
+    path.write_text(DEPLOYMENT + FAR)
+    pools, _ = parts(lay_out(load_deployment(path), path))
+    assert not any("--tracing" in part.command.args for part in pools)
+    path.write_text(f'{DEPLOYMENT}{FAR}[tracing]\nendpoint = "{where}"\n')
+    pools, _ = parts(lay_out(load_deployment(path), path))
+    parser = pool.make_parser(click.Context(pool))
+    for part in pools:
+        told, _, _ = parser.parse_args(part.command.args[4:])
+        assert told["tracing"] == where
+
+
+def test_a_collector_that_is_no_url_is_refused(tmp_path: Path) -> None:
+    args = ["--name", "p", "--listen", "127.0.0.1:0", "--socket", "s", "--identities"]
+    with pytest.raises(ConfigError, match="is no http:// or https:// URL"):
+        pool.main([*args, str(tmp_path), "--tracing", "127.0.0.1:4318"], standalone_mode=False)
+
+
 def test_budgets_and_counts_are_read_with_the_peer_they_are_for() -> None:
     assert PeerRateType().convert("pd-pool=1.5Gbps", None, None) == ("pd-pool", 1_500_000_000)
     assert PeerCountType().convert("pd-pool=16", None, None) == ("pd-pool", 16)

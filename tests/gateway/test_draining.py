@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from prfaas.gateway import Endpoints, serve
+from prfaas.gateway.app import Gateway
 
 from .conftest import World, deployment_for, running, until
 from .scripted_engine import ScriptedEngine, send, stream_then_hang
@@ -131,3 +132,26 @@ async def test_stopping_ends_by_draining(
 async def _status(http: aiohttp.ClientSession, base: str) -> int:
     async with http.get(f"{base}/health") as response:
         return response.status
+
+
+async def test_a_gateway_listens_once_it_knows_who_is_well(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    """Behind a load balancer the first request comes with the first connection."""
+    engines = [ScriptedEngine(name) for name in ("prefill", "decode", "spare")]
+    for engine in engines:
+        await engine.start()
+    await engines[2].stop()
+    gateway = Gateway(
+        deployment_for(checkpoint, identities, tmp_path / "state"),
+        Endpoints(
+            engines={engine.name: engine.url for engine in engines},
+            pools=dict.fromkeys(("prfaas-pool", "pd-pool"), ("127.0.0.1", 9)),
+        ),
+    )
+    await gateway.start()
+    ready = [engine.name for engine in gateway.engines.by_name.values() if engine.is_ready]
+    await gateway.close()
+    for engine in engines:
+        await engine.stop()
+    assert ready == ["prefill", "decode"]

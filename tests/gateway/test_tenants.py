@@ -21,11 +21,12 @@ from prfaas.errors import RequestError
 from prfaas.gateway.access import Access
 from prfaas.gateway.keys import key_hash, new_key
 from prfaas.gateway.tenants import Tenants, fairness
+from tests.otlp import Collector
 
 from .conftest import World, deployment_for, running, until
 from .scripted_engine import die_after, hang, stream_then_hang
 from .test_paths import LONG, SHORT
-from .test_tracing import Collector, collector
+from .test_tracing import collector
 
 __all__ = ["collector"]
 from .test_tickets import ticket_of

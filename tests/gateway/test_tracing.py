@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from aiohttp import web
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from prfaas.wire.tickets import TicketOpener
+from tests.otlp import Collector, attributes, collecting
 
 from .conftest import World, running
 
@@ -18,44 +20,17 @@ PARENT = f"00-{TRACE}-{'b' * 16}-01"
 SECRET = "sesame open "
 
 
-class Collector:
-    """Takes OTLP over HTTP."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-        self.raw = b""
-
-    async def take(self, request: web.Request) -> web.Response:
-        data = await request.read()
-        self.raw += data
-        for resource in ExportTraceServiceRequest.FromString(data).resource_spans:
-            for scope in resource.scope_spans:
-                self.spans += scope.spans
-        return web.Response()
-
-    def named(self, name: str) -> Span:
-        (found,) = [span for span in self.spans if span.name == name]
-        return found
-
-
 @pytest.fixture
 async def collector() -> AsyncIterator[tuple[Collector, str]]:
-    made = Collector()
-    app = web.Application()
-    app.router.add_post("/v1/traces", made.take)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield made, f"http://127.0.0.1:{runner.addresses[0][1]}/v1/traces"
-    await runner.cleanup()
+    async with collecting() as made:
+        yield made
 
 
-def attributes(span: Span) -> dict[str, object]:
-    found = {}
-    for pair in span.attributes:
-        kind = pair.value.WhichOneof("value")
-        found[pair.key] = getattr(pair.value, kind) if kind else None
-    return found
+def context_of_pools(world: World, identities: Path) -> str:
+    """The W3C context in the ticket of the last prefill leg."""
+    order = world.prefill.calls[-1].body["kv_transfer_params"]["prfaas"]
+    opener = TicketOpener(identities / "ca.pem", frozenset({"gateway"}))
+    return opener.open(base64.b64decode(order["ticket"]), time.time_ns()).trace
 
 
 async def ask(world: World, num_tokens: int, **headers: str) -> None:
@@ -73,12 +48,14 @@ async def test_a_request_is_one_trace_from_client_to_engines(
         await ask(world, 300, traceparent=PARENT, tracestate="vendor=1")
         to_engines = [e.calls[-1].headers["traceparent"] for e in (world.prefill, world.decode)]
         assert world.decode.calls[-1].headers["tracestate"] == "vendor=1"
+        context = context_of_pools(world, identities)
     whole = seen.named("text_completion tiny")
     assert whole.trace_id.hex() == TRACE
     assert whole.parent_span_id.hex() == "b" * 16
     assert to_engines == [f"00-{TRACE}-{whole.span_id.hex()}-01"] * 2
     below = {span.name: span for span in seen.spans if span.parent_span_id == whole.span_id}
     assert set(below) == {"decide", "prefill leg", "kv transfer", "decode leg"}
+    assert context == f"00-{TRACE}-{below['kv transfer'].span_id.hex()}-01"
     for span in below.values():
         assert whole.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
     found = attributes(whole)
@@ -110,7 +87,13 @@ async def test_a_collector_that_is_gone_costs_requests_nothing(
         await asyncio.gather(*(ask(world, 20) for _ in range(5)))
 
 
-async def test_without_a_collector_the_client_s_context_goes_through(world: World) -> None:
-    await ask(world, 20, traceparent=PARENT, tracestate="vendor=1")
+async def test_without_a_collector_the_client_s_context_goes_through(
+    world: World, identities: Path
+) -> None:
+    await ask(world, 300, traceparent=PARENT, tracestate="vendor=1")
     headers = world.decode.calls[-1].headers
     assert (headers["traceparent"], headers["tracestate"]) == (PARENT, "vendor=1")
+    assert context_of_pools(world, identities) == PARENT
+    for wanted in ({"traceparent": PARENT[:-1] + "0"}, {"traceparent": f"{PARENT}-more"}, {}):
+        await ask(world, 300, **wanted)
+        assert context_of_pools(world, identities) == ""

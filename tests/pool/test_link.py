@@ -238,6 +238,20 @@ def test_an_idle_link_says_nothing_about_its_rate() -> None:
     assert meter.seconds_to_send(10**6) == pytest.approx(1.005)
 
 
+async def test_transfers_wait_for_a_link_that_broke_this_instant(rig: Rig) -> None:
+    """Its connections are gone a moment before anybody is told."""
+    transfer = rig.begin()
+    blocks = rig.push(transfer, 3)
+    channel = rig.link._dialer._channel
+    assert channel is not None
+    channel.close("broken by the test")
+    assert not rig.link.is_up
+    rig.link.expire()
+    assert rig.link.num_open == 1
+    rig.link.finish(transfer)
+    await rig.all_there(blocks)
+
+
 async def test_a_half_open_link_is_noticed_and_the_transfer_goes_on(rig: Rig) -> None:
     transfer = rig.begin()
     blocks = rig.push(transfer, 5)

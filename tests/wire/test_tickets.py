@@ -25,7 +25,16 @@ NOW = time.time_ns() + 3600 * 10**9
 """After the identities of the tests are made, however long the tests before take."""
 DAY_NS = 86400 * 10**9
 TICKET = Ticket(
-    b"t" * 16, "ab" * 8, bytes(range(32)), "prfaas-pool", "pd-pool", 12345, NOW, 2.5, 10**9
+    b"t" * 16,
+    "ab" * 8,
+    bytes(range(32)),
+    "prfaas-pool",
+    "pd-pool",
+    12345,
+    NOW,
+    2.5,
+    10**9,
+    f"00-{'a' * 32}-{'b' * 16}-01",
 )
 GATEWAYS = frozenset({"gateway"})
 
@@ -67,6 +76,16 @@ def test_a_ticket_of_the_largest_numbers_and_names_survives(
         TICKET, tenant="t" * 64, source="s" * 64, bytes_max=2**53, expires_at_ns=2**63 - 1
     )
     assert opener.open(TicketSigner(identity_in(home, "gateway")).seal(large), NOW) == large
+
+
+@pytest.mark.parametrize(
+    "trace", ["x", TICKET.trace + "\n", TICKET.trace * 2, TICKET.trace.upper(), "0" * 10_000]
+)
+def test_a_trace_is_w3c_context_or_none(home: Path, opener: TicketOpener, trace: str) -> None:
+    signer = TicketSigner(identity_in(home, "gateway"))
+    untraced = replace(TICKET, trace="")
+    assert opener.open(signer.seal(untraced), NOW) == untraced
+    assert refusal(opener, signer.seal(replace(TICKET, trace=trace))) is Refusal.MALFORMED
 
 
 def test_a_pool_can_not_sign_tickets(home: Path, opener: TicketOpener) -> None:
@@ -117,7 +136,9 @@ def test_a_certificate_that_ran_out_signs_nothing(opener: TicketOpener, sealed: 
     assert refusal(opener, sealed, NOW - DAY_NS) is Refusal.UNKNOWN_SIGNER
 
 
-@pytest.mark.parametrize("field", ["tenant", "layout_id", "source", "bytes_max", "expires_at_ns"])
+@pytest.mark.parametrize(
+    "field", ["tenant", "layout_id", "source", "bytes_max", "expires_at_ns", "trace"]
+)
 def test_no_field_can_be_changed(opener: TicketOpener, sealed: bytes, field: str) -> None:
     outer = msgspec.msgpack.decode(sealed)
     inner = msgspec.msgpack.decode(outer["ticket"])

@@ -3,7 +3,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { carried, get, type Sample, type State } from "../api";
 import { Chart, type Line } from "../chart";
-import { clock, count, duration, percent, rate, size } from "../format";
+import { clock, count, duration, percent, rate, size, whole } from "../format";
 import { RequestTable } from "../parts/request_table";
 import { Threshold } from "../parts/threshold";
 import { Topology } from "../parts/topology";
@@ -137,6 +137,7 @@ function Charts({ samples }: { samples: Sample[] }) {
         lines={[{ label: "in flight", colour: COLOURS[2]!, fill: "#009e7322" }]}
         data={[x, ...flow]}
         time
+        yFormat={whole}
       />
     </section>
   );

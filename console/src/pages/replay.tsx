@@ -3,7 +3,7 @@
 import { useMemo, useState } from "preact/hooks";
 import { carried, get, type Sample } from "../api";
 import { Chart, type Line } from "../chart";
-import { clock, count, rate, size } from "../format";
+import { clock, count, rate, size, whole } from "../format";
 import { Slider } from "../parts/slider";
 
 /** Named columns over time, wherever they came from. */
@@ -135,7 +135,7 @@ function One({ group, recording, at }: OneProps) {
       lines={group.lines}
       data={data}
       time={recording.isClock}
-      yFormat={group.format}
+      yFormat={group.format === count ? whole : group.format}
       mark={at}
     />
   );

@@ -223,13 +223,13 @@ function Designs({ answer }: { answer: WhatIf }) {
             <th class="number wide">offloaded</th>
             <th class="number wide">egress</th>
             <th class="number">TTFT mean</th>
-            <th class="number">price, 1M tokens</th>
+            <th class="number wraps">price, 1M tokens</th>
           </tr>
         </thead>
         <tbody>
           {answer.plan.exact.designs.map((design: Design) => (
             <tr>
-              <td>{design.name}</td>
+              <td class="wraps">{design.name}</td>
               <td class="number">{design.rate_per_s.toFixed(3)}</td>
               <td class="number wide">{percent(design.offload_fraction)}</td>
               <td class="number wide">{rate(design.egress_bits_per_s)}</td>

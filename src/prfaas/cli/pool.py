@@ -64,6 +64,11 @@ BUDGET_HELP = "What may be sent to a peer, such as pd-pool=1Gbps; without it, wh
     multiple=True,
     help="A gateway that may subscribe, and whose tickets count.",
 )
+@click.option(
+    "--tracing",
+    help="Collector that takes spans of transfers, OTLP over HTTP, such as "
+    "http://127.0.0.1:4318/v1/traces; without it none are sent.",
+)
 @logs
 def pool(
     *,
@@ -80,6 +85,7 @@ def pool(
     connections: tuple[tuple[str, int], ...],
     sources: tuple[str, ...],
     gateways: tuple[str, ...],
+    tracing: str | None,
 ) -> None:
     """Run one pool node: the store of KV blocks beside the engines of a host.
 
@@ -100,6 +106,8 @@ def pool(
     for peer in [*dict(budgets), *dict(connections)]:
         if peer not in dict(peers):
             raise ConfigError(f"there is no --peer {peer} for which a link could have settings")
+    if tracing is not None and not tracing.startswith(("http://", "https://")):
+        raise ConfigError(f"--tracing {tracing!r} is no http:// or https:// URL of a collector")
     settings = PoolSettings(
         name=name,
         memory_bytes=parse_size(memory),
@@ -114,6 +122,7 @@ def pool(
         link_connections=dict(connections),
         sources=frozenset(sources),
         gateways=frozenset(gateways),
+        tracing=tracing,
     )
 
     async def serve(stop: asyncio.Event) -> None:

@@ -197,6 +197,8 @@ def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
     args += ["--identities", str(deployment.security.identities)]
     for gateway in deployment.gateways:
         args += ["--gateway", gateway]
+    if deployment.tracing is not None:
+        args += ["--tracing", deployment.tracing.endpoint]
     if cluster.role is ClusterRole.PRFAAS:
         for peer in _pool_names(deployment, ClusterRole.PD):
             peer_host, peer_port = topology.pools[peer]

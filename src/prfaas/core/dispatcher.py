@@ -317,7 +317,7 @@ class Dispatcher:
         work_ns = self._local_work_ns(arrival.num_prompt_tokens - held - pull)
         self._ways.home.book.dispatch(name, arrival.request_id, now_ns, work_ns)
         way.link.book.promise(shipped)
-        return Routed(
+        routed = (
             decision,
             self._home.name,
             name,
@@ -331,6 +331,7 @@ class Dispatcher:
             way.facts.prfaas_hit_tokens,
             shipped,
         )
+        return tuple.__new__(Routed, routed)  # half the time of Routed(...)
 
     def _send_away(self, arrival: Arrival, decision: Decision, way: Way, now_ns: int) -> Routed:
         assert way.away is not None  # noqa: S101 (no policy sends away what is barred)
@@ -341,7 +342,7 @@ class Dispatcher:
         stage = self._ways.away[way.cluster.name]
         stage.book.dispatch(way.away.name, arrival.request_id, now_ns, work_ns)
         way.link.book.promise(shipped)
-        return Routed(
+        routed = (
             decision,
             way.cluster.name,
             way.away.name,
@@ -355,6 +356,7 @@ class Dispatcher:
             way.facts.prfaas_hit_tokens,
             shipped,
         )
+        return tuple.__new__(Routed, routed)
 
     def _local_work_ns(self, num_new_tokens: int) -> int:
         costs = self._home.costs

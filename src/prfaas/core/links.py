@@ -83,10 +83,11 @@ class Links:
 
     def between(self, source: str, destination: str) -> Link:
         """The link; down until somebody says that it is up."""
-        link = self._links.get((source, destination))
-        if link is None:
+        try:
+            return self._links[source, destination]
+        except KeyError:
             link = self._links[source, destination] = Link(source, destination, self._settings)
-        return link
+            return link
 
     def __iter__(self) -> Iterator[Link]:
         return iter(self._links.values())

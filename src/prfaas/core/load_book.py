@@ -115,6 +115,15 @@ class LoadBook:
         ready = (name for name in names if self._loads[name].ready)
         return min(ready, key=lambda name: (-self._loads[name].free_at_ns, name), default=None)
 
+    def first(self, now_ns: int) -> tuple[str, int | None] | None:
+        """The ready instance that is free first, and its wait; None if none is ready."""
+        if not self._order:
+            return None
+        free_at_ns, name = self._order[0]
+        if self._loads[name].observed_at_ns < now_ns - self._stale_after_ns:
+            return name, None
+        return name, free_at_ns - now_ns if free_at_ns > now_ns else 0
+
     def in_order(self, now_ns: int) -> Iterator[tuple[str, int | None]]:
         """Ready instances and their waits, the one that is free first comes first.
 

@@ -138,6 +138,17 @@ def score(candidate: Candidate, num_tokens: int, weights: Weights) -> float:
     )
 
 
+def is_ideal(
+    candidate: Candidate, num_tokens: int, hit_tokens_max: int, device_tokens_max: int
+) -> bool:
+    """Whether a candidate passes every filter and only a shorter wait could be better."""
+    _, ready, wait_ns, hit, _, num_open, longest, layouts_agree, link_up, device = candidate
+    if not (ready and num_tokens < longest and layouts_agree and link_up):
+        return False
+    most = hit >= hit_tokens_max and device >= device_tokens_max
+    return most and num_open == 0 and wait_ns is not None
+
+
 def pick(
     candidates: Iterable[Candidate],
     num_tokens: int,
@@ -168,19 +179,16 @@ def pick(
     for candidate in candidates:
         if len(looked_at) < SHOWN_MAX:
             looked_at.append(candidate)
-        _, ready, wait_ns, hit, _, num_open, longest, layouts_agree, link_up, device = candidate
+        _, ready, wait_ns, _, _, _, longest, layouts_agree, link_up, _ = candidate
         if not (ready and num_tokens < longest and layouts_agree and link_up):
             furthest = max(furthest, stopped_at(candidate, num_tokens) or 0)
             continue
-        # Nothing but a shorter wait could be better than an ideal one.
-        is_ideal = hit >= hit_tokens_max and num_open == 0 and wait_ns is not None
-        is_ideal = is_ideal and device >= device_tokens_max
-        if best is None and is_ideal:
-            return tuple.__new__(Pick, (candidate, None, looked_at))  # quicker than Pick(...)
         if (found := score(candidate, num_tokens, weights)) > best_score:
             best, best_score = candidate, found
         num_looks += 1
-        if num_looks == LOOKS_MAX or is_ideal:
+        if num_looks == LOOKS_MAX or is_ideal(
+            candidate, num_tokens, hit_tokens_max, device_tokens_max
+        ):
             break
         # Nobody behind this one is better than an ideal one with the same wait.
         if ideal is None or (wait_ns or 0) != ideal.wait_ns:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prfaas.core.dispatch import Arrival, Member
 from prfaas.core.load_book import LoadBook
-from prfaas.core.picking import PREFILL_WEIGHTS, Candidate, Pick, Weights, pick
+from prfaas.core.picking import PREFILL_WEIGHTS, Candidate, Pick, Weights, is_ideal, pick
 
 
 @dataclass(slots=True)
@@ -92,10 +92,16 @@ class Stage:
         for source in hits if self._counts_device else ():
             if source in self.instances:
                 most_device = max(most_device, hits[source])
+        most, num_tokens = max(most, most_device), arrival.num_tokens_to_fit
+        first = self.book.first(now_ns)
+        if first is not None:
+            candidate = self._candidate(arrival, *first, road)
+            if is_ideal(candidate, num_tokens, most, most_device):
+                return tuple.__new__(Pick, (candidate, None, (candidate,)))  # quicker than Pick()
         return pick(
             self._candidates(arrival, now_ns, road),
-            arrival.num_tokens_to_fit,
-            hit_tokens_max=max(most, most_device),
+            num_tokens,
+            hit_tokens_max=most,
             weights=self.weights,
             device_tokens_max=most_device,
         )
@@ -115,37 +121,38 @@ class Stage:
         hit = max(hits.get(like.pool, 0), device)
         return chosen._replace(name=name, wait_ns=wait_ns, hit_tokens=hit, device_tokens=device)
 
+    def _candidate(
+        self, arrival: Arrival, name: str, wait_ns: int | None, road: Road | None
+    ) -> Candidate:
+        instance, hits, hints = self.instances[name], arrival.hits, arrival.hints
+        pool = instance.pool
+        held, device = hits.get(pool, 0), hits.get(name, 0) if self._counts_device else 0
+        agree, link_up = (True, True) if road is None else road(instance)
+        record = (
+            name,
+            name != arrival.avoid,
+            wait_ns,
+            held if held > device else device,
+            hints.get(pool, 0) if hints else 0,
+            self._num_open[name],
+            instance.num_tokens_max,
+            agree,
+            link_up,
+            device,
+        )
+        return tuple.__new__(Candidate, record)  # a third of the time of Candidate(...)
+
     def _candidates(self, arrival: Arrival, now_ns: int, road: Road | None) -> Iterator[Candidate]:
-        hits, hints, avoid = arrival.hits, arrival.hints, arrival.avoid
-        instances, num_open = self.instances, self._num_open
-        agree = link_up = True
-        counts_device, device = self._counts_device, 0
+        device = 0
         least_open: dict[tuple[str, bytes | None, int, int], int] = {}
         for name, wait_ns in self.book.in_order(now_ns):
-            instance = instances[name]
-            pool = instance.pool
-            decodes, ready = num_open[name], name != avoid
+            instance, decodes = self.instances[name], self._num_open[name]
             # Behind one of its kind that decodes no more, an instance is never the better one.
-            if counts_device:
-                device = hits.get(name, 0)
-            kind = pool, instance.layout_id, instance.num_tokens_max, device
+            if self._counts_device:
+                device = arrival.hits.get(name, 0)
+            kind = instance.pool, instance.layout_id, instance.num_tokens_max, device
             if least_open and decodes >= least_open.get(kind, FAR_TOO_MANY):
                 continue
-            if road is not None:
-                agree, link_up = road(instance)
-            held = hits.get(pool, 0)
-            record = (
-                name,
-                ready,
-                wait_ns,
-                held if held > device else device,
-                hints.get(pool, 0) if hints else 0,
-                decodes,
-                instance.num_tokens_max,
-                agree,
-                link_up,
-                device,
-            )
-            yield tuple.__new__(Candidate, record)  # a third of the time of Candidate(...)
-            if ready and wait_ns is not None:
+            yield self._candidate(arrival, name, wait_ns, road)
+            if name != arrival.avoid and wait_ns is not None:
                 least_open[kind] = decodes

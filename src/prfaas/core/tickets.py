@@ -69,6 +69,7 @@ class Ticket:
         weight: The tenant's share of a link against the others'.
         bytes_per_s: What the tenant's transfers may take of a link before they have to wait for the
             others'; 0 is no limit.
+        trace: W3C context of the span that the transfer belongs to; empty if nobody records it.
     """
 
     transfer_id: bytes
@@ -80,6 +81,7 @@ class Ticket:
     expires_at_ns: int
     weight: float = 1.0
     bytes_per_s: int = 0
+    trace: str = ""
 
 
 def check_ticket(

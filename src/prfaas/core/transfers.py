@@ -82,6 +82,8 @@ class Transfer:
         num_bytes: Payload bytes moved so far.
         last_block_at_ns: When the last block was moved; 0 before the first.
         num_missing: Blocks of a pull that the source does not have.
+        trace: W3C context of its ticket; empty if nobody traces it.
+        first_block_at_ns: When the first block was moved; 0 before it.
     """
 
     transfer_id: bytes
@@ -96,6 +98,8 @@ class Transfer:
     num_bytes: int = 0
     last_block_at_ns: int = 0
     num_missing: int = 0
+    trace: str = ""
+    first_block_at_ns: int = 0
 
     @property
     def is_open(self) -> bool:
@@ -107,6 +111,8 @@ class Transfer:
         self.num_blocks += 1
         self.num_bytes += num_bytes
         self.last_block_at_ns = now_ns
+        if not self.first_block_at_ns:
+            self.first_block_at_ns = now_ns
 
     def apply(self, event: TransferEvent, reason: str = "") -> bool:
         """Advance the state.

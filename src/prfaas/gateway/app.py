@@ -232,6 +232,7 @@ class Gateway:
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
         )
         await self._runner.setup()
+        await self.engines.all_looked_at()
         host, _, port = self._table.listen.rpartition(":")
         try:
             await web.TCPSite(self._runner, host.strip("[]"), int(port)).start()

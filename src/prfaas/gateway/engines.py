@@ -105,6 +105,7 @@ class Engines:
             for cluster in deployment.clusters.values()
             for name, table in cluster.engines.items()
         }
+        self._looked_at = {name: asyncio.Event() for name in self.by_name}
 
     def start(self) -> None:
         """Begin to look after the engines."""
@@ -115,6 +116,11 @@ class Engines:
             trust_env=False,
         )
         self._tasks = [asyncio.create_task(self._watch(e)) for e in self.by_name.values()]
+
+    async def all_looked_at(self) -> None:
+        """Wait until it is known of every engine whether it is well; a look has a limit."""
+        for looked_at in self._looked_at.values():
+            await looked_at.wait()
 
     async def close(self) -> None:
         """Stop, and close all connections."""
@@ -202,6 +208,7 @@ class Engines:
     async def _watch(self, engine: Engine) -> None:
         while True:
             await self._look(engine)
+            self._looked_at[engine.name].set()
             await asyncio.sleep(self._poll_s)
 
     async def _look(self, engine: Engine) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from prfaas.gateway.answering import ClientStream
@@ -14,6 +14,7 @@ from prfaas.gateway.replies import Replies, replies_for
 from prfaas.gateway.requests import ClientRequest
 from prfaas.gateway.seam import Answer
 from prfaas.gateway.tenants import Tenant
+from prfaas.gateway.tracing import Trace
 from prfaas.gateway.transfers import TransferView
 from prfaas.gateway.usage import Usage
 from prfaas.logs import log_event
@@ -30,7 +31,7 @@ class Exchange:
         tenant: Whose it is.
         record: Takes what happens.
         stream: Where a stream is written to.
-        trace: Headers that go to both legs.
+        trace: Its place in a trace, and the headers of it that go to both legs.
         metrics: Count what happens.
         usage: Corrects the token counts.
         replies: Translates the engine's answer.
@@ -45,7 +46,7 @@ class Exchange:
     tenant: Tenant
     record: Record
     stream: ClientStream
-    trace: Mapping[str, str]
+    trace: Trace
     metrics: Metrics
     usage: Usage = field(init=False)
     replies: Replies = field(init=False)
@@ -74,7 +75,7 @@ class Exchange:
 
     def leg_headers(self, leg: str) -> dict[str, str]:
         """Headers of a leg, "p" or "d"; nothing else of the client's gets to an engine."""
-        return {"X-Request-Id": f"{self.record.request_id}-{leg}", **self.trace}
+        return {"X-Request-Id": f"{self.record.request_id}-{leg}", **self.trace.headers}
 
     def fall_back(self, fallback: Fallback, message: str) -> None:
         """The remote path was left, or did not pay off: note it, count it, log it."""

@@ -97,7 +97,7 @@ class Flow:
         transfer = self.transfers.open(transfer_id, engine.pool, plan.decode.pool, plan.ask.number)
         exchange.transfer = transfer
         if not transfer.stays:
-            record.transfer = transfer
+            record.transfer, transfer.trace = transfer, exchange.trace.of_transfer(record)
             self.guards.began((transfer.source, transfer.destination))
             exchange.watch = self.hedges.watch(plan, transfer, record.deadline_ns)
         record.prefill_engine = engine.name

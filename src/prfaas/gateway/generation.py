@@ -122,7 +122,7 @@ class Generation:
         )
         client = await read(request, parse)
         record.stream = client.stream
-        exchange = Exchange(client, request[TENANT], record, stream, trace.headers, self.metrics)
+        exchange = Exchange(client, request[TENANT], record, stream, trace, self.metrics)
         return await self.flow.serve(exchange)
 
     def _end(self, record: Record, tenant: Tenant) -> None:

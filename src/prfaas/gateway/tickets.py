@@ -74,5 +74,6 @@ class TicketOffice:
             destination=transfer.destination,
             bytes_max=shipped_bytes(layout, have_tokens=have_tokens, final_tokens=final_tokens),
             expires_at_ns=self.unix_ns() + min(self.lifetime_ns, LIFETIME_MAX_NS),
+            trace=transfer.trace,
         )
         return base64.b64encode(self.signer.seal(ticket)).decode()

@@ -1,8 +1,10 @@
 """OpenTelemetry spans of requests: one for the whole, one for each leg, one for the transfer.
 
 The span of the whole begins with the request, so that engines hang their own spans under it by the
-W3C context in both legs' headers; those below it are made when the request is over, from what was
-noted about it. Names follow the `gen_ai` conventions. No prompt, answer or key is in any of them.
+W3C context in both legs' headers. That of the transfer begins with the transfer, and pool nodes
+hang theirs under it by the context in its ticket. The others are made when the request is over,
+from what was noted about it. Names follow the `gen_ai` conventions. No prompt, answer or key is in
+any of them.
 """
 
 from __future__ import annotations
@@ -10,17 +12,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prfaas.config.tracing import TracingTable
 from prfaas.gateway.records import Outcome, Record
+from prfaas.spans import is_sampled, is_traceparent, make_provider
 from prfaas.units import NS_PER_S
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
-
-EXPORT_TIMEOUT_S = 5.0
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+TRANSFER = "kv transfer"
 _TRACESTATE = re.compile(r"[\x20-\x7e]{1,512}")
 _OPERATIONS = {"chat": "chat", "completions": "text_completion"}
 
@@ -33,11 +32,34 @@ class Trace:
         headers: W3C context for both legs.
         tracer: Makes the spans below; None where nothing is recorded.
         span: Of the whole request.
+        transfer: Of its transfer, once that has begun.
     """
 
     headers: Mapping[str, str]
     tracer: Any = None
     span: Any = None
+    transfer: Any = None
+
+    def of_transfer(self, record: Record) -> str:
+        """The transfer of this request begins, and its span with it.
+
+        Returns:
+            W3C context for what the pools do; empty if nobody records it.
+        """
+        if self.span is None:
+            parent = self.headers.get("traceparent", "")
+            return parent if is_sampled(parent) else ""
+        if not self.span.is_recording():
+            return ""
+        from opentelemetry.trace import set_span_in_context
+
+        if self.transfer is None:
+            self.transfer = self.tracer.start_span(
+                TRANSFER,
+                context=set_span_in_context(self.span),
+                start_time=round(record.started_unix_s * NS_PER_S) + (record.decided_ns or 0),
+            )
+        return _context_of(self.transfer).get("traceparent", "")
 
     def end(self, record: Record, model: str) -> None:
         """The request is over."""
@@ -47,7 +69,11 @@ class Trace:
         if self.span.is_recording():
             _describe(self.span, record, model)
             for part in parts_of(record):
-                self._below(part, began_ns)
+                if part.name == TRANSFER and self.transfer is not None:
+                    self.transfer.set_attributes(dict(part.attributes))
+                    self.transfer.end(end_time=began_ns + max(part.to_ns, part.from_ns))
+                else:
+                    self._below(part, began_ns)
         self.span.end(end_time=began_ns + (record.e2e_ns or 0))
 
     def _below(self, part: Part, began_ns: int) -> None:
@@ -72,7 +98,11 @@ class Tracing:
     """
 
     def __init__(self, table: TracingTable | None, service: str) -> None:
-        self._provider = None if table is None else _provider(table, service)
+        self._provider = (
+            make_provider(table.endpoint, "prfaas-gateway", service, table.sample_ratio)
+            if table is not None
+            else None
+        )
         self._tracer = self._provider.get_tracer("prfaas") if self._provider else None
 
     def begin(self, record: Record, headers: Mapping[str, str], model: str) -> Trace:
@@ -86,19 +116,16 @@ class Tracing:
         context = _context_in(headers)
         if self._tracer is None:
             return Trace(context)
-        from opentelemetry.trace import SpanKind, set_span_in_context
+        from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        propagator = TraceContextTextMapPropagator()
         span = self._tracer.start_span(
             f"{_OPERATIONS[record.api]} {model}",
-            context=propagator.extract(context),
+            context=TraceContextTextMapPropagator().extract(context),
             kind=SpanKind.SERVER,
             start_time=round(record.started_unix_s * NS_PER_S),
         )
-        onward: dict[str, str] = {}
-        propagator.inject(onward, set_span_in_context(span))
-        return Trace(onward, self._tracer, span)
+        return Trace(_context_of(span), self._tracer, span)
 
     def close(self) -> None:
         """Send what is left. Blocks for up to a few seconds."""
@@ -144,7 +171,7 @@ def parts_of(record: Record) -> list[Part]:
             "prfaas.pool.destination": record.transfer.destination,
         }
         landed = decided + record.transfer.duration_ns
-        found.append(Part("kv transfer", decided, landed, None, moved))
+        found.append(Part(TRANSFER, decided, landed, None, moved))
     if record.decode_engine is not None and end > prefilled:
         engine = {"prfaas.engine": record.decode_engine}
         found.append(Part("decode leg", prefilled, end, record.decode_engine, engine))
@@ -186,28 +213,19 @@ def _describe(span: Any, record: Record, model: str) -> None:
 def _context_in(headers: Mapping[str, str]) -> dict[str, str]:
     """The client's W3C context, if it is one."""
     parent, state = headers.get("traceparent", ""), headers.get("tracestate", "")
-    if not _TRACEPARENT.fullmatch(parent):
+    if not is_traceparent(parent):
         return {}
     return {"traceparent": parent} | ({"tracestate": state} if _TRACESTATE.fullmatch(state) else {})
 
 
-def _provider(table: TracingTable, service: str) -> TracerProvider:
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+def _context_of(span: Any) -> dict[str, str]:
+    """W3C context of whatever happens below a span."""
+    from opentelemetry.trace import set_span_in_context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    provider = TracerProvider(
-        sampler=ParentBasedTraceIdRatio(table.sample_ratio),
-        resource=Resource.create(
-            {"service.name": "prfaas-gateway", "service.instance.id": service}
-        ),
-        shutdown_on_exit=False,
-    )
-    exporter = OTLPSpanExporter(endpoint=table.endpoint, timeout=EXPORT_TIMEOUT_S)
-    provider.add_span_processor(BatchSpanProcessor(exporter))
-    return provider
+    onward: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(onward, set_span_in_context(span))
+    return onward
 
 
 def _seconds(duration_ns: int | None) -> float | None:

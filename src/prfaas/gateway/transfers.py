@@ -40,6 +40,7 @@ class TransferView:
         source: Pool that sends.
         destination: Pool that receives.
         number: The driver's number of its request.
+        trace: W3C context for what its pools do; empty if nobody records it.
         broken: Resolves with a reason once the transfer can not complete any more.
         ended: How it ended, by pool.
         lost_pools: Pools whose event stream broke since it began.
@@ -50,6 +51,7 @@ class TransferView:
     destination: str
     number: int
     broken: asyncio.Future[str]
+    trace: str = ""
     ended: dict[str, TransferEnded] = field(default_factory=dict)
     lost_pools: set[str] = field(default_factory=set)
 

@@ -143,7 +143,13 @@ class InboundTransfers:
         ticket, now = grant.ticket, self._clock_ns()
         ends_at_ns = now + grant.lifetime_ns
         transfer = Transfer(
-            ticket.transfer_id, peer, now, ends_at_ns, ticket.layout_id, ticket.bytes_max
+            ticket.transfer_id,
+            peer,
+            now,
+            ends_at_ns,
+            ticket.layout_id,
+            ticket.bytes_max,
+            trace=ticket.trace,
         )
         self._remember(transfer)
         return transfer

@@ -32,6 +32,7 @@ from prfaas.pool.sending import Sending
 from prfaas.pool.settings import PoolSettings
 from prfaas.pool.store import BlockStore
 from prfaas.pool.tickets import SOURCE, TicketChecks
+from prfaas.pool.tracing import RECEIVED, SENT, TransferSpans
 from prfaas.wire.channel import Channel
 from prfaas.wire.identity import LinkContexts
 from prfaas.wire.messages.gateway import PoolState, TierUse, TransferEnded
@@ -63,6 +64,7 @@ class PoolNode:
         self.disk = self._disk(settings.disk) if settings.disk else None
         self._clock_ns = clock_ns
         self._engines: dict[str, EngineSession] = {}
+        self._spans = TransferSpans(settings.tracing, settings.name)
         self._one_ended = asyncio.Event()
         self._told: tuple[dict[str, TierUse], int] | None = None
         """Tiers and leases as gateways heard of them last."""
@@ -72,7 +74,7 @@ class PoolNode:
         self.inbound = InboundTransfers(
             self.store,
             self.metrics,
-            lambda transfer: self._transfer_ended("received", transfer),
+            lambda transfer: self._transfer_ended(RECEIVED, transfer),
             clock_ns,
             self._tickets,
             self._layouts,
@@ -162,6 +164,8 @@ class PoolNode:
             await runner.cleanup()
             if self.disk is not None:
                 self.disk.close()
+            if self.settings.tracing is not None:
+                await asyncio.to_thread(self._spans.close)
 
     async def drain(self, limit_s: float) -> None:
         """Take no new transfers, and wait until those under way have ended.
@@ -206,7 +210,7 @@ class PoolNode:
             metrics=self.metrics,
             io=self._io,
             on_change=self._state_changed,
-            on_ended=lambda transfer: self._transfer_ended("sent", transfer),
+            on_ended=lambda transfer: self._transfer_ended(SENT, transfer),
             clock_ns=self._clock_ns,
             on_over=self._over_budget,
             on_pull=lambda pull: self._pulls.serve(self.links[peer], pull),
@@ -278,7 +282,7 @@ class PoolNode:
         now = self._clock_ns()
         transfer = Transfer(transfer_id, peer, now, now)
         transfer.apply(TransferEvent.REFUSE, reason)
-        self._transfer_ended("sent", transfer)
+        self._transfer_ended(SENT, transfer)
 
     def _over_budget(self, transfer: Transfer) -> None:
         error = TicketRefusedError(
@@ -289,6 +293,7 @@ class PoolNode:
     def _transfer_ended(self, direction: str, transfer: Transfer) -> None:
         self._one_ended.set()
         now = self._clock_ns()
+        self._spans.ended(direction, transfer, now)
         self.metrics.transfers.labels(direction=direction, state=transfer.state).inc()
         log_event(
             log,

@@ -116,7 +116,8 @@ class OutboundLink:
         self._on_pull = on_pull
         self._grace_ns = grace_ns
         self._peer_epoch = ""
-        self._down_since_ns = -grace_ns
+        self._down_since_ns: int | None = -grace_ns
+        """Since when the link has been down, as far as was told; None while it is up."""
         self._transfers: dict[bytes, _Outgoing] = {}
         sent = metrics.link_bytes.labels(peer=peer, direction="sent")
         self._queue = SendQueue(sent.inc, clock_ns)
@@ -172,6 +173,7 @@ class OutboundLink:
             now + grant.lifetime_ns,
             ticket.layout_id,
             ticket.bytes_max,
+            trace=ticket.trace,
         )
         outgoing = self._transfers[ticket.transfer_id] = _Outgoing(
             transfer,
@@ -252,8 +254,7 @@ class OutboundLink:
 
     def on_state(self) -> None:
         """The link came up or went down."""
-        if not self.is_up:
-            self._down_since_ns = self._clock_ns()
+        self._down_since_ns = None if self.is_up else self._clock_ns()
         self._on_change()
         self.expire()
 
@@ -262,7 +263,8 @@ class OutboundLink:
         self._on_change()
 
     def _is_given_up(self) -> bool:
-        return self._clock_ns() - self._down_since_ns >= self._grace_ns
+        since_ns = self._down_since_ns
+        return since_ns is not None and self._clock_ns() - since_ns >= self._grace_ns
 
     # --- what the peer says ---
 

@@ -31,6 +31,7 @@ class PoolSettings:
             limit.
         link_connections: Data connections of the link to a peer, by its name; others adapt.
         link_grace_ns: How long transfers wait for a link that broke.
+        tracing: Collector that takes spans of transfers, as OTLP over HTTP; None sends none.
     """
 
     name: str
@@ -47,3 +48,4 @@ class PoolSettings:
     link_budgets: dict[str, int] = field(default_factory=dict)
     link_connections: dict[str, int] = field(default_factory=dict)
     link_grace_ns: int = LINK_GRACE_NS
+    tracing: str | None = None

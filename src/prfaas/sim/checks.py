@@ -6,7 +6,7 @@ import numpy as np
 
 from prfaas.core.role_loop import Role
 from prfaas.errors import PrfaasError
-from prfaas.sim.columns import column
+from prfaas.sim.columns import Columns, columns_of, have_finished
 from prfaas.sim.link import BITS_PER_BYTE, SharedLink
 from prfaas.sim.oracle import News, reads_of_the_simulation, too_early
 from prfaas.sim.request import UNSET, Outcome
@@ -27,17 +27,22 @@ class BrokenInvariantError(PrfaasError):
     """The simulator contradicts itself: a bug, not a result."""
 
 
-def check(simulation: Simulation) -> None:
+def check(simulation: Simulation, columns: Columns | None = None) -> None:
     """Check conservation, causality, leaks, and that no decision read what it could not know.
+
+    Args:
+        simulation: The run.
+        columns: Of its requests, if they were read already.
 
     Raises:
         BrokenInvariantError: One line for everything that does not hold.
     """
+    columns = columns or columns_of(simulation.requests)
     broken = [
-        *_conservation(simulation),
+        *_conservation(simulation, columns),
         *_roles(simulation),
         *_capacity(simulation),
-        *_causality(simulation),
+        *_causality(simulation, columns),
         *_leaks(simulation),
         *_oracle(simulation),
     ]
@@ -45,17 +50,17 @@ def check(simulation: Simulation) -> None:
         raise BrokenInvariantError("the run is not consistent:\n  " + "\n  ".join(broken[:20]))
 
 
-def _conservation(sim: Simulation) -> list[str]:
+def _conservation(sim: Simulation, columns: Columns) -> list[str]:
     ended = len(sim.requests) - [r.outcome for r in sim.requests].count(Outcome.RUNNING)
-    come = int((column(sim.requests, "arrived_at_ns") <= sim.clock.now_ns).sum())
+    come = int((columns["arrived_at_ns"] <= sim.clock.now_ns).sum())
     found = []
     if ended + sim.num_open > come:
         found.append(f"{come} requests came, {ended} ended and {sim.num_open} are open")
     if not sim.busy and ended != len(sim.requests):
         found.append(f"{len(sim.requests)} requests came and {ended} ended, yet none is open")
-    cached, new = column(sim.requests, "num_hit_tokens"), column(sim.requests, "num_new_tokens")
-    whole = cached + new == column(sim.requests, "num_prompt_tokens")
-    split = whole & (cached >= 0) & (new >= 0) | (column(sim.requests, "attempt") == 0)
+    cached, new = columns["num_hit_tokens"], columns["num_new_tokens"]
+    whole = cached + new == columns["num_prompt_tokens"]
+    split = whole & (cached >= 0) & (new >= 0) | (columns["attempt"] == 0)
     for wrong in np.flatnonzero(~split)[:1]:
         index = sim.requests[wrong].index
         found.append(f"request {index}: cached and new tokens do not add up to its prompt")
@@ -122,16 +127,17 @@ def _capacity(sim: Simulation) -> list[str]:
     return found
 
 
-def _causality(sim: Simulation) -> list[str]:
+def _causality(sim: Simulation, columns: Columns) -> list[str]:
     """A recomputed request may have streamed its first token before its last prefill."""
-    done = [r for r in sim.requests if r.outcome is Outcome.FINISHED]
-    chain = np.stack([column(done, name) for name in _CHAIN], axis=1)
-    streamed = column(done, "first_token_at_ns")
+    finished = have_finished(sim.requests)
+    done = columns.chosen(finished)
+    chain = np.stack([done[name] for name in _CHAIN], axis=1)
+    streamed = done["first_token_at_ns"]
     right = (np.diff(chain, axis=1) >= 0).all(axis=1) & (chain != UNSET).all(axis=1)
     right &= (chain[:, 0] <= streamed) & (streamed <= chain[:, -1])
     return [
-        f"request {done[wrong].index}: its instants do not follow each other"
-        for wrong in np.flatnonzero(~right)
+        f"request {sim.requests[wrong].index}: its instants do not follow each other"
+        for wrong in np.flatnonzero(finished)[~right]
     ]
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prfaas.planner.geometry import FloatArray
-from prfaas.sim.request import Request
+from prfaas.sim.request import Outcome, Request
 from prfaas.sim.setup import SloSetup
 
 IntArray = NDArray[np.int64]
@@ -20,11 +20,42 @@ def column(requests: Sequence[Request], name: str) -> IntArray:
     return np.fromiter(map(attrgetter(name), requests), np.int64, len(requests))
 
 
-class Finished:
-    """Requests that have finished, as columns.
+class Columns:
+    """Attributes of requests by name; each is read once.
 
     Args:
-        requests: They have finished.
+        read: Gives the column of a name.
+    """
+
+    def __init__(self, read: Callable[[str], IntArray]) -> None:
+        self._read = read
+        self._found: dict[str, IntArray] = {}
+
+    def __getitem__(self, name: str) -> IntArray:
+        if name not in self._found:
+            self._found[name] = self._read(name)
+        return self._found[name]
+
+    def chosen(self, which: NDArray[np.bool_]) -> Columns:
+        """The same of some of the requests."""
+        return Columns(lambda name: self[name][which])
+
+
+def columns_of(requests: Sequence[Request]) -> Columns:
+    """All columns of some requests."""
+    return Columns(lambda name: column(requests, name))
+
+
+def have_finished(requests: Sequence[Request]) -> NDArray[np.bool_]:
+    """Which requests have finished."""
+    return np.array([r.outcome is Outcome.FINISHED for r in requests], dtype=bool)
+
+
+class Finished:
+    """Requests that have finished.
+
+    Args:
+        columns: Of them.
 
     Attributes:
         ttft_ns: Time to first token.
@@ -33,10 +64,9 @@ class Finished:
         has_steps: Whether there is a token after the first.
     """
 
-    def __init__(self, requests: Sequence[Request]) -> None:
-        arrived, first = column(requests, "arrived_at_ns"), column(requests, "first_token_at_ns")
-        ended = column(requests, "finished_at_ns")
-        steps = column(requests, "num_output_tokens") - 1
+    def __init__(self, columns: Columns) -> None:
+        arrived, first = columns["arrived_at_ns"], columns["first_token_at_ns"]
+        ended, steps = columns["finished_at_ns"], columns["num_output_tokens"] - 1
         self.ttft_ns, self.latency_ns = first - arrived, ended - arrived
         self.has_steps = steps > 0
         self.tpot_ns: FloatArray = np.where(

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from prfaas.core.role_loop import Role
-from prfaas.sim.columns import Finished, column
-from prfaas.sim.request import UNSET, Outcome
+from prfaas.sim.columns import Columns, Finished, columns_of, have_finished
+from prfaas.sim.request import UNSET
 from prfaas.sim.roles import as_dict as change_as_dict
 from prfaas.sim.simulation import Simulation
 from prfaas.sim.spread import spread
@@ -101,25 +101,30 @@ class Results:
         return asdict(self)
 
 
-def summarise(sim: Simulation, *, start_ns: int, end_ns: int) -> Results:
+def summarise(
+    sim: Simulation, *, start_ns: int, end_ns: int, columns: Columns | None = None
+) -> Results:
     """Figures of a run.
 
     Args:
         sim: It has ended.
         start_ns: Start of the measured window.
         end_ns: Its end; arrivals in [start, end) count.
+        columns: Of its requests, if they were read already.
     """
-    arrived = [r for r in sim.requests if start_ns <= r.arrived_at_ns < end_ns]
-    done = [r for r in arrived if r.outcome is Outcome.FINISHED]
+    columns = columns or columns_of(sim.requests)
+    first, came = columns["first_token_at_ns"], columns["arrived_at_ns"]
+    in_window = (came >= start_ns) & (came < end_ns)
+    is_done = in_window & have_finished(sim.requests)
+    arrived, done = list(compress(sim.requests, in_window)), columns.chosen(is_done)
     finished = Finished(done)
     window_s = (end_ns - start_ns) / NS_PER_S
-    first = column(sim.requests, "first_token_at_ns")
     streamed = int(((first >= start_ns) & (first < end_ns)).sum())
     is_good = finished.good(sim.setup.slo)
     good = int(is_good.sum())
     decided = [r for r in arrived if r.decision is not None]
     tokens = sum(r.num_prompt_tokens for r in decided)
-    tenants = by_tenant(sim, arrived, compress(done, is_good))
+    tenants = by_tenant(sim, arrived, compress(compress(sim.requests, is_done), is_good))
     parts = parts_of(done)
     return Results(
         window_s=window_s,
@@ -129,12 +134,12 @@ def summarise(sim: Simulation, *, start_ns: int, end_ns: int) -> Results:
         request_throughput=streamed / window_s,
         goodput=good / window_s,
         slo_attainment=good / len(arrived) if arrived else 0.0,
-        output_token_throughput=sum(r.num_output_tokens for r in done) / window_s,
+        output_token_throughput=int(done["num_output_tokens"].sum()) / window_s,
         time_to_first_token=spread(finished.ttft_ns / _NS_PER_MS),
         inter_token_latency=spread(finished.tpot_ns[finished.has_steps] / _NS_PER_MS),
         request_latency=spread(finished.latency_ns / _NS_PER_MS),
-        input_sequence_length=spread(column(done, "num_prompt_tokens")),
-        output_sequence_length=spread(column(done, "num_output_tokens")),
+        input_sequence_length=spread(done["num_prompt_tokens"]),
+        output_sequence_length=spread(done["num_output_tokens"]),
         ttft_parts=means(parts),
         ttft_parts_by_percentile=by_percentile(parts),
         offloaded_ratio=sum(r.offloaded for r in decided) / max(len(decided), 1),
@@ -168,9 +173,9 @@ def digest(sim: Simulation) -> str:
     """SHA-256 over what happened to every request."""
     trace = hashlib.sha256()
     for r in sim.requests:
-        reason = r.decision.reason if r.decision else ""
+        reason = r.decision.reason.value if r.decision else ""
         line = (
-            f"{r.index} {r.outcome} {reason} {r.attempt} {r.prefill_started_at_ns} "
+            f"{r.index} {r.outcome.value} {reason} {r.attempt} {r.prefill_started_at_ns} "
             f"{r.prefilled_at_ns} {r.landed_at_ns} {r.first_token_at_ns} {r.finished_at_ns}\n"
         )
         trace.update(line.encode())

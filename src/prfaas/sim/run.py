@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from prfaas.core.policies import PolicyName
 from prfaas.sim.checks import check
+from prfaas.sim.columns import columns_of
 from prfaas.sim.recorded import RecordedSimulation
 from prfaas.sim.results import Results, summarise
 from prfaas.sim.scenario import Scenario
@@ -54,21 +55,28 @@ def run(
             else Simulation(scenario.setup, requests, report)
         )
         simulation.run(stop_at_ns)
-        check(simulation)
-        last_ns = max((r.arrived_at_ns for r in simulation.requests), default=0) + 1
+        columns = columns_of(simulation.requests)
+        check(simulation, columns)
+        last_ns = max(columns["arrived_at_ns"].tolist(), default=0) + 1
         end_ns = scenario.end_ns or last_ns
-        results = summarise(simulation, start_ns=min(scenario.start_ns, end_ns - 1), end_ns=end_ns)
+        start_ns = min(scenario.start_ns, end_ns - 1)
+        results = summarise(simulation, start_ns=start_ns, end_ns=end_ns, columns=columns)
     return Run(scenario, simulation, results)
 
 
 @contextmanager
 def _seldom_collecting() -> Iterator[None]:
-    """Requests stay to the end of a run; to search them for cycles over and over is in vain."""
+    """Requests stay to the end of a run; to search them for cycles is in vain, then too.
+
+    What the run leaves counts as old afterwards: the next full collection looks at it.
+    """
     before = gc.get_threshold()
     gc.set_threshold(_ALLOCATIONS_PER_COLLECTION, *before[1:])
     try:
         yield
     finally:
+        gc.freeze()
+        gc.unfreeze()
         gc.set_threshold(*before)
 
 
@@ -107,15 +115,21 @@ def find_knee(
     """
     low, high, best = 0.0, 1.0, None
     while high <= 64:
-        found = run(scenario.with_rate_scaled(high)).results
+        found = _results_at(scenario, high)
         if found.slo_attainment < attainment_min:
             break
         low, best, high = high, Knee(high, found), high * 2
     while high > 1 / 64 and high - low > tolerance * high:
         middle = (low + high) / 2
-        found = run(scenario.with_rate_scaled(middle)).results
+        found = _results_at(scenario, middle)
         if found.slo_attainment >= attainment_min:
             low, best = middle, Knee(middle, found)
         else:
             high = middle
     return best
+
+
+def _results_at(scenario: Scenario, scale: float) -> Results:
+    """Figures at another rate; the run before makes room first."""
+    gc.collect()
+    return run(scenario.with_rate_scaled(scale)).results

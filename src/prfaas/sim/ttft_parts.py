@@ -9,14 +9,12 @@ such parts, and is left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from prfaas.planner.geometry import FloatArray
-from prfaas.sim.columns import column
-from prfaas.sim.request import Request
+from prfaas.sim.columns import Columns
 
 PARTS = ("lost_attempts", "queue", "prefill", "transfer", "decode_admission")
 _INSTANTS = (
@@ -32,9 +30,9 @@ BUCKETS = ((0, 50), (50, 90), (90, 99), (99, 100))
 _NS_PER_MS = 1e6
 
 
-def parts_of(done: Sequence[Request]) -> FloatArray:
+def parts_of(done: Columns) -> FloatArray:
     """Parts of each finished request, ms: one row a request, one column a part."""
-    instants = np.stack([column(done, name) for name in _INSTANTS], axis=1)
+    instants = np.stack([done[name] for name in _INSTANTS], axis=1)
     whole = instants[:, -1] >= instants[:, -2]
     return np.diff(instants[whole], axis=1) / _NS_PER_MS
 

@@ -22,6 +22,7 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 
 from prfaas.core.tickets import Refusal, Ticket, TicketRefusedError
 from prfaas.errors import ConfigError
+from prfaas.spans import TRACEPARENT, TRACEPARENT_CHARS
 from prfaas.wire.identity import Identity
 from prfaas.wire.messages.fields import TICKET_BYTES_MAX, Count, LayoutId, Name, TransferId
 
@@ -31,6 +32,9 @@ _ALGORITHM = ec.ECDSA(hashes.SHA256())
 _CERTIFICATES_MAX = 4
 _Signature = Annotated[bytes, msgspec.Meta(min_length=1, max_length=256)]
 _Body = Annotated[bytes, msgspec.Meta(min_length=1, max_length=1024)]
+_Trace = Annotated[
+    str, msgspec.Meta(max_length=TRACEPARENT_CHARS, pattern=rf"^(?:{TRACEPARENT})?\Z")
+]
 _Der = Annotated[bytes, msgspec.Meta(min_length=1, max_length=3072)]
 
 
@@ -46,6 +50,7 @@ class _TicketSpec(msgspec.Struct, frozen=True, kw_only=True):
     expires_at_ns: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     weight: Annotated[float, msgspec.Meta(ge=0.001, le=1000)] = 1.0
     bytes_per_s: Count = 0
+    trace: _Trace = ""
 
 
 class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +104,7 @@ class TicketSigner:
                 expires_at_ns=ticket.expires_at_ns,
                 weight=ticket.weight,
                 bytes_per_s=ticket.bytes_per_s,
+                trace=ticket.trace,
             )
         )
         signature = self._key.sign(_DOMAIN + body, _ALGORITHM)
@@ -162,6 +168,7 @@ class TicketOpener:
             spec.expires_at_ns,
             spec.weight,
             spec.bytes_per_s,
+            spec.trace,
         )
 
     def _check_signer(self, sealed: _Sealed, chain: list[x509.Certificate], now_ns: int) -> None:

@@ -49,8 +49,14 @@ class World:
     def instances(self) -> list[Instance]:
         return [server.instance for host in self.hosts for server in host.servers.values()]
 
-    async def complete(self, prompt: list[int] | str, key: str = "", **body: Any) -> dict[str, Any]:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async def complete(
+        self,
+        prompt: list[int] | str,
+        key: str = "",
+        headers: Mapping[str, str] = MappingProxyType({}),
+        **body: Any,
+    ) -> dict[str, Any]:
+        headers = {**headers, "Authorization": f"Bearer {key}"} if key else headers
         asked = {"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": 12, **body}
         async with self.http.post(
             f"{self.url}/v1/completions", json=asked, headers=headers
@@ -111,6 +117,7 @@ async def running(
                     peers=dict(peers),
                     sources=frozenset({"prfaas-pool"} if name == "pd-pool" else ()),
                     gateways=frozenset({"gateway"}),
+                    tracing=tables.get("tracing", {}).get("endpoint"),
                 )
             )
             await site.ready()

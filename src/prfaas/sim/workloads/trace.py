@@ -97,17 +97,25 @@ def read_mooncake(path: Path, block_tokens: int = 512) -> tuple[Row, ...]:
     Raises:
         ConfigError: The file or a line of it is wrong.
     """
-    decoder = msgspec.json.Decoder(_MooncakeRow)
+    decoder, known = msgspec.json.Decoder(_MooncakeRow), _Known()
     return collect(
         path,
         (
-            _mooncake(path, n, decode(decoder, path, n, line), block_tokens)
+            _mooncake(path, n, decode(decoder, path, n, line), block_tokens, known)
             for n, line in read_lines(path)
         ),
     )
 
 
-def _mooncake(path: Path, n: int, row: _MooncakeRow, block_tokens: int) -> Row:
+class _Known(dict[int, int]):
+    """Ids that were read, so that prompts share the numbers as they share the blocks."""
+
+    def shared(self, ids: list[int]) -> tuple[int, ...]:
+        """The same ids, each the number that was read first."""
+        return tuple(map(self.setdefault, ids, ids))
+
+
+def _mooncake(path: Path, n: int, row: _MooncakeRow, block_tokens: int, known: _Known) -> Row:
     in_range(path, n, "timestamp", row.timestamp, 0, SECONDS_MAX * 1000, "ms")
     check_lengths(path, n, ("input_length", row.input_length), ("output_length", row.output_length))
     num_blocks = -(-row.input_length // block_tokens)
@@ -125,7 +133,7 @@ def _mooncake(path: Path, n: int, row: _MooncakeRow, block_tokens: int) -> Row:
         round(row.timestamp * _NS_PER_MS),
         row.input_length,
         max(row.output_length, 1),
-        tuple(row.hash_ids),
+        known.shared(row.hash_ids),
         row.tenant,
     )
 
