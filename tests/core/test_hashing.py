@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from prfaas.core.hashing import hash_chain
 
-TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
+EDGES = st.sampled_from([edge + step for edge in (24, 2**8, 2**16) for step in (-1, 0, 1)])
+TOKENS = st.lists(EDGES | st.integers(0, 2**31 - 1), max_size=40)
 SALTS = st.one_of(st.none(), st.text(min_size=1, max_size=20))
 SPANS = st.integers(1, 8)
 SEED = "0"

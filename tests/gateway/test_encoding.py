@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from array import array
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -105,7 +107,7 @@ class Counting:
         assert cutting is not None
         self.chars = 0
 
-        def encode(text: str) -> list[int]:
+        def encode(text: str) -> array[int]:
             self.chars += len(text)
             return cutting.encode(text)
 
@@ -146,7 +148,7 @@ def test_token_ids_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert encoder.hashes(ids, NAMING) == expected
     known: list[int] = []
 
-    def spy(self: Naming, token_ids: list[int], hashes: list[bytes]) -> list[bytes]:
+    def spy(self: Naming, token_ids: Sequence[int], hashes: list[bytes]) -> list[bytes]:
         known.append(len(hashes))
         return original(self, token_ids, hashes)
 

@@ -51,7 +51,8 @@ def _trained(model: Any, trainer: Any, pre: Any, normalizer: Any = None) -> Toke
     return core
 
 
-def _bpe(pre: Any, normalizer: Any = None) -> Tokenizer:
+def bpe(pre: Any, normalizer: Any = None) -> Tokenizer:
+    """Byte-level BPE behind a pre-tokenizer."""
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=600, initial_alphabet=alphabet, min_frequency=1, show_progress=False
@@ -59,14 +60,15 @@ def _bpe(pre: Any, normalizer: Any = None) -> Tokenizer:
     return _trained(models.BPE(), trainer, pre, normalizer)
 
 
-def _by_rules(*rules: str, behavior: str = "isolated", invert: bool = False) -> Any:
+def by_rules(*rules: str, behavior: str = "isolated", invert: bool = False) -> Any:
+    """A pre-tokenizer that splits by regular expressions, then writes bytes."""
     splits = [pre_tokenizers.Split(Regex(rule), behavior, invert) for rule in rules]
     last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([*splits, last])
 
 
 def _llama3() -> Tokenizer:
-    core = _bpe(_by_rules(LLAMA3))
+    core = bpe(by_rules(LLAMA3))
     core.post_processor = processors.TemplateProcessing(
         single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", core.get_vocab_size())]
     )
@@ -120,18 +122,18 @@ def _with(build: Build, *tokens: AddedToken) -> Build:
 
 
 def _qwen() -> Tokenizer:
-    return _bpe(_by_rules(QWEN), normalizers.NFC())
+    return bpe(by_rules(QWEN), normalizers.NFC())
 
 
 INCREMENTAL: dict[str, Build] = {
     "bytes": _bytes_alone,
     "qwen": _qwen,
     "llama3": _llama3,
-    "mistral": lambda: _bpe(_by_rules(MISTRAL)),
-    "removed": lambda: _bpe(_by_rules(LLAMA3, behavior="removed", invert=True)),
-    "deepseek": lambda: _bpe(_by_rules(*DEEPSEEK)),
-    "gpt2": lambda: _bpe(pre_tokenizers.ByteLevel(add_prefix_space=False)),
-    "roberta": lambda: _bpe(pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "mistral": lambda: bpe(by_rules(MISTRAL)),
+    "removed": lambda: bpe(by_rules(LLAMA3, behavior="removed", invert=True)),
+    "deepseek": lambda: bpe(by_rules(*DEEPSEEK)),
+    "gpt2": lambda: bpe(pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "roberta": lambda: bpe(pre_tokenizers.ByteLevel(add_prefix_space=True)),
     "bert": _bert,
     "unigram": lambda: _unigram("always", split=True),
     "unigram-first": lambda: _unigram("first", split=True),
@@ -144,13 +146,13 @@ INCREMENTAL: dict[str, Build] = {
 }
 """Texts are cut between words."""
 MARKERS_ONLY: dict[str, Build] = {
-    "unsplit": lambda: _bpe(pre_tokenizers.ByteLevel(use_regex=False, add_prefix_space=False)),
+    "unsplit": lambda: bpe(pre_tokenizers.ByteLevel(use_regex=False, add_prefix_space=False)),
     "unsplit-first": lambda: _unigram("first", split=False),
     "llama2": _llama2,
-    "unknown rule": lambda: _bpe(_by_rules(r"\p{L}+ \p{L}+|\p{L}+|\s+|[^\s\p{L}]+")),
-    "half a rule": lambda: _bpe(_by_rules(CASED.split("|", 1)[0] + r"|\s+")),
-    "strip": lambda: _bpe(_by_rules(QWEN), normalizers.Strip()),
-    "rewritten early": lambda: _bpe(
+    "unknown rule": lambda: bpe(by_rules(r"\p{L}+ \p{L}+|\p{L}+|\s+|[^\s\p{L}]+")),
+    "half a rule": lambda: bpe(by_rules(CASED.split("|", 1)[0] + r"|\s+")),
+    "strip": lambda: bpe(by_rules(QWEN), normalizers.Strip()),
+    "rewritten early": lambda: bpe(
         pre_tokenizers.Sequence(
             [
                 pre_tokenizers.ByteLevel(use_regex=False),

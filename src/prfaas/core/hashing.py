@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Sequence
 
 import cbor2
+import numpy as np
 
-
-def _digest(value: object) -> bytes:
-    return hashlib.sha256(cbor2.dumps(value, canonical=True)).digest()
+_LINK = cbor2.dumps([None] * 3, canonical=True)[:1]
+_PARENT = cbor2.dumps(bytes(32), canonical=True)[:2]
+_KEPT = np.array(
+    [[1, 0, 0, 0, 0], [1, 0, 0, 0, 1], [1, 0, 0, 1, 1], [1, 1, 1, 1, 1]], dtype=np.bool_
+)
+"""Which of its head and four bytes, highest first, CBOR keeps of an integer of each size."""
+_SIZES = _KEPT.sum(axis=1)
+_NOTHING = cbor2.dumps(None, canonical=True)
 
 
 def hash_chain(
@@ -23,7 +30,7 @@ def hash_chain(
     """Block hashes of a prompt: each covers all tokens up to its end.
 
     Args:
-        token_ids: The prompt.
+        token_ids: The prompt; ids below 2^32.
         tokens_per_hash: Tokens per link; a trailing partial link gets no hash.
         seed: The engines' hash seed.
         cache_salt: The tenant's secret, mixed into the first link and so into all; None for none.
@@ -36,15 +43,35 @@ def hash_chain(
         vLLM 0.32, `vllm/v1/core/kv_cache_utils.py`: `init_none_hash`, `hash_block_tokens`,
         `generate_block_hash_extra_keys`.
     """
-    parent = known[-1] if known else _digest(seed)
-    extra: tuple[tuple[str, str], ...] | None = (
-        (("cache_salt", cache_salt),) if cache_salt and not known else None
-    )
-    hashes = list(known)
     first = len(known) * tokens_per_hash
-    for start in range(first, len(token_ids) - tokens_per_hash + 1, tokens_per_hash):
-        link = tuple(token_ids[start : start + tokens_per_hash])
-        parent = _digest((parent, link, extra))
+    count = (len(token_ids) - first) // tokens_per_hash
+    if count <= 0:
+        return list(known)
+    links, ends = _written(token_ids[first : first + count * tokens_per_hash], tokens_per_hash)
+    parent = known[-1] if known else hashlib.sha256(cbor2.dumps(seed, canonical=True)).digest()
+    salted = (("cache_salt", cache_salt),) if cache_salt and not known else None
+    head, extra = _head(tokens_per_hash), cbor2.dumps(salted, canonical=True)
+    hashes, start = list(known), 0
+    for end in ends:
+        link = b"".join((_LINK, _PARENT, parent, head, links[start:end], extra))
+        parent = hashlib.sha256(link).digest()
         hashes.append(parent)
-        extra = None
+        start, extra = end, _NOTHING
     return hashes
+
+
+def _head(length: int) -> bytes:
+    """What an array of that length begins with: its length, marked as an array's."""
+    first, *rest = cbor2.dumps(length, canonical=True)
+    return bytes((first | 0x80, *rest))
+
+
+def _written(token_ids: Sequence[int], tokens_per_hash: int) -> tuple[bytes, list[int]]:
+    """The integers one after the other, and where every link of them ends, bytes."""
+    ids = np.frombuffer(array("I", token_ids), dtype=np.uint32)
+    size = (ids >= 24).astype(np.uint8) + (ids >= 2**8) + (ids >= 2**16)
+    columns = np.empty((len(ids), 5), dtype=np.uint8)
+    columns[:, 0] = np.where(size == 0, ids, 23 + size)
+    columns[:, 1:] = ids.astype(">u4").view(np.uint8).reshape(-1, 4)
+    ends = _SIZES[size].reshape(-1, tokens_per_hash).sum(axis=1).cumsum()
+    return columns[_KEPT[size]].tobytes(), ends.tolist()

@@ -169,6 +169,11 @@ class PrefixIndex:
         self._write()
         return self._source(source).state
 
+    def is_live(self, source: str) -> bool:
+        """Whether what a source is known to hold is certain; what waits to be written can not
+        change that."""
+        return self._source(source).state.is_live
+
     def num_blocks(self, source: str) -> int:
         """Blocks that `source` is known to hold."""
         self._write()

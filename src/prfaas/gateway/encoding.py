@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -39,7 +40,7 @@ class Naming:
     tokens_per_hash: int = 0
     seed: str = ""
 
-    def hashes(self, token_ids: list[int], known: list[bytes]) -> list[bytes]:
+    def hashes(self, token_ids: Sequence[int], known: list[bytes]) -> list[bytes]:
         """Hashes of all whole blocks; `known` are the first of them."""
         if not self.tokens_per_hash:
             return []
@@ -73,7 +74,7 @@ class Encoder:
         self._one_at_a_time = threading.Lock()
         self._span_chars = span_chars
         self.cache = SpanCache(cache_bytes_max)
-        self.cutting = cutting_for(tokenizer)
+        self.cutting = cutting_for(tokenizer, self.cache.clear)
         if self.cutting is None:
             _log.warning("this model's texts can not be cut: every prompt is tokenised whole")
 
@@ -90,34 +91,37 @@ class Encoder:
                 ids = list(map(int, self._tokenizer.encode(text, add_special_tokens=special)))
             return ids, naming.hashes(ids, [])
         before, after = self.cutting.frames[special]
-        walk = _Walk(self.cache, naming, f"text, {special}", list(before))
+        walk = _Walk(self.cache, naming, f"text, {special}", before)
         position = 0
         for part in self.cutting.parts(text, self._span_chars, REACH_CHARS):
             position += len(part)
             if not walk.finds(part.encode()):
                 walk.learns(self.cutting.encode(part))
-        walk.token_ids += self.cutting.encode(text[position:])
-        walk.token_ids += after
-        return walk.token_ids, walk.end()
+        walk.token_ids.extend(self.cutting.encode(text[position:]))
+        walk.token_ids.extend(after)
+        return walk.token_ids.tolist(), walk.end()
 
     def hashes(self, token_ids: list[int], naming: Naming) -> list[bytes]:
         """Block hashes of token ids, each below 2^32."""
         if not naming.tokens_per_hash:
             return []
-        walk = _Walk(self.cache, naming, "ids", [])
-        for end in range(SPAN_TOKENS, len(token_ids) + 1, SPAN_TOKENS):
-            part = token_ids[end - SPAN_TOKENS : end]
-            if not walk.finds(array("I", part).tobytes()):
+        walk = _Walk(self.cache, naming, "ids", ())
+        ids = array("I", token_ids)
+        for end in range(SPAN_TOKENS, len(ids) + 1, SPAN_TOKENS):
+            part = ids[end - SPAN_TOKENS : end]
+            if not walk.finds(part.tobytes()):
                 walk.learns(part)
-        walk.token_ids += token_ids[len(walk.token_ids) :]
+        walk.token_ids.extend(ids[len(walk.token_ids) :])
         return walk.end()
 
 
 class _Walk:
     """Goes along a prompt, span by span, and gathers what it is made of."""
 
-    def __init__(self, cache: SpanCache, naming: Naming, kind: str, token_ids: list[int]) -> None:
-        self.token_ids = token_ids
+    def __init__(
+        self, cache: SpanCache, naming: Naming, kind: str, token_ids: Iterable[int]
+    ) -> None:
+        self.token_ids = array("I", token_ids)
         self._cache = cache
         self._naming = naming
         self._key = blake3(repr((kind, astuple(naming))).encode()).digest()
@@ -135,7 +139,7 @@ class _Walk:
             self._hashes.extend(found.hashes)
         return True
 
-    def learns(self, token_ids: list[int]) -> None:
+    def learns(self, token_ids: array[int]) -> None:
         """Take the tokens of that span from somebody who has made them."""
         start = len(self.token_ids)
         self.token_ids.extend(token_ids)
@@ -146,6 +150,6 @@ class _Walk:
         hashes = self._naming.hashes(self.token_ids, self._hashes)
         size = self._naming.tokens_per_hash or 1
         for key, start, end in self._new:
-            ids = array("I", self.token_ids[start:end])
+            ids = self.token_ids[start:end]
             self._cache.put(key, Span(ids, tuple(hashes[start // size : end // size])))
         return hashes

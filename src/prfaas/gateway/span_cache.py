@@ -70,3 +70,9 @@ class SpanCache:
             while self._num_bytes > self._num_bytes_max:
                 _, gone = self._spans.popitem(last=False)
                 self._num_bytes -= gone.num_bytes
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._spans.clear()
+            self._num_bytes = 0

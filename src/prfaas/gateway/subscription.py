@@ -62,7 +62,7 @@ class Subscription:
     @property
     def is_live(self) -> bool:
         """Whether the snapshot is complete and no event was missed since."""
-        return self._index.state(self._pool).is_live
+        return self._index.is_live(self._pool)
 
     def begin(self) -> None:
         """A connection stands; a snapshot comes next."""

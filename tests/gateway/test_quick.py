@@ -1,0 +1,68 @@
+"""`fastokens` is used where it agrees with `tokenizers`, and left as soon as it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fastokens import Tokenizer
+
+from prfaas.gateway import quick
+from prfaas.gateway.encoding import Encoder, Naming
+from prfaas.gateway.quick import COMPARED_EACH, Quick
+
+from .tokenizer_zoo import INCREMENTAL, MARKERS_ONLY, NEVER, bpe, by_rules, tokenizer
+
+UNKNOWN = {"bert", "unigram", "unigram-first", "unsplit-first", "strip"}
+TEXT = "The cat sat on the mat, and that's what they've said 12,345 times."
+
+
+def core(name: str) -> Any:
+    return tokenizer(name).backend_tokenizer
+
+
+def exact(name: str, text: str) -> list[int]:
+    ids: list[int] = core(name).encode(text, add_special_tokens=False).ids
+    return ids
+
+
+@pytest.mark.parametrize("name", [*INCREMENTAL, *MARKERS_ONLY, *NEVER])
+def test_who_is_encoded_quickly(name: str) -> None:
+    made = Quick(core(name))
+    assert made.is_on is (name not in UNKNOWN)
+    assert made(TEXT).tolist() == exact(name, TEXT)
+
+
+def test_a_difference_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Tokenizer.from_json_str(core("llama3").to_str())
+    monkeypatch.setattr(quick, "_load", lambda _: other)
+    made = Quick(core("qwen"))
+    assert not made.is_on
+    assert made(TEXT).tolist() == exact("qwen", TEXT)
+
+
+def test_a_difference_later(caplog: pytest.LogCaptureFixture) -> None:
+    """It is found among what is compared, nothing made before is kept, and no text is logged."""
+    encoder = Encoder(tokenizer("qwen"), span_chars=20)
+    assert encoder.cutting is not None
+    made = encoder.cutting.encode
+    assert isinstance(made, Quick)
+    encoder.encode(TEXT, False, Naming("salt"))
+    assert encoder.cache.num_bytes
+    made._quick = Tokenizer.from_json_str(core("llama3").to_str())
+    for _ in range(COMPARED_EACH):
+        made(TEXT)
+    assert not made.is_on
+    assert not encoder.cache.num_bytes
+    assert "12,345" not in caplog.text
+    assert encoder.encode(TEXT, False, Naming("salt"))[0] == exact("qwen", TEXT)
+
+
+def test_a_rule_that_takes_too_many_steps() -> None:
+    slow = bpe(by_rules(r"(?:a+)+b|\s+|[^\s]"))
+    made = Quick(slow)
+    text = "a" * 40 + "c"
+    with pytest.raises(ValueError, match="limit"):
+        Tokenizer.from_json_str(slow.to_str()).encode(text)
+    assert made.is_on
+    assert made(text).tolist() == slow.encode(text, add_special_tokens=False).ids
