@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from prfaas.config.clusters import ClusterRole
-from prfaas.config.deployment import Deployment
+from prfaas.config.deployment import Deployment, ModelTable
 from prfaas.config.load import known_keys, load_deployment
 from prfaas.errors import ConfigError
 
@@ -141,7 +142,36 @@ def test_every_problem_gets_its_line(tmp_path: Path) -> None:
     assert "model.path: is required" in lines
 
 
+def home_engine(tables: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = tables["clusters"]["home"]["engines"]["home-engine"]
+    return found
+
+
+def timing(**keys: Any) -> dict[str, Any]:
+    return {"plan": "plan.toml", **keys}
+
+
 WRONG: list[tuple[Change, str, str]] = [
+    (lambda t: t["gateway"].update(request_timeout="0s"), "gateway.request_timeout", "1ms"),
+    (lambda t: t["gateway"].update(connect_timeout="0s"), "gateway.connect_timeout", "1ms"),
+    (lambda t: t["routing"].update(prefill_timeout="0s"), "routing.prefill_timeout", "1ms"),
+    (lambda t: t["gateway"].update(body_bytes_max="0B"), "body_bytes_max", "1024"),
+    (lambda t: home_engine(t).update(url="http://a:70000"), "home-engine.url", "70000"),
+    (lambda t: home_engine(t).update(url="http://a:1?b#c"), "home-engine.url", "no path"),
+    (lambda t: home_engine(t).update(url="http://key@a:1"), "home-engine.url", "no path"),
+    (lambda t: home_engine(t).update(url="http://[::1"), "home-engine.url", "no path"),
+    (
+        lambda t: t["clusters"]["home"].update(timing=timing(nope=1)),
+        "clusters.home.timing.nope",
+        "unknown key",
+    ),
+    (lambda t: t.update(tracing={"endpoint": "http://a", "ratio": 1}), "ratio", "sample_ratio"),
+    (lambda t: t.update(tracing={"endpoint": "a"}), "tracing.endpoint", "4318"),
+    (
+        lambda t: t["clusters"]["home"].update(timing=timing(time_scale=float("inf"))),
+        "clusters.home.timing.time_scale",
+        "inf",
+    ),
     (lambda t: t["routing"].update(transfer_timeout=5), "routing.transfer_timeout", "250ms"),
     (lambda t: t["routing"].update(transfer_timeout="5"), "routing.transfer_timeout", "250ms"),
     (lambda t: t["routing"].update(transfer_timeout="5 parsecs"), "transfer_timeout", "parsecs"),
@@ -264,3 +294,8 @@ def test_known_keys_follow_the_tables() -> None:
     assert "offload_threshold" in known_keys(["routing"])
     assert known_keys(["clusters", "anything"]) == ["role", "pools", "engines", "timing"]
     assert "memory" in known_keys(["clusters", "anything", "pools", "some-pool"])
+
+
+def test_a_model_s_name_can_be_printed() -> None:
+    with pytest.raises(ValidationError, match="can not be printed"):
+        ModelTable(name="a\n\x1b[31m", path="here")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import RequestError
-from prfaas.gateway import generation
+from prfaas.gateway import generation, reading
 from prfaas.gateway.reading import BIG_BYTES
 from prfaas.gateway.requests import Api, parse_request
 
@@ -250,6 +250,64 @@ async def test_a_client_that_sends_half_a_body(world: World) -> None:
     await until(lambda: len(world.gateway.records.latest(10)) == 1)
     writer.transport.abort()
     await until(lambda: world.gateway.records.latest(1)[0].outcome == "cancelled")
+
+
+async def sent(url: str, head: bytes) -> bytes:
+    """The answer to a request of which only the head comes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\n")
+    answer = await reader.readuntil(b"}}")
+    writer.transport.abort()
+    return answer
+
+
+async def test_a_body_that_does_not_come_gives_its_place_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "BODY_S", 0.05)
+    answer = await sent(world.url, b"Content-Length: 100")
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"RequestTimeoutError" in answer
+    assert (await world.record())["outcome"] == "rejected"
+
+
+async def test_a_body_that_is_said_to_be_too_large_is_not_waited_for(world: World) -> None:
+    answer = await sent(world.url, b"Content-Length: 99999999999")
+    assert answer.startswith(b"HTTP/1.1 413 ")
+
+
+async def test_a_failure_of_ours_has_the_shape_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world.gateway.driver, "is_on", None)
+    async with world.http.get(f"{world.url}/control/status") as reply:
+        assert reply.status == 500
+        assert (await reply.json())["error"]["type"] == "InternalServerError"
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("rebound.example", 403),
+        ("rebound.example:8000", 403),
+        ("10.0.0.1", 403),
+        ("x:y", 403),
+        ("xn--", 403),
+        ("evil#@localhost", 403),
+        ("localhost.evil:1", 403),
+        ("localhost", 200),
+        ("localhost:9000", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:9000", 200),
+    ],
+)
+async def test_operators_pages_answer_to_this_machine_s_names_only(
+    world: World, host: str, status: int
+) -> None:
+    async with world.http.get(f"{world.url}/control/status", headers={"Host": host}) as reply:
+        assert reply.status == status
+    async with world.http.get(f"{world.url}/v1/models", headers={"Host": host}) as reply:
+        assert reply.status == 200
 
 
 JSON: st.SearchStrategy[Any] = (

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from prfaas.config.names import URL, ZMQ, FilePathText, HostPort, PartName
+from prfaas.config.names import ZMQ, FilePathText, HostPort, PartName, Url
 from prfaas.config.quantities import RateBitsPerS, SizeBytes
 from prfaas.config.table import Table
 
@@ -88,7 +88,7 @@ class EngineTable(Table):
     node. With `routing.reroling` it is the role at first."""
     listen: HostPort | None = None
     """Where it serves, if `prfaas up` starts it."""
-    url: str | None = Field(default=None, pattern=URL)
+    url: Url | None = None
     """Where it is reached, if it is started elsewhere; https for another site."""
     host_memory: SizeBytes = 2**30
     """Memory shared between the engine and its pool node."""
@@ -131,9 +131,9 @@ class TimingTable(Table):
 
     plan: FilePathText
     """Plan file of `prfaas plan` that says how long an instance of the cluster takes."""
-    time_scale: float = Field(default=1.0, gt=0)
+    time_scale: float = Field(default=1.0, gt=0, le=1e6)
     """Seconds of the wall clock for a second of the plan: 0.1 is ten times as fast."""
-    bytes_scale: float = Field(default=1.0, gt=0)
+    bytes_scale: float = Field(default=1.0, gt=0, le=1e6)
     """Size of KV blocks, as a share of the model's: 0.01 is a hundredth."""
     block_tokens: int = Field(default=512, ge=16)
     """Tokens of a block."""

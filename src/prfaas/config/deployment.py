@@ -10,16 +10,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from prfaas.config.clusters import ClusterRole, ClusterTable, check_roles
 from prfaas.config.names import FilePathText, HostPort, PartName
-from prfaas.config.quantities import DurationNs, SizeBytes
+from prfaas.config.quantities import DurationNs, SizeBytes, long_enough
 from prfaas.config.routing import RoutingTable
 from prfaas.config.table import Table
 from prfaas.config.tenants import TENANTS_MAX, KeyHashes, TenantTable, check_keys
 from prfaas.config.tracing import TracingTable
 
+BODY_BYTES_MIN = 1024
 TIMING_MARK = "timing"
 """What the name of a model contains that timing engines serve."""
 
@@ -36,6 +37,13 @@ class ModelTable(Table):
     chat_endpoint: bool = False
     """Send every chat to the engines' chat endpoint, where vLLM parses reasoning; it is so where an
     engine started here has `--reasoning-parser` among its `args`."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_printable(cls, value: str) -> str:
+        if not value.isprintable():
+            raise ValueError(f"{value!r} holds characters that can not be printed")
+        return value
 
 
 class GatewayTable(Table):
@@ -62,6 +70,15 @@ class GatewayTable(Table):
     """Hashes of the keys that open `/metrics`, `/control` and `/kv`, as `prfaas tenant key` prints
     them. Without any they are open to this machine while `listen` is a loopback address, and to all
     who reach the gateway while there are no tenants."""
+
+    _limits = field_validator("request_timeout", "connect_timeout")(long_enough)
+
+    @field_validator("body_bytes_max")
+    @classmethod
+    def _holds_a_request(cls, value: int) -> int:
+        if value < BODY_BYTES_MIN:
+            raise ValueError(f"{value} bytes hold no request; the least is {BODY_BYTES_MIN}")
+        return value
 
 
 class SecurityTable(Table):

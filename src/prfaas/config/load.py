@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import tomllib
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from types import NoneType
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -81,10 +82,18 @@ def known_keys(table: list[str | int]) -> list[str]:
     """Keys that the table at this place of a deployment file may have."""
     model: Any = Deployment
     for step in table:
-        annotation = model.model_fields[step].annotation if _is_table(model) else model
-        model = annotation if _is_table(model) else get_args(annotation)[1]
+        if _is_table(model):
+            model = _table_in(model.model_fields[step].annotation)
+        else:
+            model = get_args(model)[1]
     return list(model.model_fields) if _is_table(model) else []
 
 
+def _table_in(annotation: Any) -> Any:
+    """The table of a key that may be left out; any other annotation as it is."""
+    tables = [each for each in get_args(annotation) if each is not NoneType and _is_table(each)]
+    return tables[0] if NoneType in get_args(annotation) and tables else annotation
+
+
 def _is_table(annotation: Any) -> bool:
-    return get_origin(annotation) is None and issubclass(annotation, BaseModel)
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

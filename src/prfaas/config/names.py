@@ -8,13 +8,15 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, StringConstraints
 
 from prfaas.config.tenants import KEY_HASH
+from prfaas.config.tracing import COLLECTOR
 
 FilePathText = Annotated[Path, Field(strict=False)]
 PART_NAME = r"^[a-z][a-z0-9-]{0,62}$"
 HOST_PORT = r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
-URL = r"^https?://[^/]+$"
+URL = r"^https?://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?$"
 ZMQ = r"^(tcp://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}|ipc://[^@\s][^\s]{0,99})$"
 PATTERNS = {
+    COLLECTOR: 'http:// or https:// with host and path, as in "http://127.0.0.1:4318/v1/traces"',
     ZMQ: 'tcp://HOST:PORT or ipc://PATH, as in "ipc:///run/prfaas/prefill-events"',
     PART_NAME: "a name: lower-case letters, digits, dashes; a letter first; 63 characters at most",
     HOST_PORT: 'HOST:PORT, as in "127.0.0.1:8000"',
@@ -28,9 +30,11 @@ PORT_MAX = 65535
 
 
 def _has_port(text: str) -> str:
-    if int(text.rpartition(":")[2]) > PORT_MAX:
+    port = text.rpartition(":")[2]
+    if port.isdigit() and int(port) > PORT_MAX:
         raise ValueError(f"{text!r} has a port over {PORT_MAX}")
     return text
 
 
 HostPort = Annotated[str, StringConstraints(pattern=HOST_PORT), AfterValidator(_has_port)]
+Url = Annotated[str, StringConstraints(pattern=URL), AfterValidator(_has_port)]

@@ -31,6 +31,20 @@ def _parsed(value: object, parse: object, example: str) -> int:
         raise ValueError(str(error)) from None
 
 
+LIMIT_NS_MIN = 10**6
+
+
+def long_enough(duration_ns: int | None) -> int | None:
+    """A time limit, which has to leave time for something.
+
+    Raises:
+        ValueError: It is less than a millisecond.
+    """
+    if duration_ns is not None and duration_ns < LIMIT_NS_MIN:
+        raise ValueError(f"{duration_ns} ns leave no time for anything; the least is 1ms")
+    return duration_ns
+
+
 SizeBytes = Annotated[int, BeforeValidator(_size)]
 DurationNs = Annotated[int, BeforeValidator(_duration)]
 RateBitsPerS = Annotated[int, BeforeValidator(_rate)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from prfaas.config.names import FilePathText
-from prfaas.config.quantities import DurationNs, RateBitsPerS
+from prfaas.config.quantities import DurationNs, RateBitsPerS, long_enough
 from prfaas.config.table import Table
 from prfaas.core.policies import PolicyName
 
@@ -39,6 +39,8 @@ class RoutingTable(Table):
     """A remote prefill that takes longer is given up; the prompt is prefilled locally."""
     transfer_timeout: DurationNs = 10 * 10**9
     """How long decode waits for blocks after the prefill leg has answered."""
+
+    _limits = field_validator("ttft_max", "prefill_timeout", "transfer_timeout")(long_enough)
 
     @model_validator(mode="after")
     def _can_predict(self) -> RoutingTable:

@@ -31,7 +31,7 @@ from prfaas.core.fair_share import FairShare
 from prfaas.core.link_book import LinkReport
 from prfaas.core.links import Links
 from prfaas.core.load_book import LoadBook
-from prfaas.core.routing import Decision, Path
+from prfaas.core.routing import Decision, Path, Reason
 from prfaas.core.ways import Seen, Way, Ways
 
 RETRY_UNSERVED_S = 1
@@ -73,6 +73,8 @@ class Dispatcher:
         decode = None if home.decode is None else [member.name for member in home.decode]
         self._decode_book = None if decode is None else DecodeBook(decode, settings.stale_after_ns)
         self._open: dict[int, _Open] = {}
+        self.spared_ns = 0
+        """Prefill that was sent away although the threshold keeps it at home, ns of an instance."""
 
     # What there is
 
@@ -162,6 +164,8 @@ class Dispatcher:
         way = self._ways.apart(way, arrival, decision.path, now_ns)
         if decision.path is Path.REMOTE:
             routed = self._send_away(arrival, decision, way, now_ns)
+            if decision.reason is Reason.FASTER_REMOTE:
+                self.spared_ns += self._local_work_ns(decision.num_new_tokens)
         else:
             routed = self._keep(arrival, decision, way, now_ns)
         self._open[arrival.request_id] = _Open(routed, bool(routed.source))

@@ -4,6 +4,7 @@ Prefill produces what decode consumes. Every interval the loop is told how press
 in instances' worth of work, and asks which split would leave the most pressed stage least pressed.
 
     need of a stage = instances that are busy + work that waits, spread over the horizon
+                      + of prefill, work that the threshold keeps at home and that went away
     pressure of a split = max(prefill need / num_prefill, decode need / num_decode)
 
 A move costs: the instance drains, is converted and starts with nothing. So the loop acts only when
@@ -67,7 +68,7 @@ class StageLoad:
     """What was seen of a stage.
 
     Attributes:
-        busy_instances: Instances' worth of capacity in use, 0 to the number of instances.
+        busy_instances: Instances' worth of work under way, what home was spared included.
         waiting_ns: Work that waits, in time of one instance.
     """
 

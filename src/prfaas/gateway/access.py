@@ -8,6 +8,7 @@ is listed here.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -26,6 +27,7 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/console", *PAGE_PATHS}
 CLIENT_PATHS = frozenset({"/tokenize", "/detokenize"})
 CLIENT_PREFIX = "/v1/"
 _SCHEME = "bearer "
+_LOCAL_HOST = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 _log = logging.getLogger(__name__)
 
 
@@ -76,9 +78,9 @@ class Access:
                 raise _unauthorized(key, "an API key")
             request[TENANT] = tenant
         else:
-            self._check_operator(key)
+            self._check_operator(key, request.host)
 
-    def _check_operator(self, key: str) -> None:
+    def _check_operator(self, key: str, host: str) -> None:
         if self._operators.owner(key):
             return
         if self._tenants.default is None and self._tenants.of_key(key) is not None:
@@ -94,6 +96,14 @@ class Access:
                 "this is for operators, and gateway.operator_keys names no key",
                 status=401,
                 error_type="AuthenticationError",
+            )
+        if self._is_local and not _LOCAL_HOST.fullmatch(host):
+            # The name of a web page elsewhere may lead here; its scripts send that name.
+            raise RequestError(
+                f"without gateway.operator_keys this answers to 127.0.0.1 and localhost, not to "
+                f"{host[:80]!r}; ask for it by one of these, or set a key",
+                status=403,
+                error_type="PermissionDeniedError",
             )
 
 

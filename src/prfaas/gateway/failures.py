@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -15,6 +16,7 @@ _RETRY_LATER = {"Retry-After": "1"}
 RETRY_S_MAX = 3600
 """An engine that says more is taken to mean this."""
 _TRANSIENT = (429, 503)
+_log = logging.getLogger(__name__)
 _SECONDS = re.compile(r"[0-9]{1,9}")
 _PATH_CHARS_MAX = 200
 SERVED = "/v1/chat/completions, /v1/completions, /v1/models, /tokenize and /detokenize"
@@ -108,4 +110,7 @@ async def openai_errors(
         body = error_object(message, kind, None, error.status)
         return json_response(body, error.status, headers)
     except PrfaasError as error:
+        return error_response(error, {})
+    except Exception as error:
+        _log.exception("request_failed path=%r", request.path[:_PATH_CHARS_MAX])
         return error_response(error, {})

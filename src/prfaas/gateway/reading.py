@@ -10,6 +10,8 @@ from aiohttp import web
 
 from prfaas.errors import RequestError
 
+BODY_S = 60.0
+"""How long a body may take to come: until then it holds one of the gateway's places."""
 BIG_BYTES = 256 * 1024
 """A body up to this is parsed in a millisecond or two: waking a thread is not worth it."""
 T = TypeVar("T")
@@ -19,11 +21,23 @@ async def read_body(request: web.Request) -> bytes:
     """The body of a request.
 
     Raises:
-        RequestError: 400, it is not encoded as it says.
+        RequestError: 400, it is not encoded as it says; 408, it does not come.
         web.HTTPException: 413, it is larger than allowed.
     """
+    most, said = request.client_max_size, request.content_length
+    if said is not None and said > most:
+        raise web.HTTPRequestEntityTooLarge(max_size=most, actual_size=said)
     try:
-        return await request.read()
+        async with asyncio.timeout(BODY_S) as limit:
+            return await request.read()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise RequestError(
+            f"the request body has not come within {BODY_S:g} s; send it faster",
+            status=408,
+            error_type="RequestTimeoutError",
+        ) from None
     except web.RequestPayloadError:
         raise RequestError(
             "the request body can not be read as its Content-Encoding says"
@@ -34,7 +48,8 @@ async def read(request: web.Request, parse: Callable[[bytes], T]) -> T:
     """What `parse` makes of the body of a request; of a large one on another thread.
 
     Raises:
-        RequestError: 400, it is not encoded as it says, or `parse` refuses it.
+        RequestError: 408, it does not come; 400, it is not encoded as it says, or `parse`
+            refuses it.
         web.HTTPException: 413, it is larger than allowed.
     """
     data = await read_body(request)

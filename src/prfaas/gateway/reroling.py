@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prfaas.core.role_loop import Planned, Role, RoleChange, StageLoad
 from prfaas.core.roles import Change, Roles
+from prfaas.core.spared import Spared
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.journal import Journal, Loop, Number
 from prfaas.gateway.profiles import Profiles
@@ -28,7 +29,7 @@ class Reroling:
     def __init__(self, driver: Driver, split: Split, profiles: Profiles, journal: Journal) -> None:
         self._driver, self._split, self._journal = driver, split, journal
         self._slots, self._plans = max(profiles.decode_slots, 1), profiles.plans
-        self._decode_ns = 0.0
+        self._decode_ns, self._spared = 0.0, Spared()
 
     @property
     def roles(self) -> Roles:
@@ -116,7 +117,7 @@ class Reroling:
             book = dispatcher.load(name)
             busy += bool(book.num_jobs(name) or queue.num_running or queue.num_waiting)
             waiting_ns += book.queued_ns(name)
-        return StageLoad(busy, waiting_ns)
+        return StageLoad(busy + self._spared.look(dispatcher.spared_ns, now_ns), waiting_ns)
 
     def _decode(self, now_ns: int) -> StageLoad | None:
         running, waiting = 0, 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from prfaas.core.role_loop import Role, RoleChange, RoleLoop, SplitPlan, StageLoad
 from prfaas.core.roles import UNSET, Change
 from prfaas.core.roles import Roles as CoreRoles
+from prfaas.core.spared import Spared
 from prfaas.sim.decode import DecodeInstance
 from prfaas.sim.prefill import PrefillInstance
 from prfaas.units import NS_PER_S
@@ -54,6 +55,7 @@ class Roles:
         at_first = [Role.PREFILL] * setup.num_prefill + [Role.DECODE] * setup.num_decode
         self._roles = CoreRoles(at_first, loop)
         self._decode_ns = 0.0
+        self._spared = Spared()
         self.changes: list[Change] = []
 
     def start(self) -> None:
@@ -109,7 +111,9 @@ class Roles:
     def _prefill(self) -> StageLoad:
         found = self._sim.locals.values()
         busy = sum(instance.is_busy for instance in found)
-        return StageLoad(busy, sum(instance.queued_ns for instance in found))
+        spared_ns = self._sim.front.dispatcher.spared_ns
+        spared = self._spared.look(spared_ns, self._sim.clock.now_ns)
+        return StageLoad(busy + spared, sum(instance.queued_ns for instance in found))
 
     def _decode(self) -> StageLoad:
         found, slots = self._sim.decoders.values(), self._sim.setup.decode.batch_max
