@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from prfaas.core.breakers import BreakerState
+from prfaas.core.budgets import Budget, BudgetSettings
 from prfaas.gateway.guards import label_of
 from prfaas.gateway.transfers import TransferView
 from prfaas.units import NS_PER_S
 
 from .conftest import World, until
-from .scripted_engine import ScriptedEngine, refuse
+from .scripted_engine import ScriptedEngine, drop, error_in_stream, refuse, send
 from .test_fallbacks import BODY
 
 LINK_LABEL = "link prfaas-pool:pd-pool"
@@ -159,3 +161,71 @@ async def test_a_barred_engine_is_better_than_none(world: World) -> None:
     world.decode.script, world.spare.script = None, refuse(500)
     assert (await world.post({"prompt": "hi"}))[0] == 200
     assert (await world.record())["decode_engine"] == "decode"
+
+
+async def a_second_engine(world: World) -> None:
+    world.spare.healthy = True
+    await until(lambda: world.gateway.engines.by_name["spare"].is_ready)
+
+
+async def error_at_once(engine: ScriptedEngine, request: Any, body: dict[str, Any]) -> Any:
+    """vLLM's way to fail before the first token of a stream."""
+    response = await engine.begin_stream(request)
+    error = {"message": "boom", "type": "InternalServerError", "param": None, "code": 500}
+    await send(response, {"error": error})
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+@pytest.mark.parametrize("body", [{"prompt": "hi"}, BODY, BODY | {"n": 2}])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_that_fails_everywhere_counts_against_nobody(
+    world: World, body: dict[str, Any], stream: bool
+) -> None:
+    await a_second_engine(world)
+    script = error_at_once if stream else refuse(500)
+    world.prefill.script = refuse(500)
+    world.decode.script = world.spare.script = script
+    for _ in range(12):
+        status, answer = await world.post(body | {"stream": stream})
+        assert (status, answer["error"]["code"]) == (500, 500)
+    for target in ("decode", "spare", "prefill"):
+        assert await state(world, f"engine {target}") == "closed"
+        assert world.gateway.guards.breakers[target]._in_a_row == 0
+    world.prefill.script = world.decode.script = world.spare.script = None
+    assert (await world.post({"prompt": "hi"}))[0] == 200
+
+
+@pytest.mark.parametrize("script", [refuse(500), error_at_once, error_in_stream, drop])
+async def test_who_fails_at_what_another_engine_serves_is_to_blame(
+    world: World, script: Any
+) -> None:
+    await a_second_engine(world)
+    world.decode.script = script
+    breaker = world.gateway.guards.breakers["decode"]
+    for _ in range(12):
+        async with world.http.post(
+            world.url + "/v1/completions", json={"prompt": "hi", "stream": True}
+        ) as response:
+            assert (await response.text()).endswith("data: [DONE]\n\n")
+            assert response.status == 200
+        await until(lambda: world.gateway.engines.by_name["decode"].is_ready)
+        if breaker.state is not BreakerState.CLOSED:
+            break
+    assert breaker.state is not BreakerState.CLOSED
+    assert len(world.decode.calls) == 5
+    assert world.gateway.guards.breakers["spare"].state is BreakerState.CLOSED
+
+
+async def test_what_may_not_be_tried_elsewhere_tells_nothing(world: World) -> None:
+    await a_second_engine(world)
+    Clock(world)
+    world.decode.script = world.spare.script = refuse(500)
+    world.gateway.guards.retries = Budget(BudgetSettings(ratio=0.0, per_s=1e-9, reserve=0.0))
+    for _ in range(12):
+        assert (await world.post({"prompt": "hi"}))[0] == 500
+    assert await state(world, "engine decode") == "closed"
+    world.decode.script = world.spare.script = refuse(503)
+    for _ in range(12):
+        assert (await world.post({"prompt": "hi"}))[0] == 503
+    assert await state(world, "engine decode") == "open"

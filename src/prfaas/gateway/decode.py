@@ -11,7 +11,7 @@ from prfaas.config.clusters import ClusterRole
 from prfaas.errors import EngineError
 from prfaas.gateway.answering import error_object, json_response
 from prfaas.gateway.bodies import decode_body
-from prfaas.gateway.engines import Engine, Engines
+from prfaas.gateway.engines import INTERNAL_ERROR, Engine, Engines, SuspectError
 from prfaas.gateway.exchange import Exchange, reply_headers
 from prfaas.gateway.failures import retry_headers
 from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json
@@ -22,6 +22,7 @@ from prfaas.gateway.tokenizing import Prompt
 from prfaas.gateway.transfers import TransferView
 
 _PROMPT_IDS = b'"prompt_token_ids":['
+_ERROR = b'{"error"'
 
 
 class LegBrokenError(EngineError):
@@ -45,6 +46,10 @@ class LegBrokenError(EngineError):
         super().__init__(message)
         self.reason, self.status, self.body = reason, status, body
         self.retry_after = retry_after
+
+
+class LegFailedError(LegBrokenError, SuspectError):
+    """The engine said that it failed at this request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,14 @@ async def _refusal(response: aiohttp.ClientResponse) -> LegBrokenError:
     said = f"the engine answers {response.status}"
     after = response.headers.get("Retry-After", "")
     label = f"status_{response.status // 100}xx"
-    return LegBrokenError(label, said, response.status, await _body(response), after)
+    kind = LegFailedError if response.status == INTERNAL_ERROR else LegBrokenError
+    return kind(label, said, response.status, await _body(response), after)
+
+
+def _failed_within(data: bytes) -> LegFailedError:
+    """An engine's stream has this error event."""
+    said = "the decode engine failed within its stream"
+    return LegFailedError("error", said, INTERNAL_ERROR, data)
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:
@@ -159,6 +171,8 @@ async def _relay_stream(
     if exchange.answer is not None:
         data = _without_prompt_ids(data)
     if not exchange.stream.has_begun:
+        if data.startswith(_ERROR) and _refused_in(data) is None:
+            raise _failed_within(data)
         await exchange.stream.begin(reply_headers(exchange.record))
     if (refused := _refused_in(data)) is not None:
         exchange.record.outcome = Outcome.REJECTED
@@ -177,7 +191,7 @@ async def _relay_stream(
 
 def _refused_in(data: bytes) -> JsonObject | None:
     """The error by which vLLM refuses a request after the head of its stream, if it is one."""
-    if not data.startswith(b'{"error"'):
+    if not data.startswith(_ERROR):
         return None
     chunk = _chunk(data)
     is_refusal = 400 <= as_count(as_object(chunk["error"]).get("code")) < 500
@@ -189,7 +203,7 @@ async def _relay_events(reader: EventReader, data: bytes, exchange: Exchange) ->
     while data != DONE:
         chunk = _chunk(data)
         if "error" in chunk:
-            raise LegBrokenError("error", "the decode engine failed within its stream", body=data)
+            raise _failed_within(data)
         for event in client_chunks(chunk, exchange):
             exchange.stream.put(event)
         if exchange.answer is not None and exchange.answer.stop_end is not None:

@@ -32,7 +32,14 @@ READ_OUT_S = 1.0
 MISSED_LOOKS_MAX = 3
 """A busy engine may be slow to say that it is well; a dead one refuses the connection at once."""
 
+INTERNAL_ERROR = 500
+"""What an engine answers that failed at this request; others of 5xx tell of the engine alone."""
+
 _log = logging.getLogger(__name__)
+
+
+class SuspectError(EngineError):
+    """The engine failed at a request, by its fault or the request's: counts against nobody yet."""
 
 
 class EngineUnreachableError(EngineError):
@@ -155,7 +162,8 @@ class Engines:
             EngineUnreachableError: There was no connection or no answer; the engine is marked down.
 
         What the caller raises tells how the leg went: an `EngineError` or a broken connection
-        counts against the engine, anything else does not.
+        counts against the engine, anything else does not. Neither does a 500, or a `SuspectError`,
+        until somebody says so (`Exchange.suspects`).
         """
         told = Told.NOTHING
         engine.num_in_flight += 1
@@ -169,7 +177,9 @@ class Engines:
                     response.close()
                     raise
                 self._keep(response)
-            told = Told.FAILED if response.status >= 500 else Told.GOOD
+            told = _told_by(response.status)
+        except SuspectError:
+            raise
         except (EngineError, aiohttp.ClientError):
             told = Told.FAILED
             raise
@@ -269,6 +279,12 @@ class Engines:
             self._driver.engine_gone(engine.name, time.monotonic_ns())
             self.guards.refresh()
         engine.max_model_len = 0
+
+
+def _told_by(status: int) -> Told:
+    if status == INTERNAL_ERROR:
+        return Told.NOTHING
+    return Told.FAILED if status >= 500 else Told.GOOD
 
 
 async def _read_out(response: aiohttp.ClientResponse) -> None:

@@ -39,6 +39,7 @@ class Exchange:
         transfer: Blocks on their way; None on the local path, and once given up.
         final_tokens: Prefix that decode should find once the transfer is complete.
         on_first_token: Called once, when the first token has come.
+        suspects: Engines that failed at it, by their fault or its own.
         watch: Looks whether the remote path is late, until the first token.
     """
 
@@ -54,6 +55,7 @@ class Exchange:
     transfer: TransferView | None = None
     final_tokens: int = 0
     on_first_token: Callable[[], None] | None = None
+    suspects: list[str] = field(default_factory=list)
     watch: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from prfaas.errors import EngineError
 from prfaas.gateway.deciding import Plan, Planner
-from prfaas.gateway.decode import DecodeLeg, LegBrokenError, error_answer
+from prfaas.gateway.decode import DecodeLeg, LegBrokenError, LegFailedError, error_answer
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.ending import Ending
 from prfaas.gateway.engines import Engine, EngineUnreachableError
@@ -77,17 +77,21 @@ class Flow:
             self.metrics.decided(exchange.record)
         exchange.final_tokens = plan.final_tokens
         number = plan.ask.number
-        exchange.on_first_token = lambda: self.driver.prefilled(number, time.monotonic_ns())
+        exchange.on_first_token = partial(self._first_token, exchange, number)
         try:
             if plan.prefill is not None:
                 await self._prefill(exchange, plan, plan.prefill)
             return await self._decode(exchange, plan)
+        except EngineError:
+            exchange.record.outcome = Outcome.FAILED
+            raise
         finally:
             exchange.stop_watching()
             if exchange.record.outcome is not Outcome.FINISHED:
                 self._give_up_transfer(exchange, "the request ended early")
             elif exchange.is_short:
                 self._give_up_transfer(exchange, "decode went on without its blocks")
+            self._judge(exchange)
             self.driver.end(number, time.monotonic_ns())
 
     async def _prefill(self, exchange: Exchange, plan: Plan, engine: Engine) -> None:
@@ -107,6 +111,8 @@ class Flow:
             )
             self.driver.prefilled(plan.ask.number, time.monotonic_ns())
         except PrefillGivenUpError as error:
+            if error.has_failed:
+                exchange.suspects.append(engine.name)
             exchange.usage.cached_max = plan.pd_hit_tokens
             self._give_up_transfer(exchange, "the prefill leg was given up")
             self.driver.fall_back(plan.ask.number, time.monotonic_ns())
@@ -126,6 +132,8 @@ class Flow:
                     return answer
             except (EngineUnreachableError, LegBrokenError) as error:
                 broken = error
+                if isinstance(error, LegFailedError):
+                    exchange.suspects.append(engine.name)
             if exchange.is_answered:
                 return await self.ending.end(exchange, plan)
             other = await self._other(exchange, plan, engine, broken) if legs_left else None
@@ -151,14 +159,36 @@ class Flow:
         wait_ns = self.guards.retries.take(time.monotonic_ns())
         self.metrics.retried("over_budget" if wait_ns is None else "made")
         if wait_ns is None:
+            # Those that are run again tell of the engines.
+            exchange.suspects.clear()
             return None
         await asyncio.sleep(wait_ns / NS_PER_S)
         reason = error.reason if isinstance(error, LegBrokenError) else "unreachable"
         exchange.fall_back(Fallback("decode", reason), str(error))
         exchange.record.decode_engine = other.name
         number = plan.ask.number
-        exchange.on_first_token = lambda: self.driver.prefilled(number, time.monotonic_ns())
+        # Who failed in mid-answer is judged by the rest of it.
+        blames = exchange.record.ttft_ns is None
+        exchange.on_first_token = partial(self._first_token, exchange, number, blames=blames)
         return other
+
+    def _first_token(self, exchange: Exchange, number: int, *, blames: bool = True) -> None:
+        """An engine has begun to answer, which those before it could have done as well."""
+        self.driver.prefilled(number, time.monotonic_ns())
+        if blames:
+            self._blame(exchange)
+
+    def _judge(self, exchange: Exchange) -> None:
+        """What fails at several engines and is served by none is the request's fault."""
+        outcome, has_one = exchange.record.outcome, len(set(exchange.suspects)) == 1
+        if outcome is Outcome.FINISHED or (outcome is Outcome.FAILED and has_one):
+            self._blame(exchange)
+
+    def _blame(self, exchange: Exchange) -> None:
+        """It was the engines' fault: another one served the request, or there is none to ask."""
+        suspects, exchange.suspects = exchange.suspects, []
+        for name in suspects:
+            self.guards.ended(name, Told.FAILED)
 
     def _leave(self, exchange: Exchange, plan: Plan, broken: asyncio.Future[str]) -> None:
         """The blocks are late: decode does not wait for them any longer."""
@@ -191,6 +221,6 @@ async def _give_up(exchange: Exchange, error: EngineError) -> web.StreamResponse
         if isinstance(error, LegBrokenError) and error.reason == "error":
             return await exchange.stream.fail(from_json(error.body))
         raise error
-    if isinstance(error, LegBrokenError) and error.reason == "status_5xx":
+    if isinstance(error, LegBrokenError) and error.reason in ("status_5xx", "error"):
         return error_answer(error, exchange)
     raise UnavailableError(f"{error}; no other engine can take the request")

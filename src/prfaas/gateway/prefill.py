@@ -15,7 +15,7 @@ from prfaas.config.routing import RoutingTable
 from prfaas.errors import EngineError
 from prfaas.gateway.bodies import COMPLETIONS_PATH, prefill_body
 from prfaas.gateway.deciding import Plan
-from prfaas.gateway.engines import Engine, Engines, EngineUnreachableError
+from prfaas.gateway.engines import INTERNAL_ERROR, Engine, Engines, EngineUnreachableError
 from prfaas.gateway.guards import Told
 from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json
 from prfaas.gateway.records import Fallback, Record
@@ -27,11 +27,16 @@ _log = logging.getLogger(__name__)
 
 
 class PrefillGivenUpError(EngineError):
-    """The remote prefill did not happen; `fallback` says why."""
+    """The remote prefill did not happen.
 
-    def __init__(self, stage: str, reason: str, message: str) -> None:
+    Attributes:
+        fallback: Why.
+        has_failed: Whether the engine said that it failed at this request.
+    """
+
+    def __init__(self, stage: str, reason: str, message: str, *, has_failed: bool = False) -> None:
         super().__init__(message)
-        self.fallback = Fallback(stage, reason)
+        self.fallback, self.has_failed = Fallback(stage, reason), has_failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +119,8 @@ class PrefillLeg:
             raise PrefillGivenUpError("prefill", "broken", f"{type(error).__name__}") from None
         if status != 200:
             label = f"status_{status // 100}xx"
-            raise PrefillGivenUpError("prefill", label, f"{engine.name} answers {status}")
+            said, has_failed = f"{engine.name} answers {status}", status == INTERNAL_ERROR
+            raise PrefillGivenUpError("prefill", label, said, has_failed=has_failed)
         return _cached_tokens(answer)
 
 
