@@ -65,7 +65,9 @@ async def test_prefill_answer_is_no_json(world: World) -> None:
 
 async def test_prefill_engine_dies_unnoticed(world: World) -> None:
     """The first request notices, and the engine counts as down from then on."""
-    world.gateway.engines._poll_s = 1e6
+    for looking in world.gateway.engines._tasks:
+        looking.cancel()
+    await asyncio.wait(world.gateway.engines._tasks)
     await world.prefill.stop()
     engine = world.gateway.engines.by_name["prefill"]
     engine.max_model_len = 4096
