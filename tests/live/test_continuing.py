@@ -86,7 +86,7 @@ async def test_the_answer_goes_on_where_it_was(live: Live, monkeypatch: pytest.M
 
     async def seam(self: Ending, exchange: Exchange, plan: Plan) -> tuple[ClientRequest, Prompt]:
         rest, prompt = await find_seam(self, exchange, plan)
-        seams.append((plan.prompt.token_ids, prompt.token_ids))
+        seams.append((list(plan.prompt.token_ids), list(prompt.token_ids)))
         return rest, prompt
 
     monkeypatch.setattr(Ending, "seam", seam)

@@ -12,10 +12,18 @@ import numpy as np
 _LINK = cbor2.dumps([None] * 3, canonical=True)[:1]
 _PARENT = cbor2.dumps(bytes(32), canonical=True)[:2]
 _KEPT = np.array(
-    [[1, 0, 0, 0, 0], [1, 0, 0, 0, 1], [1, 0, 0, 1, 1], [1, 1, 1, 1, 1]], dtype=np.bool_
+    [
+        [1, 0, 0, 0, 0, 0, 0, 0],
+        [1, 0, 0, 0, 1, 0, 0, 0],
+        [1, 0, 0, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 1, 0, 0, 0],
+    ],
+    dtype=np.bool_,
 )
-"""Which of its head and four bytes, highest first, CBOR keeps of an integer of each size."""
+"""Which of its head and four bytes, highest first, CBOR keeps of an integer of each size; three
+more bytes make them a word, which is copied faster."""
 _SIZES = _KEPT.sum(axis=1)
+_KEPT_WORDS = _KEPT.view(np.uint64)[:, 0]
 _NOTHING = cbor2.dumps(None, canonical=True)
 
 
@@ -70,8 +78,9 @@ def _written(token_ids: Sequence[int], tokens_per_hash: int) -> tuple[bytes, lis
     """The integers one after the other, and where every link of them ends, bytes."""
     ids = np.frombuffer(array("I", token_ids), dtype=np.uint32)
     size = (ids >= 24).astype(np.uint8) + (ids >= 2**8) + (ids >= 2**16)
-    columns = np.empty((len(ids), 5), dtype=np.uint8)
-    columns[:, 0] = np.where(size == 0, ids, 23 + size)
-    columns[:, 1:] = ids.astype(">u4").view(np.uint8).reshape(-1, 4)
-    ends = _SIZES[size].reshape(-1, tokens_per_hash).sum(axis=1).cumsum()
-    return columns[_KEPT[size]].tobytes(), ends.tolist()
+    heads = np.where(size == 0, ids, 23 + size)
+    swapped = ids.astype(">u4").view("<u4")
+    words = (swapped.astype("<u8") << 8 | heads).astype("<u8", copy=False)
+    kept = np.compress(_KEPT_WORDS.take(size).view(np.bool_), words.view(np.uint8))
+    ends = _SIZES.take(size).reshape(-1, tokens_per_hash).sum(axis=1).cumsum()
+    return kept.tobytes(), ends.tolist()

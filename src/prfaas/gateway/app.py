@@ -13,6 +13,7 @@ from prfaas.core.places import Places
 from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError
 from prfaas.gateway.access import Access
+from prfaas.gateway.connections import Connections, connections_max, raise_descriptor_limit
 from prfaas.gateway.console.routes import Console
 from prfaas.gateway.console.state import Parts
 from prfaas.gateway.control import Control
@@ -71,6 +72,7 @@ async def serve(
     Raises:
         ConfigError: The port is in use, or the tokenizer, an identity or the salt is missing.
     """
+    raise_descriptor_limit()
     gateway = Gateway(deployment, endpoints)
     try:
         url = await gateway.start()
@@ -211,6 +213,7 @@ class Gateway:
         )
         self._tokens = TokenApi(model, self._prompts, self.engines, self._door)
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
         self._beating: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
@@ -232,14 +235,22 @@ class Gateway:
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
         )
         await self._runner.setup()
+        if self._runner.server is None:
+            raise RuntimeError("the server was not set up")
+        self.connections = Connections(
+            self._runner.server, connections_max(self._table.requests_max)
+        )
+        self.metrics.connections.watch(self.connections)
         await self.engines.all_looked_at()
         host, _, port = self._table.listen.rpartition(":")
         try:
-            await web.TCPSite(self._runner, host.strip("[]"), int(port)).start()
+            self._listener = await asyncio.get_running_loop().create_server(
+                self.connections, host.strip("[]"), int(port)
+            )
         except (OSError, OverflowError) as error:
             message = f"gateway.listen {self._table.listen!r} can not be used: {error}"
             raise ConfigError(message) from None
-        return f"http://{host}:{self._runner.addresses[0][1]}"
+        return f"http://{host}:{self._listener.sockets[0].getsockname()[1]}"
 
     async def drain(self) -> None:
         """Answer new requests and `/health` with 503, and wait for those under way."""
@@ -247,6 +258,8 @@ class Gateway:
 
     async def close(self) -> None:
         """Stop taking requests, let those in flight end, and disconnect."""
+        if self._listener is not None:
+            self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
         await self._console.close()

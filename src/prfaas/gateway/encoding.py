@@ -78,7 +78,7 @@ class Encoder:
         if self.cutting is None:
             _log.warning("this model's texts can not be cut: every prompt is tokenised whole")
 
-    def encode(self, text: str, special: bool, naming: Naming) -> tuple[list[int], list[bytes]]:
+    def encode(self, text: str, special: bool, naming: Naming) -> tuple[array[int], list[bytes]]:
         """Token ids and block hashes of a text.
 
         Args:
@@ -88,7 +88,7 @@ class Encoder:
         """
         if self.cutting is None:
             with self._one_at_a_time:
-                ids = list(map(int, self._tokenizer.encode(text, add_special_tokens=special)))
+                ids = array("I", self._tokenizer.encode(text, add_special_tokens=special))
             return ids, naming.hashes(ids, [])
         before, after = self.cutting.frames[special]
         walk = _Walk(self.cache, naming, f"text, {special}", before)
@@ -99,7 +99,7 @@ class Encoder:
                 walk.learns(self.cutting.encode(part))
         walk.token_ids.extend(self.cutting.encode(text[position:]))
         walk.token_ids.extend(after)
-        return walk.token_ids.tolist(), walk.end()
+        return walk.token_ids, walk.end()
 
     def hashes(self, token_ids: list[int], naming: Naming) -> list[bytes]:
         """Block hashes of token ids, each below 2^32."""

@@ -51,7 +51,7 @@ class Ending:
         exchange.usage.num_moved = answer.num_moved
         if exchange.usage.cached_max is None:
             exchange.usage.cached_max = plan.pd_hit_tokens
-        ids = plan.prompt.token_ids + answer.token_ids
+        ids = [*plan.prompt.token_ids, *answer.token_ids]
         return rest_of(exchange.client, answer.num_moved), replace(plan.prompt, sequences=[ids])
 
     async def end(self, exchange: Exchange, plan: Plan) -> web.StreamResponse:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection
 from typing import Any
 
 import msgspec
 
+from prfaas.gateway.ids_json import ids_to_json
+
 JsonObject = dict[str, Any]
 """A JSON object of somebody else's making: a request body, an engine's answer."""
 
 _CONTAINERS = {dict, list}
-_encoder = msgspec.json.Encoder()
+
+
+def _written(value: object) -> msgspec.Raw:
+    if isinstance(value, array):
+        return msgspec.Raw(ids_to_json(value))
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_written)
 
 
 def to_json(value: object) -> bytes:
-    """Compact UTF-8 JSON."""
+    """UTF-8 JSON, compact but for token ids in an `array`."""
     return _encoder.encode(value)
 
 

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prfaas.core.breakers import Breaker, BreakerState
 from prfaas.core.prefix_index import PrefixIndex, SourceState
 from prfaas.core.routing import Path
+from prfaas.gateway.connection_metrics import ConnectionMetrics
 from prfaas.gateway.control_metrics import ControlMetrics
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.engines import Engine, Engines
@@ -58,6 +59,7 @@ class Metrics:
         self.tenants = TenantMetrics(self.registry)
         self.control = ControlMetrics(self.registry)
         self.events = EventMetrics(self.registry)
+        self.connections = ConnectionMetrics(self.registry)
         self._requests = self._counter("requests", "Requests by how they ended", "path", "outcome")
         self._decisions = self._counter("route_decisions", "Routing decisions", "path", "reason")
         self._fallbacks = self._counter(

@@ -27,8 +27,9 @@ class EventDecoder:
 
     def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self._event_bytes_max = event_bytes_max
-        self._pending = bytearray()
+        self._line_parts: list[bytes] = []
         self._data: list[bytes] = []
+        self._num_bytes = 0
 
     def feed(self, received: bytes) -> list[bytes]:
         """Take the next bytes.
@@ -39,18 +40,26 @@ class EventDecoder:
         Raises:
             EngineError: An event is longer than the limit.
         """
-        self._pending += received
-        *lines, rest = self._pending.split(b"\n")
-        self._pending = bytearray(rest)
-        events = [event for line in lines if (event := self._line(bytes(line))) is not None]
-        if len(self._pending) + sum(map(len, self._data)) > self._event_bytes_max:
+        *ends, rest = received.split(b"\n")
+        events = []
+        for end in ends:
+            self._line_parts.append(end)
+            line, self._line_parts = b"".join(self._line_parts), []
+            if (event := self._line(line)) is not None:
+                events.append(event)
+        if ends:
+            self._num_bytes = sum(map(len, self._data))
+        if rest:
+            self._line_parts.append(rest)
+            self._num_bytes += len(rest)
+        if self._num_bytes > self._event_bytes_max:
             raise EngineError(f"an event of the stream is over {self._event_bytes_max} bytes")
         return events
 
     def _line(self, line: bytes) -> bytes | None:
         line = line.removesuffix(b"\r")
         if line.startswith(b"data:"):
-            self._data.append(line[len(b"data:") :].removeprefix(b" "))
+            self._data.append(line[6 if line.startswith(b"data: ") else 5 :])
             return None
         if line or not self._data:
             return None

@@ -67,7 +67,7 @@ class TokenApi:
         if engine is None:
             raise UnavailableError("no engine of a PD cluster is ready; try again")
         prompt = await self.prompts.prompt(client, tenant.cache_salt, None, engine.max_model_len)
-        return prompt.token_ids, engine.max_model_len
+        return list(prompt.token_ids), engine.max_model_len
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         with self.door.enter(request[TENANT]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -51,12 +52,12 @@ class Prompt:
         cache_salt: Its tenant's salt, which the chain begins with.
     """
 
-    sequences: list[list[int]]
+    sequences: Sequence[Sequence[int]]
     hashes: list[bytes]
     cache_salt: str
 
     @property
-    def token_ids(self) -> list[int]:
+    def token_ids(self) -> Sequence[int]:
         """Token ids of the only, or first, sequence."""
         return self.sequences[0]
 
@@ -115,7 +116,7 @@ class PromptMaker:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     async def texts(
-        self, prompt_ids: list[int], token_ids: list[int], *, skip_special: bool
+        self, prompt_ids: Sequence[int], token_ids: list[int], *, skip_special: bool
     ) -> list[str]:
         """What text each token of an answer gave, on another thread; see `pieces`.
 
@@ -136,7 +137,9 @@ class PromptMaker:
             special = bool(client.body.get("add_special_tokens"))
             text = _render(self._tokenizer, client)
             _check_chars(text, chars_max, max_model_len, "messages")
-            made = [self._encoder.encode(text, special, naming)]
+            made: list[tuple[Sequence[int], list[bytes]]] = [
+                self._encoder.encode(text, special, naming)
+            ]
         else:
             special = client.body.get("add_special_tokens") is not False
             for prompt in client.prompts:
@@ -150,7 +153,7 @@ class PromptMaker:
 
     def _one(
         self, prompt: str | list[int], special: bool, naming: Naming
-    ) -> tuple[list[int], list[bytes]]:
+    ) -> tuple[Sequence[int], list[bytes]]:
         if isinstance(prompt, str):
             return self._encoder.encode(prompt, special, naming)
         return prompt, self._encoder.hashes(prompt, naming)

@@ -1,0 +1,255 @@
+"""Clients' connections: how many there may be, and how long one may say nothing.
+
+    waiting (no request yet) ──a head is complete──► busy ──the answer is sent──► kept
+                                                      ▲                            │
+                                                      └──────── the next head ─────┘
+
+Whoever opens connections and asks for nothing gets none of the descriptors that requests need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from enum import StrEnum
+from typing import Any
+
+from aiohttp import web
+
+from prfaas.gateway.answering import error_object, json_response
+from prfaas.gateway.failures import error_body
+from prfaas.gateway.jsons import to_json
+from prfaas.logs import log_event
+
+HEAD_S = 30.0
+"""How long the first request's head may take to come."""
+KEEPALIVE_S = 75.0
+"""How long the head of each further request may take; above the 60 s of common load balancers."""
+DESCRIPTORS_WANTED = 1 << 16
+DESCRIPTORS_EACH = 3
+"""A request in flight takes one of its client's, and one of each leg's."""
+PLACES_EACH = 4
+"""Connections for each request that may be in flight."""
+LOG_EVERY_S = 60.0
+_log = logging.getLogger(__name__)
+_FULL = to_json(
+    error_object(
+        "the gateway has as many connections as it takes, and all are in use; try again in 1 s",
+        "ServiceUnavailableError",
+        None,
+        503,
+    )
+)
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+    b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(_FULL), _FULL)
+)
+
+
+class Closed(StrEnum):
+    """Why the gateway closed a connection."""
+
+    NO_REQUEST = "no_request"
+    """It brought no request in time."""
+    FULL = "full"
+    """It was not in use, and another one needed its place."""
+    REFUSED = "refused"
+    """All others were in use."""
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process have as many descriptors as it may, within reason."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else hard
+    wanted = min(wanted, DESCRIPTORS_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def connections_max(requests_max: int) -> int:
+    """Connections that leave descriptors for what their requests need.
+
+    Args:
+        requests_max: Requests in flight.
+    """
+    most = PLACES_EACH * requests_max
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // DESCRIPTORS_EACH))
+
+
+class Connections:
+    """All connections of clients; makes those that come in.
+
+    Args:
+        server: Serves them.
+        limit: Most of them at once.
+    """
+
+    def __init__(self, server: web.Server, limit: int) -> None:
+        self._server, self.limit = server, limit
+        self.head_s = HEAD_S
+        self._waiting: dict[Connection, None] = {}
+        self._kept: dict[Connection, None] = {}
+        self._busy: set[Connection] = set()
+        self.on_closed: Callable[[Closed], None] = lambda _: None
+        self._say_full_at = 0.0
+        handle = server.request_handler
+
+        def begin(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+            if isinstance(request.protocol, Connection):
+                request.protocol.begin()
+            return handle(request)
+
+        server.request_handler = begin
+
+    @property
+    def num_open(self) -> int:
+        """Connections that are open."""
+        return len(self._waiting) + len(self._kept) + len(self._busy)
+
+    @property
+    def num_busy(self) -> int:
+        """Connections with a request under way."""
+        return len(self._busy)
+
+    def __call__(self) -> asyncio.Protocol:
+        """Somebody connects: takes the place of who has been idle longest, if there is no other."""
+        if self.num_open >= self.limit:
+            self._say_full()
+            idle = next(iter(self._waiting or self._kept), None)
+            if idle is None:
+                self.on_closed(Closed.REFUSED)
+                return _Refused()
+            self.close(idle, Closed.FULL)
+        return Connection(self._server, self)
+
+    def came(self, connection: Connection) -> None:
+        """It is open."""
+        self._waiting[connection] = None
+
+    def begins(self, connection: Connection) -> None:
+        """It has brought a request."""
+        self.gone(connection)
+        self._busy.add(connection)
+
+    def rests(self, connection: Connection) -> None:
+        """Its request is answered."""
+        if connection in self._busy:
+            self._busy.discard(connection)
+            self._kept[connection] = None
+
+    def gone(self, connection: Connection) -> None:
+        """It is closed."""
+        self._waiting.pop(connection, None)
+        self._kept.pop(connection, None)
+        self._busy.discard(connection)
+
+    def close(self, connection: Connection, why: Closed) -> None:
+        """Close one without a request."""
+        self.on_closed(why)
+        self.gone(connection)
+        connection.force_close()
+
+    def _say_full(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= self._say_full_at:
+            self._say_full_at = now + LOG_EVERY_S
+            fields = {"limit": self.limit, "busy": self.num_busy}
+            log_event(_log, logging.WARNING, "connections_full", **fields)
+
+
+class Connection(web.RequestHandler):
+    """One connection of a client.
+
+    Args:
+        server: Serves it.
+        connections: All of them.
+    """
+
+    __slots__ = ("_connections", "_head_limit")
+
+    def __init__(self, server: web.Server, connections: Connections) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(server, loop=loop, keepalive_timeout=KEEPALIVE_S, access_log=None)  # type: ignore[arg-type]
+        self._connections = connections
+        self._head_limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Its first head has to come within `Connections.head_s`."""
+        super().connection_made(transport)
+        self._connections.came(self)
+        self._head_limit = asyncio.get_running_loop().call_later(
+            self._connections.head_s, self._connections.close, self, Closed.NO_REQUEST
+        )
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """It is closed, by whomever."""
+        self._connections.gone(self)
+        self._lift()
+        super().connection_lost(exc)
+
+    def begin(self) -> None:
+        """A request begins."""
+        self._lift()
+        self._connections.begins(self)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer; errors from before all handlers, such as an unknown Expect, included."""
+        if isinstance(resp, web.HTTPException):
+            resp = json_response(error_body(resp), resp.status)
+        sent = await super().finish_response(request, resp, start_time)
+        self._connections.rests(self)
+        return sent
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to what is no HTTP request; the connection ends with it.
+
+        Raises:
+            ConnectionError: An answer has begun.
+        """
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun; no other can be sent")
+        if status < 500:
+            lines = (message or "").split("\n")
+            said = f"this is no HTTP request that can be read: {lines[0].strip(' :')[:200]}"
+            error = error_object(said, "BadRequestError", None, status)
+        else:
+            _log.error("request_failed", exc_info=exc)
+            error = error_object(
+                "the gateway failed; its log says why", "InternalServerError", None, status
+            )
+        answer = json_response(error, status)
+        answer.force_close()
+        return answer
+
+    def log_exception(self, *args: Any, **more: Any) -> None:
+        """A body that is not encoded as it says is answered, and is nothing for the log."""
+        if not isinstance(more.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*args, **more)
+
+    def _lift(self) -> None:
+        if self._head_limit is not None:
+            self._head_limit.cancel()
+            self._head_limit = None
+
+
+class _Refused(asyncio.Protocol):
+    """A connection that there is no place for."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say so, and close it."""
+        if isinstance(transport, asyncio.Transport):
+            transport.write(_REFUSAL)
+            transport.close()
