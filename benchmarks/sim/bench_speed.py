@@ -3,7 +3,8 @@
 python benchmarks/sim/bench_speed.py [--peer VENV] [--instances 12,1250] [--requests 1000000]
 
 Every run has a process of its own on one core, so that its peak memory is its own. With --peer the
-two simulators take turns on Mooncake's conversation; VENV holds `pip install ai-dynamo==1.4.2`.
+two simulators take turns on Mooncake's conversation, and reading the trace counts for both; VENV
+holds `pip install ai-dynamo==1.4.2`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from prfaas.core.policies import PolicyName
 from prfaas.sim.run import run
 from prfaas.sim.scenario import Scenario, load_scenario
 from prfaas.sim.workloads.synthetic import Synthetic
+from prfaas.sim.workloads.trace import Trace, read_mooncake
 from prfaas.units import NS_PER_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "sim"
@@ -64,8 +66,14 @@ class Timed:
         )
 
 
-def timed(scenario: Scenario) -> Timed:
+def timed(scenario: Scenario, trace: Path | None = None) -> Timed:
+    """A run; with `trace` the time to read it counts too."""
     started = time.process_time()
+    if trace is not None:
+        source = scenario.workload.source
+        assert isinstance(source, Trace)
+        source = replace(source, rows=read_mooncake(trace))
+        scenario = replace(scenario, workload=replace(scenario.workload, source=source))
     found = run(scenario)
     seconds = time.process_time() - started
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -80,8 +88,8 @@ def timed(scenario: Scenario) -> Timed:
     )
 
 
-def mooncake() -> Timed:
-    return timed(load_scenario(EXAMPLES / "mooncake.toml"))
+def mooncake(trace: Path | None = None) -> Timed:
+    return timed(load_scenario(EXAMPLES / "mooncake.toml"), trace)
 
 
 def scaled(instances: int, requests: int) -> Timed:
@@ -105,7 +113,7 @@ def scaled(instances: int, requests: int) -> Timed:
     return timed(replace(base, setup=setup, workload=workload, start_ns=0, end_ns=duration_ns))
 
 
-def apart(function: Callable[..., Timed], *arguments: int) -> Timed:
+def apart(function: Callable[..., Timed], *arguments: int | Path) -> Timed:
     """Run in a fresh process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, arguments)
@@ -173,7 +181,7 @@ def against(peer: Path) -> None:
         directory = Path(name)
         specs = list(peer_specs(directory))
         for _ in range(ROUNDS):
-            ours.append(apart(mooncake))
+            ours.append(apart(mooncake, directory / "trace.jsonl"))
             for mode, spec in zip(PEER_MODES, specs, strict=True):
                 theirs[mode].append(replay(peer / "bin" / "python", spec, directory))
     print(f"\nMooncake conversation, medians of {ROUNDS} rounds in turn, one core\n")
@@ -188,7 +196,7 @@ def against(peer: Path) -> None:
 
 def _peer_row(name: str, found: Timed, rate: float, own: float) -> str:
     return (
-        f"| {name} | {found.num_requests:,} | {rate:,.0f} | {own / rate:.1f} | "
+        f"| {name} | {found.num_requests:,} | {rate:,.0f} | {own / rate:.2f} | "
         f"{found.ttft_ms / 1e3:.2f} s | {found.hit_ratio:.1%} | {found.memory_mib:,.0f} MiB |"
     )
 

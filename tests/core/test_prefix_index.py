@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.prefix_index import PrefixIndex, SourceState, Tier
+from prfaas.core.prefix_index import FEW_KEYS, PrefixIndex, SourceState, Tier
+from prfaas.core.short_keys import short_key, short_keys_of
 
 FULL, WINDOW, STATE = GroupKind.FULL_ATTENTION, GroupKind.SLIDING_WINDOW, GroupKind.LINEAR_STATE
 LAYOUTS = [
@@ -196,6 +198,26 @@ def test_a_hit_is_a_boundary_below_the_prompt_and_more_blocks_never_shorten_it(
     assert before % layout.boundary_tokens == 0
     assert before < max(num_tokens, 1)
     assert before <= after
+
+
+def test_few_and_many_changes_take_effect_in_their_order() -> None:
+    index = PrefixIndex()
+    many = [BlockKey(0, bytes([1, number]) * 16) for number in range(FEW_KEYS + 1)]
+    for number, keys in enumerate((many, many[:3], many, many[:1], many[1:2])):
+        (index.remove if number % 2 else index.add)("one", b"a" * 32, keys)
+    assert index.num_blocks("one") == len(many) - 1
+    index.remove("one", b"a" * 32, many[:4])
+    index.add("one", b"a" * 32, many[2:4])
+    assert index.num_blocks("one") == len(many) - 2
+
+
+def test_one_short_key_is_as_several() -> None:
+    keys = [BlockKey(group, bytes([7, group]) * 16) for group in range(3)]
+    several = short_keys_of(b"l" * 32, keys).tolist()
+    assert [short_key(b"l" * 32, *key) for key in keys] == several
+    for wrong in (b"", b"x" * 31, b"x" * 33):
+        with pytest.raises(ValueError, match="32 bytes"):
+            short_key(b"l" * 32, 0, wrong)
 
 
 def test_state_one_block_short_of_the_attention_run_decides() -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from prfaas.core.block_table import BlockTable, Flags, Keys, Places, Values
 from prfaas.core.blocks import CacheGroup, Layout
 from prfaas.core.hit_lengths import hit_lengths
-from prfaas.core.short_keys import group_keys, short_keys, short_keys_of, tails
+from prfaas.core.short_keys import group_keys, short_key, short_keys, short_keys_of, tails
 from prfaas.core.source_sets import SourceSets
 
 
@@ -55,6 +55,8 @@ NUM_BLOCKS_MAX = 16_000_000
 """Blocks of one source that are remembered."""
 PENDING_KEYS_MAX = 4096
 """Changes that wait to be written together."""
+FEW_KEYS = 8
+"""Up to this, naming blocks one by one is faster than all at once."""
 
 
 @dataclass(slots=True)
@@ -84,6 +86,8 @@ class PrefixIndex:
         self._pending: list[tuple[Keys, Places]] = []
         """Blocks, each with a source, a tier, and whether it came, as one number."""
         self._num_pending = 0
+        self._few: tuple[list[int], list[int]] = [], []
+        """The same of the last few, behind all others."""
 
     # What sources say
 
@@ -128,7 +132,7 @@ class PrefixIndex:
         tier: Tier = Tier.HOST,
     ) -> None:
         """`source` stored blocks, by group and hash, in a tier. Adding one twice is harmless."""
-        self._change(source, short_keys_of(layout_id, keys), tier, added=True)
+        self._change(source, layout_id, keys, tier, added=True)
 
     def remove(
         self,
@@ -138,7 +142,7 @@ class PrefixIndex:
         tier: Tier = Tier.ANY,
     ) -> None:
         """`source` dropped blocks from a tier. Removing an unknown one is harmless."""
-        self._change(source, short_keys_of(layout_id, keys), tier, added=False)
+        self._change(source, layout_id, keys, tier, added=False)
 
     def change(
         self,
@@ -270,12 +274,37 @@ class PrefixIndex:
             self._by_number.append(known)
         return known
 
-    def _change(self, source: str, keys: Keys, tier: Tier, *, added: bool) -> None:
+    def _change(
+        self,
+        source: str,
+        layout_id: bytes,
+        named: Sequence[tuple[int, bytes]],
+        tier: Tier,
+        *,
+        added: bool,
+    ) -> None:
         code = self._source(source).number << 4 | int(tier) << 1 | added
-        self._wait(keys, np.full(len(keys), code, np.int64))
+        if len(named) > FEW_KEYS:
+            keys = short_keys_of(layout_id, named)
+            self._wait(keys, np.full(len(keys), code, np.int64))
+            return
+        few = [short_key(layout_id, group, block_hash) for group, block_hash in named]
+        keys_of_few, codes = self._few
+        keys_of_few += few
+        codes += [code] * len(few)
+        if self._num_pending + len(codes) >= PENDING_KEYS_MAX:
+            self._write()
+
+    def _settle(self) -> None:
+        """Put the last few behind the others that wait."""
+        (keys, codes), self._few = self._few, ([], [])
+        if keys:
+            self._pending.append((np.array(keys, np.uint64), np.array(codes, np.int64)))
+            self._num_pending += len(keys)
 
     def _wait(self, keys: Keys, codes: Places) -> None:
         """Let changes wait to be written; whatever is long enough is written at once."""
+        self._settle()
         for start in range(0, len(keys), PENDING_KEYS_MAX):
             end = start + PENDING_KEYS_MAX
             self._pending.append((keys[start:end], codes[start:end]))
@@ -285,6 +314,7 @@ class PrefixIndex:
 
     def _write(self) -> None:
         """Write what waits, in its order wherever the order matters."""
+        self._settle()
         if not self._pending:
             return
         waiting, self._pending, self._num_pending = self._pending, [], 0

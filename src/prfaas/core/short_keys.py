@@ -25,9 +25,14 @@ _TAIL_MASK = (1 << 64) - 1
 
 
 @lru_cache(maxsize=256)
-def _salt(layout_id: bytes, group: int) -> np.uint64:
+def _salt_number(layout_id: bytes, group: int) -> int:
     seed = int.from_bytes(hashlib.sha256(layout_id).digest()[:8], "big")
-    return np.uint64((seed + group * _ODD) & _TAIL_MASK)
+    return (seed + group * _ODD) & _TAIL_MASK
+
+
+@lru_cache(maxsize=256)
+def _salt(layout_id: bytes, group: int) -> np.uint64:
+    return np.uint64(_salt_number(layout_id, group))
 
 
 def tails(hashes: Sequence[bytes]) -> Keys:
@@ -69,6 +74,13 @@ def short_keys(layout_id: bytes, groups: Sequence[int], counts: Sequence[int], e
     salts = np.array([_salt(layout_id, group) for group in groups], np.uint64)
     keys: Keys = np.maximum(ends ^ np.repeat(salts, counts), _ONE)
     return keys
+
+
+def short_key(layout_id: bytes, group: int, block_hash: bytes) -> int:
+    """Short key of one block, by group and hash."""
+    if len(block_hash) != HASH_BYTES:
+        raise ValueError(f"a block hash has {HASH_BYTES} bytes")
+    return max(int.from_bytes(block_hash[-8:], "big") ^ _salt_number(layout_id, group), 1)
 
 
 def short_keys_of(layout_id: bytes, keys: Sequence[tuple[int, bytes]]) -> Keys:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,8 +28,7 @@ from prfaas.sim.workloads.source import NUM_REQUESTS_MAX
 _NS_PER_MS = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A recorded request: instant, lengths in tokens, ids of the prompt's blocks, tenant."""
 
     at_ns: int
@@ -127,8 +127,10 @@ def _mooncake(path: Path, n: int, row: _MooncakeRow, block_tokens: int, known: _
             f"{num_blocks:,} blocks of {block_tokens:,}; name every block, or set "
             "cache.block_tokens to the tokens of the trace's blocks",
         )
-    for extreme in (min(row.hash_ids, default=0), max(row.hash_ids, default=0)):
-        in_range(path, n, "an id of hash_ids", extreme, 0, BLOCK_ID_MAX)
+    least, greatest = min(row.hash_ids), max(row.hash_ids)
+    if least < 0 or greatest > BLOCK_ID_MAX:
+        worst = least if least < 0 else greatest
+        in_range(path, n, "an id of hash_ids", worst, 0, BLOCK_ID_MAX)
     return Row(
         round(row.timestamp * _NS_PER_MS),
         row.input_length,
