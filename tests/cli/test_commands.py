@@ -218,6 +218,61 @@ def test_two_parts_at_one_address_are_one_line(prfaas: Prfaas, laptop: Path) -> 
     assert "prfaas-pool" in line
 
 
+def test_two_pools_in_one_folder_are_one_line(prfaas: Prfaas, laptop: Path) -> None:
+    for name, folder in (
+        ("pd.pools.pd-pool", "blocks"),
+        ("prfaas.pools.prfaas-pool", "./x/../blocks"),
+    ):
+        place = f'disk = "{folder}"\ndisk_limit = "1GiB"'
+        edit(laptop, f"[clusters.{name}]\n", f"[clusters.{name}]\n{place}\n")
+    line = one_line(prfaas("check", laptop))
+    assert "prfaas-pool and pd-pool can not both keep blocks in" in line
+    edit(laptop, "./x/../blocks", "others")
+    assert prfaas("check", laptop)[0] == 0
+
+
+TIMING = Path(__file__).parents[2] / "examples" / "timing.toml"
+CASE_STUDY = TIMING.parent / "plan" / "paper-case-study.toml"
+
+
+@pytest.mark.parametrize("command", ["check", "up"])
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (str(CASE_STUDY), "nowhere.toml", "clusters.prfaas.timing.plan: nowhere.toml"),
+        ('host_memory = "64MiB"', 'host_memory = "1MiB"', "prfaas-0.host_memory: 1048576 bytes"),
+    ],
+)
+def test_timing_engines_that_can_not_start_are_one_line(
+    prfaas: Prfaas, laptop: Path, command: str, old: str, new: str, said: str
+) -> None:
+    laptop.write_text(
+        TIMING.read_text()
+        .replace("examples/plan/paper-case-study.toml", str(CASE_STUDY))
+        .replace("bytes_scale = 0.001", "bytes_scale = 0.1")
+    )
+    assert prfaas("check", laptop)[0] == 0
+    edit(laptop, old, new)
+    assert said in one_line(prfaas(command, laptop))
+
+
+def test_check_warns_of_secrets_that_others_can_read(prfaas: Prfaas, laptop: Path) -> None:
+    identities = Path(".state/laptop/identities")
+    make_authority(identities)
+    make_identity(identities, "pd-pool")
+    salt = Path(".state/laptop/tenant.salt")
+    salt.write_text("x")
+    salt.chmod(0o600)
+    assert "is a secret" not in prfaas("check", laptop)[1]
+    for path, mode in ((identities / "pd-pool.key", 0o640), (identities / "ca.key", 0o604)):
+        path.chmod(mode)
+    salt.chmod(0o644)
+    code, output, _ = prfaas("check", laptop)
+    assert code == 0
+    for name, mode in (("pd-pool.key", 640), ("ca.key", 604), ("tenant.salt", 644)):
+        assert f"{name} is a secret, and its mode {mode} lets others in: chmod 600" in output
+
+
 # --- single parts ---
 
 

@@ -50,6 +50,11 @@ def far_pool(tables: dict[str, Any]) -> dict[str, Any]:
     return pool
 
 
+def far_engine(tables: dict[str, Any]) -> dict[str, Any]:
+    engine: dict[str, Any] = tables["clusters"]["far"]["engines"]["far-engine"]
+    return engine
+
+
 def split_over_two_pools(tables: dict[str, Any]) -> None:
     home = tables["clusters"]["home"]
     home["pools"]["other-pool"] = {}
@@ -222,6 +227,8 @@ WRONG: list[tuple[Change, str, str]] = [
     (lambda t: far_pool(t).update(disk="", disk_limit="1GiB"), "far-pool.disk", "name a folder"),
     (lambda t: far_pool(t).update(disk="d", disk_limit="1B"), "disk_limit", "1048576"),
     (lambda t: far_pool(t).update(memory="10B"), "far-pool.memory", "1048576"),
+    (lambda t: far_engine(t).update(host_memory="1MB"), "far-engine.host_memory", "1048576"),
+    (lambda t: far_engine(t).update(env={"A": "1", '"A=B"': "1"}), "far-engine.env", "'A=B'"),
     (
         lambda t: far_pool(t).update(links={"home-pool": {"budget": "1 GB/s"}}),
         "far-pool.links.home-pool.budget",
@@ -270,6 +277,29 @@ def test_a_mistake_names_its_place_and_what_is_wrong(
     where, _, what = line.partition(": ")
     assert where.endswith(place)
     assert hint in what
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("/models/tiny", "/models/ti\\u0000ny", "model.path: '/models/ti\\x00ny'"),
+        ("[model]", 'state = "s\\u0000"\n[model]', "state: 's\\x00'"),
+        ('far-pool"\n', 'far-pool"\nargs = ["a", "b\\u0000"]\n', "far-engine.args.1: 'b\\x00'"),
+        ('far-pool"\n', 'far-pool"\nenv = {A = "b\\u0000"}\n', "far-engine.env.A: 'b\\x00'"),
+        ('far-pool"\n', 'far-pool"\nenv = {"A\\u0000" = ""}\n', "the key holds a NUL"),
+    ],
+)
+def test_no_text_holds_a_nul(tmp_path: Path, old: str, new: str, place: str) -> None:
+    load(tmp_path)
+    path = tmp_path / "deployment.toml"
+    text = path.read_text().replace("'", '"')
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(ConfigError, match="NUL character") as caught:
+        load_deployment(path)
+    first, line = str(caught.value).split("\n")
+    assert first == f"{path}:"
+    assert place in line
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from prfaas.cli.checks import check_disks, check_timing, open_secrets
 from prfaas.cli.options import logs_of_parts
 from prfaas.cli.processes import Part, Supervisor
 from prfaas.cli.progress import StartProgress
@@ -178,10 +179,12 @@ def check_deployment(deployment: Deployment) -> None:
     """What can be wrong beyond the file's own rules.
 
     Raises:
-        ConfigError: The checkpoint is missing, two parts listen at one address, or the plan does
-            not fit.
+        ConfigError: The checkpoint or a plan is missing, two parts have one address or folder, the
+            plan or a timing engine's memory does not fit.
     """
     check_addresses(deployment)
+    check_disks(deployment)
+    check_timing(deployment)
     if deployment.routing.plan is not None:
         # The gateway and the planner take a second to import.
         from prfaas.gateway.profiles import load_profiles
@@ -242,14 +245,14 @@ async def prepare_model(deployment: Deployment) -> None:
 
 
 def _warn(deployment: Deployment) -> None:
-    """Say who gets in without a key, if somebody does."""
+    """Say who gets in without a key, and whose keys others can read."""
     gateway = deployment.gateway
-    warning = open_door(
+    door = open_door(
         gateway.listen,
         tenants=bool(deployment.tenants),
         operator_keys=bool(gateway.operator_keys),
     )
-    if warning is not None:
+    for warning in (*([door] if door else []), *open_secrets(deployment)):
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
 
 

@@ -108,7 +108,7 @@ def prepare_identities(deployment: Deployment) -> None:
     Raises:
         ConfigError: One is missing and may not be made.
     """
-    directory, names = deployment.security.identities, _identity_names(deployment)
+    directory, names = deployment.security.identities, identity_names(deployment)
     if deployment.security.generate:
         make_authority(directory)
         for name in names:
@@ -121,7 +121,7 @@ def prepare_identities(deployment: Deployment) -> None:
 def missing_identity(deployment: Deployment) -> str:
     """What is missing of the identities of the parts started here; empty if nothing is."""
     directory = deployment.security.identities
-    for name in _identity_names(deployment):
+    for name in identity_names(deployment):
         identity = identity_in(directory, name)
         for path in (identity.authority, identity.certificate, identity.key):
             if not path.exists():
@@ -132,7 +132,8 @@ def missing_identity(deployment: Deployment) -> str:
     return ""
 
 
-def _identity_names(deployment: Deployment) -> list[str]:
+def identity_names(deployment: Deployment) -> list[str]:
+    """Names of the parts started here that need an identity."""
     # A replica may run on another machine, with an identity that was made elsewhere.
     names = deployment.gateways if deployment.security.generate else [deployment.gateway.name]
     for cluster in deployment.clusters.values():

@@ -26,6 +26,17 @@ class LinkTable(Table):
 POOL_BYTES_MIN = 1 << 20
 
 
+def _holds_a_block(value: int | None) -> int | None:
+    """Memory or a disk for blocks.
+
+    Raises:
+        ValueError: It has no room for any.
+    """
+    if value is not None and value < POOL_BYTES_MIN:
+        raise ValueError(f"{value} bytes hold no block; the least is {POOL_BYTES_MIN}")
+    return value
+
+
 class PoolTable(Table):
     """`[clusters.CLUSTER.pools.POOL]`: a pool node."""
 
@@ -42,18 +53,13 @@ class PoolTable(Table):
     links: dict[PartName, LinkTable] = Field(default={})
     """Settings of links to the pool nodes it pushes to."""
 
+    _sizes = field_validator("memory", "disk_limit")(_holds_a_block)
+
     @field_validator("disk", mode="before")
     @classmethod
     def _disk_is_named(cls, value: object) -> object:
         if value == "":
             raise ValueError("it is empty; name a folder, or leave `disk` and `disk_limit` out")
-        return value
-
-    @field_validator("memory", "disk_limit")
-    @classmethod
-    def _holds_a_block(cls, value: int | None) -> int | None:
-        if value is not None and value < POOL_BYTES_MIN:
-            raise ValueError(f"{value} bytes hold no block; the least is {POOL_BYTES_MIN}")
         return value
 
     @model_validator(mode="after")
@@ -106,6 +112,16 @@ class EngineTable(Table):
     """Further arguments for the engine."""
     env: dict[str, str] = Field(default={})
     """Further environment variables for the engine."""
+
+    _sizes = field_validator("host_memory")(_holds_a_block)
+
+    @field_validator("env")
+    @classmethod
+    def _has_names(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if not name or "=" in name:
+                raise ValueError(f"{name!r} is no name of a variable: it is empty or has a '='")
+        return value
 
     @model_validator(mode="after")
     def _one_place(self) -> EngineTable:

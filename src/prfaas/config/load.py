@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -31,6 +32,8 @@ def load_deployment(path: Path, overlay: Path | None = None) -> Deployment:
     tables = _read(path)
     if overlay is not None:
         tables = _merged(tables, _read(overlay))
+    if nuls := list(_nuls(tables)):
+        raise ConfigError("\n  ".join([f"{path}:", *nuls]))
     try:
         return Deployment.model_validate(tables)
     except ValidationError as error:
@@ -57,6 +60,21 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
+
+
+def _nuls(value: object, place: str = "") -> Iterator[str]:
+    """A line for every text with a NUL, which ends names of files, arguments and variables."""
+    if isinstance(value, str) and "\0" in value:
+        yield f"{place}: {value!r} holds a NUL character; no path, argument or name can, remove it"
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from _nuls(each, f"{place}.{number}")
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            inner = f"{place}.{key}".lstrip(".")
+            if "\0" in key:
+                yield f"{inner!r}: the key holds a NUL character; remove it"
+            yield from _nuls(each, inner)
 
 
 def _problem(entry: Any) -> str:

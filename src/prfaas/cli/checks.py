@@ -1,0 +1,87 @@
+"""What can be wrong with a deployment on this machine, beyond its file's own rules."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from prfaas.cli.topology import identity_names
+from prfaas.config.clusters import ClusterRole, ClusterTable
+from prfaas.config.deployment import Deployment
+from prfaas.errors import ConfigError
+from prfaas.gateway.salt import FILE_NAME
+from prfaas.wire.identity import identity_in
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def check_timing(deployment: Deployment) -> None:
+    """See that timing engines started here have their plan, and room for a block.
+
+    Raises:
+        ConfigError: One has not.
+    """
+    for name, cluster in deployment.clusters.items():
+        if cluster.timing is not None and not all(e.url for e in cluster.engines.values()):
+            _check_timing(deployment.model.name, name, cluster)
+
+
+def _check_timing(model: str, name: str, cluster: ClusterTable) -> None:
+    # The planner takes a second to import.
+    from prfaas.engines.timing.profile import load_profile
+
+    timing = cluster.timing
+    if timing is None:
+        return
+    place = f"clusters.{name}.timing.plan"
+    try:
+        profile = load_profile(
+            timing.plan,
+            name if cluster.role is ClusterRole.PRFAAS else None,
+            model,
+            block_tokens=timing.block_tokens,
+            bytes_scale=timing.bytes_scale,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
+    block_bytes = max(group.block_bytes for group in profile.layout.groups)
+    for engine_name, engine in cluster.engines.items():
+        if not engine.url and engine.host_memory < block_bytes:
+            raise ConfigError(
+                f"clusters.{name}.engines.{engine_name}.host_memory: {engine.host_memory} bytes "
+                f"hold no block, which has {block_bytes}; give it more, or make blocks smaller "
+                f"with clusters.{name}.timing.bytes_scale"
+            )
+
+
+def check_disks(deployment: Deployment) -> None:
+    """See that every folder for blocks is given to one pool node started here.
+
+    Raises:
+        ConfigError: One is not.
+    """
+    owners: dict[Path, str] = {}
+    for cluster in deployment.clusters.values():
+        for name, pool in cluster.pools.items():
+            if pool.disk is None or pool.address:
+                continue
+            other = owners.setdefault(pool.disk.resolve(), name)
+            if other != name:
+                raise ConfigError(
+                    f"{other} and {name} can not both keep blocks in {pool.disk}; "
+                    "name another folder for one of them"
+                )
+
+
+def open_secrets(deployment: Deployment) -> Iterator[str]:
+    """A line for every secret on this machine that not only its owner can read."""
+    directory = deployment.security.identities
+    keys = [identity_in(directory, name).key for name in identity_names(deployment)]
+    for path in [directory / "ca.key", *keys, deployment.state / FILE_NAME]:
+        try:
+            mode = stat.S_IMODE(path.stat().st_mode)
+        except OSError:
+            continue
+        if mode & _OTHERS:
+            yield f"{path} is a secret, and its mode {mode:o} lets others in: chmod 600 {path}"
