@@ -51,27 +51,30 @@ async def closed(world: World, reason: str) -> float:
 
 @pytest.mark.parametrize("said", [b"", HEAD])
 async def test_a_connection_without_a_request_ends(world: World, said: bytes) -> None:
-    world.gateway.connections.head_s = 0.05
+    connections = world.gateway.connections
+    usual_s, connections.head_s = connections.head_s, 0.05
     async with connected(world) as (reader, writer):
         writer.write(said)
         assert await reader.read() == b""
+    connections.head_s = usual_s
     assert await closed(world, "no_request") == 1
 
 
 async def test_a_connection_that_has_asked_is_kept(world: World) -> None:
-    """Only the first head has the short limit: this connection outlives a later one."""
-    world.gateway.connections.head_s = 0.2
-    async with connected(world) as kept:
-        assert await ask(kept) == 200
-        async with connected(world) as (reader, _):
-            assert await reader.read() == b""
-        assert await ask(kept) == 200
-    assert await closed(world, "no_request") == 1
+    """Only the first head has the short limit."""
+    connections = world.gateway.connections
+    async with connected(world, 1) as kept:
+        [connection] = connections._waiting
+        assert connection._head_limit is not None
+        for _ in range(2):
+            assert await ask(kept) == 200
+            await until(lambda: list(connections._kept) == [connection])
+            assert connection._head_limit is None
 
 
 async def test_who_is_idle_longest_makes_room(world: World) -> None:
     connections = world.gateway.connections
-    await world.http.get(world.url + "/v1/models")
+    await world.metric("prfaas_client_connections")
     await until(lambda: connections.num_busy == 0)
     before = connections.num_open
     connections.limit = before + 2

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from prfaas.config.deployment import Deployment
 from prfaas.core.prefix_index import PrefixIndex, SourceState
-from prfaas.gateway.engine_events import EngineEvents, EventTiming
+from prfaas.gateway.engine_events import (
+    BATCH_BYTES_MAX,
+    QUEUED_BATCHES_MAX,
+    EngineEvents,
+    EventTiming,
+)
 from prfaas.gateway.kv_events import Batch
 
 from .conftest import LAYOUT, until
@@ -33,6 +39,7 @@ class Site:
     endpoint: str
     replay: str | None
     batches: list[Batch] = field(default_factory=list)
+    events: EngineEvents = field(init=False)
 
     def state(self) -> SourceState:
         return self.index.state("decode")
@@ -72,6 +79,7 @@ async def following(
         lambda engine, batch: site.batches.append(batch),
         timing,
     )
+    site.events = events
     assert events.names() == ["decode"]
     events.start()
     try:
@@ -222,3 +230,65 @@ def test_places_that_may_not_be(settings: dict[str, str], expected: str) -> None
     tables["clusters"]["pd"]["engines"]["decode"] = engine
     with pytest.raises(ValueError, match=expected):
         Deployment.model_validate(tables)
+
+
+# --- an engine that is none ---
+
+
+def test_what_one_engine_can_have_wait_here_is_bounded() -> None:
+    assert QUEUED_BATCHES_MAX * BATCH_BYTES_MAX <= 4 << 30
+
+
+NEXT = (1).to_bytes(8, "big")
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b""],
+        [b"", b"\x01", b"\x90"],
+        [b"", NEXT, b"\xc1"],
+        [b"", NEXT, b"\xdd\xff\xff\xff\xff"],
+        [b"", NEXT, b"\x91" * 100_000],
+        [b"", NEXT, msgspec.msgpack.encode([0, [stored(list(range(70_000)))], 0])],
+        [b"", NEXT, msgspec.msgpack.encode([0, [stored([2**63])], 0])[:-3]],
+        [b"", NEXT, bytes(BATCH_BYTES_MAX + 1)],
+        [b"x"] * 1000,
+    ],
+    ids=range(9),
+)
+async def test_garbage_breaks_the_connection_and_nothing_else(
+    tmp_path: Path, frames: list[bytes]
+) -> None:
+    async with following(tmp_path) as site, living(site) as engine:
+        engine.publish(stored(HASHES[:10]))
+        await site.reaches(EXACT, 10)
+        engine._pub.send_multipart(frames)
+        await until(lambda: site.state() is DEGRADED)
+        await site.reaches(EXACT, 10)
+        engine.publish(stored(HASHES[10:12]))
+        await site.reaches(EXACT, 12)
+
+
+async def test_a_flood_of_gaps_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with following(tmp_path, replays=False) as site, living(site) as engine:
+        await until(engine.has_subscriber)
+        for number in range(100):
+            engine.publish(stored([HASHES[number]]))
+            engine.publish(lost=True)
+        engine.publish(stored(HASHES[:3]))
+        await site.reaches(INCOMPLETE, 3)
+    assert caplog.text.count("kv_events_gap") == 1
+
+
+async def test_who_breaks_every_connection_is_asked_less_and_less(tmp_path: Path) -> None:
+    timing = replace(TIMING, backoff_s=0.001, backoff_max_s=60.0)
+    async with following(tmp_path, timing=timing) as site, living(site) as engine:
+        [client] = site.events._clients.values()
+        for _ in range(6):
+            await until(lambda: site.state() is EXACT)
+            engine._pub.send_multipart([b"garbage"])
+            await until(lambda: site.state() is not EXACT)
+        await until(lambda: client.backoff_s >= 0.032)

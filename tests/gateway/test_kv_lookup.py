@@ -128,3 +128,19 @@ async def test_events_are_counted(site: tuple[World, Publisher]) -> None:
     assert await world.metric('prfaas_engine_index_state{engine="decode",state="exact"}') == 1
     assert await world.metric('prfaas_engine_index_blocks{engine="decode"}') == 1
     assert await world.metric("prfaas_index_memory_bytes") > 0
+
+
+async def test_garbage_among_the_events_stops_nobody(site: tuple[World, Publisher]) -> None:
+    world, publisher = site
+    sample = 'prfaas_engine_index_state{engine="decode",state="exact"}'
+    for frames in (
+        [b"x"],
+        [b"", bytes(8), b"\xdd\xff\xff\xff\xff"],
+        [b"", bytes(8), bytes(1 << 20)],
+    ):
+        publisher._pub.send_multipart(frames)
+        await until(lambda: world.gateway.index.state("decode") == "degraded")
+        assert await world.metric(sample) == 0
+        assert (await world.post({"prompt": "hi"}))[0] == 200
+        await until(lambda: world.gateway.index.state("decode") == "exact")
+    assert await world.metric(sample) == 1

@@ -22,9 +22,11 @@ from prfaas.gateway.engine_feed import EngineFeed, Heard, read_frames
 from prfaas.gateway.kv_events import Batch
 from prfaas.logs import log_event
 
-BATCH_BYTES_MAX = 64 << 20
-QUEUED_BATCHES_MAX = 20_000
-"""Batches of one engine that wait here; the engine drops what is beyond, and it is replayed."""
+BATCH_BYTES_MAX = 16 << 20
+"""A batch is a step: one of a million tokens in blocks of 16 has about half of this."""
+QUEUED_BATCHES_MAX = 256
+"""Batches of one engine that wait here; more wait in the engine, and what it drops is replayed."""
+GAP_SAID_EVERY_S = 10.0
 BATCHES_A_TURN = 64
 """Then the others on this thread have their turn."""
 REPLAYS_MAX = 8
@@ -48,7 +50,7 @@ class EventTiming:
 
     Attributes:
         backoff_s: Wait before the first attempt to connect again; doubles from there.
-        backoff_max_s: Longest such wait.
+        backoff_max_s: Longest such wait; a connection that lasts as long lets it begin anew.
         connect_s: Limit for connecting.
         replay_s: Longest silence during a replay.
         idle_s: Silence after which the engine is asked whether something was missed.
@@ -91,21 +93,25 @@ class EngineClient:
         self._context: Context | None = None
         self._timing = timing
         self._is_joined = False
+        self._gap_said_at: float | None = None
+        self.backoff_s = timing.backoff_s
+        """The next wait before connecting again."""
         self.feed = feed
 
     async def run(self, context: Context) -> None:
         """Connect, follow, connect again; until cancelled. `context` makes the sockets."""
         self._context = context
-        backoff_s = self._timing.backoff_s
+        clock, timing = asyncio.get_running_loop().time, self._timing
         while True:
-            self._is_joined = False
+            self._is_joined, began_at = False, clock()
             layout = self._layout()
             if layout is not None:
                 await self._follow_once(layout)
-            if self._is_joined:
-                backoff_s = self._timing.backoff_s
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311
-            backoff_s = min(2 * backoff_s, self._timing.backoff_max_s)
+            # Who breaks each connection as soon as it stands is not asked more and more often.
+            if self._is_joined and clock() - began_at >= timing.backoff_max_s:
+                self.backoff_s = timing.backoff_s
+            await asyncio.sleep(self.backoff_s * random.uniform(0.5, 1.0))  # noqa: S311
+            self.backoff_s = min(2 * self.backoff_s, timing.backoff_max_s)
 
     async def _follow_once(self, layout: Layout) -> None:
         # One socket is one connection: what comes out of it is of one life of the engine.
@@ -159,7 +165,7 @@ class EngineClient:
                 await asyncio.sleep(0)
 
     async def _close_gap(self, seq: int, payload: bytes) -> None:
-        self._say(logging.WARNING, "kv_events_gap", before=seq)
+        self._say_gap(seq)
         for _ in range(REPLAYS_MAX):
             if not await self._replay():
                 break
@@ -190,6 +196,12 @@ class EngineClient:
                 await asyncio.sleep(0)
         self._say(logging.WARNING, "kv_events_not_replayed", where=self._replay_endpoint)
         return False
+
+    def _say_gap(self, seq: int) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._gap_said_at is None or now - self._gap_said_at >= GAP_SAID_EVERY_S:
+            self._gap_said_at = now
+            self._say(logging.WARNING, "kv_events_gap", before=seq)
 
     def _say(self, level: int, event: str, **fields: object) -> None:
         log_event(_log, level, event, engine=self._engine, **fields)
