@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from prfaas import said
 from prfaas.errors import ConfigError
-from prfaas.pool import limits, said
+from prfaas.pool import limits
 from prfaas.pool.limits import check_limits
-from prfaas.pool.said import SaidOnce
+from prfaas.said import SaidOnce
 
 from .conftest import World
 from .sites import until

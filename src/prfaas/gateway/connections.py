@@ -23,6 +23,7 @@ from prfaas.gateway.answering import error_object, json_response
 from prfaas.gateway.failures import error_body
 from prfaas.gateway.jsons import to_json
 from prfaas.logs import log_event
+from prfaas.said import SaidOnce
 
 HEAD_S = 30.0
 """How long the first request's head may take to come."""
@@ -33,7 +34,6 @@ DESCRIPTORS_EACH = 3
 """A request in flight takes one of its client's, and one of each leg's."""
 PLACES_EACH = 4
 """Connections for each request that may be in flight."""
-LOG_EVERY_S = 60.0
 _log = logging.getLogger(__name__)
 _FULL = to_json(
     error_object(
@@ -96,7 +96,7 @@ class Connections:
         self._kept: dict[Connection, None] = {}
         self._busy: set[Connection] = set()
         self.on_closed: Callable[[Closed], None] = lambda _: None
-        self._say_full_at = 0.0
+        self._said = SaidOnce()
         handle = server.request_handler
 
         def begin(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
@@ -155,9 +155,7 @@ class Connections:
         connection.force_close()
 
     def _say_full(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if now >= self._say_full_at:
-            self._say_full_at = now + LOG_EVERY_S
+        if self._said.is_new("connections_full"):
             fields = {"limit": self.limit, "busy": self.num_busy}
             log_event(_log, logging.WARNING, "connections_full", **fields)
 

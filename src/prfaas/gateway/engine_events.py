@@ -21,12 +21,14 @@ from prfaas.errors import PeerError
 from prfaas.gateway.engine_feed import EngineFeed, Heard, read_frames
 from prfaas.gateway.kv_events import Batch
 from prfaas.logs import log_event
+from prfaas.said import SaidOnce
+from prfaas.units import NS_PER_S
 
 BATCH_BYTES_MAX = 16 << 20
 """A batch is a step: one of a million tokens in blocks of 16 has about half of this."""
 QUEUED_BATCHES_MAX = 256
 """Batches of one engine that wait here; more wait in the engine, and what it drops is replayed."""
-GAP_SAID_EVERY_S = 10.0
+GAP_SAID_EVERY_NS = 10 * NS_PER_S
 BATCHES_A_TURN = 64
 """Then the others on this thread have their turn."""
 REPLAYS_MAX = 8
@@ -93,7 +95,7 @@ class EngineClient:
         self._context: Context | None = None
         self._timing = timing
         self._is_joined = False
-        self._gap_said_at: float | None = None
+        self._said = SaidOnce(every_ns=GAP_SAID_EVERY_NS)
         self.backoff_s = timing.backoff_s
         """The next wait before connecting again."""
         self.feed = feed
@@ -198,9 +200,7 @@ class EngineClient:
         return False
 
     def _say_gap(self, seq: int) -> None:
-        now = asyncio.get_running_loop().time()
-        if self._gap_said_at is None or now - self._gap_said_at >= GAP_SAID_EVERY_S:
-            self._gap_said_at = now
+        if self._said.is_new("kv_events_gap"):
             self._say(logging.WARNING, "kv_events_gap", before=seq)
 
     def _say(self, level: int, event: str, **fields: object) -> None:

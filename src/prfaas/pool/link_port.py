@@ -17,7 +17,7 @@ from prfaas.pool.io_thread import IoThread
 from prfaas.pool.listener import Listener
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.probes import ProbeSink
-from prfaas.pool.said import SaidOnce
+from prfaas.said import SaidOnce
 from prfaas.wire.channel import Channel
 from prfaas.wire.fragments import ReceivedBlock
 from prfaas.wire.frames import Frame

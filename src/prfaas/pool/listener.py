@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from prfaas.errors import PeerError
 from prfaas.pool.io_sockets import HANDSHAKE_TIMEOUT_S, readable
-from prfaas.pool.said import SaidOnce
+from prfaas.said import SaidOnce
 from prfaas.wire.channel import Channel
 from prfaas.wire.identity import DATA_PROTOCOL, PROBE_PROTOCOL, LinkContexts
 from prfaas.wire.sockets import prepare_messages

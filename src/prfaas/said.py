@@ -11,20 +11,23 @@ TEXTS_MAX = 50
 
 
 class SaidOnce:
-    """Says each thing once a minute.
+    """Says each thing once in a while.
 
     Args:
         clock_ns: Monotonic clock, nanoseconds.
+        every_ns: How long a thing is not said again, nanoseconds.
     """
 
-    def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        self._clock_ns = clock_ns
+    def __init__(
+        self, clock_ns: Callable[[], int] = time.monotonic_ns, every_ns: int = EVERY_NS
+    ) -> None:
+        self._clock_ns, self._every_ns = clock_ns, every_ns
         self._said: dict[str, int] = {}
 
     def is_new(self, text: str) -> bool:
-        """Whether this is worth a line; the answer is no for the next minute."""
+        """Whether this is worth a line; the answer is no for a while."""
         now = self._clock_ns()
-        self._said = {one: at for one, at in self._said.items() if now - at < EVERY_NS}
+        self._said = {one: at for one, at in self._said.items() if now - at < self._every_ns}
         if text in self._said or len(self._said) >= TEXTS_MAX:
             return False
         self._said[text] = now
