@@ -35,24 +35,25 @@ def _parsed(value: object, parse: Callable[[str], int], example: str) -> int:
 Check = Callable[[int | None], int | None]
 
 
-def at_least(least: int, said: str) -> Check:
+def at_least(least: int, said: str, shown: str = "") -> Check:
     """A check for fields: the value, or None, as it is; a `ValueError` for less.
 
     Args:
         least: The smallest value that makes sense.
         said: What less of it does, in words that follow the value.
+        shown: `least` as an operator writes it; the number without it.
     """
 
     def check(value: int | None) -> int | None:
         if value is not None and value < least:
-            raise ValueError(f"{value} {said}; the least is {least}")
+            raise ValueError(f"{value} {said}; the least is {shown or least}")
         return value
 
     return check
 
 
-long_enough = at_least(10**6, "ns leave no time for anything")
-"""For time limits: a millisecond or more."""
+long_enough = at_least(10**6, "ns leave no time for anything", "1ms")
+"""For time limits."""
 holds_a_block = at_least(1 << 20, "bytes hold no block")
 """For memory and disks."""
 
