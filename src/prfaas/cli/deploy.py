@@ -8,12 +8,14 @@ import fcntl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from itertools import chain
 from pathlib import Path
 
 import click
 from rich.console import Console
 
 from prfaas.cli.checks import check_disks, check_timing, open_secrets, short_lived
+from prfaas.cli.doubts import doubts
 from prfaas.cli.options import logs_of_parts
 from prfaas.cli.processes import Supervisor
 from prfaas.cli.progress import StartProgress
@@ -253,7 +255,8 @@ def _warn(deployment: Deployment) -> None:
         tenants=bool(deployment.tenants),
         operator_keys=bool(gateway.operator_keys),
     )
-    for warning in (*([door] if door else []), *open_secrets(deployment), *short_lived(deployment)):
+    found = (open_secrets(deployment), short_lived(deployment), doubts(deployment))
+    for warning in (*([door] if door else []), *chain.from_iterable(found)):
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
 
 

@@ -13,8 +13,9 @@ from pydantic import BaseModel, ValidationError
 
 from prfaas.config.deployment import Deployment
 from prfaas.config.names import PATTERNS
-from prfaas.config.tenants import KEY_HASH
 from prfaas.errors import ConfigError
+
+_KEYS = frozenset({"keys", "operator_keys"})
 
 
 def load_deployment(path: Path, overlay: Path | None = None) -> Deployment:
@@ -89,9 +90,9 @@ def _problem(entry: Any) -> str:
     if entry["type"] == "string_pattern_mismatch":
         pattern = entry["ctx"]["pattern"]
         message = f"has to be {PATTERNS.get(pattern, 'of another form')}"
-        if pattern == KEY_HASH:
-            # Somebody may have written the key itself.
-            return f"{place}: {message}"
+    if _KEYS.intersection(map(str, entry["loc"])):
+        # Somebody may have written the key itself.
+        return f"{place}: {message.removeprefix('Value error, ')}"
     shown = f", got {entry['input']!r}" if isinstance(entry["input"], (str, int, float)) else ""
     return f"{place or 'file'}: {message}{shown if 'Value error' not in entry['msg'] else ''}"
 
