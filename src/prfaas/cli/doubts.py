@@ -41,7 +41,7 @@ def _threshold(tokens: int, clusters: list[ClusterTable]) -> Iterator[str]:
     if block and tokens < min(block):
         yield (
             f"routing.offload_threshold {tokens} is below one KV block, {min(block)} tokens: a "
-            "prompt without a whole new block has nothing to ship and stays at home, whatever it says"
+            "prompt without a whole new block has nothing to ship and stays at home all the same"
         )
 
 
