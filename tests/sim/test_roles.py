@@ -22,7 +22,7 @@ from prfaas.units import NS_PER_S
 from tests.sim.systems import EXAMPLES, MS, requests_at, system
 
 EAGER = RoleSettings(
-    patience_ns=2 * NS_PER_S, dwell_ns=3 * NS_PER_S, need_weight=1.0, conversion_ns=NS_PER_S
+    patience_ns=2 * NS_PER_S, dwell_ns=3 * NS_PER_S, smoothing_ns=0, conversion_ns=NS_PER_S
 )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from prfaas.core.mixes import Mixes
 from prfaas.core.role_loop import Planned, Role, RoleChange, RoleLoop, StageLoad
 
 UNSET = -1
@@ -51,6 +52,8 @@ class Roles:
         self._since_ns = [0] * len(self._roles)
         self._time_ns = dict.fromkeys(Role, 0)
         self._loop = loop
+        self.mixes = Mixes(loop.settings.dwell_ns if loop else 0)
+        """What requests are like lately."""
         self.change: Change | None = None
         """The change under way."""
 

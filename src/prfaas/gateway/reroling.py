@@ -8,6 +8,7 @@ from prfaas.core.spared import Spared
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.journal import Journal, Loop, Number
 from prfaas.gateway.profiles import Profiles
+from prfaas.gateway.records import Record
 from prfaas.gateway.split import EngineQueue, Split
 from prfaas.units import NS_PER_S
 
@@ -26,6 +27,8 @@ class Reroling:
         journal: Hears of every change.
     """
 
+    turns_each_beat = True
+
     def __init__(self, driver: Driver, split: Split, profiles: Profiles, journal: Journal) -> None:
         self._driver, self._split, self._journal = driver, split, journal
         self._slots, self._plans = max(profiles.decode_slots, 1), profiles.plans
@@ -36,10 +39,15 @@ class Reroling:
         """Who prefills and who decodes."""
         return self._split.roles
 
-    def decoded(self, took_ns: int) -> None:
-        """A request was decoded in so much time."""
+    def finished(self, record: Record) -> None:
+        """A request was answered in full."""
+        if record.e2e_ns is None or record.ttft_ns is None:
+            return
         weight = _MEAN_WEIGHT if self._decode_ns else 1.0
-        self._decode_ns += weight * (took_ns - self._decode_ns)
+        self._decode_ns += weight * (record.e2e_ns - record.ttft_ns - self._decode_ns)
+        prompt, now_ns = record.num_prompt_tokens, record.started_at_ns + record.e2e_ns
+        new = max(prompt - record.pd_hit_tokens, 1)
+        self.roles.mixes.ended(now_ns, new, prompt, record.num_output_tokens)
 
     def beat(self, now_ns: int) -> None:
         """Some time has passed: an engine that drains may be empty."""
@@ -75,6 +83,7 @@ class Reroling:
             self._driver.apply_roles(now_ns)
             pressed = "prefill" if found.to is Role.PREFILL else "decode"
             why = f"{pressed} is more pressed than the other stage, and one engine more evens it"
+            numbers["requests_left"] = self._work_of(roles.change.index)
             self._note(roles.change, "drains", why, numbers)
 
     def _replan(self, found: RoleChange, numbers: dict[str, Number]) -> None:
@@ -150,8 +159,8 @@ class Reroling:
         known = [report.bits_per_s for report in seen if report is not None]
         if plans is None or not known or len(known) < len(seen):
             return None
-        bits_per_s = sum(known)
-        return lambda num_prefill: plans(num_prefill, bits_per_s)
+        bits_per_s, mix = sum(known), self.roles.mixes.look(now_ns)
+        return lambda num_prefill: plans(num_prefill, bits_per_s, mix)
 
     def _work_of(self, index: int) -> int:
         """Requests that an engine has in its role: ours, and those that it says it has."""

@@ -14,6 +14,7 @@ from prfaas.core.roles import Roles as CoreRoles
 from prfaas.core.spared import Spared
 from prfaas.sim.decode import DecodeInstance
 from prfaas.sim.prefill import PrefillInstance
+from prfaas.sim.request import Request
 from prfaas.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -66,10 +67,13 @@ class Roles:
             self._set_ready(index, Role.DECODE if role is Role.PREFILL else Role.PREFILL, up=False)
         self._sim.clock.after(self._sim.setup.signals.loop_interval_ns, self._look)
 
-    def decoded(self, took_ns: int) -> None:
-        """A request was decoded in so much time."""
+    def finished(self, request: Request) -> None:
+        """A request has all its tokens."""
+        now_ns, new = self._sim.clock.now_ns, request.num_new_tokens
         weight = _MEAN_WEIGHT if self._decode_ns else 1.0
-        self._decode_ns += weight * (took_ns - self._decode_ns)
+        self._decode_ns += weight * (now_ns - request.first_token_at_ns - self._decode_ns)
+        prompt, output = request.num_prompt_tokens, request.num_output_tokens
+        self._roles.mixes.ended(now_ns, new, prompt, output)
 
     def count(self, role: Role) -> int:
         """Instances that have a role and take work in it."""
@@ -133,8 +137,11 @@ class Roles:
 
     def _planned(self, num_prefill: int) -> SplitPlan | None:
         plans = self._setup.plans if self._setup else None
-        bits_per_s = self._sim.front.link_bits_per_s(self._sim.clock.now_ns)
-        return None if plans is None or not bits_per_s else plans(num_prefill, bits_per_s)
+        now_ns = self._sim.clock.now_ns
+        bits_per_s = self._sim.front.link_bits_per_s(now_ns)
+        if plans is None or not bits_per_s:
+            return None
+        return plans(num_prefill, bits_per_s, self._roles.mixes.look(now_ns))
 
     # A change
 

@@ -278,7 +278,7 @@ class Simulation:
             request.first_token_at_ns = self.clock.now_ns
 
     def _finished(self, request: Request) -> None:
-        self.roles.decoded(self.clock.now_ns - request.first_token_at_ns)
+        self.roles.finished(request)
         self._end(request, Outcome.FINISHED)
 
     def _end(self, request: Request, outcome: Outcome) -> None:
