@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +90,12 @@ def deployment(settings: Settings, place: Path, *, reroling: bool) -> str:
     return text
 
 
-async def live(settings: Settings, asked: list[Request], place: Path, *, reroling: bool) -> Run:
-    """Drive the deployment through the day.
+@asynccontextmanager
+async def running(settings: Settings, place: Path, *, reroling: bool) -> AsyncIterator[Topology]:
+    """Start the deployment, wait until the gateway sees all of it, and stop it.
 
     Args:
         settings: Of the run.
-        asked: What comes when.
         place: Folder for keys, sockets and logs.
         reroling: Whether the long-term loop runs.
     """
@@ -105,26 +108,56 @@ async def live(settings: Settings, asked: list[Request], place: Path, *, rerolin
     supervisor = Supervisor(parts(topology))
     try:
         await supervisor.start()
-        asks = await asyncio.to_thread(prepare, asked, MODEL, Vocabulary(str(made.model.path)))
-        async with aiohttp.ClientSession() as http:
-            await _whole(http, topology)
-            start, start_unix, cpu = time.monotonic(), time.time(), _cpu()
-            outcomes = await drive(topology.gateway_url, asks, start)
-            cores = (_cpu() - cpu) / 100 / (time.monotonic() - start)
-            changes = await _changes(http, topology, start_unix)
-            facts = {"cores": cores, "behind_s": await _behind(http, topology)}
+        await _whole(topology)
+        yield topology
     finally:
         await supervisor.stop()
+
+
+async def live(settings: Settings, asked: list[Request], place: Path, *, reroling: bool) -> Run:
+    """Drive the deployment through the day.
+
+    Args:
+        settings: Of the run.
+        asked: What comes when.
+        place: Folder for keys, sockets and logs.
+        reroling: Whether the long-term loop runs.
+    """
+    async with running(settings, place, reroling=reroling) as topology:
+        path = str(topology.deployment.model.path)
+        asks = await asyncio.to_thread(prepare, asked, MODEL, Vocabulary(path))
+        start, start_unix, cpu = time.monotonic(), time.time(), _cpu()
+        outcomes = await drive(topology.gateway_url, asks, start)
+        cores = (_cpu() - cpu) / 100 / (time.monotonic() - start)
+        changes = role_changes(await decisions(topology), start_unix)
+        facts = {"busy cores": cores, "engines behind at most, s": await _behind(topology)}
     return Run("live", reroling, outcomes, changes, facts)
 
 
-async def _get(http: aiohttp.ClientSession, url: str) -> Any:
-    async with http.get(url) as reply:
+async def decisions(topology: Topology) -> list[dict[str, Any]]:
+    """What the long-term loop did, in order."""
+    page = await _get(f"{topology.gateway_url}/control/decisions?limit=1000")
+    return [entry for entry in reversed(page["decisions"]) if entry["loop"] == "roles"]
+
+
+def role_changes(entries: list[dict[str, Any]], start_unix: float) -> list[Change]:
+    """Engines that took another role."""
+    began = [entry for entry in entries if entry["action"] == "drains"]
+    ended = [entry for entry in entries if entry["action"] == "changed"]
+    drained = [entry["numbers"]["drained_s"] for entry in ended] + [math.nan] * len(began)
+    return [
+        Change(e["at_unix_s"] - start_unix, e["new"], s, e["numbers"]["requests_left"])
+        for e, s in zip(began, drained, strict=False)
+    ]
+
+
+async def _get(url: str) -> Any:
+    async with aiohttp.ClientSession() as http, http.get(url) as reply:
         return await (reply.text() if url.endswith("/metrics") else reply.json())
 
 
-async def _whole(http: aiohttp.ClientSession, topology: Topology) -> None:
-    async with asyncio.timeout(READY_S):
+async def _whole(topology: Topology) -> None:
+    async with asyncio.timeout(READY_S), aiohttp.ClientSession() as http:
         while True:
             async with http.get(f"{topology.gateway_url}/health?full=1") as reply:
                 if reply.status == 200:
@@ -132,24 +165,9 @@ async def _whole(http: aiohttp.ClientSession, topology: Topology) -> None:
             await asyncio.sleep(0.2)
 
 
-async def _changes(
-    http: aiohttp.ClientSession, topology: Topology, start_unix: float
-) -> list[Change]:
-    """What the gateway says that its loop did."""
-    page = await _get(http, f"{topology.gateway_url}/control/decisions?limit=1000")
-    entries = [e for e in reversed(page["decisions"]) if e["loop"] == "roles"]
-    began = [e for e in entries if e["action"] == "drains"]
-    ended = [e for e in entries if e["action"] == "changed"]
-    drained = [e["numbers"]["drained_s"] for e in ended] + [float("nan")] * len(began)
-    return [
-        Change(e["at_unix_s"] - start_unix, e["new"], s, e["numbers"]["requests_left"])
-        for e, s in zip(began, drained, strict=False)
-    ]
-
-
-async def _behind(http: aiohttp.ClientSession, topology: Topology) -> float:
+async def _behind(topology: Topology) -> float:
     """How far engines were behind their profile at most, s."""
-    pages = [await _get(http, f"{url}/metrics") for url in topology.engines.values()]
+    pages = [await _get(f"{url}/metrics") for url in topology.engines.values()]
     found = re.findall(r"^timing:behind_profile_seconds\{.*\} (\S+)$", "\n".join(pages), re.M)
     return max(map(float, found))
 

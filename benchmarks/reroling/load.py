@@ -56,10 +56,11 @@ async def drive(url: str, asks: list[Ask], start: float) -> list[Outcome]:
     timeout = aiohttp.ClientTimeout(total=None)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
-        return await asyncio.gather(*(_one(http, url, ask, start) for ask in asks))
+        return await asyncio.gather(*(one(http, url, ask, start) for ask in asks))
 
 
-async def _one(http: aiohttp.ClientSession, url: str, ask: Ask, start: float) -> Outcome:
+async def one(http: aiohttp.ClientSession, url: str, ask: Ask, start: float) -> Outcome:
+    """Send a request at its time; `start` is of the monotonic clock."""
     await asyncio.sleep(max(start + ask.at - time.monotonic(), 0))
     first, text, path, error = None, list[str](), "", ""
     headers = {"Content-Type": "application/json"}

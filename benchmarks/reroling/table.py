@@ -18,7 +18,8 @@ def tables(runs: Sequence[Run], settings: Settings) -> str:
     return "\n\n".join(found)
 
 
-def _is_good(outcome: Outcome, settings: Settings) -> bool:
+def is_good(outcome: Outcome, settings: Settings) -> bool:
+    """Whether a request was answered within both targets."""
     in_time = outcome.ttft <= settings.ttft_s and outcome.tpot <= settings.tpot_s
     return in_time and not outcome.error
 
@@ -32,7 +33,7 @@ def _whole(runs: Sequence[Run], settings: Settings) -> str:
     ]
     for run in runs:
         done = [o for o in run.outcomes if o.ended is not None and not o.error]
-        good = sum(_is_good(o, settings) for o in run.outcomes)
+        good = sum(is_good(o, settings) for o in run.outcomes)
         ttft = np.percentile([o.ttft for o in run.outcomes], [50, 90, 99])
         tpot = np.percentile([o.tpot for o in run.outcomes], [50, 99]) * 1e3
         last = max(o.ended or 0.0 for o in run.outcomes)
@@ -56,7 +57,7 @@ def _by_time(runs: Sequence[Run], settings: Settings) -> str:
         cells = [f"{run.where}, re-roling {'on' if run.reroling else 'off'}"]
         for i in range(NUM_PARTS):
             came = [o for o in run.outcomes if i * span <= o.arrived < (i + 1) * span]
-            good = sum(_is_good(o, settings) for o in came)
+            good = sum(is_good(o, settings) for o in came)
             cells.append(f"{good / max(len(came), 1):.0%}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

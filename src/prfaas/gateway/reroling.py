@@ -124,7 +124,9 @@ class Reroling:
             if queue is None:
                 return None
             book = dispatcher.load(name)
-            busy += bool(book.num_jobs(name) or queue.num_running or queue.num_waiting)
+            # One look, not a look or what is known since: twice asked is busier than it is.
+            said = queue.num_running
+            busy += bool(book.num_jobs(name) if said is None else said + queue.num_waiting)
             waiting_ns += book.queued_ns(name)
         return StageLoad(busy + self._spared.look(dispatcher.spared_ns, now_ns), waiting_ns)
 
