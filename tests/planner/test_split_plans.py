@@ -8,7 +8,7 @@ import pytest
 
 from prfaas.core.mixes import Mix
 from prfaas.planner.load import load_question
-from prfaas.planner.search import optimum
+from prfaas.planner.search import optimum, search_grid
 from prfaas.planner.split_plans import Plans, split_plans
 from prfaas.planner.throughput import Mode
 
@@ -55,3 +55,19 @@ def test_requests_beyond_the_plan_are_planned_for_all_the_same(plans: Plans, mix
 
 def test_a_link_of_nothing_and_no_prfaas_cluster_have_no_plan(plans: Plans) -> None:
     assert plans(3, 0.0, None) is None
+
+
+def test_of_equal_thresholds_the_one_that_leaves_most_room_is_planned(plans: Plans) -> None:
+    """With one instance that decodes, decode binds whatever is offloaded."""
+    grid = search_grid(PROBLEM, Mode.EXACT)
+    row = PROBLEM.pd.num_instances - 1
+    is_equal = grid.rate[row] >= grid.rate[row].max() * (1 - 1e-9)
+    equal = grid.terms.threshold[is_equal]
+    assert len(equal) > 1
+    plan = plans(row, GBPS_100, None)
+    assert plan is not None
+    assert min(equal) < plan.offload_threshold < max(equal)
+    column = int((grid.terms.threshold == plan.offload_threshold).argmax())
+    share = grid.terms.offload_fraction[column]
+    here, away = grid.pd_prefill[row, column] / (1 - share), grid.prfaas[column] / share
+    assert here == pytest.approx(away, rel=0.02)

@@ -12,7 +12,7 @@ from prfaas.core.role_loop import SplitPlan
 from prfaas.errors import ConfigError
 from prfaas.planner.lengths import EmpiricalLengths
 from prfaas.planner.problem import Problem, Workload
-from prfaas.planner.search import search_grid
+from prfaas.planner.search import best_thresholds, search_grid
 from prfaas.planner.throughput import Mode
 
 Plans = Callable[[int, float, Mix | None], SplitPlan | None]
@@ -40,13 +40,12 @@ def split_plans(problem: Problem) -> Plans:
             grid = search_grid(replace(problem, prfaas=prfaas, workload=workload), Mode.EXACT)
         except ConfigError:
             return {}  # such requests miss the plan's targets whatever is done
-        best = grid.rate.argmax(axis=1).tolist()
         return {
             round(num_prefill): SplitPlan(
                 max(1, round(float(grid.terms.threshold[column]))), float(grid.rate[row, column])
             )
             for row, (num_prefill, column) in enumerate(
-                zip(grid.num_prefill.tolist(), best, strict=True)
+                zip(grid.num_prefill.tolist(), best_thresholds(grid), strict=True)
             )
         }
 
