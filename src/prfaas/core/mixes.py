@@ -13,12 +13,12 @@ NUM_MAX = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mix:
-    """Requests that have ended, at least `NUM_MIN`.
+    """Requests of some time, at least `NUM_MIN`.
 
     Attributes:
         new_tokens: Incremental length of each.
         mean_prompt_tokens: Mean whole prompt.
-        mean_output_tokens: Mean output.
+        mean_output_tokens: Mean output of those that ended.
     """
 
     new_tokens: tuple[int, ...]
@@ -27,7 +27,10 @@ class Mix:
 
 
 class Mixes:
-    """Remembers requests that ended within some time, and describes them now and then.
+    """Remembers what came and what ended within some time, and describes it now and then.
+
+    Lengths are known when a request comes: those that end are the short ones where a stage is
+    overloaded. Outputs are known at its end alone.
 
     Args:
         window_ns: Time.
@@ -35,13 +38,18 @@ class Mixes:
 
     def __init__(self, window_ns: int) -> None:
         self._window_ns = window_ns
-        self._ended: deque[tuple[int, int, int, int]] = deque(maxlen=NUM_MAX)
+        self._came: deque[tuple[int, int, int]] = deque(maxlen=NUM_MAX)
+        self._ended: deque[tuple[int, int]] = deque(maxlen=NUM_MAX)
         self._latest: Mix | None = None
         self._made_at_ns: int | None = None
 
-    def ended(self, now_ns: int, num_new: int, num_prompt: int, num_output: int) -> None:
-        """A request has ended, of so many incremental, prompt and output tokens."""
-        self._ended.append((now_ns, num_new, num_prompt, num_output))
+    def came(self, now_ns: int, num_new: int, num_prompt: int) -> None:
+        """A request has come, of so many incremental and prompt tokens."""
+        self._came.append((now_ns, num_new, num_prompt))
+
+    def ended(self, now_ns: int, num_output: int) -> None:
+        """A request was answered with so many tokens."""
+        self._ended.append((now_ns, num_output))
 
     def look(self, now_ns: int) -> Mix | None:
         """What requests are like, at most an eighth of the window old; None is unknown."""
@@ -50,10 +58,12 @@ class Mixes:
         return self._latest
 
     def _describe(self, now_ns: int) -> Mix | None:
-        ended = self._ended
-        while ended and ended[0][0] < now_ns - self._window_ns:
-            ended.popleft()
-        if len(ended) < NUM_MIN:
+        came, ended = self._came, self._ended
+        for seen in (came, ended):
+            while seen and seen[0][0] < now_ns - self._window_ns:
+                seen.popleft()
+        if min(len(came), len(ended)) < NUM_MIN:
             return None
-        _, new, prompts, outputs = zip(*ended, strict=True)
-        return Mix(new, sum(prompts) / len(ended), sum(outputs) / len(ended))
+        _, new, prompts = zip(*came, strict=True)
+        outputs = sum(output for _, output in ended)
+        return Mix(new, sum(prompts) / len(came), outputs / len(ended))

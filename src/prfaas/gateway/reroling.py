@@ -45,9 +45,7 @@ class Reroling:
             return
         weight = _MEAN_WEIGHT if self._decode_ns else 1.0
         self._decode_ns += weight * (record.e2e_ns - record.ttft_ns - self._decode_ns)
-        prompt, now_ns = record.num_prompt_tokens, record.started_at_ns + record.e2e_ns
-        new = max(prompt - record.pd_hit_tokens, 1)
-        self.roles.mixes.ended(now_ns, new, prompt, record.num_output_tokens)
+        self.roles.mixes.ended(record.started_at_ns + record.e2e_ns, record.num_output_tokens)
 
     def beat(self, now_ns: int) -> None:
         """Some time has passed: an engine that drains may be empty."""

@@ -67,13 +67,16 @@ class Roles:
             self._set_ready(index, Role.DECODE if role is Role.PREFILL else Role.PREFILL, up=False)
         self._sim.clock.after(self._sim.setup.signals.loop_interval_ns, self._look)
 
+    def came(self, request: Request, num_new: int) -> None:
+        """A request has come, of so many incremental tokens for the PD cluster."""
+        self._roles.mixes.came(self._sim.clock.now_ns, num_new, request.num_prompt_tokens)
+
     def finished(self, request: Request) -> None:
         """A request has all its tokens."""
-        now_ns, new = self._sim.clock.now_ns, request.num_new_tokens
+        now_ns = self._sim.clock.now_ns
         weight = _MEAN_WEIGHT if self._decode_ns else 1.0
         self._decode_ns += weight * (now_ns - request.first_token_at_ns - self._decode_ns)
-        prompt, output = request.num_prompt_tokens, request.num_output_tokens
-        self._roles.mixes.ended(now_ns, new, prompt, output)
+        self._roles.mixes.ended(now_ns, request.num_output_tokens)
 
     def count(self, role: Role) -> int:
         """Instances that have a role and take work in it."""

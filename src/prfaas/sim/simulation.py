@@ -161,6 +161,8 @@ class Simulation:
         hits = self.front.caches.hits(request)
         found = self.front.route(request, hits, self.clock.now_ns, again=again)
         request.decision = found.decision if request.decision is None else request.decision
+        if not again:
+            self.roles.came(request, found.decision.num_new_tokens)
         if isinstance(found, Refused):
             refused = found.reason is Refusal.PREDICTED_LATE
             self._end(request, Outcome.REJECTED if refused else Outcome.FAILED)
