@@ -201,6 +201,25 @@ def test_an_engine_that_dies_while_it_drains_is_empty(stage: Stage) -> None:
     assert [n for n, _ in stage.driver.dispatcher.load("spare").in_order(stage.now_ns)] == ["spare"]
 
 
+def test_a_drain_that_does_not_end_is_given_up_and_another_engine_is_tried(stage: Stage) -> None:
+    press_prefill(stage)
+    stage.loop.turn(stage.now_ns)
+    assert (stage.newest.action, stage.newest.what) == ("drains", "engine decode")
+    late_ns = stage.now_ns + RoleSettings().drain_max_ns
+    stage.seen(decode=3)
+    stage.loop.beat(late_ns - 1)
+    assert stage.split.is_changing("decode")
+    stage.loop.beat(late_ns)
+    assert (stage.newest.action, stage.newest.numbers) == ("kept", {"requests_left": 3})
+    assert (stage.newest.old, stage.newest.new) == ("decode", "decode")
+    assert dict(stage.split.ready())["decode:decode"] is True
+    # The other one has more to do, and is tried nevertheless.
+    stage.now_ns = late_ns
+    stage.seen(decode=3, spare=1, more=9)
+    stage.loop.turn(late_ns)
+    assert (stage.newest.action, stage.newest.what) == ("drains", "engine more")
+
+
 def test_queues_that_are_not_known_change_nothing(stage: Stage) -> None:
     press_prefill(stage)
     stage.loop.turn(stage.now_ns + STALE_NS + 1)

@@ -23,7 +23,7 @@ the present split has changed for good, because the link carries more or less, o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from math import exp, log
 
@@ -49,6 +49,7 @@ class RoleSettings:
         patience_ns: How long a move has to look worth while before it is made.
         dwell_ns: From the end of one conversion to the next move.
         dwell_max_ns: The same at most, after moves to and fro.
+        drain_max_ns: A drain that takes longer is given up.
         horizon_ns: Waiting work counts as if it had to be done within this time.
         smoothing_ns: Time in which what was seen before fades to 1/e in the needs; 0 forgets it.
         conversion_ns: From the last work of the old role to the first of the new one.
@@ -61,14 +62,15 @@ class RoleSettings:
     patience_ns: int = 120 * NS_PER_S
     dwell_ns: int = 300 * NS_PER_S
     dwell_max_ns: int = 3600 * NS_PER_S
+    drain_max_ns: int = 600 * NS_PER_S
     horizon_ns: int = 120 * NS_PER_S
     smoothing_ns: int = 100 * NS_PER_S
     conversion_ns: int = NS_PER_S
 
     def paced(self, dwell_ns: int) -> RoleSettings:
         """The same with another dwell, and all other times but the conversion in proportion."""
-        names = ("patience_ns", "dwell_ns", "dwell_max_ns", "horizon_ns", "smoothing_ns")
-        return replace(self, **{n: getattr(self, n) * dwell_ns // self.dwell_ns for n in names})
+        times = {f.name for f in fields(self) if f.name.endswith("_ns")} - {"conversion_ns"}
+        return replace(self, **{t: getattr(self, t) * dwell_ns // self.dwell_ns for t in times})
 
 
 @dataclass(frozen=True, slots=True)

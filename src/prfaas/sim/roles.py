@@ -162,6 +162,8 @@ class Roles:
         assert self._setup is not None  # noqa: S101 (a change has begun)
         if self._roles.has_drained(self._sim.clock.now_ns, self._work_of):
             self._sim.clock.after(self._setup.settings.conversion_ns, self._converted)
+        elif (change := self._roles.gives_up(self._sim.clock.now_ns)) is not None:
+            self._set_ready(change.index, self._roles.all[change.index], up=True)
         else:
             self._sim.clock.after(LOOK_INTERVAL_NS, self._drain)
 
