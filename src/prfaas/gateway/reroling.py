@@ -56,10 +56,10 @@ class Reroling:
             drained_s = (change.drained_at_ns - change.began_at_ns) / NS_PER_S
             why = "it has finished what it had in its old role"
             self._note(change, "changed", why, {"drained_s": drained_s})
-        elif (change := roles.gives_up(now_ns)) is not None:
+        elif (kept := roles.gives_up(now_ns)) is not None:
             self._driver.apply_roles(now_ns)
-            left = self._work_of(change.index)
-            self._note(change, "kept", "it has not finished what it had", {"requests_left": left})
+            left = self._work_of(kept.index)
+            self._note(kept, "kept", "it has not finished what it had", {"requests_left": left})
 
     def turn(self, now_ns: int) -> None:
         """One interval of the loop."""
