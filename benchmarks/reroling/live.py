@@ -66,7 +66,7 @@ host_memory = "16MiB"
 
 
 def deployment(settings: Settings, place: Path, *, reroling: bool) -> str:
-    """The file: threshold and roles are the planner's for the whole day."""
+    """The file: the threshold is the planner's for the whole day, and so are roles at first."""
     problem = load_question(PLAN).problem
     found = optimum(problem, Mode.EXACT)
     text = DEPLOYMENT.format(
@@ -78,9 +78,10 @@ def deployment(settings: Settings, place: Path, *, reroling: bool) -> str:
         reroling=str(reroling).lower(),
         dwell=settings.dwell_s,
     )
+    num_prefill = settings.num_prefill or found.num_prefill
     away = {f"prfaas-{i}": "both" for i in range(found.num_prfaas)}
     home = {
-        f"pd-{i}": "prefill" if i < found.num_prefill else "decode"
+        f"pd-{i}": "prefill" if i < num_prefill else "decode"
         for i in range(problem.pd.num_instances)
     }
     for cluster, engines in (("prfaas", away), ("pd", home)):

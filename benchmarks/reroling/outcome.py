@@ -21,6 +21,7 @@ class Settings:
         seed: Of the arrivals.
         ttft_s: Target for the first token.
         tpot_s: Target for each further one.
+        num_prefill: Engines that prefill at first, live; None is what the planner says.
     """
 
     day_s: float = 120.0
@@ -29,6 +30,7 @@ class Settings:
     seed: int = 1
     ttft_s: float = 2.0
     tpot_s: float = 0.04
+    num_prefill: int | None = None
 
 
 @dataclass(frozen=True)

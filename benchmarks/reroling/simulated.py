@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prfaas.planner.load import load_question
-from prfaas.planner.toml_tables import validated
+from prfaas.tables import validated
 from prfaas.sim.make_setup import make_setup
 from prfaas.sim.request import Request
 from prfaas.sim.roles import as_dict

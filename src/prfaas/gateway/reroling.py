@@ -92,6 +92,8 @@ class Reroling:
         if found.offload_threshold is None:
             return
         for link in self._driver.dispatcher.links:
+            if link.policy.offload_threshold == found.offload_threshold:
+                continue
             self._journal.note(
                 Loop.ROLES,
                 "replanned",
