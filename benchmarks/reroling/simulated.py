@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from prfaas.planner.load import load_question
-from prfaas.tables import validated
 from prfaas.sim.make_setup import make_setup
 from prfaas.sim.request import Request
 from prfaas.sim.roles import as_dict
 from prfaas.sim.scenario_file import ScenarioFile
 from prfaas.sim.simulation import Simulation
+from prfaas.tables import validated
 from prfaas.units import NS_PER_S
 
 from .outcome import PLAN, Change, Outcome, Run, Settings
