@@ -24,7 +24,7 @@ from prfaas.engines.timing.rows import Rows
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.codec import AnyMessage
-from prfaas.wire.messages.engine import EngineHello, Load, Push, PushDone, Store, Touch
+from prfaas.wire.messages.engine import EngineHello, Load, Push, PushDone, Store
 from prfaas.wire.messages.fields import Key
 from prfaas.wire.messages.layouts import layout_spec
 
@@ -144,6 +144,11 @@ class Tier:
         found = await self._answers(request, [k for end in ends for k in names.states(hashes, end)])
         return names.last_with_state(ends, [answer is Answer.HIT for answer in found])
 
+    async def lacking(self, request: str, keys: Sequence[BlockKey]) -> set[BlockKey]:
+        """Those of some blocks that the pool node does not have."""
+        answers = await self._answers(request, keys)
+        return {key for key, answer in zip(keys, answers, strict=True) if answer is Answer.MISS}
+
     async def _answers(self, request: str, keys: Sequence[BlockKey]) -> list[Answer]:
         """What is known of blocks once nothing is on its way any more."""
         while True:
@@ -185,11 +190,6 @@ class Tier:
                 return None
             found += blocks
         return found
-
-    def touch(self, keys: list[BlockKey]) -> None:
-        """Blocks that the instance had itself were used."""
-        if keys:
-            self._send(Touch(keys=list(keys)))
 
     def store(self, request: str, blocks: list[NewBlock]) -> None:
         """Hand blocks over to the pool node, and have them pushed if the request wants it."""
