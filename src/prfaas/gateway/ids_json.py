@@ -32,7 +32,8 @@ def ids_to_json(ids: array[int]) -> bytes:
     table = _table_for(int(numbers.max()))
     if table is None:
         return msgspec.json.encode(ids.tolist())
-    return b"".join((b"[", memoryview(table.take(numbers)).cast("B")[:-1], b"]"))
+    texts = table.take(numbers).view(np.uint8).data
+    return b"".join((b"[", texts[:-1], b"]"))
 
 
 def _table_for(highest: int) -> npt.NDArray[np.uint64] | None:
