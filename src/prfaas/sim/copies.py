@@ -34,7 +34,12 @@ class Copier:
         }
 
     def note(self, request: Request, routed: Routed, hits: Mapping[str, Hit]) -> None:
-        """A request is prefilled somewhere: count what other pools hold of it and this does not."""
+        """A request is prefilled somewhere: count what other pools hold of it and this does not.
+
+        What is pulled comes by itself.
+        """
+        if routed.pulls:
+            return
         here = routed.cluster
         for source, there in hits.items():
             if (source, here) in self._hot:
