@@ -8,9 +8,10 @@ import socket
 import sys
 from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import SIGKILL
 
 import aiohttp
 
@@ -22,10 +23,8 @@ from .prompts import ROOT
 MODEL = "timing-bench"
 ROUTER_CORE, OTHER_CORE = 0, 1
 READY_S = 60
-PEERS = {
-    "sglang-router": ["launch", "--policy", "cache_aware"],
-    "vllm-router": ["--policy", "cache_aware"],
-}
+PLAN = ROOT / "examples" / "plan" / "paper-case-study.toml"
+BLOCK_TOKENS, CACHE_TOKENS, SCALE = 2048, 100_000, 1e-6
 FILE = """
 state = "{home}/state"
 
@@ -69,11 +68,11 @@ pool = "pd-pool"
 """
 TIMING = """
 [clusters.{cluster}.timing]
-plan = "{root}/examples/plan/paper-case-study.toml"
-time_scale = 1e-6
-bytes_scale = 1e-6
-block_tokens = 2048
-cache_tokens = 100000
+plan = "{plan}"
+time_scale = {scale}
+bytes_scale = {scale}
+block_tokens = {block_tokens}
+cache_tokens = {cache_tokens}
 one_process = true
 """
 
@@ -86,11 +85,13 @@ class System:
         name: For the table.
         port: Where it listens.
         pids: Its processes; empty for the engine itself.
+        own_engines: Whether it stands before engines of its own.
     """
 
     name: str
     port: int
     pids: list[int] = field(default_factory=list)
+    own_engines: bool = False
 
     @property
     def memory_bytes(self) -> int:
@@ -122,7 +123,9 @@ async def deployment(home: Path, engine_url: str = "") -> AsyncIterator[Ours]:
     url = f'url = "{engine_url}"' if engine_url else ""
     text = FILE.format(home=home, model=MODEL, pd=url, prfaas=url)
     if not engine_url:
-        text += "".join(TIMING.format(cluster=name, root=ROOT) for name in ("prfaas", "pd"))
+        timing = {"plan": PLAN, "scale": SCALE, "block_tokens": BLOCK_TOKENS}
+        timing["cache_tokens"] = CACHE_TOKENS
+        text += "".join(TIMING.format(cluster=name, **timing) for name in ("prfaas", "pd"))
     file.write_text(text)
     topology = await laid_out(file)
     async with started(parts(topology)) as supervisor:
@@ -133,43 +136,38 @@ async def deployment(home: Path, engine_url: str = "") -> AsyncIterator[Ours]:
 
 
 @asynccontextmanager
-async def peer(name: str, venv: Path, urls: list[str]) -> AsyncIterator[System]:
-    """Another project's router before the same engines."""
-    port, metrics = free_port(), free_port()
-    command = [str(venv / "bin" / name), *PEERS[name], "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--worker-urls", *urls, "--prometheus-port", str(metrics)]
-    process = await asyncio.create_subprocess_exec(
-        "taskset", "-c", str(ROUTER_CORE), *command, stdout=DEVNULL, stderr=DEVNULL
+async def process(
+    core: int, *command: str, cwd: Path = ROOT, env: dict[str, str] | None = None
+) -> AsyncIterator[int]:
+    """A process on one core, in a group of its own that ends with it.
+
+    Yields:
+        Its id.
+    """
+    begun = await asyncio.create_subprocess_exec(
+        *("taskset", "-c", str(core), *command),
+        stdout=DEVNULL,
+        stderr=DEVNULL,
+        cwd=cwd,
+        env=os.environ | (env or {}),
+        start_new_session=True,
     )
     try:
-        await answers(port)
-        yield System(name, port, [process.pid])
+        yield begun.pid
     finally:
-        process.kill()
-        await process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(begun.pid, SIGKILL)
+        await begun.wait()
 
 
 @asynccontextmanager
 async def held_engine() -> AsyncIterator[str]:
     """An engine whose streams do not end."""
     port = free_port()
-    command = [
-        "taskset",
-        "-c",
-        str(OTHER_CORE),
-        sys.executable,
-        "-m",
-        "benchmarks.gateway.held",
-        str(port),
-        MODEL,
-    ]
-    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT)
-    try:
+    command = (sys.executable, "-m", "benchmarks.gateway.held", str(port), MODEL)
+    async with process(OTHER_CORE, *command):
         await answers(port)
         yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        await process.wait()
 
 
 def pin(pid: int, core: int) -> None:
@@ -192,7 +190,7 @@ async def answers(port: int) -> None:
         while True:
             try:
                 async with http.get(f"http://127.0.0.1:{port}/v1/models") as reply:
-                    if reply.status == 200:
+                    if reply.status == 200 and (await reply.json(content_type=None))["data"]:
                         return
             except aiohttp.ClientError:
                 pass
