@@ -207,11 +207,11 @@ async def bench(home: Path, others: list[Peer], scale: float, runs: list[str]) -
     runner = Bench(home, scale, runs)
     found: list[Measured] = []
     async with deployment(home) as ours:
-        urls = [ours.engines["pd-0"], ours.engines["pd-1"]]
-        found.append(await runner.measure(System("straight", int(urls[0].rpartition(":")[2]))))
+        port = int(next(iter(ours.engines)).rpartition(":")[2])
+        found.append(await runner.measure(System("straight", port)))
         found.append(await runner.measure(ours.system))
         for other in others:
-            async with other.serving(home, urls) as system:
+            async with other.serving(home, ours.engines) as system:
                 found.append(await runner.measure(system))
     if len(runs) < len(RUNS):
         return found

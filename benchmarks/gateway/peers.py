@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -11,23 +10,24 @@ from typing import Protocol
 
 from .systems import (
     BLOCK_TOKENS,
-    CACHE_TOKENS,
     MODEL,
     OTHER_CORE,
-    PLAN,
     ROUTER_CORE,
-    SCALE,
     System,
     answers,
     free_port,
     process,
 )
 
-TEXT_ROUTERS = {
-    "sglang-router": ["launch", "--policy", "cache_aware"],
-    "vllm-router": ["--policy", "cache_aware"],
+KV_AWARE = ["--policy", "kv_aware", "--kv-event-model", MODEL]
+ROUTERS = {
+    "sglang-router": ["sglang-router", "launch", "--policy", "cache_aware"],
+    "vllm-router": ["vllm-router", "--policy", "cache_aware"],
+    "vllm-router kv_aware": ["vllm-router", *KV_AWARE, "--kv-event-block-size", str(BLOCK_TOKENS)],
 }
-FAST = ["--speedup-ratio", "0"]
+"""All but addresses."""
+FAST = ["--speedup-ratio", "1e6", "--max-num-batched-tokens", "200000"]
+"""A prompt is one step, and steps take nothing. 0 is no speed-up without limit: steps take 6 ms."""
 HELD = [
     *("--speedup-ratio", "1000", "--decode-speedup-ratio", "1e-5"),
     *("--max-num-seqs", "4096", "--max-num-batched-tokens", "1000000"),
@@ -38,8 +38,8 @@ HELD = [
 class Peer(Protocol):
     """A router that can be started."""
 
-    def serving(self, home: Path, urls: list[str]) -> AbstractAsyncContextManager[System]:
-        """The router before engines at these URLs, or before equal ones of its own."""
+    def serving(self, home: Path, engines: dict[str, str]) -> AbstractAsyncContextManager[System]:
+        """The router before engines, given as URLs and where they publish; or before its own."""
 
     def holding(self, home: Path, url: str) -> AbstractAsyncContextManager[System]:
         """The router before an engine whose streams do not end."""
@@ -48,81 +48,44 @@ class Peer(Protocol):
 def peers(routers: Path | None, dynamo: Path | None) -> list[Peer]:
     """What these environments hold."""
     found: list[Peer] = []
-    if routers:
-        for name, args in TEXT_ROUTERS.items():
-            if (routers / "bin" / name).exists():
-                found.append(TextRouter(name, [str(routers / "bin" / name), *args]))
-        if (routers / "bin" / "vllm-router").exists():
-            found.append(KvAwareRouter(str(routers / "bin" / "vllm-router")))
+    for name, (program, *args) in ROUTERS.items():
+        if routers and (routers / "bin" / program).exists():
+            command = [str(routers / "bin" / program), *args]
+            found.append(HttpRouter(name, command, "kv_aware" in args))
     if dynamo:
         found.append(Dynamo(str(dynamo / "bin" / "python")))
     return found
 
 
 @dataclass
-class TextRouter:
-    """A router that looks at the text of prompts.
+class HttpRouter:
+    """A router before engines that speak vLLM's HTTP.
 
     Attributes:
         name: For the table.
         command: Without addresses.
+        on_events: Whether it hears KV events.
     """
 
     name: str
     command: list[str]
+    on_events: bool
 
     @asynccontextmanager
-    async def serving(self, _home: Path, urls: list[str]) -> AsyncIterator[System]:
+    async def serving(self, _home: Path, engines: dict[str, str]) -> AsyncIterator[System]:
         """See `Peer`."""
-        async with router(self.name, self.command, urls) as system:
-            yield system
+        port, metrics = free_port(), free_port()
+        command = [*self.command, "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--worker-urls", *engines, "--prometheus-port", str(metrics)]
+        for url, where in engines.items() if self.on_events else ():
+            command += ["--kv-event-source", f"{url}={where}"]
+        async with process(ROUTER_CORE, *command) as pid:
+            await answers(port)
+            yield System(self.name, port, [pid])
 
     def holding(self, home: Path, url: str) -> AbstractAsyncContextManager[System]:
-        """See `Peer`."""
-        return self.serving(home, [url])
-
-
-@dataclass
-class KvAwareRouter:
-    """vllm-router on KV events: it has engines tokenise, hashes the tokens and looks them up.
-
-    Attributes:
-        program: The router.
-    """
-
-    program: str
-
-    @asynccontextmanager
-    async def serving(self, home: Path, _urls: list[str]) -> AsyncIterator[System]:
-        """See `Peer`; the engines are of the same kind, and publish events."""
-        ports = [free_port(), free_port()]
-        events = {f"http://127.0.0.1:{port}": tcp(free_port()) for port in ports}
-        command = [sys.executable, "-m", "prfaas", "engine", "timing"]
-        command += ["--plan", str(PLAN), "--model", MODEL, "--model-path", f"{home}/model"]
-        command += ["--time-scale", str(SCALE), "--bytes-scale", str(SCALE)]
-        command += ["--block-tokens", str(BLOCK_TOKENS), "--cache-tokens", str(CACHE_TOKENS)]
-        for port, where in zip(ports, events.values(), strict=True):
-            command += ["--engine", f"e{port}=127.0.0.1:{port}", "--kv-events", f"e{port}={where}"]
-        async with process(OTHER_CORE, *command):
-            for port in ports:
-                await answers(port)
-            async with self._before(events) as system:
-                yield system
-
-    @asynccontextmanager
-    async def holding(self, _home: Path, url: str) -> AsyncIterator[System]:
         """See `Peer`; nobody publishes events."""
-        async with self._before({url: tcp(free_port())}) as system:
-            yield system
-
-    @asynccontextmanager
-    async def _before(self, events: dict[str, str]) -> AsyncIterator[System]:
-        command = [self.program, "--policy", "kv_aware", "--kv-event-model", MODEL]
-        command += ["--kv-event-block-size", str(BLOCK_TOKENS)]
-        for url, where in events.items():
-            command += ["--kv-event-source", f"{url}={where}"]
-        async with router("vllm-router kv_aware", command, list(events)) as system:
-            yield system
+        return self.serving(home, {url: f"tcp://127.0.0.1:{free_port()}"})
 
 
 @dataclass
@@ -136,7 +99,7 @@ class Dynamo:
     python: str
 
     @asynccontextmanager
-    async def serving(self, home: Path, _urls: list[str]) -> AsyncIterator[System]:
+    async def serving(self, home: Path, _engines: dict[str, str]) -> AsyncIterator[System]:
         """See `Peer`."""
         async with self._before(home, FAST) as system:
             yield system
@@ -168,19 +131,3 @@ class Dynamo:
             pid = await stack.enter_async_context(process(ROUTER_CORE, *front, cwd=here, env=env))
             await answers(port)
             yield System("Dynamo", port, [pid], own_engines=True)
-
-
-@asynccontextmanager
-async def router(name: str, command: list[str], urls: list[str]) -> AsyncIterator[System]:
-    """A router before engines that speak vLLM's HTTP."""
-    port, metrics = free_port(), free_port()
-    command = [*command, "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *urls]
-    command += ["--prometheus-port", str(metrics)]
-    async with process(ROUTER_CORE, *command) as pid:
-        await answers(port)
-        yield System(name, port, [pid])
-
-
-def tcp(port: int) -> str:
-    """An address of ZeroMQ's on this machine."""
-    return f"tcp://127.0.0.1:{port}"

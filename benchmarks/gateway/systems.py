@@ -23,8 +23,7 @@ from .prompts import ROOT
 MODEL = "timing-bench"
 ROUTER_CORE, OTHER_CORE = 0, 1
 READY_S = 60
-PLAN = ROOT / "examples" / "plan" / "paper-case-study.toml"
-BLOCK_TOKENS, CACHE_TOKENS, SCALE = 2048, 100_000, 1e-6
+BLOCK_TOKENS = 2048
 FILE = """
 state = "{home}/state"
 
@@ -60,19 +59,19 @@ memory = "256MiB"
 
 [clusters.pd.engines.pd-0]
 pool = "pd-pool"
-{pd}
+{pd_0}
 
 [clusters.pd.engines.pd-1]
 pool = "pd-pool"
-{pd}
+{pd_1}
 """
 TIMING = """
 [clusters.{cluster}.timing]
-plan = "{plan}"
-time_scale = {scale}
-bytes_scale = {scale}
+plan = "{root}/examples/plan/paper-case-study.toml"
+time_scale = 1e-6
+bytes_scale = 1e-6
 block_tokens = {block_tokens}
-cache_tokens = {cache_tokens}
+cache_tokens = 100000
 one_process = true
 """
 
@@ -109,7 +108,8 @@ class Ours:
 
     Attributes:
         system: Its gateway.
-        engines: Base URL of each engine.
+        engines: Where each PD engine publishes KV events, which this gateway does not hear, by
+            base URL.
     """
 
     system: System
@@ -120,19 +120,26 @@ class Ours:
 async def deployment(home: Path, engine_url: str = "") -> AsyncIterator[Ours]:
     """Our gateway, its pool nodes and timing engines, or engines that run elsewhere."""
     file = home / "bench.toml"
-    url = f'url = "{engine_url}"' if engine_url else ""
-    text = FILE.format(home=home, model=MODEL, pd=url, prfaas=url)
-    if not engine_url:
-        timing = {"plan": PLAN, "scale": SCALE, "block_tokens": BLOCK_TOKENS}
-        timing["cache_tokens"] = CACHE_TOKENS
-        text += "".join(TIMING.format(cluster=name, **timing) for name in ("prfaas", "pd"))
-    file.write_text(text)
+    events = {name: f"tcp://127.0.0.1:{free_port()}" for name in ("pd-0", "pd-1")}
+    if engine_url:
+        tables = dict.fromkeys(("prfaas", "pd_0", "pd_1"), f'url = "{engine_url}"')
+        timing = ""
+    else:
+        tables = {"prfaas": ""}
+        for name, where in events.items():
+            tables[name.replace("-", "_")] = f'args = ["--kv-events", "{name}={where}"]'
+        names = ("prfaas", "pd")
+        timing = "".join(
+            TIMING.format(cluster=name, root=ROOT, block_tokens=BLOCK_TOKENS) for name in names
+        )
+    file.write_text(FILE.format(home=home, model=MODEL, **tables) + timing)
     topology = await laid_out(file)
     async with started(parts(topology)) as supervisor:
         pids = {part.name: part.process.pid for part in supervisor.parts if part.process}
         for name, pid in pids.items():
             pin(pid, ROUTER_CORE if name == "gateway" else OTHER_CORE)
-        yield Ours(System("prfaas", topology.gateway[1], [pids["gateway"]]), topology.engines)
+        engines = {topology.engines[name]: where for name, where in events.items()}
+        yield Ours(System("prfaas", topology.gateway[1], [pids["gateway"]]), engines)
 
 
 @asynccontextmanager
