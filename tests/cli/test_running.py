@@ -76,11 +76,36 @@ def test_a_pool_node_stops_when_told_and_removes_its_socket(
     assert not place.exists()
 
 
+def test_a_pool_node_reads_its_identity_again_at_a_hangup(tmp_path: Path) -> None:
+    make_authority(tmp_path)
+    make_identity(tmp_path, "pd-pool")
+    place, log = tmp_path / "pool.sock", tmp_path / "log"
+    args = ["--name", "pd-pool", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+    args += ["--socket", str(place), "--identities", str(tmp_path)]
+    command = [sys.executable, "-m", "prfaas", "pool", *args]
+    with log.open("w") as errors, subprocess.Popen(command, stderr=errors) as process:
+        try:
+            until(place.exists)
+            process.send_signal(signal.SIGHUP)
+            until(lambda: "identity_renewed" in log.read_text())
+            (tmp_path / "pd-pool.pem").write_text("no certificate")
+            process.send_signal(signal.SIGHUP)
+            until(lambda: "identity_kept" in log.read_text())
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+    assert "Traceback" not in log.read_text()
+
+
 @pytest.mark.parametrize(
-    ("engine", "said"),
+    ("engine", "said", "code"),
     [
-        ("print('prfaas: use another block size'); raise SystemExit(2)", "use another block size"),
-        ("print('no memory'); raise SystemExit(1)", "no memory"),
+        (
+            "print('prfaas: use another block size'); raise SystemExit(2)",
+            "use another block size",
+            2,
+        ),
+        ("print('no memory'); raise SystemExit(1)", "no memory", 1),
     ],
 )
 def test_an_engine_that_can_not_start_takes_everything_down(
@@ -89,6 +114,7 @@ def test_an_engine_that_can_not_start_takes_everything_down(
     capsys: pytest.CaptureFixture[str],
     engine: str,
     said: str,
+    code: int,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
@@ -100,7 +126,7 @@ def test_an_engine_that_can_not_start_takes_everything_down(
     monkeypatch.setattr(sys, "argv", ["prfaas", "up", str(path)])
     with pytest.raises(SystemExit) as caught:
         main()
-    assert caught.value.code == 2
+    assert caught.value.code == code
     output = capsys.readouterr()
     assert "engine pd-engine" in output.err
     assert said in output.err

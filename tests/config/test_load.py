@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment, ModelTable
-from prfaas.config.load import known_keys, load_deployment
+from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
@@ -186,6 +186,7 @@ WRONG: list[tuple[Change, str, str]] = [
     (lambda t: t["gateway"].update(listen="here"), "gateway.listen", "here"),
     (lambda t: t["gateway"].update(listen="127.0.0.1:99999"), "gateway.listen", "65535"),
     (lambda t: t["gateway"].update(listen="8000"), "gateway.listen", "HOST:PORT"),
+    (lambda t: t["gateway"].update(listen="a..b:80"), "gateway.listen", "1 to 63 characters"),
     (lambda t: t["routing"].update(policy="adaptive"), "routing", "needs a plan"),
     (lambda t: t["routing"].update(short_term_loop=True), "routing", "needs a plan"),
     (
@@ -243,6 +244,8 @@ WRONG: list[tuple[Change, str, str]] = [
     (lambda t: t["clusters"]["home"].update(role="prfaas"), "file", 'role = "pd"'),
     (lambda t: t.pop("clusters"), "clusters", "is required"),
     (lambda t: t["routing"].update(reroling=True), "routing", "needs a plan"),
+    (lambda t: t["routing"].update(pull=True), "routing", "pull needs a plan"),
+    (lambda t: t["routing"].update(pull=True, plan="p", policy="paper"), "routing", "pull needs"),
     (
         lambda t: t["routing"].update(reroling=True, plan="plan.toml"),
         "file",
@@ -318,12 +321,6 @@ def test_what_is_no_toml_says_so(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"deployment\.toml is no valid TOML"):
         load_deployment(path)
-
-
-def test_known_keys_follow_the_tables() -> None:
-    assert "offload_threshold" in known_keys(["routing"])
-    assert known_keys(["clusters", "anything"]) == ["role", "pools", "engines", "timing"]
-    assert "memory" in known_keys(["clusters", "anything", "pools", "some-pool"])
 
 
 def test_a_model_s_name_can_be_printed() -> None:

@@ -14,7 +14,7 @@ from prfaas.core.policies import (
     make_policy,
 )
 from prfaas.core.predictions import PathSignals, predict
-from prfaas.core.routing import Decision, Path, Reason, RoutingFacts, ThresholdPolicy, Unpredicted
+from prfaas.core.routing import Decision, Path, Reason, RoutingFacts, Unpredicted, judge
 from prfaas.units import NS_PER_S
 
 LENGTHS = st.integers(0, 100_000)
@@ -30,11 +30,13 @@ WAITS = st.none() | st.integers(0, 100 * NS_PER_S)
 @st.composite
 def facts_of_a_request(draw: st.DrawFn) -> RoutingFacts:
     prompt = draw(st.integers(1, 100_000))
+    there = draw(st.integers(0, prompt - 1))
     return RoutingFacts(
         num_prompt_tokens=prompt,
         pd_hit_tokens=draw(st.integers(0, prompt - 1)),
-        prfaas_hit_tokens=draw(st.integers(0, prompt - 1)),
+        prfaas_hit_tokens=there,
         obstacle=draw(st.none() | st.sampled_from(OBSTACLES)),
+        away_device_only_tokens=draw(st.just(0) | st.integers(0, there)),
     )
 
 
@@ -89,12 +91,14 @@ def test_local_never_and_remote_always(facts: RoutingFacts, signals: PathSignals
 
 
 @given(facts=facts_of_a_request(), signals=SIGNALS, threshold=LENGTHS)
-def test_paper_with_scarce_bandwidth_is_the_live_rule(
+def test_paper_tells_what_is_predicted_and_does_not_go_by_it(
     facts: RoutingFacts, signals: PathSignals, threshold: int
 ) -> None:
-    found, rule = predict(facts, signals, COSTS), ThresholdPolicy(threshold).decide(facts)
-    told = rule._replace(predicted_local_ns=found.local_ns, predicted_remote_ns=found.remote_ns)
-    assert PaperPolicy(threshold).decide(facts, found) == told
+    found = predict(facts, signals, COSTS)
+    decision = PaperPolicy(threshold).decide(facts, found)
+    assert (decision.path, decision.reason) == judge(facts, facts.num_new_tokens, threshold)
+    told = decision.predicted_local_ns, decision.predicted_remote_ns
+    assert told == (found.local_ns, found.remote_ns)
 
 
 @given(facts=facts_of_a_request(), threshold=LENGTHS)
@@ -102,10 +106,11 @@ def test_paper_with_abundant_bandwidth_takes_the_longer_cache(
     facts: RoutingFacts, threshold: int
 ) -> None:
     decision = PaperPolicy(threshold, Bandwidth.ABUNDANT).decide(facts, predict(facts, IDLE, COSTS))
-    new = facts.num_prompt_tokens - max(facts.pd_hit_tokens, facts.prfaas_hit_tokens)
+    # What only an engine's memory holds can not be pulled.
+    new = facts.num_prompt_tokens - max(facts.pd_hit_tokens, facts.pullable_tokens)
     assert (decision.path is Path.REMOTE) == (new > threshold and facts.obstacle is None)
     if decision.reason is Reason.BELOW_THRESHOLD and facts.obstacle is None:
-        assert decision.pull_tokens == max(0, facts.prfaas_hit_tokens - facts.pd_hit_tokens)
+        assert decision.pull_tokens == max(0, facts.pullable_tokens - facts.pd_hit_tokens)
 
 
 @given(facts=facts_of_a_request(), threshold=st.integers(1, 100_000), signals=SIGNALS)
@@ -113,13 +118,13 @@ def test_adaptive_without_predictions_is_the_threshold_rule_and_says_why(
     facts: RoutingFacts, threshold: int, signals: PathSignals
 ) -> None:
     blind = predict(facts, signals._replace(local_wait_ns=None), COSTS)
-    usual = ThresholdPolicy(threshold).decide(facts)
+    usual = judge(facts, facts.num_new_tokens, threshold)
     for found, why in (
         (blind, Unpredicted.STALE_SIGNALS),
         (predict(facts, signals, None), Unpredicted.NO_PROFILE),
     ):
         decision = AdaptivePolicy(threshold).decide(facts, found)
-        assert (decision.path, decision.reason) == (usual.path, usual.reason)
+        assert (decision.path, decision.reason) == usual
         assert decision.unpredicted is why
         assert decision.explanation.endswith(f"not predicted: {why.value}")
 

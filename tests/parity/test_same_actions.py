@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from prfaas.core.dispatch import Refused, Routed
 from prfaas.core.policies import PolicyName
 from prfaas.core.role_loop import Role, StageLoad
+from prfaas.core.routing import Path
 from prfaas.units import NS_PER_S
 
 from .worlds import (
     AWAY,
+    BLOCK_TOKENS,
     CLUSTERS,
     HOME,
     NUM_BLOCKS_MAX,
@@ -30,11 +32,14 @@ from .worlds import (
     World,
 )
 
+EVERYBODY = HOME + AWAY
+HOLDERS = POOLS + EVERYBODY
 ROLE_KINDS = ("decode", "weigh", "look")
 KINDS = (
     *("arrive",) * 6,
     *("prefilled", "landed", "end") * 2,
     *("store", "load", "seen", "pause", "tick", "again", "engine", "link"),
+    *("store", "forget"),
     *ROLE_KINDS,
 )
 
@@ -63,6 +68,7 @@ RULES = st.builds(
     policy=st.sampled_from(PolicyName),
     ttft_max_s=st.none() | st.integers(1, 20),
     moving_threshold=st.booleans(),
+    pulls=st.booleans(),
     split=st.booleans(),
 )
 
@@ -75,7 +81,11 @@ class Run:
         self.now_ns = 0
         self.num_arrived = 0
         self.open: dict[int, tuple[int, int]] = {}
-        self.engines = AWAY if world.rules.split else HOME + AWAY
+        self.stored: dict[tuple[str, int], int] = {}
+        """Blocks of a family that a pool, or an engine's own memory, holds."""
+        self.own: Counter[str] = Counter()
+        """Actions in which an instance's own memory holds more than its pool."""
+        self.engines = AWAY if world.rules.split else EVERYBODY
         """Those that may fail: PD instances with roles do not in the simulator."""
         for cluster in CLUSTERS:
             world.set_link(cluster, True, 0)
@@ -96,7 +106,9 @@ class Run:
             case "prefilled" | "landed" | "end" if self.open:
                 self._go_on(event.kind, number)
             case "store":
-                world.store(POOLS[event.a % len(POOLS)], event.a % 4, 1 + event.b % NUM_BLOCKS_MAX)
+                self._store(HOLDERS[event.a % len(HOLDERS)], event)
+            case "forget":
+                self._forget(EVERYBODY[event.a % len(EVERYBODY)])
             case "load":
                 names = self.engines
                 world.report_load(names[event.a % len(names)], event.b % 6, now)
@@ -115,6 +127,24 @@ class Run:
             case "tick":
                 return world.tick(now)
         return None
+
+    def _store(self, holder: str, event: Event) -> None:
+        family, num_blocks = event.a // 16 % 4, 1 + event.b % NUM_BLOCKS_MAX
+        self.world.store(holder, family, num_blocks)
+        key = holder, family
+        self.stored[key] = max(self.stored.get(key, 0), num_blocks)
+
+    def _forget(self, engine: str) -> None:
+        self.world.forget(engine)
+        self.stored = {key: num for key, num in self.stored.items() if key[0] != engine}
+
+    def _count_own(self, found: Routed, family: int, num_blocks: int) -> None:
+        """Count what the memory of an instance holds beyond its pool."""
+        if found.home_tokens > found.present_tokens:
+            self.own["home"] += 1
+        if found.decision.path is Path.REMOTE:
+            in_pool = min(self.stored.get((found.source, family), 0), num_blocks) * BLOCK_TOKENS
+            self.own["away"] += found.hit_tokens > in_pool
 
     def _go_on(self, kind: str, number: int) -> None:
         if kind == "prefilled":
@@ -142,6 +172,8 @@ class Run:
         found = self.world.arrive(number, *self.open[number], self.now_ns, again)
         if isinstance(found, Refused):
             del self.open[number]
+        else:
+            self._count_own(found, *self.open[number])
         return found
 
 
@@ -167,7 +199,7 @@ def _name(action: object) -> str:
         case int():
             return "decode"
         case Routed():
-            return action.decision.reason.value
+            return "pulled" if action.pulls else action.decision.reason.value
         case Refused():
             return action.reason.value
         case [_, *_]:
@@ -180,10 +212,12 @@ def _name(action: object) -> str:
 def test_long_histories_reach_every_kind_of_action(policy: PolicyName) -> None:
     """The property above says nothing of what its histories never bring about."""
     seen: Counter[str] = Counter()
+    own: Counter[str] = Counter()
     for seed in range(20):
         draw = random.Random(seed)
         split = seed % 3 == 2
-        rules = Rules(policy, 15 if seed % 2 else None, moving_threshold=True, split=split)
+        ttft_max_s, pulls = 15 if seed % 2 else None, seed % 4 > 1
+        rules = Rules(policy, ttft_max_s, moving_threshold=True, pulls=pulls, split=split)
         live, simulated = Run(GatewayWorld(rules)), Run(SimulatorWorld(rules))
         for _ in range(400):
             kind, gap_ns = draw.choice(KINDS), draw.randrange(NS_PER_S)
@@ -193,6 +227,8 @@ def test_long_histories_reach_every_kind_of_action(policy: PolicyName) -> None:
             action = live.apply(each)
             assert action == simulated.apply(each)
             seen[_name(action)] += 1
+        assert live.own == simulated.own
+        own += live.own
     expected = {
         PolicyName.LOCAL: {"always_local"},
         PolicyName.REMOTE: {"always_remote", "link_down"},
@@ -204,6 +240,8 @@ def test_long_histories_reach_every_kind_of_action(policy: PolicyName) -> None:
     expected |= {"predicted_late", "no_instance", "decode", "roles", "draining"}
     assert expected <= seen.keys(), seen
     assert seen["several"] or policy is PolicyName.LOCAL
+    assert own["home"] > 20
+    assert own["away"] > 20 or policy is PolicyName.LOCAL
 
 
 def test_lasting_pressure_moves_both_thresholds_alike() -> None:
@@ -224,3 +262,32 @@ def test_lasting_pressure_moves_both_thresholds_alike() -> None:
             moved += [action] if isinstance(action, list) and action else []
     assert moved
     assert "faster_local" in reasons
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_prefixes_that_lie_away_are_pulled_alike(split: bool) -> None:
+    rules = Rules(PolicyName.ADAPTIVE, None, moving_threshold=False, pulls=True, split=split)
+    live, simulated = Run(GatewayWorld(rules)), Run(SimulatorWorld(rules))
+    draw, reasons, promised = random.Random(1), Counter[str](), set[int]()
+    for step in range(40):
+        # Below the threshold, and all but the last block lies in one of the PrfaaS clusters.
+        family, length = draw.randrange(4), draw.randrange(2, 7)
+        names = range(16 * family, 16 * family + 16)
+        where = next(a for a in names if HOLDERS[a % len(HOLDERS)] in CLUSTERS)
+        held = Event("store", 0, where, length - 2, True)
+        loads = [Event("load", 0, name, 0, True) for name in range(len(HOME) + len(AWAY))]
+        seen = [Event("seen", 0, 0, 10**9 + cluster, False) for cluster in range(len(CLUSTERS))]
+        arrival = Event("arrive", 0, family, length - 1, True)
+        cut = [Event("link", 0, 1, step, False), Event("link", 0, 0, step, True)] * (step % 7 == 0)
+        over = [Event(kind, 0, step, 0, True) for kind in ("landed", "end") if step % 3]
+        for each in (*loads, *seen, held, arrival, *cut, *over, Event("tick", 10**8, 0, 0, True)):
+            action = live.apply(each)
+            assert action == simulated.apply(each)
+            assert live.world.held() == simulated.world.held()
+            reasons[_name(action)] += 1
+            if isinstance(action, Routed) and action.pulls:
+                assert action.source in CLUSTERS
+                assert action.hit_tokens - action.home_tokens == action.decision.pull_tokens
+                promised.add(action.shipped_bytes)
+    assert reasons["pulled"] > 3, reasons
+    assert min(promised) > 0

@@ -11,19 +11,19 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import click
-from rich.console import Console
 
-from prfaas.cli.checks import check_disks, check_timing, open_secrets
+from prfaas.cli.checks import check_disks, check_timing, open_secrets, short_lived
 from prfaas.cli.options import logs_of_parts
-from prfaas.cli.processes import Part, Supervisor
+from prfaas.cli.output import console_for
+from prfaas.cli.processes import Supervisor
 from prfaas.cli.progress import StartProgress
 from prfaas.cli.stopping import run_until_stopped
 from prfaas.cli.topology import (
     Topology,
     check_addresses,
     check_ports,
+    identity_problem,
     lay_out,
-    missing_identity,
     parts,
     prepare_identities,
 )
@@ -32,7 +32,7 @@ from prfaas.config.load import load_deployment
 from prfaas.config.tenants import open_door
 from prfaas.errors import ConfigError
 
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+console = console_for(160)
 
 
 OVERLAY = click.option(
@@ -74,7 +74,8 @@ def _many(count: int, what: str) -> str:
 
 def _not_here_yet(deployment: Deployment) -> Iterator[str]:
     """What stands in the way of a start on this machine; the file can be right all the same."""
-    if not deployment.security.generate and (problem := missing_identity(deployment)):
+    problem = identity_problem(deployment)
+    if problem and not (deployment.security.generate and "is missing" in problem):
         yield problem
     try:
         check_ports(deployment)
@@ -105,7 +106,7 @@ def up(file: Path, overlay: Path | None, restart: bool) -> None:
     async def run(stop: asyncio.Event) -> None:
         async with running(deployment, file, stop, overlay) as (topology, supervisor):
             _announce(topology)
-            await _watch(supervisor, stop, restart)
+            await watch(supervisor, stop, restart=restart)
 
     run_until_stopped(run)
 
@@ -245,14 +246,14 @@ async def prepare_model(deployment: Deployment) -> None:
 
 
 def _warn(deployment: Deployment) -> None:
-    """Say who gets in without a key, and whose keys others can read."""
+    """Say who gets in without a key, whose keys others can read, and what ends soon."""
     gateway = deployment.gateway
     door = open_door(
         gateway.listen,
         tenants=bool(deployment.tenants),
         operator_keys=bool(gateway.operator_keys),
     )
-    for warning in (*([door] if door else []), *open_secrets(deployment)):
+    for warning in (*([door] if door else []), *open_secrets(deployment), *short_lived(deployment)):
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
 
 
@@ -272,19 +273,28 @@ def _announce(topology: Topology) -> None:
     console.print(f"logs in {topology.deployment.state / 'logs'}; Ctrl-C stops everything")
 
 
-async def _watch(supervisor: Supervisor, stop: asyncio.Event, restart: bool) -> None:
-    """Say so when a part ends, until stopped."""
+async def watch(supervisor: Supervisor, stop: asyncio.Event, *, restart: bool) -> None:
+    """Say so when a part ends, and start it anew if asked to, until stopped.
+
+    Raises:
+        EngineError: A part that was started anew ended before it was ready.
+    """
     stopped = asyncio.create_task(stop.wait())
-    while not stop.is_set():
-        died = asyncio.create_task(supervisor.died())
-        await asyncio.wait({died, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not died.done():
-            died.cancel()
-            return
-        await _part_died(supervisor, died.result(), restart)
+    turn: asyncio.Task[None] | None = None
+    try:
+        while not stop.is_set():
+            turn = asyncio.create_task(_next_end(supervisor, restart))
+            await asyncio.wait({turn, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if turn.done():
+                turn.result()
+    finally:
+        stopped.cancel()
+        if turn is not None:
+            turn.cancel()
 
 
-async def _part_died(supervisor: Supervisor, part: Part, restart: bool) -> None:
+async def _next_end(supervisor: Supervisor, restart: bool) -> None:
+    part = await supervisor.died()
     console.print(f"{part.kind} {part.name} ended with code {part.exit_code}; see {part.log}")
     if restart:
         console.print(f"starting {part.name} anew")

@@ -29,18 +29,27 @@ class RoutingTable(Table):
     reroling: bool = False
     """Let PD engines change between prefill and decode as the load asks for; needs a `plan`, and
     engines with the role "prefill" or "decode". Of several gateways one may do so."""
+    reroling_dwell: DurationNs = 300 * 10**9
+    """From the end of one change of roles to the next, at least. The loop's other times are in
+    proportion: a load has to ask for a change for two fifths of it."""
     replication: Annotated[RateBitsPerS, Field(ge=1_000_000)] | None = None
     """What copies of hot prefixes may take of each link on average, such as "200Mbps": what home
     misses again and again and a PrfaaS cluster holds is copied home. Needs a `plan`; without
     this nothing is copied."""
+    pull: bool = False
+    """Let "adaptive" fetch a prefix that a PrfaaS cluster holds, for a prompt that is prefilled at
+    home, when that is predicted to be faster than computing it; needs a `plan`."""
     ttft_max: DurationNs | None = None
     """Refuse with 429 what is predicted to take longer to its first token; needs a `plan`."""
     prefill_timeout: DurationNs = 60 * 10**9
     """A remote prefill that takes longer is given up; the prompt is prefilled locally."""
     transfer_timeout: DurationNs = 10 * 10**9
-    """How long decode waits for blocks after the prefill leg has answered."""
+    """How long decode waits for blocks after the prefill leg has answered, and a prefill at home
+    for a pulled prefix."""
 
-    _limits = field_validator("ttft_max", "prefill_timeout", "transfer_timeout")(long_enough)
+    _limits = field_validator("ttft_max", "prefill_timeout", "transfer_timeout", "reroling_dwell")(
+        long_enough
+    )
 
     @model_validator(mode="after")
     def _can_predict(self) -> RoutingTable:
@@ -58,6 +67,10 @@ class RoutingTable(Table):
             )
         if self.replication is not None and self.plan is None:
             raise ValueError("replication needs a plan: it weighs prefill time against bytes")
+        if self.pull and self.effective_policy is not PolicyName.ADAPTIVE:
+            raise ValueError(
+                'pull needs a plan and policy = "adaptive": it weighs prefill time against bytes'
+            )
         if self.reroling and self.plan is None:
             raise ValueError("reroling needs a plan: it weighs the splits that the plan knows")
         return self

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from prfaas.core.fair_share import FairSettings
 from prfaas.core.policies import Bandwidth, PolicyName
 from prfaas.core.predictions import CostModel
-from prfaas.core.routing import Decision
+from prfaas.core.routing import Decision, Path
 from prfaas.core.threshold_loop import Pressures
 from prfaas.units import NS_PER_S
 
@@ -151,7 +151,7 @@ class Routed(NamedTuple):
         present_tokens: Cached prefix at the destination, tokens; it is not shipped.
         home_tokens: Cached prefix for the PD instance that would prefill, tokens: at the
             destination, or in the instance's own memory.
-        away_tokens: Cached prefix in the PrfaaS cluster that was looked at, tokens.
+        away_tokens: The same for the instance of the PrfaaS cluster that was looked at.
         shipped_bytes: What the link is promised: the prompt's blocks, or on the local path those of
             a prefix that is pulled; 0 without either, or without a cost model.
     """
@@ -168,6 +168,11 @@ class Routed(NamedTuple):
     home_tokens: int
     away_tokens: int
     shipped_bytes: int
+
+    @property
+    def pulls(self) -> bool:
+        """Whether it is prefilled at home, with a prefix that a PrfaaS cluster holds."""
+        return self.decision.path is Path.LOCAL and bool(self.source)
 
 
 class Refusal(StrEnum):

@@ -126,7 +126,7 @@ def with_pull(
         costs: Compute and bytes.
         ns_per_byte: Worth of a byte, as time.
     """
-    here, there = facts.pd_hit_tokens, facts.prfaas_hit_tokens
+    here, there = facts.pd_hit_tokens, facts.pullable_tokens
     if facts.obstacle is not None or there <= here:
         return found
     pull = choose_pull(
@@ -142,4 +142,5 @@ def with_pull(
         return found
     start_ns = max(signals.local_wait_ns or 0, pull.arrival_ns)
     local_ns = start_ns + costs.local_prefill_ns(facts.num_prompt_tokens - there)
+    local_ns += found.decode_wait_ns
     return found._replace(local_ns=local_ns, pull_tokens=pull.num_tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -65,10 +64,11 @@ class RoutingFacts(NamedTuple):
     Attributes:
         num_prompt_tokens: Length of the prompt.
         pd_hit_tokens: Usable cached prefix in the PD cluster, for the instance that would prefill.
-        prfaas_hit_tokens: Usable cached prefix in the PrfaaS cluster.
+        prfaas_hit_tokens: The same in the PrfaaS cluster.
         obstacle: What keeps the request from being prefilled remotely; None when nothing does.
         device_only_tokens: End of `pd_hit_tokens` that lies in that instance's own memory and not
             in its pool.
+        away_device_only_tokens: The same of `prfaas_hit_tokens`.
     """
 
     num_prompt_tokens: int
@@ -76,6 +76,7 @@ class RoutingFacts(NamedTuple):
     prfaas_hit_tokens: int = 0
     obstacle: Reason | None = None
     device_only_tokens: int = 0
+    away_device_only_tokens: int = 0
 
     @property
     def num_new_tokens(self) -> int:
@@ -86,6 +87,11 @@ class RoutingFacts(NamedTuple):
     def present_tokens(self) -> int:
         """Cached prefix in the PD cluster's pool: what lies there is not shipped."""
         return self.pd_hit_tokens - self.device_only_tokens
+
+    @property
+    def pullable_tokens(self) -> int:
+        """Cached prefix in the PrfaaS cluster's pool: what lies there can be fetched."""
+        return self.prfaas_hit_tokens - self.away_device_only_tokens
 
 
 class Decision(NamedTuple):
@@ -116,6 +122,8 @@ class Decision(NamedTuple):
         """The reason as a person would say it."""
         compared = f"{self.num_new_tokens:,} new tokens against {self.offload_threshold:,}"
         words = _WORDS[self.reason].format(compared=compared, predictions=self._predictions)
+        if self.pull_tokens:
+            words += f"; pulls the {self.pull_tokens:,} tokens more that the PrfaaS cluster holds"
         return f"{words}; not predicted: {self.unpredicted.value}" if self.unpredicted else words
 
     @property
@@ -131,30 +139,12 @@ class Decision(NamedTuple):
         return f": {local} local, {remote} remote"
 
 
-@dataclass(frozen=True, slots=True)
-class ThresholdPolicy:
-    """The paper's rule with scarce bandwidth and a static threshold.
-
-    A request goes to the PrfaaS cluster when its incremental length, judged by the PD cluster's own
-    cache, exceeds the threshold and nothing stands in the way.
-
-    Attributes:
-        offload_threshold: t, tokens.
+def judge(facts: RoutingFacts, num_new_tokens: int, offload_threshold: int) -> tuple[Path, Reason]:
+    """The paper's rule: a length against a threshold, both tokens, and what stands in the way.
 
     References:
         arXiv:2604.15039, section on routing: `l_total - l_pd <= t → PD-P, else PrfaaS`.
     """
-
-    offload_threshold: int
-
-    def decide(self, facts: RoutingFacts) -> Decision:
-        """Decide for one request. Pure."""
-        path, reason = judge(facts, facts.num_new_tokens, self.offload_threshold)
-        return Decision(path, reason, facts.num_new_tokens, self.offload_threshold)
-
-
-def judge(facts: RoutingFacts, num_new_tokens: int, offload_threshold: int) -> tuple[Path, Reason]:
-    """The rule itself: a length against a threshold, both tokens, and what stands in the way."""
     if num_new_tokens <= offload_threshold:
         return Path.LOCAL, Reason.BELOW_THRESHOLD
     if facts.obstacle is not None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from prfaas.config.addresses import split_address
 from prfaas.config.deployment import Deployment
 from prfaas.core.places import Places
 from prfaas.core.prefix_index import PrefixIndex
@@ -37,7 +38,9 @@ from prfaas.gateway.loops import Loops
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools, PoolTiming
 from prfaas.gateway.prefill import PrefillLeg
+from prfaas.gateway.prefixes import Fetcher
 from prfaas.gateway.profiles import load_profiles
+from prfaas.gateway.pulling import Pulling
 from prfaas.gateway.pulse import Pulse
 from prfaas.gateway.records import NS_PER_MS, Records
 from prfaas.gateway.tenants import Tenants, fairness
@@ -49,6 +52,7 @@ from prfaas.gateway.transfers import Transfers, TransferView
 from prfaas.gateway.views import Views
 from prfaas.units import NS_PER_S
 from prfaas.wire.identity import identity_in
+from prfaas.wire.renewal import Renewal
 from prfaas.wire.tickets import TicketSigner
 
 SHUTDOWN_S = 5.0
@@ -74,6 +78,12 @@ async def serve(
     """
     raise_descriptor_limit()
     gateway = Gateway(deployment, endpoints)
+    Renewal(
+        gateway.identity,
+        deployment.gateway.name,
+        gateway.renew_identity,
+        gateway.metrics.identity_ends,
+    ).watch()
     try:
         url = await gateway.start()
         # What is there by now stays: looking for garbage among it would stop everybody for a while.
@@ -110,14 +120,15 @@ class Gateway:
         events: EventTiming | None = None,
     ) -> None:
         name, model = deployment.gateway.name, deployment.model.name
-        identity = identity_in(deployment.security.identities, name)
-        engine_tls, pool_tls = identity.client_context(), identity.client_context()
+        self.identity = identity = identity_in(deployment.security.identities, name)
+        self._tls = engine_tls, pool_tls = identity.client_context(), identity.client_context()
         engine_tls.check_hostname = True
         profiles = load_profiles(deployment)
         limits = deployment.routing
         self.tenants = Tenants(deployment)
         lifetime_ns = limits.prefill_timeout + limits.transfer_timeout
-        tickets = TicketOffice(TicketSigner(identity), self.tenants.by_name, lifetime_ns)
+        self._signer = TicketSigner(identity)
+        tickets = TicketOffice(self._signer, self.tenants.by_name, lifetime_ns)
         self._table = deployment.gateway
         self._model = model
         self._tracing = Tracing(deployment.tracing, name)
@@ -149,9 +160,8 @@ class Gateway:
         self._access = Access(deployment.gateway, self.tenants, self.metrics.tenants.unauthorized)
         self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
         self._views = Views(model, self.engines, self.pools, self.metrics, self.records, self._door)
-        self.loops = Loops(
-            deployment, self.driver, self.pools, self.transfers, tickets, profiles, self.journal
-        )
+        fetcher = Fetcher(tickets, self.pools.pull)
+        self.loops = Loops(deployment, self.driver, fetcher, self.transfers, profiles, self.journal)
         self.pulse = Pulse(self.driver, self.guards, self.journal, self.loops.all)
         self.metrics.control.watch_loops(lambda: float(self.pulse.frozen))
         control = Control(
@@ -187,13 +197,24 @@ class Gateway:
             frozenset(self.engine_events.names()),
             self._prompts.vocab_size,
         )
+        hedges = Hedges(self.driver, profiles.home, limits.ttft_max)
         self._flow = Flow(
             planner=planner,
             driver=self.driver,
             guards=self.guards,
             prefill_leg=PrefillLeg(self.engines, model, deployment.routing, tickets),
             decode_leg=DecodeLeg(self.engines, deployment.routing.transfer_timeout // NS_PER_MS),
-            hedges=Hedges(self.driver, profiles.home, deployment.routing.ttft_max),
+            hedges=hedges,
+            pulling=Pulling(
+                fetcher,
+                self.transfers,
+                self.pools,
+                self.driver,
+                self.guards,
+                hedges,
+                self.metrics,
+                limits.transfer_timeout,
+            ),
             ending=Ending(self._prompts, model),
             pools=self.pools,
             transfers=self.transfers,
@@ -242,15 +263,25 @@ class Gateway:
         )
         self.metrics.connections.watch(self.connections)
         await self.engines.all_looked_at()
-        host, _, port = self._table.listen.rpartition(":")
+        address = split_address(self._table.listen)
         try:
             self._listener = await asyncio.get_running_loop().create_server(
-                self.connections, host.strip("[]"), int(port)
+                self.connections, *address
             )
         except (OSError, OverflowError) as error:
             message = f"gateway.listen {self._table.listen!r} can not be used: {error}"
             raise ConfigError(message) from None
+        host = self._table.listen.rpartition(":")[0]
         return f"http://{host}:{self._listener.sockets[0].getsockname()[1]}"
+
+    def renew_identity(self) -> None:
+        """Show, and trust, what the files of the identity hold at this moment.
+
+        Raises:
+            ConfigError: They can not be used; nothing is changed.
+        """
+        self.identity.refresh(*self._tls)
+        self._signer.renew()
 
     async def drain(self) -> None:
         """Answer new requests and `/health` with 503, and wait for those under way."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from prfaas.core.blocks import BlockKey, Layout
 from prfaas.engines.block_requests import ASK_AGAIN_NS, Answer, BlockRequests, JobDone
-from prfaas.engines.orders import NS_PER_MS, Order, PushOrder, WaitOrder
+from prfaas.engines.orders import NS_PER_MS, Order, PushOrder
 from prfaas.engines.pool_client import PoolClient
 from prfaas.engines.timing.content import block_bytes
 from prfaas.engines.timing.prefix_names import PrefixNames
@@ -24,7 +24,7 @@ from prfaas.engines.timing.rows import Rows
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.codec import AnyMessage
-from prfaas.wire.messages.engine import EngineHello, Load, Push, PushDone, Store, Touch
+from prfaas.wire.messages.engine import EngineHello, Load, Push, PushDone, Store
 from prfaas.wire.messages.fields import Key
 from prfaas.wire.messages.layouts import layout_spec
 
@@ -95,10 +95,12 @@ class Tier:
 
     def begin(self, request: str, order: Order | None) -> None:
         """A request came."""
-        if isinstance(order, WaitOrder):
-            wait_ns = order.wait_ms * NS_PER_MS
-            self._requests.begin(request, bytes.fromhex(order.transfer), order.source, wait_ns)
-        elif isinstance(order, PushOrder):
+        awaited = order.wait if isinstance(order, PushOrder) else order
+        if awaited is not None:
+            wait_ns = awaited.wait_ms * NS_PER_MS
+            transfer_id = bytes.fromhex(awaited.transfer)
+            self._requests.begin(request, transfer_id, awaited.source, wait_ns)
+        if isinstance(order, PushOrder):
             push = PushOfRequest(self._layout, order)
             self._pushes[request] = push
             self._send(Push(transfer_id=push.transfer_id, peer=order.push_to, ticket=order.ticket))
@@ -144,6 +146,11 @@ class Tier:
         found = await self._answers(request, [k for end in ends for k in names.states(hashes, end)])
         return names.last_with_state(ends, [answer is Answer.HIT for answer in found])
 
+    async def lacking(self, request: str, keys: Sequence[BlockKey]) -> set[BlockKey]:
+        """Those of some blocks that the pool node does not have."""
+        answers = await self._answers(request, keys)
+        return {key for key, answer in zip(keys, answers, strict=True) if answer is Answer.MISS}
+
     async def _answers(self, request: str, keys: Sequence[BlockKey]) -> list[Answer]:
         """What is known of blocks once nothing is on its way any more."""
         while True:
@@ -185,11 +192,6 @@ class Tier:
                 return None
             found += blocks
         return found
-
-    def touch(self, keys: list[BlockKey]) -> None:
-        """Blocks that the instance had itself were used."""
-        if keys:
-            self._send(Touch(keys=list(keys)))
 
     def store(self, request: str, blocks: list[NewBlock]) -> None:
         """Hand blocks over to the pool node, and have them pushed if the request wants it."""
