@@ -191,8 +191,17 @@ class PoolNode:
         identity, ends = self.settings.identity, (self._dialling, self._accepting)
         identity.refresh(*(tls.messages for tls in ends))
         self._opener.renew()
-        # The others are used on the I/O thread.
-        self._io.call(identity.refresh, *(tls.data for tls in ends), *(tls.probe for tls in ends))
+        self._io.call(self._renew_data)
+
+    def _renew_data(self) -> None:
+        """The same for the connections of the I/O thread, on that thread."""
+        ends = (self._dialling, self._accepting)
+        contexts = [context for tls in ends for context in (tls.data, tls.probe)]
+        try:
+            self.settings.identity.refresh(*contexts)
+        except ConfigError as error:
+            # The files were changed again meanwhile; the next SIGHUP takes up what they hold.
+            log_event(log, logging.ERROR, "identity_kept", why=str(error))
 
     @property
     def num_open(self) -> int:
