@@ -209,7 +209,7 @@ async def test_a_snapshot_leaves_no_faster_than_it_is_read(
         store.put(b"L" * 32, BlockKey(0, n.to_bytes(32, "big")), b"x", b"")
     assert not peer.of(Snapshot)
     peer.channel.resume_reading()
-    await until(lambda: sum(len(event.keys) for event in peer.of(Stored)) == 10)
+    await until(lambda: followed(peer.messages)[1] == pd.held())
     assert served.is_open
     index, held = followed(peer.messages)
     assert held == pd.held()
