@@ -98,6 +98,15 @@ def test_the_command_itself_runs_and_names_its_commands() -> None:
     assert result.stderr == ""
 
 
+def test_the_planner_is_loaded_by_those_who_need_it() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from prfaas.cli.main import cli; "
+        "CliRunner().invoke(cli, ['--help']); assert 'prfaas.gateway.app' not in sys.modules; "
+        "import prfaas.gateway.app, prfaas.pool.node; assert 'scipy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize(
     "args",
     [
@@ -328,6 +337,8 @@ def test_a_pool_removes_no_file_where_its_socket_should_be(
     [
         ("--peer", "far-pool", "'far-pool' is not NAME=HOST:PORT"),
         ("--peer", "far-pool=10.0.0.1:70000", "65535"),
+        ("--peer", "far-pool=10.0.0.1:8²", "65535"),
+        ("--peer", "far-pool=pd..example.net:7100", "1 to 63 characters"),
         ("--link-budget", "far-pool=0Gbps", "1Mbps or more"),
         ("--link-budget", "=1Gbps", "NAME=RATE"),
     ],
@@ -455,5 +466,7 @@ def test_a_link_test_against_nobody_is_one_line(prfaas: Prfaas, tmp_path: Path) 
     make_identity(tmp_path, "prfaas-pool")
     place = f"127.0.0.1:{free_port()}"
     where = ("--to", place, "--identities", tmp_path)
-    line = one_line(prfaas("link", "test", "prfaas-pool", "pd-pool", *where))
-    assert place in line
+    code, _, errors = prfaas("link", "test", "prfaas-pool", "pd-pool", *where)
+    assert code == 1
+    assert errors.startswith(f"prfaas: no link test with pd-pool at {place}")
+    assert errors.count("\n") == 1

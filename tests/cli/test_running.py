@@ -77,10 +77,14 @@ def test_a_pool_node_stops_when_told_and_removes_its_socket(
 
 
 @pytest.mark.parametrize(
-    ("engine", "said"),
+    ("engine", "said", "code"),
     [
-        ("print('prfaas: use another block size'); raise SystemExit(2)", "use another block size"),
-        ("print('no memory'); raise SystemExit(1)", "no memory"),
+        (
+            "print('prfaas: use another block size'); raise SystemExit(2)",
+            "use another block size",
+            2,
+        ),
+        ("print('no memory'); raise SystemExit(1)", "no memory", 1),
     ],
 )
 def test_an_engine_that_can_not_start_takes_everything_down(
@@ -89,6 +93,7 @@ def test_an_engine_that_can_not_start_takes_everything_down(
     capsys: pytest.CaptureFixture[str],
     engine: str,
     said: str,
+    code: int,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
@@ -100,7 +105,7 @@ def test_an_engine_that_can_not_start_takes_everything_down(
     monkeypatch.setattr(sys, "argv", ["prfaas", "up", str(path)])
     with pytest.raises(SystemExit) as caught:
         main()
-    assert caught.value.code == 2
+    assert caught.value.code == code
     output = capsys.readouterr()
     assert "engine pd-engine" in output.err
     assert said in output.err

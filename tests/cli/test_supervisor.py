@@ -14,6 +14,7 @@ import aiohttp.web
 import pytest
 
 from prfaas.cli import processes
+from prfaas.cli.deploy import watch
 from prfaas.cli.processes import Part, Supervisor
 from prfaas.engines.launch import Command
 from prfaas.errors import ConfigError, EngineError
@@ -155,6 +156,17 @@ async def test_a_part_is_warmed_up_before_it_counts_as_ready(make: Make, tmp_pat
         assert (tmp_path / "warm").read_text() == "warmed up\n"
 
 
+async def test_a_part_that_dies_of_its_first_request_is_told(make: Make) -> None:
+    part = make("engine")
+    part.warm_up = (part.health_url, {"prompt": [1, 2]})
+    part.command.args[-1] = "/nowhere/warm"
+    supervisor = Supervisor([[part]])
+    async with stopped(supervisor):
+        with pytest.raises(EngineError, match="did not answer its first request") as caught:
+            await supervisor.start()
+        assert "FileNotFoundError" in str(caught.value)
+
+
 async def test_a_part_that_finds_a_mistake_is_the_operators_business(make: Make) -> None:
     good, bad, never = make("pool"), make("engine", MISTAKE), make("gateway")
     supervisor = Supervisor([[good, bad], [never]])
@@ -250,6 +262,23 @@ async def test_a_restarted_part_is_another_process_and_can_end_again(make: Make)
         assert part.log.read_text().count("serving") == 2
         await die(part)
         assert await supervisor.died() is part
+
+
+async def test_who_waits_for_a_restarted_part_can_be_stopped(make: Make) -> None:
+    part = make("engine")
+    supervisor, stop = Supervisor([[part]]), asyncio.Event()
+    async with stopped(supervisor):
+        await supervisor.start()
+        first, part.command.args[3] = part.process, SILENT
+        watching = asyncio.create_task(watch(supervisor, stop, restart=True))
+        await die(part)
+        async with asyncio.timeout(5):
+            while part.process is first:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        assert not watching.done()
+        stop.set()
+        async with asyncio.timeout(5):
+            await watching
 
 
 async def test_a_part_that_is_killed_takes_its_children_and_shared_memory_with_it(

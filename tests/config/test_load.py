@@ -186,6 +186,7 @@ WRONG: list[tuple[Change, str, str]] = [
     (lambda t: t["gateway"].update(listen="here"), "gateway.listen", "here"),
     (lambda t: t["gateway"].update(listen="127.0.0.1:99999"), "gateway.listen", "65535"),
     (lambda t: t["gateway"].update(listen="8000"), "gateway.listen", "HOST:PORT"),
+    (lambda t: t["gateway"].update(listen="a..b:80"), "gateway.listen", "1 to 63 characters"),
     (lambda t: t["routing"].update(policy="adaptive"), "routing", "needs a plan"),
     (lambda t: t["routing"].update(short_term_loop=True), "routing", "needs a plan"),
     (

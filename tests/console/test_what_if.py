@@ -94,6 +94,7 @@ def test_the_planner_s_process_ends_with_a_gateway_that_is_killed(tmp_path: Path
         ({"pd.instances": "6"}, "has to be a finite number"),
         ({"pd.instances": float("nan")}, "has to be a finite number"),
         ({"pd.instances": True}, "has to be a finite number"),
+        ({"pd.instances": 10**400}, "has to be a finite number"),
         ({f"x{n}": 1 for n in range(SETTINGS_MAX + 1)}, "17 settings; 16 are the limit"),
     ],
 )

@@ -21,7 +21,7 @@ from prfaas.core.dispatch import (
 )
 from prfaas.core.dispatcher import Dispatcher
 from prfaas.core.link_book import LinkReport
-from prfaas.core.policies import PolicyName
+from prfaas.core.policies import Bandwidth, PolicyName
 from prfaas.core.routing import Path, Reason
 from prfaas.units import NS_PER_S
 
@@ -112,13 +112,15 @@ def test_a_cached_prefix_draws_a_request_certain_or_not() -> None:
         assert found.decision.num_new_tokens == 10_000 - found.hit_tokens
 
 
-def at_one_pool(policy: PolicyName, *, mixed: bool = True) -> Dispatcher:
-    """Two PD instances of one pool, and a PrfaaS cluster."""
+def at_one_pool(
+    policy: PolicyName, *, mixed: bool = True, threshold: int = 1000, **settings: Any
+) -> Dispatcher:
+    """Two PD instances of one pool, and two PrfaaS instances of another."""
     home = (Member("h0", "home"), Member("h1", "home"))
     made = Dispatcher(
         HomeCluster("pd", home, None if mixed else (Member("d0", "home"),), costs()),
-        [RemoteCluster("fast", (Member("f0", "fast"),), costs())],
-        DispatchSettings(policy, 1000),
+        [RemoteCluster("fast", (Member("f0", "fast"), Member("f1", "fast")), costs())],
+        DispatchSettings(policy, threshold, **settings),
     )
     made.set_link("fast", "home", up=True)
     made.report_link("fast", "home", LinkReport(0, 1e10, 0, 0.0, MS))
@@ -169,6 +171,56 @@ def test_both_predictions_know_what_the_instance_at_home_holds() -> None:
     everything = arrival(1, hits={"h1": 9500, "home": 0}, shippable_tokens=9500)
     found = sent(at_one_pool(PolicyName.REMOTE).arrive(everything, 0))
     assert found.decision.reason is Reason.NOT_OFFLOADABLE
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "taker_of_both", "taker_of_own"),
+    [(0, "f1", "f1"), (10, "f1", "f1"), (100, "f0", "f1"), (1000, "f0", "f0")],
+)
+def test_away_too_what_need_not_be_loaded_is_worth_a_short_wait(
+    wait_ms: int, taker_of_both: str, taker_of_own: str
+) -> None:
+    for taker, hits in (
+        (taker_of_both, {"f1": 8000, "fast": 8000}),
+        (taker_of_own, {"f1": 8000}),
+    ):
+        made = at_one_pool(PolicyName.REMOTE)
+        made.load("f1").dispatch("f1", 9, 0, wait_ms * MS)
+        found = sent(made.arrive(arrival(1, hits=hits), 0))
+        assert found.prefill == taker
+        new = 10_000 - found.hit_tokens
+        assert found.hit_tokens == hits.get(taker, hits.get("fast", 0))
+        waited = wait_ms * MS if taker == "f1" else 0
+        assert made.load(taker).wait_ns(taker, 0) == waited + new * 100_000
+
+
+def test_both_predictions_know_what_the_instance_away_holds() -> None:
+    plain, known = (
+        sent(at_one_pool(PolicyName.REMOTE).arrive(arrival(1, hits=hits), 0))
+        for hits in ({"fast": 3000, "home": 2000}, {"fast": 3000, "home": 2000, "f1": 8000})
+    )
+    assert (known.hit_tokens, known.away_tokens, known.home_tokens) == (8000, 8000, 2000)
+    before, after = plain.decision.predicted_remote_ns, known.decision.predicted_remote_ns
+    assert after == (before or 0) - 5000 * 100_000
+    assert known.decision.predicted_local_ns == plain.decision.predicted_local_ns
+    # What is shipped is what the pool at home lacks, wherever it lies away.
+    assert known.shipped_bytes == plain.shipped_bytes == 8_000_000
+    assert known.present_tokens == plain.present_tokens == 2000
+
+
+def test_only_what_a_pool_holds_is_pulled() -> None:
+    def pulled(hits: dict[str, int], policy: PolicyName) -> tuple[int, int]:
+        made = at_one_pool(policy, pulls=True, bandwidth=Bandwidth.ABUNDANT, threshold=9000)
+        for name in ("f0", "f1"):  # a queue away, so that nobody is sent there
+            made.load(name).dispatch(name, 9, 0, 10 * NS_PER_S)
+        found = sent(made.arrive(arrival(1, hits=hits), 0))
+        assert found.decision.path is Path.LOCAL
+        return found.decision.pull_tokens, found.shipped_bytes
+
+    for policy in (PolicyName.ADAPTIVE, PolicyName.PAPER):
+        assert pulled({"home": 2000, "fast": 8000}, policy) == (6000, 6_000_000)
+        assert pulled({"home": 2000, "fast": 5000, "f0": 8000}, policy) == (3000, 3_000_000)
+        assert pulled({"home": 2000, "f0": 8000, "f1": 8000}, policy) == (0, 0)
 
 
 def test_nothing_is_shipped_that_is_there() -> None:

@@ -30,11 +30,13 @@ WAITS = st.none() | st.integers(0, 100 * NS_PER_S)
 @st.composite
 def facts_of_a_request(draw: st.DrawFn) -> RoutingFacts:
     prompt = draw(st.integers(1, 100_000))
+    there = draw(st.integers(0, prompt - 1))
     return RoutingFacts(
         num_prompt_tokens=prompt,
         pd_hit_tokens=draw(st.integers(0, prompt - 1)),
-        prfaas_hit_tokens=draw(st.integers(0, prompt - 1)),
+        prfaas_hit_tokens=there,
         obstacle=draw(st.none() | st.sampled_from(OBSTACLES)),
+        away_device_only_tokens=draw(st.just(0) | st.integers(0, there)),
     )
 
 
@@ -102,10 +104,11 @@ def test_paper_with_abundant_bandwidth_takes_the_longer_cache(
     facts: RoutingFacts, threshold: int
 ) -> None:
     decision = PaperPolicy(threshold, Bandwidth.ABUNDANT).decide(facts, predict(facts, IDLE, COSTS))
-    new = facts.num_prompt_tokens - max(facts.pd_hit_tokens, facts.prfaas_hit_tokens)
+    # What only an engine's memory holds can not be pulled.
+    new = facts.num_prompt_tokens - max(facts.pd_hit_tokens, facts.pullable_tokens)
     assert (decision.path is Path.REMOTE) == (new > threshold and facts.obstacle is None)
     if decision.reason is Reason.BELOW_THRESHOLD and facts.obstacle is None:
-        assert decision.pull_tokens == max(0, facts.prfaas_hit_tokens - facts.pd_hit_tokens)
+        assert decision.pull_tokens == max(0, facts.pullable_tokens - facts.pd_hit_tokens)
 
 
 @given(facts=facts_of_a_request(), threshold=st.integers(1, 100_000), signals=SIGNALS)

@@ -6,14 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.dispatch import Arrival, Member
-from prfaas.core.picking import (
-    HOME_WEIGHTS,
-    MIXED_WEIGHTS,
-    PREFILL_WEIGHTS,
-    Candidate,
-    Weights,
-    pick,
-)
+from prfaas.core.picking import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate, Weights, pick
 from prfaas.core.stage import Stage
 from prfaas.units import NS_PER_S
 
@@ -36,7 +29,7 @@ INSTANCES = st.lists(
     rows=INSTANCES,
     hits=st.dictionaries(st.sampled_from(["x", "y", "z", *NAMES]), st.integers(0, 1000)),
     avoid=st.sampled_from(["", "i00", "i03"]),
-    weights=st.sampled_from([PREFILL_WEIGHTS, HOME_WEIGHTS, MIXED_WEIGHTS]),
+    weights=st.sampled_from([Weights(), PREFILL_WEIGHTS, MIXED_WEIGHTS]),
 )
 def test_the_choice_is_that_of_looking_at_everybody(
     rows: list[tuple[str, bytes | None, int, int, int, bool]],
@@ -45,7 +38,7 @@ def test_the_choice_is_that_of_looking_at_everybody(
     weights: Weights,
 ) -> None:
     names = NAMES[: len(rows)]
-    device = {name: hits.get(name, 0) if weights.on_device else 0 for name in names}
+    device = {name: hits.get(name, 0) for name in names}
     members = [Member(name, row[0]) for name, row in zip(names, rows, strict=True)]
     stage = Stage(members, NS_PER_S, weights)
     for name, (_, layout, longest, num_open, work_s, known) in zip(names, rows, strict=True):

@@ -133,7 +133,7 @@ def deployment_for(checkpoint: Path, identities: Path, state: Path, **tables: An
                 "prfaas": {
                     "role": "prfaas",
                     "pools": {"prfaas-pool": {}},
-                    "engines": {"prefill": {"pool": "prfaas-pool"}},
+                    "engines": {"prefill": {"pool": "prfaas-pool", **tables.get("away", {})}},
                 },
                 "pd": {
                     "role": "pd",

@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from prfaas.gateway import Endpoints, serve
-from prfaas.gateway.app import Gateway
+from prfaas.gateway.app import Gateway, serve
+from prfaas.gateway.endpoints import Endpoints
 
 from .conftest import World, deployment_for, running, until
 from .scripted_engine import ScriptedEngine, send, stream_then_hang

@@ -11,7 +11,8 @@ import pytest
 
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
-from prfaas.gateway import Endpoints, serve
+from prfaas.gateway.app import serve
+from prfaas.gateway.endpoints import Endpoints
 
 from .conftest import deployment_for
 

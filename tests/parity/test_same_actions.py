@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from prfaas.core.dispatch import Refused, Routed
 from prfaas.core.policies import PolicyName
 from prfaas.core.role_loop import Role, StageLoad
+from prfaas.core.routing import Path
 from prfaas.units import NS_PER_S
 
 from .worlds import (
     AWAY,
+    BLOCK_TOKENS,
     CLUSTERS,
     HOME,
     NUM_BLOCKS_MAX,
@@ -30,11 +32,14 @@ from .worlds import (
     World,
 )
 
+EVERYBODY = HOME + AWAY
+HOLDERS = POOLS + EVERYBODY
 ROLE_KINDS = ("decode", "weigh", "look")
 KINDS = (
     *("arrive",) * 6,
     *("prefilled", "landed", "end") * 2,
     *("store", "load", "seen", "pause", "tick", "again", "engine", "link"),
+    *("store", "forget"),
     *ROLE_KINDS,
 )
 
@@ -75,7 +80,11 @@ class Run:
         self.now_ns = 0
         self.num_arrived = 0
         self.open: dict[int, tuple[int, int]] = {}
-        self.engines = AWAY if world.rules.split else HOME + AWAY
+        self.stored: dict[tuple[str, int], int] = {}
+        """Blocks of a family that a pool, or an engine's own memory, holds."""
+        self.own: Counter[str] = Counter()
+        """Actions in which an instance's own memory holds more than its pool."""
+        self.engines = AWAY if world.rules.split else EVERYBODY
         """Those that may fail: PD instances with roles do not in the simulator."""
         for cluster in CLUSTERS:
             world.set_link(cluster, True, 0)
@@ -96,7 +105,9 @@ class Run:
             case "prefilled" | "landed" | "end" if self.open:
                 self._go_on(event.kind, number)
             case "store":
-                world.store(POOLS[event.a % len(POOLS)], event.a % 4, 1 + event.b % NUM_BLOCKS_MAX)
+                self._store(HOLDERS[event.a % len(HOLDERS)], event)
+            case "forget":
+                self._forget(EVERYBODY[event.a % len(EVERYBODY)])
             case "load":
                 names = self.engines
                 world.report_load(names[event.a % len(names)], event.b % 6, now)
@@ -115,6 +126,24 @@ class Run:
             case "tick":
                 return world.tick(now)
         return None
+
+    def _store(self, holder: str, event: Event) -> None:
+        family, num_blocks = event.a // 16 % 4, 1 + event.b % NUM_BLOCKS_MAX
+        self.world.store(holder, family, num_blocks)
+        key = holder, family
+        self.stored[key] = max(self.stored.get(key, 0), num_blocks)
+
+    def _forget(self, engine: str) -> None:
+        self.world.forget(engine)
+        self.stored = {key: num for key, num in self.stored.items() if key[0] != engine}
+
+    def _count_own(self, found: Routed, family: int, num_blocks: int) -> None:
+        """Count what the memory of an instance holds beyond its pool."""
+        if found.home_tokens > found.present_tokens:
+            self.own["home"] += 1
+        if found.decision.path is Path.REMOTE:
+            in_pool = min(self.stored.get((found.source, family), 0), num_blocks) * BLOCK_TOKENS
+            self.own["away"] += found.hit_tokens > in_pool
 
     def _go_on(self, kind: str, number: int) -> None:
         if kind == "prefilled":
@@ -142,6 +171,8 @@ class Run:
         found = self.world.arrive(number, *self.open[number], self.now_ns, again)
         if isinstance(found, Refused):
             del self.open[number]
+        else:
+            self._count_own(found, *self.open[number])
         return found
 
 
@@ -180,6 +211,7 @@ def _name(action: object) -> str:
 def test_long_histories_reach_every_kind_of_action(policy: PolicyName) -> None:
     """The property above says nothing of what its histories never bring about."""
     seen: Counter[str] = Counter()
+    own: Counter[str] = Counter()
     for seed in range(20):
         draw = random.Random(seed)
         split = seed % 3 == 2
@@ -193,6 +225,8 @@ def test_long_histories_reach_every_kind_of_action(policy: PolicyName) -> None:
             action = live.apply(each)
             assert action == simulated.apply(each)
             seen[_name(action)] += 1
+        assert live.own == simulated.own
+        own += live.own
     expected = {
         PolicyName.LOCAL: {"always_local"},
         PolicyName.REMOTE: {"always_remote", "link_down"},
@@ -204,6 +238,8 @@ def test_long_histories_reach_every_kind_of_action(policy: PolicyName) -> None:
     expected |= {"predicted_late", "no_instance", "decode", "roles", "draining"}
     assert expected <= seen.keys(), seen
     assert seen["several"] or policy is PolicyName.LOCAL
+    assert own["home"] > 20
+    assert own["away"] > 20 or policy is PolicyName.LOCAL
 
 
 def test_lasting_pressure_moves_both_thresholds_alike() -> None:

@@ -2,8 +2,8 @@
 
 A `World` takes events in plain words and hands them to its driver in the driver's own. The
 gateway's gets engines' health, pool states with telemetry, and prompts as hash chains, which it
-looks up in its prefix index. The simulator's gets names, link reports, and prompts as block ids of
-its caches.
+looks up in its prefix index, which has pools and engines' own memories. The simulator's gets names,
+link reports, and prompts as block ids of its caches, which are those of pools and instances.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from prfaas.core.costs import Costs
 from prfaas.core.dispatch import Refused, Routed, ThresholdMoved
 from prfaas.core.link_book import LinkReport
 from prfaas.core.policies import PolicyName
-from prfaas.core.prefix_index import PrefixIndex
+from prfaas.core.prefix_index import PrefixIndex, Tier
 from prfaas.core.role_loop import Role, RoleLoop, RoleSettings, StageLoad
 from prfaas.core.roles import Roles
 from prfaas.gateway.asks import Ask
@@ -58,7 +58,7 @@ NUM_BLOCKS_MAX = 40
 """Blocks of the longest prompt; of a prompt one more token follows its blocks."""
 
 EAGER = RoleSettings(patience_ns=0, dwell_ns=NS_PER_S, need_weight=0.5, conversion_ns=0)
-UNLIMITED = CacheSetup(host_blocks=None)
+UNLIMITED = CacheSetup(host_blocks=None, device_blocks=None)
 Action = Routed | Refused
 COSTS = Costs(
     local_ns=[300_000 * n for n in range(200)],
@@ -107,7 +107,12 @@ class World(Protocol):
     def prefilled(self, number: int, now_ns: int) -> None: ...
     def landed(self, number: int) -> None: ...
     def end(self, number: int, now_ns: int) -> None: ...
-    def store(self, pool: str, family: int, num_blocks: int) -> None: ...
+    def store(self, holder: str, family: int, num_blocks: int) -> None:
+        """A pool, or an engine's own memory, has the first blocks of a family."""
+
+    def forget(self, engine: str) -> None:
+        """An engine's own memory is empty."""
+
     def set_ready(self, name: str, ready: bool, now_ns: int) -> None: ...
     def report_load(self, name: str, num_waiting: int, now_ns: int) -> None: ...
     def set_link(self, cluster: str, up: bool, now_ns: int) -> list[int]: ...
@@ -157,6 +162,7 @@ class GatewayWorld:
             self.driver.split.roles = Roles(rules.roles, RoleLoop(THRESHOLD, EAGER))
             self._reroling = Reroling(self.driver, self.driver.split, profiles, Journal())
         for name in (*HOME, *AWAY):
+            self.forget(name)
             self.driver.engine_ready(name, 10**6, 0)
 
     def arrive(self, number: int, family: int, num_blocks: int, now_ns: int, again: bool) -> Action:
@@ -174,9 +180,14 @@ class GatewayWorld:
     def end(self, number: int, now_ns: int) -> None:
         self.driver.end(number, now_ns)
 
-    def store(self, pool: str, family: int, num_blocks: int) -> None:
+    def store(self, holder: str, family: int, num_blocks: int) -> None:
         keys = [BlockKey(0, _hash(block)) for block in block_ids(family, num_blocks)]
-        self._index.add(pool, LAYOUT.layout_id, keys)
+        tier = Tier.HOST if holder in POOLS else Tier.DEVICE
+        self._index.add(holder, LAYOUT.layout_id, keys, tier)
+
+    def forget(self, engine: str) -> None:
+        self._index.begin_snapshot(engine)
+        self._index.end_snapshot(engine)
 
     def set_ready(self, name: str, ready: bool, now_ns: int) -> None:
         if ready:
@@ -268,8 +279,15 @@ class SimulatorWorld:
     def end(self, number: int, now_ns: int) -> None:
         self.front.ended(self._requests[number], now_ns)
 
-    def store(self, pool: str, family: int, num_blocks: int) -> None:
-        self.front.caches.pools[pool].store(block_ids(family, num_blocks))
+    def store(self, holder: str, family: int, num_blocks: int) -> None:
+        caches, blocks = self.front.caches, block_ids(family, num_blocks)
+        if holder in POOLS:
+            caches.pools[holder].store(blocks)
+        else:
+            caches.devices.store(holder, blocks)
+
+    def forget(self, engine: str) -> None:
+        self.front.caches.devices.clear(engine)
 
     def set_ready(self, name: str, ready: bool, now_ns: int) -> None:
         """With roles, PD instances do not fail: the simulator knows no such run."""

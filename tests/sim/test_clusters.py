@@ -269,6 +269,7 @@ def test_decode_keeps_the_attention_blocks_that_arrived(state_bytes: int, new: i
         unique_by=lambda f: (f.kind, f.cluster),
     ),
     room=st.integers(0, 2),
+    own=st.sampled_from([0, 15]),
     bits_per_s=st.sampled_from([1e6, 1e8]),
 )
 def test_every_run_with_everything_passes_the_checkers_and_is_repeatable(
@@ -276,10 +277,11 @@ def test_every_run_with_everything_passes_the_checkers_and_is_repeatable(
     policy: PolicyName,
     failures: list[Failure],
     room: int,
+    own: int,
     bits_per_s: float,
 ) -> None:
     base = system(policy=policy, threshold=2000, costs=linear_costs(local_ns=2 * MS))
-    cache = CacheSetup(20, 40, 1e9)
+    cache = CacheSetup(20, 40, 1e9, own)
     setup = replace(
         base,
         prfaas=tuple(
@@ -306,6 +308,9 @@ def test_every_run_with_everything_passes_the_checkers_and_is_repeatable(
             used = pool._cache.used_blocks
             assert used[0] <= 20
             assert used[1] <= 40
+        memories = simulation.front.caches.devices._caches
+        assert len(memories) == (3 if own else 0)
+        assert all(memory.used_blocks <= own for memory in memories.values())
         digests.append(digest(simulation))
     assert digests[0] == digests[1]
 

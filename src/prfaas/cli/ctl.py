@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import time
@@ -234,10 +235,11 @@ def decisions(gateway: Gateway, limit: int, follow: bool) -> None:
       prfaas ctl decisions --follow
     """
     after = _print_entries(gateway, gateway.client.get("decisions", limit=limit), 0)
-    while follow:
-        time.sleep(FOLLOW_S)
-        newer = gateway.client.get("decisions", limit=LIMIT_MAX, after=after)
-        after = _print_entries(gateway, newer, after)
+    with contextlib.suppress(KeyboardInterrupt):
+        while follow:
+            time.sleep(FOLLOW_S)
+            newer = gateway.client.get("decisions", limit=LIMIT_MAX, after=after)
+            after = _print_entries(gateway, newer, after)
 
 
 def _print_entries(gateway: Gateway, found: dict[str, Any], after: int) -> int:

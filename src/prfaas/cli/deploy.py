@@ -15,7 +15,7 @@ from rich.console import Console
 
 from prfaas.cli.checks import check_disks, check_timing, open_secrets
 from prfaas.cli.options import logs_of_parts
-from prfaas.cli.processes import Part, Supervisor
+from prfaas.cli.processes import Supervisor
 from prfaas.cli.progress import StartProgress
 from prfaas.cli.stopping import run_until_stopped
 from prfaas.cli.topology import (
@@ -105,7 +105,7 @@ def up(file: Path, overlay: Path | None, restart: bool) -> None:
     async def run(stop: asyncio.Event) -> None:
         async with running(deployment, file, stop, overlay) as (topology, supervisor):
             _announce(topology)
-            await _watch(supervisor, stop, restart)
+            await watch(supervisor, stop, restart=restart)
 
     run_until_stopped(run)
 
@@ -272,19 +272,28 @@ def _announce(topology: Topology) -> None:
     console.print(f"logs in {topology.deployment.state / 'logs'}; Ctrl-C stops everything")
 
 
-async def _watch(supervisor: Supervisor, stop: asyncio.Event, restart: bool) -> None:
-    """Say so when a part ends, until stopped."""
+async def watch(supervisor: Supervisor, stop: asyncio.Event, *, restart: bool) -> None:
+    """Say so when a part ends, and start it anew if asked to, until stopped.
+
+    Raises:
+        EngineError: A part that was started anew ended before it was ready.
+    """
     stopped = asyncio.create_task(stop.wait())
-    while not stop.is_set():
-        died = asyncio.create_task(supervisor.died())
-        await asyncio.wait({died, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not died.done():
-            died.cancel()
-            return
-        await _part_died(supervisor, died.result(), restart)
+    turn: asyncio.Task[None] | None = None
+    try:
+        while not stop.is_set():
+            turn = asyncio.create_task(_next_end(supervisor, restart))
+            await asyncio.wait({turn, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if turn.done():
+                turn.result()
+    finally:
+        stopped.cancel()
+        if turn is not None:
+            turn.cancel()
 
 
-async def _part_died(supervisor: Supervisor, part: Part, restart: bool) -> None:
+async def _next_end(supervisor: Supervisor, restart: bool) -> None:
+    part = await supervisor.died()
     console.print(f"{part.kind} {part.name} ended with code {part.exit_code}; see {part.log}")
     if restart:
         console.print(f"starting {part.name} anew")

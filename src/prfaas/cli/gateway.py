@@ -9,6 +9,7 @@ import click
 
 from prfaas.cli.options import AddressType, PeerType, UrlType, logs
 from prfaas.cli.stopping import run_until_stopped
+from prfaas.config.addresses import split_address
 from prfaas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,8 +63,7 @@ def gateway(
         for part, engine in cluster.engines.items():
             _know(known_engines, part, engine.url, f"--engine {part}=URL")
         for part, pool_table in cluster.pools.items():
-            host, _, port = (pool_table.address or "").rpartition(":")
-            address = (host.strip("[]"), int(port)) if port else None
+            address = split_address(pool_table.address) if pool_table.address else None
             _know(known_pools, part, address, f"--pool {part}=HOST:PORT")
     endpoints, who = Endpoints(known_engines, known_pools), deployment.gateway.name
     run_until_stopped(

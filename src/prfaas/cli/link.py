@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from prfaas.cli.options import AddressType, logs
 from prfaas.cli.stopping import run_until_stopped
-from prfaas.config.deployment import Deployment
+from prfaas.config.addresses import split_address
 from prfaas.errors import ConfigError
 from prfaas.units import parse_rate
+
+if TYPE_CHECKING:
+    from prfaas.config.deployment import Deployment
 
 CONNECTIONS = (1, 2, 4, 8, 16)
 SECONDS_MAX = 20.0
@@ -30,7 +34,7 @@ class CountsType(click.ParamType[tuple[int, ...]]):
         if isinstance(value, tuple):
             return value
         counts = str(value).split(",")
-        if not all(count.isdigit() and 1 <= int(count) <= CONNECTIONS[-1] for count in counts):
+        if not all(count.isdecimal() and 1 <= int(count) <= CONNECTIONS[-1] for count in counts):
             self.fail(f"{value!r} is no list of numbers from 1 to {CONNECTIONS[-1]}", param, ctx)
         return tuple(sorted({int(count) for count in counts}))
 
@@ -171,9 +175,9 @@ def _address_of(deployment: Deployment, pool: str) -> tuple[str, int]:
         if table is None:
             continue
         text = table.address or table.listen
-        host, _, port = (text or "").rpartition(":")
-        if not port or port == "0":
+        host, port = split_address(text) if text else ("", 0)
+        if not port:
             raise ConfigError(f"pool {pool} has no fixed address in the file; give --to HOST:PORT")
-        return host.strip("[]"), int(port)
+        return host, port
     known = ", ".join(name for c in deployment.clusters.values() for name in c.pools)
     raise ConfigError(f"the file has no pool {pool!r}; it has {known}")

@@ -8,10 +8,10 @@ from importlib import import_module
 import click
 
 from prfaas import __version__
-from prfaas.errors import PrfaasError
+from prfaas.errors import ConfigError, PrfaasError
 
-EXIT_MISTAKE = 2
-"""Exit code when the operator has to change something."""
+EXIT_FAILURE, EXIT_MISTAKE = 1, 2
+"""Exit codes when a part failed, and when the operator has to change something."""
 
 
 COMMANDS = {
@@ -71,9 +71,9 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command; a mistake of the operator is one clear line and exit code 2."""
+    """Run the command; an error is one clear line and exit code 2 or 1: whose fault it is."""
     try:
         cli()
     except PrfaasError as error:
         click.echo(f"prfaas: {error}", err=True)
-        sys.exit(EXIT_MISTAKE)
+        sys.exit(EXIT_MISTAKE if isinstance(error, ConfigError) else EXIT_FAILURE)

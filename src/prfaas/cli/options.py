@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import click
 
+from prfaas.config.addresses import split_address
 from prfaas.errors import ConfigError
 from prfaas.logs import LogFormat, set_up_logging
 from prfaas.units import parse_rate
@@ -26,10 +27,10 @@ class AddressType(click.ParamType[tuple[str, int]]):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, int]:
         """Split an address."""
-        host, _, port = str(value).rpartition(":")
-        if not host or not port.isdigit() or int(port) > 65535:
-            self.fail(f"{value!r} is not HOST:PORT with a port up to 65535", param, ctx)
-        return host.strip("[]"), int(port)
+        try:
+            return split_address(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class PeerType(click.ParamType[tuple[str, tuple[str, int]]]):
@@ -76,7 +77,7 @@ class PeerCountType(click.ParamType[tuple[str, int]]):
     ) -> tuple[str, int]:
         """Split a named count."""
         name, _, count = str(value).partition("=")
-        if not name or not count.isdigit() or not 1 <= int(count) <= CONNECTIONS_MAX:
+        if not name or not count.isdecimal() or not 1 <= int(count) <= CONNECTIONS_MAX:
             self.fail(f"{value!r} is not NAME=COUNT, 1 to {CONNECTIONS_MAX}", param, ctx)
         return name, int(count)
 

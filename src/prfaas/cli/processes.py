@@ -14,6 +14,7 @@ from pathlib import Path
 
 import aiohttp
 
+from prfaas.cli.main import EXIT_MISTAKE
 from prfaas.cli.process_group import die_with_parent, members, shared_segments
 from prfaas.engines.launch import Command
 from prfaas.errors import ConfigError, EngineError
@@ -25,7 +26,6 @@ GRACE_S = 3.0
 POLL_S = 0.2
 LOG_LINES = 12
 """Last lines of a log shown when its process ends during start-up."""
-EXIT_MISTAKE = 2
 
 
 @dataclass(slots=True)
@@ -210,10 +210,7 @@ class Supervisor:
             if part.exit_code is not None:
                 raise _start_failure(part)
             await asyncio.sleep(POLL_S)
-        if part.warm_up is not None:
-            url, body = part.warm_up
-            async with session.post(url, json=body) as reply:
-                await reply.read()
+        await _warm_up(session, part)
         part.ready_after_s = time.monotonic() - began
         self._on_progress(part)
 
@@ -235,6 +232,20 @@ def _start_failure(part: Part) -> Exception:
         f"{part.kind} {part.name} ended with code {part.exit_code} before all parts were ready; "
         f"the end of {part.log}:\n{words}"
     )
+
+
+async def _warm_up(session: aiohttp.ClientSession, part: Part) -> None:
+    if part.warm_up is None:
+        return
+    url, body = part.warm_up
+    try:
+        async with session.post(url, json=body) as reply:
+            await reply.read()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise EngineError(
+            f"{part.kind} {part.name} did not answer its first request: {error!r}; "
+            f"the end of {part.log}:\n{part.last_words()}"
+        ) from None
 
 
 async def _answers(session: aiohttp.ClientSession, url: str) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.cli.processes import STOP_S, Part
+from prfaas.config.addresses import split_address
 from prfaas.config.clusters import ClusterRole, ClusterTable, LinkTable
 from prfaas.config.deployment import Deployment
 from prfaas.engines.launch import (
@@ -184,12 +185,6 @@ def _listens(deployment: Deployment) -> list[tuple[str, Address]]:
         listens += [(name, pool.listen or "") for name, pool in cluster.pools.items()]
         listens += [(name, engine.listen or "") for name, engine in cluster.engines.items()]
     return [(name, split_address(listen)) for name, listen in listens if listen]
-
-
-def split_address(text: str) -> Address:
-    """Host and port of a checked `HOST:PORT`."""
-    host, _, port = text.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:

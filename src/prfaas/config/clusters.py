@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from prfaas.config.names import ZMQ, FilePathText, HostPort, PartName, Url
-from prfaas.config.quantities import RateBitsPerS, SizeBytes
+from prfaas.config.quantities import RateBitsPerS, SizeBytes, holds_a_block
 from prfaas.config.table import Table
 
 
@@ -21,20 +21,6 @@ class LinkTable(Table):
     empty."""
     connections: int | None = Field(default=None, ge=1, le=16)
     """Data connections; without it, as many as rate and round trip ask for."""
-
-
-POOL_BYTES_MIN = 1 << 20
-
-
-def _holds_a_block(value: int | None) -> int | None:
-    """Memory or a disk for blocks.
-
-    Raises:
-        ValueError: It has no room for any.
-    """
-    if value is not None and value < POOL_BYTES_MIN:
-        raise ValueError(f"{value} bytes hold no block; the least is {POOL_BYTES_MIN}")
-    return value
 
 
 class PoolTable(Table):
@@ -53,7 +39,7 @@ class PoolTable(Table):
     links: dict[PartName, LinkTable] = Field(default={})
     """Settings of links to the pool nodes it pushes to."""
 
-    _sizes = field_validator("memory", "disk_limit")(_holds_a_block)
+    _sizes = field_validator("memory", "disk_limit")(holds_a_block)
 
     @field_validator("disk", mode="before")
     @classmethod
@@ -113,7 +99,7 @@ class EngineTable(Table):
     env: dict[str, str] = Field(default={})
     """Further environment variables for the engine."""
 
-    _sizes = field_validator("host_memory")(_holds_a_block)
+    _sizes = field_validator("host_memory")(holds_a_block)
 
     @field_validator("env")
     @classmethod

@@ -14,13 +14,12 @@ from pydantic import Field, field_validator, model_validator
 
 from prfaas.config.clusters import ClusterRole, ClusterTable, check_roles
 from prfaas.config.names import FilePathText, HostPort, PartName
-from prfaas.config.quantities import DurationNs, SizeBytes, long_enough
+from prfaas.config.quantities import DurationNs, SizeBytes, at_least, long_enough
 from prfaas.config.routing import RoutingTable
 from prfaas.config.table import Table
 from prfaas.config.tenants import TENANTS_MAX, KeyHashes, TenantTable, check_keys
 from prfaas.config.tracing import TracingTable
 
-BODY_BYTES_MIN = 1024
 TIMING_MARK = "timing"
 """What the name of a model contains that timing engines serve."""
 
@@ -72,13 +71,7 @@ class GatewayTable(Table):
     who reach the gateway while there are no tenants."""
 
     _limits = field_validator("request_timeout", "connect_timeout")(long_enough)
-
-    @field_validator("body_bytes_max")
-    @classmethod
-    def _holds_a_request(cls, value: int) -> int:
-        if value < BODY_BYTES_MIN:
-            raise ValueError(f"{value} bytes hold no request; the least is {BODY_BYTES_MIN}")
-        return value
+    _body = field_validator("body_bytes_max")(at_least(1024, "bytes hold no request"))
 
 
 class SecurityTable(Table):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from prfaas.config.addresses import split_address
 from prfaas.config.tenants import KEY_HASH
 from prfaas.config.tracing import COLLECTOR
 
@@ -26,15 +28,19 @@ PATTERNS = {
 """What an operator is told of each."""
 
 PartName = Annotated[str, StringConstraints(pattern=PART_NAME)]
-PORT_MAX = 65535
+_WITH_PORT = re.compile(r":[0-9]+$")
 
 
-def _has_port(text: str) -> str:
-    port = text.rpartition(":")[2]
-    if port.isdigit() and int(port) > PORT_MAX:
-        raise ValueError(f"{text!r} has a port over {PORT_MAX}")
+def _address(text: str) -> str:
+    split_address(text)
     return text
 
 
-HostPort = Annotated[str, StringConstraints(pattern=HOST_PORT), AfterValidator(_has_port)]
-Url = Annotated[str, StringConstraints(pattern=URL), AfterValidator(_has_port)]
+def _url(text: str) -> str:
+    place = text.partition("://")[2]
+    split_address(place if _WITH_PORT.search(place) else f"{place}:80")
+    return text
+
+
+HostPort = Annotated[str, StringConstraints(pattern=HOST_PORT), AfterValidator(_address)]
+Url = Annotated[str, StringConstraints(pattern=URL), AfterValidator(_url)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from pydantic import BeforeValidator
@@ -22,27 +23,39 @@ def _rate(value: object) -> int:
     return _parsed(value, parse_rate, "10Gbps")
 
 
-def _parsed(value: object, parse: object, example: str) -> int:
-    if not isinstance(value, str) or not callable(parse):
+def _parsed(value: object, parse: Callable[[str], int], example: str) -> int:
+    if not isinstance(value, str):
         raise ValueError(f'{value!r} has no unit; write it as text, as in "{example}"')
     try:
-        return int(parse(value))
+        return parse(value)
     except ConfigError as error:
         raise ValueError(str(error)) from None
 
 
-LIMIT_NS_MIN = 10**6
+Check = Callable[[int | None], int | None]
 
 
-def long_enough(duration_ns: int | None) -> int | None:
-    """A time limit, which has to leave time for something.
+def at_least(least: int, said: str, shown: str = "") -> Check:
+    """A check for fields: the value, or None, as it is; a `ValueError` for less.
 
-    Raises:
-        ValueError: It is less than a millisecond.
+    Args:
+        least: The smallest value that makes sense.
+        said: What less of it does, in words that follow the value.
+        shown: `least` as an operator writes it; the number without it.
     """
-    if duration_ns is not None and duration_ns < LIMIT_NS_MIN:
-        raise ValueError(f"{duration_ns} ns leave no time for anything; the least is 1ms")
-    return duration_ns
+
+    def check(value: int | None) -> int | None:
+        if value is not None and value < least:
+            raise ValueError(f"{value} {said}; the least is {shown or least}")
+        return value
+
+    return check
+
+
+long_enough = at_least(10**6, "ns leave no time for anything", "1ms")
+"""For time limits."""
+holds_a_block = at_least(1 << 20, "bytes hold no block")
+"""For memory and disks."""
 
 
 SizeBytes = Annotated[int, BeforeValidator(_size)]

@@ -151,7 +151,7 @@ class Routed(NamedTuple):
         present_tokens: Cached prefix at the destination, tokens; it is not shipped.
         home_tokens: Cached prefix for the PD instance that would prefill, tokens: at the
             destination, or in the instance's own memory.
-        away_tokens: Cached prefix in the PrfaaS cluster that was looked at, tokens.
+        away_tokens: The same for the instance of the PrfaaS cluster that was looked at.
         shipped_bytes: What the link is promised: the prompt's blocks, or on the local path those of
             a prefix that is pulled; 0 without either, or without a cost model.
     """

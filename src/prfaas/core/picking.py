@@ -59,10 +59,9 @@ class Weights(NamedTuple):
     on_device: float = 0.0
 
 
-PREFILL_WEIGHTS = Weights()
 ON_DEVICE = 0.05
 """What a prompt is worth that need not be loaded from the pool: 50 ms of wait, if all of it."""
-HOME_WEIGHTS = Weights(on_device=ON_DEVICE)
+PREFILL_WEIGHTS = Weights(on_device=ON_DEVICE)
 MIXED_WEIGHTS = Weights(few_open=0.25, on_device=ON_DEVICE)
 """For instances that prefill and decode."""
 

@@ -77,8 +77,8 @@ class PaperPolicy:
 
     Attributes:
         offload_threshold: t, tokens.
-        bandwidth: SCARCE judges by the PD cluster's cache alone. ABUNDANT takes the longer of both
-            caches, and pulls it over the link when it lies on the other side.
+        bandwidth: SCARCE judges by the PD cluster's cache alone. ABUNDANT takes the longer of it
+            and the PrfaaS pool, and pulls the latter over the link when it is the longer one.
 
     References:
         arXiv:2604.15039, section on routing.
@@ -92,7 +92,7 @@ class PaperPolicy:
         t = self.offload_threshold
         if self.bandwidth is Bandwidth.SCARCE:
             return _told(*judge(facts, facts.num_new_tokens, t), facts, t, found)
-        best = max(facts.pd_hit_tokens, facts.prfaas_hit_tokens)
+        best = max(facts.pd_hit_tokens, facts.pullable_tokens)
         new, pull = facts.num_prompt_tokens - best, 0
         path, reason = judge(facts, new, t)
         if reason is Reason.BELOW_THRESHOLD:

@@ -126,7 +126,7 @@ def with_pull(
         costs: Compute and bytes.
         ns_per_byte: Worth of a byte, as time.
     """
-    here, there = facts.pd_hit_tokens, facts.prfaas_hit_tokens
+    here, there = facts.pd_hit_tokens, facts.pullable_tokens
     if facts.obstacle is not None or there <= here:
         return found
     pull = choose_pull(

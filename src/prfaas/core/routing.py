@@ -65,10 +65,11 @@ class RoutingFacts(NamedTuple):
     Attributes:
         num_prompt_tokens: Length of the prompt.
         pd_hit_tokens: Usable cached prefix in the PD cluster, for the instance that would prefill.
-        prfaas_hit_tokens: Usable cached prefix in the PrfaaS cluster.
+        prfaas_hit_tokens: The same in the PrfaaS cluster.
         obstacle: What keeps the request from being prefilled remotely; None when nothing does.
         device_only_tokens: End of `pd_hit_tokens` that lies in that instance's own memory and not
             in its pool.
+        away_device_only_tokens: The same of `prfaas_hit_tokens`.
     """
 
     num_prompt_tokens: int
@@ -76,6 +77,7 @@ class RoutingFacts(NamedTuple):
     prfaas_hit_tokens: int = 0
     obstacle: Reason | None = None
     device_only_tokens: int = 0
+    away_device_only_tokens: int = 0
 
     @property
     def num_new_tokens(self) -> int:
@@ -86,6 +88,11 @@ class RoutingFacts(NamedTuple):
     def present_tokens(self) -> int:
         """Cached prefix in the PD cluster's pool: what lies there is not shipped."""
         return self.pd_hit_tokens - self.device_only_tokens
+
+    @property
+    def pullable_tokens(self) -> int:
+        """Cached prefix in the PrfaaS cluster's pool: what lies there can be fetched."""
+        return self.prfaas_hit_tokens - self.away_device_only_tokens
 
 
 class Decision(NamedTuple):

@@ -40,8 +40,7 @@ class Stage:
     Args:
         members: The instances.
         stale_after_ns: Age beyond which a report counts as unknown.
-        weights: Of the scores of its instances. What these hold in their own memory counts where
-            it has a weight.
+        weights: Of the scores of its instances.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class Stage:
         self.instances = {m.name: Instance(m.name, m.pool) for m in members}
         self.pools = tuple(dict.fromkeys(m.pool for m in members))
         self.weights = weights
-        self._counts_device = weights.on_device > 0
         self._num_open = dict.fromkeys(self.instances, 0)
 
     @property
@@ -89,7 +87,7 @@ class Stage:
             if hints:
                 hit = max(hit, hints.get(pool, 0))
             most = max(most, hit)
-        for source in hits if self._counts_device else ():
+        for source in hits:
             if source in self.instances:
                 most_device = max(most_device, hits[source])
         most, num_tokens = max(most, most_device), arrival.num_tokens_to_fit
@@ -117,7 +115,7 @@ class Stage:
         )
         name = self.book.last(peers) or chosen.name
         wait_ns, hits = self.book.wait_ns(name, now_ns), arrival.hits
-        device = hits.get(name, 0) if self._counts_device else 0
+        device = hits.get(name, 0)
         hit = max(hits.get(like.pool, 0), device)
         return chosen._replace(name=name, wait_ns=wait_ns, hit_tokens=hit, device_tokens=device)
 
@@ -126,7 +124,7 @@ class Stage:
     ) -> Candidate:
         instance, hits, hints = self.instances[name], arrival.hits, arrival.hints
         pool = instance.pool
-        held, device = hits.get(pool, 0), hits.get(name, 0) if self._counts_device else 0
+        held, device = hits.get(pool, 0), hits.get(name, 0)
         agree, link_up = (True, True) if road is None else road(instance)
         record = (
             name,
@@ -143,14 +141,12 @@ class Stage:
         return tuple.__new__(Candidate, record)  # a third of the time of Candidate(...)
 
     def _candidates(self, arrival: Arrival, now_ns: int, road: Road | None) -> Iterator[Candidate]:
-        device = 0
+        hits = arrival.hits
         least_open: dict[tuple[str, bytes | None, int, int], int] = {}
         for name, wait_ns in self.book.in_order(now_ns):
             instance, decodes = self.instances[name], self._num_open[name]
             # Behind one of its kind that decodes no more, an instance is never the better one.
-            if self._counts_device:
-                device = arrival.hits.get(name, 0)
-            kind = instance.pool, instance.layout_id, instance.num_tokens_max, device
+            kind = instance.pool, instance.layout_id, instance.num_tokens_max, hits.get(name, 0)
             if least_open and decodes >= least_open.get(kind, FAR_TOO_MANY):
                 continue
             yield self._candidate(arrival, name, wait_ns, road)

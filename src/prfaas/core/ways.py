@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from prfaas.core.dispatch import Arrival, DispatchSettings, HomeCluster, RemoteCluster
 from prfaas.core.links import Link, Links
-from prfaas.core.picking import HOME_WEIGHTS, MIXED_WEIGHTS, Candidate, Weights
+from prfaas.core.picking import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate, Weights
 from prfaas.core.policies import PolicyName
 from prfaas.core.predictions import PathSignals, Prediction, predict
 from prfaas.core.pulls import with_pull
@@ -72,7 +72,7 @@ class Seen(NamedTuple):
     num_tokens: int = 0
     ways: Sequence[Way] = ()
     at_home: Sequence[Candidate] = ()
-    home_weights: Weights = HOME_WEIGHTS
+    home_weights: Weights = PREFILL_WEIGHTS
 
 
 class Ways:
@@ -90,7 +90,7 @@ class Ways:
         self._settings = settings
         self._remotes = tuple(remotes) or (RemoteCluster("", ()),)
         self.links = Links(settings)
-        weights = MIXED_WEIGHTS if home.decode is None else HOME_WEIGHTS
+        weights = MIXED_WEIGHTS if home.decode is None else PREFILL_WEIGHTS
         self.home = Stage(home.prefill, settings.stale_after_ns, weights)
         self.away = {
             remote.name: Stage(remote.instances, settings.stale_after_ns)
@@ -168,10 +168,13 @@ class Ways:
         hits, shippable = arrival.hits, arrival.shippable_tokens
         present = hits.get(destination, 0)
         held = home.hit_tokens if home else present
+        pullable = hits.get(source, 0)
+        there = away.hit_tokens if away else pullable
         splits = arrival.offloadable and (shippable is None or shippable > held)
         obstacle = _obstacle(arrival, splits, barred)
         # Made as tuples: half the time of a call with four arguments, and one of eight.
-        known = arrival.num_prompt_tokens, held, hits.get(source, 0), obstacle, held - present
+        device_only = held - present, there - pullable
+        known = arrival.num_prompt_tokens, held, there, obstacle, *device_only
         facts = tuple.__new__(RoutingFacts, known)
         signals = link.signals(
             home.wait_ns if home else None,

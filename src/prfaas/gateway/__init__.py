@@ -12,8 +12,3 @@ A request passes through these modules, in this order:
     replies    the engine's answer in the client's words (sse, usage, answering)
     records    what happened                             (metrics)
 """
-
-from prfaas.gateway.app import serve
-from prfaas.gateway.endpoints import Endpoints
-
-__all__ = ["Endpoints", "serve"]

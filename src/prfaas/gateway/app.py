@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from prfaas.config.addresses import split_address
 from prfaas.config.deployment import Deployment
 from prfaas.core.places import Places
 from prfaas.core.prefix_index import PrefixIndex
@@ -242,14 +243,15 @@ class Gateway:
         )
         self.metrics.connections.watch(self.connections)
         await self.engines.all_looked_at()
-        host, _, port = self._table.listen.rpartition(":")
+        address = split_address(self._table.listen)
         try:
             self._listener = await asyncio.get_running_loop().create_server(
-                self.connections, host.strip("[]"), int(port)
+                self.connections, *address
             )
         except (OSError, OverflowError) as error:
             message = f"gateway.listen {self._table.listen!r} can not be used: {error}"
             raise ConfigError(message) from None
+        host = self._table.listen.rpartition(":")[0]
         return f"http://{host}:{self._listener.sockets[0].getsockname()[1]}"
 
     async def drain(self) -> None:

@@ -130,7 +130,7 @@ class Copier:
         if found.decision.path is not Path.LOCAL or ask.layout is None or not ask.hashes:
             return
         for way in self._driver.dispatcher.seen.ways:
-            held = way.facts.prfaas_hit_tokens > found.present_tokens
+            held = way.facts.pullable_tokens > found.present_tokens
             if held and way.link.destination == found.destination and way.cluster.costs is not None:
                 prefix = Prefix(ask.layout, ask.hashes, ask.tenant)
                 self._miss(way, prefix, ask.num_prompt_tokens, found.present_tokens, now_ns)
@@ -139,7 +139,7 @@ class Copier:
         self, way: Way, prefix: Prefix, num_prompt_tokens: int, present_tokens: int, now_ns: int
     ) -> None:
         layout, span = prefix.layout, prefix.layout.boundary_tokens
-        present, held = present_tokens // span, way.facts.prfaas_hit_tokens // span
+        present, held = present_tokens // span, way.facts.pullable_tokens // span
         lengths = list(marks(prefix, present, held))
         if any(group.kind is not GroupKind.FULL_ATTENTION for group in layout.groups):
             # State lies only at the end of what the other pool can serve.

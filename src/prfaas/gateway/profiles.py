@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.core.costs import Costs
 from prfaas.core.predictions import CostModel
-from prfaas.planner.costs import make_costs
-from prfaas.planner.load import Question, load_question
-from prfaas.planner.problem import PrfaasCluster
-from prfaas.planner.split_plans import Plans, split_plans
+
+if TYPE_CHECKING:
+    from prfaas.planner.load import Question
+    from prfaas.planner.problem import PrfaasCluster
+    from prfaas.planner.split_plans import Plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,10 @@ def load_profiles(deployment: Deployment) -> Profiles:
     plan = deployment.routing.plan
     if plan is None:
         return Profiles()
+    # The planner brings scipy: half a second and a third of the memory of a gateway without a plan.
+    from prfaas.planner.load import load_question
+    from prfaas.planner.split_plans import split_plans
+
     question = load_question(plan)
     names = [n for n, c in deployment.clusters.items() if c.role is ClusterRole.PRFAAS]
     found = {name: question.prfaas_cluster(name, plan) for name in names}
@@ -64,6 +70,8 @@ def load_profiles(deployment: Deployment) -> Profiles:
 
 
 def _costs(question: Question, away: PrfaasCluster | None) -> Costs:
+    from prfaas.planner.costs import make_costs
+
     problem = question.problem
     profiles = [problem.pd.prefill, away.prefill if away else problem.pd.prefill]
     longest = max(profile.lengths[-1] for profile in profiles)

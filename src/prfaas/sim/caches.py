@@ -1,12 +1,14 @@
-"""The prefix caches of a simulated run, one for each pool, and what the gateway knows of them."""
+"""The prefix caches of a simulated run, of pools and of instances, and what the gateway knows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from prfaas.core.costs import Costs
+from prfaas.core.dispatch import Routed
 from prfaas.core.tiered_cache import TieredCache, TieredHit
+from prfaas.sim.devices import Devices
 from prfaas.sim.request import Request
 from prfaas.sim.setup import BlockSetup, CacheSetup, ClusterSetup, Setup
 from prfaas.units import NS_PER_S
@@ -15,7 +17,7 @@ BITS_PER_BYTE = 8
 
 
 class Hit(NamedTuple):
-    """What a pool serves of a prompt.
+    """What a pool, or an instance's own memory, serves of a prompt.
 
     Attributes:
         num_tokens: Prefix that prefill resumes after.
@@ -92,29 +94,51 @@ class Pool:
 
 
 class Caches:
-    """All pools, by name.
+    """All pools by name, and what instances hold themselves.
 
     Args:
         setup: The system.
+        instances: Names of the instances that prefill, by cluster.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, instances: Mapping[str, Sequence[str]]) -> None:
         self.home = setup.name
         self.block_tokens = setup.blocks.tokens
         self.pools = {setup.name: Pool(setup.cache, setup.blocks, setup.costs, remote=False)}
         for cluster in setup.prfaas:
             self.pools[cluster.name] = _pool_of(cluster, setup.blocks)
+        limits = {setup.name: setup.cache, **{c.name: c.cache for c in setup.prfaas}}
+        self.devices = Devices([(instances[n], limits[n]) for n in limits], setup.blocks)
 
     def hits(self, request: Request) -> dict[str, Hit]:
-        """What each pool serves; blocks of the request itself that are at home count too."""
+        """What each pool serves, and by instance what it holds itself, if anything.
+
+        Blocks of the request itself that are at home count too.
+        """
         found = {}
         if request.block_ids:
             found = {name: pool.hit(request) for name, pool in self.pools.items()}
+            if self.devices:
+                held = self.devices.hits(request)
+                found.update((name, Hit(length)) for name, length in held.items())
         if request.kept_tokens:
             kept = min(request.kept_tokens, request.num_prompt_tokens - 1)
             if self.home not in found or kept > found[self.home].num_tokens:
                 found[self.home] = Hit(kept)
         return found
+
+    def use(self, request: Request, routed: Routed, hits: Mapping[str, Hit]) -> int:
+        """A prefill resumes after what is cached where it runs; ns to read what lies on disk.
+
+        Nothing is read where the instance holds as much as its pool.
+        """
+        hit, own = hits.get(routed.cluster), hits.get(routed.prefill)
+        if own is not None:
+            self.devices.use(routed.prefill, request, own.num_tokens)
+        if hit is None or not hit.num_tokens:
+            return 0
+        self.pools[routed.cluster].use(request, hit.num_tokens)
+        return hit.read_ns if own is None or own.num_tokens < hit.num_tokens else 0
 
     def keep(self, request: Request, num_tokens: int) -> None:
         """The first tokens of a prompt have arrived at home, of a transfer that was cut."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from prfaas.core.copies import Copy, HotPrefixes, marks
 from prfaas.core.dispatch import Routed
 from prfaas.core.pulls import Road
-from prfaas.core.routing import Path
 from prfaas.sim.caches import Hit
 from prfaas.sim.request import Request
 
@@ -35,18 +34,13 @@ class Copier:
 
     def note(self, request: Request, routed: Routed, hits: Mapping[str, Hit]) -> None:
         """A request is prefilled somewhere: count what other pools hold of it and this does not."""
-        here = routed.cluster
+        here, span = routed.cluster, self._blocks.tokens
+        present = hits[here].num_tokens // span if here in hits else 0
         for source, there in hits.items():
             if (source, here) in self._hot:
-                self._miss(request, routed, (source, here), there.num_tokens)
+                self._miss(request, (source, here), present, there.num_tokens // span)
 
-    def _miss(
-        self, request: Request, routed: Routed, pair: tuple[str, str], there_tokens: int
-    ) -> None:
-        span = self._blocks.tokens
-        present, held = routed.present_tokens // span, there_tokens // span
-        if routed.decision.path is Path.REMOTE:
-            present = routed.hit_tokens // span
+    def _miss(self, request: Request, pair: tuple[str, str], present: int, held: int) -> None:
         lengths = list(marks(request.block_ids, present, held))
         if self._blocks.checkpoint_blocks:
             # Linear state lies only at the end of what the other pool can serve.

@@ -117,6 +117,7 @@ def _prefill_instance(simulation: Simulation, failure: Failure) -> PrefillInstan
 def _fail_prefill(simulation: Simulation, instance: PrefillInstance) -> None:
     """A prefill instance stops; its requests are routed anew."""
     simulation.front.set_ready(instance.name, ready=False, now_ns=simulation.clock.now_ns)
+    simulation.front.caches.devices.clear(instance.name)
     for job in instance.fail():
         if job.attempt == job.request.attempt:
             simulation.again(job.request)

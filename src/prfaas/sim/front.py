@@ -35,12 +35,13 @@ class Front:
 
     def __init__(self, setup: Setup) -> None:
         self._home = setup.name
-        self.caches, self.heard = Caches(setup), Heard()
+        self.heard = Heard()
         self._block_tokens = setup.blocks.tokens
         # Instances that may change their role are known under a name in either.
         both = setup.num_prefill + setup.num_decode if setup.roles else 0
         self.prefill_names = tuple(f"p{i:05}" for i in range(both or setup.num_prefill))
         self.prfaas_names = _instance_names(setup.prfaas)
+        self.caches = Caches(setup, {setup.name: self.prefill_names, **self.prfaas_names})
         self.decode_names = tuple(f"d{i:05}" for i in range(both or setup.num_decode))
         self.settings = _settings(setup)
         self.dispatcher = Dispatcher(
@@ -73,7 +74,7 @@ class Front:
             request.index,
             prompt,
             prompt,
-            {pool: hit[0] for pool, hit in hits.items()},
+            {name: hit[0] for name, hit in hits.items()},
             NOTHING,
             True,
             (prompt - 1) // blocks * blocks if request.block_ids else None,

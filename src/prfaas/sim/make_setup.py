@@ -75,7 +75,10 @@ def make_setup(
         decode=DecodeLimits(problem.decode_slots, capacity),
         routing=_routing(file.routing, found),
         cache=CacheSetup(
-            file.cache.pd_blocks, file.cache.pd_disk_blocks, file.cache.disk_bandwidth
+            file.cache.pd_blocks,
+            file.cache.pd_disk_blocks,
+            file.cache.disk_bandwidth,
+            file.cache.pd_device_blocks,
         ),
         blocks=BlockSetup(file.cache.block_tokens, file.cache.checkpoint_blocks),
         placement=_placement(file.placement),
@@ -102,7 +105,12 @@ def _clusters(
             cluster.num_instances,
             _costs(file, question, cluster.prefill, num_prompt_tokens_max),
             _link(file.link, cluster.link),
-            CacheSetup(table.prfaas_blocks, table.prfaas_disk_blocks, table.disk_bandwidth),
+            CacheSetup(
+                table.prfaas_blocks,
+                table.prfaas_disk_blocks,
+                table.disk_bandwidth,
+                table.prfaas_device_blocks,
+            ),
         )
         for cluster in problem.prfaas
     )

@@ -65,7 +65,7 @@ class LinkTable(_Table):
 
 
 class CacheTable(_Table):
-    """`[cache]`: prefix caches, one for each cluster."""
+    """`[cache]`: prefix caches, one for each cluster and, if wanted, one for each instance."""
 
     pd_blocks: Count | None = None
     """Host memory of the PD cluster, blocks; unlimited if absent, 0 is no cache."""
@@ -75,6 +75,11 @@ class CacheTable(_Table):
     """Disk of the PD cluster, blocks: what host memory evicts goes there."""
     prfaas_disk_blocks: Count = 0
     """The same of each PrfaaS cluster."""
+    pd_device_blocks: Count = 0
+    """Own memory of each PD instance that prefills, blocks; routing knows what it holds, as the
+    gateway does from KV events. 0 is none."""
+    prfaas_device_blocks: Count = 0
+    """The same of each PrfaaS instance."""
     disk_bandwidth: BitsPerSecond = 50e9
     """What reading from disk gives one prefill."""
     block_tokens: Annotated[int, Field(ge=1)] = 512

@@ -76,17 +76,19 @@ class LinkSetup:
 
 @dataclass(frozen=True, slots=True)
 class CacheSetup:
-    """The prefix cache of one pool; None is unlimited, 0 is none.
+    """The prefix caches of a cluster; None is unlimited, 0 is none.
 
     Attributes:
-        host_blocks: Limit in host memory, blocks.
-        disk_blocks: Limit on disk, blocks.
+        host_blocks: Limit of its pool in host memory, blocks.
+        disk_blocks: Limit of its pool on disk, blocks.
         disk_bits_per_s: What reading from disk gives one prefill.
+        device_blocks: Limit of each instance that prefills in its own memory, blocks.
     """
 
     host_blocks: int | None = 0
     disk_blocks: int | None = 0
     disk_bits_per_s: float = float("inf")
+    device_blocks: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class ClusterSetup:
         num_instances: They prefill.
         costs: Times and bytes.
         link: To the PD cluster.
-        cache: Of its pool.
+        cache: Of its pool and instances.
     """
 
     name: str
@@ -209,7 +211,7 @@ class Setup:
         costs: Times and bytes of the PD cluster.
         step_ns: Decode step time.
         decode: Limits of a decode instance.
-        cache: Of the PD cluster's pool.
+        cache: Of the PD cluster's pool and instances.
         price_per_h: Price of all GPUs for one hour.
         roles: How PD instances change their roles; None keeps them.
     """

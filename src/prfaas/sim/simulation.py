@@ -80,7 +80,7 @@ class Simulation:
             self.clock,
             on_start=self._started,
             on_chunk=_nothing,
-            on_done=self._local_done,
+            on_done=self.front.caches.devices.keeping(name, self._local_done),
         )
 
     def _prfaas_instance(self, name: str, transport: Transport) -> PrefillInstance:
@@ -89,7 +89,9 @@ class Simulation:
             self.clock,
             on_start=partial(self._remote_started, transport),
             on_chunk=transport.chunk,
-            on_done=partial(self._remote_done, transport.cluster),
+            on_done=self.front.caches.devices.keeping(
+                name, partial(self._remote_done, transport.cluster)
+            ),
         )
 
     def _decode_instance(self, name: str) -> DecodeInstance:
@@ -169,11 +171,7 @@ class Simulation:
         request.routed_at_ns = self.clock.now_ns
         request.num_hit_tokens = found.hit_tokens
         request.num_new_tokens = request.num_prompt_tokens - found.hit_tokens
-        read_ns = 0
-        hit = hits.get(found.cluster)
-        if hit is not None and hit.num_tokens:
-            read_ns = hit.read_ns
-            self.front.caches.pools[found.cluster].use(request, hit.num_tokens)
+        read_ns = self.front.caches.use(request, found, hits)
         if self.copier is not None:
             self.copier.note(request, found, hits)
         if found.decision.path is Path.REMOTE:

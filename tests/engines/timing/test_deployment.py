@@ -372,3 +372,30 @@ async def heard_of(world: World, prompt: list[int], taker: str) -> tuple[int, in
         hits = {each["name"]: each["hit_tokens"] for each in (*home["pools"], *home["engines"])}
         if hits["pd-pool"] == length and length in (hits[taker], hits[other]):
             return hits["pd-pool"], hits[taker], hits[other]
+
+
+async def test_what_only_an_engine_away_holds_is_handed_over_all_the_same(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    places = {"prfaas-0": (f"ipc://{tmp_path}/e", f"ipc://{tmp_path}/r")}
+    async with running(tmp_path, checkpoint, identities, kv_events=places) as world:
+        await world.complete(LONG)
+        await until(world.is_quiet)
+        for name in PD_ENGINES:
+            world.instance(name).cache.clear()
+        for site in world.sites.values():
+            for block in list(site.node.store.names()):
+                site.node.store.discard(*block)
+        index = world.gateway.index
+        await until(lambda: not index.num_blocks("pd-pool") + index.num_blocks("prfaas-pool"))
+        await until(lambda: index.num_blocks("prfaas-0"))
+        prompt = LONG + [7] * 40
+        reply = await world.complete(prompt)
+        record = await world.record()
+        assert (record["path"], record["fallback"]) == ("remote", None)
+        assert (record["pd_hit_tokens"], record["prfaas_hit_tokens"]) == (0, 288)
+        assert world.instance("prfaas-0").counts.hit_tokens == 288
+        # Nothing is left to compute where it is decoded.
+        found = sum(world.instance(name).counts.external_hit_tokens for name in PD_ENGINES)
+        assert found == 288 + 336
+        assert reply["choices"][0]["text"] == await alone(checkpoint, tmp_path, prompt)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from prfaas.core.blocks import BlockKey, GroupKind, block_key
 from prfaas.core.hashing import hash_chain
-from prfaas.engines.orders import Order
+from prfaas.engines.orders import Order, PushOrder
 from prfaas.engines.timing.content import CLEAN, block_bytes, stained
 from prfaas.engines.timing.device_cache import DeviceCache
 from prfaas.engines.timing.kv_events import Events
@@ -186,10 +186,11 @@ class Instance:
         try:
             if self.tier is not None and hit < last:
                 hit = max(hit, await self._load(work, hit, last))
+            work.sequence.hit_tokens = hit
+            work.stain = self.cache.use(work.hashes, hit) if hit else CLEAN
+            await self._push_own(work, hit)
         finally:
             self.num_loading -= 1
-        work.sequence.hit_tokens = hit
-        work.stain = self.cache.use(work.hashes, hit) if hit else CLEAN
         self._count(num_tokens, hit)
 
     def _count(self, num_tokens: int, hit: int) -> None:
@@ -214,6 +215,19 @@ class Instance:
             self.counts.stained += bool(stain)
             self.cache.store(work.hashes, work.tokens, found, stain, work.cache_salt)
             return found
+
+    async def _push_own(self, work: Work, hit_tokens: int) -> None:
+        """Hand over what a push needs of the prefix and the pool node lacks, as vLLM does."""
+        if self.tier is None or not isinstance(work.order, PushOrder):
+            return
+        have = work.order.have_tokens // self._span * self._span
+        if hit_tokens <= have or not self.tier.is_connected:
+            return
+        blocks = self._blocks(work.hashes, have, hit_tokens, work.stain)
+        lacking = await self.tier.lacking(work.request, [block.key for block in blocks])
+        own = [block for block in blocks if block.key in lacking]
+        if own:
+            self.tier.store(work.request, own)
 
     def _check(self, blocks: list[tuple[BlockKey, bytes]]) -> bytes:
         """The stain of blocks that came from elsewhere."""
@@ -277,10 +291,13 @@ class Instance:
         self.cache.store(hashes, tokens, end, work.stain, work.cache_salt)
         if self.tier is None:
             return
-        blocks = [
-            NewBlock(block_key(self.layout, group, hashes, at), at, work.stain)
+        self.tier.store(work.request, self._blocks(hashes, start, end, work.stain))
+
+    def _blocks(self, hashes: list[bytes], start: int, end: int, stain: bytes) -> list[NewBlock]:
+        """Attention between two boundaries, and the linear state at the second."""
+        return [
+            NewBlock(block_key(self.layout, group, hashes, at), at, stain)
             for at in range(start + self._span, end + 1, self._span)
             for group in self.layout.groups
             if at == end or group.kind is not GroupKind.LINEAR_STATE
         ]
-        self.tier.store(work.request, blocks)

@@ -144,6 +144,11 @@ class Tier:
         found = await self._answers(request, [k for end in ends for k in names.states(hashes, end)])
         return names.last_with_state(ends, [answer is Answer.HIT for answer in found])
 
+    async def lacking(self, request: str, keys: Sequence[BlockKey]) -> set[BlockKey]:
+        """Those of some blocks that the pool node does not have."""
+        answers = await self._answers(request, keys)
+        return {key for key, answer in zip(keys, answers, strict=True) if answer is Answer.MISS}
+
     async def _answers(self, request: str, keys: Sequence[BlockKey]) -> list[Answer]:
         """What is known of blocks once nothing is on its way any more."""
         while True:

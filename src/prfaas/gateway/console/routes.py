@@ -117,7 +117,8 @@ async def _file(request: web.Request) -> web.Response:
 
 
 async def _models(_: web.Request) -> web.Response:
-    return web.Response(body=_sizes(), content_type="application/json")
+    # On a thread: where no plan is set this imports the planner.
+    return web.Response(body=await asyncio.to_thread(_sizes), content_type="application/json")
 
 
 @cache

@@ -127,14 +127,17 @@ def overrides_of(settings: Mapping[str, object]) -> list[str]:
             raise RequestError(
                 f"setting {name[:SETTING_CHARS_MAX]!r} is not one of {known}", param="settings"
             )
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-        ):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
             raise RequestError(f"{name} has to be a finite number", param="settings")
         found.append(f"{name}={_toml(value, _ALLOWED[name])}")
     return found
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # JSON has integers beyond what a float can say.
+        return False
 
 
 def _toml(value: float, unit: str) -> str:

@@ -1,0 +1,23 @@
+"""Addresses as operators write them: HOST:PORT."""
+
+from __future__ import annotations
+
+PORT_MAX = 65535
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host, without brackets, and port.
+
+    Raises:
+        ValueError: It is no HOST:PORT, or no host and no port can be called that.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > PORT_MAX:
+        raise ValueError(f"{text!r} is not HOST:PORT with a port up to {PORT_MAX}")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ValueError(
+            f"{text!r}: the parts of a host's name have 1 to 63 characters, as in pd.example.net"
+        ) from None
+    return host.strip("[]"), int(port)
