@@ -9,7 +9,8 @@ from prfaas.cli.engine import timing
 from prfaas.cli.gateway import gateway
 from prfaas.cli.options import PeerCountType, PeerRateType
 from prfaas.cli.pool import pool
-from prfaas.cli.topology import check_addresses, check_ports, lay_out, parts, split_address
+from prfaas.cli.topology import check_addresses, check_ports, lay_out, parts
+from prfaas.config.addresses import split_address
 from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError
 
