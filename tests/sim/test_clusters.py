@@ -308,9 +308,9 @@ def test_every_run_with_everything_passes_the_checkers_and_is_repeatable(
             used = pool._cache.used_blocks
             assert used[0] <= 20
             assert used[1] <= 40
-        memories = simulation.front.caches.devices._caches
-        assert len(memories) == (3 if own else 0)
-        assert all(memory.used_blocks <= own for memory in memories.values())
+        devices = simulation.front.caches.devices
+        assert devices.num_instances == (3 if own else 0)
+        assert all(memory.used_blocks <= own for memory in devices._caches.values())
         digests.append(digest(simulation))
     assert digests[0] == digests[1]
 

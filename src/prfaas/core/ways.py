@@ -173,8 +173,8 @@ class Ways:
         splits = arrival.offloadable and (shippable is None or shippable > held)
         obstacle = _obstacle(arrival, splits, barred)
         # Made as tuples: half the time of a call with four arguments, and one of eight.
-        device_only = held - present, there - pullable
-        known = arrival.num_prompt_tokens, held, there, obstacle, *device_only
+        prompt = arrival.num_prompt_tokens
+        known = prompt, held, there, obstacle, held - present, there - pullable
         facts = tuple.__new__(RoutingFacts, known)
         signals = link.signals(
             home.wait_ns if home else None,

@@ -109,6 +109,7 @@ class Caches:
             self.pools[cluster.name] = _pool_of(cluster, setup.blocks)
         limits = {setup.name: setup.cache, **{c.name: c.cache for c in setup.prfaas}}
         self.devices = Devices([(instances[n], limits[n]) for n in limits], setup.blocks)
+        self._have_own = self.devices.num_instances > 0
 
     def hits(self, request: Request) -> dict[str, Hit]:
         """What each pool serves, and by instance what it holds itself, if anything.
@@ -118,7 +119,7 @@ class Caches:
         found = {}
         if request.block_ids:
             found = {name: pool.hit(request) for name, pool in self.pools.items()}
-            if self.devices:
+            if self._have_own:
                 held = self.devices.hits(request)
                 found.update((name, Hit(length)) for name, length in held.items())
         if request.kept_tokens:
@@ -132,7 +133,8 @@ class Caches:
 
         Nothing is read where the instance holds as much as its pool.
         """
-        hit, own = hits.get(routed.cluster), hits.get(routed.prefill)
+        hit = hits.get(routed.cluster)
+        own = hits.get(routed.prefill) if self._have_own else None
         if own is not None:
             self.devices.use(routed.prefill, request, own.num_tokens)
         if hit is None or not hit.num_tokens:

@@ -12,7 +12,7 @@ from prfaas.sim.setup import BlockSetup, CacheSetup
 
 
 class Devices:
-    """The memories of all instances that prefill, least recently used first; falsy without any.
+    """The memories of all instances that prefill, least recently used first.
 
     Args:
         clusters: Instances of each cluster by name, and its limits.
@@ -30,8 +30,10 @@ class Devices:
             for name in names
         }
 
-    def __bool__(self) -> bool:
-        return bool(self._caches)
+    @property
+    def num_instances(self) -> int:
+        """Instances whose memory is simulated."""
+        return len(self._caches)
 
     def hits(self, request: Request) -> dict[str, int]:
         """Prefix that prefill could resume after, tokens, by instance; who has none is left out."""

@@ -171,7 +171,7 @@ class Simulation:
         request.routed_at_ns = self.clock.now_ns
         request.num_hit_tokens = found.hit_tokens
         request.num_new_tokens = request.num_prompt_tokens - found.hit_tokens
-        read_ns = self.front.caches.use(request, found, hits)
+        read_ns = self.front.caches.use(request, found, hits) if hits else 0
         if self.copier is not None:
             self.copier.note(request, found, hits)
         if found.decision.path is Path.REMOTE:
