@@ -24,11 +24,10 @@ export function size(bytes: number | null | undefined): string {
 export const SIZE_STEPS = Array.from({ length: 50 }, (_, power) => 2 ** power);
 
 /** Distances of marks on an axis of milliseconds. */
-export const DURATION_STEPS = [0.01, 0.1, 1, 10, 100, 1000, 10_000, 60_000, 600_000].flatMap((unit) => [
-  unit,
-  2 * unit,
-  5 * unit,
-]);
+export const DURATION_STEPS = [
+  ...[0.01, 0.1, 1, 10, 100, 1000].flatMap((unit) => [unit, 2 * unit, 5 * unit]),
+  ...[1 / 6, 0.5, 1, 2, 5, 10, 20, 60, 120, 360].map((minutes) => minutes * 60_000),
+];
 
 export function duration(ms: number | null | undefined): string {
   if (ms == null) return "–";

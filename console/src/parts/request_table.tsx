@@ -18,7 +18,7 @@ export function RequestTable({ requests }: { requests: RequestRecord[] }) {
             <th class="number" title="time to first token; only streams have one">
               TTFT
             </th>
-            <th class="number" title="from the request's arrival to the last byte of its answer">
+            <th class="number wide" title="from the request's arrival to the last byte of its answer">
               whole
             </th>
             <th>outcome</th>
@@ -55,7 +55,7 @@ function Row({ request }: { request: RequestRecord }) {
       <td class="number">{count(request.num_prompt_tokens)}</td>
       <td class="number wide">{count(request.cached_tokens)}</td>
       <td class="number">{duration(request.ttft_ms)}</td>
-      <td class="number">{duration(request.e2e_ms)}</td>
+      <td class="number wide">{duration(request.e2e_ms)}</td>
       <td class="wraps">
         {request.outcome}
         {request.fallback && <span class="fell" title={request.fallback.reason}> fell back</span>}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def top(url: str, key_file: Path | None, interval: float, *, once: bool) -> None
     from prfaas.cli.top_view import screen
 
     client = Client(url, operator_key(key_file), root="console/api")
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     if once:
         console.print(screen(client.get("state")))
         return
