@@ -1,10 +1,10 @@
 """The three designs of the paper's case study, as the planner sets them up."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks.two_sites import PLAN
 from prfaas.core.policies import PolicyName
 from prfaas.planner.designs import equal_gpus, naive_heterogeneous, prfaas_pd
 from prfaas.planner.load import Question, load_question
@@ -12,8 +12,6 @@ from prfaas.planner.problem import Problem
 from prfaas.planner.throughput import Mode
 from prfaas.sim.request import Request
 from prfaas.units import NS_PER_S
-
-PLAN = Path(__file__).parents[2] / "examples" / "plan" / "paper-case-study.toml"
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
-"""One design, live: PrfaaS site and PD site in network namespaces, with the lab's WAN between."""
+"""One design, live, at two sites with the lab's WAN between them."""
 
 import asyncio
 import json
-import os
 import resource
 import sys
 import time
@@ -10,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prfaas.engines.checkpoint import make_checkpoint
+from benchmarks.two_sites import AWAY, GATEWAY, HOME, TwoSites, prepare
 from prfaas.lab.wan import Side, Wan
 from prfaas.sim.request import Request
 from prfaas.units import NS_PER_S
-from prfaas.wire.identity import make_authority, make_identity
 
 from .designs import PLAN, Design
 from .outcome import Outcome
@@ -24,7 +22,7 @@ BLOCK_TOKENS = 512
 STREAM_INTERVAL = 64
 POOL_MEMORY = "1GiB"
 HOST_MEMORY = "64MiB"
-FIRST_PORT, POOL_PORT, GATEWAY = 8100, 7100, "127.0.0.1:8000"
+ADMIN = "127.0.0.1:0"
 BUDGET_SHARE = 0.93
 """Of the link's rate, as an operator would set it."""
 
@@ -78,15 +76,12 @@ async def run(
         bits_per_s: The paper's link.
         place: Folder for keys, sockets and logs.
     """
-    make_checkpoint(place / "tokenizer", weights=False)
-    make_authority(place)
-    for name in ("gateway", "prfaas-pool", "pd-pool"):
-        make_identity(place, name)
+    prepare(place)
     # Transfers take their time in seconds of the wall clock: the link is as much faster.
     rate = round(bits_per_s * scale.bytes / scale.time)
     began, used = time.monotonic(), _cpu_s()
     async with Wan(rtt_ms=scale.rtt_ms * scale.time, rate_bits_per_s=rate) as wan:
-        site = _Site(wan, design, scale, rate, place)
+        site = _Site(TwoSites(wan, place, MODEL), design, scale, rate)
         engines = await site.start()
         before = (await wan.counters()).there
         spec = {
@@ -123,9 +118,8 @@ def _outcome(found: dict[str, Any], time_scale: float) -> Outcome:
 
 
 class _Site:
-    def __init__(self, wan: Wan, design: Design, scale: Scale, rate: int, place: Path) -> None:
-        self._wan, self._design, self._scale, self._rate = wan, design, scale, rate
-        self._place = place
+    def __init__(self, sites: TwoSites, design: Design, scale: Scale, rate: int) -> None:
+        self._sites, self._design, self._scale, self._rate = sites, design, scale, rate
         self._far = [f"prfaas-{i}" for i in range(design.num_prfaas)]
         self._prefill = [f"pd-p-{i}" for i in range(design.num_prefill)]
         self._decode = [f"pd-d-{i}" for i in range(design.num_decode)]
@@ -136,90 +130,45 @@ class _Site:
         Returns:
             Base URLs of the engines.
         """
-        near = self._prefill + self._decode
-        await self._pool("b", "pd-pool")
-        await self._engines("b", "pd-pool", near)
+        sites, near = self._sites, self._prefill + self._decode
+        await sites.start_pool(HOME, POOL_MEMORY, ADMIN)
+        await self._engines(HOME, near)
         if self._far:
-            await self._pool("a", "prfaas-pool")
-            await self._engines("a", "prfaas-pool", self._far)
-        file = self._place / "gateway.toml"
-        file.write_text(self._deployment())
-        await self._start("b", "gateway", ["gateway", str(file)])
-        return [self._url("b", i) for i in range(len(near))] + [
-            self._url("a", i) for i in range(len(self._far))
+            budget = f"pd-pool={round(self._rate * BUDGET_SHARE)}bps"
+            await sites.start_pool(AWAY, POOL_MEMORY, ADMIN, "--link-budget", budget)
+            await self._engines(AWAY, self._far)
+        decodes = "decode" if self._prefill else "both"
+        roles = dict.fromkeys(self._prefill, "prefill") | dict.fromkeys(self._decode, decodes)
+        far = {AWAY: dict.fromkeys(self._far, "")} if self._far else {}
+        await sites.start_gateway(self._routing(), {**far, HOME: roles})
+        return [sites.engine_url(HOME, i) for i in range(len(near))] + [
+            sites.engine_url(AWAY, i) for i in range(len(self._far))
         ]
 
     async def drive(self, spec: dict[str, Any]) -> Any:
-        arguments = [f"http://{GATEWAY}", MODEL, str(self._place / "tokenizer")]
+        sites = self._sites
+        arguments = [f"http://{GATEWAY}", MODEL, str(sites.tokenizer)]
         command = [sys.executable, "-m", "benchmarks.case_study.load", *arguments]
-        client = await self._wan.run(
-            "b", command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        client = await sites.wan.run(
+            HOME, command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
         output, _ = await client.communicate(json.dumps(spec).encode())
         if client.returncode:
-            raise SystemExit(f"the load generator failed; logs are in {self._place}")
+            raise SystemExit(f"the load generator failed; logs are in {sites.place}")
         return json.loads(output)
 
-    def _url(self, side: Side, index: int) -> str:
-        return f"http://{self._wan.address(side)}:{FIRST_PORT + index}"
-
-    async def _start(self, side: Side, name: str, arguments: list[str]) -> None:
-        with (self._place / f"{name}.log").open("wb") as log:
-            await self._wan.run(
-                side,
-                [sys.executable, "-m", "prfaas", *arguments],
-                stdout=log,
-                stderr=log,
-                env=dict(os.environ),
-            )
-
-    async def _pool(self, side: Side, name: str) -> None:
-        arguments = ["pool", "--name", name, "--memory", POOL_MEMORY]
-        arguments += ["--listen", f"{self._wan.address(side)}:{POOL_PORT}"]
-        arguments += ["--admin", "127.0.0.1:0", "--socket", str(self._socket(name))]
-        arguments += ["--identities", str(self._place), "--gateway", "gateway"]
-        if side == "a":
-            arguments += ["--peer", f"pd-pool={self._wan.address('b')}:{POOL_PORT}"]
-            arguments += ["--link-budget", f"pd-pool={round(self._rate * BUDGET_SHARE)}bps"]
-        else:
-            arguments += ["--source", "prfaas-pool"]
-        await self._start(side, name, arguments)
-
-    async def _engines(self, side: Side, pool: str, names: list[str]) -> None:
-        arguments = ["engine", "timing", "--plan", str(PLAN), "--pool", str(self._socket(pool))]
-        arguments += ["--cluster", "prfaas"] if side == "a" else []
-        arguments += ["--model", MODEL, "--model-path", str(self._place / "tokenizer")]
-        arguments += ["--time-scale", str(self._scale.time)]
-        arguments += ["--bytes-scale", str(self._scale.bytes)]
+    async def _engines(self, side: Side, names: list[str]) -> None:
+        scale = self._scale
+        arguments = ["--time-scale", str(scale.time), "--bytes-scale", str(scale.bytes)]
         arguments += ["--block-tokens", str(BLOCK_TOKENS), "--host-memory", HOST_MEMORY]
         arguments += ["--stream-interval", str(STREAM_INTERVAL)]
-        for index, name in enumerate(names):
-            address = f"{self._wan.address(side)}:{FIRST_PORT + index}"
-            arguments += ["--engine", f"{name}={address}"]
-        await self._start(side, f"engines-{side}", arguments)
+        await self._sites.start_engines(side, names, *arguments)
 
-    def _socket(self, pool: str) -> Path:
-        return self._place / f"{pool}.sock"
-
-    def _deployment(self) -> str:
-        design = self._design
-        lines = [f'state = "{self._place}/state"', "[model]", f'name = "{MODEL}"']
-        lines += [f'path = "{self._place}/tokenizer"', "[gateway]", f'listen = "{GATEWAY}"']
-        lines += ["[routing]", f"offload_threshold = {design.threshold}"]
-        lines += [f'policy = "{design.policy.value}"', 'prefill_timeout = "300s"']
-        lines += ['transfer_timeout = "60s"', f'plan = "{PLAN}"']
-        lines += ["[security]", f'identities = "{self._place}"']
-        if self._far:
-            lines += self._cluster("a", "prfaas", "prfaas-pool", dict.fromkeys(self._far, ""))
-        roles = dict.fromkeys(self._prefill, "prefill") | dict.fromkeys(
-            self._decode, "decode" if self._prefill else "both"
-        )
-        return "\n".join(lines + self._cluster("b", "pd", "pd-pool", roles)) + "\n"
-
-    def _cluster(self, side: Side, role: str, pool: str, engines: dict[str, str]) -> list[str]:
-        lines = [f"[clusters.{role}]", f'role = "{role}"', f"[clusters.{role}.pools.{pool}]"]
-        lines += [f'address = "{self._wan.address(side)}:{POOL_PORT}"']
-        for index, (name, duty) in enumerate(engines.items()):
-            lines += [f"[clusters.{role}.engines.{name}]", f'pool = "{pool}"']
-            lines += [f'url = "{self._url(side, index)}"'] + ([f'role = "{duty}"'] if duty else [])
-        return lines
+    def _routing(self) -> list[str]:
+        return [
+            f"offload_threshold = {self._design.threshold}",
+            f'policy = "{self._design.policy.value}"',
+            'prefill_timeout = "300s"',
+            'transfer_timeout = "60s"',
+            f'plan = "{PLAN}"',
+        ]

@@ -17,8 +17,6 @@ from prfaas.engines.timing.vocabulary import Vocabulary
 
 TOKENS = 256
 """Of the tokenizer, that prompts are made of."""
-LATE_MAX_S = 0.05
-"""The generator is slow if it sends a request this much after its time."""
 
 
 @dataclass

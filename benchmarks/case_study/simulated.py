@@ -4,11 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from prfaas.planner.load import Question
-from prfaas.planner.toml_tables import override, read_toml, validated
+from prfaas.planner.overrides import override
 from prfaas.sim.make_setup import make_setup
 from prfaas.sim.request import UNSET, Request
 from prfaas.sim.scenario_file import ScenarioFile
 from prfaas.sim.simulation import Simulation
+from prfaas.tables import read_toml, validated
 from prfaas.units import NS_PER_S
 
 from .designs import PLAN, Design, problem_of

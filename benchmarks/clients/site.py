@@ -1,25 +1,21 @@
-"""Two sites of timing engines in network namespaces, with the WAN lab's link between them."""
+"""Two sites of timing engines, and what clients and their metrics say of them."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.engines.checkpoint import make_checkpoint
+from benchmarks.two_sites import AWAY, CLUSTERS, ENGINE_PORT, GATEWAY, HOME, TwoSites, prepare
 from prfaas.lab.wan import Side, Wan
-from prfaas.wire.identity import make_authority, make_identity
 
-PLAN = Path(__file__).parents[2] / "examples" / "plan" / "paper-case-study.toml"
 MODEL = "timing-clients"
-GATEWAY = "127.0.0.1:8000"
 NUM_ENGINES = 2
 THRESHOLD = 2000
-POOL_PORT, ADMIN_PORT, ENGINE_PORT = 7100, 7180, 8100
+POOL_MEMORY, ADMIN_PORT = "512MiB", 7180
 READY_S = 120.0
 HELD = (
     "prfaas_requests_in_flight",
@@ -98,19 +94,17 @@ class Lab:
 @asynccontextmanager
 async def lab(place: Path, rate: int, rtt_ms: float, time_scale: float) -> AsyncIterator[Lab]:
     """Both sites, ready."""
-    make_checkpoint(place / "tokenizer", weights=False)
-    make_authority(place)
-    for name in ("gateway", "prfaas-pool", "pd-pool"):
-        make_identity(place, name)
+    prepare(place)
     async with Wan(rtt_ms=rtt_ms, rate_bits_per_s=rate) as wan:
-        made = Lab(wan, place)
-        (place / "gateway.toml").write_text(_deployment(made))
-        for side, cluster in (("b", "pd"), ("a", "prfaas")):
-            await _start(made, side, f"{cluster}-pool", _pool(made, side, cluster))
-            await _start(
-                made, side, f"{cluster}-engines", _engines(made, side, cluster, time_scale)
-            )
-        await _start(made, "b", "gateway", ["gateway", str(place / "gateway.toml")])
+        made, sites = Lab(wan, place), TwoSites(wan, place, MODEL)
+        scales = ["--time-scale", str(time_scale), "--bytes-scale", "0.001", "--block-tokens", "64"]
+        engines = {
+            side: {f"{CLUSTERS[side]}-{i}": "" for i in range(NUM_ENGINES)} for side in (AWAY, HOME)
+        }
+        for side in (HOME, AWAY):
+            await sites.start_pool(side, POOL_MEMORY, f"127.0.0.1:{ADMIN_PORT}")
+            await sites.start_engines(side, list(engines[side]), *scales)
+        await sites.start_gateway([f"offload_threshold = {THRESHOLD}"], engines)
         async with asyncio.timeout(READY_S):
             while not await _is_ready(made):  # noqa: ASYNC110 - they say it on pages only
                 await asyncio.sleep(0.5)
@@ -121,52 +115,3 @@ async def _is_ready(made: Lab) -> bool:
     found = await made.metrics()
     ready = found.get("prfaas_engine_ready") == 2 * NUM_ENGINES
     return ready and found.get("prfaas_link_up", 0) >= 1 and found.get("prfaas_index_blocks") == 0
-
-
-async def _start(made: Lab, side: Side, name: str, arguments: list[str]) -> None:
-    with (made.place / f"{name}.log").open("wb") as log:
-        command = [sys.executable, "-m", "prfaas", *arguments]
-        await made.wan.run(side, command, stdout=log, stderr=log)
-
-
-def _pool(made: Lab, side: Side, cluster: str) -> list[str]:
-    address = f"{made.wan.address(side)}:{POOL_PORT}"
-    arguments = ["pool", "--name", f"{cluster}-pool", "--memory", "512MiB", "--listen", address]
-    arguments += ["--admin", f"127.0.0.1:{ADMIN_PORT}", "--gateway", "gateway"]
-    arguments += ["--socket", f"{made.place}/{cluster}.sock", "--identities", str(made.place)]
-    if cluster == "pd":
-        return [*arguments, "--source", "prfaas-pool"]
-    return [*arguments, "--peer", f"pd-pool={made.wan.address('b')}:{POOL_PORT}"]
-
-
-def _engines(made: Lab, side: Side, cluster: str, time_scale: float) -> list[str]:
-    arguments = ["engine", "timing", "--plan", str(PLAN), "--model", MODEL]
-    arguments += ["--model-path", str(made.tokenizer), "--pool", f"{made.place}/{cluster}.sock"]
-    arguments += ["--time-scale", str(time_scale), "--bytes-scale", "0.001"]
-    arguments += ["--block-tokens", "64", "--cluster", "prfaas"][: 4 if cluster == "prfaas" else 2]
-    for i in range(NUM_ENGINES):
-        arguments += ["--engine", f"{cluster}-{i}={made.wan.address(side)}:{ENGINE_PORT + i}"]
-    return arguments
-
-
-def _deployment(made: Lab) -> str:
-    text = f"""
-state = "{made.place}/state"
-[model]
-name = "{MODEL}"
-path = "{made.tokenizer}"
-[gateway]
-listen = "{GATEWAY}"
-[routing]
-offload_threshold = {THRESHOLD}
-[security]
-identities = "{made.place}"
-"""
-    for side, cluster in (("a", "prfaas"), ("b", "pd")):
-        address = made.wan.address("a" if side == "a" else "b")
-        text += f'[clusters.{cluster}]\nrole = "{cluster}"\n'
-        text += f'[clusters.{cluster}.pools.{cluster}-pool]\naddress = "{address}:{POOL_PORT}"\n'
-        for i in range(NUM_ENGINES):
-            text += f'[clusters.{cluster}.engines.{cluster}-{i}]\npool = "{cluster}-pool"\n'
-            text += f'url = "http://{address}:{ENGINE_PORT + i}"\n'
-    return text

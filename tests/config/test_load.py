@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment, ModelTable
-from prfaas.config.load import known_keys, load_deployment
+from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
@@ -319,12 +319,6 @@ def test_what_is_no_toml_says_so(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"deployment\.toml is no valid TOML"):
         load_deployment(path)
-
-
-def test_known_keys_follow_the_tables() -> None:
-    assert "offload_threshold" in known_keys(["routing"])
-    assert known_keys(["clusters", "anything"]) == ["role", "pools", "engines", "timing"]
-    assert "memory" in known_keys(["clusters", "anything", "pools", "some-pool"])
 
 
 def test_a_model_s_name_can_be_printed() -> None:

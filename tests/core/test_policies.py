@@ -14,7 +14,7 @@ from prfaas.core.policies import (
     make_policy,
 )
 from prfaas.core.predictions import PathSignals, predict
-from prfaas.core.routing import Decision, Path, Reason, RoutingFacts, ThresholdPolicy, Unpredicted
+from prfaas.core.routing import Decision, Path, Reason, RoutingFacts, Unpredicted, judge
 from prfaas.units import NS_PER_S
 
 LENGTHS = st.integers(0, 100_000)
@@ -91,12 +91,14 @@ def test_local_never_and_remote_always(facts: RoutingFacts, signals: PathSignals
 
 
 @given(facts=facts_of_a_request(), signals=SIGNALS, threshold=LENGTHS)
-def test_paper_with_scarce_bandwidth_is_the_live_rule(
+def test_paper_tells_what_is_predicted_and_does_not_go_by_it(
     facts: RoutingFacts, signals: PathSignals, threshold: int
 ) -> None:
-    found, rule = predict(facts, signals, COSTS), ThresholdPolicy(threshold).decide(facts)
-    told = rule._replace(predicted_local_ns=found.local_ns, predicted_remote_ns=found.remote_ns)
-    assert PaperPolicy(threshold).decide(facts, found) == told
+    found = predict(facts, signals, COSTS)
+    decision = PaperPolicy(threshold).decide(facts, found)
+    assert (decision.path, decision.reason) == judge(facts, facts.num_new_tokens, threshold)
+    told = decision.predicted_local_ns, decision.predicted_remote_ns
+    assert told == (found.local_ns, found.remote_ns)
 
 
 @given(facts=facts_of_a_request(), threshold=LENGTHS)
@@ -116,13 +118,13 @@ def test_adaptive_without_predictions_is_the_threshold_rule_and_says_why(
     facts: RoutingFacts, threshold: int, signals: PathSignals
 ) -> None:
     blind = predict(facts, signals._replace(local_wait_ns=None), COSTS)
-    usual = ThresholdPolicy(threshold).decide(facts)
+    usual = judge(facts, facts.num_new_tokens, threshold)
     for found, why in (
         (blind, Unpredicted.STALE_SIGNALS),
         (predict(facts, signals, None), Unpredicted.NO_PROFILE),
     ):
         decision = AdaptivePolicy(threshold).decide(facts, found)
-        assert (decision.path, decision.reason) == (usual.path, usual.reason)
+        assert (decision.path, decision.reason) == usual
         assert decision.unpredicted is why
         assert decision.explanation.endswith(f"not predicted: {why.value}")
 

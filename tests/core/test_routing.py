@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.routing import Path, Reason, RoutingFacts, ThresholdPolicy
+from prfaas.core.policies import PaperPolicy
+from prfaas.core.predictions import Prediction
+from prfaas.core.routing import Decision, Path, Reason, RoutingFacts
 
 LENGTHS = st.integers(0, 100_000)
 OBSTACLES = (
@@ -22,11 +24,16 @@ FACTS = st.builds(
 )
 
 
+def decide(facts: RoutingFacts, threshold: int) -> Decision:
+    """The rule, where nothing is predicted."""
+    return PaperPolicy(threshold).decide(facts, Prediction(None, None))
+
+
 @given(facts=FACTS, threshold=LENGTHS)
 def test_remote_means_longer_than_the_threshold_and_nothing_in_the_way(
     facts: RoutingFacts, threshold: int
 ) -> None:
-    decision = ThresholdPolicy(threshold).decide(facts)
+    decision = decide(facts, threshold)
     new = facts.num_prompt_tokens - facts.pd_hit_tokens
     free = facts.obstacle is None
     assert (decision.path is Path.REMOTE) == (new > threshold and free)
@@ -38,24 +45,22 @@ def test_remote_means_longer_than_the_threshold_and_nothing_in_the_way(
 def test_a_longer_prompt_is_never_called_back(
     facts: RoutingFacts, threshold: int, more: int
 ) -> None:
-    policy = ThresholdPolicy(threshold)
     longer = facts._replace(num_prompt_tokens=facts.num_prompt_tokens + more)
-    if policy.decide(facts).path is Path.REMOTE:
-        assert policy.decide(longer).path is Path.REMOTE
+    if decide(facts, threshold).path is Path.REMOTE:
+        assert decide(longer, threshold).path is Path.REMOTE
 
 
 @given(facts=FACTS, threshold=LENGTHS, obstacle=st.sampled_from(OBSTACLES))
 def test_an_obstacle_never_sends_a_request_away(
     facts: RoutingFacts, threshold: int, obstacle: Reason
 ) -> None:
-    policy = ThresholdPolicy(threshold)
     hindered = facts._replace(obstacle=obstacle)
-    assert policy.decide(hindered).path is Path.LOCAL
+    assert decide(hindered, threshold).path is Path.LOCAL
 
 
 @given(facts=FACTS, threshold=LENGTHS)
 def test_the_explanation_names_both_numbers(facts: RoutingFacts, threshold: int) -> None:
-    decision = ThresholdPolicy(threshold).decide(facts)
+    decision = decide(facts, threshold)
     assert f"{facts.num_prompt_tokens - facts.pd_hit_tokens:,} new tokens" in decision.explanation
     assert f"against {threshold:,}" in decision.explanation
     assert decision.offload_threshold == threshold
@@ -71,12 +76,12 @@ CASES = {
 
 @pytest.mark.parametrize("reason", CASES)
 def test_every_reason_is_reached_and_explains_itself_differently(reason: Reason) -> None:
-    decision = ThresholdPolicy(1000).decide(CASES[reason])
+    decision = decide(CASES[reason], 1000)
     assert decision.reason is reason
-    others = [ThresholdPolicy(1000).decide(CASES[other]) for other in CASES if other is not reason]
+    others = [decide(CASES[other], 1000) for other in CASES if other is not reason]
     assert decision.explanation not in [other.explanation for other in others]
 
 
 def test_the_hit_of_the_prfaas_cluster_does_not_count() -> None:
     facts = LONG._replace(prfaas_hit_tokens=1990)
-    assert ThresholdPolicy(1000).decide(facts).path is Path.REMOTE
+    assert decide(facts, 1000).path is Path.REMOTE

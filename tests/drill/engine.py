@@ -79,8 +79,6 @@ class ScriptedEngine:
         self.descriptor = os.memfd_create(name)
         os.truncate(self.descriptor, num_bytes)
         self.memory = mmap.mmap(self.descriptor, num_bytes)
-        self.num_checked = 0
-        """Blocks that were loaded and compared."""
         self._rows = asyncio.Lock()
         """Held by the one job that uses the rows."""
         self._jobs = iter(range(1_000_000, 1 << 40))
@@ -128,7 +126,6 @@ class ScriptedEngine:
             for row, key, is_there in zip(rows, keys, loaded, strict=True):
                 if is_there and self._row(row) != self._expected(key):
                     raise WrongBytesError(f"cache group {key.group}, block {key.block_hash.hex()}")
-        self.num_checked += sum(loaded)
         return sum(loaded)
 
     async def find(

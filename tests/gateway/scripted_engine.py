@@ -31,6 +31,11 @@ class ScriptedEngine:
     cached_tokens: int = 0
     healthy: bool = True
     num_waiting: int = 0
+    cards: object = None
+    """What it says its models are, if it is to be something else than the truth."""
+    num_asked_models: int = 0
+    padding: int = 0
+    """Bytes that are added to its metrics."""
     script: Script | None = None
     calls: list[Call] = field(default_factory=list)
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
@@ -67,13 +72,15 @@ class ScriptedEngine:
 
     async def _models(self, request: web.Request) -> web.Response:
         card = {"id": self.model, "object": "model", "max_model_len": self.max_model_len}
-        return web.json_response({"object": "list", "data": [card]})
+        self.num_asked_models += 1
+        cards = [card] if self.cards is None else self.cards
+        return web.json_response({"object": "list", "data": cards})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         labels = f'engine="0",model_name="{self.model}"'
         return web.Response(
             text=f"vllm:num_requests_running{{{labels}}} 1.0\n"
-            f"vllm:num_requests_waiting{{{labels}}} {self.num_waiting:.1f}\n"
+            f"vllm:num_requests_waiting{{{labels}}} {self.num_waiting:.1f}\n" + "#" * self.padding
         )
 
     async def _post(self, request: web.Request) -> web.StreamResponse:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
+from yarl import URL
 
 from prfaas.core.dispatch import ThresholdMoved
 from prfaas.core.threshold_loop import Pressures
@@ -113,6 +115,20 @@ async def test_wrong_orders_change_nothing(
     found, answer = await world.post(body, f"/control/{path}")
     assert (found, says in answer["error"]["message"]) == (status, True), answer
     assert (await view(world, "decisions"))["decisions"] == []
+
+
+async def test_an_order_may_come_in_pieces(world: World) -> None:
+    order = b'{"frozen": true}'
+    head = f"POST /control/loops HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(order)}\r\n"
+    head += "Content-Type: application/json\r\nConnection: close\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", URL(world.url).port)
+    writer.write(head.encode() + order[:5])
+    await writer.drain()
+    await view(world, "status")  # What was sent before has been read by the time this is answered.
+    writer.write(order[5:])
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+    await writer.wait_closed()
 
 
 async def test_orders_have_to_be_json(world: World) -> None:

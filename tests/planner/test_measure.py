@@ -28,7 +28,7 @@ from prfaas.planner.measure import (
     step_times,
 )
 from prfaas.planner.plan_file import ProfileFile
-from prfaas.planner.toml_tables import read_toml, validated
+from prfaas.tables import read_toml, validated
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

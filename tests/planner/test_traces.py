@@ -55,6 +55,11 @@ def test_lengths_of_a_csv(tmp_path: Path) -> None:
         ("t.csv", "a,b\n1,2\n", "none of the columns ContextTokens"),
         ("t.jsonl", "{}\n", "missing required field `input_length`"),
         ("t.jsonl", "", "holds no requests"),
+        ("t.csv", "tokens\n0\n", "holds no requests"),
+        ("t.csv", "tokens,output_length\n5\n", "got `null` - at `\\$.output_length`"),
+        ("t.csv", "tokens\n-5\n", ">= 0"),
+        ("t.csv", "tokens\nmany\n", "Expected `int`"),
+        ("t.jsonl", '{"input_length": -5}', ">= 0"),
         ("t.parquet", "x", r"expected a name ending in .jsonl, .csv"),
     ],
 )
@@ -63,6 +68,15 @@ def test_broken_traces_are_refused(tmp_path: Path, name: str, text: str, message
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_trace(path)
+
+
+def test_a_trace_that_was_cut_off_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl.gz"
+    whole = gzip.compress(b'{"input_length": 5}\n' * 100)
+    for damaged in (whole[:-4], whole[:12] + b"\xff\xff" + whole[14:], b"no gzip"):
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"trace .*t\.jsonl\.gz: "):
+            read_trace(path)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.link_share import Fragment, OutgoingBlock
-from prfaas.pool import assembly, inbound, store
+from prfaas.pool import assembly, inbound, known_transfers, store
 from prfaas.pool.loose import LooseMemory
 from prfaas.pool.store import BlockStore
 from prfaas.wire.fragments import ReceivedBlock, block_digest, encode_prefix
@@ -130,7 +130,7 @@ def test_loose_memory_counts_what_is_still_seen() -> None:
 async def test_one_transfer_too_many_is_refused_and_the_open_ones_go_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbound, "TRANSFERS_MAX", 2)
+    monkeypatch.setattr(known_transfers, "TRANSFERS_MAX", 2)
     pd = await world.start_pd()
     peer = await source(pd, world.identities)
     opened = [secrets.token_bytes(16) for _ in range(2)]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from prfaas.core.costs import Costs
 from prfaas.core.policies import PolicyName
-from prfaas.planner.toml_tables import read_toml
 from prfaas.sim.decode import DecodeLimits
 from prfaas.sim.request import Request
 from prfaas.sim.scenario import Scenario, load_scenario
@@ -19,6 +18,7 @@ from prfaas.sim.setup import (
     Setup,
     SignalSetup,
 )
+from prfaas.tables import read_toml
 from prfaas.units import NS_PER_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "sim"

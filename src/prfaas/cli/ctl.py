@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 
 import click
 
-from prfaas.cli.ctl_client import KEY_VARIABLE, Client, operator_key
+from prfaas.cli.ctl_client import Client, asks_gateway, operator_key
 from prfaas.cli.ctl_views import decision_line, explain_lines, joined, status_lines
 
-URL_DEFAULT = "http://127.0.0.1:8000"
 FOLLOW_S = 1.0
 LIMIT_MAX = 1000
 Run = TypeVar("Run", bound=Callable[..., None])
@@ -54,14 +53,7 @@ class Gateway:
 def talks(run: Run) -> Run:
     """Options of every command, which it gets as a `Gateway`."""
 
-    @click.option(
-        "--url", envvar="PRFAAS_URL", default=URL_DEFAULT, show_default=True, help="The gateway."
-    )
-    @click.option(
-        "--key-file",
-        type=click.Path(path_type=Path),
-        help=f"File with the operator's key; without it {KEY_VARIABLE} is looked at.",
-    )
+    @asks_gateway
     @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
     @functools.wraps(run)
     def connected(*, url: str, key_file: Path | None, as_json: bool, **rest: Any) -> None:

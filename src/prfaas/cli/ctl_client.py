@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
+import click
 
 from prfaas.errors import ConfigError
 
 KEY_VARIABLE = "PRFAAS_OPERATOR_KEY"
+URL_DEFAULT = "http://127.0.0.1:8000"
 TIMEOUT_S = 10.0
+Command = TypeVar("Command", bound=Callable[..., None])
 _FORBIDDEN = (401, 403)
 
 
@@ -89,6 +93,19 @@ class Client:
             raise ConfigError(
                 f"no gateway answers at {self.url}: {reason}; say --url http://HOST:PORT"
             ) from None
+
+
+def asks_gateway(command: Command) -> Command:
+    """Adds `--url` and `--key-file` to a command."""
+    url = click.option(
+        "--url", envvar="PRFAAS_URL", default=URL_DEFAULT, show_default=True, help="The gateway."
+    )
+    key_file = click.option(
+        "--key-file",
+        type=click.Path(path_type=Path),
+        help=f"File with the operator's key; without it {KEY_VARIABLE} is looked at.",
+    )
+    return url(key_file(command))
 
 
 def operator_key(key_file: Path | None) -> str:

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from prfaas.cli.checks import check_disks, check_timing, open_secrets
 from prfaas.cli.options import logs_of_parts
+from prfaas.cli.output import console_for
 from prfaas.cli.processes import Supervisor
 from prfaas.cli.progress import StartProgress
 from prfaas.cli.stopping import run_until_stopped
@@ -32,7 +32,7 @@ from prfaas.config.load import load_deployment
 from prfaas.config.tenants import open_door
 from prfaas.errors import ConfigError
 
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+console = console_for(160)
 
 
 OVERLAY = click.option(

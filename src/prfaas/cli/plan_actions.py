@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from rich.console import Console
 
+from prfaas.cli.output import console_for
 from prfaas.errors import ConfigError
 from prfaas.planner import machine_report, model_report
 from prfaas.planner.catalogue import find_model, models
@@ -25,7 +25,7 @@ from prfaas.planner.roofline import ModelSize
 from prfaas.planner.terminal import print_plan
 from prfaas.planner.verdict import Answer
 
-_DEFAULT_WIDTH = 100  # of output that goes to a file or a pipe
+_COLUMNS = 100  # of output that goes to a file or a pipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def show_plan(
     elif as_json:
         click.echo(json.dumps(machine_report.as_dict(answer), indent=2, ensure_ascii=False))
     else:
-        print_plan(answer, _console())
+        print_plan(answer, console_for(_COLUMNS))
 
 
 def _write_report(answer: Plan, report: Path) -> None:
@@ -91,7 +91,7 @@ def _write_report(answer: Plan, report: Path) -> None:
 
 def show_catalogue() -> None:
     """List the models of the catalogue."""
-    _console().print(model_report.catalogue_table(models()))
+    console_for(_COLUMNS).print(model_report.catalogue_table(models()))
 
 
 def show_model(view: ModelView) -> None:
@@ -105,7 +105,7 @@ def show_model(view: ModelView) -> None:
     if view.as_json:
         click.echo(json.dumps(model_report.as_dict(geometry, view.block_size, times), indent=2))
     else:
-        model_report.print_geometry(geometry, view.block_size, times, _console())
+        model_report.print_geometry(geometry, view.block_size, times, console_for(_COLUMNS))
 
 
 def _model(view: ModelView) -> tuple[KvGeometry, ModelSize | None]:
@@ -131,10 +131,3 @@ def _times(view: ModelView, geometry: KvGeometry, size: ModelSize | None) -> Pre
     return model_report.roofline_prefill(
         geometry, size, view.accelerator, num_gpus=view.gpus, efficiency=view.efficiency
     )
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_DEFAULT_WIDTH)
-    return console

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from prfaas.cli.output import console_for
 from prfaas.cli.simulate_table import ROWS
 from prfaas.core.policies import PolicyName
 from prfaas.errors import ConfigError
@@ -23,7 +24,7 @@ from prfaas.sim.results import Results
 from prfaas.sim.run import Run, find_knee, run
 from prfaas.sim.scenario import Scenario, load_scenario
 
-_DEFAULT_WIDTH = 110  # of output that goes to a file or a pipe
+_COLUMNS = 110  # of output that goes to a file or a pipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
         said = {"title": first.title, "seed": first.seed, "notes": first.notes, "runs": runs}
         click.echo(json.dumps(said, indent=2))
         return
-    console = _console()
+    console = console_for(_COLUMNS)
     console.print(f"{first.title}; seed {first.seed}; " + "; ".join(first.notes), soft_wrap=True)
     console.print(_table(found))
     for path in (output.report, output.series, output.chrome_trace):
@@ -183,10 +184,3 @@ def _table(found: dict[str, Results]) -> Table:
     for label, cell in ROWS:
         table.add_row(label, *(cell(results) for results in found.values()))
     return table
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_DEFAULT_WIDTH)
-    return console

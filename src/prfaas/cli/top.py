@@ -8,19 +8,11 @@ from pathlib import Path
 
 import click
 
-from prfaas.cli.ctl import URL_DEFAULT
-from prfaas.cli.ctl_client import KEY_VARIABLE, Client, operator_key
+from prfaas.cli.ctl_client import Client, asks_gateway, operator_key
 
 
 @click.command()
-@click.option(
-    "--url", envvar="PRFAAS_URL", default=URL_DEFAULT, show_default=True, help="The gateway."
-)
-@click.option(
-    "--key-file",
-    type=click.Path(path_type=Path),
-    help=f"File with the operator's key; without it {KEY_VARIABLE} is looked at.",
-)
+@asks_gateway
 @click.option(
     "--interval",
     type=click.FloatRange(0.2, 60),

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args
-
-from pydantic import BaseModel, ValidationError
+from typing import Any
 
 from prfaas.config.deployment import Deployment
 from prfaas.config.names import PATTERNS
 from prfaas.config.tenants import KEY_HASH
 from prfaas.errors import ConfigError
+from prfaas.tables import read_toml, validated
 
 
 def load_deployment(path: Path, overlay: Path | None = None) -> Deployment:
@@ -29,25 +25,13 @@ def load_deployment(path: Path, overlay: Path | None = None) -> Deployment:
         ConfigError: A file can not be read, is no TOML, or breaks a rule; the message has one
             line for every problem.
     """
-    tables = _read(path)
+    tables = read_toml(path)
     if overlay is not None:
-        tables = _merged(tables, _read(overlay))
+        tables = _merged(tables, read_toml(overlay))
     if nuls := list(_nuls(tables)):
         raise ConfigError("\n  ".join([f"{path}:", *nuls]))
-    try:
-        return Deployment.model_validate(tables)
-    except ValidationError as error:
-        problems = "\n  ".join(_problem(entry) for entry in error.errors())
-        raise ConfigError(f"{path}:\n  {problems}") from None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path} can not be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no valid TOML: {error}") from None
+    # Somebody may have written a key in the place of its hash.
+    return validated(Deployment, tables, path, words=PATTERNS, secrets=(KEY_HASH,))
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -75,43 +59,3 @@ def _nuls(value: object, place: str = "") -> Iterator[str]:
             if "\0" in key:
                 yield f"{inner!r}: the key holds a NUL character; remove it"
             yield from _nuls(each, inner)
-
-
-def _problem(entry: Any) -> str:
-    place = ".".join(str(step) for step in entry["loc"] if step != "[key]")
-    if entry["type"] == "extra_forbidden":
-        *table, key = entry["loc"]
-        nearest = difflib.get_close_matches(str(key), known_keys(table), n=1, cutoff=0.0)
-        return f"{place}: unknown key; the nearest valid one is {nearest[0]!r}"
-    if entry["type"] == "missing":
-        return f"{place}: is required"
-    message = entry["msg"].removeprefix("Value error, ")
-    if entry["type"] == "string_pattern_mismatch":
-        pattern = entry["ctx"]["pattern"]
-        message = f"has to be {PATTERNS.get(pattern, 'of another form')}"
-        if pattern == KEY_HASH:
-            # Somebody may have written the key itself.
-            return f"{place}: {message}"
-    shown = f", got {entry['input']!r}" if isinstance(entry["input"], (str, int, float)) else ""
-    return f"{place or 'file'}: {message}{shown if 'Value error' not in entry['msg'] else ''}"
-
-
-def known_keys(table: list[str | int]) -> list[str]:
-    """Keys that the table at this place of a deployment file may have."""
-    model: Any = Deployment
-    for step in table:
-        if _is_table(model):
-            model = _table_in(model.model_fields[step].annotation)
-        else:
-            model = get_args(model)[1]
-    return list(model.model_fields) if _is_table(model) else []
-
-
-def _table_in(annotation: Any) -> Any:
-    """The table of a key that may be left out; any other annotation as it is."""
-    tables = [each for each in get_args(annotation) if each is not NoneType and _is_table(each)]
-    return tables[0] if NoneType in get_args(annotation) and tables else annotation
-
-
-def _is_table(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -7,29 +7,20 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from prfaas.errors import ConfigError
+from prfaas.tables import quantity
 from prfaas.units import parse_duration, parse_rate, parse_size
 
 
 def _size(value: object) -> int:
-    return _parsed(value, parse_size, "16GiB")
+    return quantity(value, parse_size, "16GiB")
 
 
 def _duration(value: object) -> int:
-    return _parsed(value, parse_duration, "250ms")
+    return quantity(value, parse_duration, "250ms")
 
 
 def _rate(value: object) -> int:
-    return _parsed(value, parse_rate, "10Gbps")
-
-
-def _parsed(value: object, parse: Callable[[str], int], example: str) -> int:
-    if not isinstance(value, str):
-        raise ValueError(f'{value!r} has no unit; write it as text, as in "{example}"')
-    try:
-        return parse(value)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
+    return quantity(value, parse_rate, "10Gbps")
 
 
 Check = Callable[[int | None], int | None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -138,30 +137,12 @@ class Decision(NamedTuple):
         return f": {local} local, {remote} remote"
 
 
-@dataclass(frozen=True, slots=True)
-class ThresholdPolicy:
-    """The paper's rule with scarce bandwidth and a static threshold.
-
-    A request goes to the PrfaaS cluster when its incremental length, judged by the PD cluster's own
-    cache, exceeds the threshold and nothing stands in the way.
-
-    Attributes:
-        offload_threshold: t, tokens.
+def judge(facts: RoutingFacts, num_new_tokens: int, offload_threshold: int) -> tuple[Path, Reason]:
+    """The paper's rule: a length against a threshold, both tokens, and what stands in the way.
 
     References:
         arXiv:2604.15039, section on routing: `l_total - l_pd <= t → PD-P, else PrfaaS`.
     """
-
-    offload_threshold: int
-
-    def decide(self, facts: RoutingFacts) -> Decision:
-        """Decide for one request. Pure."""
-        path, reason = judge(facts, facts.num_new_tokens, self.offload_threshold)
-        return Decision(path, reason, facts.num_new_tokens, self.offload_threshold)
-
-
-def judge(facts: RoutingFacts, num_new_tokens: int, offload_threshold: int) -> tuple[Path, Reason]:
-    """The rule itself: a length against a threshold, both tokens, and what stands in the way."""
     if num_new_tokens <= offload_threshold:
         return Path.LOCAL, Reason.BELOW_THRESHOLD
     if facts.obstacle is not None:

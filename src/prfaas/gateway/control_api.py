@@ -14,6 +14,7 @@ from prfaas.gateway.answering import json_response
 from prfaas.gateway.control import THRESHOLD_MAX, Control
 from prfaas.gateway.explaining import explain
 from prfaas.gateway.journal import ENTRIES_MAX, Entry, Journal
+from prfaas.gateway.reading import read_small
 from prfaas.gateway.records import RECORDS_MAX, Records
 
 BODY_BYTES_MAX = 4096
@@ -126,13 +127,7 @@ async def _body(request: web.Request, kind: type[T]) -> T:
             status=415,
             error_type="UnsupportedMediaTypeError",
         )
-    data = await request.content.read(BODY_BYTES_MAX + 1)
-    if len(data) > BODY_BYTES_MAX:
-        raise RequestError(
-            f"the body has more than {BODY_BYTES_MAX} bytes",
-            status=413,
-            error_type="RequestEntityTooLargeError",
-        )
+    data = await read_small(request, BODY_BYTES_MAX)
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -1,17 +1,16 @@
-"""Connections to the engines' KV events: ZeroMQ, one subscription an engine, kept up."""
+"""Subscriptions to the engines' KV events, one an engine, kept up."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from prfaas.config.clusters import EngineTable
 from prfaas.config.deployment import Deployment
@@ -20,6 +19,16 @@ from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import PeerError
 from prfaas.gateway.engine_feed import EngineFeed, Heard, read_frames
 from prfaas.gateway.kv_events import Batch
+from prfaas.gateway.zmq_sockets import (
+    Context,
+    Ears,
+    Socket,
+    is_over,
+    one_connection,
+    stands,
+    waiting,
+    watched,
+)
 from prfaas.logs import log_event
 from prfaas.said import SaidOnce
 from prfaas.units import NS_PER_S
@@ -33,17 +42,7 @@ BATCHES_A_TURN = 64
 """Then the others on this thread have their turn."""
 REPLAYS_MAX = 8
 """Replays in a row; an engine that publishes faster than it replays is joined in the middle."""
-_OVER = (
-    zmq.EVENT_CLOSED
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
 _log = logging.getLogger(__name__)
-
-Socket = zmq.Socket[bytes]
-Context = zmq.Context[Socket]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,7 @@ class EngineClient:
 
     async def _follow_once(self, layout: Layout) -> None:
         # One socket is one connection: what comes out of it is of one life of the engine.
-        with self._socket(zmq.SUB, self._endpoint) as socket, _monitor(socket) as monitor:
+        with self._socket(zmq.SUB, self._endpoint) as socket, watched(socket) as monitor:
             socket.subscribe(b"")
             try:
                 socket.connect(self._endpoint)
@@ -132,13 +131,12 @@ class EngineClient:
                 self.feed.lost()
 
     async def _handshake(self, monitor: Socket) -> None:
-        with _Ears((monitor,)) as ears:
+        with Ears((monitor,)) as ears:
             while await ears.hear(self._timing.connect_s):
-                for frames in _waiting(monitor, 1):
-                    event = _event(frames)
-                    if event & _OVER:
+                for frames in waiting(monitor, 1):
+                    if is_over(frames):
                         raise _GoneError("no connection")
-                    if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    if stands(frames):
                         return
         raise _GoneError(f"no connection after {self._timing.connect_s} s")
 
@@ -150,19 +148,19 @@ class EngineClient:
         self._say(logging.INFO, "kv_events_heard", state=self.feed.state.value)
 
     async def _follow(self, socket: Socket, monitor: Socket) -> None:
-        with _Ears((socket, monitor)) as ears:
+        with Ears((socket, monitor)) as ears:
             while True:
                 if not await ears.hear(self._timing.idle_s):
                     # Silence can be the loss of the last batch; the engine knows.
                     if self._replay_endpoint is not None and not await self._replay():
                         raise _GoneError("the engine does not answer")
                     continue
-                for frames in _waiting(socket, BATCHES_A_TURN):
+                for frames in waiting(socket, BATCHES_A_TURN):
                     seq, payload = read_frames(frames)
                     if self.feed.live(seq, payload) is Heard.GAP:
                         await self._close_gap(seq, payload)
-                for frames in _waiting(monitor, BATCHES_A_TURN):
-                    if _event(frames) & _OVER:
+                for frames in waiting(monitor, BATCHES_A_TURN):
+                    if is_over(frames):
                         raise _GoneError("the connection broke")
                 await asyncio.sleep(0)
 
@@ -182,12 +180,12 @@ class EngineClient:
             return False
         with (
             self._socket(zmq.DEALER, self._replay_endpoint) as socket,
-            _Ears((socket,)) as ears,
+            Ears((socket,)) as ears,
         ):
             socket.connect(self._replay_endpoint)
             self._ask(socket)
             while await ears.hear(self._timing.replay_s):
-                for frames in _waiting(socket, BATCHES_A_TURN):
+                for frames in waiting(socket, BATCHES_A_TURN):
                     seq, payload = read_frames(frames)
                     if seq >= 0:
                         self.feed.replayed(seq, payload)
@@ -210,97 +208,16 @@ class EngineClient:
         socket.send_multipart([b"", self.feed.replay_from.to_bytes(8, "big")])
         self.feed.begin_replay()
 
-    @contextlib.contextmanager
-    def _socket(self, kind: int, endpoint: str) -> Iterator[Socket]:
+    def _socket(self, kind: int, endpoint: str) -> AbstractContextManager[Socket]:
         if self._context is None:
             raise RuntimeError("it does not run")
-        socket = self._context.socket(kind)
-        try:
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.RECONNECT_IVL, -1)
-            socket.setsockopt(zmq.RCVHWM, QUEUED_BATCHES_MAX)
-            socket.setsockopt(zmq.MAXMSGSIZE, BATCH_BYTES_MAX)
-            socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
-            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5000)
-            socket.setsockopt(zmq.IPV6, int("[" in endpoint))
-            yield socket
-        finally:
-            socket.close()
-
-
-@contextlib.contextmanager
-def _monitor(socket: Socket) -> Iterator[Socket]:
-    """What becomes of a socket's connection."""
-    monitor = socket.get_monitor_socket(_OVER | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-    try:
-        yield monitor
-    finally:
-        socket.disable_monitor()
-        monitor.close(linger=0)
-
-
-def _event(frames: list[bytes]) -> int:
-    return int(parse_monitor_message(frames)["event"])
-
-
-def _waiting(socket: Socket, num_max: int) -> Iterator[list[bytes]]:
-    """Messages that are there."""
-    for _ in range(num_max):
-        try:
-            yield socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return
-
-
-class _Ears:
-    """Waits until one of some sockets has a message."""
-
-    def __init__(self, sockets: Sequence[Socket]) -> None:
-        self._sockets = sockets
-        self._loop = asyncio.get_running_loop()
-        self._descriptors = [int(socket.fileno()) for socket in sockets]
-        self._waiting: asyncio.Future[None] | None = None
-        self._is_open = False
-
-    def __enter__(self) -> _Ears:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
-    def _open(self) -> None:
-        for descriptor in () if self._is_open else self._descriptors:
-            self._loop.add_reader(descriptor, self._stir)
-        self._is_open = True
-
-    def _close(self) -> None:
-        for descriptor in self._descriptors if self._is_open else ():
-            self._loop.remove_reader(descriptor)
-        self._is_open = False
-
-    async def hear(self, timeout_s: float) -> bool:
-        """Wait for a message; False when none came in time."""
-        deadline = self._loop.time() + timeout_s
-        # A descriptor says that something happened, not what, and says it until one looks.
-        while not any(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN for socket in self._sockets):
-            if self._loop.time() >= deadline:
-                return False
-            self._open()
-            self._waiting = self._loop.create_future()
-            timer = self._loop.call_at(deadline, self._stir)
-            try:
-                await self._waiting
-            finally:
-                timer.cancel()
-                self._waiting = None
-        return True
-
-    def _stir(self) -> None:
-        if self._waiting is None:
-            # Nobody listens now; the descriptor would stir the loop again and again.
-            self._close()
-        elif not self._waiting.done():
-            self._waiting.set_result(None)
+        return one_connection(
+            self._context,
+            kind,
+            endpoint,
+            messages_max=QUEUED_BATCHES_MAX,
+            bytes_max=BATCH_BYTES_MAX,
+        )
 
 
 class EngineEvents:

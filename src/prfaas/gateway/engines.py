@@ -19,7 +19,7 @@ from prfaas.gateway.driver import Driver
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.engine_load import UNKNOWN_LOAD, EngineLoad, load_in
 from prfaas.gateway.guards import Guards, Told
-from prfaas.gateway.jsons import JsonObject, as_object, from_json, to_json
+from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json, to_json
 from prfaas.logs import log_event
 from prfaas.units import NS_PER_S
 
@@ -31,6 +31,9 @@ READ_OUT_S = 1.0
 
 MISSED_LOOKS_MAX = 3
 """A busy engine may be slow to say that it is well; a dead one refuses the connection at once."""
+
+PAGE_BYTES_MAX = 16 << 20
+"""What an engine says of itself each second; vLLM's metrics have some hundred kilobytes."""
 
 INTERNAL_ERROR = 500
 """What an engine answers that failed at this request; others of 5xx tell of the engine alone."""
@@ -251,6 +254,7 @@ class Engines:
         try:
             metrics = await self._get(engine, "/metrics")
         except EngineError:
+            engine.load = UNKNOWN_LOAD
             return
         engine.load = load = load_in(metrics)
         if load.num_waiting is not None:
@@ -260,12 +264,18 @@ class Engines:
         async with self._http.get(engine.url + path, allow_redirects=False) as response:
             if response.status != 200:
                 raise EngineError(f"{path} answers {response.status}")
-            return await response.read()
+            page = bytearray()
+            async for part in response.content.iter_any():
+                page += part
+                if len(page) > PAGE_BYTES_MAX:
+                    raise EngineError(f"{path} has more than {PAGE_BYTES_MAX} bytes")
+            return bytes(page)
 
     def _mark_ready(self, engine: Engine, models: object) -> None:
-        for model in as_object(models).get("data") or []:
-            length = as_object(model).get("max_model_len")
-            if as_object(model).get("id") == self._model and isinstance(length, int):
+        found = as_object(models).get("data")
+        for model in found if isinstance(found, list) else []:
+            length = as_count(as_object(model).get("max_model_len"))
+            if as_object(model).get("id") == self._model and length:
                 engine.max_model_len = length
                 self._driver.engine_ready(engine.name, length, time.monotonic_ns())
                 fields = {"engine": engine.name, "max_model_len": length}

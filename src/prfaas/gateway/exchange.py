@@ -7,7 +7,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from prfaas.errors import EngineError
 from prfaas.gateway.answering import ClientStream
+from prfaas.gateway.engines import SuspectError
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.records import Fallback, Outcome, Record
 from prfaas.gateway.replies import Replies, replies_for
@@ -78,6 +80,11 @@ class Exchange:
     def leg_headers(self, leg: str) -> dict[str, str]:
         """Headers of a leg, "p" or "d"; nothing else of the client's gets to an engine."""
         return {"X-Request-Id": f"{self.record.request_id}-{leg}", **self.trace.headers}
+
+    def suspect(self, engine: str, error: EngineError) -> None:
+        """A leg ended with an error; an engine that failed at this request is remembered."""
+        if isinstance(error, SuspectError):
+            self.suspects.append(engine)
 
     def fall_back(self, fallback: Fallback, message: str) -> None:
         """The remote path was left, or did not pay off: note it, count it, log it."""

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from prfaas.errors import EngineError
 from prfaas.gateway.deciding import Plan, Planner
-from prfaas.gateway.decode import DecodeLeg, LegBrokenError, LegFailedError, error_answer
+from prfaas.gateway.decode import DecodeLeg, LegBrokenError, error_answer
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.ending import Ending
 from prfaas.gateway.engines import Engine, EngineUnreachableError
@@ -111,8 +111,7 @@ class Flow:
             )
             self.driver.prefilled(plan.ask.number, time.monotonic_ns())
         except PrefillGivenUpError as error:
-            if error.has_failed:
-                exchange.suspects.append(engine.name)
+            exchange.suspect(engine.name, error)
             exchange.usage.cached_max = plan.pd_hit_tokens
             self._give_up_transfer(exchange, "the prefill leg was given up")
             self.driver.fall_back(plan.ask.number, time.monotonic_ns())
@@ -132,8 +131,7 @@ class Flow:
                     return answer
             except (EngineUnreachableError, LegBrokenError) as error:
                 broken = error
-                if isinstance(error, LegFailedError):
-                    exchange.suspects.append(engine.name)
+                exchange.suspect(engine.name, error)
             if exchange.is_answered:
                 return await self.ending.end(exchange, plan)
             other = await self._other(exchange, plan, engine, broken) if legs_left else None

@@ -15,7 +15,13 @@ from prfaas.config.routing import RoutingTable
 from prfaas.errors import EngineError
 from prfaas.gateway.bodies import COMPLETIONS_PATH, prefill_body
 from prfaas.gateway.deciding import Plan
-from prfaas.gateway.engines import INTERNAL_ERROR, Engine, Engines, EngineUnreachableError
+from prfaas.gateway.engines import (
+    INTERNAL_ERROR,
+    Engine,
+    Engines,
+    EngineUnreachableError,
+    SuspectError,
+)
 from prfaas.gateway.guards import Told
 from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json
 from prfaas.gateway.records import Fallback, Record
@@ -31,12 +37,15 @@ class PrefillGivenUpError(EngineError):
 
     Attributes:
         fallback: Why.
-        has_failed: Whether the engine said that it failed at this request.
     """
 
-    def __init__(self, stage: str, reason: str, message: str, *, has_failed: bool = False) -> None:
+    def __init__(self, stage: str, reason: str, message: str) -> None:
         super().__init__(message)
-        self.fallback, self.has_failed = Fallback(stage, reason), has_failed
+        self.fallback = Fallback(stage, reason)
+
+
+class PrefillFailedError(PrefillGivenUpError, SuspectError):
+    """The engine said that it failed at this request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +128,8 @@ class PrefillLeg:
             raise PrefillGivenUpError("prefill", "broken", f"{type(error).__name__}") from None
         if status != 200:
             label = f"status_{status // 100}xx"
-            said, has_failed = f"{engine.name} answers {status}", status == INTERNAL_ERROR
-            raise PrefillGivenUpError("prefill", label, said, has_failed=has_failed)
+            kind = PrefillFailedError if status == INTERNAL_ERROR else PrefillGivenUpError
+            raise kind("prefill", label, f"{engine.name} answers {status}")
         return _cached_tokens(answer)
 
 

@@ -44,6 +44,23 @@ async def read_body(request: web.Request) -> bytes:
         ) from None
 
 
+async def read_small(request: web.Request, bytes_max: int) -> bytes:
+    """The body of a request that has no reason to be large.
+
+    Raises:
+        RequestError: 413, it has more than `bytes_max` bytes; 408, it does not come.
+    """
+    said = request.content_length or 0
+    data = b"" if said > bytes_max else await read_body(request)
+    if max(said, len(data)) > bytes_max:
+        raise RequestError(
+            f"the body has more than {bytes_max} bytes",
+            status=413,
+            error_type="RequestEntityTooLargeError",
+        )
+    return data
+
+
 async def read(request: web.Request, parse: Callable[[bytes], T]) -> T:
     """What `parse` makes of the body of a request; of a large one on another thread.
 

@@ -14,9 +14,10 @@ from prfaas.planner.geometry import kv_bytes_at
 from prfaas.planner.hf_config import geometry_from_config
 from prfaas.planner.load import load_question
 from prfaas.planner.machine_report import as_dict, without_infinity
+from prfaas.planner.overrides import override
 from prfaas.planner.plan import make_plan
 from prfaas.planner.plan_file import PlanFile
-from prfaas.planner.toml_tables import override, read_toml, validated
+from prfaas.tables import read_toml, validated
 
 NUM_POINTS_MAX = 160
 """Of a curve; more can not be told apart on a screen."""

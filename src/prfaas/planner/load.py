@@ -19,6 +19,7 @@ from prfaas.planner.lengths import (
     LogNormalLengths,
     mean_length,
 )
+from prfaas.planner.overrides import override
 from prfaas.planner.plan_file import (
     DecodeTable,
     ModelTable,
@@ -33,8 +34,8 @@ from prfaas.planner.problem import Link, PdCluster, PrfaasCluster, Problem, Work
 from prfaas.planner.profiles import DecodeProfile, PrefillProfile
 from prfaas.planner.roofline import ModelSize, Roofline
 from prfaas.planner.search import check_threshold
-from prfaas.planner.toml_tables import override, read_toml, validated
 from prfaas.planner.traces import read_trace
+from prfaas.tables import read_toml, validated
 
 
 @dataclass(frozen=True)

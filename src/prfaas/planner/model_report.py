@@ -27,7 +27,7 @@ from prfaas.planner.plan_file import ProfileFile
 from prfaas.planner.profiles import PrefillProfile
 from prfaas.planner.roofline import ModelSize, Roofline, prefill_profile
 from prfaas.planner.throughput import kv_throughput
-from prfaas.planner.toml_tables import read_toml, validated
+from prfaas.tables import read_toml, validated
 from prfaas.units import format_size
 
 _KERNEL_BLOCK_TOKENS = 16  # what vLLM's GPU attention kernels accept

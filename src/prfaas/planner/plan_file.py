@@ -6,33 +6,20 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from prfaas.errors import ConfigError
+from prfaas.tables import quantity
 from prfaas.units import NS_PER_S, parse_duration, parse_rate, parse_size
 
 
-def _text(value: object, what: str, example: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f'a {what} is text with a unit, as in "{example}"')
-    return value
-
-
 def _seconds(value: object) -> float:
-    return _quantity(parse_duration, _text(value, "duration", "250ms")) / NS_PER_S
+    return quantity(value, parse_duration, "250ms") / NS_PER_S
 
 
 def _bits_per_s(value: object) -> float:
-    return float(_quantity(parse_rate, _text(value, "rate", "10Gbps")))
+    return float(quantity(value, parse_rate, "10Gbps"))
 
 
 def _bytes(value: object) -> int:
-    return _quantity(parse_size, _text(value, "size", "16GiB"))
-
-
-def _quantity(parse: object, text: str) -> int:
-    try:
-        return int(parse(text))  # type: ignore[operator]
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
+    return quantity(value, parse_size, "16GiB")
 
 
 Seconds = Annotated[float, BeforeValidator(_seconds)]

@@ -9,10 +9,12 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -43,9 +45,12 @@ class TraceLengths:
         return 1 - sum(self.new_tokens) / (self.mean_prompt_tokens * len(self.new_tokens))
 
 
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+
+
 class _Request(msgspec.Struct):
-    input_length: int
-    output_length: int = 0
+    input_length: _Tokens
+    output_length: _Tokens = 0
     hash_ids: list[int] = []
 
 
@@ -89,9 +94,9 @@ def read_trace(path: Path, cache_blocks: int | None = None) -> TraceLengths:
         raw = path.read_bytes()
         data = gzip.decompress(raw) if path.suffix == ".gz" else raw
         requests = list(_requests(path, data.decode("utf-8")))
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError, ValueError) as error:
+    except (OSError, EOFError, zlib.error, csv.Error, RecursionError, ValueError) as error:
         raise ConfigError(f"trace {path}: {error}") from error
-    if not requests:
+    if not any(request.input_length for request in requests):
         raise ConfigError(f"trace {path} holds no requests")
     return _replay(requests, BlockCache(cache_blocks))
 
@@ -114,7 +119,8 @@ def _csv_requests(path: Path, text: str) -> Iterator[_Request]:
     if inputs is None:
         raise ConfigError(f"trace {path} has none of the columns {', '.join(_CSV_INPUT)}")
     for row in rows:
-        yield _Request(int(row[inputs]), int(row[outputs]) if outputs else 0)
+        lengths = {"input_length": row[inputs], "output_length": row[outputs] if outputs else 0}
+        yield msgspec.convert(lengths, _Request, strict=False)
 
 
 def _replay(requests: list[_Request], cache: BlockCache) -> TraceLengths:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Set
 
 from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.core.tickets import Refusal, TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent, TransferState
 from prfaas.errors import TransferError
+from prfaas.pool.known_transfers import TRANSFERS_MAX, KnownTransfers
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.store import BlockStore
 from prfaas.pool.tickets import DESTINATION, Grant, TicketChecks, beyond_ticket
@@ -18,9 +18,6 @@ from prfaas.wire.messages.link import Abort, Accepted, Commit, Offer, Pull, Refu
 
 GIVEN_UP = (TransferState.ABORTED, TransferState.EXPIRED)
 """An offer that comes after these is late; after the other ends it is a replay."""
-TRANSFERS_MAX = 10_000
-"""Transfers known at once. Ended ones are remembered so that late lookups and frames are
-recognised, and make room for new ones; where all are open, new ones are refused."""
 NO_ROOM = "no_room"
 """Why a transfer ended for whose blocks there is no memory."""
 PEER_SHARE, PEER_BYTES_MIN = 4, 64 << 20
@@ -64,17 +61,13 @@ class InboundTransfers:
         self._grace_ns = grace_ns
         self._on_closed = on_closed
         self._on_missing = on_missing
-        self._transfers: dict[bytes, Transfer] = {}
-        self._ended: deque[bytes] = deque()
-        """Those that ended, the oldest end first."""
+        self._transfers = KnownTransfers()
         self._arrived: dict[bytes, set[BlockName]] = {}
         """What came with each open transfer."""
         self._expected: dict[bytes, int] = {}
         """Blocks that a commit announced and that are not all here yet."""
         self._asked: dict[bytes, set[BlockKey]] = {}
         """What the open pulls of this pool are for; nothing else is taken for them."""
-        self._refused: OrderedDict[tuple[str, bytes], str] = OrderedDict()
-        """Peers and the transfers of theirs that were refused, and why."""
         self._away_since_ns: dict[str, int] = {}
         """Peers whose link broke, and when."""
 
@@ -91,12 +84,13 @@ class InboundTransfers:
             return Accepted(transfer_id=transfer_id)
         if known is not None and known.peer in (peer, "") and known.state in GIVEN_UP:
             return Abort(transfer_id=transfer_id, reason=known.reason)
-        if self._refused.get((peer, transfer_id)) == NO_ROOM:
+        if self._transfers.refusal(transfer_id, peer) == NO_ROOM:
             return Abort(transfer_id=transfer_id, reason=NO_ROOM)
         try:
             grant = self._grant(offer.ticket, transfer_id, peer)
         except TicketRefusedError as error:
-            self._refuse(transfer_id, peer, error.reason.value)
+            # Its blocks may be on their way: they are dropped without waiting for another offer.
+            self._transfers.refuse(transfer_id, peer, error.reason.value)
             return Refused(transfer_id=transfer_id, reason=error.reason.value)
         self._begin(grant, peer).apply(TransferEvent.ACCEPT)
         return Accepted(transfer_id=transfer_id)
@@ -125,7 +119,7 @@ class InboundTransfers:
         return lacking
 
     def _grant(self, sealed: bytes, transfer_id: bytes, source: str) -> Grant:
-        if len(self._arrived) >= TRANSFERS_MAX:
+        if self._transfers.is_full:
             error = TicketRefusedError(
                 Refusal.NO_ROOM, f"{TRANSFERS_MAX} transfers are open, which is the limit"
             )
@@ -157,8 +151,7 @@ class InboundTransfers:
     @property
     def promised_bytes(self) -> int:
         """What open transfers may still bring."""
-        transfers = self._transfers.values()
-        return sum(t.bytes_max - t.num_bytes for t in transfers if t.is_open)
+        return sum(t.bytes_max - t.num_bytes for t in self._transfers.open())
 
     def is_open(self, transfer_id: bytes) -> bool:
         """Whether blocks of this transfer may still come."""
@@ -167,7 +160,8 @@ class InboundTransfers:
 
     def is_offered(self, transfer_id: bytes, peer: str) -> bool:
         """Whether an offer of this transfer was answered."""
-        return transfer_id in self._transfers or (peer, transfer_id) in self._refused
+        known = self._transfers.get(transfer_id) or self._transfers.refusal(transfer_id, peer)
+        return known is not None
 
     def wants(self, transfer_id: bytes, peer: str) -> bool:
         """Whether fragments of this transfer are taken from this peer. Any thread may ask.
@@ -176,7 +170,7 @@ class InboundTransfers:
         """
         transfer = self._transfers.get(transfer_id)
         if transfer is None:
-            return (peer, transfer_id) not in self._refused
+            return self._transfers.refusal(transfer_id, peer) is None
         return transfer.is_open and transfer.peer == peer
 
     def has(self, transfer_id: bytes, name: BlockName) -> bool:
@@ -198,7 +192,7 @@ class InboundTransfers:
         self._store.keep_room()
         transfer = self._transfers.get(transfer_id)
         if transfer is None:
-            self._refuse(transfer_id, peer, NO_ROOM)
+            self._transfers.refuse(transfer_id, peer, NO_ROOM)
         elif transfer.peer == peer:
             self._end(transfer, TransferEvent.ABORT, NO_ROOM)
 
@@ -270,7 +264,7 @@ class InboundTransfers:
         """
         self._away_since_ns.pop(peer, None)
         kept = set(transfer_ids)
-        for transfer in list(self._transfers.values()):
+        for transfer in self._transfers.open():
             if transfer.peer == peer and transfer.transfer_id not in kept:
                 self._end(transfer, TransferEvent.ABORT, "link_lost")
 
@@ -318,7 +312,7 @@ class InboundTransfers:
     def peer_lost(self, peer: str) -> None:
         """Nothing more of the transfers of `peer` will come."""
         self._away_since_ns.pop(peer, None)
-        for transfer in list(self._transfers.values()):
+        for transfer in self._transfers.open():
             if transfer.peer == peer:
                 self._end(transfer, TransferEvent.ABORT, "link_lost")
 
@@ -328,8 +322,8 @@ class InboundTransfers:
         for peer, since in list(self._away_since_ns.items()):
             if now - since >= self._grace_ns:
                 self.peer_lost(peer)
-        for transfer in list(self._transfers.values()):
-            if transfer.is_open and now >= transfer.deadline_ns:
+        for transfer in self._transfers.open():
+            if now >= transfer.deadline_ns:
                 self._end(transfer, TransferEvent.EXPIRE, "lifetime")
 
     def is_on_its_way(self, transfer_id: bytes, peer_connected: bool) -> bool:
@@ -346,11 +340,11 @@ class InboundTransfers:
     @property
     def num_open(self) -> int:
         """Transfers that have not ended."""
-        return sum(transfer.is_open for transfer in self._transfers.values())
+        return self._transfers.num_open
 
     def _end(self, transfer: Transfer, event: TransferEvent, reason: str = "") -> None:
         if transfer.apply(event, reason):
-            self._ended.append(transfer.transfer_id)
+            self._transfers.ended(transfer)
             arrived = self._arrived.pop(transfer.transfer_id, set())
             if transfer.state is not TransferState.COMMITTED:
                 for name in arrived:
@@ -360,20 +354,6 @@ class InboundTransfers:
             self._on_closed(transfer.transfer_id)
             self._on_ended(transfer)
 
-    def _refuse(self, transfer_id: bytes, peer: str, reason: str) -> None:
-        """Its blocks may be on their way already; they are dropped without waiting for an offer."""
-        self._refused[peer, transfer_id] = reason
-        while len(self._refused) > TRANSFERS_MAX:
-            self._refused.popitem(last=False)
-
     def _remember(self, transfer: Transfer) -> None:
-        self._transfers[transfer.transfer_id] = transfer
+        self._transfers.began(transfer)
         self._arrived[transfer.transfer_id] = set()
-        while len(self._transfers) > TRANSFERS_MAX and self._ended:
-            self._forget(self._ended.popleft())
-
-    def _forget(self, transfer_id: bytes) -> None:
-        """Drop a transfer that ended, unless its name is in use again."""
-        transfer = self._transfers.get(transfer_id)
-        if transfer is not None and not transfer.is_open:
-            del self._transfers[transfer_id]

@@ -10,7 +10,7 @@ from typing import Any
 from prfaas.core.policies import PolicyName
 from prfaas.errors import ConfigError
 from prfaas.planner.load import load_question
-from prfaas.planner.toml_tables import override, read_toml, validated
+from prfaas.planner.overrides import override
 from prfaas.sim.make_setup import make_setup
 from prfaas.sim.request import Request
 from prfaas.sim.scenario_file import ScenarioFile
@@ -18,6 +18,7 @@ from prfaas.sim.setup import Setup
 from prfaas.sim.workloads.make import make_workload
 from prfaas.sim.workloads.scaling import Workload
 from prfaas.sim.workloads.table import WorkloadTable
+from prfaas.tables import read_toml, validated
 from prfaas.units import NS_PER_S
 
 

@@ -87,12 +87,6 @@ class Scheduler:
         """Sequences that are computed."""
         return len(self._running) + (self._prefilling is not None)
 
-    @property
-    def kv_usage_ratio(self) -> float:
-        """Share of the KV cache that running sequences hold; 0 where it never binds."""
-        capacity = self._profile.kv_capacity_bytes
-        return self.kv_used_bytes / capacity if capacity else 0.0
-
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         self._waiting.append(sequence)

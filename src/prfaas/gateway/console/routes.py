@@ -17,6 +17,7 @@ from prfaas.gateway.console.live import LiveState
 from prfaas.gateway.console.state import Parts
 from prfaas.gateway.console.what_if import WhatIf
 from prfaas.gateway.jsons import JsonObject, as_object, from_json, to_json
+from prfaas.gateway.reading import read_small
 from prfaas.gateway.sse import encode_event
 
 LISTENERS_MAX = 32
@@ -96,9 +97,7 @@ class Console:
         return response
 
     async def _ask(self, request: web.Request) -> web.Response:
-        if (request.content_length or 0) > BODY_BYTES_MAX:
-            raise RequestError(f"the body has over {BODY_BYTES_MAX} bytes", status=413)
-        settings = _settings(await request.read())
+        settings = _settings(await read_small(request, BODY_BYTES_MAX))
         response = json_response(await self._what_if.answer(settings))
         response.enable_compression()
         return response

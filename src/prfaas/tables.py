@@ -1,0 +1,127 @@
+"""TOML files as typed tables; errors name the key, its place and the nearest valid one."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType, NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from prfaas.errors import ConfigError
+
+Table = TypeVar("Table", bound=BaseModel)
+_NO_WORDS: Mapping[str, str] = MappingProxyType({})
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Tables of a TOML file.
+
+    Raises:
+        ConfigError: The file can not be read or is no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} can not be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no valid TOML: {error}") from None
+
+
+def validated(
+    model: type[Table],
+    tables: dict[str, Any],
+    path: Path,
+    *,
+    words: Mapping[str, str] = _NO_WORDS,
+    secrets: Collection[str] = (),
+) -> Table:
+    """The file as a typed table.
+
+    Args:
+        model: Its type.
+        tables: What is in it.
+        path: Where it lies, for messages.
+        words: By pattern, what a text has to be that does not match it.
+        secrets: Patterns of texts that are not repeated in a message.
+
+    Raises:
+        ConfigError: A rule is broken; one line for every problem.
+    """
+    try:
+        return model.model_validate(tables)
+    except ValidationError as error:
+        problems = (_problem(model, entry, words, secrets) for entry in error.errors())
+        raise ConfigError("\n  ".join([f"{path}:", *problems])) from None
+
+
+def quantity(value: object, parse: Callable[[str], int], example: str) -> int:
+    """A number with a unit, for validators.
+
+    Args:
+        value: As it stands in the file.
+        parse: One of `prfaas.units`.
+        example: How it may be written.
+
+    Raises:
+        ValueError: It has no unit, or one that is not known.
+    """
+    if not isinstance(value, str):
+        raise ValueError(f'{value!r} has no unit; write it as text, as in "{example}"')
+    try:
+        return parse(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+def known_keys(model: type[BaseModel], place: Sequence[str | int]) -> list[str]:
+    """Keys that the table at this place of a file may have; none where there is no table."""
+    found: Any = model
+    for step in place:
+        # Of lists and mappings, the type of what is in them comes last.
+        inner = found.model_fields[step].annotation if _is_table(found) else get_args(found)[-1]
+        found = _value_type(inner)
+    return list(found.model_fields) if _is_table(found) else []
+
+
+def _problem(
+    model: type[BaseModel], entry: Any, words: Mapping[str, str], secrets: Collection[str]
+) -> str:
+    place = ".".join(str(step) for step in entry["loc"] if step != "[key]")
+    if entry["type"] == "extra_forbidden":
+        *table, key = entry["loc"]
+        near = difflib.get_close_matches(str(key), known_keys(model, table), n=1, cutoff=0.0)
+        return f"{place}: unknown key; the nearest valid one is {near[0]!r}"
+    if entry["type"] == "missing":
+        return f"{place}: is required"
+    message = entry["msg"].removeprefix("Value error, ")
+    if entry["type"] == "string_pattern_mismatch":
+        pattern = entry["ctx"]["pattern"]
+        message = f"has to be {words[pattern]}" if pattern in words else message
+        if pattern in secrets:
+            return f"{place}: {message}"
+    # Rules of our own say the value themselves.
+    is_told = entry["type"] == "value_error" or isinstance(entry["input"], dict | list)
+    return f"{place or 'file'}: {message}" + ("" if is_told else f", got {entry['input']!r}")
+
+
+def _value_type(annotation: Any) -> Any:
+    """A type without limits, and without None: of several, one with tables in it."""
+    while get_origin(annotation) in (Annotated, UnionType, Union):
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+            continue
+        options = [option for option in get_args(annotation) if option is not NoneType]
+        annotation = next(filter(_has_tables, options), options[0])
+    return annotation
+
+
+def _has_tables(annotation: Any) -> bool:
+    return _is_table(annotation) or any(map(_is_table, get_args(annotation)))
+
+
+def _is_table(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -1,0 +1,53 @@
+"""What is remembered of transfers: all that are open, and the last that are over."""
+
+import pytest
+
+from prfaas.core.transfers import Transfer, TransferEvent
+from prfaas.pool import known_transfers
+from prfaas.pool.known_transfers import KnownTransfers
+
+
+def begun(known: KnownTransfers, number: int) -> Transfer:
+    transfer = Transfer(bytes([number]) * 16, "peer", 0, 10)
+    known.began(transfer)
+    return transfer
+
+
+def ended(known: KnownTransfers, transfer: Transfer) -> None:
+    assert transfer.apply(TransferEvent.ABORT, "tried")
+    known.ended(transfer)
+
+
+def test_the_oldest_end_makes_room_and_what_is_open_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_transfers, "TRANSFERS_MAX", 3)
+    known = KnownTransfers()
+    first, second, third = (begun(known, number) for number in (1, 2, 3))
+    assert known.is_full
+    ended(known, second)
+    ended(known, first)
+    assert (known.num_open, known.open(), known.is_full) == (1, [third], False)
+    fourth = begun(known, 4)
+    assert known.get(second.transfer_id) is None
+    assert known.get(first.transfer_id) is first
+    assert known.open() == [third, fourth]
+
+
+def test_a_name_that_is_used_again_is_not_forgotten_with_its_first_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(known_transfers, "TRANSFERS_MAX", 1)
+    known = KnownTransfers()
+    ended(known, begun(known, 1))
+    again = begun(known, 1)
+    begun(known, 2)
+    assert known.get(again.transfer_id) is again
+
+
+def test_refusals_are_of_a_peer_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_transfers, "TRANSFERS_MAX", 1)
+    known = KnownTransfers()
+    known.refuse(b"a" * 16, "peer", "no_room")
+    assert known.refusal(b"a" * 16, "peer") == "no_room"
+    assert known.refusal(b"a" * 16, "other") is None
+    known.refuse(b"b" * 16, "peer", "replayed")
+    assert known.refusal(b"a" * 16, "peer") is None
