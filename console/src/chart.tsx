@@ -28,6 +28,8 @@ interface Props {
   xLabel?: string;
   /** Highest y that is shown. */
   top?: number;
+  /** Highest y that is shown while all is zero; 1 without it. */
+  least?: number;
   xFormat?: (value: number) => string;
   yFormat?: (value: number) => string;
   /** Figures beside the names of lines; as along y without it. */
@@ -141,7 +143,7 @@ function options(
     legend: { show: false },
     scales: {
       x: { time: props.time ?? false },
-      y: { range: (_, __, max) => [0, top ?? (max > 0 ? max * 1.1 : 1)] },
+      y: { range: (_, __, max) => [0, top ?? (max > 0 ? max * 1.1 : (props.least ?? 1))] },
     },
     axes: [
       { ...across, size: 32, ...(props.time ? { space: 76 } : {}) },

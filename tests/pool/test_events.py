@@ -101,7 +101,9 @@ async def test_a_subscriber_learns_what_tiers_hold_and_who_is_waited_for(world: 
     assert (tier.capacity_bytes, tier.num_blocks) == (pd.node.store.capacity_bytes, len(PROMPT))
     assert await decode.load(PROMPT) == [True] * len(PROMPT)
     await until(lambda: (state := told()) is not None and not state.num_leased)
-    assert (state := told()) is not None and state.leased_bytes == 0
+    state = told()
+    assert state is not None
+    assert state.leased_bytes == 0
     watch.channel.close("done")
 
 

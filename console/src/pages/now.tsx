@@ -128,7 +128,7 @@ function Charts({ samples }: { samples: Sample[] }) {
   return (
     <section class="charts">
       {names.length > 0 && (
-        <Chart title="Goodput of the links" lines={lines} data={[x, ...goodput]} time place={x.length - 1} yFormat={rate} />
+        <Chart title="Goodput of the links" lines={lines} data={[x, ...goodput]} time least={1e6} place={x.length - 1} yFormat={rate} />
       )}
       <Chart
         title="Requests in flight"
