@@ -76,6 +76,27 @@ def test_a_pool_node_stops_when_told_and_removes_its_socket(
     assert not place.exists()
 
 
+def test_a_pool_node_reads_its_identity_again_at_a_hangup(tmp_path: Path) -> None:
+    make_authority(tmp_path)
+    make_identity(tmp_path, "pd-pool")
+    place, log = tmp_path / "pool.sock", tmp_path / "log"
+    args = ["--name", "pd-pool", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+    args += ["--socket", str(place), "--identities", str(tmp_path)]
+    command = [sys.executable, "-m", "prfaas", "pool", *args]
+    with log.open("w") as errors, subprocess.Popen(command, stderr=errors) as process:
+        try:
+            until(place.exists)
+            process.send_signal(signal.SIGHUP)
+            until(lambda: "identity_renewed" in log.read_text())
+            (tmp_path / "pd-pool.pem").write_text("no certificate")
+            process.send_signal(signal.SIGHUP)
+            until(lambda: "identity_kept" in log.read_text())
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+    assert "Traceback" not in log.read_text()
+
+
 @pytest.mark.parametrize(
     ("engine", "said", "code"),
     [

@@ -12,6 +12,7 @@ import pytest
 
 from prfaas.config.deployment import Deployment
 from prfaas.core.link_book import LinkReport
+from prfaas.core.mixes import Mix
 from prfaas.core.prefix_index import PrefixIndex
 from prfaas.core.role_loop import Role, RoleLoop, RoleSettings, SplitPlan
 from prfaas.core.roles import Roles
@@ -152,7 +153,7 @@ def stage(tmp_path: Path) -> Stage:
     profiles, journal = load_profiles(deployment), Journal()
     driver = Driver(deployment, profiles, PrefixIndex())
     assert driver.split is not None
-    eager = RoleSettings(patience_ns=0, dwell_ns=0, need_weight=1.0, conversion_ns=0)
+    eager = RoleSettings(patience_ns=0, dwell_ns=0, smoothing_ns=0, conversion_ns=0)
     driver.split.roles = Roles([Role(role) for role in engines.values()], RoleLoop(100, eager))
     made = Stage(
         deployment, driver, driver.split, journal, Reroling(driver, driver.split, profiles, journal)
@@ -200,6 +201,25 @@ def test_an_engine_that_dies_while_it_drains_is_empty(stage: Stage) -> None:
     assert [n for n, _ in stage.driver.dispatcher.load("spare").in_order(stage.now_ns)] == ["spare"]
 
 
+def test_a_drain_that_does_not_end_is_given_up_and_another_engine_is_tried(stage: Stage) -> None:
+    press_prefill(stage)
+    stage.loop.turn(stage.now_ns)
+    assert (stage.newest.action, stage.newest.what) == ("drains", "engine decode")
+    late_ns = stage.now_ns + RoleSettings().drain_max_ns
+    stage.seen(decode=3)
+    stage.loop.beat(late_ns - 1)
+    assert stage.split.is_changing("decode")
+    stage.loop.beat(late_ns)
+    assert (stage.newest.action, stage.newest.numbers) == ("kept", {"requests_left": 3})
+    assert (stage.newest.old, stage.newest.new) == ("decode", "decode")
+    assert dict(stage.split.ready())["decode:decode"] is True
+    # The other one has more to do, and is tried nevertheless.
+    stage.now_ns = late_ns
+    stage.seen(decode=3, spare=1, more=9)
+    stage.loop.turn(late_ns)
+    assert (stage.newest.action, stage.newest.what) == ("drains", "engine more")
+
+
 def test_queues_that_are_not_known_change_nothing(stage: Stage) -> None:
     press_prefill(stage)
     stage.loop.turn(stage.now_ns + STALE_NS + 1)
@@ -209,7 +229,7 @@ def test_queues_that_are_not_known_change_nothing(stage: Stage) -> None:
 def test_a_better_split_brings_its_threshold(stage: Stage) -> None:
     asked: list[tuple[int, float]] = []
 
-    def plans(num_prefill: int, bits_per_s: float) -> SplitPlan:
+    def plans(num_prefill: int, bits_per_s: float, _mix: Mix | None) -> SplitPlan:
         asked.append((num_prefill, bits_per_s))
         return SplitPlan(offload_threshold=777, rate_per_s=float(num_prefill))
 

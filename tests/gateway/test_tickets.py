@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from prfaas.core.tickets import LIFETIME_MAX_NS, Ticket, check_ticket
 from prfaas.gateway.keys import key_hash, new_key
 from prfaas.gateway.tickets import tenant_class
+from prfaas.wire.identity import make_authority, make_identity
 from prfaas.wire.tickets import TicketOpener
 
 from .conftest import LAYOUT, World, running, until
@@ -107,3 +109,19 @@ async def test_a_refused_ticket_is_a_fallback_of_its_own(world: World, where: st
     record = await world.record()
     assert record["fallback"] == {"stage": "transfer", "reason": "refused"}
     assert await world.metric('prfaas_fallback_total{reason="refused",stage="transfer"}') == 1
+
+
+async def test_a_new_identity_signs_the_next_ticket(checkpoint: Path, tmp_path: Path) -> None:
+    directories = tmp_path / "identities", tmp_path / "next"
+    for directory in directories:
+        make_authority(directory)
+        for name in ("gateway", "prfaas-pool", "pd-pool"):
+            make_identity(directory, name)
+    ours, following = directories
+    async with running(checkpoint, ours, tmp_path / "state") as world:
+        for file in ("ca.pem", "gateway.pem", "gateway.key"):
+            shutil.copy(following / file, ours)
+        world.gateway.renew_identity()
+        await world.openai.completions.create(model="tiny", prompt=LONG, max_tokens=1)
+        _, ticket = ticket_of(world.prefill.calls[0], following)
+        assert ticket.destination == "pd-pool"

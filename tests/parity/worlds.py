@@ -57,7 +57,7 @@ POOLS = (PD_POOL, *CLUSTERS)
 NUM_BLOCKS_MAX = 40
 """Blocks of the longest prompt; of a prompt one more token follows its blocks."""
 
-EAGER = RoleSettings(patience_ns=0, dwell_ns=NS_PER_S, need_weight=0.5, conversion_ns=0)
+EAGER = RoleSettings(patience_ns=0, dwell_ns=NS_PER_S, smoothing_ns=NS_PER_S, conversion_ns=0)
 UNLIMITED = CacheSetup(host_blocks=None, device_blocks=None)
 Action = Routed | Refused
 COSTS = Costs(

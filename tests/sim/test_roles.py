@@ -22,7 +22,7 @@ from prfaas.units import NS_PER_S
 from tests.sim.systems import EXAMPLES, MS, requests_at, system
 
 EAGER = RoleSettings(
-    patience_ns=2 * NS_PER_S, dwell_ns=3 * NS_PER_S, need_weight=1.0, conversion_ns=NS_PER_S
+    patience_ns=2 * NS_PER_S, dwell_ns=3 * NS_PER_S, smoothing_ns=0, conversion_ns=NS_PER_S
 )
 
 
@@ -67,6 +67,21 @@ def test_a_draining_instance_ends_its_work_and_takes_no_more() -> None:
     assert UNSET not in (change.began_at_ns, change.drained_at_ns, change.ended_at_ns)
     assert all(r.outcome is Outcome.FINISHED for r in simulation.requests)
     assert simulation.num_recomputed == 0
+
+
+def test_a_drain_that_does_not_end_is_given_up() -> None:
+    setup = changing(1, 2, 100)
+    limits = replace(EAGER, drain_max_ns=5 * NS_PER_S)
+    requests = requests_at([0, 1], [50, 50], output=4000)
+    requests += [Request(2 + i, NS_PER_S + i * NS_PER_S // 2, 1000, 2) for i in range(40)]
+    simulation = Simulation(replace(setup, roles=RolesSetup(limits)), requests)
+    simulation.run()
+    check(simulation)
+    first, second = simulation.roles.changes[:2]
+    assert (first.drained_at_ns, second.drained_at_ns) == (UNSET, UNSET)
+    assert first.ended_at_ns - first.began_at_ns >= 5 * NS_PER_S
+    assert first.index != second.index, "the other one is tried next"
+    assert all(r.outcome is Outcome.FINISHED for r in simulation.requests)
 
 
 @settings(max_examples=30, deadline=None)

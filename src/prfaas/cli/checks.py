@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
 from prfaas.gateway.salt import FILE_NAME
+from prfaas.wire.certificates import ends_soon
 from prfaas.wire.identity import identity_in
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -72,6 +74,13 @@ def check_disks(deployment: Deployment) -> None:
                     f"{other} and {name} can not both keep blocks in {pool.disk}; "
                     "name another folder for one of them"
                 )
+
+
+def short_lived(deployment: Deployment) -> Iterator[str]:
+    """A line for every identity on this machine that ends soon."""
+    for name in identity_names(deployment):
+        identity = identity_in(deployment.security.identities, name)
+        yield from ends_soon(identity, datetime.datetime.now(datetime.UTC))
 
 
 def open_secrets(deployment: Deployment) -> Iterator[str]:

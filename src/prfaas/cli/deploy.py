@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from prfaas.cli.checks import check_disks, check_timing, open_secrets
+from prfaas.cli.checks import check_disks, check_timing, open_secrets, short_lived
 from prfaas.cli.options import logs_of_parts
 from prfaas.cli.output import console_for
 from prfaas.cli.processes import Supervisor
@@ -22,8 +22,8 @@ from prfaas.cli.topology import (
     Topology,
     check_addresses,
     check_ports,
+    identity_problem,
     lay_out,
-    missing_identity,
     parts,
     prepare_identities,
 )
@@ -74,7 +74,8 @@ def _many(count: int, what: str) -> str:
 
 def _not_here_yet(deployment: Deployment) -> Iterator[str]:
     """What stands in the way of a start on this machine; the file can be right all the same."""
-    if not deployment.security.generate and (problem := missing_identity(deployment)):
+    problem = identity_problem(deployment)
+    if problem and not (deployment.security.generate and "is missing" in problem):
         yield problem
     try:
         check_ports(deployment)
@@ -245,14 +246,14 @@ async def prepare_model(deployment: Deployment) -> None:
 
 
 def _warn(deployment: Deployment) -> None:
-    """Say who gets in without a key, and whose keys others can read."""
+    """Say who gets in without a key, whose keys others can read, and what ends soon."""
     gateway = deployment.gateway
     door = open_door(
         gateway.listen,
         tenants=bool(deployment.tenants),
         operator_keys=bool(gateway.operator_keys),
     )
-    for warning in (*([door] if door else []), *open_secrets(deployment)):
+    for warning in (*([door] if door else []), *open_secrets(deployment), *short_lived(deployment)):
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
 
 

@@ -100,6 +100,7 @@ def pool(
     """
     from prfaas.pool.node import PoolNode
     from prfaas.pool.settings import PoolSettings
+    from prfaas.wire.renewal import Renewal
 
     if (disk is None) != (disk_limit is None):
         raise ConfigError("--disk and --disk-limit have to be given together")
@@ -127,6 +128,7 @@ def pool(
 
     async def serve(stop: asyncio.Event) -> None:
         node = PoolNode(settings)
+        Renewal(settings.identity, name, node.renew_identity, node.metrics.identity_ends).watch()
         running = asyncio.create_task(node.run())
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -14,7 +14,8 @@ from prfaas.errors import ConfigError
 def run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """Run `main` on an event loop; SIGINT and SIGTERM set the event it is given.
 
-    A second signal cancels it.
+    So does SIGHUP, unless it is ignored (`nohup`) or `main` has a use of its own for it. A second
+    signal cancels it.
     """
 
     async def run() -> None:
@@ -26,7 +27,8 @@ def run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
                 running.cancel()
             stop.set()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+        for number in (signal.SIGINT, signal.SIGTERM, *hangup):
             loop.add_signal_handler(number, on_signal)
         with contextlib.suppress(asyncio.CancelledError):
             await running

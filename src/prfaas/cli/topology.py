@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import secrets
 import socket
@@ -22,6 +23,7 @@ from prfaas.engines.launch import (
 from prfaas.errors import ConfigError
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.units import NS_PER_S
+from prfaas.wire.certificates import faults
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 
 Address = tuple[str, int]
@@ -115,20 +117,20 @@ def prepare_identities(deployment: Deployment) -> None:
     """See that every part started here has an identity.
 
     Raises:
-        ConfigError: One is missing and may not be made.
+        ConfigError: One is missing and may not be made, or no peer would let it in.
     """
     directory, names = deployment.security.identities, identity_names(deployment)
     if deployment.security.generate:
         make_authority(directory)
         for name in names:
             make_identity(directory, name)
-    problem = missing_identity(deployment)
+    problem = identity_problem(deployment)
     if problem:
         raise ConfigError(problem)
 
 
-def missing_identity(deployment: Deployment) -> str:
-    """What is missing of the identities of the parts started here; empty if nothing is."""
+def identity_problem(deployment: Deployment) -> str:
+    """What is missing or wrong of the identities of the parts started here; empty if nothing is."""
     directory = deployment.security.identities
     for name in identity_names(deployment):
         identity = identity_in(directory, name)
@@ -138,6 +140,8 @@ def missing_identity(deployment: Deployment) -> str:
                     f"identity file {path} is missing; make it with `prfaas identity {name}` where "
                     f"the deployment's ca.key is, and carry it to {directory}"
                 )
+        for fault in faults(identity, name, datetime.datetime.now(datetime.UTC)):
+            return fault
     return ""
 
 

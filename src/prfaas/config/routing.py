@@ -29,6 +29,9 @@ class RoutingTable(Table):
     reroling: bool = False
     """Let PD engines change between prefill and decode as the load asks for; needs a `plan`, and
     engines with the role "prefill" or "decode". Of several gateways one may do so."""
+    reroling_dwell: DurationNs = 300 * 10**9
+    """From the end of one change of roles to the next, at least. The loop's other times are in
+    proportion: a load has to ask for a change for two fifths of it."""
     replication: Annotated[RateBitsPerS, Field(ge=1_000_000)] | None = None
     """What copies of hot prefixes may take of each link on average, such as "200Mbps": what home
     misses again and again and a PrfaaS cluster holds is copied home. Needs a `plan`; without
@@ -40,7 +43,9 @@ class RoutingTable(Table):
     transfer_timeout: DurationNs = 10 * 10**9
     """How long decode waits for blocks after the prefill leg has answered."""
 
-    _limits = field_validator("ttft_max", "prefill_timeout", "transfer_timeout")(long_enough)
+    _limits = field_validator("ttft_max", "prefill_timeout", "transfer_timeout", "reroling_dwell")(
+        long_enough
+    )
 
     @model_validator(mode="after")
     def _can_predict(self) -> RoutingTable:

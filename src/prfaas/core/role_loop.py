@@ -15,16 +15,17 @@ for a move and its undoing: every move back doubles the dwell before the next on
 maximum, so that such a swing becomes rare. Neither stage is ever left without an instance.
 
 With plans of the splits at hand a move also needs the plan's consent: the split it leads to has to
-sustain as much as the present one. The threshold is then re-optimised from the plan; so it is when
-the plan of the present split has changed for good, because the link carries more or less.
+sustain as much as the present one, of requests as they are lately (`core/mixes.py`), or hardly
+less: a mix is a sample. The threshold is then re-optimised from the plan; so it is when the plan of
+the present split has changed for good, because the link carries more or less, or requests differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from math import log
+from math import exp, log
 
 from prfaas.units import NS_PER_S
 
@@ -42,25 +43,34 @@ class RoleSettings:
 
     Attributes:
         threshold_ratio: A planned threshold that differs less from the present one changes nothing.
+        consent_ratio: Of what the plan says of the present split, the next one has to sustain.
         pressure_min: Below this pressure nothing is moved, however uneven the stages are.
         margin_ratio: A move has to lower the pressure by more than this share.
         patience_ns: How long a move has to look worth while before it is made.
         dwell_ns: From the end of one conversion to the next move.
         dwell_max_ns: The same at most, after moves to and fro.
+        drain_max_ns: A drain that takes longer is given up.
         horizon_ns: Waiting work counts as if it had to be done within this time.
-        need_weight: Weight of the newest interval in the needs, in (0, 1].
+        smoothing_ns: Time in which what was seen before fades to 1/e in the needs; 0 forgets it.
         conversion_ns: From the last work of the old role to the first of the new one.
     """
 
     threshold_ratio: float = 0.2
+    consent_ratio: float = 0.95
     pressure_min: float = 0.75
     margin_ratio: float = 0.10
     patience_ns: int = 120 * NS_PER_S
     dwell_ns: int = 300 * NS_PER_S
     dwell_max_ns: int = 3600 * NS_PER_S
+    drain_max_ns: int = 600 * NS_PER_S
     horizon_ns: int = 120 * NS_PER_S
-    need_weight: float = 0.05
+    smoothing_ns: int = 100 * NS_PER_S
     conversion_ns: int = NS_PER_S
+
+    def paced(self, dwell_ns: int) -> RoleSettings:
+        """The same with another dwell, and all other times but the conversion in proportion."""
+        times = {f.name for f in fields(self) if f.name.endswith("_ns")} - {"conversion_ns"}
+        return replace(self, **{t: getattr(self, t) * dwell_ns // self.dwell_ns for t in times})
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +125,9 @@ class RoleLoop:
     """
 
     def __init__(self, offload_threshold: int, settings: RoleSettings = RoleSettings()) -> None:
-        self._settings = settings
+        self.settings = settings
         self._needs: tuple[float, float] | None = None
+        self._seen_at_ns = 0
         self._wanted: Role | None = None
         self._wanted_since_ns = 0
         self._threshold = max(offload_threshold, 1)
@@ -152,12 +163,12 @@ class RoleLoop:
         if prefill is None or decode is None:
             self._wanted = None
             return None
-        self._see(prefill, decode)
+        self._see(now_ns, prefill, decode)
         wanted = self._better(num_prefill, num_decode, planned)
         if wanted is not self._wanted:
             self._wanted, self._wanted_since_ns = wanted, now_ns
         rests = self._changing or not self._is_rested(now_ns, wanted)
-        waits = now_ns - self._wanted_since_ns < self._settings.patience_ns
+        waits = now_ns - self._wanted_since_ns < self.settings.patience_ns
         if wanted is None or rests or waits:
             return None if self._changing else self._replan(now_ns, num_prefill, planned)
         self._turn(now_ns, wanted)
@@ -173,12 +184,12 @@ class RoleLoop:
         """Whether the dwell is over; on the way back it may be longer."""
         if self._changed_at_ns is None:
             return True
-        dwell_ns = self._dwell_ns if wanted is not self._last else self._settings.dwell_ns
+        dwell_ns = self._dwell_ns if wanted is not self._last else self.settings.dwell_ns
         return now_ns - self._changed_at_ns >= dwell_ns
 
     def _turn(self, now_ns: int, wanted: Role) -> None:
         """A move back makes the next one back rarer; a long rest makes it as easy as the first."""
-        settings = self._settings
+        settings = self.settings
         rested_ns = now_ns - (self._changed_at_ns or 0)
         if self._last not in (None, wanted):
             doubled = min(2 * self._dwell_ns, settings.dwell_max_ns)
@@ -190,13 +201,13 @@ class RoleLoop:
         plan = planned(num_prefill) if planned else None
         if plan is None or plan.offload_threshold < 1:
             return None
-        far = abs(log(plan.offload_threshold / self._threshold)) > self._settings.threshold_ratio
+        far = abs(log(plan.offload_threshold / self._threshold)) > self.settings.threshold_ratio
         if not far:
             self._replan_since_ns = None
             return None
         if self._replan_since_ns is None:
             self._replan_since_ns = now_ns
-        if now_ns - self._replan_since_ns < self._settings.patience_ns:
+        if now_ns - self._replan_since_ns < self.settings.patience_ns:
             return None
         return RoleChange(None, self._take_plan(num_prefill, planned))
 
@@ -208,10 +219,12 @@ class RoleLoop:
         self._threshold = plan.offload_threshold
         return self._threshold
 
-    def _see(self, prefill: StageLoad, decode: StageLoad) -> None:
-        horizon = self._settings.horizon_ns
+    def _see(self, now_ns: int, prefill: StageLoad, decode: StageLoad) -> None:
+        horizon, smoothing = self.settings.horizon_ns, self.settings.smoothing_ns
         newest = [s.busy_instances + s.waiting_ns / horizon for s in (prefill, decode)]
-        before, weight = self._needs or (newest[0], newest[1]), self._settings.need_weight
+        before, elapsed_ns = self._needs or (newest[0], newest[1]), now_ns - self._seen_at_ns
+        weight = 1 - exp(-elapsed_ns / smoothing) if smoothing else 1.0
+        self._seen_at_ns = now_ns
         self._needs = (
             before[0] + weight * (newest[0] - before[0]),
             before[1] + weight * (newest[1] - before[1]),
@@ -220,17 +233,24 @@ class RoleLoop:
     def _better(self, num_prefill: int, num_decode: int, planned: Planned | None) -> Role | None:
         """The role that one instance should change to; None when the split is good as it is."""
         present = self._pressure(num_prefill, num_decode)
-        if present < self._settings.pressure_min:
+        if present < self.settings.pressure_min:
             return None
-        best, best_pressure = None, present * (1 - self._settings.margin_ratio)
+        best, best_pressure = None, present * (1 - self.settings.margin_ratio)
         for role in Role:
             step = _step(role)
             if min(num_prefill + step, num_decode - step) < 1:
                 continue
             found = self._pressure(num_prefill + step, num_decode - step)
-            if found < best_pressure and _agrees(planned, num_prefill, step):
+            if found < best_pressure and self._agrees(planned, num_prefill, step):
                 best, best_pressure = role, found
         return best
+
+    def _agrees(self, planned: Planned | None, num_prefill: int, step: int) -> bool:
+        """Whether the plan does not mind a move."""
+        present, found = (planned(num_prefill + n) if planned else None for n in (0, step))
+        if present is None or found is None:
+            return True
+        return found.rate_per_s >= self.settings.consent_ratio * present.rate_per_s
 
     def _pressure(self, num_prefill: int, num_decode: int) -> float:
         assert self._needs is not None  # noqa: S101 (seen before it is asked)
@@ -240,10 +260,3 @@ class RoleLoop:
 def _step(role: Role) -> int:
     """Change of the number of prefill instances when one takes a role."""
     return 1 if role is Role.PREFILL else -1
-
-
-def _agrees(planned: Planned | None, num_prefill: int, step: int) -> bool:
-    if planned is None:
-        return True
-    present, next_one = planned(num_prefill), planned(num_prefill + step)
-    return present is None or next_one is None or next_one.rate_per_s >= present.rate_per_s

@@ -1,6 +1,8 @@
 """Who of the PD instances prefills and who decodes, and the change from one to the other.
 
     works ─► drains: takes nothing new, ends what it has ─► is converted ─► works in the other role
+      ▲         │
+      └─────────┘ has not ended it in time: goes on as before, and another one is tried next
 
 The long-term loop says when; this says which instance, and what it may take meanwhile. The gateway
 and the simulator keep their roles in it. Instances go by their index.
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from prfaas.core.mixes import Mixes
 from prfaas.core.role_loop import Planned, Role, RoleChange, RoleLoop, StageLoad
 
 UNSET = -1
@@ -26,7 +29,7 @@ class Change:
         index: Which PD instance.
         to: Its next role.
         began_at_ns: When it stopped taking work.
-        drained_at_ns: When its last work had ended.
+        drained_at_ns: When its last work had ended; UNSET also of a change that was given up.
         ended_at_ns: When it could work again.
     """
 
@@ -51,8 +54,11 @@ class Roles:
         self._since_ns = [0] * len(self._roles)
         self._time_ns = dict.fromkeys(Role, 0)
         self._loop = loop
+        self.mixes = Mixes(loop.settings.dwell_ns if loop else 0)
+        """What requests are like lately."""
         self.change: Change | None = None
         """The change under way."""
+        self._last_given_up: int | None = None
 
     @property
     def all(self) -> Sequence[Role]:
@@ -107,7 +113,7 @@ class Roles:
         found = self._loop.update(now_ns, num_prefill, num_decode, prefill, decode, planned)
         if found is not None and found.to is not None:
             of_role = self.with_role(Role.DECODE if found.to is Role.PREFILL else Role.PREFILL)
-            index = min(of_role, key=lambda i: (work_of(i), i))
+            index = min(of_role, key=lambda i: (i == self._last_given_up, work_of(i), i))
             self.change = Change(index, found.to, now_ns)
         return found
 
@@ -132,7 +138,24 @@ class Roles:
         self._time_ns[self._roles[index]] += now_ns - self._since_ns[index]
         self._roles[index], self._since_ns[index] = change.to, now_ns
         change.ended_at_ns, self.change = now_ns, None
+        self._last_given_up = None
         self._loop.changed(now_ns)
+        return change
+
+    def gives_up(self, now_ns: int) -> Change | None:
+        """A drain that takes too long is given up: the instance goes on in the role that it has.
+
+        Returns:
+            What was given up, if anything was.
+        """
+        change, loop = self.change, self._loop
+        if change is None or loop is None or change.drained_at_ns != UNSET:
+            return None
+        if now_ns - change.began_at_ns < loop.settings.drain_max_ns:
+            return None
+        change.ended_at_ns, self.change = now_ns, None
+        self._last_given_up = change.index
+        loop.changed(now_ns)
         return change
 
     def _is_changing(self, index: int) -> bool:

@@ -50,6 +50,7 @@ from prfaas.gateway.transfers import Transfers, TransferView
 from prfaas.gateway.views import Views
 from prfaas.units import NS_PER_S
 from prfaas.wire.identity import identity_in
+from prfaas.wire.renewal import Renewal
 from prfaas.wire.tickets import TicketSigner
 
 SHUTDOWN_S = 5.0
@@ -75,6 +76,12 @@ async def serve(
     """
     raise_descriptor_limit()
     gateway = Gateway(deployment, endpoints)
+    Renewal(
+        gateway.identity,
+        deployment.gateway.name,
+        gateway.renew_identity,
+        gateway.metrics.identity_ends,
+    ).watch()
     try:
         url = await gateway.start()
         # What is there by now stays: looking for garbage among it would stop everybody for a while.
@@ -111,14 +118,15 @@ class Gateway:
         events: EventTiming | None = None,
     ) -> None:
         name, model = deployment.gateway.name, deployment.model.name
-        identity = identity_in(deployment.security.identities, name)
-        engine_tls, pool_tls = identity.client_context(), identity.client_context()
+        self.identity = identity = identity_in(deployment.security.identities, name)
+        self._tls = engine_tls, pool_tls = identity.client_context(), identity.client_context()
         engine_tls.check_hostname = True
         profiles = load_profiles(deployment)
         limits = deployment.routing
         self.tenants = Tenants(deployment)
         lifetime_ns = limits.prefill_timeout + limits.transfer_timeout
-        tickets = TicketOffice(TicketSigner(identity), self.tenants.by_name, lifetime_ns)
+        self._signer = TicketSigner(identity)
+        tickets = TicketOffice(self._signer, self.tenants.by_name, lifetime_ns)
         self._table = deployment.gateway
         self._model = model
         self._tracing = Tracing(deployment.tracing, name)
@@ -253,6 +261,15 @@ class Gateway:
             raise ConfigError(message) from None
         host = self._table.listen.rpartition(":")[0]
         return f"http://{host}:{self._listener.sockets[0].getsockname()[1]}"
+
+    def renew_identity(self) -> None:
+        """Show, and trust, what the files of the identity hold at this moment.
+
+        Raises:
+            ConfigError: They can not be used; nothing is changed.
+        """
+        self.identity.refresh(*self._tls)
+        self._signer.renew()
 
     async def drain(self) -> None:
         """Answer new requests and `/health` with 503, and wait for those under way."""

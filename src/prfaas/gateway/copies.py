@@ -102,6 +102,8 @@ class Copier:
         journal: Hears what was copied.
     """
 
+    turns_each_beat = False
+
     def __init__(
         self,
         driver: Driver,

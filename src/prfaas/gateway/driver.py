@@ -217,6 +217,9 @@ class Driver:
             stay: Keep it in the PD cluster.
         """
         found = self.dispatcher.arrive(self._arrival(ask, avoid, stay=stay), now_ns, again=again)
+        if self.split is not None and not again:
+            new = found.decision.num_new_tokens
+            self.split.roles.mixes.came(now_ns, new, ask.num_prompt_tokens)
         if isinstance(found, Refused) and found.reason is Refusal.PREDICTED_LATE:
             self.num_late += 1
         return found

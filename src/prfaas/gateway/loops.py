@@ -67,8 +67,7 @@ class Loops:
         """A request ended: how long decode takes is weighed."""
         if self.reroling is None or record.outcome is not Outcome.FINISHED:
             return
-        if record.e2e_ns is not None and record.ttft_ns is not None:
-            self.reroling.decoded(record.e2e_ns - record.ttft_ns)
+        self.reroling.finished(record)
 
 
 def _check_size(deployment: Deployment, split: Split, profiles: Profiles) -> None:

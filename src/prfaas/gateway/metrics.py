@@ -22,6 +22,7 @@ from prfaas.gateway.records import Outcome, Record
 from prfaas.gateway.tenant_metrics import TenantMetrics
 from prfaas.gateway.transfers import TransferView
 from prfaas.units import NS_PER_S
+from prfaas.wire.renewal import identity_gauge
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0)
@@ -60,6 +61,7 @@ class Metrics:
         self.control = ControlMetrics(self.registry)
         self.events = EventMetrics(self.registry)
         self.connections = ConnectionMetrics(self.registry)
+        self.identity_ends = identity_gauge("gateway", self.registry)
         self._requests = self._counter("requests", "Requests by how they ended", "path", "outcome")
         self._decisions = self._counter("route_decisions", "Routing decisions", "path", "reason")
         self._fallbacks = self._counter(

@@ -23,7 +23,13 @@ QUIET_BEATS = 10
 
 
 class Beaten(Protocol):
-    """A loop that the pulse gives its turns."""
+    """A loop that the pulse gives its turns.
+
+    Attributes:
+        turns_each_beat: Whether each beat is its turn, not only each `LOOP_EVERY`th.
+    """
+
+    turns_each_beat: bool
 
     def beat(self, now_ns: int) -> None:
         """A second has passed; what was begun goes on."""
@@ -63,16 +69,13 @@ class Pulse:
         self._driver.refresh(now_ns)
         self._guards.refresh()
         self._watch_admission()
+        if is_turn and not self.frozen:
+            for moved in self._driver.tick(now_ns):
+                self._note_threshold(moved)
         for loop in self._loops:
             loop.beat(now_ns)
-        if is_turn and not self.frozen:
-            self._turn(now_ns)
-
-    def _turn(self, now_ns: int) -> None:
-        for moved in self._driver.tick(now_ns):
-            self._note_threshold(moved)
-        for loop in self._loops:
-            loop.turn(now_ns)
+            if not self.frozen and (is_turn or loop.turns_each_beat):
+                loop.turn(now_ns)
 
     def _note_threshold(self, moved: ThresholdMoved) -> None:
         found, up = moved.pressures, moved.offload_threshold > moved.before

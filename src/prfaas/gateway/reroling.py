@@ -8,6 +8,7 @@ from prfaas.core.spared import Spared
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.journal import Journal, Loop, Number
 from prfaas.gateway.profiles import Profiles
+from prfaas.gateway.records import Record
 from prfaas.gateway.split import EngineQueue, Split
 from prfaas.units import NS_PER_S
 
@@ -26,6 +27,8 @@ class Reroling:
         journal: Hears of every change.
     """
 
+    turns_each_beat = True
+
     def __init__(self, driver: Driver, split: Split, profiles: Profiles, journal: Journal) -> None:
         self._driver, self._split, self._journal = driver, split, journal
         self._slots, self._plans = max(profiles.decode_slots, 1), profiles.plans
@@ -36,10 +39,13 @@ class Reroling:
         """Who prefills and who decodes."""
         return self._split.roles
 
-    def decoded(self, took_ns: int) -> None:
-        """A request was decoded in so much time."""
+    def finished(self, record: Record) -> None:
+        """A request was answered in full."""
+        if record.e2e_ns is None or record.ttft_ns is None:
+            return
         weight = _MEAN_WEIGHT if self._decode_ns else 1.0
-        self._decode_ns += weight * (took_ns - self._decode_ns)
+        self._decode_ns += weight * (record.e2e_ns - record.ttft_ns - self._decode_ns)
+        self.roles.mixes.ended(record.started_at_ns + record.e2e_ns, record.num_output_tokens)
 
     def beat(self, now_ns: int) -> None:
         """Some time has passed: an engine that drains may be empty."""
@@ -50,6 +56,10 @@ class Reroling:
             drained_s = (change.drained_at_ns - change.began_at_ns) / NS_PER_S
             why = "it has finished what it had in its old role"
             self._note(change, "changed", why, {"drained_s": drained_s})
+        elif (kept := roles.gives_up(now_ns)) is not None:
+            self._driver.apply_roles(now_ns)
+            left = self._work_of(kept.index)
+            self._note(kept, "kept", "it has not finished what it had", {"requests_left": left})
 
     def turn(self, now_ns: int) -> None:
         """One interval of the loop."""
@@ -75,12 +85,15 @@ class Reroling:
             self._driver.apply_roles(now_ns)
             pressed = "prefill" if found.to is Role.PREFILL else "decode"
             why = f"{pressed} is more pressed than the other stage, and one engine more evens it"
+            numbers["requests_left"] = self._work_of(roles.change.index)
             self._note(roles.change, "drains", why, numbers)
 
     def _replan(self, found: RoleChange, numbers: dict[str, Number]) -> None:
         if found.offload_threshold is None:
             return
         for link in self._driver.dispatcher.links:
+            if link.policy.offload_threshold == found.offload_threshold:
+                continue
             self._journal.note(
                 Loop.ROLES,
                 "replanned",
@@ -100,7 +113,7 @@ class Reroling:
             action,
             what,
             old=old.value,
-            new=change.to.value,
+            new=(old if action == "kept" else change.to).value,
             why=why,
             numbers=numbers,
         )
@@ -115,7 +128,9 @@ class Reroling:
             if queue is None:
                 return None
             book = dispatcher.load(name)
-            busy += bool(book.num_jobs(name) or queue.num_running or queue.num_waiting)
+            # One look, not a look or what is known since: twice asked is busier than it is.
+            said = queue.num_running
+            busy += bool(book.num_jobs(name) if said is None else said + queue.num_waiting)
             waiting_ns += book.queued_ns(name)
         return StageLoad(busy + self._spared.look(dispatcher.spared_ns, now_ns), waiting_ns)
 
@@ -150,8 +165,8 @@ class Reroling:
         known = [report.bits_per_s for report in seen if report is not None]
         if plans is None or not known or len(known) < len(seen):
             return None
-        bits_per_s = sum(known)
-        return lambda num_prefill: plans(num_prefill, bits_per_s)
+        bits_per_s, mix = sum(known), self.roles.mixes.look(now_ns)
+        return lambda num_prefill: plans(num_prefill, bits_per_s, mix)
 
     def _work_of(self, index: int) -> int:
         """Requests that an engine has in its role: ours, and those that it says it has."""

@@ -108,5 +108,6 @@ def make_split(deployment: Deployment) -> Split | None:
     loop = None
     if routing.reroling:
         # An assignment changes at once: the engine keeps what it has loaded.
-        loop = RoleLoop(routing.offload_threshold, RoleSettings(conversion_ns=0))
+        settings = RoleSettings(conversion_ns=0).paced(routing.reroling_dwell)
+        loop = RoleLoop(routing.offload_threshold, settings)
     return Split(list(engines), [Role(role.value) for role in engines.values()], loop)

@@ -130,6 +130,19 @@ def grid_for(problem: Problem, terms: StageTerms) -> SearchGrid:
     return SearchGrid(num_prefill, terms, clusters, prfaas, pd_prefill, decode, rate)
 
 
+def best_thresholds(grid: SearchGrid) -> list[int]:
+    """Column of the best threshold of each row, in shape (S,).
+
+    Where decode binds many thresholds sustain as much; the one that leaves prefill, here and away,
+    the most room is the best of them.
+    """
+    room = tp.sustained_rate(
+        grid.terms.offload_fraction, grid.prfaas, grid.pd_prefill, np.array(np.inf)
+    )
+    ties = grid.rate >= grid.rate.max(axis=1, keepdims=True) * (1 - _TIE)
+    return [int(column) for column in np.where(ties, room, -1.0).argmax(axis=1)]
+
+
 def optimum(problem: Problem, mode: Mode, grid: SearchGrid | None = None) -> Operation:
     """The threshold and split with the highest Λ."""
     found = grid or search_grid(problem, mode)

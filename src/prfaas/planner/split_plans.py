@@ -4,45 +4,70 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from math import log
 
+from prfaas.core.mixes import Mix
 from prfaas.core.role_loop import SplitPlan
-from prfaas.planner.problem import Problem
-from prfaas.planner.search import search_grid
+from prfaas.errors import ConfigError
+from prfaas.planner.lengths import EmpiricalLengths
+from prfaas.planner.problem import Problem, Workload
+from prfaas.planner.search import best_thresholds, search_grid
 from prfaas.planner.throughput import Mode
 
-Plans = Callable[[int, float], SplitPlan | None]
-"""The planner's answer for a number of prefill instances and links of so many bits per second."""
+Plans = Callable[[int, float, Mix | None], SplitPlan | None]
+"""The planner's answer for a number of prefill instances, links of so many bits per second, and
+requests as they are lately; None are those of the plan."""
 
 _STEP = 1.1
 """Links whose capacities differ by less than this factor share a plan."""
+_PLANS_MAX = 16
+"""Plans that are kept."""
 
 
 def split_plans(problem: Problem) -> Plans:
     """Plans of a deployment's splits, for links of any total capacity; each is made once."""
     planned = sum(c.link.bits_per_s for c in problem.prfaas)
 
-    @cache
-    def of_link(step: int) -> dict[int, SplitPlan]:
+    @lru_cache(_PLANS_MAX)
+    def of(step: int, mix: Mix | None) -> dict[int, SplitPlan]:
         prfaas = tuple(
             replace(c, link=replace(c.link, bits_per_s=c.link.bits_per_s * _STEP**step))
             for c in problem.prfaas
         )
-        grid = search_grid(replace(problem, prfaas=prfaas), Mode.EXACT)
-        best = grid.rate.argmax(axis=1).tolist()
+        workload = _workload(problem.workload, mix)
+        try:
+            grid = search_grid(replace(problem, prfaas=prfaas, workload=workload), Mode.EXACT)
+        except ConfigError:
+            return {}  # such requests miss the plan's targets whatever is done
         return {
             round(num_prefill): SplitPlan(
                 max(1, round(float(grid.terms.threshold[column]))), float(grid.rate[row, column])
             )
             for row, (num_prefill, column) in enumerate(
-                zip(grid.num_prefill.tolist(), best, strict=True)
+                zip(grid.num_prefill.tolist(), best_thresholds(grid), strict=True)
             )
         }
 
-    def plans(num_prefill: int, bits_per_s: float) -> SplitPlan | None:
+    def plans(num_prefill: int, bits_per_s: float, mix: Mix | None) -> SplitPlan | None:
         if not problem.prfaas or bits_per_s < 1:
             return None
-        return of_link(round(log(bits_per_s / planned, _STEP))).get(num_prefill)
+        return of(round(log(bits_per_s / planned, _STEP)), mix).get(num_prefill)
 
     return plans
+
+
+def _workload(planned: Workload, mix: Mix | None) -> Workload:
+    """The traffic of a plan, or what is seen of it, within the lengths that the plan knows."""
+    if mix is None:
+        return planned
+    low, high = planned.lengths.low, planned.lengths.high
+    lengths = tuple(min(max(float(new), low), high) for new in mix.new_tokens)
+    if len(set(lengths)) < 2:
+        return planned
+    return replace(
+        planned,
+        lengths=EmpiricalLengths(lengths),
+        mean_prompt_tokens=mix.mean_prompt_tokens,
+        output_tokens=max(mix.mean_output_tokens, 1.0),
+    )

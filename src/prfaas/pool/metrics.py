@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.gateway import LinkTelemetry
+from prfaas.wire.renewal import identity_gauge
 
 _BYTES, _SECONDS = 1 / 8, 1 / NS_PER_S
 LINK_GAUGES = {
@@ -46,6 +47,7 @@ class PoolMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.identity_ends = identity_gauge("pool", self.registry)
         self.used_bytes = self._gauge("pool_used_bytes", "Bytes of KV blocks held.", "tier")
         self.capacity_bytes = self._gauge("pool_capacity_bytes", "Limit on bytes held.", "tier")
         self.blocks = self._gauge("pool_blocks", "KV blocks held.", "tier")

@@ -34,7 +34,6 @@ from prfaas.pool.store import BlockStore
 from prfaas.pool.tickets import SOURCE, TicketChecks
 from prfaas.pool.tracing import RECEIVED, SENT, TransferSpans
 from prfaas.wire.channel import Channel
-from prfaas.wire.identity import LinkContexts
 from prfaas.wire.messages.gateway import PoolState, TierUse, TransferEnded
 from prfaas.wire.tickets import TicketOpener
 
@@ -68,9 +67,10 @@ class PoolNode:
         self._one_ended = asyncio.Event()
         self._told: tuple[dict[str, TierUse], int] | None = None
         """Tiers and leases as gateways heard of them last."""
-        tls = settings.identity.dialling()
-        opener = TicketOpener(settings.identity.authority, settings.gateways)
-        self._tickets = TicketChecks(settings.name, opener, self.metrics)
+        self._dialling = settings.identity.dialling()
+        self._accepting = settings.identity.accepting()
+        self._opener = TicketOpener(settings.identity.authority, settings.gateways)
+        self._tickets = TicketChecks(settings.name, self._opener, self.metrics)
         self.inbound = InboundTransfers(
             self.store,
             self.metrics,
@@ -85,12 +85,10 @@ class PoolNode:
         sending = Sending(self.store)
         self._pulls = Pulls(sending, self.inbound, self._tickets, self._channel_of)
         self._io = IoThread()
-        self.links = {
-            peer: self._link(peer, address, tls) for peer, address in settings.peers.items()
-        }
+        self.links = {peer: self._link(peer, address) for peer, address in settings.peers.items()}
         self.link_port = LinkPort(
             settings.listen,
-            settings.identity.accepting(),
+            self._accepting,
             epoch=self.feed.epoch,
             sources=settings.sources,
             gateways=settings.gateways,
@@ -184,6 +182,18 @@ class PoolNode:
                     self._one_ended.clear()
                     await self._one_ended.wait()
 
+    def renew_identity(self) -> None:
+        """Show, and trust, what the files of the identity hold at this moment; links stand on.
+
+        Raises:
+            ConfigError: They can not be used; nothing is changed.
+        """
+        identity, ends = self.settings.identity, (self._dialling, self._accepting)
+        identity.refresh(*(tls.messages for tls in ends))
+        self._opener.renew()
+        # The others are used on the I/O thread.
+        self._io.call(identity.refresh, *(tls.data for tls in ends), *(tls.probe for tls in ends))
+
     @property
     def num_open(self) -> int:
         """Transfers under way, in and out."""
@@ -200,13 +210,13 @@ class PoolNode:
         self.store.spill_to(disk)
         return disk
 
-    def _link(self, peer: str, address: tuple[str, int], tls: LinkContexts) -> OutboundLink:
+    def _link(self, peer: str, address: tuple[str, int]) -> OutboundLink:
         return OutboundLink(
             pool=self.settings.name,
             epoch=self.feed.epoch,
             peer=peer,
             address=address,
-            tls=tls,
+            tls=self._dialling,
             metrics=self.metrics,
             io=self._io,
             on_change=self._state_changed,

@@ -176,7 +176,7 @@ def _roles(file: ScenarioFile, problem: Problem) -> RolesSetup | None:
             "routing.reroling: failures of PD instances are not simulated together with changes of "
             "their roles; remove one of both"
         )
-    settings = RoleSettings(dwell_ns=_ns(table.dwell), conversion_ns=_ns(table.conversion))
+    settings = RoleSettings(conversion_ns=_ns(table.conversion)).paced(_ns(table.dwell))
     return RolesSetup(settings, split_plans(problem))
 
 

@@ -14,6 +14,7 @@ from prfaas.core.roles import Roles as CoreRoles
 from prfaas.core.spared import Spared
 from prfaas.sim.decode import DecodeInstance
 from prfaas.sim.prefill import PrefillInstance
+from prfaas.sim.request import Request
 from prfaas.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -66,10 +67,16 @@ class Roles:
             self._set_ready(index, Role.DECODE if role is Role.PREFILL else Role.PREFILL, up=False)
         self._sim.clock.after(self._sim.setup.signals.loop_interval_ns, self._look)
 
-    def decoded(self, took_ns: int) -> None:
-        """A request was decoded in so much time."""
+    def came(self, request: Request, num_new: int) -> None:
+        """A request has come, of so many incremental tokens for the PD cluster."""
+        self._roles.mixes.came(self._sim.clock.now_ns, num_new, request.num_prompt_tokens)
+
+    def finished(self, request: Request) -> None:
+        """A request has all its tokens."""
+        now_ns = self._sim.clock.now_ns
         weight = _MEAN_WEIGHT if self._decode_ns else 1.0
-        self._decode_ns += weight * (took_ns - self._decode_ns)
+        self._decode_ns += weight * (now_ns - request.first_token_at_ns - self._decode_ns)
+        self._roles.mixes.ended(now_ns, request.num_output_tokens)
 
     def count(self, role: Role) -> int:
         """Instances that have a role and take work in it."""
@@ -133,8 +140,11 @@ class Roles:
 
     def _planned(self, num_prefill: int) -> SplitPlan | None:
         plans = self._setup.plans if self._setup else None
-        bits_per_s = self._sim.front.link_bits_per_s(self._sim.clock.now_ns)
-        return None if plans is None or not bits_per_s else plans(num_prefill, bits_per_s)
+        now_ns = self._sim.clock.now_ns
+        bits_per_s = self._sim.front.link_bits_per_s(now_ns)
+        if plans is None or not bits_per_s:
+            return None
+        return plans(num_prefill, bits_per_s, self._roles.mixes.look(now_ns))
 
     # A change
 
@@ -152,6 +162,8 @@ class Roles:
         assert self._setup is not None  # noqa: S101 (a change has begun)
         if self._roles.has_drained(self._sim.clock.now_ns, self._work_of):
             self._sim.clock.after(self._setup.settings.conversion_ns, self._converted)
+        elif (change := self._roles.gives_up(self._sim.clock.now_ns)) is not None:
+            self._set_ready(change.index, self._roles.all[change.index], up=True)
         else:
             self._sim.clock.after(LOOK_INTERVAL_NS, self._drain)
 

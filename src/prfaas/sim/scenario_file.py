@@ -38,7 +38,8 @@ class RoutingTable(_Table):
     """Let the long-term loop move PD instances between prefill and decode, and plan the threshold
     anew; not together with failures of PD instances."""
     dwell: Seconds = 300.0
-    """From the end of one change of roles to the next, at least."""
+    """From the end of one change of roles to the next, at least; the loop's other times are in
+    proportion."""
     conversion: Seconds = 1.0
     """What a change of roles costs an instance beside draining."""
     admission: bool = False

@@ -163,6 +163,8 @@ class Simulation:
         hits = self.front.caches.hits(request)
         found = self.front.route(request, hits, self.clock.now_ns, again=again)
         request.decision = found.decision if request.decision is None else request.decision
+        if not again:
+            self.roles.came(request, found.decision.num_new_tokens)
         if isinstance(found, Refused):
             refused = found.reason is Refusal.PREDICTED_LATE
             self._end(request, Outcome.REJECTED if refused else Outcome.FAILED)
@@ -276,7 +278,7 @@ class Simulation:
             request.first_token_at_ns = self.clock.now_ns
 
     def _finished(self, request: Request) -> None:
-        self.roles.decoded(self.clock.now_ns - request.first_token_at_ns)
+        self.roles.finished(request)
         self._end(request, Outcome.FINISHED)
 
     def _end(self, request: Request, outcome: Outcome) -> None:

@@ -96,6 +96,19 @@ class Identity:
         contexts = self.client_context(), self.client_context(), self.client_context()
         return _for_link(*contexts)
 
+    def refresh(self, *contexts: ssl.SSLContext) -> None:
+        """Have contexts show the files as they are at this moment; connections that stand go on.
+
+        An authority that `ca.pem` no longer holds stays trusted: a context can not forget one. No
+        other thread may use the contexts meanwhile.
+
+        Raises:
+            ConfigError: A file is missing or does not fit the others; nothing is changed.
+        """
+        self.client_context()
+        for context in contexts:
+            self._load(context)
+
     def _load(self, context: ssl.SSLContext) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED

@@ -74,6 +74,16 @@ class TicketSigner:
     """
 
     def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self.renew()
+
+    def renew(self) -> None:
+        """Sign with what the files hold at this moment.
+
+        Raises:
+            ConfigError: They can not be read, or hold no elliptic-curve key; nothing is changed.
+        """
+        identity = self._identity
         try:
             key = serialization.load_pem_private_key(identity.key.read_bytes(), None)
             chain = x509.load_pem_x509_certificates(identity.certificate.read_bytes())
@@ -123,11 +133,19 @@ class TicketOpener:
     """
 
     def __init__(self, authority: Path, gateways: frozenset[str]) -> None:
+        self._authority, self._gateways = authority, gateways
+        self.renew()
+
+    def renew(self) -> None:
+        """Trust the authorities that the file holds at this moment, and no others.
+
+        Raises:
+            ConfigError: It can not be read; nothing is changed.
+        """
         try:
-            self._store = Store(x509.load_pem_x509_certificates(authority.read_bytes()))
+            self._store = Store(x509.load_pem_x509_certificates(self._authority.read_bytes()))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"authority {authority} can not be read: {error}") from None
-        self._gateways = gateways
+            raise ConfigError(f"authority {self._authority} can not be read: {error}") from None
 
     def open(self, data: bytes, now_ns: int) -> Ticket:
         """The ticket in `data`; what it allows is for the caller to check.

@@ -1,0 +1,69 @@
+"""What requests are like lately: the traffic that splits are planned for."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+NUM_MIN = 50
+"""Fewer requests say too little."""
+NUM_MAX = 1000
+"""No more than the last so many are kept."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mix:
+    """Requests of some time, at least `NUM_MIN`.
+
+    Attributes:
+        new_tokens: Incremental length of each.
+        mean_prompt_tokens: Mean whole prompt.
+        mean_output_tokens: Mean output of those that ended.
+    """
+
+    new_tokens: tuple[int, ...]
+    mean_prompt_tokens: float
+    mean_output_tokens: float
+
+
+class Mixes:
+    """Remembers what came and what ended within some time, and describes it now and then.
+
+    Lengths are known when a request comes: those that end are the short ones where a stage is
+    overloaded. Outputs are known at its end alone.
+
+    Args:
+        window_ns: Time.
+    """
+
+    def __init__(self, window_ns: int) -> None:
+        self._window_ns = window_ns
+        self._came: deque[tuple[int, int, int]] = deque(maxlen=NUM_MAX)
+        self._ended: deque[tuple[int, int]] = deque(maxlen=NUM_MAX)
+        self._latest: Mix | None = None
+        self._made_at_ns: int | None = None
+
+    def came(self, now_ns: int, num_new: int, num_prompt: int) -> None:
+        """A request has come, of so many incremental and prompt tokens."""
+        self._came.append((now_ns, num_new, num_prompt))
+
+    def ended(self, now_ns: int, num_output: int) -> None:
+        """A request was answered with so many tokens."""
+        self._ended.append((now_ns, num_output))
+
+    def look(self, now_ns: int) -> Mix | None:
+        """What requests are like, at most an eighth of the window old; None is unknown."""
+        if self._made_at_ns is None or now_ns - self._made_at_ns >= self._window_ns // 8:
+            self._latest, self._made_at_ns = self._describe(now_ns), now_ns
+        return self._latest
+
+    def _describe(self, now_ns: int) -> Mix | None:
+        came, ended = self._came, self._ended
+        for seen in (came, ended):
+            while seen and seen[0][0] < now_ns - self._window_ns:
+                seen.popleft()
+        if min(len(came), len(ended)) < NUM_MIN:
+            return None
+        _, new, prompts = zip(*came, strict=True)
+        outputs = sum(output for _, output in ended)
+        return Mix(new, sum(prompts) / len(came), outputs / len(ended))

@@ -1,0 +1,121 @@
+"""What is wrong with the files of an identity, in words that say what to do."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.x509.oid import ExtensionOID
+
+from prfaas.errors import ConfigError
+from prfaas.wire.identity import Identity
+
+SOON = datetime.timedelta(days=30)
+"""A certificate that ends before that is told of."""
+_HOW = "docs/operations.md says how to change it while requests run"
+
+
+def faults(identity: Identity, name: str, now: datetime.datetime) -> Iterator[str]:
+    """Why no peer would let this identity in; nothing if it is right, or not there.
+
+    Args:
+        identity: Its files.
+        name: Name in the deployment file, which has to be in the certificate.
+        now: With its time zone.
+    """
+    try:
+        chain = x509.load_pem_x509_certificates(identity.certificate.read_bytes())
+        authorities = x509.load_pem_x509_certificates(identity.authority.read_bytes())
+    except OSError:
+        return
+    except ValueError as error:
+        yield f"{identity.certificate} or {identity.authority} is no PEM file: {error}"
+        return
+    try:
+        identity.client_context()
+    except ConfigError as error:
+        yield str(error)
+    names = _names(chain[0])
+    if name not in names:
+        yield (
+            f"{identity.certificate} is of {', '.join(names) or 'nobody'}, and not of {name}: "
+            f"make one with `prfaas identity {name}`"
+        )
+    issuers = [each for each in [*chain[1:], *authorities] if _issued(chain[0], each)]
+    if not issuers:
+        yield (
+            f"{identity.certificate} is not signed by an authority in {identity.authority}: carry "
+            "both from where they were made; all sites need the same ca.pem"
+        )
+    yield from _out_of_time(str(identity.certificate), chain[0], now)
+    if issuers and not any(_holds(each, now) for each in issuers):
+        yield from _out_of_time(str(identity.authority), issuers[0], now)
+
+
+def ends_soon(identity: Identity, now: datetime.datetime) -> Iterator[str]:
+    """A line if the identity, or its authority, ends within `SOON`.
+
+    Args:
+        identity: Its files.
+        now: With its time zone.
+    """
+    end = ends_at(identity)
+    if end is not None and now <= end < now + SOON:
+        days = (end - now).days
+        yield f"{identity.certificate} or its authority ends on {_day(end)}, in {days} days: {_HOW}"
+
+
+def ends_at(identity: Identity) -> datetime.datetime | None:
+    """When the identity, or its last authority, ends; None if that can not be read."""
+    try:
+        leaf = x509.load_pem_x509_certificates(identity.certificate.read_bytes())[0]
+        authorities = x509.load_pem_x509_certificates(identity.authority.read_bytes())
+    except (OSError, ValueError):
+        return None
+    ends = [each.not_valid_after_utc for each in authorities if _issued(leaf, each)]
+    return min([leaf.not_valid_after_utc, *([max(ends)] if ends else [])])
+
+
+def _out_of_time(
+    place: str, certificate: x509.Certificate, now: datetime.datetime
+) -> Iterator[str]:
+    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > end:
+        yield f"{place} ended on {_day(end)}, it is {_day(now)}: make a new one; {_HOW}"
+    if now < start:
+        yield (
+            f"{place} holds from {_day(start)} on, it is {_day(now)}: set the clock of this "
+            "machine, or of the one that made it"
+        )
+
+
+def _holds(certificate: x509.Certificate, now: datetime.datetime) -> bool:
+    return certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
+
+
+def _issued(leaf: x509.Certificate, by: x509.Certificate) -> bool:
+    try:
+        leaf.verify_directly_issued_by(by)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
+
+
+def _names(certificate: x509.Certificate) -> list[str]:
+    try:
+        found = certificate.extensions.get_extension_for_oid(
+            ExtensionOID.SUBJECT_ALTERNATIVE_NAME
+        ).value
+    except (x509.ExtensionNotFound, ValueError):
+        return []
+    return (
+        found.get_values_for_type(x509.DNSName)
+        if isinstance(found, x509.SubjectAlternativeName)
+        else []
+    )
+
+
+def _day(when: datetime.datetime) -> str:
+    return when.strftime("%Y-%m-%d %H:%M UTC")
