@@ -46,7 +46,7 @@ def validated(
         tables: What is in it.
         path: Where it lies, for messages.
         words: By pattern, what a text has to be that does not match it.
-        secrets: Patterns of texts that are not repeated in a message.
+        secrets: Keys whose values are not repeated in a message, whatever they are.
 
     Raises:
         ConfigError: A rule is broken; one line for every problem.
@@ -101,10 +101,9 @@ def _problem(
     if entry["type"] == "string_pattern_mismatch":
         pattern = entry["ctx"]["pattern"]
         message = f"has to be {words[pattern]}" if pattern in words else message
-        if pattern in secrets:
-            return f"{place}: {message}"
     # Rules of our own say the value themselves.
     is_told = entry["type"] == "value_error" or isinstance(entry["input"], dict | list)
+    is_told = is_told or any(step in secrets for step in entry["loc"])
     return f"{place or 'file'}: {message}" + ("" if is_told else f", got {entry['input']!r}")
 
 

@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from prfaas.cli.main import COMMANDS, cli, main
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 
-LAPTOP = (Path(__file__).parents[2] / "examples" / "laptop.toml").read_text()
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LAPTOP = (EXAMPLES / "laptop.toml").read_text()
 
 Outcome = tuple[int, str, str]
 Prfaas = Callable[..., Outcome]
@@ -148,11 +149,16 @@ def test_check_warns_of_a_gateway_that_others_reach(prfaas: Prfaas, laptop: Path
     assert "operator_keys" in prfaas("check", laptop)[1]
 
 
-def test_a_key_in_the_place_of_its_hash_is_not_repeated(prfaas: Prfaas, laptop: Path) -> None:
-    laptop.write_text(laptop.read_text() + '\n[tenants.a]\nkeys = ["sk-prfaas-mine"]\n')
+@pytest.mark.parametrize(
+    ("written", "place"), [('["sk-prfaas-mine"]', "keys.0"), ('"sk-prfaas-mine"', "keys")]
+)
+def test_a_key_in_the_place_of_its_hash_is_not_repeated(
+    prfaas: Prfaas, laptop: Path, written: str, place: str
+) -> None:
+    laptop.write_text(laptop.read_text() + f"\n[tenants.a]\nkeys = {written}\n")
     code, output, errors = prfaas("check", laptop)
     assert code == 2
-    assert "tenants.a.keys.0" in errors
+    assert f"tenants.a.{place}: " in errors
     assert "sk-prfaas-mine" not in output + errors
 
 
@@ -263,6 +269,51 @@ def test_timing_engines_that_can_not_start_are_one_line(
     assert prfaas("check", laptop)[0] == 0
     edit(laptop, old, new)
     assert said in one_line(prfaas(command, laptop))
+
+
+@pytest.mark.parametrize("place", ["laptop.toml", "laptop.toml/state", "/proc/state"])
+def test_a_state_that_can_not_be_written_is_one_line(
+    prfaas: Prfaas, laptop: Path, place: str
+) -> None:
+    edit(laptop, 'state = ".state/laptop"', f'state = "{laptop.parent / place}"')
+    code, _, errors = prfaas("up", laptop)
+    assert code == 2
+    assert f"{place}' can not be written: " in errors
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("threshold = 1500 ", "threshold = 100 ", "below one KV block, 384 tokens"),
+        (
+            '"--max-num-batched-tokens", "2048"',
+            '"--max-num-batched-tokens", "2048", "--max-model-len=1500"',
+            "not below the longest sequence of any engine, 1500 tokens",
+        ),
+    ],
+)
+def test_check_warns_of_a_threshold_that_does_nothing(
+    prfaas: Prfaas, laptop: Path, old: str, new: str, says: str
+) -> None:
+    assert "warning" not in prfaas("check", laptop)[1]
+    edit(laptop, old, new)
+    code, output, _ = prfaas("check", laptop)
+    assert (code, "warning" in output) == (0, True)
+    assert says in output
+    edit(laptop, "transfer_timeout", 'policy = "local"\ntransfer_timeout')
+    assert "warning" not in prfaas("check", laptop)[1]
+
+
+def test_check_warns_of_timing_engines_whose_blocks_differ(prfaas: Prfaas, tmp_path: Path) -> None:
+    plan = EXAMPLES / "plan" / "paper-case-study.toml"
+    text = (EXAMPLES / "timing.toml").read_text()
+    file = tmp_path / "timing.toml"
+    text = text.replace("examples/plan/paper-case-study.toml", str(plan))
+    file.write_text(text.replace("127.0.0.1:8000", "127.0.0.1:0"))
+    assert "warning" not in prfaas("check", file)[1]
+    head, _, tail = file.read_text().rpartition("block_tokens = 256")
+    file.write_text(f"{head}block_tokens = 128{tail}")
+    assert "layout_mismatch" in prfaas("check", file)[1]
 
 
 def test_check_warns_of_secrets_that_others_can_read(prfaas: Prfaas, laptop: Path) -> None:

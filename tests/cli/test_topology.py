@@ -1,5 +1,6 @@
 """What `prfaas up` tells the parts it starts."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -149,3 +150,16 @@ def test_a_gateway_runs_under_a_name_of_the_file(tmp_path: Path) -> None:
     assert (other.name, other.listen) == ("gateway-b", "127.0.0.1:7")
     with pytest.raises(ConfigError, match=r"gateway-c is no gateway.*gateway, gateway-b"):
         gateway.main([str(path), "--name", "gateway-c"], standalone_mode=False)
+
+
+def test_addresses_with_colons_are_bracketed(tmp_path: Path) -> None:
+    path = tmp_path / "deployment.toml"
+    path.write_text(DEPLOYMENT + FAR)
+    laid = lay_out(load_deployment(path), path)
+    six = replace(laid, gateway=("::1", 8000), pools=dict.fromkeys(laid.pools, ("::1", 7100)))
+    pools, (*_, gateway) = parts(six)
+    assert gateway.health_url.startswith("http://[::1]:8000/health")
+    told = " ".join(arg for part in (*pools, gateway) for arg in part.command.args)
+    assert "--listen [::1]:8000" in told
+    assert "--pool pd-pool=[::1]:7100" in told
+    assert "--peer pd-pool=[::1]:7100" in told

@@ -244,6 +244,8 @@ WRONG: list[tuple[Change, str, str]] = [
     (lambda t: t["clusters"]["home"].update(role="prfaas"), "file", 'role = "pd"'),
     (lambda t: t.pop("clusters"), "clusters", "is required"),
     (lambda t: t["routing"].update(reroling=True), "routing", "needs a plan"),
+    (lambda t: t["routing"].update(pull=True), "routing", "pull needs a plan"),
+    (lambda t: t["routing"].update(pull=True, plan="p", policy="paper"), "routing", "pull needs"),
     (
         lambda t: t["routing"].update(reroling=True, plan="plan.toml"),
         "file",

@@ -223,6 +223,28 @@ def test_only_what_a_pool_holds_is_pulled() -> None:
         assert pulled({"home": 2000, "f0": 8000, "f1": 8000}, policy) == (0, 0)
 
 
+def test_a_pull_that_is_lost_is_work_where_it_was_waited_for() -> None:
+    made = at_one_pool(PolicyName.ADAPTIVE, pulls=True, threshold=9000)
+    for name in ("f0", "f1"):  # a queue away, so that nobody is sent there
+        made.load(name).dispatch(name, 9, 0, 10 * NS_PER_S)
+    found = sent(made.arrive(arrival(1, hits={"home": 2000, "fast": 8000}), 0))
+    assert (found.pulls, found.home_tokens, found.hit_tokens) == (True, 2000, 8000)
+    assert made.load(found.prefill).wait_ns(found.prefill, 0) == 2000 * 300_000
+    assert made.promised_bytes == 6_000_000
+    for _ in range(2):
+        made.lose_pull(1, 0)
+        assert made.load(found.prefill).wait_ns(found.prefill, 0) == 8000 * 300_000
+        assert (made.promised_bytes, made.prefills(1)) == (0, found.prefill)
+    made.prefilled(1, 0)
+    made.lose_pull(1, 0)
+    assert made.load(found.prefill).num_jobs(found.prefill) == 0
+    # Of others nothing is lost.
+    remote = sent(made.arrive(arrival(2, 10**6), 0))
+    assert remote.decision.path is Path.REMOTE
+    made.lose_pull(2, 0)
+    assert made.promised_bytes == remote.shipped_bytes > 0
+
+
 def test_nothing_is_shipped_that_is_there() -> None:
     made = dispatcher(PolicyName.REMOTE)
     hits = {"home-0": 9500, "home-1": 9500}

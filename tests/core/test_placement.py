@@ -6,7 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.copies import CopySettings, HotPrefixes, marks
-from prfaas.core.pulls import PullSettings, Road, choose_pull
+from prfaas.core.costs import Costs
+from prfaas.core.predictions import PathSignals, predict
+from prfaas.core.pulls import PullSettings, Road, choose_pull, with_pull
+from prfaas.core.routing import RoutingFacts
 from prfaas.units import NS_PER_S
 
 MS = NS_PER_S // 1000
@@ -90,6 +93,22 @@ def test_a_pull_hides_behind_the_queue_and_a_backlog_delays_it() -> None:
     assert not pulls(0, 0)
     assert pulls(2 * NS_PER_S, 0)
     assert not pulls(2 * NS_PER_S, 500_000_000)
+
+
+def test_what_decode_adds_is_in_both_local_predictions() -> None:
+    costs = Costs([MS * n for n in range(3)], [MS * n for n in range(3)], [0, 1, 2], 0, 1000)
+    facts = RoutingFacts(2000, 0, 1000)
+    local = []
+    for decode_wait_ns in (0, NS_PER_S):
+        signals = PathSignals(0, 0, 0, 1e9, 0, decode_wait_ns)
+        plain = predict(facts, signals, costs)
+        found = with_pull(plain, facts, signals, costs, 0.0)
+        assert found.pull_tokens == 1000
+        assert plain.local_ns is not None
+        assert found.local_ns is not None
+        assert plain.local_ns - found.local_ns == NS_PER_S - 8 * 1000
+        local.append(found.local_ns)
+    assert local[1] - local[0] == NS_PER_S
 
 
 MISSES = st.lists(

@@ -18,6 +18,10 @@ def test_orders_of_both_legs_are_read() -> None:
         TRANSFER, "pd-pool", 16, 64, b"hi"
     )
     assert read_order({"prfaas": WAIT}) == WaitOrder(TRANSFER, "prfaas-pool", 500)
+    pulled = {**PUSH, "wait": {**WAIT, "transfer": "cd" * 16}}
+    order = read_order({"prfaas": pulled})
+    assert isinstance(order, PushOrder)
+    assert order.wait == WaitOrder("cd" * 16, "prfaas-pool", 500)
     nothings: list[dict[str, Any] | None] = [None, {}, {"prfaas": None}, {"other": 1}]
     for nothing in nothings:
         assert read_order(nothing) is None

@@ -74,7 +74,8 @@ async def test_a_drained_engine_gets_nothing_new_whatever_its_health(world: Worl
     assert engines["decode"]["is_drained"]
     assert engines["decode"]["is_ready"]
     assert not engines["spare"]["is_drained"]
-    await control(world, "engines/spare", drained=True)
+    _, answer = await control(world, "engines/spare", drained=True)
+    assert "503 until one is resumed" in answer["decisions"][0]["why"]
     assert (await world.post({"prompt": SHORT}))[0] == 503
     await control(world, "engines/decode", drained=False)
     assert (await sent(world, SHORT))["decode_engine"] == "decode"

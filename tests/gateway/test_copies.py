@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from prfaas.core.blocks import BlockKey
-from prfaas.gateway.copies import Copier, Prefix
+from prfaas.gateway.copies import Copier
 from prfaas.gateway.journal import Loop
+from prfaas.gateway.prefixes import Prefix
 from prfaas.gateway.tickets import tenant_class
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.fields import keys_of

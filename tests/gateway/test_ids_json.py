@@ -20,7 +20,7 @@ def test_any_ids(ids: list[int]) -> None:
 
 
 def test_every_id() -> None:
-    for bits in (3, 12, 13, 17, 18, 20):
+    for bits in (3, 17, 18, 19, 20, 21):
         ids = range(1 << bits)
         assert json.loads(ids_to_json(array("I", ids))) == list(ids)
 

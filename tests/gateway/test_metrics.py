@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,13 +103,16 @@ async def test_what_links_hits_and_bytes_tell(
             window_segments=0,
             num_connections=2,
         )
+        link = '{destination="pd-pool",source="prfaas-pool"}'
+        unknown = await world.metric(f"prfaas_route_link_rtt_seconds{link}")
+        assert unknown is not None
+        assert math.isnan(unknown)
         world.prfaas_pool.telemetry["pd-pool"] = told
         world.prfaas_pool.tell_state()
         await until(lambda: bool(world.gateway.pools.telemetry()))
         await world.post({"prompt": LONG, "max_tokens": 2})
         order = world.prefill.calls[0].body["kv_transfer_params"]["prfaas"]
         world.pd_pool.end_transfer(order["transfer"], num_bytes=2 * 10**9)
-        link = '{destination="pd-pool",source="prfaas-pool"}'
         await until_metric(world, f"prfaas_kv_bytes_total{link}", 2e9)
         expected = {
             f"prfaas_kv_cost_total{link}": 0.1,

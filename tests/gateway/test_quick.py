@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -56,6 +57,22 @@ def test_a_difference_later(caplog: pytest.LogCaptureFixture) -> None:
     assert not encoder.cache.num_bytes
     assert "12,345" not in caplog.text
     assert encoder.encode(TEXT, False, Naming("salt"))[0].tolist() == exact("qwen", TEXT)
+
+
+def test_a_difference_within_a_prompt() -> None:
+    """Its tokens before the text that shows it are made again, and none of them are kept."""
+    encoder = Encoder(tokenizer("qwen"), span_chars=20)
+    assert encoder.cutting is not None
+    made = encoder.cutting.encode
+    assert isinstance(made, Quick)
+    made._quick = Tokenizer.from_json_str(core("llama3").to_str())
+    # Both write words alike, and numbers not.
+    text = f"{TEXT} " * 20
+    made._numbers = itertools.count(COMPARED_EACH - 40)
+    for _ in range(2):
+        ids, _ = encoder.encode(text, False, Naming("salt"))
+        assert ids.tolist() == exact("qwen", text)
+    assert not made.is_on
 
 
 def test_a_rule_that_takes_too_many_steps() -> None:

@@ -42,12 +42,12 @@ async def client(url: str, asks: list[Ask], found: list[Outcome], is_over: async
                 return
 
 
-async def prefilled_by(topology: Topology, engine: str) -> bool:
-    """Whether one of the last requests was prefilled by an engine that did not decode it."""
-    url = f"{topology.gateway_url}/control/requests?limit=50"
+async def records_of(topology: Topology) -> list[dict[str, Any]]:
+    """What the gateway knows of requests."""
+    url = f"{topology.gateway_url}/control/requests?limit=1000"
     async with aiohttp.ClientSession() as http, http.get(url) as reply:
-        records: list[dict[str, Any]] = (await reply.json())["requests"]
-    return any(r["prefill_engine"] == engine != r["decode_engine"] for r in records)
+        found: list[dict[str, Any]] = (await reply.json())["requests"]
+        return found
 
 
 @pytest.mark.timeout(180)
@@ -75,11 +75,19 @@ async def test_a_load_of_long_prompts_makes_a_decode_engine_prefill(tmp_path: Pa
         change = entries[actions.index("changed")]
         drains = [e for e in entries[: actions.index("changed")] if e["action"] == "drains"][-1]
         engine = str(change["what"]).removeprefix("engine ")
-        await until(lambda: prefilled_by(topology, engine), 60)
+
+        async def has_prefilled() -> bool:
+            records = await records_of(topology)
+            return any(r["prefill_engine"] == engine != r["decode_engine"] for r in records)
+
+        await until(has_prefilled, 60)
         is_over.set()
         await asyncio.gather(*clients)
+        records = await records_of(topology)
     assert (drains["action"], drains["what"]) == ("drains", change["what"])
     assert (change["old"], change["new"]) == ("decode", "prefill")
-    assert drains["numbers"]["requests_left"] >= 0
-    assert change["numbers"]["drained_s"] >= 0
+    began_at, ended_at = drains["at_unix_s"], change["at_unix_s"]
+    meanwhile = [r for r in records if began_at < r["started_at"] < ended_at]
+    assert engine not in {r["decode_engine"] for r in meanwhile}, "it drains"
+    assert engine in {r["decode_engine"] for r in records}
     assert {outcome.error for outcome in found} == {""}

@@ -68,6 +68,7 @@ RULES = st.builds(
     policy=st.sampled_from(PolicyName),
     ttft_max_s=st.none() | st.integers(1, 20),
     moving_threshold=st.booleans(),
+    pulls=st.booleans(),
     split=st.booleans(),
 )
 
@@ -198,7 +199,7 @@ def _name(action: object) -> str:
         case int():
             return "decode"
         case Routed():
-            return action.decision.reason.value
+            return "pulled" if action.pulls else action.decision.reason.value
         case Refused():
             return action.reason.value
         case [_, *_]:
@@ -215,7 +216,8 @@ def test_long_histories_reach_every_kind_of_action(policy: PolicyName) -> None:
     for seed in range(20):
         draw = random.Random(seed)
         split = seed % 3 == 2
-        rules = Rules(policy, 15 if seed % 2 else None, moving_threshold=True, split=split)
+        ttft_max_s, pulls = 15 if seed % 2 else None, seed % 4 > 1
+        rules = Rules(policy, ttft_max_s, moving_threshold=True, pulls=pulls, split=split)
         live, simulated = Run(GatewayWorld(rules)), Run(SimulatorWorld(rules))
         for _ in range(400):
             kind, gap_ns = draw.choice(KINDS), draw.randrange(NS_PER_S)
@@ -260,3 +262,32 @@ def test_lasting_pressure_moves_both_thresholds_alike() -> None:
             moved += [action] if isinstance(action, list) and action else []
     assert moved
     assert "faster_local" in reasons
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_prefixes_that_lie_away_are_pulled_alike(split: bool) -> None:
+    rules = Rules(PolicyName.ADAPTIVE, None, moving_threshold=False, pulls=True, split=split)
+    live, simulated = Run(GatewayWorld(rules)), Run(SimulatorWorld(rules))
+    draw, reasons, promised = random.Random(1), Counter[str](), set[int]()
+    for step in range(40):
+        # Below the threshold, and all but the last block lies in one of the PrfaaS clusters.
+        family, length = draw.randrange(4), draw.randrange(2, 7)
+        names = range(16 * family, 16 * family + 16)
+        where = next(a for a in names if HOLDERS[a % len(HOLDERS)] in CLUSTERS)
+        held = Event("store", 0, where, length - 2, True)
+        loads = [Event("load", 0, name, 0, True) for name in range(len(HOME) + len(AWAY))]
+        seen = [Event("seen", 0, 0, 10**9 + cluster, False) for cluster in range(len(CLUSTERS))]
+        arrival = Event("arrive", 0, family, length - 1, True)
+        cut = [Event("link", 0, 1, step, False), Event("link", 0, 0, step, True)] * (step % 7 == 0)
+        over = [Event(kind, 0, step, 0, True) for kind in ("landed", "end") if step % 3]
+        for each in (*loads, *seen, held, arrival, *cut, *over, Event("tick", 10**8, 0, 0, True)):
+            action = live.apply(each)
+            assert action == simulated.apply(each)
+            assert live.world.held() == simulated.world.held()
+            reasons[_name(action)] += 1
+            if isinstance(action, Routed) and action.pulls:
+                assert action.source in CLUSTERS
+                assert action.hit_tokens - action.home_tokens == action.decision.pull_tokens
+                promised.add(action.shipped_bytes)
+    assert reasons["pulled"] > 3, reasons
+    assert min(promised) > 0

@@ -36,6 +36,7 @@ from prfaas.sim.setup import (
     CacheSetup,
     ClusterSetup,
     LinkSetup,
+    PlacementSetup,
     RolesSetup,
     RoutingSetup,
     Setup,
@@ -77,6 +78,8 @@ class Rules:
     policy: PolicyName
     ttft_max_s: int | None
     moving_threshold: bool
+    pulls: bool = False
+    """A prefill at home may fetch a prefix from a PrfaaS cluster."""
     split: bool = False
     """One PD instance prefills and the others decode, instead of all doing both."""
 
@@ -398,6 +401,7 @@ def _deployment(rules: Rules) -> Deployment:
         "plan": "given.toml",
         "short_term_loop": rules.moving_threshold,
         "reroling": rules.split,
+        "pull": rules.pulls and rules.policy is PolicyName.ADAPTIVE,
     }
     roles = [role.value for role in rules.roles] if rules.split else ["both"] * len(HOME)
     home = {name: {"pool": PD_POOL, "role": role} for name, role in zip(HOME, roles, strict=True)}
@@ -441,6 +445,7 @@ def _setup(rules: Rules) -> Setup:
             moving_threshold=rules.moving_threshold,
             admission=rules.ttft_max_s is not None,
         ),
+        placement=PlacementSetup(rules.pulls),
         name=PD_POOL,
         cache=UNLIMITED,
         blocks=BlockSetup(BLOCK_TOKENS),

@@ -125,6 +125,7 @@ def _happened_lines(found: Json) -> list[str]:
         ("decided", "decided_after_ms", lambda f: f"after {_ms(f['decided_after_ms'])}"),
         ("prefill", "prefill_ms", lambda f: f"{_ms(f['prefill_ms'])} on {f['prefill_engine']}"),
         ("transfer", "transfer_state", _transfer),
+        ("pulled", "pulled_tokens", lambda f: f"{f['pulled_tokens']:,} tokens, not computed"),
         ("first token", "ttft_ms", _ttft),
         ("decode", "decode_engine", _decode),
         ("whole", "e2e_ms", lambda f: f"{_ms(f['e2e_ms'])}, {f['num_output_tokens']:,} tokens"),

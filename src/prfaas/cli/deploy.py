@@ -8,11 +8,13 @@ import fcntl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from itertools import chain
 from pathlib import Path
 
 import click
 
 from prfaas.cli.checks import check_disks, check_timing, open_secrets, short_lived
+from prfaas.cli.doubts import doubts
 from prfaas.cli.options import logs_of_parts
 from prfaas.cli.output import console_for
 from prfaas.cli.processes import Supervisor
@@ -123,7 +125,6 @@ async def running(
         KeyboardInterrupt: Stopped while it was starting.
     """
     check_deployment(deployment)
-    deployment.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     with state_lock(deployment):
         async with _running_locked(deployment, file, stop, overlay) as running_parts:
             yield running_parts
@@ -134,10 +135,17 @@ def state_lock(deployment: Deployment) -> Iterator[None]:
     """Keep a second start of the same deployment away from the sockets and logs of the first.
 
     Raises:
-        ConfigError: It runs already.
+        ConfigError: It runs already, or its directory can not be written.
     """
-    path = deployment.state / "lock"
-    with path.open("a") as file:
+    try:
+        deployment.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (deployment.state / "lock").open("a")
+    except OSError as error:
+        raise ConfigError(
+            f"state = {str(deployment.state)!r} can not be written: {error.strerror}; "
+            "name a directory of this user's"
+        ) from None
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -253,7 +261,8 @@ def _warn(deployment: Deployment) -> None:
         tenants=bool(deployment.tenants),
         operator_keys=bool(gateway.operator_keys),
     )
-    for warning in (*([door] if door else []), *open_secrets(deployment), *short_lived(deployment)):
+    found = (open_secrets(deployment), short_lived(deployment), doubts(deployment))
+    for warning in (*([door] if door else []), *chain.from_iterable(found)):
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
 
 

@@ -76,7 +76,9 @@ def gateway(
 def listen_on(deployment: Deployment, address: tuple[str, int]) -> Deployment:
     """The same deployment with its gateway at another address."""
     host, port = address
-    table = deployment.gateway.model_copy(update={"listen": f"{host}:{port}"})
+    table = deployment.gateway.model_copy(
+        update={"listen": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}
+    )
     return deployment.model_copy(update={"gateway": table})
 
 

@@ -62,8 +62,7 @@ class Topology:
     @property
     def gateway_url(self) -> str:
         """Base URL of the gateway."""
-        host, port = self.gateway
-        return f"http://{host}:{port}"
+        return f"http://{join_address(self.gateway)}"
 
 
 def lay_out(deployment: Deployment, file: Path, overlay: Path | None = None) -> Topology:
@@ -85,8 +84,9 @@ def lay_out(deployment: Deployment, file: Path, overlay: Path | None = None) -> 
                 pools[name] = _own_address(name, pool.listen, taken)
                 admins[name] = _own_address(name, None, taken)
         for name, engine in cluster.engines.items():
-            host, port = ("", 0) if engine.url else _own_address(name, engine.listen, taken)
-            engines[name] = engine.url or f"http://{host}:{port}"
+            engines[name] = (
+                engine.url or f"http://{join_address(_own_address(name, engine.listen, taken))}"
+            )
     gateway = _own_address(deployment.gateway.name, deployment.gateway.listen, taken)
     run = secrets.token_hex(4)
     return Topology(deployment, file, overlay, run, pools, engines, gateway, admins)
@@ -191,13 +191,18 @@ def _listens(deployment: Deployment) -> list[tuple[str, Address]]:
     return [(name, split_address(listen)) for name, listen in listens if listen]
 
 
+def join_address(address: Address) -> str:
+    """`HOST:PORT`, with brackets around a host that has colons itself."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
     deployment = topology.deployment
     admin = topology.admins[name]
-    host, port = topology.pools[name]
     table = cluster.pools[name]
     args = [sys.executable, "-m", "prfaas", "pool", "--name", name]
-    args += ["--listen", f"{host}:{port}", "--admin", f"{admin[0]}:{admin[1]}"]
+    args += ["--listen", join_address(topology.pools[name]), "--admin", f"{admin[0]}:{admin[1]}"]
     args += ["--memory", f"{table.memory}B"]
     if table.disk is not None:
         args += ["--disk", str(table.disk), "--disk-limit", f"{table.disk_limit}B"]
@@ -209,8 +214,7 @@ def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
         args += ["--tracing", deployment.tracing.endpoint]
     if cluster.role is ClusterRole.PRFAAS:
         for peer in _pool_names(deployment, ClusterRole.PD):
-            peer_host, peer_port = topology.pools[peer]
-            args += ["--peer", f"{peer}={peer_host}:{peer_port}"]
+            args += ["--peer", f"{peer}={join_address(topology.pools[peer])}"]
             args += _link_args(peer, table.links.get(peer, LinkTable()))
     else:
         for source in _pool_names(deployment, ClusterRole.PRFAAS):
@@ -288,13 +292,13 @@ def _timing_part(topology: Topology, cluster_name: str, names: list[str]) -> Par
 
 def _gateway_part(topology: Topology) -> Part:
     args = [sys.executable, "-m", "prfaas", "gateway", str(topology.file)]
-    args += ["--listen", "{}:{}".format(*topology.gateway)]
+    args += ["--listen", join_address(topology.gateway)]
     if topology.overlay is not None:
         args += ["--with", str(topology.overlay)]
     for name, url in topology.engines.items():
         args += ["--engine", f"{name}={url}"]
-    for name, (host, port) in topology.pools.items():
-        args += ["--pool", f"{name}={host}:{port}"]
+    for name, address in topology.pools.items():
+        args += ["--pool", f"{name}={join_address(address)}"]
     return Part(
         name=topology.deployment.gateway.name,
         kind="gateway",

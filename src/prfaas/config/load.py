@@ -8,7 +8,6 @@ from typing import Any
 
 from prfaas.config.deployment import Deployment
 from prfaas.config.names import PATTERNS
-from prfaas.config.tenants import KEY_HASH
 from prfaas.errors import ConfigError
 from prfaas.tables import read_toml, validated
 
@@ -31,7 +30,7 @@ def load_deployment(path: Path, overlay: Path | None = None) -> Deployment:
     if nuls := list(_nuls(tables)):
         raise ConfigError("\n  ".join([f"{path}:", *nuls]))
     # Somebody may have written a key in the place of its hash.
-    return validated(Deployment, tables, path, words=PATTERNS, secrets=(KEY_HASH,))
+    return validated(Deployment, tables, path, words=PATTERNS, secrets=("keys", "operator_keys"))
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -36,12 +36,16 @@ class RoutingTable(Table):
     """What copies of hot prefixes may take of each link on average, such as "200Mbps": what home
     misses again and again and a PrfaaS cluster holds is copied home. Needs a `plan`; without
     this nothing is copied."""
+    pull: bool = False
+    """Let "adaptive" fetch a prefix that a PrfaaS cluster holds, for a prompt that is prefilled at
+    home, when that is predicted to be faster than computing it; needs a `plan`."""
     ttft_max: DurationNs | None = None
     """Refuse with 429 what is predicted to take longer to its first token; needs a `plan`."""
     prefill_timeout: DurationNs = 60 * 10**9
     """A remote prefill that takes longer is given up; the prompt is prefilled locally."""
     transfer_timeout: DurationNs = 10 * 10**9
-    """How long decode waits for blocks after the prefill leg has answered."""
+    """How long decode waits for blocks after the prefill leg has answered, and a prefill at home
+    for a pulled prefix."""
 
     _limits = field_validator("ttft_max", "prefill_timeout", "transfer_timeout", "reroling_dwell")(
         long_enough
@@ -63,6 +67,10 @@ class RoutingTable(Table):
             )
         if self.replication is not None and self.plan is None:
             raise ValueError("replication needs a plan: it weighs prefill time against bytes")
+        if self.pull and self.effective_policy is not PolicyName.ADAPTIVE:
+            raise ValueError(
+                'pull needs a plan and policy = "adaptive": it weighs prefill time against bytes'
+            )
         if self.reroling and self.plan is None:
             raise ValueError("reroling needs a plan: it weighs the splits that the plan knows")
         return self

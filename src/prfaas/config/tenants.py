@@ -37,8 +37,9 @@ class TenantTable(Table):
     requests_in_flight: PositiveCount | None = None
     """Requests it may have running at once; more are refused with 429."""
     link_rate: Annotated[RateBitsPerS, Field(ge=8)] | None = None
-    """What its KV blocks may take of all links together, such as "1Gbps"; above it, prompts are
-    prefilled at home."""
+    """What its KV blocks may take of all links together, such as "1Gbps", handed over or pulled;
+    above it, prompts are prefilled at home, from what is there. Copies of hot prefixes have a rate
+    of their own, `routing.replication`."""
 
 
 def check_keys(tenants: Mapping[str, TenantTable], operator_keys: list[str]) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from prfaas.core.fair_share import FairSettings
 from prfaas.core.policies import Bandwidth, PolicyName
 from prfaas.core.predictions import CostModel
-from prfaas.core.routing import Decision
+from prfaas.core.routing import Decision, Path
 from prfaas.core.threshold_loop import Pressures
 from prfaas.units import NS_PER_S
 
@@ -168,6 +168,11 @@ class Routed(NamedTuple):
     home_tokens: int
     away_tokens: int
     shipped_bytes: int
+
+    @property
+    def pulls(self) -> bool:
+        """Whether it is prefilled at home, with a prefix that a PrfaaS cluster holds."""
+        return self.decision.path is Path.LOCAL and bool(self.source)
 
 
 class Refusal(StrEnum):

@@ -228,6 +228,19 @@ class Dispatcher:
         entry.routed = routed._replace(cluster=self._home.name, prefill=name, source="")
         entry.prefilling = True
 
+    def lose_pull(self, request_id: int, now_ns: int) -> None:
+        """The prefix that a prefill at home pulls will not come whole: its instance computes it."""
+        entry = self._open.get(request_id)
+        if entry is None or not entry.routed.pulls:
+            return
+        self.transfer_over(request_id)
+        routed = entry.routed = entry.routed._replace(source="")
+        if entry.prefilling:
+            self._withdraw(request_id, entry, now_ns)
+            work_ns = self._local_work_ns(routed.num_prompt_tokens - routed.home_tokens)
+            self._ways.home.book.dispatch(routed.prefill, request_id, now_ns, work_ns)
+            entry.prefilling = True
+
     def decoding(self, waited_ns: int, now_ns: int) -> None:
         """A request began to be decoded so long after its blocks were there."""
         if self._decode_book is not None:

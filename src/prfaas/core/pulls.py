@@ -142,4 +142,5 @@ def with_pull(
         return found
     start_ns = max(signals.local_wait_ns or 0, pull.arrival_ns)
     local_ns = start_ns + costs.local_prefill_ns(facts.num_prompt_tokens - there)
+    local_ns += found.decode_wait_ns
     return found._replace(local_ns=local_ns, pull_tokens=pull.num_tokens)

@@ -122,6 +122,8 @@ class Decision(NamedTuple):
         """The reason as a person would say it."""
         compared = f"{self.num_new_tokens:,} new tokens against {self.offload_threshold:,}"
         words = _WORDS[self.reason].format(compared=compared, predictions=self._predictions)
+        if self.pull_tokens:
+            words += f"; pulls the {self.pull_tokens:,} tokens more that the PrfaaS cluster holds"
         return f"{words}; not predicted: {self.unpredicted.value}" if self.unpredicted else words
 
     @property

@@ -3,8 +3,11 @@
 In the request's `kv_transfer_params`:
 
     prefill leg  {"prfaas": {"transfer": HEX, "push_to": POOL, "have_tokens": N, "final_tokens": M,
-                            "ticket": BASE64}}
+                            "ticket": BASE64, "wait": {as a decode leg}}}
     decode leg   {"prfaas": {"transfer": HEX, "source": POOL, "wait_ms": N}}
+
+Both wait for blocks on their way: a decode leg for those of its hand-off or of a pulled prefix, a
+prefill leg at home for the latter.
 """
 
 from __future__ import annotations
@@ -23,6 +26,14 @@ NS_PER_MS = 1_000_000
 TransferHex = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-fA-F]{{{2 * TRANSFER_ID_BYTES}}}$")]
 
 
+class WaitOrder(msgspec.Struct, frozen=True):
+    """Wait for blocks that are on their way."""
+
+    transfer: TransferHex
+    source: Name
+    wait_ms: Count
+
+
 class PushOrder(msgspec.Struct, frozen=True):
     """What a prefill leg asks for."""
 
@@ -32,14 +43,8 @@ class PushOrder(msgspec.Struct, frozen=True):
     final_tokens: Count = 0
     ticket: TicketBytes = b""
     """Base64 in JSON."""
-
-
-class WaitOrder(msgspec.Struct, frozen=True):
-    """What a decode leg asks for."""
-
-    transfer: TransferHex
-    source: Name
-    wait_ms: Count
+    wait: WaitOrder | None = None
+    """A prefix that is pulled for it."""
 
 
 Order = PushOrder | WaitOrder

@@ -105,11 +105,12 @@ class PrfaasTier(SecondaryTierManager):
         except ValueError as error:
             log.warning("kv_transfer_params of %s ignored: %s", req_context.req_id, error)
             return RequestOffloadingContext()
+        awaited = order.wait if isinstance(order, PushOrder) else order
+        if awaited is not None:
+            transfer_id, wait_ns = bytes.fromhex(awaited.transfer), awaited.wait_ms * NS_PER_MS
+            self._requests.begin(req_context.req_id, transfer_id, awaited.source, wait_ns)
         if isinstance(order, PushOrder):
             return self._begin_push(req_context.req_id, order)
-        if order is not None:
-            transfer_id, wait_ns = bytes.fromhex(order.transfer), order.wait_ms * NS_PER_MS
-            self._requests.begin(req_context.req_id, transfer_id, order.source, wait_ns)
         return RequestOffloadingContext()
 
     def _begin_push(self, request: str, order: PushOrder) -> RequestOffloadingContext:

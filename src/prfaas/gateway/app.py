@@ -38,7 +38,9 @@ from prfaas.gateway.loops import Loops
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools, PoolTiming
 from prfaas.gateway.prefill import PrefillLeg
+from prfaas.gateway.prefixes import Fetcher
 from prfaas.gateway.profiles import load_profiles
+from prfaas.gateway.pulling import Pulling
 from prfaas.gateway.pulse import Pulse
 from prfaas.gateway.records import NS_PER_MS, Records
 from prfaas.gateway.tenants import Tenants, fairness
@@ -158,9 +160,8 @@ class Gateway:
         self._access = Access(deployment.gateway, self.tenants, self.metrics.tenants.unauthorized)
         self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
         self._views = Views(model, self.engines, self.pools, self.metrics, self.records, self._door)
-        self.loops = Loops(
-            deployment, self.driver, self.pools, self.transfers, tickets, profiles, self.journal
-        )
+        fetcher = Fetcher(tickets, self.pools.pull)
+        self.loops = Loops(deployment, self.driver, fetcher, self.transfers, profiles, self.journal)
         self.pulse = Pulse(self.driver, self.guards, self.journal, self.loops.all)
         self.metrics.control.watch_loops(lambda: float(self.pulse.frozen))
         control = Control(
@@ -196,13 +197,24 @@ class Gateway:
             frozenset(self.engine_events.names()),
             self._prompts.vocab_size,
         )
+        hedges = Hedges(self.driver, profiles.home, limits.ttft_max)
         self._flow = Flow(
             planner=planner,
             driver=self.driver,
             guards=self.guards,
             prefill_leg=PrefillLeg(self.engines, model, deployment.routing, tickets),
             decode_leg=DecodeLeg(self.engines, deployment.routing.transfer_timeout // NS_PER_MS),
-            hedges=Hedges(self.driver, profiles.home, deployment.routing.ttft_max),
+            hedges=hedges,
+            pulling=Pulling(
+                fetcher,
+                self.transfers,
+                self.pools,
+                self.driver,
+                self.guards,
+                hedges,
+                self.metrics,
+                limits.transfer_timeout,
+            ),
             ending=Ending(self._prompts, model),
             pools=self.pools,
             transfers=self.transfers,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.requests import Api, ClientRequest
 from prfaas.gateway.tokenizing import Prompt
+from prfaas.gateway.transfers import TransferView
 
 COMPLETIONS_PATH = "/v1/completions"
 CHAT_PATH = "/v1/chat/completions"
@@ -27,6 +28,14 @@ _CHAT_ONLY_KEYS = frozenset(
         "chat_template_kwargs",
     }
 )
+
+
+def wait_order(transfer: TransferView | None, wait_ms: int) -> JsonObject | None:
+    """What an engine's tier has to know of blocks on their way; None without."""
+    if transfer is None:
+        return None
+    transfer_id = transfer.transfer_id.hex()
+    return {"transfer": transfer_id, "source": transfer.source, "wait_ms": wait_ms}
 
 
 def prefill_body(model: str, prompt: Prompt, transfer: JsonObject) -> JsonObject:

@@ -18,6 +18,9 @@ from prfaas.gateway.pulse import Pulse
 
 THRESHOLD_MAX = 100_000_000
 _BY_HAND = "as the operator asked"
+_NOBODY_LEFT = (
+    f"{_BY_HAND}; no PD engine takes requests any more: clients get 503 until one is resumed"
+)
 
 
 class Control:
@@ -82,7 +85,8 @@ class Control:
         self._driver.set_drained(engine, time.monotonic_ns(), drained=drained)
         words = {True: "drained", False: "in use"}
         action = "drain" if drained else "resume"
-        return self._note(action, f"engine {engine}", words[old], words[drained])
+        why = _NOBODY_LEFT if drained and not self._is_anybody_left() else _BY_HAND
+        return self._note(action, f"engine {engine}", words[old], words[drained], why)
 
     def turn(self, cluster: str, *, on: bool) -> Entry:
         """Give no engine of a cluster anything new, or take it back.
@@ -108,7 +112,8 @@ class Control:
         old = self._driver.is_on(cluster)
         self._driver.set_cluster(cluster, time.monotonic_ns(), on=on)
         words = {True: "on", False: "off"}
-        return self._note(words[on], f"cluster {cluster}", words[old], words[on])
+        why = _BY_HAND if on or self._is_anybody_left() else _NOBODY_LEFT
+        return self._note(words[on], f"cluster {cluster}", words[old], words[on], why)
 
     # What there is
 
@@ -185,8 +190,24 @@ class Control:
         known = [f"{link.source}:{link.destination}" for link in links]
         raise _unknown("link", f"{source}:{destination}", known)
 
-    def _note(self, action: str, what: str, old: int | str | None, new: int | str | None) -> Entry:
-        return self._journal.note(Loop.OPERATOR, action, what, old=old, new=new, why=_BY_HAND)
+    def _is_anybody_left(self) -> bool:
+        """Whether the operator lets any PD engine take requests."""
+        return any(
+            self._driver.is_on(cluster) and not self._driver.is_drained(engine)
+            for cluster, table in self._deployment.clusters.items()
+            if table.role is ClusterRole.PD
+            for engine in table.engines
+        )
+
+    def _note(
+        self,
+        action: str,
+        what: str,
+        old: int | str | None,
+        new: int | str | None,
+        why: str = _BY_HAND,
+    ) -> Entry:
+        return self._journal.note(Loop.OPERATOR, action, what, old=old, new=new, why=why)
 
 
 def _unknown(kind: str, name: str, known: list[str]) -> RequestError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -16,6 +17,13 @@ from prfaas.gateway.records import Record
 from prfaas.gateway.split import Split
 from prfaas.gateway.transfers import TransferView
 from prfaas.units import NS_PER_S
+
+
+def _rtt_s(link: Link) -> float:
+    """A link that nobody has measured yet has no round trip; zero would be one."""
+    seen = link.book.last
+    return seen.rtt_ns / NS_PER_S if seen is not None and seen.rtt_ns else math.nan
+
 
 LINK_GAUGES: Mapping[str, tuple[str, Callable[[Link], float]]] = {
     "offload_threshold_tokens": (
@@ -32,8 +40,8 @@ LINK_GAUGES: Mapping[str, tuple[str, Callable[[Link], float]]] = {
         lambda link: link.book.last.bits_per_s / 8 if link.book.last else 0.0,
     ),
     "route_link_rtt_seconds": (
-        "Round trip of a link that decisions are made with; 0 while unknown",
-        lambda link: link.book.last.rtt_ns / NS_PER_S if link.book.last else 0.0,
+        "Round trip of a link that decisions are made with; NaN while unknown",
+        _rtt_s,
     ),
 }
 

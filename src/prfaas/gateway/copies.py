@@ -1,84 +1,35 @@
 """Hot prefixes that the home cluster misses and a PrfaaS cluster holds: copied by pulls.
 
-The core counts misses and chooses, as it does in the simulator. Blocks travel as in every pull: the
-destination's pool node asks the source over the link that the source keeps to it.
+The core counts misses and chooses, as it does in the simulator. A copy serves whoever asks next: it
+counts against the budget of the link, and against no tenant's share of it.
 """
 
 from __future__ import annotations
 
-import base64
 import secrets
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
 
-from prfaas.core.blocks import BlockKey, GroupKind, Layout, block_key
+from prfaas.core.blocks import GroupKind
 from prfaas.core.copies import Copy, CopySettings, HotPrefixes, marks
 from prfaas.core.dispatch import Routed
 from prfaas.core.link_book import LinkBook
 from prfaas.core.pulls import Road
 from prfaas.core.routing import Path
-from prfaas.core.shipping import is_worth_sending, shipped_bytes
+from prfaas.core.shipping import shipped_bytes
 from prfaas.core.ways import Way
 from prfaas.gateway.asks import Ask
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.journal import Journal, Loop
 from prfaas.gateway.pool_view import LinkName
-from prfaas.gateway.tickets import TicketOffice
+from prfaas.gateway.prefixes import Fetcher, Prefix
 from prfaas.gateway.transfers import Transfers, TransferView
 from prfaas.units import NS_PER_S
 from prfaas.wire.frames import TRANSFER_ID_BYTES
-from prfaas.wire.messages.fields import PULL_KEYS_MAX, wire_keys
-from prfaas.wire.messages.link import Pull
 
 CANDIDATES_MAX = 256
 """Prefixes that are counted for each link; each keeps the hashes of a prompt."""
 OPEN_MAX = 256
 """Copies under way at a time, all links together."""
-
-
-@dataclass(frozen=True)
-class Prefix(Sequence[bytes]):
-    """The beginning of a prompt: at every boundary the hash that names all before it.
-
-    Attributes:
-        layout: Of its blocks.
-        hashes: Hash chain, up to where it ends.
-        tenant: Name of the tenant whose it is.
-    """
-
-    layout: Layout
-    hashes: list[bytes]
-    tenant: str
-
-    @property
-    def step(self) -> int:
-        """Hashes between two boundaries."""
-        return self.layout.boundary_tokens // self.layout.tokens_per_hash
-
-    def __len__(self) -> int:
-        return len(self.hashes) // self.step
-
-    @overload
-    def __getitem__(self, index: int) -> bytes: ...
-    @overload
-    def __getitem__(self, index: slice) -> Prefix: ...
-    def __getitem__(self, index: int | slice) -> bytes | Prefix:
-        if isinstance(index, int):
-            if not 0 <= index < len(self):
-                raise IndexError(f"boundary {index} of {len(self)}")
-            return self.hashes[(index + 1) * self.step - 1]
-        end = index.indices(len(self))[1]
-        return Prefix(self.layout, self.hashes[: end * self.step], self.tenant)
-
-    def keys(self, have_tokens: int) -> Iterator[BlockKey]:
-        """Blocks of it that a pool with so much of it can use and lacks."""
-        final = len(self) * self.layout.boundary_tokens
-        for group in self.layout.groups:
-            span = group.tokens_per_block
-            for end in range(have_tokens + span, final + 1, span):
-                if is_worth_sending(group, end, have_tokens=have_tokens, final_tokens=final):
-                    yield block_key(self.layout, group, self.hashes, end)
 
 
 @dataclass(slots=True)
@@ -96,8 +47,7 @@ class Copier:
     Args:
         driver: Knows the links.
         transfers: Follow the copies.
-        tickets: Sign them.
-        pull: Sends a pull to a pool; False if it is not connected.
+        fetcher: Asks pools for them.
         settings: Budget of a link in one interval, and decay.
         journal: Hears what was copied.
     """
@@ -108,13 +58,12 @@ class Copier:
         self,
         driver: Driver,
         transfers: Transfers,
-        tickets: TicketOffice,
-        pull: Callable[[str, Pull], bool],
+        fetcher: Fetcher,
         settings: CopySettings,
         journal: Journal,
     ) -> None:
-        self._driver, self._transfers, self._tickets = driver, transfers, tickets
-        self._pull, self._settings, self._journal = pull, settings, journal
+        self._driver, self._transfers, self._fetcher = driver, transfers, fetcher
+        self._settings, self._journal = settings, journal
         self._hot: dict[LinkName, HotPrefixes[bytes]] = {}
         self._open: dict[bytes, _Open] = {}
         self._num_begun = 0
@@ -127,9 +76,11 @@ class Copier:
     def routed(self, ask: Ask, found: Routed, now_ns: int) -> None:
         """A request is prefilled at home: count what PrfaaS clusters hold of it and home does not.
 
-        What is prefilled away comes home by itself.
+        What is prefilled away comes home by itself, and so does what is pulled.
         """
-        if found.decision.path is not Path.LOCAL or ask.layout is None or not ask.hashes:
+        if found.decision.path is not Path.LOCAL or found.pulls:
+            return
+        if ask.layout is None or not ask.hashes:
             return
         for way in self._driver.dispatcher.seen.ways:
             held = way.facts.pullable_tokens > found.present_tokens
@@ -199,31 +150,17 @@ class Copier:
         prefix = copy.block_ids
         assert isinstance(prefix, Prefix)  # noqa: S101 (nothing else is counted)
         have_tokens = copy.num_present * prefix.layout.boundary_tokens
-        keys = list(prefix.keys(have_tokens))
-        if len(self._open) >= OPEN_MAX or len(keys) > PULL_KEYS_MAX:
+        if len(self._open) >= OPEN_MAX:
             return False
         self._num_begun += 1
         # Numbers of requests are not negative: no request's books are touched.
         transfer = self._transfers.open(
             secrets.token_bytes(TRANSFER_ID_BYTES), source, destination, -self._num_begun
         )
-        ticket = self._tickets.issue(
-            transfer,
-            prefix.layout,
-            prefix.tenant,
-            have_tokens=have_tokens,
-            final_tokens=len(prefix) * prefix.layout.boundary_tokens,
-        )
-        pull = Pull(
-            transfer_id=transfer.transfer_id,
-            source=source,
-            keys=wire_keys(keys),
-            ticket=base64.b64decode(ticket),
-        )
-        if not self._pull(destination, pull):
+        if not self._fetcher.fetch(transfer, prefix, have_tokens):
             return False
         book.promise(copy.num_bytes)
-        ends_at_ns = now_ns + self._tickets.lifetime_ns
+        ends_at_ns = now_ns + self._fetcher.tickets.lifetime_ns
         self._open[transfer.transfer_id] = _Open(book, copy.num_bytes, ends_at_ns)
         transfer.broken.add_done_callback(lambda _: self._over(transfer.transfer_id))
         return True

@@ -190,9 +190,14 @@ def _count(plan: Plan, tenant: Tenant, record: Record) -> None:
     """What a request that was let in takes of its tenant's limits."""
     now_ns = time.monotonic_ns()
     tenant.quota.count_tokens(plan.prompt.num_tokens, now_ns)
-    if plan.routed.decision.path is Path.REMOTE and plan.layout is not None:
+    routed, final_tokens = plan.routed, plan.final_tokens
+    if routed.pulls:
+        final_tokens = routed.hit_tokens
+    elif routed.decision.path is Path.LOCAL:
+        return
+    if plan.layout is not None:
         record.signed_bytes = shipped_bytes(
-            plan.layout, have_tokens=plan.pd_hit_tokens, final_tokens=plan.final_tokens
+            plan.layout, have_tokens=plan.pd_hit_tokens, final_tokens=final_tokens
         )
         tenant.quota.ship(record.signed_bytes, now_ns)
 

@@ -10,7 +10,7 @@ from aiohttp import web
 from prfaas.config.clusters import ClusterRole
 from prfaas.errors import EngineError
 from prfaas.gateway.answering import error_object, json_response
-from prfaas.gateway.bodies import decode_body
+from prfaas.gateway.bodies import decode_body, wait_order
 from prfaas.gateway.engines import INTERNAL_ERROR, Engine, Engines, SuspectError
 from prfaas.gateway.exchange import Exchange, reply_headers
 from prfaas.gateway.failures import retry_headers
@@ -19,7 +19,6 @@ from prfaas.gateway.records import Outcome
 from prfaas.gateway.requests import ClientRequest
 from prfaas.gateway.sse import DONE, EventReader
 from prfaas.gateway.tokenizing import Prompt
-from prfaas.gateway.transfers import TransferView
 
 _PROMPT_IDS = b'"prompt_token_ids":['
 _ERROR = b'{"error"'
@@ -88,7 +87,7 @@ class DecodeLeg:
             prompt,
             # An engine that went down since it was chosen has forgotten its length.
             max_model_len=engine.max_model_len or prompt.num_tokens + 1,
-            transfer=self._awaited(exchange.transfer),
+            transfer=wait_order(exchange.awaited, self.transfer_timeout_ms),
             with_ids=exchange.answer is not None,
         )
         headers = exchange.leg_headers("d")
@@ -108,16 +107,6 @@ class DecodeLeg:
         """Whether there is more than one engine that decodes, up or down."""
         roles = [engine.role for engine in self.engines.by_name.values()]
         return roles.count(ClusterRole.PD) > 1
-
-    def _awaited(self, transfer: TransferView | None) -> JsonObject | None:
-        """What the engine's tier has to know of the blocks on their way."""
-        if transfer is None:
-            return None
-        return {
-            "transfer": transfer.transfer_id.hex(),
-            "source": transfer.source,
-            "wait_ms": self.transfer_timeout_ms,
-        }
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> LegBrokenError:

@@ -99,6 +99,7 @@ class Driver:
                 admission=routing.ttft_max is not None,
                 ttft_max_ns=routing.ttft_max,
                 fairness=fairness(deployment),
+                pulls=routing.pull,
             ),
         )
         self._reports = LinkReports(self.dispatcher, self._planned_bits_per_s)
@@ -251,6 +252,10 @@ class Driver:
     def fall_back(self, number: int, now_ns: int) -> None:
         """The prefill of a request was given up: who decodes it prefills it too."""
         self.dispatcher.fall_back(number, now_ns)
+
+    def lose_pull(self, number: int, now_ns: int) -> None:
+        """The prefix that a prefill at home pulls will not come whole."""
+        self.dispatcher.lose_pull(number, now_ns)
 
     def transfer_over(self, number: int) -> None:
         """The pools have told the end of a request's transfer."""

@@ -98,6 +98,9 @@ class Encoder:
             if not walk.finds(part.encode()):
                 walk.learns(self.cutting.encode(part))
         walk.token_ids.extend(self.cutting.encode(text[position:]))
+        if walk.is_stale:
+            # Tokens of this very text may be wrong; those that are made from here on are not.
+            return self.encode(text, special, naming)
         walk.token_ids.extend(after)
         return walk.token_ids, walk.end()
 
@@ -123,10 +126,16 @@ class _Walk:
     ) -> None:
         self.token_ids = array("I", token_ids)
         self._cache = cache
+        self._age = cache.age
         self._naming = naming
         self._key = blake3(repr((kind, astuple(naming))).encode()).digest()
         self._hashes: list[bytes] = []
         self._new: list[tuple[bytes, int, int]] = []
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether all that was remembered has been forgotten since it began."""
+        return self._cache.age != self._age
 
     def finds(self, span: bytes) -> bool:
         """Take the tokens and hashes of the next span, if it was here before after the same."""
@@ -151,5 +160,5 @@ class _Walk:
         size = self._naming.tokens_per_hash or 1
         for key, start, end in self._new:
             ids = self.token_ids[start:end]
-            self._cache.put(key, Span(ids, tuple(hashes[start // size : end // size])))
+            self._cache.put(key, Span(ids, tuple(hashes[start // size : end // size])), self._age)
         return hashes

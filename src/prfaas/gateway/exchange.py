@@ -17,7 +17,7 @@ from prfaas.gateway.requests import ClientRequest
 from prfaas.gateway.seam import Answer
 from prfaas.gateway.tenants import Tenant
 from prfaas.gateway.tracing import Trace
-from prfaas.gateway.transfers import TransferView
+from prfaas.gateway.transfers import PrefixPull, TransferView
 from prfaas.gateway.usage import Usage
 from prfaas.logs import log_event
 
@@ -39,6 +39,7 @@ class Exchange:
         replies: Translates the engine's answer.
         answer: What has been sent of a stream that another engine could continue; None for others.
         transfer: Blocks on their way; None on the local path, and once given up.
+        pull: Prefix that is fetched for a prefill at home; None without.
         final_tokens: Prefix that decode should find once the transfer is complete.
         on_first_token: Called once, when the first token has come.
         suspects: Engines that failed at it, by their fault or its own.
@@ -55,6 +56,7 @@ class Exchange:
     replies: Replies = field(init=False)
     answer: Answer | None = None
     transfer: TransferView | None = None
+    pull: PrefixPull | None = None
     final_tokens: int = 0
     on_first_token: Callable[[], None] | None = None
     suspects: list[str] = field(default_factory=list)
@@ -77,6 +79,16 @@ class Exchange:
             return False
         return (self.usage.decode_cached or 0) < self.final_tokens
 
+    @property
+    def awaited(self) -> TransferView | None:
+        """What the next leg at home has to wait for: its hand-off, or a prefix that is pulled."""
+        return self.transfer or self.awaited_pull
+
+    @property
+    def awaited_pull(self) -> TransferView | None:
+        """A prefix on its way."""
+        return None if self.pull is None or self.pull.outcome else self.pull.transfer
+
     def leg_headers(self, leg: str) -> dict[str, str]:
         """Headers of a leg, "p" or "d"; nothing else of the client's gets to an engine."""
         return {"X-Request-Id": f"{self.record.request_id}-{leg}", **self.trace.headers}
@@ -88,8 +100,15 @@ class Exchange:
 
     def fall_back(self, fallback: Fallback, message: str) -> None:
         """The remote path was left, or did not pay off: note it, count it, log it."""
-        self.record.fallback = fallback
+        self._note(fallback, message)
         self.metrics.fell_back(self.record)
+
+    def lose_pull(self, reason: str, message: str) -> None:
+        """A prefix that was to be fetched is computed, or part of it: note and log it."""
+        self._note(Fallback("pull", reason), message)
+
+    def _note(self, fallback: Fallback, message: str) -> None:
+        self.record.fallback = fallback
         log_event(
             _log,
             logging.WARNING,
@@ -108,10 +127,12 @@ class Exchange:
             self.on_first_token = None
 
     def stop_watching(self) -> None:
-        """The remote path can not be left any more."""
+        """The remote path can not be left any more, nor a pull."""
         if self.watch is not None:
             self.watch.cancel()
             self.watch = None
+        if self.pull is not None:
+            self.pull.stop()
 
     def finish(self) -> None:
         """The answer is complete: judge the transfer by what decode found."""

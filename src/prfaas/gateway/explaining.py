@@ -39,6 +39,7 @@ def _decision(record: Record) -> JsonObject | None:
         "refusal": record.refusal.value if record.refusal else None,
         "num_new_tokens": found.num_new_tokens,
         "offload_threshold": found.offload_threshold,
+        "pull_tokens": found.pull_tokens,
         "predicted_local_ms": _ms(found.predicted_local_ns),
         "predicted_remote_ms": _ms(found.predicted_remote_ns),
         "not_predicted": found.unpredicted.value if found.unpredicted else None,
@@ -58,6 +59,7 @@ def _way(way: Way) -> JsonObject:
         "prfaas_hit_tokens": way.facts.prfaas_hit_tokens,
         "predicted_local_ms": _ms(found.local_ns),
         "predicted_remote_ms": _ms(found.remote_ns),
+        "pull_tokens": found.pull_tokens,
         "local_wait_ms": _ms(signals.local_wait_ns),
         "remote_wait_ms": _ms(signals.remote_wait_ns),
         "decode_wait_ms": _ms(signals.decode_wait_ns),
@@ -121,6 +123,7 @@ def _happened(record: Record) -> JsonObject:
         "decode_ms": _ms(decode_ns),
         "e2e_ms": _ms(record.e2e_ns),
         "cached_tokens": record.cached_tokens,
+        "pulled_tokens": record.pulled_tokens,
         "num_output_tokens": record.num_output_tokens,
         "fallback": f"{record.fallback.stage}/{record.fallback.reason}"
         if record.fallback

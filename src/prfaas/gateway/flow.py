@@ -23,6 +23,7 @@ from prfaas.gateway.jsons import from_json
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.prefill import PrefillGivenUpError, PrefillLeg
+from prfaas.gateway.pulling import Pulling
 from prfaas.gateway.records import Fallback, Outcome
 from prfaas.gateway.rejections import UnavailableError
 from prfaas.gateway.seam import Answer, may_continue, stop_strings
@@ -45,6 +46,7 @@ class Flow:
         prefill_leg: Runs the prefill leg.
         decode_leg: Runs the decode leg.
         hedges: Tell when a remote path is to be left.
+        pulling: Has prefixes fetched for prefills at home.
         ending: Ends and continues streams that engines left.
         pools: Hear of given-up transfers.
         transfers: Follow transfers.
@@ -57,6 +59,7 @@ class Flow:
     prefill_leg: PrefillLeg
     decode_leg: DecodeLeg
     hedges: Hedges
+    pulling: Pulling
     ending: Ending
     pools: Pools
     transfers: Transfers
@@ -79,6 +82,7 @@ class Flow:
         number = plan.ask.number
         exchange.on_first_token = partial(self._first_token, exchange, number)
         try:
+            self.pulling.begin(exchange, plan)
             if plan.prefill is not None:
                 await self._prefill(exchange, plan, plan.prefill)
             return await self._decode(exchange, plan)
@@ -91,6 +95,7 @@ class Flow:
                 self._give_up_transfer(exchange, "the request ended early")
             elif exchange.is_short:
                 self._give_up_transfer(exchange, "decode went on without its blocks")
+            self.pulling.end(exchange)
             self._judge(exchange)
             self.driver.end(number, time.monotonic_ns())
 
@@ -107,12 +112,18 @@ class Flow:
         record.prefill_engine = engine.name
         try:
             exchange.usage.cached_max = await self.prefill_leg.run(
-                plan, engine, transfer, record, exchange.leg_headers("p")
+                plan,
+                engine,
+                transfer,
+                record,
+                exchange.leg_headers("p"),
+                exchange.awaited_pull,
             )
             self.driver.prefilled(plan.ask.number, time.monotonic_ns())
         except PrefillGivenUpError as error:
             exchange.suspect(engine.name, error)
-            exchange.usage.cached_max = plan.pd_hit_tokens
+            routed = plan.routed
+            exchange.usage.cached_max = routed.hit_tokens if routed.pulls else plan.pd_hit_tokens
             self._give_up_transfer(exchange, "the prefill leg was given up")
             self.driver.fall_back(plan.ask.number, time.monotonic_ns())
             exchange.fall_back(error.fallback, str(error))
@@ -151,6 +162,7 @@ class Flow:
         if exchange.stream.has_begun and exchange.answer is None:
             return None
         self._give_up_transfer(exchange, "the decode engine is gone")
+        self.pulling.give_up(exchange, "the decode engine is gone")
         other = self.planner.elsewhere(plan, avoid=tried.name)
         if other is None:
             return None

@@ -1,4 +1,7 @@
-"""Looks after remote paths: one that is late is left, as `core/hedging.py` says."""
+"""Looks after paths over a link: one that is late is left, as `core/hedging.py` says.
+
+They are remote paths, and local ones by way of a pulled prefix.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ class Hedges:
             transfer: Its blocks.
             deadline_ns: Instant at which the request's time is over; None without one.
         """
-        now_ns, predicted_ns = time.monotonic_ns(), plan.routed.decision.predicted_remote_ns
+        now_ns, predicted_ns = time.monotonic_ns(), plan.routed.decision.predicted_ns
         if predicted_ns is None or self._costs is None:
             return None
         self.budget.deposit(now_ns)
@@ -77,9 +80,14 @@ class Hedges:
 
     def _local_ns(self, plan: Plan, costs: CostModel, now_ns: int) -> int | None:
         """Time to the first token of a prefill at home that begins now; None is unknown."""
-        wait_ns = self._driver.wait_ns(plan.decode.name, now_ns)
+        routed, num_tokens = plan.routed, plan.prompt.num_tokens
+        name = routed.prefill if routed.pulls else plan.decode.name
+        wait_ns = self._driver.wait_ns(name, now_ns)
         if wait_ns is None:
             return None
+        if routed.pulls:
+            # It is in that queue already.
+            wait_ns = max(0, wait_ns - costs.local_prefill_ns(num_tokens - routed.hit_tokens))
         hits = self._driver.cached(plan.ask)[0]
-        held = max(hits.get(plan.decode.pool, 0), hits.get(plan.decode.name, 0))
-        return wait_ns + costs.local_prefill_ns(max(1, plan.prompt.num_tokens - held))
+        held = max(hits.get(routed.destination, 0), hits.get(name, 0))
+        return wait_ns + costs.local_prefill_ns(max(1, num_tokens - held))

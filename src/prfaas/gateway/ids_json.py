@@ -9,8 +9,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-BITS_MIN, BITS_MAX = 12, 20
-"""Ids of so many bits have their texts in a table; no vocabulary is larger."""
+TABLE_BITS = 18, 20
+"""Ids of so many bits have their texts in a table: of most vocabularies, and of all."""
+TEXT_BYTES = 8
+"""Of each text in a table: seven digits and a comma. Numpy gathers words faster than odd sizes."""
+
+
+def make_ready(num_ids: int) -> None:
+    """Make the table that ids below `num_ids` need, which takes some 20 ms."""
+    _table_for(num_ids - 1)
 
 
 def ids_to_json(ids: array[int]) -> bytes:
@@ -22,20 +29,26 @@ def ids_to_json(ids: array[int]) -> bytes:
     if not ids:
         return b"[]"
     numbers = np.frombuffer(ids, np.uint32)
-    bits = int(numbers.max()).bit_length()
-    if bits > BITS_MAX:
+    table = _table_for(int(numbers.max()))
+    if table is None:
         return msgspec.json.encode(ids.tolist())
-    return b"[" + _texts(max(bits, BITS_MIN)).take(numbers).tobytes()[:-1] + b"]"
+    texts = table.take(numbers).view(np.uint8).data
+    return b"".join((b"[", texts[:-1], b"]"))
+
+
+def _table_for(highest: int) -> npt.NDArray[np.uint64] | None:
+    bits = next((bits for bits in TABLE_BITS if highest >> bits == 0), None)
+    return None if bits is None else _texts(bits)
 
 
 @cache
-def _texts(bits: int) -> npt.NDArray[np.void]:
+def _texts(bits: int) -> npt.NDArray[np.uint64]:
     """The text of every number below 2^bits and a comma, all of one width."""
     rest = np.arange(1 << bits, dtype=np.uint32)
-    width = len(str(len(rest) - 1))
-    texts = np.full((len(rest), width + 1), ord(","), np.uint8)
-    for column in reversed(range(width)):
-        shown = (rest > 0) | (column == width - 1)
+    texts = np.full((len(rest), TEXT_BYTES), ord(" "), np.uint8)
+    texts[:, -1] = ord(",")
+    for column in reversed(range(TEXT_BYTES - 1)):
+        shown = (rest > 0) | (column == TEXT_BYTES - 2)
         texts[:, column] = np.where(shown, rest % 10 + ord("0"), ord(" "))
         rest //= 10
-    return texts.view(f"V{width + 1}")[:, 0]
+    return texts.view(np.uint64)[:, 0]

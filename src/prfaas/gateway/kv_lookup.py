@@ -167,6 +167,7 @@ def _foreseen(found: Foreseen) -> JsonObject:
         "explanation": decision.explanation,
         "num_new_tokens": decision.num_new_tokens,
         "offload_threshold": decision.offload_threshold,
+        "pull_tokens": decision.pull_tokens,
         "predicted_local_ms": _ms(decision.predicted_local_ns),
         "predicted_remote_ms": _ms(decision.predicted_remote_ns),
         "prefill": found.prefill,

@@ -7,13 +7,12 @@ from prfaas.errors import ConfigError
 from prfaas.gateway.copies import Copier, copy_settings
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.journal import Journal
-from prfaas.gateway.pools import Pools
+from prfaas.gateway.prefixes import Fetcher
 from prfaas.gateway.profiles import Profiles
 from prfaas.gateway.pulse import BEAT_S, LOOP_EVERY, Beaten
 from prfaas.gateway.records import Outcome, Record
 from prfaas.gateway.reroling import Reroling
 from prfaas.gateway.split import Split
-from prfaas.gateway.tickets import TicketOffice
 from prfaas.gateway.transfers import Transfers, TransferView
 
 
@@ -23,9 +22,8 @@ class Loops:
     Args:
         deployment: Which loops run.
         driver: What they act on.
-        pools: Copy.
+        fetcher: Asks pools for copies.
         transfers: Follow copies.
-        tickets: Sign copies.
         profiles: What they weigh with.
         journal: Hears what they do.
 
@@ -37,9 +35,8 @@ class Loops:
         self,
         deployment: Deployment,
         driver: Driver,
-        pools: Pools,
+        fetcher: Fetcher,
         transfers: Transfers,
-        tickets: TicketOffice,
         profiles: Profiles,
         journal: Journal,
     ) -> None:
@@ -47,7 +44,7 @@ class Loops:
         rate = deployment.routing.replication
         if rate is not None:
             settings = copy_settings(rate, BEAT_S * LOOP_EVERY)
-            self.copier = Copier(driver, transfers, tickets, pools.pull, settings, journal)
+            self.copier = Copier(driver, transfers, fetcher, settings, journal)
         self.reroling: Reroling | None = None
         if driver.split is not None and deployment.routing.reroling:
             _check_size(deployment, driver.split, profiles)

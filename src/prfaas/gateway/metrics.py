@@ -18,6 +18,7 @@ from prfaas.gateway.engines import Engine, Engines
 from prfaas.gateway.event_metrics import EventMetrics
 from prfaas.gateway.guards import Guards, label_of
 from prfaas.gateway.pools import Pools
+from prfaas.gateway.pull_metrics import PullMetrics
 from prfaas.gateway.records import Outcome, Record
 from prfaas.gateway.tenant_metrics import TenantMetrics
 from prfaas.gateway.transfers import TransferView
@@ -61,6 +62,7 @@ class Metrics:
         self.control = ControlMetrics(self.registry)
         self.events = EventMetrics(self.registry)
         self.connections = ConnectionMetrics(self.registry)
+        self.pulls = PullMetrics(self.registry)
         self.identity_ends = identity_gauge("gateway", self.registry)
         self._requests = self._counter("requests", "Requests by how they ended", "path", "outcome")
         self._decisions = self._counter("route_decisions", "Routing decisions", "path", "reason")

@@ -13,7 +13,7 @@ import aiohttp
 
 from prfaas.config.routing import RoutingTable
 from prfaas.errors import EngineError
-from prfaas.gateway.bodies import COMPLETIONS_PATH, prefill_body
+from prfaas.gateway.bodies import COMPLETIONS_PATH, prefill_body, wait_order
 from prfaas.gateway.deciding import Plan
 from prfaas.gateway.engines import (
     INTERNAL_ERROR,
@@ -24,7 +24,7 @@ from prfaas.gateway.engines import (
 )
 from prfaas.gateway.guards import Told
 from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json
-from prfaas.gateway.records import Fallback, Record
+from prfaas.gateway.records import NS_PER_MS, Fallback, Record
 from prfaas.gateway.tickets import TicketOffice
 from prfaas.gateway.transfers import ENGINE_LOST, LATE, TransferView
 from prfaas.units import NS_PER_S
@@ -71,8 +71,17 @@ class PrefillLeg:
         transfer: TransferView,
         record: Record,
         headers: Mapping[str, str],
+        awaited: TransferView | None = None,
     ) -> int:
         """Compute the prompt's KV cache on `engine` and have it pushed.
+
+        Args:
+            plan: Of the request.
+            engine: Where.
+            transfer: To the pool of the engine that decodes.
+            record: Takes the time.
+            headers: Of the leg.
+            awaited: A prefix on its way to `engine`.
 
         Returns:
             Prompt tokens that were cached over there.
@@ -80,7 +89,7 @@ class PrefillLeg:
         Raises:
             PrefillGivenUpError: Any failure; nothing is running any more then.
         """
-        body = prefill_body(self.model, plan.prompt, self._order(plan, transfer))
+        body = prefill_body(self.model, plan.prompt, self._order(plan, transfer, awaited))
         started_ns = time.monotonic_ns()
         leg = asyncio.create_task(self._post(engine, body, headers))
         try:
@@ -105,14 +114,17 @@ class PrefillLeg:
         limit_s = self.limits.prefill_timeout / NS_PER_S
         raise PrefillGivenUpError("prefill", "timeout", f"no answer within {limit_s:g} s")
 
-    def _order(self, plan: Plan, transfer: TransferView) -> JsonObject:
+    def _order(
+        self, plan: Plan, transfer: TransferView, awaited: TransferView | None
+    ) -> JsonObject:
         """What the engine's tier and the pools have to know."""
         if plan.layout is None:
             raise PrefillGivenUpError("prefill", "no_layout", "nobody has announced a layout")
         span = {"have_tokens": plan.pd_hit_tokens, "final_tokens": plan.final_tokens}
         order = {"transfer": transfer.transfer_id.hex(), "push_to": transfer.destination, **span}
         if transfer.stays:
-            return order
+            wait_ms = self.limits.transfer_timeout // NS_PER_MS
+            return {**order, "wait": wait_order(awaited, wait_ms)}
         return {
             **order,
             "ticket": self.tickets.issue(transfer, plan.layout, plan.ask.tenant, **span),

@@ -44,9 +44,10 @@ class Quick:
         self._core = core
         self._on_difference = on_difference
         self._numbers = itertools.count(1)
-        self._quick = _load(core)
+        self._quick = quick = _load(core)
         markers = [token.content for token in core.get_added_tokens_decoder().values()]
-        if self.is_on and any(map(self._differs, _probes(markers[:_MARKERS_TRIED]))):
+        probes = _probes(markers[:_MARKERS_TRIED])
+        if quick is not None and any(self._differs(quick, text) for text in probes):
             self._quick = None
             _log.warning("fastokens differs from tokenizers on this model's texts: it is not used")
 
@@ -57,21 +58,22 @@ class Quick:
 
     def __call__(self, text: str) -> array[int]:
         """Tokens of a text, without those that a model wants around it."""
-        if not self.is_on:
+        quick = self._quick
+        if quick is None:
             return self._exactly(text)
-        if next(self._numbers) % COMPARED_EACH == 0 and self._differs(text):
+        if next(self._numbers) % COMPARED_EACH == 0 and self._differs(quick, text):
             self._quick = None
             _log.error("fastokens differs from tokenizers on a text: it is not used any more")
             self._on_difference()
             return self._exactly(text)
-        return self._quickly(text)
+        return self._quickly(quick, text)
 
-    def _differs(self, text: str) -> bool:
-        return self._quickly(text) != self._exactly(text)
+    def _differs(self, quick: Any, text: str) -> bool:
+        return self._quickly(quick, text) != self._exactly(text)
 
-    def _quickly(self, text: str) -> array[int]:
+    def _quickly(self, quick: Any, text: str) -> array[int]:
         try:
-            ids, _ = self._quick.encode_batch_flat([text])
+            ids, _ = quick.encode_batch_flat([text])
         except ValueError:  # A rule for words that takes too many steps on this text.
             return self._exactly(text)
         return array("I", ids)

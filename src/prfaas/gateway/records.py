@@ -37,10 +37,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """Why the remote path was left, or did not pay off.
+    """Why the remote path or a pull was left, or did not pay off.
 
     Attributes:
-        stage: "prefill", "transfer" or "decode".
+        stage: "prefill", "transfer" or "decode" of the remote path, or "pull".
         reason: One of a bounded set; labels a metric.
     """
 
@@ -74,6 +74,8 @@ class Record:
     """The status it was answered with, if it was an error: "503 Service Unavailable"."""
     signed_bytes: int = 0
     """What its transfer was allowed to move."""
+    pulled_tokens: int | None = None
+    """What a pulled prefix saved computing; None without a pull."""
     prefill_cluster: str | None = None
     prefill_engine: str | None = None
     decode_engine: str | None = None
@@ -113,6 +115,7 @@ class Record:
             "prompt_tokens": self.num_prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "output_tokens": self.num_output_tokens,
+            "pulled_tokens": self.pulled_tokens,
             "ttft_ms": _ms(self.ttft_ns),
             "e2e_ms": _ms(self.e2e_ns),
             "prefill_engine": self.prefill_engine,
@@ -145,6 +148,8 @@ class Record:
             "cached_tokens": self.cached_tokens,
             "pd_hit_tokens": self.pd_hit_tokens,
             "prfaas_hit_tokens": self.prfaas_hit_tokens,
+            "pull_tokens": decision.pull_tokens if decision else 0,
+            "pulled_tokens": self.pulled_tokens,
             "transfer_state": transfer.state if transfer else None,
             "kv_bytes": transfer.num_bytes if transfer else 0,
             "transfer_ms": _ms(transfer.duration_ns or None) if transfer else None,

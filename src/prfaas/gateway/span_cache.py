@@ -47,6 +47,8 @@ class SpanCache:
         self._num_bytes = 0
         self._spans: OrderedDict[bytes, Span] = OrderedDict()
         self._lock = threading.Lock()
+        self.age = 0
+        """How many times everything was forgotten."""
 
     @property
     def num_bytes(self) -> int:
@@ -61,9 +63,11 @@ class SpanCache:
                 self._spans.move_to_end(key)
             return span
 
-    def put(self, key: bytes, span: Span) -> None:
-        """Remember a span, and forget others if that takes too much."""
+    def put(self, key: bytes, span: Span, age: int) -> None:
+        """Remember a span that was begun at an age, and forget others if that takes too much."""
         with self._lock:
+            if age != self.age:
+                return
             before = self._spans.pop(key, None)
             self._num_bytes += span.num_bytes - (before.num_bytes if before else 0)
             self._spans[key] = span
@@ -75,4 +79,5 @@ class SpanCache:
         """Forget everything."""
         with self._lock:
             self._spans.clear()
+            self.age += 1
             self._num_bytes = 0

@@ -15,6 +15,7 @@ from prfaas.errors import ConfigError
 from prfaas.gateway.detokenizing import pieces
 from prfaas.gateway.encoding import Encoder, Naming
 from prfaas.gateway.fields import bad
+from prfaas.gateway.ids_json import make_ready
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.requests import Api, ClientRequest
 
@@ -81,6 +82,7 @@ class PromptMaker:
         self._tokenizer, self.vocab_size = _load(path)
         self._chars_per_token_max = max(map(len, self._tokenizer.get_vocab()), default=1)
         self._encoder = Encoder(self._tokenizer)
+        make_ready(self.vocab_size)
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
 
     def close(self) -> None:

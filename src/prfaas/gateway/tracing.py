@@ -196,6 +196,7 @@ def _describe(span: Any, record: Record, model: str) -> None:
         "prfaas.path": record.path,
         "prfaas.reason": decision.reason.value if decision else None,
         "prfaas.new_tokens": decision.num_new_tokens if decision else None,
+        "prfaas.pull_tokens": decision.pull_tokens if decision else None,
         "prfaas.offload_threshold": decision.offload_threshold if decision else None,
         "prfaas.predicted_ttft_local": _seconds(decision.predicted_local_ns) if decision else None,
         "prfaas.predicted_ttft_remote": _seconds(decision.predicted_remote_ns)

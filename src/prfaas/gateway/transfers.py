@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from prfaas.core.transfers import TransferState
 from prfaas.wire.messages.gateway import TransferEnded
@@ -20,6 +21,8 @@ ENGINE_LOST = "engine_lost"
 """The prefill engine is gone: its pool node says so, often before its own connection breaks."""
 LATE = "late"
 """The gateway left the remote path, because the local one is going to be sooner."""
+UNKNOWN = "unknown"
+"""Blocks are missing though their transfer ended well."""
 _LABELS = {
     "digest": "digest",
     ENGINE_LOST: ENGINE_LOST,
@@ -90,6 +93,12 @@ class TransferView:
         return self.destination in self.ended
 
     @property
+    def is_complete(self) -> bool:
+        """Whether its destination has told that all of it is there."""
+        event = self.ended.get(self.destination)
+        return event is not None and event.state == TransferState.COMMITTED
+
+    @property
     def failure(self) -> str:
         """Why blocks are missing: one of a bounded set, for metrics."""
         for pool in (self.destination, self.source):
@@ -98,12 +107,67 @@ class TransferView:
                 return failure_label(event)
         if self.lost_pools:
             return "pool_down"
-        return "unknown" if self.has_arrived or self.stays else "timeout"
+        return UNKNOWN if self.has_arrived or self.stays else "timeout"
 
     def break_with(self, reason: str) -> None:
         """The transfer can not complete."""
         if not self.broken.done():
             self.broken.set_result(reason)
+
+
+@dataclass(slots=True)
+class PrefixPull:
+    """A prefix that one request has fetched for its prefill at home.
+
+    Attributes:
+        transfer: Its blocks.
+        home_tokens: Prefix that is there without it.
+        hit_tokens: Prefix that is there with all of it.
+        outcome: What came of it, one of a bounded set; empty while its engine may wait for it.
+    """
+
+    transfer: TransferView
+    home_tokens: int
+    hit_tokens: int
+    outcome: str = ""
+    _stops: list[Callable[[], object]] = field(default_factory=list)
+
+    def watch(
+        self,
+        on_broken: Callable[[asyncio.Future[str]], None],
+        hedge: asyncio.Task[None] | None,
+        timeout_s: float,
+        reason: str,
+    ) -> None:
+        """Look after it until its engine has begun to answer.
+
+        Args:
+            on_broken: Called once it can not complete, or not in time.
+            hedge: Breaks it when computing it is sooner; None where nothing is predicted.
+            timeout_s: From now until it is broken.
+            reason: Why it is broken then.
+        """
+        broken, loop = self.transfer.broken, asyncio.get_running_loop()
+        timer = loop.call_later(timeout_s, self.transfer.break_with, reason)
+        broken.add_done_callback(on_broken)
+        self._stops = [timer.cancel, partial(broken.remove_done_callback, on_broken)]
+        if hedge is not None:
+            self._stops.append(hedge.cancel)
+
+    def stop(self) -> None:
+        """Its engine has begun to answer, or nobody waits for it any more."""
+        for stop in self._stops:
+            stop()
+        self._stops = []
+
+    def end(self, outcome: str) -> None:
+        """It is known what came of it."""
+        self.outcome = outcome
+        self.stop()
+
+    def num_of_use(self, cached_tokens: int) -> int:
+        """How much of it an engine used that found so many tokens."""
+        return max(0, min(cached_tokens, self.hit_tokens) - self.home_tokens)
 
 
 def failure_label(event: TransferEnded) -> str:

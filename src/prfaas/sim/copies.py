@@ -33,7 +33,12 @@ class Copier:
         }
 
     def note(self, request: Request, routed: Routed, hits: Mapping[str, Hit]) -> None:
-        """A request is prefilled somewhere: count what other pools hold of it and this does not."""
+        """A request is prefilled somewhere: count what other pools hold of it and this does not.
+
+        What is pulled comes by itself.
+        """
+        if routed.pulls:
+            return
         here, span = routed.cluster, self._blocks.tokens
         present = hits[here].num_tokens // span if here in hits else 0
         for source, there in hits.items():

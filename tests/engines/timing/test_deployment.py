@@ -20,6 +20,7 @@ from prfaas.engines.timing.instance import Instance
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.pools import PoolTiming
+from prfaas.lab.faults import FaultProxy
 from prfaas.pool.settings import PoolSettings
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from tests.pool.sites import LOOPBACK, Site, until
@@ -41,6 +42,7 @@ class World:
     gateway: Gateway
     sites: dict[str, Site]
     hosts: list[Host]
+    wire: FaultProxy
 
     def instance(self, name: str) -> Instance:
         return next(h.servers[name].instance for h in self.hosts if name in h.servers)
@@ -99,12 +101,19 @@ async def running(
     identities: Path,
     time_scale: float = 0.001,
     kv_events: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+    *,
+    has_wire: bool = False,
     **tables: Any,
 ) -> AsyncIterator[World]:
-    """A world; `kv_events` is where engines publish and repeat them."""
+    """A world; `kv_events` is where engines publish and repeat them, and `has_wire` that pools are
+    linked through its `wire`."""
     async with AsyncExitStack() as stack:
         sites = {}
         peers: dict[str, tuple[str, int]] = {}
+        wire = FaultProxy((LOOPBACK, 0))
+        if has_wire:
+            await wire.open()
+            stack.push_async_callback(wire.close)
         for name in ("pd-pool", "prfaas-pool"):
             site = Site(
                 PoolSettings(
@@ -123,6 +132,8 @@ async def running(
             await site.ready()
             stack.push_async_callback(site.kill)
             sites[name], peers = site, {name: (LOOPBACK, site.port)}
+            if has_wire and name == "pd-pool":
+                wire.target, peers[name] = peers[name], (LOOPBACK, wire.port)
         plan, hosts = write_plan(directory), []
         urls: dict[str, str] = {}
         for pool, cluster, names in (
@@ -156,7 +167,7 @@ async def running(
         url = await gateway.start()
         stack.push_async_callback(gateway.close)
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        world = World(url, http, gateway, sites, hosts)
+        world = World(url, http, gateway, sites, hosts, wire)
         await until(lambda: is_well(world))
         yield world
         await until(world.is_quiet)

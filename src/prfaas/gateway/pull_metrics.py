@@ -1,0 +1,36 @@
+"""What was pulled for requests, in Prometheus' terms. Links are as many as the deployment has."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter
+
+from prfaas.gateway.transfers import PrefixPull
+
+
+class PullMetrics:
+    """Counters by link.
+
+    Args:
+        registry: Where they are shown.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        link = ("source", "destination")
+        self._pulls = Counter(
+            "prfaas_pulls",
+            "Prefixes that requests had fetched, by what came of them",
+            (*link, "outcome"),
+            registry=registry,
+        )
+        self._tokens = Counter(
+            "prfaas_pulled_tokens",
+            "Prompt tokens that engines found thanks to a pull",
+            link,
+            registry=registry,
+        )
+
+    def ended(self, pull: PrefixPull, num_tokens: int) -> None:
+        """A request that had a prefix fetched is over, and was saved computing so many tokens."""
+        link = pull.transfer.source, pull.transfer.destination
+        self._pulls.labels(*link, pull.outcome).inc()
+        self._tokens.labels(*link).inc(num_tokens)

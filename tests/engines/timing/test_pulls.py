@@ -1,0 +1,169 @@
+"""A prefix that only the PrfaaS cluster holds is fetched for a prompt that is prefilled at home."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from prfaas.gateway.salt import deployment_secret, salt_of
+from prfaas.gateway.tenants import DEFAULT_NAME
+from tests.pool.sites import until
+
+from . import test_deployment
+from .test_deployment import PD_ENGINES, World, alone, running
+from .worlds import write_plan
+
+checkpoint, identities = test_deployment.checkpoint, test_deployment.identities
+pytestmark = pytest.mark.timeout(120)
+KNOWN = list(range(177))
+"""Its blocks reach to 176 tokens."""
+PROMPT = KNOWN + [7] * 13
+SPLIT = {"pd-0": "prefill", "pd-1": "decode"}
+SLOW_BITS_PER_S = 10_000
+
+
+@asynccontextmanager
+async def pulling(
+    checkpoint: Path,
+    identities: Path,
+    directory: Path,
+    roles: Mapping[str, str] = MappingProxyType({}),
+    **routing: Any,
+) -> AsyncIterator[World]:
+    """Two clusters; that of PrfaaS has computed `KNOWN` for somebody else."""
+    table = {"offload_threshold": 200, "plan": str(write_plan(directory)), "pull": True, **routing}
+    async with running(
+        directory, checkpoint, identities, roles=roles, has_wire=True, routing=table
+    ) as world:
+        salt = salt_of(deployment_secret(directory / "state"), DEFAULT_NAME)
+        url = world.gateway.engines.by_name["prfaas-0"].url
+        body = {"prompt": KNOWN, "cache_salt": salt, "max_tokens": 1, "temperature": 0}
+        async with world.http.post(f"{url}/v1/completions", json=body) as reply:
+            assert reply.status == 200
+        while await num_to_pull(world) != 176:  # noqa: ASYNC110 - an index signals nothing
+            await asyncio.sleep(0.01)
+        yield world
+
+
+async def num_to_pull(world: World) -> int:
+    """What the gateway would pull of the prompt."""
+    async with world.http.post(f"{world.url}/kv/lookup", json={"prompt": PROMPT}) as reply:
+        return int((await reply.json())["decision"]["pull_tokens"])
+
+
+async def outcomes(world: World) -> dict[str, float]:
+    """What came of pulls."""
+    found = {}
+    for family in world.gateway.metrics.registry.collect():
+        for sample in family.samples:
+            if sample.name == "prfaas_pulls_total":
+                found[sample.labels["outcome"]] = sample.value
+    return found
+
+
+def check_nothing_is_held(world: World) -> None:
+    dispatcher = world.gateway.driver.dispatcher
+    assert (dispatcher.num_open, dispatcher.promised_bytes) == (0, 0)
+    for site in world.sites.values():
+        site.check()
+
+
+async def test_what_lies_away_comes_and_is_found(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    async with pulling(checkpoint, identities, tmp_path) as world:
+        reply = await world.complete(PROMPT)
+        record = await world.record()
+        assert (record["path"], record["fallback"]) == ("local", None)
+        assert (record["pull_tokens"], record["pulled_tokens"]) == (176, 176)
+        assert record["transfer_state"] == "committed"
+        assert record["kv_bytes"] == 176 * 64 + 4096
+        assert (record["source_pool"], record["destination_pool"]) == ("prfaas-pool", "pd-pool")
+        assert "pulls the 176 tokens more" in record["explanation"]
+        assert reply["choices"][0]["text"] == await alone(checkpoint, tmp_path, PROMPT)
+        assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 176
+        counts = [world.instance(name).counts for name in PD_ENGINES]
+        assert sum(count.external_hit_tokens for count in counts) == 176
+        assert world.instance("prfaas-0").counts.prompt_tokens == len(KNOWN)
+        assert await outcomes(world) == {"whole": 1}
+        # It is at home from here on.
+        await world.complete([*PROMPT, 8, 9])
+        assert (await world.record())["pull_tokens"] == 0
+        await until(world.is_quiet)
+        check_nothing_is_held(world)
+        assert all(site.node.store.num_leased == 0 for site in world.sites.values())
+
+
+async def test_an_engine_that_only_prefills_pulls_and_hands_over(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    async with pulling(checkpoint, identities, tmp_path, SPLIT) as world:
+        reply = await world.complete(PROMPT)
+        record = await world.record()
+        assert (record["prefill_engine"], record["decode_engine"]) == PD_ENGINES
+        assert (record["path"], record["fallback"], record["pulled_tokens"]) == ("local", None, 176)
+        assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 176
+        assert world.instance("pd-0").counts.external_hit_tokens == 176
+        assert reply["choices"][0]["text"] == await alone(checkpoint, tmp_path, PROMPT)
+        await until(world.is_quiet)
+        check_nothing_is_held(world)
+
+
+@pytest.mark.parametrize("roles", [{}, SPLIT], ids=["both", "split"])
+async def test_a_source_that_dies_in_the_middle_costs_only_time(
+    checkpoint: Path, identities: Path, tmp_path: Path, roles: dict[str, str]
+) -> None:
+    async with pulling(checkpoint, identities, tmp_path, roles) as world:
+        asked = await under_way(world)
+        await world.sites["prfaas-pool"].kill()
+        text = (await asked)["choices"][0]["text"]
+        assert text == await alone(checkpoint, tmp_path, PROMPT)
+        record = await world.record()
+        assert record["path"] == "local"
+        assert record["fallback"]["stage"] == "pull"
+        assert record["pulled_tokens"] == 0
+        assert await outcomes(world) == {record["fallback"]["reason"]: 1}
+        del world.sites["prfaas-pool"]
+        await until(world.is_quiet)
+        check_nothing_is_held(world)
+
+
+async def test_a_pull_that_is_late_is_left(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    async with pulling(checkpoint, identities, tmp_path) as world:
+        asked = await under_way(world)
+        text = (await asked)["choices"][0]["text"]
+        assert text == await alone(checkpoint, tmp_path, PROMPT)
+        assert (await world.record())["fallback"] == {"stage": "pull", "reason": "late"}
+        assert await outcomes(world) == {"late": 1}
+        await until(world.is_quiet)
+        check_nothing_is_held(world)
+
+
+async def test_who_leaves_takes_the_pull_along(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    async with pulling(checkpoint, identities, tmp_path) as world:
+        asked = await under_way(world)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await until(world.is_quiet)
+        assert await outcomes(world) == {"ended_early": 1}
+        check_nothing_is_held(world)
+        assert all(site.node.store.num_leased == 0 for site in world.sites.values())
+
+
+async def under_way(world: World) -> asyncio.Task[dict[str, Any]]:
+    """Ask for the prompt over a slow wire: its engine waits, and the prefix has not come."""
+    world.wire.read_bits_per_s = SLOW_BITS_PER_S
+    home = world.sites["pd-pool"].node
+    asked = asyncio.create_task(world.complete(PROMPT))
+    await until(lambda: home.inbound.num_open == 1)
+    return asked
