@@ -1,6 +1,6 @@
 """What a gateway costs: ours beside other routers and a straight connection. Needs two cores.
 
-    python -m benchmarks.gateway --routers VENV [--quick] [--runs 1K]
+    python -m benchmarks.gateway --routers VENV --dynamo VENV [--quick] [--runs 1K]
 
 Timing engines with near-zero times answer everybody. The router that is measured runs on one core,
 engines and load generator on the other. Prints a table in Markdown.
@@ -15,21 +15,17 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any
 
+from .peers import Peer, peers
 from .prompts import ROOT, Prompts, body, make_checkpoint
-from .systems import (
-    MODEL,
-    OTHER_CORE,
-    PEERS,
-    System,
-    deployment,
-    held_engine,
-    peer,
-)
+from .systems import MODEL, OTHER_CORE, System, deployment, held_engine
 
 HELP_ROUTERS = """environment with the other routers: `python -m venv VENV`, then
 `VENV/bin/pip install sglang-router==0.3.2 vllm-router==0.1.17`"""
+HELP_DYNAMO = """environment with NVIDIA Dynamo: `python -m venv VENV`, then
+`VENV/bin/pip install ai-dynamo==1.4.2`"""
 SHORT, OUTPUT = 100, 16
 NUM_HELD = 2000
 
@@ -62,9 +58,15 @@ RUNS = {
 
 @dataclass
 class Measured:
-    """What a system did in all runs."""
+    """What a system did in all runs.
+
+    Attributes:
+        system: Its name.
+        own_engines: Whether engines of its own answered: times are not to be compared.
+    """
 
     system: str
+    own_engines: bool = False
     ttft_ms: dict[str, list[float]] = field(default_factory=dict)
     cpu_ms: dict[str, float] = field(default_factory=dict)
     per_s: dict[str, float] = field(default_factory=dict)
@@ -89,7 +91,7 @@ class Bench:
 
     async def measure(self, system: System) -> Measured:
         """All runs on one system."""
-        measured = Measured(system.name)
+        measured = Measured(system.name, system.own_engines)
         warm = Run(SHORT, 100, 8)
         await self._send(system, self._bodies(warm, warm.count)[1], warm.concurrency)
         for name, run in self._runs.items():
@@ -170,10 +172,14 @@ def table(all_measured: list[Measured]) -> str:
     for run in (name for name in ("1K", "32K", "32K shared") if name in straight.ttft_ms):
         for q, of in (("p50", 0.5), ("p99", 0.99)):
             here = quantile(straight.ttft_ms[run], of)
-            cells = [f"{quantile(m.ttft_ms[run], of) - here:+.2f}" for m in all_measured[1:]]
+            cells = [
+                "" if m.own_engines else f"{quantile(m.ttft_ms[run], of) - here:+.2f}"
+                for m in all_measured[1:]
+            ]
             row(f"added TTFT {q}, {run}, ms (straight: the TTFT)", f"{here:.2f}", *cells)
     if "short" in straight.per_s:
-        row("short streams/s, 32 at a time", *(f"{m.per_s['short']:.0f}" for m in all_measured))
+        per_s = ("" if m.own_engines else f"{m.per_s['short']:.0f}" for m in all_measured)
+        row("short streams/s, 32 at a time", *per_s)
         row("short streams per CPU-second", "", *(per_cpu(m) for m in all_measured[1:]))
     for run in straight.cpu_ms:
         row(f"CPU per request, {run}, ms", "", *(f"{m.cpu_ms[run]:.2f}" for m in all_measured[1:]))
@@ -193,25 +199,27 @@ def quantile(ordered: list[float], of: float) -> float:
     return ordered[min(int(of * len(ordered)), len(ordered) - 1)] if ordered else float("nan")
 
 
-async def bench(home: Path, routers: Path | None, scale: float, runs: list[str]) -> list[Measured]:
+async def bench(home: Path, others: list[Peer], scale: float, runs: list[str]) -> list[Measured]:
+    stopped = asyncio.current_task()
+    assert stopped is not None
+    asyncio.get_running_loop().add_signal_handler(SIGTERM, stopped.cancel)
     make_checkpoint(home / "model")
     runner = Bench(home, scale, runs)
     found: list[Measured] = []
-    peers = [name for name in PEERS if routers and (routers / "bin" / name).exists()]
     async with deployment(home) as ours:
-        urls = [ours.engines["pd-0"], ours.engines["pd-1"]]
-        found.append(await runner.measure(System("straight", int(urls[0].rpartition(":")[2]))))
+        port = int(next(iter(ours.engines)).rpartition(":")[2])
+        found.append(await runner.measure(System("straight", port)))
         found.append(await runner.measure(ours.system))
-        for name in peers:
-            async with peer(name, routers, urls) as system:
+        for other in others:
+            async with other.serving(home, ours.engines) as system:
                 found.append(await runner.measure(system))
     if len(runs) < len(RUNS):
         return found
     async with held_engine() as url:
         async with deployment(home, url) as ours:
             found[1].held_mib = await runner.held_mib(ours.system)
-        for number, name in enumerate(peers, 2):
-            async with peer(name, routers, [url]) as system:
+        for number, other in enumerate(others, 2):
+            async with other.holding(home, url) as system:
                 found[number].held_mib = await runner.held_mib(system)
     return found
 
@@ -219,12 +227,14 @@ async def bench(home: Path, routers: Path | None, scale: float, runs: list[str])
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--routers", type=Path, metavar="VENV", help=HELP_ROUTERS)
+    parser.add_argument("--dynamo", type=Path, metavar="VENV", help=HELP_DYNAMO)
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests")
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="only these")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         scale = 0.1 if options.quick else 1.0
-        found = asyncio.run(bench(Path(home), options.routers, scale, options.runs))
+        others = peers(options.routers, options.dynamo)
+        found = asyncio.run(bench(Path(home), others, scale, options.runs))
     print(table(found))
 
 

@@ -9,6 +9,7 @@ import sys
 from aiohttp import web
 
 MODEL = sys.argv[2]
+NUM_TOKENS = 100
 
 
 async def models(request: web.Request) -> web.Response:
@@ -18,6 +19,11 @@ async def models(request: web.Request) -> web.Response:
 
 async def anything(request: web.Request) -> web.Response:
     return web.json_response({"status": "ok"})
+
+
+async def render(request: web.Request) -> web.Response:
+    await request.read()
+    return web.json_response({"request_id": "1", "token_ids": list(range(NUM_TOKENS))})
 
 
 async def hold(request: web.Request) -> web.StreamResponse:
@@ -38,6 +44,7 @@ def main() -> None:
     app.router.add_get("/v1/models", models)
     app.router.add_post("/v1/chat/completions", hold)
     app.router.add_post("/v1/completions", hold)
+    app.router.add_post("/v1/chat/completions/render", render)
     app.router.add_get("/{rest:.*}", anything)
     web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None, backlog=4096)
 

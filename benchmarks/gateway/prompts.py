@@ -45,6 +45,7 @@ def make_checkpoint(directory: Path) -> None:
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(directory)
     config = {"model_type": "llama", "vocab_size": len(tokenizer)}
+    config |= {"architectures": ["LlamaForCausalLM"], "eos_token_id": tokenizer.eos_token_id}
     (directory / "config.json").write_text(json.dumps(config))
 
 

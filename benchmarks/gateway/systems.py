@@ -8,9 +8,10 @@ import socket
 import sys
 from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import SIGKILL
 
 import aiohttp
 
@@ -22,10 +23,7 @@ from .prompts import ROOT
 MODEL = "timing-bench"
 ROUTER_CORE, OTHER_CORE = 0, 1
 READY_S = 60
-PEERS = {
-    "sglang-router": ["launch", "--policy", "cache_aware"],
-    "vllm-router": ["--policy", "cache_aware"],
-}
+BLOCK_TOKENS = 2048
 FILE = """
 state = "{home}/state"
 
@@ -61,18 +59,18 @@ memory = "256MiB"
 
 [clusters.pd.engines.pd-0]
 pool = "pd-pool"
-{pd}
+{pd_0}
 
 [clusters.pd.engines.pd-1]
 pool = "pd-pool"
-{pd}
+{pd_1}
 """
 TIMING = """
 [clusters.{cluster}.timing]
 plan = "{root}/examples/plan/paper-case-study.toml"
 time_scale = 1e-6
 bytes_scale = 1e-6
-block_tokens = 2048
+block_tokens = {block_tokens}
 cache_tokens = 100000
 one_process = true
 """
@@ -86,11 +84,13 @@ class System:
         name: For the table.
         port: Where it listens.
         pids: Its processes; empty for the engine itself.
+        own_engines: Whether it stands before engines of its own.
     """
 
     name: str
     port: int
     pids: list[int] = field(default_factory=list)
+    own_engines: bool = False
 
     @property
     def memory_bytes(self) -> int:
@@ -108,7 +108,8 @@ class Ours:
 
     Attributes:
         system: Its gateway.
-        engines: Base URL of each engine.
+        engines: Where each PD engine publishes KV events, which this gateway does not hear, by
+            base URL.
     """
 
     system: System
@@ -119,57 +120,61 @@ class Ours:
 async def deployment(home: Path, engine_url: str = "") -> AsyncIterator[Ours]:
     """Our gateway, its pool nodes and timing engines, or engines that run elsewhere."""
     file = home / "bench.toml"
-    url = f'url = "{engine_url}"' if engine_url else ""
-    text = FILE.format(home=home, model=MODEL, pd=url, prfaas=url)
-    if not engine_url:
-        text += "".join(TIMING.format(cluster=name, root=ROOT) for name in ("prfaas", "pd"))
-    file.write_text(text)
+    events = {name: f"tcp://127.0.0.1:{free_port()}" for name in ("pd-0", "pd-1")}
+    if engine_url:
+        tables = dict.fromkeys(("prfaas", "pd_0", "pd_1"), f'url = "{engine_url}"')
+        timing = ""
+    else:
+        tables = {"prfaas": ""}
+        for name, where in events.items():
+            tables[name.replace("-", "_")] = f'args = ["--kv-events", "{name}={where}"]'
+        names = ("prfaas", "pd")
+        timing = "".join(
+            TIMING.format(cluster=name, root=ROOT, block_tokens=BLOCK_TOKENS) for name in names
+        )
+    file.write_text(FILE.format(home=home, model=MODEL, **tables) + timing)
     topology = await laid_out(file)
     async with started(parts(topology)) as supervisor:
         pids = {part.name: part.process.pid for part in supervisor.parts if part.process}
         for name, pid in pids.items():
             pin(pid, ROUTER_CORE if name == "gateway" else OTHER_CORE)
-        yield Ours(System("prfaas", topology.gateway[1], [pids["gateway"]]), topology.engines)
+        engines = {topology.engines[name]: where for name, where in events.items()}
+        yield Ours(System("prfaas", topology.gateway[1], [pids["gateway"]]), engines)
 
 
 @asynccontextmanager
-async def peer(name: str, venv: Path, urls: list[str]) -> AsyncIterator[System]:
-    """Another project's router before the same engines."""
-    port, metrics = free_port(), free_port()
-    command = [str(venv / "bin" / name), *PEERS[name], "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--worker-urls", *urls, "--prometheus-port", str(metrics)]
-    process = await asyncio.create_subprocess_exec(
-        "taskset", "-c", str(ROUTER_CORE), *command, stdout=DEVNULL, stderr=DEVNULL
+async def process(
+    core: int, *command: str, cwd: Path = ROOT, env: dict[str, str] | None = None
+) -> AsyncIterator[int]:
+    """A process on one core, in a group of its own that ends with it.
+
+    Yields:
+        Its id.
+    """
+    begun = await asyncio.create_subprocess_exec(
+        *("taskset", "-c", str(core), *command),
+        stdout=DEVNULL,
+        stderr=DEVNULL,
+        cwd=cwd,
+        env=os.environ | (env or {}),
+        start_new_session=True,
     )
     try:
-        await answers(port)
-        yield System(name, port, [process.pid])
+        yield begun.pid
     finally:
-        process.kill()
-        await process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(begun.pid, SIGKILL)
+        await begun.wait()
 
 
 @asynccontextmanager
 async def held_engine() -> AsyncIterator[str]:
     """An engine whose streams do not end."""
     port = free_port()
-    command = [
-        "taskset",
-        "-c",
-        str(OTHER_CORE),
-        sys.executable,
-        "-m",
-        "benchmarks.gateway.held",
-        str(port),
-        MODEL,
-    ]
-    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT)
-    try:
+    command = (sys.executable, "-m", "benchmarks.gateway.held", str(port), MODEL)
+    async with process(OTHER_CORE, *command):
         await answers(port)
         yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        await process.wait()
 
 
 def pin(pid: int, core: int) -> None:
@@ -192,7 +197,7 @@ async def answers(port: int) -> None:
         while True:
             try:
                 async with http.get(f"http://127.0.0.1:{port}/v1/models") as reply:
-                    if reply.status == 200:
+                    if reply.status == 200 and (await reply.json(content_type=None))["data"]:
                         return
             except aiohttp.ClientError:
                 pass

@@ -142,6 +142,8 @@ export interface RequestRecord {
   cached_tokens: number | null;
   pd_hit_tokens: number;
   prfaas_hit_tokens: number;
+  pull_tokens: number;
+  pulled_tokens: number | null;
   transfer_state: string | null;
   kv_bytes: number;
   transfer_ms: number | null;

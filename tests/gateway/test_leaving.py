@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from prfaas.gateway import generation
+from prfaas.gateway.answering import ClientGoneError, ClientStream
 
 from .conftest import World, running, until
 from .scripted_engine import Script, hang, stream_then_hang
@@ -33,6 +37,28 @@ async def test_during_decode(world: World, script: Script, stream: bool) -> None
     await leave(request)
     await world.decode.gone.wait()
     await cancelled(world)
+
+
+async def test_just_before_the_head_of_its_stream() -> None:
+    """Its connection is closed, and its handler is not cancelled yet."""
+    said: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.close()
+        stream = ClientStream(request)
+        try:
+            await stream.begin({})
+        except ClientGoneError:
+            said.append("gone")
+        raise asyncio.CancelledError
+
+    app = web.Application()
+    app.router.add_post("/", answer)
+    async with TestServer(app) as server, aiohttp.ClientSession() as client:
+        with pytest.raises(aiohttp.ClientError):
+            await client.post(server.make_url("/"))
+    assert said == ["gone"]
 
 
 async def test_a_client_that_does_not_read(

@@ -67,6 +67,9 @@ export function spans(r: RequestRecord): Span[] {
     const ready = begun + Math.max(r.prefill_ms, r.transfer_ms ?? 0);
     if (r.ttft_ms != null && r.ttft_ms > ready) add("first token", ready, r.ttft_ms, "queue");
   } else if (r.ttft_ms != null) {
+    // The engine is asked at once, and waits for the prefix while it comes.
+    if (r.pull_tokens && r.transfer_ms != null)
+      add(`pull, ${size(r.kv_bytes)}`, begun, begun + r.transfer_ms, "transfer");
     add(`queue and prefill, ${r.decode_engine ?? "local"}`, begun, r.ttft_ms, "prefill");
   }
   // An answer that is not streamed has no first token of its own.
@@ -185,6 +188,12 @@ function Candidates({ id }: { id: string }) {
   );
 }
 
+function pulled(r: RequestRecord): string {
+  if (!r.pull_tokens) return "nothing";
+  const found = r.pulled_tokens == null ? "" : `, ${count(r.pulled_tokens)} of use`;
+  return `${count(r.pull_tokens)} tokens${found}`;
+}
+
 function Facts({ request: r }: { request: RequestRecord }) {
   const goodput = r.transfer_ms && r.kv_bytes ? (r.kv_bytes * 8e3) / r.transfer_ms : null;
   const facts: [string, string][] = [
@@ -196,6 +205,7 @@ function Facts({ request: r }: { request: RequestRecord }) {
     ["threshold", `${count(r.offload_threshold)} tokens`],
     ["held by the PD cluster", `${count(r.pd_hit_tokens)} tokens`],
     ["held by the PrfaaS cluster", `${count(r.prfaas_hit_tokens)} tokens`],
+    ["pulled", pulled(r)],
     ["answer", `${count(r.num_output_tokens)} tokens`],
     ["prefilled by", r.prefill_engine ?? r.decode_engine ?? "–"],
     ["decoded by", r.decode_engine ?? "–"],

@@ -52,9 +52,16 @@ class ClientStream:
         return self._response is not None
 
     async def begin(self, headers: Mapping[str, str]) -> None:
-        """Send the head."""
+        """Send the head.
+
+        Raises:
+            ClientGoneError: There is nobody to send it to.
+        """
         self._response = web.StreamResponse(headers={**STREAM_HEADERS, **headers})
-        await self._response.prepare(self._request)
+        try:
+            await self._response.prepare(self._request)
+        except ConnectionResetError:
+            raise ClientGoneError from None
 
     def put(self, value: object) -> None:
         """Have one event sent with the next ones, or when `flush` is called."""

@@ -228,6 +228,16 @@ async def test_what_is_there_and_how_it_is(engine: Engine) -> None:
         assert name in metrics
 
 
+async def test_a_chat_is_rendered_to_what_is_computed_on(engine: Engine) -> None:
+    messages = [{"role": "user", "content": "abc"}]
+    status, found = await engine.post(
+        "/v1/chat/completions/render", messages=messages, max_tokens=7
+    )
+    _, tokenized = await engine.post("/tokenize", messages=messages)
+    assert (status, found["token_ids"]) == (200, tokenized["tokens"])
+    assert (found["model"], found["sampling_params"]) == (MODEL, {"max_tokens": 7})
+
+
 async def test_whoever_leaves_frees_the_batch(checkpoint: Path, tmp_path: Path) -> None:
     plan = write_plan(tmp_path)
     host, urls = await started(settings(plan, checkpoint, "e0", time_scale=1.0))

@@ -58,6 +58,7 @@ class Server:
         app.router.add_post("/reset_prefix_cache", self._reset)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/chat/completions/render", self._render)
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
         )
@@ -120,6 +121,21 @@ class Server:
                 "max_model_len": self._max_model_len,
                 "tokens": tokens,
                 "token_strs": texts,
+            }
+        )
+
+    async def _render(self, request: web.Request) -> web.Response:
+        """A chat as vLLM's request of token ids."""
+        body, raw = read_body(await request.read(), self._model)
+        prompts = await prompts_in(body, raw, self._vocabulary, chat=True)
+        most = lengths_of(body, prompts, self._max_model_len, chat=True)[0]
+        return _json(
+            {
+                "request_id": secrets.token_hex(16),
+                "token_ids": prompts[0],
+                "sampling_params": {"max_tokens": most},
+                "model": self._model,
+                "stream": bool(body.stream),
             }
         )
 
