@@ -44,9 +44,8 @@ format: install  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Not `npm ci`: the lock file names the builds of rollup and esbuild for Linux alone, which it refuses.
 console:  ## build the console's page from console/ (needs Node.js)
-	cd console && npm install --no-save --no-audit --no-fund && npm run build
+	cd console && npm ci --no-audit --no-fund && npm run build
 
 lock: install  ## pin the dependencies anew
 	requirements/lock.sh

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 
 import numpy as np
 
@@ -69,7 +70,8 @@ def _changes(runs: Sequence[Run]) -> str:
     for run in runs:
         for change in run.changes:
             left = "" if change.num_left is None else str(change.num_left)
-            cells = [run.where, f"{change.at:.1f}", change.to, f"{change.drained_s:.1f}", left]
+            drained = "not any more" if isnan(change.drained_s) else f"{change.drained_s:.1f}"
+            cells = [run.where, f"{change.at:.1f}", change.to, drained, left]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -62,6 +62,8 @@ export interface PoolState {
   num_blocks: number;
   /** Blocks of transfers that nobody has loaded yet. */
   num_leased: number;
+  /** Bytes of these, in memory. */
+  leased_bytes: number;
   tiers: TierUse[];
 }
 

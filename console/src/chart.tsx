@@ -1,17 +1,20 @@
 // uPlot as a component: made once, given new data, fitted to its place.
 
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
-import { clock } from "./format";
+import { clock, whole } from "./format";
 import "uplot/dist/uPlot.min.css";
+
+/** Colours of lines, told apart by the colour-blind too; style variables, for light and dark. */
+export const COLOURS = ["--blue", "--amber", "--green", "--pink", "--sky", "--red"];
 
 export interface Line {
   label: string;
+  /** A style variable. */
   colour: string;
   width?: number;
   dash?: number[];
-  fill?: string;
-  format?: (value: number | null) => string;
+  fill?: boolean;
 }
 
 interface Props {
@@ -25,23 +28,32 @@ interface Props {
   xLabel?: string;
   /** Highest y that is shown. */
   top?: number;
+  /** Highest y that is shown while all is zero; 1 without it. */
+  least?: number;
   xFormat?: (value: number) => string;
   yFormat?: (value: number) => string;
+  /** Figures beside the names of lines; as along y without it. */
+  format?: (value: number) => string;
+  /** Distances of marks along y, where those of ten do not fit. */
+  steps?: number[];
   /** A vertical line. */
   mark?: number | null;
+  /** Whose figures are shown while no cursor is in the chart, counted along x. */
+  place?: number;
 }
 
 export function Chart(props: Props) {
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot>(null);
   const mark = useRef<number | null>(null);
+  const [hovered, setHovered] = useState<number | null>(null);
   mark.current = props.mark ?? null;
-  const height = props.height ?? 180;
+  const height = props.height ?? 160;
   const key = JSON.stringify([props.lines.map((l) => [l.label, l.colour]), height, props.top]);
 
   useEffect(() => {
     const element = place.current!;
-    const made = new uPlot(options(props, element, height, mark), props.data, element);
+    const made = new uPlot(options(props, element, height, mark, setHovered), props.data, element);
     plot.current = made;
     const watcher = new ResizeObserver(() => made.setSize({ width: element.clientWidth, height }));
     watcher.observe(element);
@@ -57,8 +69,37 @@ export function Chart(props: Props) {
   return (
     <figure class="chart">
       <figcaption>{props.title}</figcaption>
+      <Legend chart={props} index={hovered ?? props.place ?? null} isHovered={hovered != null} />
       <div ref={place} role="img" aria-label={props.title} />
     </figure>
+  );
+}
+
+interface LegendProps {
+  chart: Props;
+  index: number | null;
+  isHovered: boolean;
+}
+
+/** What each line is, and its figure at one place. */
+function Legend({ chart, index, isHovered }: LegendProps) {
+  const format = chart.format ?? chart.yFormat ?? ((value: number) => value.toFixed(2));
+  const x = index == null ? null : chart.data[0][index];
+  const xFormat = chart.time ? clock : (chart.xFormat ?? String);
+  return (
+    <p class="legend">
+      {chart.lines.map((line, number) => {
+        const value = index == null ? null : chart.data[number + 1]?.[index];
+        return (
+          <span key={line.label}>
+            <i style={{ background: `var(${line.colour})`, height: `${(line.width ?? 1.5) + 1.5}px` }} />
+            {chart.lines.length > 1 && line.label}
+            <b>{value == null ? "" : format(value)}</b>
+          </span>
+        );
+      })}
+      {x != null && isHovered && <span class="at">at {xFormat(x)}</span>}
+    </p>
   );
 }
 
@@ -77,6 +118,7 @@ function options(
   element: HTMLElement,
   height: number,
   mark: { current: number | null },
+  onHover: (index: number | null) => void,
 ): uPlot.Options {
   const ink = colourOf(element, "--quiet");
   const grid = { stroke: colourOf(element, "--line"), width: 1 };
@@ -89,47 +131,51 @@ function options(
     font,
     labelFont: font,
     ...(label ? { label, labelSize: 18 } : {}),
-    ...(format ? { values: (_: uPlot, values: number[]) => values.map(format) } : {}),
+    ...(format
+      ? { values: (_: uPlot, values: number[]) => values.map((v) => format(v).replace(/\.0+\b/, "")) }
+      : {}),
   });
-  const time: uPlot.Axis = {
-    ...axis((seconds) => clock(seconds)),
-    space: 76,
-  };
+  const across = props.time ? axis(clock) : axis(props.xFormat, props.xLabel);
   return {
     width: element.clientWidth,
     height,
     cursor: { y: false },
-    legend: { show: props.lines.length > 1 },
+    legend: { show: false },
     scales: {
       x: { time: props.time ?? false },
-      y: { range: (_, __, max) => [0, top ?? (max > 0 ? max * 1.1 : 1)] },
+      y: { range: (_, __, max) => [0, top ?? (max > 0 ? max * 1.1 : (props.least ?? 1))] },
     },
     axes: [
-      props.time ? time : axis(props.xFormat, props.xLabel),
-      { ...axis(props.yFormat, props.yLabel), size: 84 },
+      { ...across, size: 32, ...(props.time ? { space: 76 } : {}) },
+      {
+        ...axis(props.yFormat, props.yLabel),
+        size: props.yLabel ? 40 : props.yFormat === whole ? 56 : 84,
+        ...(props.steps ? { incrs: props.steps } : {}),
+      },
     ],
     series: [
-      props.time ? { value: (_, v) => (v == null ? "–" : clock(v)) } : { value: (_, v) => (v == null ? "–" : (props.xFormat ?? String)(v)) },
-      ...props.lines.map((line) => ({
-        label: line.label,
-        stroke: line.colour,
-        width: line.width ?? 1.5,
-        points: { show: false },
-        ...(line.dash ? { dash: line.dash } : {}),
-        ...(line.fill ? { fill: line.fill } : {}),
-        ...(line.format
-          ? { value: (_: uPlot, v: number | null) => line.format!(v) }
-          : { value: (_: uPlot, v: number | null) => (v == null ? "–" : v.toFixed(2)) }),
-      })),
+      {},
+      ...props.lines.map((line) => {
+        const stroke = colourOf(element, line.colour);
+        return {
+          label: line.label,
+          stroke,
+          width: line.width ?? 1.5,
+          points: { show: false },
+          ...(line.dash ? { dash: line.dash } : {}),
+          ...(line.fill ? { fill: stroke.replace("rgb(", "rgba(").replace(")", ", 0.14)") } : {}),
+        };
+      }),
     ],
     hooks: {
+      setCursor: [(u) => onHover(u.cursor.idx ?? null)],
       draw: [
         (u) => {
           if (mark.current == null) return;
           const x = u.valToPos(mark.current, "x", true);
           if (x < u.bbox.left || x > u.bbox.left + u.bbox.width) return;
           u.ctx.save();
-          u.ctx.strokeStyle = "#d55e00";
+          u.ctx.strokeStyle = colourOf(element, "--red");
           u.ctx.lineWidth = 2;
           u.ctx.beginPath();
           u.ctx.moveTo(x, u.bbox.top);

@@ -20,8 +20,18 @@ export function size(bytes: number | null | undefined): string {
   return `${short(value)} TiB`;
 }
 
+/** Distances of marks on an axis of bytes. */
+export const SIZE_STEPS = Array.from({ length: 50 }, (_, power) => 2 ** power);
+
+/** Distances of marks on an axis of milliseconds. */
+export const DURATION_STEPS = [
+  ...[0.01, 0.1, 1, 10, 100, 1000].flatMap((unit) => [unit, 2 * unit, 5 * unit]),
+  ...[1 / 6, 0.5, 1, 2, 5, 10, 20, 60, 120, 360].map((minutes) => minutes * 60_000),
+];
+
 export function duration(ms: number | null | undefined): string {
   if (ms == null) return "–";
+  if (ms === 0) return "0 s";
   if (ms < 1) return `${Math.round(ms * 1000)} µs`;
   if (ms < 1000) return `${short(ms)} ms`;
   return ms < 60_000 ? `${short(ms / 1000)} s` : `${short(ms / 60_000)} min`;

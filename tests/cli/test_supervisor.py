@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import aiohttp
+import aiohttp.web
 import pytest
 
 from prfaas.cli import processes
@@ -96,6 +97,25 @@ async def stopped(supervisor: Supervisor) -> AsyncIterator[None]:
         ]
 
 
+@contextlib.asynccontextmanager
+async def served() -> AsyncIterator[str]:
+    """A server that answers everything with 200."""
+    app = aiohttp.web.Application()
+    app.router.add_get("/health", _ok)
+    runner = aiohttp.web.AppRunner(app)
+    await runner.setup()
+    site = aiohttp.web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/health"
+    finally:
+        await runner.cleanup()
+
+
+async def _ok(_: aiohttp.web.Request) -> aiohttp.web.Response:
+    return aiohttp.web.Response()
+
+
 def is_running(part: Part) -> bool:
     return part.exit_code is None
 
@@ -164,6 +184,16 @@ async def test_a_part_that_crashes_shows_the_end_of_its_log(make: Make) -> None:
         with pytest.raises(EngineError, match="ended with code 3") as caught:
             await supervisor.start()
         assert "out of luck" in str(caught.value)
+
+
+async def test_a_start_ends_when_a_part_that_was_ready_ends(make: Make) -> None:
+    first, never = make("pool", CRASH), make("gateway", SILENT)
+    async with served() as url:
+        first.health_url = url  # somebody else answers in its place
+        supervisor = Supervisor([[first], [never]])
+        async with stopped(supervisor):
+            with pytest.raises(EngineError, match="pool ended with code 3"):
+                await supervisor.start()
 
 
 async def test_a_start_that_is_given_up_leaves_nothing(make: Make) -> None:

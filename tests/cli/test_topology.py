@@ -11,6 +11,7 @@ from prfaas.cli.gateway import gateway
 from prfaas.cli.options import PeerCountType, PeerRateType
 from prfaas.cli.pool import pool
 from prfaas.cli.topology import check_addresses, check_ports, lay_out, parts
+from prfaas.config.addresses import split_address
 from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError
 
@@ -38,6 +39,18 @@ def test_a_pool_node_is_told_what_its_link_may_send(tmp_path: Path) -> None:
     assert told["budgets"] == ["pd-pool=930000000bps"]
     assert told["connections"] == ["pd-pool=5"]
     assert "--link-budget" not in commands["pd-pool"]
+
+
+def test_no_two_parts_get_the_same_port(tmp_path: Path) -> None:
+    path = tmp_path / "deployment.toml"
+    # As many as make it all but certain that the kernel gives a port twice.
+    engines = [f'[clusters.far.engines.e{i}]\npool = "far-pool"\n' for i in range(800)]
+    path.write_text(DEPLOYMENT + FAR + "".join(engines))
+    topology = lay_out(load_deployment(path), path)
+    given = [*topology.pools.values(), *topology.admins.values(), topology.gateway]
+    given += [split_address(url.removeprefix("http://")) for url in topology.engines.values()]
+    assert len(given) > 800
+    assert len({port for _, port in given}) == len(given)
 
 
 def test_pool_nodes_send_their_spans_where_the_gateway_does(tmp_path: Path) -> None:

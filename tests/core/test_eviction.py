@@ -15,7 +15,7 @@ def policy(*keys: str) -> LeasedLast[str]:
 
 def test_what_is_leased_goes_after_the_rest_and_goes() -> None:
     leased = policy("a", "b", "c")
-    leased.lease("a", 10)
+    leased.lease("a", 10, 5)
     assert list(leased.order()) == ["b", "c", "a"]
     leased.removed("a")
     assert (list(leased.order()), len(leased)) == (["b", "c"], 0)
@@ -24,7 +24,7 @@ def test_what_is_leased_goes_after_the_rest_and_goes() -> None:
 def test_a_lease_ends_with_its_use_its_release_or_its_time() -> None:
     leased = policy("a", "b", "c", "d")
     for key, until in (("a", 10), ("b", 20), ("c", 30)):
-        leased.lease(key, until)
+        leased.lease(key, until, 5)
     leased.used("c")
     leased.release("b")
     assert list(leased.order()) == ["d", "c", "b", "a"]
@@ -37,8 +37,8 @@ def test_a_lease_ends_with_its_use_its_release_or_its_time() -> None:
 
 def test_the_longer_of_two_leases_counts() -> None:
     leased = policy("a")
-    leased.lease("a", 20)
-    leased.lease("a", 10)
+    leased.lease("a", 20, 5)
+    leased.lease("a", 10, 5)
     leased.expire(15)
     assert len(leased) == 1
 
@@ -59,7 +59,8 @@ def test_everything_is_in_the_order_once(steps: list[tuple[str, int]]) -> None:
             leased.removed(key)
             held.remove(key)
         elif key in held and step in "ul":
-            leased.used(key) if step == "u" else leased.lease(key, now + 3)
+            leased.used(key) if step == "u" else leased.lease(key, now + 3, 5)
         order = list(leased.order())
         assert sorted(order) == sorted(held)
         assert len(leased) <= len(held)
+        assert leased.num_bytes == 5 * len(leased)

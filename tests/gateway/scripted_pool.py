@@ -36,6 +36,7 @@ class ScriptedPool:
     telemetry: dict[str, LinkTelemetry] = field(default_factory=dict)
     tiers: dict[str, TierUse] = field(default_factory=dict)
     num_leased: int = 0
+    leased_bytes: int = 0
     blocks: list[tuple[bytes, BlockKey]] = field(default_factory=list)
     """What the next snapshot holds."""
     next_seq: int = 7
@@ -117,6 +118,7 @@ class ScriptedPool:
                 telemetry=self.telemetry,
                 tiers=self.tiers,
                 num_leased=self.num_leased,
+                leased_bytes=self.leased_bytes,
             )
         )
 

@@ -67,18 +67,20 @@ async def test_the_state_tells_of_parts_requests_and_changes(world: World) -> No
 async def test_the_state_tells_what_pools_hold_and_what_links_cost(world: World) -> None:
     use = TierUse(used_bytes=3 << 20, capacity_bytes=1 << 30, num_blocks=7)
     world.pd_pool.tiers, world.pd_pool.num_leased = {"host": use}, 2
+    world.pd_pool.leased_bytes = 1 << 20
     world.pd_pool.tell_state()
     pools = world.gateway.pools
     await until(lambda: bool(pools.tiers("pd-pool")))
     _, state = await get(world, "/console/api/state")
     held = {pool["name"]: pool for cluster in state["clusters"] for pool in cluster["pools"]}
     assert held["pd-pool"]["tiers"] == [{"name": "host", **msgspec.to_builtins(use)}]
-    assert held["pd-pool"]["num_leased"] == 2
+    assert (held["pd-pool"]["num_leased"], held["pd-pool"]["leased_bytes"]) == (2, 1 << 20)
     assert held["prfaas-pool"]["tiers"] == []
     link = state["sample"]["links"]["prfaas-pool>pd-pool"]
     assert (link["kv_bytes"], link["cost"]) == (0, None)
     await world.pd_pool.stop()
     await until(lambda: not pools.tiers("pd-pool") and not pools.num_leased("pd-pool"))
+    assert pools.leased_bytes("pd-pool") == 0
 
 
 async def test_the_stream_repeats_the_state_and_has_places(

@@ -59,7 +59,7 @@ def followed(messages: list[AnyMessage]) -> tuple[PrefixIndex, set[BlockKey]]:
 async def test_a_subscriber_follows_stores_and_evictions(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "SNAPSHOT_KEYS", 4)
+    monkeypatch.setattr(events, "KEYS_MAX", 4)
     pd = await world.start_pd(memory_bytes=20 * len(content(MANY[0])))
     engine = await world.engine("pd-pool")
     assert await engine.store(MANY[:10])
@@ -97,9 +97,13 @@ async def test_a_subscriber_learns_what_tiers_hold_and_who_is_waited_for(world: 
     (name, tier), *others = state.tiers.items()
     assert (name, others) == ("host", [])
     assert tier.used_bytes == pd.node.store.used_bytes == sum(len(content(k)) for k in PROMPT)
+    assert state.leased_bytes == tier.used_bytes
     assert (tier.capacity_bytes, tier.num_blocks) == (pd.node.store.capacity_bytes, len(PROMPT))
     assert await decode.load(PROMPT) == [True] * len(PROMPT)
     await until(lambda: (state := told()) is not None and not state.num_leased)
+    state = told()
+    assert state is not None
+    assert state.leased_bytes == 0
     watch.channel.close("done")
 
 
@@ -152,6 +156,38 @@ async def test_subscribing_twice_does_not_double_the_events(world: World) -> Non
     peer.channel.close("done")
 
 
+async def test_changes_that_follow_each_other_go_together(world: World) -> None:
+    """What an event says is what its blocks did last, and it comes before later events."""
+    pd = await world.start_pd()
+    peer = await subscribe(pd, world.identities)
+    await until(lambda: len(events_of(peer)) == 1)
+    feed, layout, other = pd.node.feed, b"L" * 32, b"M" * 32
+    a, b, c = MANY[:3]
+    for key in (a, b, c):
+        feed.stored(layout, [key])
+    feed.stored(other, [a])
+    feed.evicted(layout, [b])
+    feed.evicted(layout, [a])
+    feed.stored(layout, [a])
+    feed.state_changed(PoolState(seq=0, layouts={}, links={}))
+    feed.stored(layout, [b])
+    await until(lambda: len(events_of(peer)) == 6)
+    told = [
+        (type(event), event.layout_id, set(keys_of(event.keys)))
+        for event in events_of(peer)
+        if isinstance(event, Stored | Evicted)
+    ]
+    assert told == [
+        (Evicted, layout, {b}),
+        (Stored, layout, {a, c}),
+        (Stored, other, {a}),
+        (Stored, layout, {b}),
+    ]
+    assert isinstance(events_of(peer)[4], PoolState)
+    followed(peer.messages)
+    peer.channel.close("done")
+
+
 async def test_a_snapshot_leaves_no_faster_than_it_is_read(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +213,7 @@ async def test_a_snapshot_leaves_no_faster_than_it_is_read(
         store.put(b"L" * 32, BlockKey(0, n.to_bytes(32, "big")), b"x", b"")
     assert not peer.of(Snapshot)
     peer.channel.resume_reading()
-    await until(lambda: len(peer.of(Stored)) == 10)
+    await until(lambda: followed(peer.messages)[1] == pd.held())
     assert served.is_open
     index, held = followed(peer.messages)
     assert held == pd.held()
@@ -194,10 +230,13 @@ async def test_a_subscriber_that_misses_too_much_during_its_snapshot_is_dropped(
     await until(lambda: pd.node.link_port.channel_of("gateway") is not None)
     served, feed = pd.node.link_port.channel_of("gateway"), pd.node.feed
     assert served is not None
-    feed.subscribe(served, pd.node.store, lambda: PoolState(seq=0, layouts={}, links={}))
+    state = PoolState(seq=0, layouts={}, links={})
+    feed.subscribe(served, pd.node.store, lambda: state)
     feed.stored(b"L" * 32, MANY[:3])
+    feed.state_changed(state)
     assert served.is_open
     feed.stored(b"L" * 32, MANY[:1])
+    feed.state_changed(state)
     await until(lambda: bool(peer.closed))
     await until(lambda: not feed.num_subscribers)
 

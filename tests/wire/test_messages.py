@@ -124,6 +124,7 @@ EVERY: list[AnyMessage] = [
         links={"pd-pool": True},
         tiers={"host": TierUse(used_bytes=1, capacity_bytes=2, num_blocks=1)},
         num_leased=1,
+        leased_bytes=2,
     ),
 ]
 
@@ -257,11 +258,11 @@ def test_a_layout_whose_blocks_end_between_hashes_is_refused(tokens_per_block: i
 def test_a_pool_has_few_tiers_and_need_not_tell_of_them() -> None:
     use = TierUse(used_bytes=1, capacity_bytes=2, num_blocks=1)
     state = raw(PoolState(seq=0, layouts={}, links={}, tiers={"host": use}))
-    for missing in ("tiers", "num_leased"):
+    for missing in ("tiers", "num_leased", "leased_bytes"):
         del state[missing]
     told = decode(msgspec.msgpack.encode(state))
     assert isinstance(told, PoolState)
-    assert (told.tiers, told.num_leased) == ({}, 0)
+    assert (told.tiers, told.num_leased, told.leased_bytes) == ({}, 0, 0)
     many = {f"tier-{number}": use for number in range(TIERS_MAX + 1)}
     with pytest.raises(PeerError, match="tiers"):
         decode(msgspec.msgpack.encode(raw(PoolState(seq=0, layouts={}, links={}, tiers=many))))

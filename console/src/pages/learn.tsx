@@ -134,9 +134,9 @@ function Why({ plan }: { plan: WhatIf }) {
       <Chart
         title={plan.plan.title}
         lines={[
-          { label: "far cluster and link", colour: "#0072b2" },
-          { label: "local prefill", colour: "#e69f00" },
-          { label: "what the system carries", colour: "#8a63d2", width: 4 },
+          { label: "far cluster and link", colour: "--blue" },
+          { label: "local prefill", colour: "--amber" },
+          { label: "what the system carries", colour: "--violet", width: 4 },
         ]}
         data={data}
         top={1.7 * design.rate_per_s}

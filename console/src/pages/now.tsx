@@ -2,14 +2,13 @@
 
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { carried, get, type Sample, type State } from "../api";
-import { Chart, type Line } from "../chart";
+import { Chart, COLOURS, type Line } from "../chart";
 import { clock, count, duration, percent, rate, size, whole } from "../format";
 import { RequestTable } from "../parts/request_table";
 import { Threshold } from "../parts/threshold";
 import { Topology } from "../parts/topology";
 
 const SAMPLES_MAX = 300;
-const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"];
 
 export function Now({ state }: { state: State | null }) {
   const samples = useSamples(state);
@@ -69,10 +68,10 @@ function Figures({ state }: { state: State }) {
   return (
     <dl class="figures">
       <Figure name="in flight" value={count(sample.num_in_flight)} />
-      <Figure name="requests in a minute" value={count(recent.num_requests)} />
+      <Figure name="requests a minute" value={count(recent.num_requests)} />
       <Figure name="offloaded" value={finished ? percent(remote.num_requests / finished) : "–"} />
-      <Figure name="TTFT local, median" value={duration(local.ttft_p50_ms)} />
-      <Figure name="TTFT offloaded, median" value={duration(remote.ttft_p50_ms)} />
+      <Figure name="median TTFT, local" value={duration(local.ttft_p50_ms)} />
+      <Figure name="median TTFT, remote" value={duration(remote.ttft_p50_ms)} />
       <Figure name="KV cache moved" value={size(sample.kv_bytes)} />
       <Figure name="policy" value={state.policy} />
     </dl>
@@ -124,20 +123,21 @@ function Charts({ samples }: { samples: Sample[] }) {
   const lines: Line[] = names.map((label, index) => ({
     label,
     colour: COLOURS[index % COLOURS.length]!,
-    format: rate,
   }));
   if (samples.length < 2) return null;
   return (
     <section class="charts">
       {names.length > 0 && (
-        <Chart title="Goodput of the links" lines={lines} data={[x, ...goodput]} time yFormat={rate} />
+        <Chart title="Goodput of the links" lines={lines} data={[x, ...goodput]} time least={1e6} place={x.length - 1} yFormat={rate} />
       )}
       <Chart
         title="Requests in flight"
-        lines={[{ label: "in flight", colour: COLOURS[2]!, fill: "#009e7322" }]}
+        lines={[{ label: "in flight", colour: COLOURS[2]!, fill: true }]}
         data={[x, ...flow]}
         time
+        place={x.length - 1}
         yFormat={whole}
+        format={count}
       />
     </section>
   );

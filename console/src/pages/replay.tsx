@@ -2,8 +2,8 @@
 
 import { useMemo, useState } from "preact/hooks";
 import { carried, get, type Sample } from "../api";
-import { Chart, type Line } from "../chart";
-import { clock, count, rate, size, whole } from "../format";
+import { Chart, COLOURS, type Line } from "../chart";
+import { clock, count, duration, DURATION_STEPS, rate, size, SIZE_STEPS, whole } from "../format";
 import { Slider } from "../parts/slider";
 
 /** Named columns over time, wherever they came from. */
@@ -21,8 +21,6 @@ interface SeriesFile {
   title: string;
   runs: Record<string, { at_s: number[]; columns: Record<string, number[]> }>;
 }
-
-const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"];
 
 export function Replay() {
   const [recording, setRecording] = useState<Recording | null>(null);
@@ -86,7 +84,7 @@ interface ScrubbedProps {
 
 function Scrubbed({ recording, place, setPlace }: ScrubbedProps) {
   const at = recording.at[place]!;
-  const label = recording.isClock ? clock(at) : `${at.toFixed(0)} s`;
+  const label = recording.isClock ? clock(at) : elapsed(at);
   return (
     <>
       <h3>{recording.title}</h3>
@@ -99,19 +97,9 @@ function Scrubbed({ recording, place, setPlace }: ScrubbedProps) {
         format={() => label}
         onChange={setPlace}
       />
-      <dl class="figures">
-        {recording.groups.flatMap((group) =>
-          group.lines.map((line, index) => (
-            <div>
-              <dt>{group.lines.length > 1 ? `${group.title}, ${line.label}` : group.title}</dt>
-              <dd>{group.format(group.columns[index]![place] ?? NaN)}</dd>
-            </div>
-          )),
-        )}
-      </dl>
       <div class="charts">
         {recording.groups.map((group) => (
-          <One group={group} recording={recording} at={at} />
+          <One group={group} recording={recording} place={place} />
         ))}
       </div>
     </>
@@ -121,10 +109,10 @@ function Scrubbed({ recording, place, setPlace }: ScrubbedProps) {
 interface OneProps {
   group: Recording["groups"][number];
   recording: Recording;
-  at: number;
+  place: number;
 }
 
-function One({ group, recording, at }: OneProps) {
+function One({ group, recording, place }: OneProps) {
   const data = useMemo(
     () => [recording.at, ...group.columns] as [number[], ...(number | null)[][]],
     [recording],
@@ -136,9 +124,24 @@ function One({ group, recording, at }: OneProps) {
       data={data}
       time={recording.isClock}
       yFormat={group.format === count ? whole : group.format}
-      mark={at}
+      format={group.format}
+      xFormat={elapsed}
+      {...stepsOf(group.format)}
+      mark={recording.at[place]!}
+      place={place}
     />
   );
+}
+
+function stepsOf(format: (value: number) => string): { steps?: number[] } {
+  if (format === size) return { steps: SIZE_STEPS };
+  return format === duration ? { steps: DURATION_STEPS } : {};
+}
+
+/** Seconds since a run began, as minutes and seconds. */
+function elapsed(seconds: number): string {
+  const whole = Math.round(seconds);
+  return `${Math.floor(whole / 60)}:${String(whole % 60).padStart(2, "0")}`;
 }
 
 function fromSamples(samples: Sample[]): Recording {
@@ -194,10 +197,10 @@ function fromSeries(file: SeriesFile): Recording {
     at: first.at_s,
     isClock: false,
     groups: Object.keys(first.columns).map((name) => ({
-      title: name.replace(/, (bit\/s|bytes)$/, ""),
+      title: name.replace(/, (bit\/s|bytes|ms)$/, ""),
       lines,
       columns: runs.map(([, run]) => first.at_s.map((_, i) => run.columns[name]?.[i] ?? null)),
-      format: name.endsWith("bit/s") ? rate : name.endsWith("bytes") ? size : count,
+      format: name.endsWith("bit/s") ? rate : name.endsWith("bytes") ? size : name.endsWith(", ms") ? duration : count,
     })),
   };
 }

@@ -84,10 +84,10 @@ const CONTROLS: Control[] = [
 ];
 
 const STAGES: Line[] = [
-  { label: "PrfaaS binds", colour: "#0072b2" },
-  { label: "PD prefill binds", colour: "#e69f00" },
-  { label: "PD decode binds", colour: "#009e73" },
-  { label: "Λ", colour: "#8a63d2", width: 4 },
+  { label: "PrfaaS prefill and link", colour: "--blue" },
+  { label: "PD prefill", colour: "--amber" },
+  { label: "PD decode", colour: "--green" },
+  { label: "Λ, what the system carries", colour: "--violet", width: 4 },
 ];
 
 export function WhatIfPage() {
@@ -164,31 +164,31 @@ export function WhatIfPage() {
           <Verdict answer={answer} />
           <Designs answer={answer} />
           <Adopt threshold={design.offload_threshold} />
+          <div class="charts">
+            <Chart
+              title={`Λ against the threshold, at N_p : N_d = ${design.num_prefill} : ${design.num_decode}`}
+              lines={STAGES}
+              data={columns(answer.threshold)}
+              top={1.7 * design.rate_per_s}
+              height={260}
+              xFormat={(t) => `${Math.round(t / 1000)}k`}
+              xLabel="threshold, tokens"
+              yLabel="req/s"
+              mark={design.offload_threshold}
+            />
+            <Chart
+              title="Λ against the split N_p : N_d of the PD cluster"
+              lines={STAGES}
+              data={columns(answer.split)}
+              top={1.7 * design.rate_per_s}
+              height={260}
+              xFormat={(n) => `${Math.round(n)} : ${Math.round(answer.num_pd - n)}`}
+              xLabel="N_p : N_d"
+              yLabel="req/s"
+              mark={design.num_prefill}
+            />
+          </div>
         </div>
-      </div>
-      <div class="charts">
-        <Chart
-          title={`Λ against the threshold, at N_p : N_d = ${design.num_prefill} : ${design.num_decode}`}
-          lines={STAGES}
-          data={columns(answer.threshold)}
-          top={1.7 * design.rate_per_s}
-          height={260}
-          xFormat={(t) => `${short(t / 1000)}k`}
-          xLabel="threshold, tokens"
-          yLabel="req/s"
-          mark={design.offload_threshold}
-        />
-        <Chart
-          title="Λ against N_p, instances that prefill in the PD cluster"
-          lines={STAGES}
-          data={columns(answer.split)}
-          top={1.7 * design.rate_per_s}
-          height={260}
-          xFormat={(n) => `${Math.round(n)} : ${Math.round(answer.num_pd - n)}`}
-          xLabel="N_p : N_d"
-          yLabel="req/s"
-          mark={design.num_prefill}
-        />
       </div>
     </section>
   );

@@ -4,7 +4,7 @@ import type { RequestRecord } from "../api";
 import { clock, count, duration } from "../format";
 
 export function RequestTable({ requests }: { requests: RequestRecord[] }) {
-  if (!requests.length) return <p class="empty">No requests yet.</p>;
+  if (!requests.length) return <p class="empty">None yet. Those to come are listed with why they went where they went.</p>;
   return (
     <div class="scroll">
       <table class="requests">
@@ -17,6 +17,9 @@ export function RequestTable({ requests }: { requests: RequestRecord[] }) {
             <th class="number wide">cached</th>
             <th class="number" title="time to first token; only streams have one">
               TTFT
+            </th>
+            <th class="number wide" title="from the request's arrival to the last byte of its answer">
+              whole
             </th>
             <th>outcome</th>
           </tr>
@@ -52,6 +55,7 @@ function Row({ request }: { request: RequestRecord }) {
       <td class="number">{count(request.num_prompt_tokens)}</td>
       <td class="number wide">{count(request.cached_tokens)}</td>
       <td class="number">{duration(request.ttft_ms)}</td>
+      <td class="number wide">{duration(request.e2e_ms)}</td>
       <td class="wraps">
         {request.outcome}
         {request.fallback && <span class="fell" title={request.fallback.reason}> fell back</span>}

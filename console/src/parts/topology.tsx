@@ -90,7 +90,7 @@ function Pool({ pool }: { pool: PoolState }) {
       <span class="name">{pool.name}</span>
       <span class="figure">{pool.is_live ? holds(pool) : "not heard"}</span>
       {pool.tiers.map((tier) => (
-        <Tier tier={tier} />
+        <Tier tier={tier} leased={tier.name === "host" ? pool.leased_bytes : 0} />
       ))}
     </section>
   );
@@ -103,19 +103,35 @@ function holds(pool: PoolState): string {
   return parts.join(", ");
 }
 
-function Tier({ tier }: { tier: TierUse }) {
-  const share = tier.capacity_bytes ? tier.used_bytes / tier.capacity_bytes : 0;
+/** Bytes of a tier by class: prefixes that may be hit, and what came with transfers and waits. */
+function Tier({ tier, leased }: { tier: TierUse; leased: number }) {
+  const share = (bytes: number) => (tier.capacity_bytes ? bytes / tier.capacity_bytes : 0);
   const name = tier.name === "host" ? "memory" : tier.name;
+  const prefixes = Math.max(tier.used_bytes - leased, 0);
+  const full = `${percent(share(tier.used_bytes))} full`;
   return (
-    <p class="tier" title={`${count(tier.num_blocks)} blocks in ${name}, ${percent(share)} full`}>
-      <span>{name}</span>
-      <span class="bar">
-        <i style={{ width: `${share * 100}%` }} />
-      </span>
-      <span class="figure">
-        {size(tier.used_bytes)} of {size(tier.capacity_bytes)}
-      </span>
-    </p>
+    <>
+      <p class="tier" title={`${count(tier.num_blocks)} blocks in ${name}, ${full}`}>
+        <span>{name}</span>
+        <span class="bar">
+          <i style={{ width: `${share(prefixes) * 100}%` }} />
+          <i class="leased" style={{ width: `${share(leased) * 100}%` }} />
+        </span>
+        <span class="figure">
+          {size(tier.used_bytes)} of {size(tier.capacity_bytes)}
+        </span>
+      </p>
+      {tier.name === "host" && (
+        <p class="classes">
+          <span>
+            <i /> prefix cache {size(prefixes)}
+          </span>
+          <span title="blocks of transfers that nobody has loaded yet">
+            <i class="leased" /> transfers {size(leased)}
+          </span>
+        </p>
+      )}
+    </>
   );
 }
 

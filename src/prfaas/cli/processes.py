@@ -151,7 +151,7 @@ class Supervisor:
 
         Raises:
             ConfigError: A part found a mistake in its settings; its own line says which.
-            EngineError: A part ended before it was ready.
+            EngineError: A part ended before all were ready.
         """
         async with aiohttp.ClientSession() as session:
             for stage in self.stages:
@@ -159,6 +159,7 @@ class Supervisor:
                     part.start()
                     self._on_progress(part)
                 waits = [asyncio.create_task(self._ready(session, part)) for part in stage]
+                waits.append(asyncio.create_task(self._none_ends(waits.copy())))
                 try:
                     await asyncio.gather(*waits)
                 finally:
@@ -195,6 +196,14 @@ class Supervisor:
                     return part
             await asyncio.sleep(POLL_S)
 
+    async def _none_ends(self, waits: list[asyncio.Task[None]]) -> None:
+        """See that no part ends while others are waited for, not even one that was ready."""
+        while not all(wait.done() for wait in waits):
+            for part in self.parts:
+                if part.exit_code is not None:
+                    raise _start_failure(part)
+            await asyncio.sleep(POLL_S)
+
     async def _ready(self, session: aiohttp.ClientSession, part: Part) -> None:
         began = time.monotonic()
         while not await _answers(session, part.health_url):
@@ -220,7 +229,7 @@ def _start_failure(part: Part) -> Exception:
     if part.exit_code == EXIT_MISTAKE:
         return ConfigError(f"{part.kind} {part.name} refused to start:\n{words}")
     return EngineError(
-        f"{part.kind} {part.name} ended with code {part.exit_code} before it was ready; "
+        f"{part.kind} {part.name} ended with code {part.exit_code} before all parts were ready; "
         f"the end of {part.log}:\n{words}"
     )
 

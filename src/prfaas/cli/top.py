@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from prfaas.cli.ctl_client import Client, asks_gateway, operator_key
+from prfaas.cli.output import console_for
 
 
 @click.command()
@@ -29,13 +30,12 @@ def top(url: str, key_file: Path | None, interval: float, *, once: bool) -> None
       prfaas top --url http://gateway.example.net:8000 --key-file operator.key
       prfaas top --once
     """
-    from rich.console import Console
     from rich.live import Live
 
     from prfaas.cli.top_view import screen
 
     client = Client(url, operator_key(key_file), root="console/api")
-    console = Console(highlight=False)
+    console = console_for(160)
     if once:
         console.print(screen(client.get("state")))
         return

@@ -42,6 +42,7 @@ class Topology:
         pools: Where each pool node is reached.
         engines: Base URL of each engine.
         gateway: Where the gateway listens.
+        admins: Where the pool nodes started here serve health and metrics.
     """
 
     deployment: Deployment
@@ -51,6 +52,7 @@ class Topology:
     pools: dict[str, Address]
     engines: dict[str, str]
     gateway: Address
+    admins: dict[str, Address]
 
     @property
     def endpoints(self) -> Endpoints:
@@ -70,18 +72,24 @@ def lay_out(deployment: Deployment, file: Path, overlay: Path | None = None) -> 
         ConfigError: A `listen` address is taken.
     """
     pools: dict[str, Address] = {}
+    admins: dict[str, Address] = {}
     engines: dict[str, str] = {}
+    # The kernel gives a port that was let go again: what it gave before must be kept in mind.
+    taken = {port for _, (_, port) in _listens(deployment)}
     for cluster in deployment.clusters.values():
         for name, pool in cluster.pools.items():
-            pools[name] = (
-                split_address(pool.address) if pool.address else _own_address(name, pool.listen)
-            )
+            if pool.address:
+                pools[name] = split_address(pool.address)
+            else:
+                pools[name] = _own_address(name, pool.listen, taken)
+                admins[name] = _own_address(name, None, taken)
         for name, engine in cluster.engines.items():
             engines[name] = (
-                engine.url or f"http://{join_address(_own_address(name, engine.listen))}"
+                engine.url or f"http://{join_address(_own_address(name, engine.listen, taken))}"
             )
-    gateway = _own_address(deployment.gateway.name, deployment.gateway.listen)
-    return Topology(deployment, file, overlay, secrets.token_hex(4), pools, engines, gateway)
+    gateway = _own_address(deployment.gateway.name, deployment.gateway.listen, taken)
+    run = secrets.token_hex(4)
+    return Topology(deployment, file, overlay, run, pools, engines, gateway, admins)
 
 
 def parts(topology: Topology) -> list[list[Part]]:
@@ -191,7 +199,7 @@ def join_address(address: Address) -> str:
 
 def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
     deployment = topology.deployment
-    admin = _own_address(name, None)
+    admin = topology.admins[name]
     table = cluster.pools[name]
     args = [sys.executable, "-m", "prfaas", "pool", "--name", name]
     args += ["--listen", join_address(topology.pools[name]), "--admin", f"{admin[0]}:{admin[1]}"]
@@ -323,8 +331,14 @@ def _pool_names(deployment: Deployment, role: ClusterRole) -> list[str]:
     return [name for cluster in deployment.with_role(role) for name in cluster.pools]
 
 
-def _own_address(name: str, listen: str | None) -> Address:
-    return _bind(name, split_address(listen) if listen else ("127.0.0.1", 0))
+def _own_address(name: str, listen: str | None, taken: set[int]) -> Address:
+    """The address of a part; where it names no port, a free one that no other part has."""
+    host, port = split_address(listen) if listen else ("127.0.0.1", 0)
+    while True:
+        found = _bind(name, (host, port))
+        if port or found[1] not in taken:
+            taken.add(found[1])
+            return found
 
 
 def _bind(name: str, address: Address) -> Address:

@@ -38,8 +38,10 @@ class LeasedLast(EvictionPolicy[K]):
 
     def __init__(self, rest: EvictionPolicy[K]) -> None:
         self._rest = rest
-        self._leases: OrderedDict[K, int] = OrderedDict()
-        """When each ends, in the order in which they were given."""
+        self._leases: OrderedDict[K, tuple[int, int]] = OrderedDict()
+        """When each ends, and its bytes, in the order in which they were given."""
+        self.num_bytes = 0
+        """Of what is leased."""
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -50,14 +52,14 @@ class LeasedLast(EvictionPolicy[K]):
 
     def used(self, key: K) -> None:
         """Who waited for it has it."""
-        if self._leases.pop(key, None) is None:
-            self._rest.used(key)
-        else:
+        if self._end(key):
             self._rest.added(key)
+        else:
+            self._rest.used(key)
 
     def removed(self, key: K) -> None:
         """Forget it."""
-        if self._leases.pop(key, None) is None:
+        if not self._end(key):
             self._rest.removed(key)
 
     def order(self) -> Iterator[K]:
@@ -65,21 +67,29 @@ class LeasedLast(EvictionPolicy[K]):
         yield from self._rest.order()
         yield from self._leases
 
-    def lease(self, key: K, until_ns: int) -> None:
-        """Somebody will come for it; it is there."""
+    def lease(self, key: K, until_ns: int, num_bytes: int) -> None:
+        """Somebody will come for it; it is there, and so large."""
         if key not in self._leases:
             self._rest.removed(key)
-        self._leases[key] = max(until_ns, self._leases.get(key, 0))
+            self.num_bytes += num_bytes
+        known_until_ns, num_bytes = self._leases.get(key, (0, num_bytes))
+        self._leases[key] = max(until_ns, known_until_ns), num_bytes
 
     def release(self, key: K) -> None:
         """Nobody comes for it any more; harmless if it is not leased."""
-        if self._leases.pop(key, None) is not None:
+        if self._end(key):
             self._rest.added(key)
 
     def expire(self, now_ns: int) -> None:
         """End the leases whose time is over."""
-        for key in [key for key, until_ns in self._leases.items() if until_ns <= now_ns]:
+        for key in [key for key, (until_ns, _) in self._leases.items() if until_ns <= now_ns]:
             self.release(key)
+
+    def _end(self, key: K) -> bool:
+        """End a lease, if there is one."""
+        _, num_bytes = self._leases.pop(key, (0, None))
+        self.num_bytes -= num_bytes or 0
+        return num_bytes is not None
 
 
 class LeastRecentlyUsed(EvictionPolicy[K]):

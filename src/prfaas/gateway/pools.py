@@ -209,6 +209,10 @@ class Pools:
         """Blocks of transfers at a pool that nobody has loaded yet."""
         return self._clients[pool].subscription.num_leased
 
+    def leased_bytes(self, pool: str) -> int:
+        """Bytes of these."""
+        return self._clients[pool].subscription.leased_bytes
+
     def link_up(self, source: str, destination: str) -> bool:
         """Whether a transfer between two pools can begin, and be followed."""
         reaches = self._clients[source].subscription.links.get(destination, False)

@@ -58,6 +58,8 @@ class Subscription:
         """What its tiers hold, by name."""
         self.num_leased = 0
         """Blocks of transfers there that nobody has loaded yet."""
+        self.leased_bytes = 0
+        """Bytes of these."""
 
     @property
     def is_live(self) -> bool:
@@ -72,7 +74,7 @@ class Subscription:
         """The connection is gone: nothing that was known holds any more."""
         self._index.lose(self._pool)
         self.layouts, self.links, self.telemetry = {}, {}, {}
-        self.is_draining, self.tiers, self.num_leased = False, {}, 0
+        self.is_draining, self.tiers, self.num_leased, self.leased_bytes = False, {}, 0, 0
         self._transfers.lost(self._pool)
         self._tell()
 
@@ -129,7 +131,8 @@ class Subscription:
                 self.layouts = {name: spec.layout() for name, spec in event.layouts.items()}
                 self.links, self.telemetry = dict(event.links), dict(event.telemetry)
                 self.is_draining = event.is_draining
-                self.tiers, self.num_leased = dict(event.tiers), event.num_leased
+                self.tiers = dict(event.tiers)
+                self.num_leased, self.leased_bytes = event.num_leased, event.leased_bytes
                 self._tell()
 
     def _tell(self) -> None:

@@ -1,4 +1,8 @@
-"""What a pool node tells its gateways: a snapshot, then every change in order."""
+"""What a pool node tells its gateways: a snapshot, then every change in order.
+
+Blocks come and go by the hundred, and what changes in one turn of the event loop goes together: a
+message costs more than the blocks it names.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,8 @@ from prfaas.wire.messages.gateway import (
     TransferEnded,
 )
 
-SNAPSHOT_KEYS = 4096
-"""Keys per snapshot message: about 200 kB."""
+KEYS_MAX = 4096
+"""Keys per message: about 200 kB."""
 BACKLOG_BYTES_MAX = 64 << 20
 """Unsent events a subscriber may have before it is dropped."""
 BACKLOG_KEYS_MAX = 4_000_000
@@ -45,6 +49,9 @@ class EventFeed:
         self.epoch = secrets.token_hex(8)
         self._next_seq = 0
         self._subscribers: dict[Channel, _Subscriber] = {}
+        self._changed: dict[BlockName, bool] = {}
+        """Blocks that came (True) or went, which nobody was told yet."""
+        self._telling: asyncio.Handle | None = None
 
     def subscribe(
         self, channel: Channel, store: BlockStore, state: Callable[[], PoolState]
@@ -55,6 +62,7 @@ class EventFeed:
         """
         if channel in self._subscribers:
             return
+        self._tell_changes()
         subscriber = _Subscriber(channel, self.epoch, self._next_seq, list(store.names()))
         self._subscribers[channel] = subscriber
         self._emit(state())
@@ -74,11 +82,11 @@ class EventFeed:
 
     def stored(self, layout_id: bytes, keys: list[BlockKey]) -> None:
         """Blocks came."""
-        self._emit(Stored(seq=0, layout_id=layout_id, keys=wire_keys(keys)))
+        self._change(layout_id, keys, came=True)
 
     def evicted(self, layout_id: bytes, keys: list[BlockKey]) -> None:
         """Blocks went."""
-        self._emit(Evicted(seq=0, layout_id=layout_id, keys=wire_keys(keys)))
+        self._change(layout_id, keys, came=False)
 
     # --- other events ---
 
@@ -90,7 +98,35 @@ class EventFeed:
         """An engine or a link came or went, or a busy link was measured."""
         self._emit(state)
 
+    def _change(self, layout_id: bytes, keys: list[BlockKey], *, came: bool) -> None:
+        if not self._subscribers:
+            return
+        for key in keys:
+            self._changed[layout_id, key] = came
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_soon(self._tell_changes)
+
+    def _tell_changes(self) -> None:
+        """Send the changes that wait; of a block that came and went only what it did last."""
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        changed, self._changed = self._changed, {}
+        alike: dict[tuple[bool, bytes], list[BlockKey]] = {}
+        for (layout_id, key), came in changed.items():
+            alike.setdefault((came, layout_id), []).append(key)
+        for (came, layout_id), keys in sorted(alike.items()):
+            kind = Stored if came else Evicted
+            for start in range(0, len(keys), KEYS_MAX):
+                part = wire_keys(keys[start : start + KEYS_MAX])
+                self._send(kind(seq=0, layout_id=layout_id, keys=part))
+
     def _emit(self, event: Event) -> None:
+        """Send an event, behind all changes before it."""
+        self._tell_changes()
+        self._send(event)
+
+    def _send(self, event: Event) -> None:
         event.seq = self._next_seq
         self._next_seq += 1
         for subscriber in list(self._subscribers.values()):
@@ -127,7 +163,7 @@ class _Subscriber:
     async def _catch_up(self, epoch: str, next_seq: int, names: list[BlockName]) -> None:
         """The snapshot, then what waits, no faster than it is read."""
         rest = iter(names)
-        while part := list(islice(rest, SNAPSHOT_KEYS)):
+        while part := list(islice(rest, KEYS_MAX)):
             for layout_id, same in groupby(part, key=lambda name: name[0]):
                 keys = wire_keys(key for _, key in same)
                 self._channel.send(

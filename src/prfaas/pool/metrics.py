@@ -57,6 +57,9 @@ class PoolMetrics:
         self.leased_blocks = self._gauge(
             "pool_leased_blocks", "KV blocks of transfers that nobody has loaded yet."
         )
+        self.leased_bytes = self._gauge(
+            "pool_leased_bytes", "Bytes of blocks of transfers that nobody has loaded yet."
+        )
         self.loose_bytes = self._gauge(
             "pool_loose_bytes", "Memory of blocks that come or go: counted and not in the store."
         )

@@ -264,6 +264,7 @@ class PoolNode:
             is_draining=self._tickets.is_draining,
             tiers=self._tiers(),
             num_leased=self.store.num_leased,
+            leased_bytes=self.store.leased_bytes,
         )
 
     def _state_changed(self) -> None:
@@ -367,6 +368,7 @@ class PoolNode:
             self._watch_tier(DISK, self.disk)
         metrics.loose_bytes.set_function(lambda: store.loose_bytes)
         metrics.leased_blocks.set_function(lambda: store.num_leased)
+        metrics.leased_bytes.set_function(lambda: store.leased_bytes)
         metrics.pinned_blocks.set_function(lambda: store.num_pinned)
         metrics.promised_bytes.set_function(lambda: self.inbound.promised_bytes)
         metrics.unfinished_bytes.set_function(lambda: self.link_port.data.unfinished_bytes)

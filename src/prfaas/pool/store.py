@@ -137,10 +137,16 @@ class BlockStore:
         """Blocks that somebody will come for."""
         return len(self._policy)
 
+    @property
+    def leased_bytes(self) -> int:
+        """Bytes of blocks that somebody will come for."""
+        return self._policy.num_bytes
+
     def lease(self, name: BlockName, until_ns: int) -> None:
         """Evict a block after the others until it is used, `release`d or the time is over."""
-        if name in self._blocks:
-            self._policy.lease(name, until_ns)
+        block = self._blocks.get(name)
+        if block is not None:
+            self._policy.lease(name, until_ns, len(block.data))
 
     def release(self, name: BlockName) -> None:
         """Nobody will come for a block any more."""

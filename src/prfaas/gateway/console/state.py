@@ -104,6 +104,7 @@ class Parts:
             "index_state": self.index.state(name).value,
             "num_blocks": self.index.num_blocks(name),
             "num_leased": self.pools.num_leased(name),
+            "leased_bytes": self.pools.leased_bytes(name),
             "tiers": [
                 {
                     "name": tier,

@@ -135,3 +135,5 @@ class PoolState(Message, tag="pool_state"):
     """By name, "host" or "disk"."""
     num_leased: Count = 0
     """Blocks of transfers that nobody has loaded yet."""
+    leased_bytes: Count = 0
+    """Bytes of these."""
