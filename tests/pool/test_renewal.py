@@ -34,7 +34,12 @@ def committed(pd: Site, number: int) -> bool:
 
 
 async def test_an_authority_is_changed_under_a_transfer(world: World) -> None:
-    prfaas, pd, prefill, decode = await world.two_sites()
+    # However long a busy machine takes to link anew, the transfer waits.
+    patient = {"link_grace_ns": 50 * 10**9}
+    pd = await world.start_pd(**patient)
+    prfaas = await world.start("prfaas-pool", **patient)
+    await world.linked(prfaas, pd)
+    prefill, decode = await world.engine("prfaas-pool"), await world.engine("pd-pool")
     directory, following = world.identities, made_in(world.identities.parent / "next")
     old, new = (directory / "ca.pem").read_bytes(), (following / "ca.pem").read_bytes()
 
