@@ -14,20 +14,20 @@ export interface LinkSample {
 }
 
 /**
- * What a link carried between two samples, bit/s. While it is busy that is its goodput; a transfer
- * that is over before the next sample shows in the bytes that arrived.
+ * What a link carried between two samples, bit/s. While it is busy and was timed that is its goodput;
+ * a transfer too short to time shows in the bytes that arrived.
  */
 export function carried(name: string, at: Sample, before: Sample | undefined): number | null {
   const link = at.links[name];
   if (!link) return null;
-  if (isBusy(link)) return link.goodput_bits_per_s;
+  if (isTimed(link)) return link.goodput_bits_per_s;
   const then = before?.links[name];
-  if (!then || isBusy(then) || at.at_unix_s <= before!.at_unix_s) return 0;
+  if (!then || isTimed(then) || at.at_unix_s <= before!.at_unix_s) return 0;
   return Math.max(0, (8 * (link.kv_bytes - then.kv_bytes)) / (at.at_unix_s - before!.at_unix_s));
 }
 
-function isBusy(link: LinkSample): boolean {
-  return link.queued_bytes + link.in_flight_bytes > 0;
+function isTimed(link: LinkSample): boolean {
+  return link.queued_bytes + link.in_flight_bytes > 0 && link.goodput_bits_per_s > 0;
 }
 
 export interface Sample {
