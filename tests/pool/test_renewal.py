@@ -1,4 +1,4 @@
-"""Identities and their authority are changed while blocks move."""
+"""Identities and their authority are changed while pool nodes run."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ from prfaas.errors import ConfigError
 from prfaas.wire.identity import make_authority, make_identity
 from prfaas.wire.renewal import Renewal
 
-from .conftest import World
+from .conftest import World, is_settled
 from .sites import PROMPT, Site, content, seal, until
 
 NAMES = ("gateway", "prfaas-pool", "pd-pool")
@@ -33,13 +33,8 @@ def committed(pd: Site, number: int) -> bool:
     return pd.metric("transfers_total", direction="received", state="committed") == number
 
 
-async def test_an_authority_is_changed_under_a_transfer(world: World) -> None:
-    # However long a busy machine takes to link anew, the transfer waits.
-    patient = {"link_grace_ns": 50 * 10**9}
-    pd = await world.start_pd(**patient)
-    prfaas = await world.start("prfaas-pool", **patient)
-    await world.linked(prfaas, pd)
-    prefill, decode = await world.engine("prfaas-pool"), await world.engine("pd-pool")
+async def test_an_authority_is_changed_between_transfers(world: World) -> None:
+    prfaas, pd, prefill, decode = await world.two_sites()
     directory, following = world.identities, made_in(world.identities.parent / "next")
     old, new = (directory / "ca.pem").read_bytes(), (following / "ca.pem").read_bytes()
 
@@ -47,35 +42,33 @@ async def test_an_authority_is_changed_under_a_transfer(world: World) -> None:
         for site in (prfaas, pd):
             site.node.renew_identity()
 
-    async def link_anew() -> None:
+    async def link_anew_and_ship(number: int) -> None:
+        await until(lambda: is_settled(prfaas) and is_settled(pd))
         world.relay.cut()
         await until(lambda: not prfaas.node.links["pd-pool"].is_up)
         world.relay.is_plugged = True
         await world.linked(prfaas, pd)
+        transfer = prefill.push()
+        prefill.push_done(transfer, rest=PROMPT)
+        await until(lambda: committed(pd, number))
 
-    transfer = prefill.push()
-    assert await prefill.store(PROMPT[:4], transfer)
+    assert await prefill.store(PROMPT)
     signed_before = seal(directory, b"t" * 16)
     # Both authorities are trusted everywhere before the first certificate changes.
     (directory / "ca.pem").write_bytes(old + new)
     renew()
+    await link_anew_and_ship(1)
     for name in NAMES:
         for end in ("pem", "key"):
             shutil.copy(following / f"{name}.{end}", directory)
     renew()
-    await link_anew()
-    assert await prefill.store(PROMPT[4:], transfer)
-    prefill.push_done(transfer)
-    await until(lambda: committed(pd, 1))
+    await link_anew_and_ship(2)
     # The old one goes: what it signed counts no more, what the new one signed does.
     (directory / "ca.pem").write_bytes(new)
     renew()
-    await link_anew()
+    await link_anew_and_ship(3)
     assert await decode.load(PROMPT) == [True] * len(PROMPT)
     assert decode.row(0, 0) == content(PROMPT[0])
-    another = prefill.push()
-    prefill.push_done(another, rest=PROMPT)
-    await until(lambda: committed(pd, 2))
     with pytest.raises(TicketRefusedError) as refused:
         pd.node._tickets.to_receive(
             signed_before,
