@@ -51,6 +51,28 @@ async def test_a_cut_link_ends_the_transfer_at_both_ends_and_heals(world: World)
     assert prfaas.metric("link_up", peer="pd-pool") == 1
 
 
+async def test_a_link_that_breaks_before_a_commit_is_told_comes_back_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last acknowledgements are lost with the connection; the commit is said again without."""
+    pd = await world.start_pd(link_grace_ns=100 * 10**9)
+    prfaas = await world.start("prfaas-pool", link_grace_ns=100 * 10**9)
+    await world.linked(prfaas, pd)
+    prefill = await world.engine("prfaas-pool")
+    channel = pd.node.link_port.channel_of("prfaas-pool")
+    assert channel is not None
+    monkeypatch.setattr(channel, "send", lambda _: None)
+    transfer = prefill.push()
+    assert await prefill.store(PROMPT, transfer)
+    prefill.push_done(transfer)
+    await until(lambda: pd.metric("transfers_total", direction="received", state="committed") == 1)
+    world.relay.cut()
+    await until(lambda: not prfaas.node.links["pd-pool"].is_up)
+    world.relay.is_plugged = True
+    await world.linked(prfaas, pd)
+    await until(lambda: prfaas.metric("transfers_total", direction="sent", state="committed") == 1)
+
+
 async def test_a_restarted_receiver_is_found_again_and_is_another_epoch(world: World) -> None:
     prfaas, pd, prefill, _ = await world.two_sites()
     transfer = prefill.push()

@@ -9,8 +9,12 @@ import pytest
 from prfaas.wire.certificates import SOON, ends_at, ends_soon, faults
 from prfaas.wire.identity import VALID_DAYS, identity_in, make_authority, make_identity
 
-NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
+
+
+def now() -> datetime.datetime:
+    """When identities that were just made hold."""
+    return datetime.datetime.now(datetime.UTC)
 
 
 @pytest.fixture
@@ -63,12 +67,12 @@ def test_what_keeps_an_identity_out_is_said(
 ) -> None:
     if spoil is not None:
         spoil(directory)
-    found = "\n".join(faults(identity_in(directory, "pd-pool"), "pd-pool", NOW + after))
+    found = "\n".join(faults(identity_in(directory, "pd-pool"), "pd-pool", now() + after))
     assert (says in found) if says else not found
 
 
 def test_what_is_not_there_is_somebody_elses_to_say(tmp_path: Path) -> None:
-    assert not [*faults(identity_in(tmp_path, "pd-pool"), "pd-pool", NOW)]
+    assert not [*faults(identity_in(tmp_path, "pd-pool"), "pd-pool", now())]
     assert ends_at(identity_in(tmp_path, "pd-pool")) is None
 
 
@@ -88,4 +92,4 @@ def test_of_two_authorities_the_one_that_signed_counts(directory: Path) -> None:
     made_in(directory.parent / "next")
     following = (directory.parent / "next" / "ca.pem").read_bytes()
     identity.authority.write_bytes(following + identity.authority.read_bytes())
-    assert not [*faults(identity, "pd-pool", NOW)]
+    assert not [*faults(identity, "pd-pool", now())]

@@ -127,6 +127,7 @@ class Dialer:
         self._welcome = asyncio.Event()
         self._link = ""
         self._refusal = ""
+        self._lost = ""
         self._numbers = itertools.count()
         self._was_up = False
         self._meter = LinkMeter(budget_bits_per_s)
@@ -187,7 +188,7 @@ class Dialer:
         loop = asyncio.get_running_loop()
         while True:
             closed = asyncio.Event()
-            began, reason, self._refusal = loop.time(), "", ""
+            began, reason, self._refusal, self._lost = loop.time(), "", "", ""
             try:
                 await self._connect(closed)
                 await self._serve(closed)
@@ -198,6 +199,8 @@ class Dialer:
                 self._disconnect()
             if self._refusal:
                 reason = f"it refuses us: {self._refusal}"
+            elif not was_welcome:
+                reason = reason or self._lost
             if reason and reason != said:
                 log.warning("link to %s: no connection, tried again: %s", self.peer, reason)
             said = "" if was_welcome else reason
@@ -209,6 +212,7 @@ class Dialer:
         def lost(_: Channel, reason: str) -> None:
             if self.is_welcome:
                 log_event(log, logging.WARNING, "link_down", peer=self.peer, why=reason)
+            self._lost = reason
             closed.set()
             self._update()
 

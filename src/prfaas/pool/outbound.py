@@ -328,8 +328,11 @@ class OutboundLink:
         outgoing = self._transfers.get(transfer_id)
         if outgoing is None:
             return
-        if not outgoing.is_finished or outgoing.blocks:
+        if not outgoing.is_finished:
             raise PeerError(f"transfer {transfer_id.hex()} is committed before it is complete")
+        # What the peer said of its last blocks may be lost with a connection that broke.
+        for name in list(outgoing.blocks):
+            self._arrived(transfer_id, name)
         self._end(outgoing.transfer, TransferEvent.COMMIT)
 
     def _announce_end(self, outgoing: _Outgoing) -> None:
