@@ -61,6 +61,24 @@ async def test_blocks_that_do_not_come_are_given_up_while_decode_waits(
         assert world.gateway.driver.dispatcher.promised_bytes == 0
 
 
+async def test_a_request_that_is_over_is_not_kept_by_its_transfer(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    """Views of transfers are remembered by the thousand, prompts must not be."""
+    plan = str(plan_file(tmp_path))
+    async with routing(checkpoint, identities, tmp_path, plan=plan) as world:
+
+        async def arrive(engine: ScriptedEngine, request: Any, body: dict[str, Any]) -> Any:
+            world.pd_pool.end_transfer(body["kv_transfer_params"]["prfaas"]["transfer"])
+            return await engine.answer(request, body)
+
+        world.decode.script, world.decode.cached_tokens = arrive, 320
+        assert (await world.post(BODY))[0] == 200
+        [view] = world.gateway.transfers._views.values()
+        await until(lambda: not view.broken._callbacks)
+        assert not view.broken.done()
+
+
 async def test_blocks_that_have_come_are_not_given_up(
     checkpoint: Path, identities: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,9 +130,19 @@ class Flow:
 
     async def _decode(self, exchange: Exchange, plan: Plan) -> web.StreamResponse:
         """Run the decode leg; when its engine breaks, run the rest on another."""
+        transfer = exchange.transfer
+        if exchange.watch is None or transfer is None:
+            return await self._decode_legs(exchange, plan)
+        leave = partial(self._leave, exchange, plan)
+        transfer.broken.add_done_callback(leave)
+        try:
+            return await self._decode_legs(exchange, plan)
+        finally:
+            # Views of transfers are remembered by the thousand, prompts must not be.
+            transfer.broken.remove_done_callback(leave)
+
+    async def _decode_legs(self, exchange: Exchange, plan: Plan) -> web.StreamResponse:
         engine, client, prompt = plan.decode, exchange.client, plan.prompt
-        if exchange.watch is not None and exchange.transfer is not None:
-            exchange.transfer.broken.add_done_callback(partial(self._leave, exchange, plan))
         if self.decode_leg.has_others and may_continue(client):
             exchange.answer = Answer(stop_strings(client))
         for legs_left in reversed(range(LEGS_MAX)):
