@@ -51,6 +51,7 @@ async def records_of(topology: Topology) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.asyncio(loop_scope="session")  # `live` and its relay go on meanwhile
 async def test_a_load_of_long_prompts_makes_a_decode_engine_prefill(tmp_path: Path) -> None:
     found: list[Outcome] = []
     is_over = asyncio.Event()
