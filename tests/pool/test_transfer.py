@@ -175,3 +175,16 @@ async def test_a_lease_ends_with_a_transfer_that_is_given_up(world: World) -> No
     assert pd.held() == set(PROMPT[:3])
     pd.node.store.lease((LAYOUT.layout_id, PROMPT[0]), pd.node._clock_ns() + 10**8)
     await until(lambda: pd.metric("pool_leased_blocks") == 0)
+
+
+async def test_a_lease_ends_where_a_commit_and_the_end_of_waiting_cross(world: World) -> None:
+    """A gateway that leaves a late path tells so, whether or not the last block came meanwhile."""
+    _, pd, prefill, _ = await world.two_sites()
+    transfer = prefill.push()
+    assert await prefill.store(PROMPT, transfer)
+    prefill.push_done(transfer)
+    await until(lambda: pd.metric("transfers_total", direction="received", state="committed") == 1)
+    assert pd.metric("pool_leased_blocks") == len(PROMPT)
+    pd.node.inbound.aborted(transfer, "the blocks are late")
+    assert pd.metric("pool_leased_blocks") == 0
+    assert pd.held() == set(PROMPT)

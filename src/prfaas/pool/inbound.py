@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Set
 
 from prfaas.core.blocks import BlockKey, BlockName
@@ -23,6 +24,8 @@ NO_ROOM = "no_room"
 PEER_SHARE, PEER_BYTES_MIN = 4, 64 << 20
 """One peer may hold that part of memory with blocks that are not in the store yet, or so much: when
 a path flows again that stood still, every connection brings parts of other blocks."""
+LANDED_MAX = 256
+"""Committed transfers whose leases can still be ended; those of older ones end with their time."""
 
 
 class InboundTransfers:
@@ -64,6 +67,8 @@ class InboundTransfers:
         self._transfers = KnownTransfers()
         self._arrived: dict[bytes, set[BlockName]] = {}
         """What came with each open transfer."""
+        self._landed: OrderedDict[bytes, set[BlockName]] = OrderedDict()
+        """The same of the last that committed: somebody may give them up before it is loaded."""
         self._expected: dict[bytes, int] = {}
         """Blocks that a commit announced and that are not all here yet."""
         self._asked: dict[bytes, set[BlockKey]] = {}
@@ -285,6 +290,7 @@ class InboundTransfers:
             transfer = Transfer(transfer_id, "", now, now)
             self._remember(transfer)
         self._end(transfer, TransferEvent.ABORT, reason)
+        self._release(self._landed.pop(transfer_id, set()))
 
     def aborted_by(self, transfer_id: bytes, peer: str, reason: str) -> None:
         """The sending pool gave one of its transfers up."""
@@ -346,13 +352,21 @@ class InboundTransfers:
         if transfer.apply(event, reason):
             self._transfers.ended(transfer)
             arrived = self._arrived.pop(transfer.transfer_id, set())
-            if transfer.state is not TransferState.COMMITTED:
-                for name in arrived:
-                    self._store.release(name)
+            if transfer.state is TransferState.COMMITTED:
+                self._landed[transfer.transfer_id] = arrived
+                while len(self._landed) > LANDED_MAX:
+                    self._landed.popitem(last=False)
+            else:
+                self._release(arrived)
             self._expected.pop(transfer.transfer_id, None)
             self._asked.pop(transfer.transfer_id, None)
             self._on_closed(transfer.transfer_id)
             self._on_ended(transfer)
+
+    def _release(self, names: Iterable[BlockName]) -> None:
+        """Nobody will come for these blocks."""
+        for name in names:
+            self._store.release(name)
 
     def _remember(self, transfer: Transfer) -> None:
         self._transfers.began(transfer)
