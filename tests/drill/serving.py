@@ -33,9 +33,11 @@ class Kind(StrEnum):
     SOURCE_POOL = "kill -9 of the PrfaaS pool node"
     DESTINATION_POOL = "kill -9 of the PD pool node"
     FROZEN_ENGINE = "decode engine frozen (SIGSTOP)"
-    GATEWAY = "kill -9 of a gateway replica"
     CUT = "link cut"
     SLOW = "link slowed below its plan"
+    GATEWAY = "kill -9 of a gateway replica"
+    """After the slowed link, which looks for what is still held: what a dead gateway's transfers hold
+    lasts until their tickets' time is over."""
     STALL = "event streams to a gateway stalled"
     ROLL = "rolling restart of gateway, engine, pool node"
 
