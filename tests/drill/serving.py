@@ -36,8 +36,8 @@ class Kind(StrEnum):
     CUT = "link cut"
     SLOW = "link slowed below its plan"
     GATEWAY = "kill -9 of a gateway replica"
-    """After the slowed link, which looks for what is still held: what a dead gateway's transfers hold
-    lasts until their tickets' time is over."""
+    """After the slowed link, which looks for what is still held: what the transfers of a dead
+    gateway hold lasts until their tickets' time is over."""
     STALL = "event streams to a gateway stalled"
     ROLL = "rolling restart of gateway, engine, pool node"
 
