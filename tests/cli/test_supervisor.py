@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -18,6 +17,8 @@ from prfaas.cli.deploy import watch
 from prfaas.cli.processes import Part, Supervisor
 from prfaas.engines.launch import Command
 from prfaas.errors import ConfigError, EngineError
+
+from .conftest import free_port
 
 SERVE = """
 import http.server, os, signal, subprocess, sys
@@ -49,13 +50,6 @@ SILENT = "import signal; signal.pause()"
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "POLL_S", 0.01)
     monkeypatch.setattr(processes, "STOP_S", 5.0)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 Make = Callable[..., Part]

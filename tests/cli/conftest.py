@@ -1,0 +1,62 @@
+"""Commands run as the shell would run them, and the file that most of them read."""
+
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from prfaas.cli.main import main
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LAPTOP = (EXAMPLES / "laptop.toml").read_text()
+
+Outcome = tuple[int, str, str]
+Prfaas = Callable[..., Outcome]
+
+
+@pytest.fixture
+def prfaas(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Prfaas:
+    """Run the command as the shell would: exit code, output, errors."""
+
+    def run(*args: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["prfaas", *map(str, args)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert isinstance(caught.value.code, int)
+        output = capsys.readouterr()
+        return caught.value.code, output.out, output.err
+
+    return run
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The laptop example in a place of its own, its gateway at a free port."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "laptop.toml"
+    path.write_text(LAPTOP.replace("127.0.0.1:8000", f"127.0.0.1:{free_port()}"))
+    return path
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def one_line(outcome: Outcome) -> str:
+    """The line of a mistake; exit code 2, and nothing but that line."""
+    code, _, errors = outcome
+    assert code == 2
+    (line,) = errors.splitlines()
+    assert line.startswith("prfaas: ")
+    return line
