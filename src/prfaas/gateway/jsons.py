@@ -68,6 +68,8 @@ def is_deeper_than(value: object, levels_max: int) -> bool:
     """Whether arrays and objects nest more than `levels_max` deep."""
     level = _containers([value])
     for _ in range(levels_max):
+        if not level:
+            return False
         level = [child for parent in level for child in _children(parent)]
     return bool(level)
 

@@ -20,6 +20,7 @@ def encode_event(value: object) -> bytes:
 
 
 DONE_EVENT = b"data: " + DONE + b"\n\n"
+_BLANK = (b"", b"\r")
 
 
 class EventDecoder:
@@ -40,14 +41,12 @@ class EventDecoder:
         Raises:
             EngineError: An event is longer than the limit.
         """
-        *ends, rest = received.split(b"\n")
-        events = []
-        for end in ends:
-            self._line_parts.append(end)
-            line, self._line_parts = b"".join(self._line_parts), []
-            if (event := self._line(line)) is not None:
-                events.append(event)
-        if ends:
+        *lines, rest = received.split(b"\n")
+        if lines and self._line_parts:
+            lines[0] = b"".join((*self._line_parts, lines[0]))
+            self._line_parts = []
+        events = [event for line in lines if (event := self._line(line)) is not None]
+        if lines:
             self._num_bytes = sum(map(len, self._data))
         if rest:
             self._line_parts.append(rest)
@@ -57,14 +56,12 @@ class EventDecoder:
         return events
 
     def _line(self, line: bytes) -> bytes | None:
-        line = line.removesuffix(b"\r")
         if line.startswith(b"data:"):
-            self._data.append(line[6 if line.startswith(b"data: ") else 5 :])
-            return None
-        if line or not self._data:
-            return None
-        event, self._data = b"\n".join(self._data), []
-        return event
+            self._data.append(line[5:].removeprefix(b" ").removesuffix(b"\r"))
+        elif line in _BLANK and self._data:
+            event, self._data = b"\n".join(self._data), []
+            return event
+        return None
 
 
 class EventReader:
