@@ -57,8 +57,12 @@ Make = Callable[..., Part]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
+    taken: set[int] = set()
+
     def part(name: str, code: str = SERVE, manner: str = "good") -> Part:
-        port = free_port()
+        # A port that was let go may be found again.
+        port = next(port for port in iter(free_port, 0) if port not in taken)
+        taken.add(port)
         args = [sys.executable, "-S", "-c", code, str(port), manner, str(tmp_path / "warm")]
         leftover = tmp_path / f"{name}.mmap"
         leftover.write_text("rows")

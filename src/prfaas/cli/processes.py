@@ -193,6 +193,8 @@ class Supervisor:
                 if part.process and part.exit_code is not None and not part.reported:
                     part.reported = True
                     part.clean_up()
+                    # What was killed holds memory and devices until the kernel has ended it.
+                    await _within(GRACE_S, [part], Part.is_gone)
                     return part
             await asyncio.sleep(POLL_S)
 
