@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from prfaas.wire.identity import identity_in, make_authority, make_identity
+from tests.ports import free_port
 
-from .conftest import EXAMPLES, Prfaas, edit, free_port, one_line
+from .conftest import EXAMPLES, Prfaas, edit, one_line
 
 
 def test_check_says_ok_and_starts_nothing(prfaas: Prfaas, laptop: Path) -> None:
