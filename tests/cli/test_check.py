@@ -48,6 +48,13 @@ def test_a_missing_file_is_one_line(prfaas: Prfaas, laptop: Path, command: str) 
     assert "nowhere.toml can not be read" in one_line(prfaas(command, "nowhere.toml"))
 
 
+def test_a_demo_outside_a_checkout_says_where_to_run_it(prfaas: Prfaas, laptop: Path) -> None:
+    line = one_line(prfaas("demo"))
+    assert "no examples/laptop.toml here" in line
+    assert "in a checkout of prfaas" in line
+    assert "prfaas demo FILE" in line
+
+
 def test_a_port_in_use_stops_up_and_is_said_by_check(prfaas: Prfaas, laptop: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
