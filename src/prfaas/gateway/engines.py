@@ -17,6 +17,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.errors import EngineError
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.endpoints import Endpoints
+from prfaas.gateway.engine_answers import read_answer
 from prfaas.gateway.engine_load import UNKNOWN_LOAD, EngineLoad, load_in
 from prfaas.gateway.guards import Guards, Told
 from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json, to_json
@@ -31,9 +32,6 @@ READ_OUT_S = 1.0
 
 MISSED_LOOKS_MAX = 3
 """A busy engine may be slow to say that it is well; a dead one refuses the connection at once."""
-
-PAGE_BYTES_MAX = 16 << 20
-"""What an engine says of itself each second; vLLM's metrics have some hundred kilobytes."""
 
 INTERNAL_ERROR = 500
 """What an engine answers that failed at this request; others of 5xx tell of the engine alone."""
@@ -264,12 +262,7 @@ class Engines:
         async with self._http.get(engine.url + path, allow_redirects=False) as response:
             if response.status != 200:
                 raise EngineError(f"{path} answers {response.status}")
-            page = bytearray()
-            async for part in response.content.iter_any():
-                page += part
-                if len(page) > PAGE_BYTES_MAX:
-                    raise EngineError(f"{path} has more than {PAGE_BYTES_MAX} bytes")
-            return bytes(page)
+            return await read_answer(response)
 
     def _mark_ready(self, engine: Engine, models: object) -> None:
         found = as_object(models).get("data")
