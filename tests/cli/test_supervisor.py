@@ -19,7 +19,6 @@ from prfaas.engines.launch import Command
 from prfaas.errors import ConfigError, EngineError
 from tests.ports import free_port
 
-
 SERVE = """
 import http.server, os, signal, subprocess, sys
 port, manner = int(sys.argv[1]), sys.argv[2]

@@ -21,6 +21,7 @@ from prfaas.gateway.engine_answers import read_answer
 from prfaas.gateway.engine_load import UNKNOWN_LOAD, EngineLoad, load_in
 from prfaas.gateway.guards import Guards, Told
 from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json, to_json
+from prfaas.gateway.rejections import UnavailableError
 from prfaas.logs import log_event
 from prfaas.units import NS_PER_S
 
@@ -151,6 +152,17 @@ class Engines:
     def takes(self, engine: Engine) -> bool:
         """Whether it gets new legs: it is ready, and no breaker or operator minds."""
         return engine.is_ready and self._driver.takes(engine.name)
+
+    def nobody(self) -> UnavailableError:
+        """Why no PD engine takes requests, and who can change that."""
+        ready = [e.name for e in self.by_name.values() if e.role is ClusterRole.PD and e.is_ready]
+        if any(map(self._driver.is_barred, ready)):
+            return UnavailableError(
+                "no engine of a PD cluster takes requests: the operator has drained or turned off "
+                "those that are ready; `prfaas ctl resume ENGINE` or `prfaas ctl on CLUSTER` takes "
+                "them back"
+            )
+        return UnavailableError("no engine of a PD cluster is ready; try again")
 
     @asynccontextmanager
     async def post(
