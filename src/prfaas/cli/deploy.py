@@ -13,7 +13,13 @@ from pathlib import Path
 
 import click
 
-from prfaas.cli.checks import check_disks, check_timing, open_secrets, short_lived
+from prfaas.cli.checks import (
+    check_disks,
+    check_shared_memory,
+    check_timing,
+    open_secrets,
+    short_lived,
+)
 from prfaas.cli.doubts import doubts
 from prfaas.cli.options import logs_of_parts
 from prfaas.cli.output import console_for
@@ -79,10 +85,11 @@ def _not_here_yet(deployment: Deployment) -> Iterator[str]:
     problem = identity_problem(deployment)
     if problem and not (deployment.security.generate and "is missing" in problem):
         yield problem
-    try:
-        check_ports(deployment)
-    except ConfigError as error:
-        yield str(error)
+    for look in (check_ports, check_shared_memory):
+        try:
+            look(deployment)
+        except ConfigError as error:
+            yield str(error)
 
 
 @click.command()
@@ -215,9 +222,11 @@ async def make_ready(deployment: Deployment, file: Path, overlay: Path | None = 
     """Make what is missing of identities and model, and give every part its address.
 
     Raises:
-        ConfigError: An address is taken, or something is missing and may not, or can not, be made.
+        ConfigError: An address is taken, memory does not suffice, or something is missing and may
+            not, or can not, be made.
     """
     check_ports(deployment)
+    check_shared_memory(deployment)
     prepare_identities(deployment)
     await prepare_model(deployment)
     return lay_out(deployment, file, overlay)
