@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from prfaas.wire.identity import identity_in, make_authority, make_identity
+from tests.ports import free_port
 
-from .conftest import EXAMPLES, Prfaas, edit, free_port, one_line
+from .conftest import EXAMPLES, Prfaas, edit, one_line
 
 
 def test_check_says_ok_and_starts_nothing(prfaas: Prfaas, laptop: Path) -> None:
@@ -59,6 +60,13 @@ def test_a_key_in_the_place_of_its_hash_is_not_repeated(
 @pytest.mark.parametrize("command", ["check", "up", "demo"])
 def test_a_missing_file_is_one_line(prfaas: Prfaas, laptop: Path, command: str) -> None:
     assert "nowhere.toml can not be read" in one_line(prfaas(command, "nowhere.toml"))
+
+
+def test_a_demo_outside_a_checkout_says_where_to_run_it(prfaas: Prfaas, laptop: Path) -> None:
+    line = one_line(prfaas("demo"))
+    assert "no examples/laptop.toml here" in line
+    assert "in a checkout of prfaas" in line
+    assert "prfaas demo FILE" in line
 
 
 def test_a_port_in_use_stops_up_and_is_said_by_check(prfaas: Prfaas, laptop: Path) -> None:

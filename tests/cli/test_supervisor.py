@@ -17,8 +17,7 @@ from prfaas.cli.deploy import watch
 from prfaas.cli.processes import Part, Supervisor
 from prfaas.engines.launch import Command
 from prfaas.errors import ConfigError, EngineError
-
-from .conftest import free_port
+from tests.ports import free_port
 
 SERVE = """
 import http.server, os, signal, subprocess, sys

@@ -6,12 +6,10 @@ from collections import deque
 
 from aiohttp import StreamReader
 
-from prfaas.errors import EngineError
+from prfaas.gateway.engine_answers import ANSWER_BYTES_MAX, AnswerTooLongError
 from prfaas.gateway.jsons import to_json
 
 DONE = b"[DONE]"
-EVENT_BYTES_MAX = 16 * 2**20
-"""Far above any chunk of a real engine; a runaway one is cut off."""
 
 
 def encode_event(value: object) -> bytes:
@@ -25,7 +23,7 @@ DONE_EVENT = b"data: " + DONE + b"\n\n"
 class EventDecoder:
     """Turns a byte stream into the data of its events, however the stream is cut."""
 
-    def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
+    def __init__(self, event_bytes_max: int = ANSWER_BYTES_MAX) -> None:
         self._event_bytes_max = event_bytes_max
         self._line_parts: list[bytes] = []
         self._data: list[bytes] = []
@@ -38,7 +36,7 @@ class EventDecoder:
             Data of the events that these bytes complete, in order.
 
         Raises:
-            EngineError: An event is longer than the limit.
+            AnswerTooLongError: An event is longer than the limit.
         """
         *ends, rest = received.split(b"\n")
         events = []
@@ -53,7 +51,7 @@ class EventDecoder:
             self._line_parts.append(rest)
             self._num_bytes += len(rest)
         if self._num_bytes > self._event_bytes_max:
-            raise EngineError(f"an event of the stream is over {self._event_bytes_max} bytes")
+            raise AnswerTooLongError("an event of the engine's stream", self._event_bytes_max)
         return events
 
     def _line(self, line: bytes) -> bytes | None:
@@ -85,7 +83,7 @@ class EventReader:
 
         Raises:
             aiohttp.ClientError: The connection broke.
-            EngineError: An event is longer than the limit.
+            AnswerTooLongError: An event is longer than the limit.
         """
         while not self._ready:
             received = await self._content.readany()

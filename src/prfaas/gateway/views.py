@@ -84,7 +84,7 @@ class Views:
             return error_response(UnavailableError("this gateway is about to stop"), {})
         missing = self._missing() if "full" in request.query else []
         if not missing and self.engines.choose(ClusterRole.PD) is None:
-            return error_response(UnavailableError("no engine of a PD cluster is ready"), {})
+            return error_response(self.engines.nobody(), {})
         if missing:
             return error_response(UnavailableError(f"not there: {', '.join(missing)}"), {})
         return json_response({"status": "ready"})
