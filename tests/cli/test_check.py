@@ -19,6 +19,20 @@ def test_check_says_ok_and_starts_nothing(prfaas: Prfaas, laptop: Path) -> None:
     assert [path.name for path in laptop.parent.iterdir()] == ["laptop.toml"]
 
 
+def test_engines_that_do_not_fit_into_shared_memory_are_said_before_they_start(
+    prfaas: Prfaas, laptop: Path
+) -> None:
+    """A container has 64 MiB of it; vLLM needs minutes to fail there, and does not say why."""
+    edit(laptop, "host_memory = ", 'host_memory = "512TiB" # ')
+    said = "free: give the engines less, or the machine more (containers: --shm-size)"
+    line = one_line(prfaas("up", laptop))
+    assert "host_memory of prfaas-engine, pd-engine is " in line
+    assert said in line
+    code, output, _ = prfaas("check", laptop)
+    assert code == 0
+    assert said in " ".join(output.split())
+
+
 def test_check_warns_of_a_gateway_that_others_reach(prfaas: Prfaas, laptop: Path) -> None:
     assert "warning" not in prfaas("check", laptop)[1]
     edit(laptop, 'listen = "127.0.0.1:', 'listen = "0.0.0.0:')
