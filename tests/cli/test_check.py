@@ -122,6 +122,21 @@ def test_a_missing_key_of_one_part_is_named(prfaas: Prfaas, laptop: Path) -> Non
     assert "pd-pool.key is missing" in one_line(prfaas("up", laptop))
 
 
+def test_a_wrong_identity_is_said_while_others_are_still_to_be_made(
+    prfaas: Prfaas, laptop: Path
+) -> None:
+    directory = Path(".state/laptop/identities")
+    make_authority(directory)
+    other, wrong = make_identity(directory, "pd-pool"), identity_in(directory, "prfaas-pool")
+    other.certificate.rename(wrong.certificate)
+    other.key.rename(wrong.key)
+    code, output, _ = prfaas("check", laptop)
+    assert code == 0
+    assert "prfaas-pool.pem is of pd-pool, and not of prfaas-pool" in output.replace("\n", " ")
+    assert "is missing" not in output
+    assert "and not of prfaas-pool" in one_line(prfaas("up", laptop))
+
+
 def test_two_parts_at_one_address_are_one_line(prfaas: Prfaas, laptop: Path) -> None:
     place = f'listen = "127.0.0.1:{free_port()}"'
     edit(laptop, "[clusters.pd.pools.pd-pool]\n", f"[clusters.pd.pools.pd-pool]\n{place}\n")

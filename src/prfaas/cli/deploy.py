@@ -30,7 +30,7 @@ from prfaas.cli.topology import (
     Topology,
     check_addresses,
     check_ports,
-    identity_problem,
+    identity_problems,
     lay_out,
     parts,
     prepare_identities,
@@ -82,9 +82,7 @@ def _many(count: int, what: str) -> str:
 
 def _not_here_yet(deployment: Deployment) -> Iterator[str]:
     """What stands in the way of a start on this machine; the file can be right all the same."""
-    problem = identity_problem(deployment)
-    if problem and not (deployment.security.generate and "is missing" in problem):
-        yield problem
+    yield from identity_problems(deployment)
     for look in (check_ports, check_shared_memory):
         try:
             look(deployment)
@@ -258,8 +256,8 @@ async def prepare_model(deployment: Deployment) -> None:
     )
     _, errors = await process.communicate()
     if process.returncode:
-        lines = errors.decode(errors="replace").splitlines()
-        raise ConfigError(f"the checkpoint could not be made: {lines[-1:]}")
+        *_, last = errors.decode(errors="replace").splitlines() or ["it said nothing"]
+        raise ConfigError(f"the checkpoint could not be made: {last}")
 
 
 def _warn(deployment: Deployment) -> None:
