@@ -100,3 +100,27 @@ async def test_a_prefill_whose_answer_has_no_end_is_given_up(world: World) -> No
     assert status == 200
     assert (await world.record())["fallback"] == {"stage": "prefill", "reason": "bad_answer"}
     await world.prefill.gone.wait()
+
+
+async def test_a_stream_without_an_end_is_remembered_no_further_than_the_limit(
+    world: World,
+) -> None:
+    world.spare.healthy = True
+    await until(lambda: world.gateway.engines.by_name["spare"].is_ready)
+
+    async def script(
+        engine: ScriptedEngine, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        response = await engine.begin_stream(request)
+        choice = {"index": 0, "text": "x" * 2**20, "token_ids": [7] * 2**10}
+        while True:
+            await send(response, {"choices": [choice]})
+
+    world.decode.script = world.spare.script = script
+    body = {"prompt": "hi", "stream": True}
+    async with world.http.post(f"{world.url}/v1/completions", json=body) as response:
+        *_, last, done, _ = (await response.read()).split(b"\n\n")
+    message = json.loads(last.removeprefix(b"data: "))["error"]["message"]
+    assert "stream has more than 33,554,432 bytes" in message
+    assert done == b"data: [DONE]"
+    await until(lambda: world.decode.gone.is_set() or world.spare.gone.is_set())

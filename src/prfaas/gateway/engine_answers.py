@@ -7,7 +7,8 @@ import aiohttp
 from prfaas.errors import EngineError
 
 ANSWER_BYTES_MAX = 32 << 20
-"""Of a whole answer, of one event of a stream, and of a page such as `/metrics`.
+"""Of a whole answer, of one event of a stream, of a page such as `/metrics`, and of what is
+remembered of a stream so that another engine could go on with it.
 
 An answer of 20,000 tokens with 20 log probabilities each fits, vLLM's metrics a hundred times.
 """
