@@ -147,7 +147,9 @@ async def test_orders_have_to_be_json(world: World) -> None:
     assert not world.gateway.pulse.frozen
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "after=-1", "after=9" * 20])
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=1001", "limit=x", "after=-1", "after=" + "9" * 20]
+)
 async def test_decisions_are_asked_for_within_limits(world: World, query: str) -> None:
     async with world.http.get(f"{world.url}/control/decisions?{query}") as response:
         assert response.status == 400
