@@ -10,6 +10,13 @@ from tests.ports import free_port
 
 from .conftest import EXAMPLES, Prfaas, edit, one_line
 
+CASE_STUDY = EXAMPLES / "plan" / "paper-case-study.toml"
+TIMING = (
+    (EXAMPLES / "timing.toml")
+    .read_text()
+    .replace("examples/plan/paper-case-study.toml", str(CASE_STUDY))
+)
+
 
 def test_check_says_ok_and_starts_nothing(prfaas: Prfaas, laptop: Path) -> None:
     code, output, errors = prfaas("check", laptop)
@@ -163,10 +170,6 @@ def test_two_pools_in_one_folder_are_one_line(prfaas: Prfaas, laptop: Path) -> N
     assert prfaas("check", laptop)[0] == 0
 
 
-TIMING = Path(__file__).parents[2] / "examples" / "timing.toml"
-CASE_STUDY = TIMING.parent / "plan" / "paper-case-study.toml"
-
-
 @pytest.mark.parametrize("command", ["check", "up"])
 @pytest.mark.parametrize(
     ("old", "new", "said"),
@@ -178,11 +181,7 @@ CASE_STUDY = TIMING.parent / "plan" / "paper-case-study.toml"
 def test_timing_engines_that_can_not_start_are_one_line(
     prfaas: Prfaas, laptop: Path, command: str, old: str, new: str, said: str
 ) -> None:
-    laptop.write_text(
-        TIMING.read_text()
-        .replace("examples/plan/paper-case-study.toml", str(CASE_STUDY))
-        .replace("bytes_scale = 0.001", "bytes_scale = 0.1")
-    )
+    laptop.write_text(TIMING.replace("bytes_scale = 0.001", "bytes_scale = 0.1"))
     assert prfaas("check", laptop)[0] == 0
     edit(laptop, old, new)
     assert said in one_line(prfaas(command, laptop))
@@ -222,11 +221,8 @@ def test_check_warns_of_a_threshold_that_does_nothing(
 
 
 def test_check_warns_of_timing_engines_whose_blocks_differ(prfaas: Prfaas, tmp_path: Path) -> None:
-    plan = EXAMPLES / "plan" / "paper-case-study.toml"
-    text = (EXAMPLES / "timing.toml").read_text()
     file = tmp_path / "timing.toml"
-    text = text.replace("examples/plan/paper-case-study.toml", str(plan))
-    file.write_text(text.replace("127.0.0.1:8000", "127.0.0.1:0"))
+    file.write_text(TIMING.replace("127.0.0.1:8000", "127.0.0.1:0"))
     assert "warning" not in prfaas("check", file)[1]
     head, _, tail = file.read_text().rpartition("block_tokens = 256")
     file.write_text(f"{head}block_tokens = 128{tail}")
