@@ -6,10 +6,9 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.two_sites import AWAY, CLUSTERS, ENGINE_PORT, GATEWAY, HOME, TwoSites, prepare
+from benchmarks.two_sites import AWAY, CLUSTERS, GATEWAY, HOME, TwoSites, prepare
 from prfaas.lab.wan import Side, Wan
 
 MODEL = "timing-clients"
@@ -29,22 +28,8 @@ HELD = (
 """Gauges of what requests hold: all zero once nobody is served."""
 
 
-@dataclass
-class Lab:
-    """Both sites.
-
-    Attributes:
-        wan: The link.
-        place: Folder of keys, sockets and logs.
-    """
-
-    wan: Wan
-    place: Path
-
-    @property
-    def tokenizer(self) -> Path:
-        """Where the model's tokenizer is."""
-        return self.place / "tokenizer"
+class Lab(TwoSites):
+    """Both sites, and what they say of themselves."""
 
     async def metrics(self) -> dict[str, float]:
         """Sums of all samples of a name, over all parts."""
@@ -68,21 +53,17 @@ class Lab:
         """
         with (self.place / f"{name}.log").open("wb") as log:
             process = await self.wan.run(
-                "b", command, stdout=log, stderr=log, cwd=self.place, env=env
+                HOME, command, stdout=log, stderr=log, cwd=self.place, env=env
             )
             if await process.wait():
                 raise SystemExit(f"{name} ended with {process.returncode}: {log.name}")
 
     def _pages(self) -> list[tuple[Side, str]]:
         engines: list[tuple[Side, str]] = [
-            (side, f"http://{self.wan.address(side)}:{ENGINE_PORT + i}")
-            for side in ("a", "b")
-            for i in range(NUM_ENGINES)
+            (side, self.engine_url(side, i)) for side in (AWAY, HOME) for i in range(NUM_ENGINES)
         ]
-        pools: list[tuple[Side, str]] = [
-            (side, f"http://127.0.0.1:{ADMIN_PORT}") for side in ("a", "b")
-        ]
-        return [("b", f"http://{GATEWAY}"), *engines, *pools]
+        pools = [(side, f"http://127.0.0.1:{ADMIN_PORT}") for side in (AWAY, HOME)]
+        return [(HOME, f"http://{GATEWAY}"), *engines, *pools]
 
     async def _get(self, side: Side, url: str) -> str:
         command = ["curl", "-s", "--fail", "--noproxy", "*", f"{url}/metrics"]
@@ -96,15 +77,15 @@ async def lab(place: Path, rate: int, rtt_ms: float, time_scale: float) -> Async
     """Both sites, ready."""
     prepare(place)
     async with Wan(rtt_ms=rtt_ms, rate_bits_per_s=rate) as wan:
-        made, sites = Lab(wan, place), TwoSites(wan, place, MODEL)
+        made = Lab(wan, place, MODEL)
         scales = ["--time-scale", str(time_scale), "--bytes-scale", "0.001", "--block-tokens", "64"]
         engines = {
             side: {f"{CLUSTERS[side]}-{i}": "" for i in range(NUM_ENGINES)} for side in (AWAY, HOME)
         }
         for side in (HOME, AWAY):
-            await sites.start_pool(side, POOL_MEMORY, f"127.0.0.1:{ADMIN_PORT}")
-            await sites.start_engines(side, list(engines[side]), *scales)
-        await sites.start_gateway([f"offload_threshold = {THRESHOLD}"], engines)
+            await made.start_pool(side, POOL_MEMORY, f"127.0.0.1:{ADMIN_PORT}")
+            await made.start_engines(side, list(engines[side]), *scales)
+        await made.start_gateway([f"offload_threshold = {THRESHOLD}"], engines)
         async with asyncio.timeout(READY_S):
             while not await _is_ready(made):  # noqa: ASYNC110 - they say it on pages only
                 await asyncio.sleep(0.5)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from tests.ports import free_port
+
 from .systems import (
     BLOCK_TOKENS,
     MODEL,
@@ -15,7 +17,6 @@ from .systems import (
     ROUTER_CORE,
     System,
     answers,
-    free_port,
     process,
 )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator
@@ -17,6 +16,7 @@ import aiohttp
 
 from prfaas.cli.topology import parts
 from tests.deployments import laid_out, started
+from tests.ports import free_port
 
 from .prompts import ROOT
 
@@ -181,14 +181,6 @@ def pin(pid: int, core: int) -> None:
     """Keep all threads of a process on one core."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         os.sched_setaffinity(int(task.name), {core})
-
-
-def free_port() -> int:
-    """A port nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def answers(port: int) -> None:

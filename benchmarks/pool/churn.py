@@ -29,6 +29,7 @@ from prfaas.core.tickets import Ticket
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.tickets import TicketSigner
 from tests.drill.engine import ScriptedEngine, Shape
+from tests.ports import free_port
 
 MIB = 1 << 20
 SIZES = {0: 2 * MIB, 1: MIB + 64 * 1024}
@@ -105,14 +106,6 @@ class Settings:
     folder: Path
     memory_bytes: int
     disk_bytes: int
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def start_pool(settings: Settings, name: str, *more: str, port: int) -> Pool:

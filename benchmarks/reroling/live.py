@@ -8,20 +8,19 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from prfaas.cli.deploy import check_deployment, make_ready
-from prfaas.cli.processes import Supervisor
 from prfaas.cli.topology import Topology, parts
-from prfaas.config.load import load_deployment
 from prfaas.engines.timing.vocabulary import Vocabulary
 from prfaas.planner.load import load_question
 from prfaas.planner.search import optimum
 from prfaas.planner.throughput import Mode
 from prfaas.sim.request import Request
+from tests.deployments import laid_out, started
 
 from .load import drive, prepare
 from .outcome import PLAN, Change, Run, Settings
@@ -102,17 +101,10 @@ async def running(settings: Settings, place: Path, *, reroling: bool) -> AsyncIt
     """
     file = place / "day.toml"
     file.write_text(deployment(settings, place, reroling=reroling))
-    made = load_deployment(file)
-    check_deployment(made)
-    made.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    topology = await make_ready(made, file, None)
-    supervisor = Supervisor(parts(topology))
-    try:
-        await supervisor.start()
+    topology = await laid_out(file)
+    async with started(parts(topology)):
         await _whole(topology)
         yield topology
-    finally:
-        await supervisor.stop()
 
 
 async def live(settings: Settings, asked: list[Request], place: Path, *, reroling: bool) -> Run:
@@ -142,14 +134,19 @@ async def decisions(topology: Topology) -> list[dict[str, Any]]:
 
 
 def role_changes(entries: list[dict[str, Any]], start_unix: float) -> list[Change]:
-    """Engines that took another role."""
-    began = [entry for entry in entries if entry["action"] == "drains"]
-    ended = [entry for entry in entries if entry["action"] == "changed"]
-    drained = [entry["numbers"]["drained_s"] for entry in ended] + [math.nan] * len(began)
-    return [
-        Change(e["at_unix_s"] - start_unix, e["new"], s, e["numbers"]["requests_left"])
-        for e, s in zip(began, drained, strict=False)
-    ]
+    """Engines that took another role, or still drain; a drain that was given up is none."""
+    found: list[Change] = []
+    for entry in entries:
+        numbers = entry["numbers"]
+        match entry["action"]:
+            case "drains":
+                at, left = entry["at_unix_s"] - start_unix, numbers["requests_left"]
+                found.append(Change(at, entry["new"], math.nan, left))
+            case "changed":
+                found[-1] = replace(found[-1], drained_s=numbers["drained_s"])
+            case "kept":
+                found.pop()
+    return found
 
 
 async def _get(url: str) -> Any:

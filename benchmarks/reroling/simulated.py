@@ -42,6 +42,8 @@ def simulate(settings: Settings, asked: list[Request], *, reroling: bool) -> Run
         outcomes.append(Outcome(arrived, first, ended, r.num_output_tokens, away=away))
     changes = []
     for change in map(as_dict, simulation.roles.changes):
+        if change["ended_at_s"] is not None and change["drained_at_s"] is None:
+            continue  # given up
         drained = (change["ended_at_s"] or ended) - change["began_at_s"]
         changes.append(Change(change["began_at_s"], change["to"], drained))
     return Run("simulator", reroling, outcomes, changes)

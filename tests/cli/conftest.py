@@ -1,6 +1,5 @@
 """Commands run as the shell would run them, and the file that most of them read."""
 
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.cli.main import main
+from tests.ports import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LAPTOP = (EXAMPLES / "laptop.toml").read_text()
@@ -29,13 +29,6 @@ def prfaas(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return caught.value.code, output.out, output.err
 
     return run
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture

@@ -6,8 +6,16 @@ from pathlib import Path
 import pytest
 
 from prfaas.wire.identity import identity_in, make_authority, make_identity
+from tests.ports import free_port
 
-from .conftest import EXAMPLES, Prfaas, edit, free_port, one_line
+from .conftest import EXAMPLES, Prfaas, edit, one_line
+
+CASE_STUDY = EXAMPLES / "plan" / "paper-case-study.toml"
+TIMING = (
+    (EXAMPLES / "timing.toml")
+    .read_text()
+    .replace("examples/plan/paper-case-study.toml", str(CASE_STUDY))
+)
 
 
 def test_check_says_ok_and_starts_nothing(prfaas: Prfaas, laptop: Path) -> None:
@@ -16,6 +24,20 @@ def test_check_says_ok_and_starts_nothing(prfaas: Prfaas, laptop: Path) -> None:
     assert f"{laptop}: ok" in output.replace("\n", "")
     assert "cluster prfaas (prfaas): 1 engine, 1 pool node; 1 engine started by" in output
     assert [path.name for path in laptop.parent.iterdir()] == ["laptop.toml"]
+
+
+def test_engines_that_do_not_fit_into_shared_memory_are_said_before_they_start(
+    prfaas: Prfaas, laptop: Path
+) -> None:
+    """A container has 64 MiB of it; vLLM needs minutes to fail there, and does not say why."""
+    edit(laptop, "host_memory = ", 'host_memory = "512TiB" # ')
+    said = "free: give the engines less, or the machine more (containers: --shm-size)"
+    line = one_line(prfaas("up", laptop))
+    assert "host_memory of prfaas-engine, pd-engine is " in line
+    assert said in line
+    code, output, _ = prfaas("check", laptop)
+    assert code == 0
+    assert said in " ".join(output.split())
 
 
 def test_check_warns_of_a_gateway_that_others_reach(prfaas: Prfaas, laptop: Path) -> None:
@@ -45,6 +67,13 @@ def test_a_key_in_the_place_of_its_hash_is_not_repeated(
 @pytest.mark.parametrize("command", ["check", "up", "demo"])
 def test_a_missing_file_is_one_line(prfaas: Prfaas, laptop: Path, command: str) -> None:
     assert "nowhere.toml can not be read" in one_line(prfaas(command, "nowhere.toml"))
+
+
+def test_a_demo_outside_a_checkout_says_where_to_run_it(prfaas: Prfaas, laptop: Path) -> None:
+    line = one_line(prfaas("demo"))
+    assert "no examples/laptop.toml here" in line
+    assert "in a checkout of prfaas" in line
+    assert "prfaas demo FILE" in line
 
 
 def test_a_port_in_use_stops_up_and_is_said_by_check(prfaas: Prfaas, laptop: Path) -> None:
@@ -100,6 +129,21 @@ def test_a_missing_key_of_one_part_is_named(prfaas: Prfaas, laptop: Path) -> Non
     assert "pd-pool.key is missing" in one_line(prfaas("up", laptop))
 
 
+def test_a_wrong_identity_is_said_while_others_are_still_to_be_made(
+    prfaas: Prfaas, laptop: Path
+) -> None:
+    directory = Path(".state/laptop/identities")
+    make_authority(directory)
+    other, wrong = make_identity(directory, "pd-pool"), identity_in(directory, "prfaas-pool")
+    other.certificate.rename(wrong.certificate)
+    other.key.rename(wrong.key)
+    code, output, _ = prfaas("check", laptop)
+    assert code == 0
+    assert "prfaas-pool.pem is of pd-pool, and not of prfaas-pool" in output.replace("\n", " ")
+    assert "is missing" not in output
+    assert "and not of prfaas-pool" in one_line(prfaas("up", laptop))
+
+
 def test_two_parts_at_one_address_are_one_line(prfaas: Prfaas, laptop: Path) -> None:
     place = f'listen = "127.0.0.1:{free_port()}"'
     edit(laptop, "[clusters.pd.pools.pd-pool]\n", f"[clusters.pd.pools.pd-pool]\n{place}\n")
@@ -126,10 +170,6 @@ def test_two_pools_in_one_folder_are_one_line(prfaas: Prfaas, laptop: Path) -> N
     assert prfaas("check", laptop)[0] == 0
 
 
-TIMING = Path(__file__).parents[2] / "examples" / "timing.toml"
-CASE_STUDY = TIMING.parent / "plan" / "paper-case-study.toml"
-
-
 @pytest.mark.parametrize("command", ["check", "up"])
 @pytest.mark.parametrize(
     ("old", "new", "said"),
@@ -141,11 +181,7 @@ CASE_STUDY = TIMING.parent / "plan" / "paper-case-study.toml"
 def test_timing_engines_that_can_not_start_are_one_line(
     prfaas: Prfaas, laptop: Path, command: str, old: str, new: str, said: str
 ) -> None:
-    laptop.write_text(
-        TIMING.read_text()
-        .replace("examples/plan/paper-case-study.toml", str(CASE_STUDY))
-        .replace("bytes_scale = 0.001", "bytes_scale = 0.1")
-    )
+    laptop.write_text(TIMING.replace("bytes_scale = 0.001", "bytes_scale = 0.1"))
     assert prfaas("check", laptop)[0] == 0
     edit(laptop, old, new)
     assert said in one_line(prfaas(command, laptop))
@@ -185,11 +221,8 @@ def test_check_warns_of_a_threshold_that_does_nothing(
 
 
 def test_check_warns_of_timing_engines_whose_blocks_differ(prfaas: Prfaas, tmp_path: Path) -> None:
-    plan = EXAMPLES / "plan" / "paper-case-study.toml"
-    text = (EXAMPLES / "timing.toml").read_text()
     file = tmp_path / "timing.toml"
-    text = text.replace("examples/plan/paper-case-study.toml", str(plan))
-    file.write_text(text.replace("127.0.0.1:8000", "127.0.0.1:0"))
+    file.write_text(TIMING.replace("127.0.0.1:8000", "127.0.0.1:0"))
     assert "warning" not in prfaas("check", file)[1]
     head, _, tail = file.read_text().rpartition("block_tokens = 256")
     file.write_text(f"{head}block_tokens = 128{tail}")

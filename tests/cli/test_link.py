@@ -7,8 +7,9 @@ from click.testing import CliRunner
 
 from prfaas.cli.main import cli
 from prfaas.wire.identity import make_authority, make_identity
+from tests.ports import free_port
 
-from .conftest import Prfaas, free_port, one_line
+from .conftest import Prfaas, one_line
 
 
 @pytest.mark.parametrize("command", ["test", "serve"])

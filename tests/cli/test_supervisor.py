@@ -17,8 +17,7 @@ from prfaas.cli.deploy import watch
 from prfaas.cli.processes import Part, Supervisor
 from prfaas.engines.launch import Command
 from prfaas.errors import ConfigError, EngineError
-
-from .conftest import free_port
+from tests.ports import free_port
 
 SERVE = """
 import http.server, os, signal, subprocess, sys
@@ -43,6 +42,11 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 MISTAKE = "import sys; print('prfaas: name another port', file=sys.stderr); sys.exit(2)"
 CRASH = "print('out of luck'); raise SystemExit(3)"
+CAUSED = """
+print("(Core pid=7) ERROR 11-22 02:16:39 [core.py:15] OSError: no room in shared memory")
+print("OSError: no room in shared memory\\n" + "at a loss\\n" * 12, end="")
+raise SystemExit(3)
+"""
 SILENT = "import signal; signal.pause()"
 
 
@@ -57,8 +61,12 @@ Make = Callable[..., Part]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
+    taken: set[int] = set()
+
     def part(name: str, code: str = SERVE, manner: str = "good") -> Part:
-        port = free_port()
+        # A port that was let go may be found again.
+        port = next(port for port in iter(free_port, 0) if port not in taken)
+        taken.add(port)
         args = [sys.executable, "-S", "-c", code, str(port), manner, str(tmp_path / "warm")]
         leftover = tmp_path / f"{name}.mmap"
         leftover.write_text("rows")
@@ -178,6 +186,20 @@ async def test_a_part_that_crashes_shows_the_end_of_its_log(make: Make) -> None:
         with pytest.raises(EngineError, match="ended with code 3") as caught:
             await supervisor.start()
         assert "out of luck" in str(caught.value)
+
+
+async def test_the_cause_is_shown_that_lies_above_the_end_of_the_log(make: Make) -> None:
+    """As vLLM's does, whose server ends with "See root cause above" and a traceback of its own."""
+    part = make("engine", CAUSED)
+    part.log.parent.mkdir()
+    part.log.write_text("ValueError: of an earlier start\n")
+    supervisor = Supervisor([[part]])
+    async with stopped(supervisor):
+        with pytest.raises(EngineError) as caught:
+            await supervisor.start()
+        first, *others = str(caught.value).splitlines()[1:]
+    assert first.strip() == "OSError: no room in shared memory"
+    assert [line.strip() for line in others] == ["at a loss"] * processes.LOG_LINES
 
 
 async def test_a_start_ends_when_a_part_that_was_ready_ends(make: Make) -> None:

@@ -140,20 +140,41 @@ def test_what_an_instance_holds_itself_draws_a_request_and_saves_its_work() -> N
 
 
 @pytest.mark.parametrize(
-    ("wait_ms", "taker_of_both", "taker_of_own"),
-    [(0, "h1", "h1"), (10, "h1", "h1"), (100, "h0", "h1"), (1000, "h0", "h0")],
+    ("policy", "pool", "other", "holder", "token_ns"),
+    [
+        (PolicyName.LOCAL, "home", "h0", "h1", 300_000),
+        (PolicyName.REMOTE, "fast", "f0", "f1", 100_000),
+    ],
+    ids=["at home", "away"],
+)
+@pytest.mark.parametrize(
+    ("wait_ms", "waits_for_both", "waits_for_own"),
+    [(0, True, True), (10, True, True), (100, False, True), (1000, False, False)],
 )
 def test_what_need_not_be_loaded_is_worth_a_short_wait(
-    wait_ms: int, taker_of_both: str, taker_of_own: str
+    policy: PolicyName,
+    pool: str,
+    other: str,
+    holder: str,
+    token_ns: int,
+    wait_ms: int,
+    waits_for_both: bool,
+    waits_for_own: bool,
 ) -> None:
     """What only one instance has would have to be computed, what the pool has only loaded."""
-    for taker, hits in (
-        (taker_of_both, {"h1": 8000, "home": 8000}),
-        (taker_of_own, {"h1": 8000}),
+    for waits, hits in (
+        (waits_for_both, {holder: 8000, pool: 8000}),
+        (waits_for_own, {holder: 8000}),
     ):
-        made = at_one_pool(PolicyName.LOCAL)
-        made.load("h1").dispatch("h1", 9, 0, wait_ms * MS)
-        assert sent(made.arrive(arrival(1, hits=hits), 0)).prefill == taker
+        made = at_one_pool(policy)
+        made.load(holder).dispatch(holder, 9, 0, wait_ms * MS)
+        found = sent(made.arrive(arrival(1, hits=hits), 0))
+        taker = holder if waits else other
+        assert found.prefill == taker
+        assert found.hit_tokens == hits.get(taker, hits.get(pool, 0))
+        waited = wait_ms * MS if waits else 0
+        new = 10_000 - found.hit_tokens
+        assert made.load(taker).wait_ns(taker, 0) == waited + new * token_ns
 
 
 def test_both_predictions_know_what_the_instance_at_home_holds() -> None:
@@ -171,27 +192,6 @@ def test_both_predictions_know_what_the_instance_at_home_holds() -> None:
     everything = arrival(1, hits={"h1": 9500, "home": 0}, shippable_tokens=9500)
     found = sent(at_one_pool(PolicyName.REMOTE).arrive(everything, 0))
     assert found.decision.reason is Reason.NOT_OFFLOADABLE
-
-
-@pytest.mark.parametrize(
-    ("wait_ms", "taker_of_both", "taker_of_own"),
-    [(0, "f1", "f1"), (10, "f1", "f1"), (100, "f0", "f1"), (1000, "f0", "f0")],
-)
-def test_away_too_what_need_not_be_loaded_is_worth_a_short_wait(
-    wait_ms: int, taker_of_both: str, taker_of_own: str
-) -> None:
-    for taker, hits in (
-        (taker_of_both, {"f1": 8000, "fast": 8000}),
-        (taker_of_own, {"f1": 8000}),
-    ):
-        made = at_one_pool(PolicyName.REMOTE)
-        made.load("f1").dispatch("f1", 9, 0, wait_ms * MS)
-        found = sent(made.arrive(arrival(1, hits=hits), 0))
-        assert found.prefill == taker
-        new = 10_000 - found.hit_tokens
-        assert found.hit_tokens == hits.get(taker, hits.get("fast", 0))
-        waited = wait_ms * MS if taker == "f1" else 0
-        assert made.load(taker).wait_ns(taker, 0) == waited + new * 100_000
 
 
 def test_both_predictions_know_what_the_instance_away_holds() -> None:

@@ -24,7 +24,7 @@ from prfaas.wire.messages.gateway import (
     TransferEnded,
 )
 from prfaas.wire.messages.layouts import layout_spec
-from prfaas.wire.messages.link import Abort, Pull
+from prfaas.wire.messages.link import Abort, Pull, Release
 
 
 @dataclass
@@ -41,6 +41,7 @@ class ScriptedPool:
     """What the next snapshot holds."""
     next_seq: int = 7
     aborts: list[Abort] = field(default_factory=list)
+    releases: list[Release] = field(default_factory=list)
     pulls: list[Pull] = field(default_factory=list)
     num_subscriptions: int = 0
     is_mute: bool = False
@@ -87,6 +88,8 @@ class ScriptedPool:
                     self._snapshot(channel)
             case Abort() as abort:
                 self.aborts.append(abort)
+            case Release() as release:
+                self.releases.append(release)
             case Pull() as pull:
                 self.pulls.append(pull)
 

@@ -76,7 +76,11 @@ async def test_a_drained_engine_gets_nothing_new_whatever_its_health(world: Worl
     assert not engines["spare"]["is_drained"]
     _, answer = await control(world, "engines/spare", drained=True)
     assert "503 until one is resumed" in answer["decisions"][0]["why"]
-    assert (await world.post({"prompt": SHORT}))[0] == 503
+    for path, body in (("/v1/completions", {"prompt": SHORT}), ("/tokenize", {"prompt": SHORT})):
+        status, refused = await world.post(body, path)
+        assert status == 503
+        assert "the operator has drained" in refused["error"]["message"]
+        assert "`prfaas ctl resume ENGINE`" in refused["error"]["message"]
     await control(world, "engines/decode", drained=False)
     assert (await sent(world, SHORT))["decode_engine"] == "decode"
 
@@ -143,7 +147,9 @@ async def test_orders_have_to_be_json(world: World) -> None:
     assert not world.gateway.pulse.frozen
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "after=-1", "after=9" * 20])
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=1001", "limit=x", "after=-1", "after=" + "9" * 20]
+)
 async def test_decisions_are_asked_for_within_limits(world: World, query: str) -> None:
     async with world.http.get(f"{world.url}/control/decisions?{query}") as response:
         assert response.status == 400

@@ -38,7 +38,7 @@ def test_events_with_carriage_returns_and_several_lines() -> None:
 
 @pytest.mark.parametrize("data", [b"data: " + b"x" * 100, b"data: 12345678901\n" * 10])
 def test_a_runaway_event_is_cut_off(data: bytes) -> None:
-    with pytest.raises(EngineError, match="over 50 bytes"):
+    with pytest.raises(EngineError, match="more than 50 bytes"):
         EventDecoder(50).feed(data)
 
 

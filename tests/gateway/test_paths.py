@@ -55,6 +55,10 @@ async def test_the_legs_of_a_remote_request(world: World) -> None:
         "stream": False,
         "cache_salt": world.salt,
     }
+    await until(lambda: bool(world.pd_pool.releases))
+    assert [told.transfer_id.hex() for told in world.pd_pool.releases] == [pushed["transfer"]]
+    assert not world.prfaas_pool.releases
+    assert not world.pd_pool.aborts
     assert pushed == {
         "transfer": pushed["transfer"],
         "push_to": "pd-pool",

@@ -114,6 +114,7 @@ async def test_the_pool_at_home_is_asked_for_what_it_lacks_and_the_engine_waits(
         labels = 'destination="pd-pool",source="prfaas-pool"'
         assert await world.metric(f"prfaas_pulled_tokens_total{{{labels}}}") == HELD
         assert not world.pd_pool.aborts
+        assert [told.transfer_id for told in world.pd_pool.releases] == [pull.transfer_id]
         found = await explained(world, record)
         assert found["decision"]["pull_tokens"] == found["happened"]["pulled_tokens"] == HELD
         lines = explain_lines(found)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+from typing import Any
 
-from prfaas.gateway import engines
+import pytest
+from aiohttp import web
+
+from prfaas.gateway import engine_answers
 
 from .conftest import World, until
+from .scripted_engine import Script, ScriptedEngine, send
+from .test_paths import LONG
 
 
 @pytest.mark.parametrize(
@@ -36,9 +42,85 @@ async def test_an_engine_that_says_too_much_has_an_unknown_queue(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode = world.gateway.engines.by_name["decode"]
-    monkeypatch.setattr(engines, "PAGE_BYTES_MAX", 4096)
+    monkeypatch.setattr(engine_answers, "ANSWER_BYTES_MAX", 4096)
     world.decode.padding = 5000
     await until(lambda: decode.load.num_waiting is None)
     assert decode.is_ready
     world.decode.padding = 0
     await until(lambda: decode.load.num_waiting is not None)
+
+
+def endless(status: int = 200, *, within_a_stream: bool = False) -> Script:
+    """Answers with a string that has no end."""
+
+    async def script(
+        engine: ScriptedEngine, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(status=status)
+        await response.prepare(request)
+        if within_a_stream:
+            await send(response, engine.chunks(body, chat=False)[0])
+        await response.write(b'data: {"text": "' if within_a_stream else b'{"text": "')
+        while True:
+            await response.write(b"x" * 2**20)
+
+    return script
+
+
+async def test_an_answer_without_an_end_is_an_error_that_says_so(world: World) -> None:
+    world.decode.script = endless()
+    status, answer = await world.post({"prompt": "hi"})
+    assert status == 502
+    assert "/v1/completions has more than 33,554,432 bytes" in answer["error"]["message"]
+    assert "fewer" in answer["error"]["message"]
+    await world.decode.gone.wait()
+
+
+async def test_an_event_without_an_end_ends_its_stream_with_an_error(world: World) -> None:
+    world.decode.script = endless(within_a_stream=True)
+    body = {"prompt": "hi", "stream": True}
+    async with world.http.post(f"{world.url}/v1/completions", json=body) as response:
+        *_, last, done, _ = (await response.text()).split("\n\n")
+    message = json.loads(last.removeprefix("data: "))["error"]["message"]
+    assert "stream has more than 33,554,432 bytes" in message
+    assert done == "data: [DONE]"
+    await world.decode.gone.wait()
+
+
+async def test_of_an_error_without_an_end_the_client_gets_the_status(world: World) -> None:
+    world.decode.script = endless(400)
+    status, answer = await world.post({"prompt": "hi"})
+    assert (status, answer["error"]["message"]) == (400, "the engine answers 400")
+    await world.decode.gone.wait()
+
+
+async def test_a_prefill_whose_answer_has_no_end_is_given_up(world: World) -> None:
+    world.prefill.script = endless()
+    status, _ = await world.post({"prompt": LONG})
+    assert status == 200
+    assert (await world.record())["fallback"] == {"stage": "prefill", "reason": "bad_answer"}
+    await world.prefill.gone.wait()
+
+
+async def test_a_stream_without_an_end_is_remembered_no_further_than_the_limit(
+    world: World,
+) -> None:
+    world.spare.healthy = True
+    await until(lambda: world.gateway.engines.by_name["spare"].is_ready)
+
+    async def script(
+        engine: ScriptedEngine, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        response = await engine.begin_stream(request)
+        choice = {"index": 0, "text": "x" * 2**20, "token_ids": [7] * 2**10}
+        while True:
+            await send(response, {"choices": [choice]})
+
+    world.decode.script = world.spare.script = script
+    body = {"prompt": "hi", "stream": True}
+    async with world.http.post(f"{world.url}/v1/completions", json=body) as response:
+        *_, last, done, _ = (await response.read()).split(b"\n\n")
+    message = json.loads(last.removeprefix(b"data: "))["error"]["message"]
+    assert "stream has more than 33,554,432 bytes" in message
+    assert done == b"data: [DONE]"
+    await until(lambda: world.decode.gone.is_set() or world.spare.gone.is_set())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import aiohttp
@@ -14,6 +15,9 @@ import pytest_asyncio
 
 from prfaas.cli.processes import Supervisor
 from prfaas.cli.topology import Topology, parts
+from prfaas.config.addresses import split_address
+from prfaas.config.deployment import Deployment
+from prfaas.gateway.app import Gateway
 from tests.deployments import LAPTOP, ROOT, laid_out, placed, put_between, started
 from tests.live.relay import Relay
 
@@ -153,3 +157,31 @@ async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
             yield Live(topology, supervisor, relay, http)
     finally:
         await relay.stop()
+
+
+@asynccontextmanager
+async def gateway_over(live: Live, deployment: Deployment) -> AsyncIterator[tuple[Gateway, Live]]:
+    """A second gateway over the same engines and pools, once it sees all of them.
+
+    Args:
+        live: What runs.
+        deployment: The same parts, served in another way.
+
+    Yields:
+        The gateway, and what runs as it is seen through it.
+    """
+    table = deployment.gateway.model_copy(update={"listen": "127.0.0.1:0"})
+    deployment = deployment.model_copy(update={"gateway": table})
+    gateway = Gateway(deployment, live.topology.endpoints, poll_s=0.2)
+    url = await gateway.start()
+
+    async def is_whole() -> bool:
+        async with live.http.get(f"{url}/health?full=1") as reply:
+            return reply.status == 200
+
+    try:
+        await until(is_whole)
+        address = split_address(url.removeprefix("http://"))
+        yield gateway, replace(live, topology=replace(live.topology, gateway=address))
+    finally:
+        await gateway.close()

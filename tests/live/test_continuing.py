@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
-from prfaas.gateway.app import Gateway
 from prfaas.gateway.deciding import Plan
 from prfaas.gateway.ending import Ending
-from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.exchange import Exchange
 from prfaas.gateway.requests import ClientRequest
 from prfaas.gateway.tokenizing import Prompt
-from tests.live.conftest import Live, until
+from tests.live.conftest import Live, gateway_over
 
 pytestmark = [
     pytest.mark.engine,
@@ -42,28 +38,7 @@ def all_decode(deployment: Deployment) -> Deployment:
             "engines": {name: engine for c in clusters for name, engine in c.engines.items()},
         }
     )
-    gateway = deployment.gateway.model_copy(update={"listen": "127.0.0.1:0"})
-    return deployment.model_copy(update={"clusters": {"pd": one}, "gateway": gateway})
-
-
-@asynccontextmanager
-async def gateway_over(live: Live) -> AsyncIterator[tuple[Gateway, str]]:
-    """A second gateway, once it sees both engines."""
-    topology = live.topology
-    gateway = Gateway(
-        all_decode(topology.deployment), Endpoints(topology.engines, topology.pools), poll_s=0.2
-    )
-    url = await gateway.start()
-
-    async def is_whole() -> bool:
-        async with live.http.get(f"{url}/health?full=1") as reply:
-            return reply.status == 200
-
-    try:
-        await until(is_whole)
-        yield gateway, url
-    finally:
-        await gateway.close()
+    return deployment.model_copy(update={"clusters": {"pd": one}})
 
 
 async def post(live: Live, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -94,10 +69,11 @@ async def test_the_answer_goes_on_where_it_was(live: Live, monkeypatch: pytest.M
     body = live.chat_body(TEXT, max_tokens=NUM_TOKENS, stream=True)
     body["stream_options"] = {"include_usage": True}
     text, events = "", []
-    async with gateway_over(live) as (gateway, url):
+    one_cluster = all_decode(live.topology.deployment)
+    async with gateway_over(live, one_cluster) as (gateway, other):
         # The stream begins at the engine that is going to die.
         gateway.driver.set_drained("pd-engine", time.monotonic_ns(), drained=True)
-        async with live.http.post(f"{url}/v1/chat/completions", json=body) as reply:
+        async with live.http.post(f"{other.url}/v1/chat/completions", json=body) as reply:
             assert reply.status == 200
             async for line in reply.content:
                 if not line.startswith(b"data: {"):

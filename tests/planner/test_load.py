@@ -35,6 +35,7 @@ CASE = EXAMPLES / "paper-case-study.toml"
         ('pd.tpot_max="1ms"', "takes 25.0 ms a step, the target is 1.0 ms"),
         ("workload.mu", "expected key=value"),
         ("prfaas.5.instances=1", "'5' is not an index below 1"),
+        ("prfaas.².instances=1", "'²' is not an index below 1"),
         ("title.x=1", "'title' is a value, not a table"),
         ("search.threshold=200000", "threshold 200000 is outside the workload's lengths, 128 to"),
         ("workload.max_tokens=90000000", "search.step = 100 makes 7,199,990 points"),

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import socket
 import sys
 import urllib.request
 from collections.abc import AsyncIterator
@@ -14,6 +13,7 @@ import pytest
 from prfaas.core.blocks import BlockKey
 from prfaas.pool.segments import ALIGN_BYTES, SegmentFiles
 from prfaas.wire.messages.engine import HIT
+from tests.ports import free_port
 
 from .sites import LOOPBACK, Engine, content, until
 
@@ -21,12 +21,6 @@ KEYS = [BlockKey(n % 2, n.to_bytes(32, "big")) for n in range(400)]
 MEMORY = "4KiB"
 """Of 37 KiB."""
 SPILLED = "prfaas_pool_blocks_spilled_total"
-
-
-def free_port() -> int:
-    with socket.create_server((LOOPBACK, 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 @dataclass

@@ -43,6 +43,20 @@ def test_a_name_that_is_used_again_is_not_forgotten_with_its_first_use(
     assert known.get(again.transfer_id) is again
 
 
+def test_of_a_name_that_is_used_again_the_last_end_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(known_transfers, "TRANSFERS_MAX", 2)
+    known = KnownTransfers()
+    ended(known, begun(known, 1))
+    ended(known, begun(known, 2))
+    again = begun(known, 1)
+    ended(known, again)
+    begun(known, 3)
+    assert known.get(bytes([2]) * 16) is None
+    assert known.get(again.transfer_id) is again
+
+
 def test_refusals_are_of_a_peer_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_transfers, "TRANSFERS_MAX", 1)
     known = KnownTransfers()

@@ -3,12 +3,17 @@
 import asyncio
 import secrets
 
+import pytest
+
 from prfaas.core.blocks import BlockKey
 from prfaas.core.prefix_index import PrefixIndex
 from prfaas.wire.messages.engine import HIT, MISS, ON_ITS_WAY, Push
+from prfaas.wire.messages.link import Release
 
 from .conftest import World
-from .sites import LAYOUT, PADDING, PROMPT, content, until
+from .sites import LAYOUT, PADDING, PROMPT, content, subscribe, until
+
+RECEIVED = {"direction": "received"}
 
 
 async def test_what_one_engine_stored_another_loads_byte_for_byte(world: World) -> None:
@@ -188,3 +193,25 @@ async def test_a_lease_ends_where_a_commit_and_the_end_of_waiting_cross(world: W
     pd.node.inbound.aborted(transfer, "the blocks are late")
     assert pd.metric("pool_leased_blocks") == 0
     assert pd.held() == set(PROMPT)
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+async def test_no_lease_outlives_the_request_it_was_for(world: World, is_done: bool) -> None:
+    """An engine that has blocks in its own memory does not load them; the transfer goes on."""
+    _, pd, prefill, _ = await world.two_sites()
+    gateway = await subscribe(pd, world.identities)
+    transfer = prefill.push()
+    assert await prefill.store(PROMPT if is_done else PROMPT[:3], transfer)
+    if is_done:
+        prefill.push_done(transfer)
+        await until(lambda: pd.metric("transfers_total", **RECEIVED, state="committed") == 1)
+    await until(lambda: pd.metric("pool_leased_blocks") == (len(PROMPT) if is_done else 3))
+    gateway.channel.send(Release(transfer_id=transfer))
+    await until(lambda: pd.metric("pool_leased_blocks") == 0)
+    if not is_done:
+        assert await prefill.store(PROMPT[3:], transfer)
+        prefill.push_done(transfer)
+        await until(lambda: pd.metric("transfers_total", **RECEIVED, state="committed") == 1)
+    assert pd.held() == set(PROMPT)
+    assert pd.metric("pool_leased_blocks") == 0
+    gateway.channel.close("done")

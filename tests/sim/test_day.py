@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 from benchmarks.reroling.day import requests
-from benchmarks.reroling.outcome import Run, Settings
+from benchmarks.reroling.live import role_changes
+from benchmarks.reroling.outcome import Change, Run, Settings
 from benchmarks.reroling.simulated import simulate
 from benchmarks.reroling.table import is_good
 
@@ -27,3 +29,12 @@ def test_roles_follow_the_mix_there_and_back() -> None:
     assert turns <= 2, "the load turns twice"
     assert not fixed.changes
     assert in_time(changing) > 0.9 > in_time(fixed) + 0.2
+
+
+def test_a_drain_that_was_given_up_is_no_change_of_roles() -> None:
+    def entry(action: str, at: float, **numbers: float) -> dict[str, Any]:
+        return {"action": action, "at_unix_s": at, "new": "prefill", "numbers": numbers}
+
+    changed = [entry("drains", 6, requests_left=2), entry("changed", 7, drained_s=0.5)]
+    found = role_changes([entry("drains", 1, requests_left=9), entry("kept", 5), *changed], 1.0)
+    assert found == [Change(5.0, "prefill", 0.5, 2)]

@@ -56,6 +56,7 @@ from prfaas.wire.messages.link import (
     PoolHello,
     Pull,
     Refused,
+    Release,
     Resumed,
 )
 
@@ -101,6 +102,7 @@ EVERY: list[AnyMessage] = [
     Pull(transfer_id=TRANSFER, source="prfaas-pool", keys=KEYS, ticket=b"sealed"),
     Missing(transfer_id=TRANSFER, keys=KEYS),
     Abort(transfer_id=TRANSFER, reason="client left"),
+    Release(transfer_id=TRANSFER),
     Subscribe(gateway="gateway"),
     Snapshot(epoch="ab", next_seq=4, layout_id=b"L" * 32, keys=KEYS),
     SnapshotEnd(epoch="ab", next_seq=4),

@@ -1,13 +1,19 @@
 // The idea as a picture: what crosses the link, and why there is a threshold.
 
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { get, post, type CacheSizes, type WhatIf } from "../api";
-import { Chart } from "../chart";
 import { count, duration, rate, size } from "../format";
 import { Slider } from "../parts/slider";
+import { ThroughputByThreshold } from "../parts/throughput";
 
 const DENSE = "llama_3_3_70b";
 const MAX_TOKENS = 131_072;
+
+const STAGES = {
+  prfaas: "far cluster and link",
+  pd_prefill: "local prefill",
+  rate: "what the system carries",
+};
 
 export function Learn() {
   const [sizes, setSizes] = useState<CacheSizes | null>(null);
@@ -117,35 +123,16 @@ function Crossing({ name, bytes, bandwidth }: { name: string; bytes: number; ban
 
 function Why({ plan }: { plan: WhatIf }) {
   const design = plan.plan.exact.designs[0]!;
-  const { threshold } = plan;
-  const data = useMemo(
-    () => [threshold.x, threshold.prfaas, threshold.pd_prefill, threshold.rate] as never,
-    [plan],
-  );
   return (
     <>
       <h2>Why a threshold</h2>
       <p>
         Send everything away, and the far cluster and the link are the limit; send nothing, and the
-        local prefill is. In between lies a length <em>t</em> at which both are busy: prompts with
+        local prefill is. In between lies a length at which both are busy: prompts with
         more than <strong>{count(design.offload_threshold)} new tokens</strong> go, the rest stay,
         and the system carries {design.rate_per_s.toFixed(2)} requests a second.
       </p>
-      <Chart
-        title={plan.plan.title}
-        lines={[
-          { label: "far cluster and link", colour: "--blue" },
-          { label: "local prefill", colour: "--amber" },
-          { label: "what the system carries", colour: "--violet", width: 4 },
-        ]}
-        data={data}
-        top={1.7 * design.rate_per_s}
-        height={260}
-        xFormat={(t) => `${Math.round(t / 1000)}k`}
-        xLabel="threshold t, tokens"
-        yLabel="req/s"
-        mark={design.offload_threshold}
-      />
+      <ThroughputByThreshold plan={plan} title={plan.plan.title} names={STAGES} />
       <p class="quiet">
         Try other links and lengths under <a href="#/what-if">What if</a>.
       </p>

@@ -1,10 +1,10 @@
 // The planner with sliders. Every figure comes from the gateway's planner, which is prfaas plan.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { post, type Curve, type Design, type WhatIf } from "../api";
-import { Chart, type Line } from "../chart";
+import { post, type Design, type WhatIf } from "../api";
 import { count, duration, percent, rate, short } from "../format";
 import { Slider } from "../parts/slider";
+import { Throughput, ThroughputByThreshold } from "../parts/throughput";
 
 type Settings = Record<string, number>;
 
@@ -83,12 +83,12 @@ const CONTROLS: Control[] = [
   },
 ];
 
-const STAGES: Line[] = [
-  { label: "PrfaaS prefill and link", colour: "--blue" },
-  { label: "PD prefill", colour: "--amber" },
-  { label: "PD decode", colour: "--green" },
-  { label: "Λ, what the system carries", colour: "--violet", width: 4 },
-];
+const STAGES = {
+  prfaas: "PrfaaS prefill and link",
+  pd_prefill: "PD prefill",
+  decode: "PD decode",
+  rate: "Λ, what the system carries",
+};
 
 export function WhatIfPage() {
   const [settings, setSettings] = useState<Settings>({});
@@ -165,26 +165,18 @@ export function WhatIfPage() {
           <Designs answer={answer} />
           <Adopt threshold={design.offload_threshold} />
           <div class="charts">
-            <Chart
+            <ThroughputByThreshold
+              plan={answer}
               title={`Λ against the threshold, at N_p : N_d = ${design.num_prefill} : ${design.num_decode}`}
-              lines={STAGES}
-              data={columns(answer.threshold)}
-              top={1.7 * design.rate_per_s}
-              height={260}
-              xFormat={(t) => `${Math.round(t / 1000)}k`}
-              xLabel="threshold, tokens"
-              yLabel="req/s"
-              mark={design.offload_threshold}
+              names={STAGES}
             />
-            <Chart
+            <Throughput
+              plan={answer}
+              curve={answer.split}
               title="Λ against the split N_p : N_d of the PD cluster"
-              lines={STAGES}
-              data={columns(answer.split)}
-              top={1.7 * design.rate_per_s}
-              height={260}
+              names={STAGES}
               xFormat={(n) => `${Math.round(n)} : ${Math.round(answer.num_pd - n)}`}
               xLabel="N_p : N_d"
-              yLabel="req/s"
               mark={design.num_prefill}
             />
           </div>
@@ -192,10 +184,6 @@ export function WhatIfPage() {
       </div>
     </section>
   );
-}
-
-function columns(curve: Curve): [number[], ...(number | null)[][]] {
-  return [curve.x, curve.prfaas, curve.pd_prefill, curve.decode, curve.rate];
 }
 
 function Verdict({ answer }: { answer: WhatIf }) {

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import datetime
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from prfaas.cli.process_group import SHARED_MEMORY
 from prfaas.cli.topology import identity_names
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
 from prfaas.gateway.salt import FILE_NAME
+from prfaas.units import format_size
 from prfaas.wire.certificates import ends_soon
 from prfaas.wire.identity import identity_in
 
@@ -74,6 +77,32 @@ def check_disks(deployment: Deployment) -> None:
                     f"{other} and {name} can not both keep blocks in {pool.disk}; "
                     "name another folder for one of them"
                 )
+
+
+def check_shared_memory(deployment: Deployment) -> None:
+    """See that what vLLM's engines started here share with their pool nodes finds room.
+
+    Raises:
+        ConfigError: It does not: an engine would end minutes later, without saying why.
+    """
+    sizes = {
+        name: engine.host_memory
+        for cluster in deployment.clusters.values()
+        if cluster.timing is None
+        for name, engine in cluster.engines.items()
+        if not engine.url
+    }
+    if not sizes:
+        return
+    found = os.statvfs(SHARED_MEMORY)
+    free_bytes = found.f_bavail * found.f_frsize
+    wanted_bytes = sum(sizes.values())
+    if wanted_bytes > free_bytes:
+        raise ConfigError(
+            f"host_memory of {', '.join(sizes)} is {format_size(wanted_bytes)} together, and "
+            f"{SHARED_MEMORY}, where it lies, has {format_size(free_bytes)} free: give the engines "
+            "less, or the machine more (containers: --shm-size)"
+        )
 
 
 def short_lived(deployment: Deployment) -> Iterator[str]:

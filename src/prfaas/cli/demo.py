@@ -24,9 +24,11 @@ from prfaas.cli.stopping import run_until_stopped
 from prfaas.cli.topology import Topology
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.load import load_deployment
-from prfaas.errors import EngineError
+from prfaas.errors import ConfigError, EngineError
 from prfaas.units import format_size
 
+EXAMPLE = Path("examples/laptop.toml")
+"""Of a checkout: what is run where no file is named."""
 OUTPUT_TOKENS = 32
 NUM_REMOTE_MIN = 4
 RECORD_WAIT_S = 5.0
@@ -53,7 +55,7 @@ class Row:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path), default="examples/laptop.toml")
+@click.argument("file", type=click.Path(path_type=Path), default=EXAMPLE)
 def demo(file: Path) -> None:
     """Two clusters on this machine, twelve requests, and where each went and why.
 
@@ -66,6 +68,11 @@ def demo(file: Path) -> None:
       prfaas demo
       prfaas demo examples/laptop.toml
     """
+    if file == EXAMPLE and not file.exists():
+        raise ConfigError(
+            f"there is no {EXAMPLE} here; run this in a checkout of prfaas, or name a deployment "
+            "file: prfaas demo FILE"
+        )
     outcome: list[bool] = []
 
     async def run(stop: asyncio.Event) -> None:

@@ -13,7 +13,13 @@ from pathlib import Path
 
 import click
 
-from prfaas.cli.checks import check_disks, check_timing, open_secrets, short_lived
+from prfaas.cli.checks import (
+    check_disks,
+    check_shared_memory,
+    check_timing,
+    open_secrets,
+    short_lived,
+)
 from prfaas.cli.doubts import doubts
 from prfaas.cli.options import logs_of_parts
 from prfaas.cli.output import console_for
@@ -24,7 +30,7 @@ from prfaas.cli.topology import (
     Topology,
     check_addresses,
     check_ports,
-    identity_problem,
+    identity_problems,
     lay_out,
     parts,
     prepare_identities,
@@ -76,13 +82,12 @@ def _many(count: int, what: str) -> str:
 
 def _not_here_yet(deployment: Deployment) -> Iterator[str]:
     """What stands in the way of a start on this machine; the file can be right all the same."""
-    problem = identity_problem(deployment)
-    if problem and not (deployment.security.generate and "is missing" in problem):
-        yield problem
-    try:
-        check_ports(deployment)
-    except ConfigError as error:
-        yield str(error)
+    yield from identity_problems(deployment)
+    for look in (check_ports, check_shared_memory):
+        try:
+            look(deployment)
+        except ConfigError as error:
+            yield str(error)
 
 
 @click.command()
@@ -215,9 +220,11 @@ async def make_ready(deployment: Deployment, file: Path, overlay: Path | None = 
     """Make what is missing of identities and model, and give every part its address.
 
     Raises:
-        ConfigError: An address is taken, or something is missing and may not, or can not, be made.
+        ConfigError: An address is taken, memory does not suffice, or something is missing and may
+            not, or can not, be made.
     """
     check_ports(deployment)
+    check_shared_memory(deployment)
     prepare_identities(deployment)
     await prepare_model(deployment)
     return lay_out(deployment, file, overlay)
@@ -249,8 +256,8 @@ async def prepare_model(deployment: Deployment) -> None:
     )
     _, errors = await process.communicate()
     if process.returncode:
-        lines = errors.decode(errors="replace").splitlines()
-        raise ConfigError(f"the checkpoint could not be made: {lines[-1:]}")
+        *_, last = errors.decode(errors="replace").splitlines() or ["it said nothing"]
+        raise ConfigError(f"the checkpoint could not be made: {last}")
 
 
 def _warn(deployment: Deployment) -> None:

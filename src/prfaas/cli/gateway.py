@@ -9,7 +9,7 @@ import click
 
 from prfaas.cli.options import AddressType, PeerType, UrlType, logs
 from prfaas.cli.stopping import run_until_stopped
-from prfaas.config.addresses import split_address
+from prfaas.config.addresses import join_address, split_address
 from prfaas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -75,10 +75,7 @@ def gateway(
 
 def listen_on(deployment: Deployment, address: tuple[str, int]) -> Deployment:
     """The same deployment with its gateway at another address."""
-    host, port = address
-    table = deployment.gateway.model_copy(
-        update={"listen": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}
-    )
+    table = deployment.gateway.model_copy(update={"listen": join_address(address)})
     return deployment.model_copy(update={"gateway": table})
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from prfaas.config.addresses import join_address
 from prfaas.core.link_advice import Probe, SendingHost, advise, best_of, budget_for
 from prfaas.pool.probes import probe
 from prfaas.wire.identity import Identity
@@ -68,7 +69,7 @@ async def run_probes(
 def as_object(report: Report) -> dict[str, Any]:
     """The report for machines; rates in bits per second, times in nanoseconds."""
     return {
-        "address": f"{report.address[0]}:{report.address[1]}",
+        "address": join_address(report.address),
         "seconds": report.seconds,
         "budget_bits_per_s": report.budget_bits_per_s,
         "congestion_control": report.host.congestion_control,
@@ -97,7 +98,7 @@ def print_report(report: Report, a: str, b: str) -> None:
     )
     console = Console()
     console.print(
-        f"{a} to {b} at {report.address[0]}:{report.address[1]}, TLS 1.3, "
+        f"{a} to {b} at {join_address(report.address)}, TLS 1.3, "
         f"{report.host.congestion_control}, {report.seconds:g} s each{paced}",
         highlight=False,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -26,6 +27,11 @@ GRACE_S = 3.0
 POLL_S = 0.2
 LOG_LINES = 12
 """Last lines of a log shown when its process ends during start-up."""
+LOG_BYTES = 2**18
+"""Part of a log that is looked at."""
+RAISED = re.compile(r"(?:^|\] )((?:\w+\.)*\w*(?:Error|Exception): .+)")
+"""The last line of a traceback, printed or logged."""
+CAUSES_MAX = 3
 
 
 @dataclass(slots=True)
@@ -57,6 +63,8 @@ class Part:
     """Whether its end was told by `Supervisor.died`."""
     _segments: set[Path] = field(default_factory=set)
     _is_clean: bool = False
+    _log_start: int = 0
+    """Where the output of this start begins in the log, bytes."""
 
     @property
     def exit_code(self) -> int | None:
@@ -68,6 +76,7 @@ class Part:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.ready_after_s, self.reported, self._is_clean = None, False, False
         with self.log.open("ab") as log:
+            self._log_start = log.tell()
             self.process = subprocess.Popen(
                 self.command.args,
                 env=self.command.env,
@@ -118,9 +127,15 @@ class Part:
         return left
 
     def last_words(self) -> str:
-        """The end of its log."""
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        return "\n".join(f"    {line}" for line in lines[-LOG_LINES:])
+        """What it logged at its end, below the errors it logged before: one may be the cause."""
+        with contextlib.suppress(FileNotFoundError), self.log.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_start, size - LOG_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+            errors = [found[1] for line in lines[:-LOG_LINES] if (found := RAISED.search(line))]
+            causes = list(dict.fromkeys(errors))[-CAUSES_MAX:]
+            return "\n".join(f"    {line}" for line in [*causes, *lines[-LOG_LINES:]])
+        return ""
 
 
 class Supervisor:
@@ -193,6 +208,8 @@ class Supervisor:
                 if part.process and part.exit_code is not None and not part.reported:
                     part.reported = True
                     part.clean_up()
+                    # What was killed holds memory and devices until the kernel has ended it.
+                    await _within(GRACE_S, [part], Part.is_gone)
                     return part
             await asyncio.sleep(POLL_S)
 

@@ -7,11 +7,12 @@ import os
 import secrets
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.cli.processes import STOP_S, Part
-from prfaas.config.addresses import split_address
+from prfaas.config.addresses import join_address, split_address
 from prfaas.config.clusters import ClusterRole, ClusterTable, LinkTable
 from prfaas.config.deployment import Deployment
 from prfaas.engines.launch import (
@@ -124,25 +125,24 @@ def prepare_identities(deployment: Deployment) -> None:
         make_authority(directory)
         for name in names:
             make_identity(directory, name)
-    problem = identity_problem(deployment)
-    if problem:
+    for problem in identity_problems(deployment):
         raise ConfigError(problem)
 
 
-def identity_problem(deployment: Deployment) -> str:
-    """What is missing or wrong of the identities of the parts started here; empty if nothing is."""
-    directory = deployment.security.identities
+def identity_problems(deployment: Deployment) -> Iterator[str]:
+    """What is missing, and may not be made, or wrong of the identities of parts started here."""
+    security, now = deployment.security, datetime.datetime.now(datetime.UTC)
     for name in identity_names(deployment):
-        identity = identity_in(directory, name)
-        for path in (identity.authority, identity.certificate, identity.key):
-            if not path.exists():
-                return (
-                    f"identity file {path} is missing; make it with `prfaas identity {name}` where "
-                    f"the deployment's ca.key is, and carry it to {directory}"
-                )
-        for fault in faults(identity, name, datetime.datetime.now(datetime.UTC)):
-            return fault
-    return ""
+        identity = identity_in(security.identities, name)
+        files = (identity.authority, identity.certificate, identity.key)
+        missing = [path for path in files if not path.exists()]
+        if not missing:
+            yield from faults(identity, name, now)
+        elif not security.generate:
+            yield (
+                f"identity file {missing[0]} is missing; make it with `prfaas identity {name}` "
+                f"where the deployment's ca.key is, and carry it to {security.identities}"
+            )
 
 
 def identity_names(deployment: Deployment) -> list[str]:
@@ -168,7 +168,7 @@ def check_addresses(deployment: Deployment) -> None:
         other = owners.setdefault(address, name)
         if other != name and address[1]:
             raise ConfigError(
-                f"{other} and {name} can not both listen on {address[0]}:{address[1]}; "
+                f"{other} and {name} can not both listen on {join_address(address)}; "
                 "name another port for one of them"
             )
 
@@ -191,18 +191,12 @@ def _listens(deployment: Deployment) -> list[tuple[str, Address]]:
     return [(name, split_address(listen)) for name, listen in listens if listen]
 
 
-def join_address(address: Address) -> str:
-    """`HOST:PORT`, with brackets around a host that has colons itself."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
     deployment = topology.deployment
-    admin = topology.admins[name]
+    admin = join_address(topology.admins[name])
     table = cluster.pools[name]
     args = [sys.executable, "-m", "prfaas", "pool", "--name", name]
-    args += ["--listen", join_address(topology.pools[name]), "--admin", f"{admin[0]}:{admin[1]}"]
+    args += ["--listen", join_address(topology.pools[name]), "--admin", admin]
     args += ["--memory", f"{table.memory}B"]
     if table.disk is not None:
         args += ["--disk", str(table.disk), "--disk-limit", f"{table.disk_limit}B"]
@@ -223,7 +217,7 @@ def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
         name=name,
         kind="pool node",
         command=Command(args, dict(os.environ)),
-        health_url=f"http://{admin[0]}:{admin[1]}/health",
+        health_url=f"http://{admin}/health",
         log=_log(deployment, name),
     )
 
@@ -351,7 +345,7 @@ def _bind(name: str, address: Address) -> Address:
         except (OSError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(
-                f"{name} can not listen on {address[0]}:{address[1]}: {reason}; "
+                f"{name} can not listen on {join_address(address)}: {reason}; "
                 "name another address, or stop what uses it"
             ) from None
         return address[0], probe.getsockname()[1]

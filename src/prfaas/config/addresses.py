@@ -21,3 +21,9 @@ def split_address(text: str) -> tuple[str, int]:
             f"{text!r}: the parts of a host's name have 1 to 63 characters, as in pd.example.net"
         ) from None
     return host.strip("[]"), int(port)
+
+
+def join_address(address: tuple[str, int]) -> str:
+    """`HOST:PORT`, with brackets around a host that has colons itself."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

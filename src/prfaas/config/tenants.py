@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
+from prfaas.config.addresses import split_address
 from prfaas.config.quantities import RateBitsPerS
 from prfaas.config.table import Table
 
@@ -81,7 +82,7 @@ def open_door(listen: str, *, tenants: bool, operator_keys: bool) -> str | None:
 
 def is_loopback(listen: str) -> bool:
     """Whether an address HOST:PORT is reached from its own machine only."""
-    host = listen.rpartition(":")[0].strip("[]")
+    host, _ = split_address(listen)
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

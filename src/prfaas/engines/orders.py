@@ -33,6 +33,16 @@ class WaitOrder(msgspec.Struct, frozen=True):
     source: Name
     wait_ms: Count
 
+    @property
+    def transfer_id(self) -> bytes:
+        """Name of the transfer that the blocks come with."""
+        return bytes.fromhex(self.transfer)
+
+    @property
+    def wait_ns(self) -> int:
+        """How long they are waited for."""
+        return self.wait_ms * NS_PER_MS
+
 
 class PushOrder(msgspec.Struct, frozen=True):
     """What a prefill leg asks for."""
@@ -48,6 +58,11 @@ class PushOrder(msgspec.Struct, frozen=True):
 
 
 Order = PushOrder | WaitOrder
+
+
+def wait_in(order: Order | None) -> WaitOrder | None:
+    """What a leg has to wait for; None without anything."""
+    return order.wait if isinstance(order, PushOrder) else order
 
 
 def read_order(parameters: Mapping[str, Any] | None) -> Order | None:

@@ -32,7 +32,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from prfaas.core.shipping import is_worth_sending
 from prfaas.engines.block_requests import Answer, BlockRequests
-from prfaas.engines.orders import NS_PER_MS, PushOrder, read_order
+from prfaas.engines.orders import PushOrder, read_order, wait_in
 from prfaas.engines.pool_client import PoolClient
 from prfaas.engines.vllm_layout import RowLayout
 from prfaas.wire.messages.base import Message
@@ -105,10 +105,9 @@ class PrfaasTier(SecondaryTierManager):
         except ValueError as error:
             log.warning("kv_transfer_params of %s ignored: %s", req_context.req_id, error)
             return RequestOffloadingContext()
-        awaited = order.wait if isinstance(order, PushOrder) else order
-        if awaited is not None:
-            transfer_id, wait_ns = bytes.fromhex(awaited.transfer), awaited.wait_ms * NS_PER_MS
-            self._requests.begin(req_context.req_id, transfer_id, awaited.source, wait_ns)
+        wait = wait_in(order)
+        if wait is not None:
+            self._requests.begin(req_context.req_id, wait.transfer_id, wait.source, wait.wait_ns)
         if isinstance(order, PushOrder):
             return self._begin_push(req_context.req_id, order)
         return RequestOffloadingContext()

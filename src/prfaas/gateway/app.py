@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from prfaas.config.addresses import split_address
+from prfaas.config.addresses import join_address, split_address
 from prfaas.config.deployment import Deployment
 from prfaas.core.places import Places
 from prfaas.core.prefix_index import PrefixIndex
@@ -271,8 +271,8 @@ class Gateway:
         except (OSError, OverflowError) as error:
             message = f"gateway.listen {self._table.listen!r} can not be used: {error}"
             raise ConfigError(message) from None
-        host = self._table.listen.rpartition(":")[0]
-        return f"http://{host}:{self._listener.sockets[0].getsockname()[1]}"
+        port = self._listener.sockets[0].getsockname()[1]
+        return f"http://{join_address((address[0], port))}"
 
     def renew_identity(self) -> None:
         """Show, and trust, what the files of the identity hold at this moment.

@@ -192,12 +192,7 @@ class Control:
 
     def _is_anybody_left(self) -> bool:
         """Whether the operator lets any PD engine take requests."""
-        return any(
-            self._driver.is_on(cluster) and not self._driver.is_drained(engine)
-            for cluster, table in self._deployment.clusters.items()
-            if table.role is ClusterRole.PD
-            for engine in table.engines
-        )
+        return not all(map(self._driver.is_barred, self._engines.names(ClusterRole.PD)))
 
     def _note(
         self,

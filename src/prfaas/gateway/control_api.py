@@ -14,7 +14,7 @@ from prfaas.gateway.answering import json_response
 from prfaas.gateway.control import THRESHOLD_MAX, Control
 from prfaas.gateway.explaining import explain
 from prfaas.gateway.journal import ENTRIES_MAX, Entry, Journal
-from prfaas.gateway.reading import read_small
+from prfaas.gateway.reading import query_number, read_small
 from prfaas.gateway.records import RECORDS_MAX, Records
 
 BODY_BYTES_MAX = 4096
@@ -78,8 +78,8 @@ class ControlApi:
         return json_response(self.control.status())
 
     async def _decisions(self, request: web.Request) -> web.Response:
-        limit = _number(request, "limit", _LIMIT_DEFAULT, 1, ENTRIES_MAX)
-        after = _number(request, "after", 0, 0, _NUMBER_MAX)
+        limit = query_number(request, "limit", _LIMIT_DEFAULT, 1, ENTRIES_MAX)
+        after = query_number(request, "after", 0, 0, _NUMBER_MAX)
         return _entries(self.journal.latest(limit, after))
 
     async def _explanation(self, request: web.Request) -> web.Response:
@@ -133,13 +133,3 @@ async def _body(request: web.Request, kind: type[T]) -> T:
     except (msgspec.DecodeError, RecursionError) as error:
         fields = ", ".join(kind.__annotations__)
         raise RequestError(f"the body is wrong: {error}; its fields are: {fields}") from None
-
-
-def _number(request: web.Request, name: str, default: int, low: int, high: int) -> int:
-    text = request.query.get(name, str(default))
-    value = int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else -1
-    if not low <= value <= high:
-        shown = text[:20]
-        message = f"{name} must be between {low} and {high}, got {shown!r}"
-        raise RequestError(message, param=name)
-    return value

@@ -108,7 +108,7 @@ class Planner:
         """
         first = self._engines.choose(ClusterRole.PD)
         if first is None:
-            raise UnavailableError("no engine of a PD cluster is ready; try again")
+            raise self._engines.nobody()
         layout = self._layout(first)
         prompt = await self._prompts.prompt(client, tenant.cache_salt, layout, first.max_model_len)
         record.num_prompt_tokens = prompt.num_tokens

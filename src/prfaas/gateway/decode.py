@@ -11,10 +11,11 @@ from prfaas.config.clusters import ClusterRole
 from prfaas.errors import EngineError
 from prfaas.gateway.answering import error_object, json_response
 from prfaas.gateway.bodies import decode_body, wait_order
+from prfaas.gateway.engine_answers import AnswerTooLongError, read_answer
 from prfaas.gateway.engines import INTERNAL_ERROR, Engine, Engines, SuspectError
 from prfaas.gateway.exchange import Exchange, reply_headers
-from prfaas.gateway.failures import retry_headers
-from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json
+from prfaas.gateway.failures import error_body, retry_headers
+from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json, to_json
 from prfaas.gateway.records import Outcome
 from prfaas.gateway.requests import ClientRequest
 from prfaas.gateway.sse import DONE, EventReader
@@ -123,10 +124,16 @@ def _failed_within(data: bytes) -> LegFailedError:
     return LegFailedError("error", said, INTERNAL_ERROR, data)
 
 
+def _too_long(error: AnswerTooLongError) -> LegFailedError:
+    """By the engine's fault or the request's: one may ask for that much."""
+    said = f"{error}; ask for fewer tokens, choices or log probabilities"
+    return LegFailedError("error", said, body=to_json(error_body(EngineError(said))))
+
+
 async def _body(response: aiohttp.ClientResponse) -> bytes:
     try:
-        return await response.read()
-    except aiohttp.ClientError:
+        return await read_answer(response)
+    except (aiohttp.ClientError, AnswerTooLongError):
         return b""
 
 
@@ -142,7 +149,9 @@ def error_answer(refusal: LegBrokenError, exchange: Exchange) -> web.Response:
 
 async def _relay_whole(response: aiohttp.ClientResponse, exchange: Exchange) -> web.Response:
     try:
-        answer = as_object(from_json(await response.read()))
+        answer = as_object(from_json(await read_answer(response)))
+    except AnswerTooLongError as error:
+        raise _too_long(error) from None
     except (aiohttp.ClientError, ValueError) as error:
         said = f"the decode engine's answer broke: {type(error).__name__}"
         raise LegBrokenError("broken", said) from None
@@ -233,6 +242,8 @@ async def _next_event(reader: EventReader) -> bytes:
     except aiohttp.ClientError as error:
         said = f"the decode engine's stream broke: {type(error).__name__}"
         raise LegBrokenError("broken", said) from None
+    except AnswerTooLongError as error:
+        raise _too_long(error) from None
     if data is None:
         raise LegBrokenError("broken", "the decode engine's stream ended without its end mark")
     return data

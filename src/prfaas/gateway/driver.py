@@ -143,15 +143,19 @@ class Driver:
         """Whether the operator lets a cluster take work."""
         return cluster not in self._clusters_off
 
+    def is_barred(self, name: str) -> bool:
+        """Whether the operator wants an engine, or its cluster, to get nothing new."""
+        return name in self._drained or self._cluster_of[name] in self._clusters_off
+
     def takes(self, name: str) -> bool:
         """Whether an engine gets anything new: it is well, and no breaker or operator minds."""
         is_well = name in self._healthy and name not in self._broken
-        return is_well and not self._is_barred(name)
+        return is_well and not self.is_barred(name)
 
     def spared(self, names: Iterable[str], avoid: str) -> str | None:
         """One of some engines that is well and kept from requests by its breaker alone."""
         found = (name for name in names if name in self._healthy and name in self._broken)
-        return next((name for name in found if name != avoid and not self._is_barred(name)), None)
+        return next((name for name in found if name != avoid and not self.is_barred(name)), None)
 
     def engine_seen(
         self, name: str, num_waiting: int, now_ns: int, num_running: int | None = None
@@ -281,10 +285,6 @@ class Driver:
         return None if seen is None else seen.bits_per_s
 
     # Steps
-
-    def _is_barred(self, name: str) -> bool:
-        """Whether the operator minds."""
-        return name in self._drained or self._cluster_of[name] in self._clusters_off
 
     def _apply(self, name: str, now_ns: int) -> None:
         takes = self.takes(name)

@@ -17,9 +17,11 @@ from prfaas.config.deployment import Deployment
 from prfaas.errors import EngineError
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.endpoints import Endpoints
+from prfaas.gateway.engine_answers import read_answer
 from prfaas.gateway.engine_load import UNKNOWN_LOAD, EngineLoad, load_in
 from prfaas.gateway.guards import Guards, Told
 from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json, to_json
+from prfaas.gateway.rejections import UnavailableError
 from prfaas.logs import log_event
 from prfaas.units import NS_PER_S
 
@@ -31,9 +33,6 @@ READ_OUT_S = 1.0
 
 MISSED_LOOKS_MAX = 3
 """A busy engine may be slow to say that it is well; a dead one refuses the connection at once."""
-
-PAGE_BYTES_MAX = 16 << 20
-"""What an engine says of itself each second; vLLM's metrics have some hundred kilobytes."""
 
 INTERNAL_ERROR = 500
 """What an engine answers that failed at this request; others of 5xx tell of the engine alone."""
@@ -154,6 +153,17 @@ class Engines:
         """Whether it gets new legs: it is ready, and no breaker or operator minds."""
         return engine.is_ready and self._driver.takes(engine.name)
 
+    def nobody(self) -> UnavailableError:
+        """Why no PD engine takes requests, and who can change that."""
+        ready = [e.name for e in self.by_name.values() if e.role is ClusterRole.PD and e.is_ready]
+        if any(map(self._driver.is_barred, ready)):
+            return UnavailableError(
+                "no engine of a PD cluster takes requests: the operator has drained or turned off "
+                "those that are ready; `prfaas ctl resume ENGINE` or `prfaas ctl on CLUSTER` takes "
+                "them back"
+            )
+        return UnavailableError("no engine of a PD cluster is ready; try again")
+
     @asynccontextmanager
     async def post(
         self, engine: Engine, path: str, body: JsonObject, headers: Mapping[str, str]
@@ -264,12 +274,7 @@ class Engines:
         async with self._http.get(engine.url + path, allow_redirects=False) as response:
             if response.status != 200:
                 raise EngineError(f"{path} answers {response.status}")
-            page = bytearray()
-            async for part in response.content.iter_any():
-                page += part
-                if len(page) > PAGE_BYTES_MAX:
-                    raise EngineError(f"{path} has more than {PAGE_BYTES_MAX} bytes")
-            return bytes(page)
+            return await read_answer(response)
 
     def _mark_ready(self, engine: Engine, models: object) -> None:
         found = as_object(models).get("data")

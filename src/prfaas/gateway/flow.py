@@ -95,6 +95,8 @@ class Flow:
                 self._give_up_transfer(exchange, "the request ended early")
             elif exchange.is_short:
                 self._give_up_transfer(exchange, "decode went on without its blocks")
+            elif exchange.transfer is not None and not exchange.transfer.stays:
+                self.pools.release(exchange.transfer)
             self.pulling.end(exchange)
             self._judge(exchange)
             self.driver.end(number, time.monotonic_ns())

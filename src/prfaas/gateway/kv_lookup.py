@@ -21,9 +21,10 @@ from prfaas.gateway.answering import json_response
 from prfaas.gateway.asks import Ask
 from prfaas.gateway.deciding import Planner
 from prfaas.gateway.driver import Driver
-from prfaas.gateway.jsons import JsonObject, from_json
+from prfaas.gateway.jsons import JsonObject
+from prfaas.gateway.reading import read
 from prfaas.gateway.records import NS_PER_MS, Record
-from prfaas.gateway.requests import Api, parse_request
+from prfaas.gateway.requests import Api, parse_object, parse_request
 from prfaas.gateway.tenants import Tenant, Tenants
 
 POOL_TIERS = Tier.HOST | Tier.DISK
@@ -63,13 +64,7 @@ class KvLookup:
         return await self._answer(request, {"prompt": prompt})
 
     async def _post(self, request: web.Request) -> web.Response:
-        try:
-            body = from_json(await request.read())
-        except (ValueError, web.RequestPayloadError) as error:
-            raise RequestError(f"the request body is no JSON: {error}") from None
-        if not isinstance(body, dict):
-            raise RequestError("the request body must be a JSON object")
-        return await self._answer(request, body)
+        return await self._answer(request, await read(request, parse_object))
 
     async def _answer(self, request: web.Request, body: JsonObject) -> web.Response:
         tenant = self._tenant(request.query.get("tenant"))

@@ -24,7 +24,7 @@ from prfaas.wire.identity import peer_name
 from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages.codec import decode
 from prfaas.wire.messages.gateway import LinkTelemetry, Subscribe, TierUse
-from prfaas.wire.messages.link import Abort, Pull
+from prfaas.wire.messages.link import Abort, Pull, Release
 
 _REASON_CHARS_MAX = 200
 _log = logging.getLogger(__name__)
@@ -90,6 +90,11 @@ class PoolClient:
         """Tell the pool that a transfer is over; nothing happens without a connection."""
         if self._channel is not None:
             self._channel.send(Abort(transfer_id=transfer_id, reason=reason[:_REASON_CHARS_MAX]))
+
+    def release(self, transfer_id: bytes) -> None:
+        """Tell the pool that nobody waits for a transfer; nothing happens without a connection."""
+        if self._channel is not None:
+            self._channel.send(Release(transfer_id=transfer_id))
 
     def pull(self, pull: Pull) -> bool:
         """Ask the pool to fetch blocks; False without a connection."""
@@ -234,3 +239,7 @@ class Pools:
         """Tell both pools that a transfer is over."""
         for pool in (transfer.source, transfer.destination):
             self._clients[pool].abort(transfer.transfer_id, reason)
+
+    def release(self, transfer: TransferView) -> None:
+        """Tell a transfer's destination that nobody waits for its blocks any more."""
+        self._clients[transfer.destination].release(transfer.transfer_id)

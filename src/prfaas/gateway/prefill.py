@@ -15,6 +15,7 @@ from prfaas.config.routing import RoutingTable
 from prfaas.errors import EngineError
 from prfaas.gateway.bodies import COMPLETIONS_PATH, prefill_body, wait_order
 from prfaas.gateway.deciding import Plan
+from prfaas.gateway.engine_answers import AnswerTooLongError, read_answer
 from prfaas.gateway.engines import (
     INTERNAL_ERROR,
     Engine,
@@ -133,9 +134,11 @@ class PrefillLeg:
     async def _post(self, engine: Engine, body: JsonObject, headers: Mapping[str, str]) -> int:
         try:
             async with self.engines.post(engine, COMPLETIONS_PATH, body, headers) as response:
-                status, answer = response.status, await response.read()
+                status, answer = response.status, await read_answer(response)
         except EngineUnreachableError as error:
             raise PrefillGivenUpError("prefill", "unreachable", str(error)) from None
+        except AnswerTooLongError as error:
+            raise PrefillGivenUpError("prefill", "bad_answer", str(error)) from None
         except aiohttp.ClientError as error:
             raise PrefillGivenUpError("prefill", "broken", f"{type(error).__name__}") from None
         if status != 200:

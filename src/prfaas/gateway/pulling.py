@@ -103,10 +103,13 @@ class Pulling:
         transfer = pull.transfer
         if cached >= pull.hit_tokens:
             pull.end(WHOLE)
+            self.pools.release(transfer)
             return
         reason = "blocks_missing" if transfer.failure == UNKNOWN else transfer.failure
         pull.end(reason)
-        if not transfer.has_arrived:
+        if transfer.has_arrived:
+            self.pools.release(transfer)
+        else:
             self._abort(transfer, Told.NOTHING, "the engine went on without it")
         exchange.lose_pull(reason, f"the engine found {cached} of {pull.hit_tokens} tokens")
 

@@ -1,4 +1,4 @@
-"""Bodies of requests: read, and parsed without stopping everybody else."""
+"""What requests say, within bounds; large bodies are parsed without stopping everybody else."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ BODY_S = 60.0
 """How long a body may take to come: until then it holds one of the gateway's places."""
 BIG_BYTES = 256 * 1024
 """A body up to this is parsed in a millisecond or two: waking a thread is not worth it."""
+DIGITS_MAX = 16
 T = TypeVar("T")
 
 
@@ -73,3 +74,18 @@ async def read(request: web.Request, parse: Callable[[bytes], T]) -> T:
     if len(data) <= BIG_BYTES:
         return parse(data)
     return await asyncio.to_thread(parse, data)
+
+
+def query_number(request: web.Request, name: str, default: int, low: int, high: int) -> int:
+    """A whole number of a request's query, or `default` where it is not said.
+
+    Raises:
+        RequestError: 400, it is none, or not from `low` to `high`.
+    """
+    text = request.query.get(name, str(default))
+    value = int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX else -1
+    if not low <= value <= high:
+        raise RequestError(
+            f"{name} must be between {low} and {high}, got {text[:20]!r}", param=name
+        )
+    return value

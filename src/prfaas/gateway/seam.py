@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from prfaas.gateway.engine_answers import ANSWER_BYTES_MAX, AnswerTooLongError
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.requests import ClientRequest
 
@@ -55,6 +56,8 @@ _KEPT_KEYS = frozenset(
     }
 )
 """What holds for each next token by itself, given all tokens before it."""
+_ID_BYTES = 32
+"""Of memory that a token id takes."""
 _OFF = (None, False, 0, {"type": "text"})
 
 
@@ -107,6 +110,7 @@ class Answer:
         self._sent: list[str] = []
         self._waiting = ""
         self._old_chars = 0
+        self._num_bytes = 0
         self.token_ids: list[int] = []
         """All tokens, of all engines."""
         self.num_moved = 0
@@ -119,12 +123,20 @@ class Answer:
         """Where a stop string ended that the gateway saw, in characters."""
 
     def take(self, chunk: JsonObject) -> JsonObject:
-        """A chunk of an engine's, as the client gets it: without token ids, and watched."""
+        """A chunk of an engine's, as the client gets it: without token ids, and watched.
+
+        Raises:
+            AnswerTooLongError: There is more to remember than the gateway takes.
+        """
         self.created = chunk.get("created") if self.created is None else self.created
         chunk["created"] = self.created
         for choice in chunk.get("choices") or ():
             choice.pop("prompt_token_ids", None)
-            self.token_ids += choice.pop("token_ids", None) or ()
+            ids, text = choice.pop("token_ids", None) or (), choice.get("text") or ""
+            self._num_bytes += _ID_BYTES * len(ids) + len(text)
+            if self._num_bytes > ANSWER_BYTES_MAX:
+                raise AnswerTooLongError("the engine's stream", ANSWER_BYTES_MAX)
+            self.token_ids += ids
             if self._old_chars:
                 self._watch(choice)
             self._sent.append(choice.get("text") or "")

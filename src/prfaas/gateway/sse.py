@@ -6,12 +6,10 @@ from collections import deque
 
 from aiohttp import StreamReader
 
-from prfaas.errors import EngineError
+from prfaas.gateway.engine_answers import ANSWER_BYTES_MAX, AnswerTooLongError
 from prfaas.gateway.jsons import to_json
 
 DONE = b"[DONE]"
-EVENT_BYTES_MAX = 16 * 2**20
-"""Far above any chunk of a real engine; a runaway one is cut off."""
 
 
 def encode_event(value: object) -> bytes:
@@ -26,7 +24,7 @@ _BLANK = (b"", b"\r")
 class EventDecoder:
     """Turns a byte stream into the data of its events, however the stream is cut."""
 
-    def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
+    def __init__(self, event_bytes_max: int = ANSWER_BYTES_MAX) -> None:
         self._event_bytes_max = event_bytes_max
         self._line_parts: list[bytes] = []
         self._data: list[bytes] = []
@@ -39,7 +37,7 @@ class EventDecoder:
             Data of the events that these bytes complete, in order.
 
         Raises:
-            EngineError: An event is longer than the limit.
+            AnswerTooLongError: An event is longer than the limit.
         """
         *lines, rest = received.split(b"\n")
         if lines and self._line_parts:
@@ -52,7 +50,7 @@ class EventDecoder:
             self._line_parts.append(rest)
             self._num_bytes += len(rest)
         if self._num_bytes > self._event_bytes_max:
-            raise EngineError(f"an event of the stream is over {self._event_bytes_max} bytes")
+            raise AnswerTooLongError("an event of the engine's stream", self._event_bytes_max)
         return events
 
     def _line(self, line: bytes) -> bytes | None:
@@ -82,7 +80,7 @@ class EventReader:
 
         Raises:
             aiohttp.ClientError: The connection broke.
-            EngineError: An event is longer than the limit.
+            AnswerTooLongError: An event is longer than the limit.
         """
         while not self._ready:
             received = await self._content.readany()

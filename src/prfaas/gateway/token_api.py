@@ -14,7 +14,6 @@ from prfaas.gateway.engines import Engines
 from prfaas.gateway.fields import bad, shown
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.reading import read
-from prfaas.gateway.rejections import UnavailableError
 from prfaas.gateway.requests import Api, check_model, parse_object, request_from, token_ids
 from prfaas.gateway.tenants import Tenant
 from prfaas.gateway.tokenizing import PromptMaker
@@ -65,7 +64,7 @@ class TokenApi:
             raise bad("only text is tokenised here, and it is not truncated", "messages")
         engine = self.engines.choose(ClusterRole.PD)
         if engine is None:
-            raise UnavailableError("no engine of a PD cluster is ready; try again")
+            raise self.engines.nobody()
         prompt = await self.prompts.prompt(client, tenant.cache_salt, None, engine.max_model_len)
         return list(prompt.token_ids), engine.max_model_len
 

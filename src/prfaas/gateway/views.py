@@ -17,6 +17,7 @@ from prfaas.gateway.failures import error_response
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.metrics import CONTENT_TYPE, Metrics
 from prfaas.gateway.pools import Pools
+from prfaas.gateway.reading import query_number
 from prfaas.gateway.records import RECORDS_MAX, Records
 from prfaas.gateway.rejections import UnavailableError
 from prfaas.gateway.requests import check_model
@@ -84,7 +85,7 @@ class Views:
             return error_response(UnavailableError("this gateway is about to stop"), {})
         missing = self._missing() if "full" in request.query else []
         if not missing and self.engines.choose(ClusterRole.PD) is None:
-            return error_response(UnavailableError("no engine of a PD cluster is ready"), {})
+            return error_response(self.engines.nobody(), {})
         if missing:
             return error_response(UnavailableError(f"not there: {', '.join(missing)}"), {})
         return json_response({"status": "ready"})
@@ -111,7 +112,7 @@ class Views:
         return web.Response(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _requests(self, request: web.Request) -> web.Response:
-        limit = _limit(request.query.get("limit", str(_LIMIT_DEFAULT)))
+        limit = query_number(request, "limit", _LIMIT_DEFAULT, 1, RECORDS_MAX)
         records = [record.as_json() for record in self.records.latest(limit)]
         return json_response({"requests": records})
 
@@ -133,13 +134,3 @@ class Views:
             message = f"no such request among the last {RECORDS_MAX}"
             raise RequestError(message, status=404, error_type="NotFoundError")
         return json_response(record.as_json())
-
-
-def _limit(text: str) -> int:
-    limit = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
-    if not 1 <= limit <= RECORDS_MAX:
-        shown = text[:20]
-        raise RequestError(
-            f"limit must be between 1 and {RECORDS_MAX}, got {shown!r}", param="limit"
-        )
-    return limit

@@ -32,7 +32,7 @@ def override(tables: dict[str, Any], setting: str) -> None:
 
 def _step_into(target: Any, step: str, setting: str) -> Any:
     if isinstance(target, list):
-        if not step.isdigit() or int(step) >= len(target):
+        if not step.isdecimal() or int(step) >= len(target):
             raise ConfigError(
                 f"--set {setting!r}: {step!r} is not an index below {len(target)}; items are "
                 "counted from 0"

@@ -24,7 +24,7 @@ NO_ROOM = "no_room"
 PEER_SHARE, PEER_BYTES_MIN = 4, 64 << 20
 """One peer may hold that part of memory with blocks that are not in the store yet, or so much: when
 a path flows again that stood still, every connection brings parts of other blocks."""
-LANDED_MAX = 256
+LANDED_MAX = 1024
 """Committed transfers whose leases can still be ended; those of older ones end with their time."""
 
 
@@ -68,7 +68,9 @@ class InboundTransfers:
         self._arrived: dict[bytes, set[BlockName]] = {}
         """What came with each open transfer."""
         self._landed: OrderedDict[bytes, set[BlockName]] = OrderedDict()
-        """The same of the last that committed: somebody may give them up before it is loaded."""
+        """The same of the last that committed: their leases end when nobody waits any more."""
+        self._unawaited: set[bytes] = set()
+        """Open transfers for whose blocks nobody waits."""
         self._expected: dict[bytes, int] = {}
         """Blocks that a commit announced and that are not all here yet."""
         self._asked: dict[bytes, set[BlockKey]] = {}
@@ -225,7 +227,8 @@ class InboundTransfers:
             self._end(transfer, TransferEvent.ABORT, NO_ROOM)
             return False
         arrived.add(name)
-        self._store.lease(name, transfer.deadline_ns)
+        if block.transfer_id not in self._unawaited:
+            self._store.lease(name, transfer.deadline_ns)
         transfer.moved(len(block.data), self._clock_ns())
         self._metrics.link_bytes.labels(peer=peer, direction="received").inc(len(block.data))
         return True
@@ -290,7 +293,14 @@ class InboundTransfers:
             transfer = Transfer(transfer_id, "", now, now)
             self._remember(transfer)
         self._end(transfer, TransferEvent.ABORT, reason)
-        self._release(self._landed.pop(transfer_id, set()))
+        self._end_leases(self._landed.pop(transfer_id, set()))
+
+    def release(self, transfer_id: bytes) -> None:
+        """Nobody waits for the blocks of a transfer any more; it goes on if it is open."""
+        if self.is_open(transfer_id):
+            self._unawaited.add(transfer_id)
+        self._end_leases(self._arrived.get(transfer_id, set()))
+        self._end_leases(self._landed.pop(transfer_id, set()))
 
     def aborted_by(self, transfer_id: bytes, peer: str, reason: str) -> None:
         """The sending pool gave one of its transfers up."""
@@ -352,18 +362,20 @@ class InboundTransfers:
         if transfer.apply(event, reason):
             self._transfers.ended(transfer)
             arrived = self._arrived.pop(transfer.transfer_id, set())
-            if transfer.state is TransferState.COMMITTED:
+            is_awaited = transfer.transfer_id not in self._unawaited
+            self._unawaited.discard(transfer.transfer_id)
+            if is_awaited and transfer.state is TransferState.COMMITTED:
                 self._landed[transfer.transfer_id] = arrived
                 while len(self._landed) > LANDED_MAX:
                     self._landed.popitem(last=False)
             else:
-                self._release(arrived)
+                self._end_leases(arrived)
             self._expected.pop(transfer.transfer_id, None)
             self._asked.pop(transfer.transfer_id, None)
             self._on_closed(transfer.transfer_id)
             self._on_ended(transfer)
 
-    def _release(self, names: Iterable[BlockName]) -> None:
+    def _end_leases(self, names: Iterable[BlockName]) -> None:
         """Nobody will come for these blocks."""
         for name in names:
             self._store.release(name)

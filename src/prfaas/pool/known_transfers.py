@@ -5,7 +5,7 @@ Late lookups, offers and fragments are recognised by what is remembered here.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 
 from prfaas.core.transfers import Transfer
 
@@ -23,7 +23,7 @@ class KnownTransfers:
     def __init__(self) -> None:
         self._known: dict[bytes, Transfer] = {}
         self._open: dict[bytes, Transfer] = {}
-        self._ended: deque[bytes] = deque()
+        self._ended: OrderedDict[bytes, None] = OrderedDict()
         """Those that ended, the oldest end first."""
         self._refused: OrderedDict[tuple[str, bytes], str] = OrderedDict()
 
@@ -48,13 +48,15 @@ class KnownTransfers:
     def began(self, transfer: Transfer) -> None:
         """Remember a transfer that is open."""
         self._known[transfer.transfer_id] = self._open[transfer.transfer_id] = transfer
+        self._ended.pop(transfer.transfer_id, None)
         while len(self._known) > TRANSFERS_MAX and self._ended:
-            self._forget(self._ended.popleft())
+            oldest, _ = self._ended.popitem(last=False)
+            del self._known[oldest]
 
     def ended(self, transfer: Transfer) -> None:
         """A transfer is over; called once for each."""
         self._open.pop(transfer.transfer_id, None)
-        self._ended.append(transfer.transfer_id)
+        self._ended[transfer.transfer_id] = None
 
     def refuse(self, transfer_id: bytes, peer: str, reason: str) -> None:
         """Remember why a peer's transfer was not taken."""
@@ -65,8 +67,3 @@ class KnownTransfers:
     def refusal(self, transfer_id: bytes, peer: str) -> str | None:
         """Why a peer's transfer was not taken; None if that is not known."""
         return self._refused.get((peer, transfer_id))
-
-    def _forget(self, transfer_id: bytes) -> None:
-        """Drop a transfer that ended, unless its name is in use again."""
-        if transfer_id not in self._open:
-            self._known.pop(transfer_id, None)

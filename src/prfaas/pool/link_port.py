@@ -36,6 +36,7 @@ from prfaas.wire.messages.link import (
     PoolHello,
     Pull,
     Refused,
+    Release,
     Resumed,
 )
 
@@ -180,21 +181,27 @@ class LinkPort:
                 self._require(channel, self._sources)
                 self._inbound.committed(message, channel.peer)
                 self._settle(channel, message.transfer_id)
-            case Subscribe():
-                self._require(channel, self._gateways)
-                self._on_subscribe(channel)
-            case Pull():
-                self._require(channel, self._gateways)
-                self._on_pull(message, channel.send)
             case Refused():
                 self._require(channel, self._sources)
                 self._on_refused(message, channel.peer)
-            case Abort() if channel.peer in self._gateways:
-                self._on_abort(message.transfer_id, message.reason)
-            case Abort():
+            case Abort() if channel.peer in self._sources:
                 self._inbound.aborted_by(message.transfer_id, channel.peer, message.reason)
+            case Subscribe() | Pull() | Abort() | Release():
+                self._require(channel, self._gateways)
+                self._of_gateway(channel, message)
             case _:
                 raise PeerError(f"{type(message).__name__} has no meaning on this port")
+
+    def _of_gateway(self, channel: Channel, message: Subscribe | Pull | Abort | Release) -> None:
+        match message:
+            case Subscribe():
+                self._on_subscribe(channel)
+            case Pull():
+                self._on_pull(message, channel.send)
+            case Abort():
+                self._on_abort(message.transfer_id, message.reason)
+            case Release():
+                self._inbound.release(message.transfer_id)
 
     def _offered(self, channel: Channel, offer: Offer) -> None:
         channel.send(self._inbound.offered(offer, channel.peer))

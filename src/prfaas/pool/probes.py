@@ -14,6 +14,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 
+from prfaas.config.addresses import join_address
 from prfaas.core.link_advice import Probe
 from prfaas.errors import ConfigError, PeerError, TransferError
 from prfaas.pool.io_sockets import connect, shake_hands
@@ -227,7 +228,7 @@ async def probe(
             measured = await _measure(connections, seconds)
     except PeerError as error:
         raise PeerError(
-            f"no link test with {peer} at {address[0]}:{address[1]}: {error}; "
+            f"no link test with {peer} at {join_address(address)}: {error}; "
             "see that the address is that pool node's"
         ) from None
     except (OSError, TimeoutError) as error:
@@ -238,7 +239,7 @@ async def probe(
         elif isinstance(error, ssl.SSLCertVerificationError):
             reason = f"its certificate is not of our ca.pem ({error.verify_message})"
         raise TransferError(
-            f"no link test with {peer} at {address[0]}:{address[1]}: {reason}; "
+            f"no link test with {peer} at {join_address(address)}: {reason}; "
             "see that it runs there, names us as a source, and takes no other test"
         ) from None
     return measured, control.rstrip(b"\0").decode()

@@ -25,7 +25,7 @@ from prfaas.pool.settings import PoolSettings
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from tests.pool.sites import LOOPBACK, Site, until
 
-from .worlds import MODEL, SPAN, settings, started, write_plan
+from .worlds import MODEL, PLAN, SPAN, settings, started, write_plan
 
 pytestmark = pytest.mark.timeout(180)
 THRESHOLD = 200
@@ -103,10 +103,11 @@ async def running(
     kv_events: Mapping[str, tuple[str, str]] = MappingProxyType({}),
     *,
     has_wire: bool = False,
+    plan_text: str = PLAN,
     **tables: Any,
 ) -> AsyncIterator[World]:
-    """A world; `kv_events` is where engines publish and repeat them, and `has_wire` that pools are
-    linked through its `wire`."""
+    """A world; `kv_events` is where engines publish and repeat them, `has_wire` that pools are
+    linked through its `wire`, and `plan_text` what engines are like."""
     async with AsyncExitStack() as stack:
         sites = {}
         peers: dict[str, tuple[str, int]] = {}
@@ -134,7 +135,7 @@ async def running(
             sites[name], peers = site, {name: (LOOPBACK, site.port)}
             if has_wire and name == "pd-pool":
                 wire.target, peers[name] = peers[name], (LOOPBACK, wire.port)
-        plan, hosts = write_plan(directory), []
+        plan, hosts = write_plan(directory, plan_text), []
         urls: dict[str, str] = {}
         for pool, cluster, names in (
             ("prfaas-pool", "prfaas", ("prfaas-0",)),

@@ -17,7 +17,7 @@ from tests.pool.sites import until
 
 from . import test_deployment
 from .test_deployment import PD_ENGINES, World, alone, running
-from .worlds import write_plan
+from .worlds import PLAN, write_plan
 
 checkpoint, identities = test_deployment.checkpoint, test_deployment.identities
 pytestmark = pytest.mark.timeout(120)
@@ -34,12 +34,19 @@ async def pulling(
     identities: Path,
     directory: Path,
     roles: Mapping[str, str] = MappingProxyType({}),
-    **routing: Any,
+    plan_text: str = PLAN,
 ) -> AsyncIterator[World]:
     """Two clusters; that of PrfaaS has computed `KNOWN` for somebody else."""
-    table = {"offload_threshold": 200, "plan": str(write_plan(directory)), "pull": True, **routing}
+    plan = str(write_plan(directory, plan_text))
+    table = {"offload_threshold": 200, "plan": plan, "pull": True}
     async with running(
-        directory, checkpoint, identities, roles=roles, has_wire=True, routing=table
+        directory,
+        checkpoint,
+        identities,
+        roles=roles,
+        has_wire=True,
+        plan_text=plan_text,
+        routing=table,
     ) as world:
         salt = salt_of(deployment_secret(directory / "state"), DEFAULT_NAME)
         url = world.gateway.engines.by_name["prfaas-0"].url

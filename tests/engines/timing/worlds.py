@@ -47,9 +47,13 @@ chunk = 64
 """
 
 
-def write_plan(directory: Path) -> Path:
+DENSE_PLAN = PLAN.replace('kv_state = "4KiB"\n', "")
+"""The same without linear state: a prefix is usable up to any block."""
+
+
+def write_plan(directory: Path, text: str = PLAN) -> Path:
     path = directory / "plan.toml"
-    path.write_text(PLAN)
+    path.write_text(text)
     return path
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from prfaas.core.blocks import BlockKey, Layout
 from prfaas.engines.block_requests import ASK_AGAIN_NS, Answer, BlockRequests, JobDone
-from prfaas.engines.orders import NS_PER_MS, Order, PushOrder
+from prfaas.engines.orders import Order, PushOrder, wait_in
 from prfaas.engines.pool_client import PoolClient
 from prfaas.engines.timing.content import block_bytes
 from prfaas.engines.timing.prefix_names import PrefixNames
@@ -95,11 +95,9 @@ class Tier:
 
     def begin(self, request: str, order: Order | None) -> None:
         """A request came."""
-        awaited = order.wait if isinstance(order, PushOrder) else order
-        if awaited is not None:
-            wait_ns = awaited.wait_ms * NS_PER_MS
-            transfer_id = bytes.fromhex(awaited.transfer)
-            self._requests.begin(request, transfer_id, awaited.source, wait_ns)
+        wait = wait_in(order)
+        if wait is not None:
+            self._requests.begin(request, wait.transfer_id, wait.source, wait.wait_ns)
         if isinstance(order, PushOrder):
             push = PushOfRequest(self._layout, order)
             self._pushes[request] = push

@@ -17,7 +17,7 @@ from prfaas.gateway.console.live import LiveState
 from prfaas.gateway.console.state import Parts
 from prfaas.gateway.console.what_if import WhatIf
 from prfaas.gateway.jsons import JsonObject, as_object, from_json, to_json
-from prfaas.gateway.reading import read_small
+from prfaas.gateway.reading import query_number, read_small
 from prfaas.gateway.sse import encode_event
 
 LISTENERS_MAX = 32
@@ -88,7 +88,7 @@ class Console:
 
     async def _last_hour(self, request: web.Request) -> web.Response:
         """Samples of the last `seconds`; an hour without it."""
-        seconds = _seconds(request.query.get("seconds", str(SAMPLES_MAX)))
+        seconds = query_number(request, "seconds", SAMPLES_MAX, 1, SAMPLES_MAX)
         samples = self._history.since(time.time() - seconds)
         response = json_response(
             {"interval_s": INTERVAL_S, "samples": [sample.as_json() for sample in samples]}
@@ -147,12 +147,3 @@ def _settings(data: bytes) -> JsonObject:
     if not isinstance(settings, dict):
         raise RequestError('the body has to be {"settings": {NAME: NUMBER, ...}}')
     return settings
-
-
-def _seconds(text: str) -> int:
-    seconds = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
-    if not 1 <= seconds <= SAMPLES_MAX:
-        raise RequestError(
-            f"seconds must be between 1 and {SAMPLES_MAX}, got {text[:20]!r}", param="seconds"
-        )
-    return seconds

@@ -42,6 +42,7 @@ from prfaas.wire.messages.link import (
     PoolHello,
     Pull,
     Refused,
+    Release,
     Resumed,
 )
 
@@ -69,6 +70,7 @@ AnyMessage = (
     | Refused
     | Commit
     | Abort
+    | Release
     | Pull
     | Missing
     | Subscribe

@@ -99,6 +99,15 @@ class Abort(Message, tag="abort"):
     reason: Text
 
 
+class Release(Message, tag="release"):
+    """Nobody waits for the blocks of this transfer any more. A gateway tells their destination.
+
+    The transfer goes on: what came and what still comes is kept like any other block.
+    """
+
+    transfer_id: TransferId
+
+
 class Pull(Message, tag="pull"):
     """Fetch these blocks from `source`, as a transfer that the ticket allows."""
 

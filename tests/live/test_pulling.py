@@ -1,0 +1,155 @@
+"""A prefix that only the PrfaaS pool holds comes to a prompt that real engines prefill at home."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prfaas.config.routing import RoutingTable
+from prfaas.gateway.salt import deployment_secret, salt_of
+from prfaas.gateway.tenants import DEFAULT_NAME
+from tests.live.conftest import Live, document, gateway_over, until
+from tests.live.test_handoff import ATTENTION_GROUP, BLOCK_TOKENS, LINEAR_GROUPS, planned_bytes
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+PLAN = """
+title = "Home is slow, and what computes remotely is slower: what lies there is worth its way"
+[model]
+name = "tiny"
+kv_bytes_per_token = "1kB"
+[workload]
+distribution = "lengths"
+lengths = [100, 4000]
+output_tokens = 10
+[[prfaas]]
+name = "remote"
+instances = 1
+link = { bandwidth = "1Gbps", rtt = "1ms" }
+prefill = { source = "made up", lengths = [100, 4000], seconds = [30, 300] }
+[pd]
+name = "home"
+instances = 1
+prefill = { source = "made up", lengths = [100, 4000], seconds = [3.0, 30.0] }
+decode = { source = "made up", batches = [1], step = [["10ms"]] }
+"""
+FAST_PLAN = PLAN.replace("[3.0, 30.0]", "[0.05, 1.0]")
+"""With a home that has soon computed what a slow link would bring."""
+LONG = 9000
+SLOW_BYTES_PER_S = 200_000
+
+
+@asynccontextmanager
+async def pulling(live: Live, directory: Path, plan_text: str = PLAN) -> AsyncIterator[Live]:
+    """What runs, seen through a gateway that pulls and sends nothing away."""
+    plan = directory / "plan.toml"
+    plan.write_text(plan_text)
+    routing = RoutingTable(offload_threshold=100_000, plan=plan, pull=True)
+    deployment = live.topology.deployment.model_copy(update={"routing": routing})
+    async with gateway_over(live, deployment) as (_, other):
+        yield other
+
+
+async def held_away(live: Live, text: str) -> int:
+    """Have the PrfaaS engine compute a chat for the gateway's clients, and nobody else hear of it.
+
+    Returns:
+        The prefix of it that is there for others, tokens.
+    """
+    salt = salt_of(deployment_secret(live.topology.deployment.state), DEFAULT_NAME)
+    url = f"{live.topology.engines['prfaas-engine']}/v1/chat/completions"
+    body = live.chat_body(text, cache_salt=salt, max_tokens=1)
+    async with live.http.post(url, json=body) as reply:
+        answer: dict[str, Any] = await reply.json()
+        assert reply.status == 200, answer
+    num_tokens = int((answer["usage"]["prompt_tokens"] - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
+
+    async def is_known() -> bool:
+        found = await live.look(text)
+        assert found["pd-pool"]["hit_tokens"] == found["pd-engine"]["hit_tokens"] == 0
+        return bool(found["prfaas-pool"]["hit_tokens"] == num_tokens)
+
+    await until(is_known)
+    return num_tokens
+
+
+async def counts(live: Live) -> Mapping[str, float]:
+    """What has been computed, found and loaded so far."""
+    engines, home = live.topology.engines, live.pool_admin("pd-pool")
+    external = "vllm:external_prefix_cache_hits_total"
+    found = {
+        "computed away": await live.metric(engines["prfaas-engine"], "vllm:prompt_tokens_total"),
+        "found at home": await live.metric(engines["pd-engine"], external),
+        "pulled": await live.metric(live.url, "prfaas_pulled_tokens_total"),
+        "whole": await live.metric(live.url, "prfaas_pulls_total", outcome="whole"),
+    }
+    loaded = "prfaas_pool_blocks_loaded_total"
+    groups = {
+        g: await live.metric(home, loaded, group=g) for g in (*LINEAR_GROUPS, ATTENTION_GROUP)
+    }
+    return found | groups
+
+
+async def test_the_prefix_comes_and_the_words_are_the_same(live: Live, tmp_path: Path) -> None:
+    known = "[pulled] " + document(4000, start=900)
+    async with pulling(live, tmp_path) as other:
+        num_tokens = await held_away(other, known)
+        assert num_tokens == 10 * BLOCK_TOKENS
+        text = known[: num_tokens + 100] + document(1000, start=6000)
+        before = await counts(other)
+        answer, headers = await other.chat(text)
+        record = await other.record(headers["X-Request-Id"])
+        after = await counts(other)
+
+        assert (record["path"], record["fallback"]) == ("local", None)
+        assert (record["pull_tokens"], record["pulled_tokens"]) == (num_tokens, num_tokens)
+        assert (record["source_pool"], record["destination_pool"]) == ("prfaas-pool", "pd-pool")
+        assert record["transfer_state"] == "committed"
+        assert record["kv_bytes"] == planned_bytes(live, num_tokens + 1)
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == num_tokens
+        assert {name: after[name] - before[name] for name in after} == {
+            "computed away": 0,
+            "found at home": num_tokens,
+            "pulled": num_tokens,
+            "whole": 1,
+            ATTENTION_GROUP: num_tokens // BLOCK_TOKENS,
+            **dict.fromkeys(LINEAR_GROUPS, 1),
+        }
+        assert answer["choices"][0]["message"]["content"] == await live.alone(text, "pulled")
+
+
+async def test_a_prefix_that_is_late_is_computed(live: Live, tmp_path: Path) -> None:
+    known = "[late] " + document(LONG)
+    async with pulling(live, tmp_path, FAST_PLAN) as other:
+        num_tokens = await held_away(other, known)
+        text = known + " And then?"
+        live.relay.bytes_per_s = SLOW_BYTES_PER_S
+        try:
+            answer, headers = await other.chat(text)
+        finally:
+            live.relay.bytes_per_s = 0
+        record = await other.record(headers["X-Request-Id"])
+        assert (record["path"], record["pull_tokens"]) == ("local", num_tokens)
+        assert record["fallback"] == {"stage": "pull", "reason": "late"}
+        # Without the state at its end nothing of it is of use.
+        assert record["kv_bytes"] < planned_bytes(live, num_tokens + 1)
+        assert record["pulled_tokens"] == 0
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert await other.metric(other.url, "prfaas_pulls_total", outcome="late") == 1
+        assert answer["choices"][0]["message"]["content"] == await live.alone(text, "late")
+
+    async def is_let_go() -> bool:
+        names = ("prfaas_open_transfers", "prfaas_pool_leased_blocks", "prfaas_pool_pinned_blocks")
+        pools = [live.pool_admin(pool) for pool in ("prfaas-pool", "pd-pool")]
+        return not any([await live.metric(url, name) for url in pools for name in names])
+
+    await until(is_let_go)
+    await live.remote_again("late")
