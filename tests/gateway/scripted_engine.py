@@ -91,7 +91,7 @@ class ScriptedEngine:
             if self.script is not None:
                 return await self.script(self, request, body)
             return await self.answer(request, body)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ConnectionError):
             self.gone.set()
             raise
 
