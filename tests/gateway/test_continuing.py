@@ -156,6 +156,7 @@ async def test_an_engine_that_dies_after_its_last_token(
     [
         {"n": 2},
         {"logprobs": 1},
+        {"logprobs": 0},
         {"presence_penalty": 0.5},
         {"response_format": {"type": "json_object"}},
         {"stop": ["x"], "min_tokens": 3},
@@ -221,6 +222,7 @@ async def test_a_whole_answer_is_made_again(pair: World) -> None:
     assert status == 200
     assert reply["choices"][0]["text"] == "Hello there!"
     assert (await pair.record())["fallback"] == {"stage": "decode", "reason": "broken"}
+    assert pair.gateway.metrics.totals().num_fallbacks == 0  # of offloaded requests
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -72,6 +72,9 @@ def may_continue(client: ClientRequest) -> bool:
         return False
     if client.num_choices > 1 or len(client.prompts) > 1:
         return False
+    # None is as good as False, but 0 asks for those of the tokens themselves.
+    if type(body.get("logprobs")) is int:
+        return False
     if body.get("spaces_between_special_tokens") is False:
         return False
     if body.get("stop") and body.get("min_tokens"):
