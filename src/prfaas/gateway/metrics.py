@@ -67,7 +67,11 @@ class Metrics:
         self._requests = self._counter("requests", "Requests by how they ended", "path", "outcome")
         self._decisions = self._counter("route_decisions", "Routing decisions", "path", "reason")
         self._fallbacks = self._counter(
-            "fallback", "Offloaded requests that fell back to local compute", "stage", "reason"
+            "fallback",
+            "Offloaded requests that fell back to local compute; stage decode: of all requests, "
+            "those that another engine went on with",
+            "stage",
+            "reason",
         )
         self._kv_bytes = self._counter(
             "kv_bytes", "Bytes of KV cache that arrived", "source", "destination"
@@ -88,7 +92,9 @@ class Metrics:
         self._off = self._histogram(
             "ttft_over_predicted_ratio", "Time to first token by its prediction", _RATIOS, "path"
         )
-        self._refused = self._counter("requests_refused", "Requests that were not let in", "reason")
+        self._refused = self._counter(
+            "requests_refused", "Requests that no engine could serve, or not in time", "reason"
+        )
         self._in_flight = self._gauge("requests_in_flight", "Requests being served")
         self._connected = self._gauge("pool_connected", "1 while a pool's events come in", "pool")
         self._blocks = self._gauge("index_blocks", "Blocks a pool is known to hold", "pool")
@@ -170,7 +176,7 @@ class Metrics:
             num_local=_sum(self._requests, path=Path.LOCAL)
             - _sum(self._requests, path=Path.LOCAL, outcome=Outcome.REJECTED),
             num_refused=_sum(self._refused),
-            num_fallbacks=_sum(self._fallbacks),
+            num_fallbacks=_sum(self._fallbacks) - _sum(self._fallbacks, stage="decode"),
             link_bytes=_by_link(self._kv_bytes),
         )
 
