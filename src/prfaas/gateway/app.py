@@ -56,7 +56,7 @@ from prfaas.wire.renewal import Renewal
 from prfaas.wire.tickets import TicketSigner
 
 SHUTDOWN_S = 5.0
-"""How long requests in flight may go on when the gateway stops."""
+"""How long requests in flight may go on when the gateway stops, and may then take to end."""
 
 
 async def serve(
