@@ -44,6 +44,9 @@ decode = { source = "made up", batches = [1], step = [["10ms"]] }
 FAST_PLAN = PLAN.replace("[3.0, 30.0]", "[0.05, 1.0]")
 """With a home that has soon computed what a slow link would bring."""
 LONG = 9000
+END = " And then?"
+Answer = dict[str, Any]
+Record = dict[str, Any]
 SLOW_BYTES_PER_S = 200_000
 
 
@@ -126,25 +129,38 @@ async def test_the_prefix_comes_and_the_words_are_the_same(live: Live, tmp_path:
         assert answer["choices"][0]["message"]["content"] == await live.alone(text, "pulled")
 
 
+async def asked_slowly(live: Live, other: Live, known: str) -> tuple[Answer, Record, int]:
+    """Have a chat begin with what only the PrfaaS pool holds, over a link that has become slow.
+
+    Returns:
+        Its answer, its record, and the prefix that is held away, tokens.
+    """
+    num_tokens = await held_away(other, known)
+    live.relay.bytes_per_s = SLOW_BYTES_PER_S
+    try:
+        answer, headers = await other.chat(known + END)
+    finally:
+        live.relay.bytes_per_s = 0
+    return answer, await other.record(headers["X-Request-Id"]), num_tokens
+
+
 async def test_a_prefix_that_is_late_is_computed(live: Live, tmp_path: Path) -> None:
     known = "[late] " + document(LONG)
     async with pulling(live, tmp_path, FAST_PLAN) as other:
-        num_tokens = await held_away(other, known)
-        text = known + " And then?"
-        live.relay.bytes_per_s = SLOW_BYTES_PER_S
-        try:
-            answer, headers = await other.chat(text)
-        finally:
-            live.relay.bytes_per_s = 0
-        record = await other.record(headers["X-Request-Id"])
-        assert (record["path"], record["pull_tokens"]) == ("local", num_tokens)
+        answer, record, num_tokens = await asked_slowly(live, other, known)
+        if not record["pull_tokens"]:
+            # What was measured of the link last, on a busy machine, can make it look too slow.
+            await live.remote_again("measured")
+            known = "[later] " + document(LONG)
+            answer, record, num_tokens = await asked_slowly(live, other, known)
+        assert (record["path"], record["pull_tokens"]) == ("local", num_tokens), record
         assert record["fallback"] == {"stage": "pull", "reason": "late"}
         # Without the state at its end nothing of it is of use.
         assert record["kv_bytes"] < planned_bytes(live, num_tokens + 1)
         assert record["pulled_tokens"] == 0
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         assert await other.metric(other.url, "prfaas_pulls_total", outcome="late") == 1
-        assert answer["choices"][0]["message"]["content"] == await live.alone(text, "late")
+        assert answer["choices"][0]["message"]["content"] == await live.alone(known + END, "late")
 
     async def is_let_go() -> bool:
         names = ("prfaas_open_transfers", "prfaas_pool_leased_blocks", "prfaas_pool_pinned_blocks")
