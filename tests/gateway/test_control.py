@@ -18,10 +18,10 @@ from prfaas.gateway.driver import Driver
 from prfaas.gateway.journal import ENTRIES_MAX, Journal, Loop
 from prfaas.gateway.pulse import QUIET_BEATS, Pulse
 from prfaas.units import NS_PER_S
+from tests.plans import plan_file
 
 from .conftest import THRESHOLD, World, running, until
 from .test_paths import LONG, SHORT
-from .test_policies import plan_file
 
 
 async def control(world: World, path: str, **body: object) -> tuple[int, dict[str, Any]]:

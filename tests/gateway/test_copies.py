@@ -20,10 +20,10 @@ from prfaas.units import NS_PER_S
 from prfaas.wire.messages.fields import keys_of
 from prfaas.wire.messages.link import Refused
 from prfaas.wire.tickets import TicketOpener
+from tests.plans import plan_file
 
 from .conftest import LAYOUT, World, running, until
 from .test_paths import LONG
-from .test_policies import plan_file
 
 HELD = 320
 """Tokens of the prompt that the PrfaaS cluster holds: up to the last checkpoint."""

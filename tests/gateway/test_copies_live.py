@@ -14,12 +14,12 @@ from prfaas.gateway.app import Gateway
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.pool.settings import PoolSettings
 from prfaas.wire.identity import identity_in
+from tests.plans import plan_file
 from tests.pool.sites import LAYOUT, LOOPBACK, MEMORY, Engine, Site
 
 from .conftest import TIMING, deployment_for, until
 from .scripted_engine import ScriptedEngine
 from .test_paths import LONG
-from .test_policies import plan_file
 
 HELD = 320
 

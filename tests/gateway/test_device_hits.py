@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.plans import plan_file
+
 from .conftest import World, running, until
 from .kv_publisher import Publisher, removed, stored
-from .test_policies import plan_file
 
 IDS = list(range(300))
 HELD = 256

@@ -10,12 +10,13 @@ import pytest
 
 from prfaas.core.budgets import Budget, BudgetSettings
 from prfaas.gateway.hedges import Hedges
+from tests.plans import plan_file
 
 from .conftest import World, until
 from .scripted_engine import ScriptedEngine, hang
 from .test_fallbacks import both_pools_heard_the_abort
 from .test_paths import LONG
-from .test_policies import plan_file, routing
+from .test_policies import routing
 
 BODY = {"prompt": LONG, "max_tokens": 3}
 LATE = 'prfaas_fallback_total{reason="late",stage="%s"}'

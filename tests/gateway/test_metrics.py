@@ -18,12 +18,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from prfaas.cli.metrics_reference import Described, gateway_metrics, pool_metrics, reference
 from prfaas.core.role_loop import Role
 from prfaas.wire.messages.gateway import LinkTelemetry
+from tests.plans import plan_file
 from tests.pool.conftest import World as Pools
 from tests.pool.conftest import world as pools_world
 
 from .conftest import World, running, until
 from .test_paths import LONG, SHORT
-from .test_policies import plan_file
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "dashboards" / "alerts.yml"

@@ -25,11 +25,11 @@ from prfaas.units import NS_PER_S
 from prfaas.wire.messages.fields import keys_of
 from prfaas.wire.messages.link import Pull, Refused
 from prfaas.wire.tickets import TicketOpener
+from tests.plans import plan_file
 
 from .conftest import LAYOUT, World, running, until
 from .scripted_engine import ScriptedEngine, hang
 from .test_paths import LONG
-from .test_policies import plan_file
 
 HELD = 320
 NUM_BYTES = HELD // 16 * 1024 + 2048

@@ -25,11 +25,11 @@ from prfaas.gateway.profiles import load_profiles
 from prfaas.gateway.reroling import STALE_NS, Reroling
 from prfaas.gateway.split import EngineQueue, Split
 from prfaas.units import NS_PER_S
+from tests.plans import plan_file
 
 from .conftest import THRESHOLD, World, deployment_for, running, until
 from .scripted_engine import refuse
 from .test_paths import LONG, SHORT
-from .test_policies import plan_file
 
 MEDIUM = "y" * 90
 """More than a block, less than the threshold."""

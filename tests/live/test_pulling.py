@@ -14,6 +14,7 @@ from prfaas.gateway.salt import deployment_secret, salt_of
 from prfaas.gateway.tenants import DEFAULT_NAME
 from tests.live.conftest import Live, document, gateway_over, until
 from tests.live.test_handoff import ATTENTION_GROUP, BLOCK_TOKENS, LINEAR_GROUPS, planned_bytes
+from tests.plans import plan_file
 
 pytestmark = [
     pytest.mark.engine,
@@ -21,28 +22,10 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
-PLAN = """
-title = "Home is slow, and what computes remotely is slower: what lies there is worth its way"
-[model]
-name = "tiny"
-kv_bytes_per_token = "1kB"
-[workload]
-distribution = "lengths"
-lengths = [100, 4000]
-output_tokens = 10
-[[prfaas]]
-name = "remote"
-instances = 1
-link = { bandwidth = "1Gbps", rtt = "1ms" }
-prefill = { source = "made up", lengths = [100, 4000], seconds = [30, 300] }
-[pd]
-name = "home"
-instances = 1
-prefill = { source = "made up", lengths = [100, 4000], seconds = [3.0, 30.0] }
-decode = { source = "made up", batches = [1], step = [["10ms"]] }
-"""
-FAST_PLAN = PLAN.replace("[3.0, 30.0]", "[0.05, 1.0]")
-"""With a home that has soon computed what a slow link would bring."""
+HOME_S, AWAY_S = 3.0, 30.0
+"""Home is slow, and what computes remotely is slower: what lies there is worth its way."""
+FAST_HOME_S = 0.1
+"""A home that has soon computed what a slow link would bring."""
 LONG = 9000
 END = " And then?"
 Answer = dict[str, Any]
@@ -51,10 +34,9 @@ SLOW_BYTES_PER_S = 200_000
 
 
 @asynccontextmanager
-async def pulling(live: Live, directory: Path, plan_text: str = PLAN) -> AsyncIterator[Live]:
+async def pulling(live: Live, directory: Path, home_s: float = HOME_S) -> AsyncIterator[Live]:
     """What runs, seen through a gateway that pulls and sends nothing away."""
-    plan = directory / "plan.toml"
-    plan.write_text(plan_text)
+    plan = plan_file(directory, local_s=home_s, remote_s=AWAY_S)
     routing = RoutingTable(offload_threshold=100_000, plan=plan, pull=True)
     deployment = live.topology.deployment.model_copy(update={"routing": routing})
     async with gateway_over(live, deployment) as (_, other):
@@ -146,7 +128,7 @@ async def asked_slowly(live: Live, other: Live, known: str) -> tuple[Answer, Rec
 
 async def test_a_prefix_that_is_late_is_computed(live: Live, tmp_path: Path) -> None:
     known = "[late] " + document(LONG)
-    async with pulling(live, tmp_path, FAST_PLAN) as other:
+    async with pulling(live, tmp_path, FAST_HOME_S) as other:
         answer, record, num_tokens = await asked_slowly(live, other, known)
         if not record["pull_tokens"]:
             # What was measured of the link last, on a busy machine, can make it look too slow.
