@@ -140,7 +140,7 @@ async def test_what_can_not_be_tokenised(
 
 
 async def test_without_an_engine_nobody_knows_how_long_a_prompt_may_be(world: World) -> None:
-    world.gateway.engines.by_name["decode"].max_model_len = 0
+    world.gateway.engines.by_name["decode"].is_ready = False
     world.decode.healthy = False
     status, headers, found = await say(world, "/tokenize", {"prompt": SHORT})
     assert status == 503

@@ -70,7 +70,7 @@ async def test_prefill_engine_dies_unnoticed(world: World) -> None:
     await asyncio.wait(world.gateway.engines._tasks)
     await world.prefill.stop()
     engine = world.gateway.engines.by_name["prefill"]
-    engine.max_model_len = 4096
+    engine.is_ready = True
     await answered(world, "prefill", "unreachable")
     assert not engine.is_ready
 

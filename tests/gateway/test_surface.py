@@ -148,7 +148,7 @@ async def test_the_least_busy_engine_decodes(world: World) -> None:
 async def test_an_engine_that_serves_another_model_is_not_ready(world: World) -> None:
     world.spare.model = "other"
     world.spare.healthy = True
-    world.gateway.engines.by_name["decode"].max_model_len = 0
+    world.gateway.engines.by_name["decode"].is_ready = False
     await until(lambda: world.gateway.engines.by_name["decode"].is_ready)
     assert not world.gateway.engines.by_name["spare"].is_ready
 

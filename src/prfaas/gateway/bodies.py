@@ -99,5 +99,6 @@ def _as_completion(client: ClientRequest, prompt: Prompt, max_model_len: int) ->
     """A chat request in the words of the completions API."""
     body = {key: value for key, value in client.body.items() if key not in _CHAT_ONLY_KEYS}
     body["prompt"] = prompt.token_ids
-    body["max_tokens"] = client.max_tokens or max_model_len - prompt.num_tokens
+    # An engine that restarted with a shorter length refuses the prompt by itself.
+    body["max_tokens"] = client.max_tokens or max(max_model_len - prompt.num_tokens, 1)
     return body

@@ -109,11 +109,12 @@ class Planner:
         first = self._engines.choose(ClusterRole.PD)
         if first is None:
             raise self._engines.nobody()
-        layout = self._layout(first)
-        prompt = await self._prompts.prompt(client, tenant.cache_salt, layout, first.max_model_len)
+        # Engines come and go while the prompt is tokenised: it is judged by the facts of now.
+        layout, max_model_len = self._layout(first), first.max_model_len
+        prompt = await self._prompts.prompt(client, tenant.cache_salt, layout, max_model_len)
         record.num_prompt_tokens = prompt.num_tokens
         if client.is_exact:
-            check_length(client, prompt, first.max_model_len)
+            check_length(client, prompt, max_model_len)
         ask = Ask(
             number=next(self._numbers),
             num_prompt_tokens=prompt.num_tokens,

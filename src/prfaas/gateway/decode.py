@@ -86,8 +86,7 @@ class DecodeLeg:
         path, body = decode_body(
             client,
             prompt,
-            # An engine that went down since it was chosen has forgotten its length.
-            max_model_len=engine.max_model_len or prompt.num_tokens + 1,
+            max_model_len=engine.max_model_len,
             transfer=wait_order(exchange.awaited, self.transfer_timeout_ms),
             with_ids=exchange.answer is not None,
         )

@@ -57,7 +57,9 @@ class Engine:
         url: Base URL.
         role: Role of its cluster.
         pool: Name of the pool node on its host.
-        max_model_len: Longest sequence, tokens; 0 until the engine is ready.
+        max_model_len: Longest sequence, tokens, as the engine last reported it; outlives its
+            readiness, 0 before it was ever ready.
+        is_ready: True while the last health check succeeded.
         num_in_flight: Legs that this gateway has running on it.
         num_missed: Looks in a row that it did not answer in time.
         load: What it said of its load when it was last looked at.
@@ -69,15 +71,11 @@ class Engine:
     role: ClusterRole
     pool: str
     max_model_len: int = 0
+    is_ready: bool = False
     num_in_flight: int = 0
     num_missed: int = 0
     load: EngineLoad = UNKNOWN_LOAD
     legs: set[asyncio.Timeout] = field(default_factory=set)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it answered when it was last looked at."""
-        return self.max_model_len > 0
 
 
 class Engines:
@@ -281,7 +279,7 @@ class Engines:
         for model in found if isinstance(found, list) else []:
             length = as_count(as_object(model).get("max_model_len"))
             if as_object(model).get("id") == self._model and length:
-                engine.max_model_len = length
+                engine.max_model_len, engine.is_ready = length, True
                 self._driver.engine_ready(engine.name, length, time.monotonic_ns())
                 fields = {"engine": engine.name, "max_model_len": length}
                 log_event(_log, logging.INFO, "engine_ready", **fields)
@@ -290,10 +288,10 @@ class Engines:
 
     def _mark_down(self, engine: Engine, reason: str) -> None:
         if engine.is_ready:
+            engine.is_ready = False
             log_event(_log, logging.WARNING, "engine_down", engine=engine.name, why=reason)
             self._driver.engine_gone(engine.name, time.monotonic_ns())
             self.guards.refresh()
-        engine.max_model_len = 0
 
 
 def _told_by(status: int) -> Told:

@@ -65,8 +65,9 @@ class TokenApi:
         engine = self.engines.choose(ClusterRole.PD)
         if engine is None:
             raise self.engines.nobody()
-        prompt = await self.prompts.prompt(client, tenant.cache_salt, None, engine.max_model_len)
-        return list(prompt.token_ids), engine.max_model_len
+        max_model_len = engine.max_model_len
+        prompt = await self.prompts.prompt(client, tenant.cache_salt, None, max_model_len)
+        return list(prompt.token_ids), max_model_len
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         with self.door.enter(request[TENANT]):
