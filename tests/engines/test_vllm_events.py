@@ -13,7 +13,7 @@ from prfaas.core.hashing import hash_chain
 from prfaas.core.prefix_index import PrefixIndex, SourceState
 from prfaas.gateway.engine_events import EngineEvents, EventTiming
 from tests.gateway.conftest import until
-from tests.gateway.test_engine_events import deployment
+from tests.gateway.kv_publisher import followed_deployment
 
 from .test_vllm_facts import needing_vllm
 
@@ -71,11 +71,12 @@ async def test_an_index_follows_vllms_publisher(
     index = PrefixIndex()
     endpoint, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
     events = EngineEvents(
-        deployment(endpoint, replay),
+        followed_deployment(endpoint, replay),
         index,
         lambda pool, engine: LAYOUT,
         lambda engine, batch: None,
-        EventTiming(backoff_s=0.01, idle_s=0.2),
+        lambda engine, fault: None,
+        EventTiming(backoff_s=0.01),
     )
     events.start()
     try:

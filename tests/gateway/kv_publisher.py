@@ -9,6 +9,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from prfaas.config.deployment import Deployment
+
 END = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -34,6 +36,21 @@ def removed(hashes: list[Any], group: int | None = 0, medium: str | None = "GPU"
 CLEARED = {"type": "AllBlocksCleared"}
 
 
+def followed_deployment(endpoint: str, replay: str | None) -> Deployment:
+    """A deployment of one engine, `decode`, that publishes its KV events at these places."""
+    engine: dict[str, Any] = {"pool": "pool", "kv_events": endpoint, "kv_events_replay": replay}
+    return Deployment.model_validate(
+        {
+            "model": {"name": "m", "path": "nowhere"},
+            "routing": {"offload_threshold": 100},
+            "security": {"identities": "nowhere"},
+            "clusters": {
+                "pd": {"role": "pd", "pools": {"pool": {}}, "engines": {"decode": engine}}
+            },
+        }
+    )
+
+
 class Publisher:
     """One life of an engine.
 
@@ -45,10 +62,12 @@ class Publisher:
     def __init__(self, endpoint: str, replay: str | None) -> None:
         self._context = zmq.asyncio.Context()
         self._pub: Any = zmq.Context.shadow(self._context.underlying).socket(zmq.XPUB)
+        self._pub.setsockopt(zmq.XPUB_VERBOSER, 1)
         self._pub.bind(endpoint)
         self.batches: list[tuple[int, bytes]] = []
         self.next_seq = 0
         self.num_replays = 0
+        self._num_subscriptions = 0
         self.is_mute = False
         """Hears requests for a replay, and does not answer."""
         self._task: asyncio.Task[None] | None = None
@@ -66,12 +85,21 @@ class Publisher:
         if not lost:
             self._pub.send_multipart((b"", seq.to_bytes(8, "big"), payload))
 
-    def has_subscriber(self) -> bool:
-        """Whether a subscription has come since the last time."""
-        try:
-            return bool(self._pub.recv(zmq.NOBLOCK)[:1] == b"\x01")
-        except zmq.Again:
-            return False
+    def send_frames(self, frames: list[bytes]) -> None:
+        """Send what is no batch to those who have subscribed."""
+        self._pub.send_multipart(frames)
+
+    def num_subscriptions(self) -> int:
+        """Subscriptions that have taken effect so far, those that ended included.
+
+        What is published before a subscription has taken effect does not reach the subscriber, even
+        if it was given a replay before.
+        """
+        while True:
+            try:
+                self._num_subscriptions += self._pub.recv(zmq.NOBLOCK)[:1] == b"\x01"
+            except zmq.Again:
+                return self._num_subscriptions
 
     async def close(self) -> None:
         if self._task is not None:

@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from prfaas.config.deployment import Deployment
 from prfaas.core.prefix_index import PrefixIndex, SourceState
+from prfaas.gateway import engine_events
 from prfaas.gateway.engine_events import (
     BATCH_BYTES_MAX,
     QUEUED_BATCHES_MAX,
+    EngineClient,
     EngineEvents,
     EventTiming,
+    Fault,
 )
 from prfaas.gateway.kv_events import Batch
 
 from .conftest import LAYOUT, until
-from .kv_publisher import CLEARED, Publisher, removed, stored
+from .kv_publisher import CLEARED, Publisher, followed_deployment, removed, stored
 
 HASHES = [bytes([n]) * 32 for n in range(100)]
 PROMPT = 20 * 16 + 1
-TIMING = EventTiming(backoff_s=0.01, backoff_max_s=0.05, connect_s=1.0, replay_s=1.0, idle_s=30.0)
+PATIENT_S = 3600.0
+"""A wait that no test ends by its length."""
+TIMING = EventTiming(
+    backoff_s=0.01,
+    backoff_max_s=0.05,
+    connect_s=PATIENT_S,
+    replay_s=PATIENT_S,
+    settle_s=PATIENT_S,
+    idle_s=PATIENT_S,
+)
+SETTLING = replace(TIMING, settle_s=0.01)
+"""Asks soon, and again and again, whether something was missed."""
 EXACT, INCOMPLETE, DEGRADED = SourceState.EXACT, SourceState.INCOMPLETE, SourceState.DEGRADED
 
 
@@ -39,6 +53,7 @@ class Site:
     endpoint: str
     replay: str | None
     batches: list[Batch] = field(default_factory=list)
+    faults: Counter[Fault] = field(default_factory=Counter)
     events: EngineEvents = field(init=False)
 
     def state(self) -> SourceState:
@@ -47,22 +62,12 @@ class Site:
     def num_blocks(self) -> int:
         return self.index.num_blocks("decode")
 
+    def client(self) -> EngineClient:
+        [client] = self.events._clients.values()
+        return client
+
     async def reaches(self, state: SourceState, num_blocks: int) -> None:
         await until(lambda: (self.state(), self.num_blocks()) == (state, num_blocks))
-
-
-def deployment(endpoint: str, replay: str | None) -> Deployment:
-    engine: dict[str, Any] = {"pool": "pool", "kv_events": endpoint, "kv_events_replay": replay}
-    return Deployment.model_validate(
-        {
-            "model": {"name": "m", "path": "nowhere"},
-            "routing": {"offload_threshold": 100},
-            "security": {"identities": "nowhere"},
-            "clusters": {
-                "pd": {"role": "pd", "pools": {"pool": {}}, "engines": {"decode": engine}}
-            },
-        }
-    )
 
 
 @asynccontextmanager
@@ -73,10 +78,11 @@ async def following(
     replay = f"ipc://{directory}/replay" if replays else None
     site = Site(PrefixIndex(), endpoint, replay)
     events = EngineEvents(
-        deployment(endpoint, replay),
+        followed_deployment(endpoint, replay),
         site.index,
         lambda pool, engine: LAYOUT,
         lambda engine, batch: site.batches.append(batch),
+        lambda engine, fault: site.faults.update([fault]),
         timing,
     )
     site.events = events
@@ -97,8 +103,14 @@ async def living(site: Site) -> AsyncIterator[Publisher]:
         await publisher.close()
 
 
+async def subscribed(engine: Publisher, num: int = 1) -> None:
+    """Wait until what `engine` publishes reaches its subscriber, for the `num`th time."""
+    await until(lambda: engine.num_subscriptions() >= num)
+
+
 async def test_blocks_come_and_go(tmp_path: Path) -> None:
     async with following(tmp_path) as site, living(site) as engine:
+        await subscribed(engine)
         await site.reaches(EXACT, 0)
         engine.publish(stored(HASHES[:10]), stored(HASHES[:2], 1))
         await site.reaches(EXACT, 12)
@@ -109,12 +121,14 @@ async def test_blocks_come_and_go(tmp_path: Path) -> None:
         await site.reaches(EXACT, 3)
         assert sum(batch.num_elsewhere for batch in site.batches) == 1
         assert sum(batch.num_unknown for batch in site.batches) == 1
+        assert not site.faults
 
 
 async def test_a_hit_in_device_memory_is_that_engines(tmp_path: Path) -> None:
     async with following(tmp_path) as site, living(site) as engine:
+        await subscribed(engine)
         engine.publish(stored(HASHES[:20]), stored([HASHES[7]], 1))
-        await until(lambda: bool(site.num_blocks()))
+        await site.reaches(EXACT, 21)
         hits = site.index.hits(LAYOUT, HASHES[:20], PROMPT)
         assert hits == ({"decode": 8 * 16}, {})
 
@@ -128,18 +142,18 @@ async def test_what_was_published_before_is_heard(tmp_path: Path) -> None:
 
 async def test_lost_batches_are_asked_for(tmp_path: Path) -> None:
     async with following(tmp_path) as site, living(site) as engine:
+        await subscribed(engine)
         engine.publish(stored(HASHES[:10]))
         await site.reaches(EXACT, 10)
-        num_replays = engine.num_replays
         engine.publish(removed(HASHES[:5]), lost=True)
         engine.publish(stored(HASHES[50:51]))
         await site.reaches(EXACT, 6)
-        assert engine.num_replays > num_replays
+        assert site.faults == {Fault.GAP: 1}
 
 
 async def test_the_last_batch_can_be_lost(tmp_path: Path) -> None:
     """Nobody says so; the engine is asked after a while."""
-    timing = EventTiming(backoff_s=0.01, idle_s=0.05)
+    timing = replace(TIMING, settle_s=0.01, idle_s=0.01)
     async with following(tmp_path, timing=timing) as site, living(site) as engine:
         engine.publish(stored(HASHES[:10]))
         await site.reaches(EXACT, 10)
@@ -147,9 +161,21 @@ async def test_the_last_batch_can_be_lost(tmp_path: Path) -> None:
         await site.reaches(EXACT, 5)
 
 
+async def test_a_batch_published_before_the_subscription_took_effect_is_asked_for_soon(
+    tmp_path: Path,
+) -> None:
+    """The replay is over, the publisher does not know of the subscription yet, and no batch follows
+    that would show the gap."""
+    async with following(tmp_path, timing=SETTLING) as site, living(site) as engine:
+        await site.reaches(EXACT, 0)
+        engine.publish(stored(HASHES[:10]), lost=True)
+        await site.reaches(EXACT, 10)
+        assert not site.faults
+
+
 async def test_a_gap_without_a_replay_starts_anew(tmp_path: Path) -> None:
     async with following(tmp_path, replays=False) as site, living(site) as engine:
-        await until(engine.has_subscriber)
+        await subscribed(engine)
         engine.publish(stored(HASHES[:10]))
         await site.reaches(EXACT, 10)
         engine.publish(removed(HASHES[:5]), lost=True)
@@ -158,19 +184,22 @@ async def test_a_gap_without_a_replay_starts_anew(tmp_path: Path) -> None:
 
 
 async def test_a_replay_that_is_not_answered_starts_anew(tmp_path: Path) -> None:
-    timing = EventTiming(backoff_s=0.01, replay_s=0.05)
-    async with following(tmp_path, timing=timing) as site, living(site) as engine:
+    async with following(tmp_path) as site, living(site) as engine:
+        await subscribed(engine)
         engine.publish(stored(HASHES[:10]))
         await site.reaches(EXACT, 10)
         engine.is_mute = True
+        site.client().timing = replace(TIMING, replay_s=0.01)
         engine.publish(removed(HASHES[:5]), lost=True)
         engine.publish(stored(HASHES[20:23]))
         await site.reaches(INCOMPLETE, 3)
+        assert site.faults == {Fault.GAP: 1, Fault.NOT_REPLAYED: 1}
 
 
 async def test_an_engine_that_begins_anew_holds_nothing_of_before(tmp_path: Path) -> None:
     async with following(tmp_path) as site:
         async with living(site) as engine:
+            await subscribed(engine)
             engine.publish(stored(HASHES[:10]))
             engine.publish(stored(HASHES[10:20]))
             await site.reaches(EXACT, 20)
@@ -186,17 +215,20 @@ async def test_an_engine_that_begins_anew_holds_nothing_of_before(tmp_path: Path
 async def test_a_batch_that_can_not_be_read_breaks_the_connection(tmp_path: Path) -> None:
     """And is read again: an engine that goes on publishing such is not known."""
     async with following(tmp_path) as site, living(site) as engine:
+        await subscribed(engine)
         engine.publish(stored(HASHES[:10]))
         await site.reaches(EXACT, 10)
         engine.publish(payload=b"\xc1")
-        await until(lambda: site.state() is not EXACT)
+        await until(lambda: site.faults[Fault.LOST] == 1)
+        await subscribed(engine, 3)
         engine.batches.clear()
-        engine.publish(stored(HASHES[20:23]))
+        engine.publish(stored(HASHES[20:23]), lost=True)
         await site.reaches(INCOMPLETE, 3)
 
 
 async def test_two_gateways_follow_one_engine(tmp_path: Path) -> None:
     async with following(tmp_path) as one, following(tmp_path) as other, living(one) as engine:
+        await subscribed(engine, 2)
         engine.publish(stored(HASHES[:10]))
         for site in (one, other):
             await site.reaches(EXACT, 10)
@@ -225,7 +257,7 @@ async def test_nothing_is_left_open(tmp_path: Path) -> None:
     ],
 )
 def test_places_that_may_not_be(settings: dict[str, str], expected: str) -> None:
-    tables = deployment("ipc:///e", None).model_dump(mode="python")
+    tables = followed_deployment("ipc:///e", None).model_dump(mode="python")
     engine = {"pool": "pool"} | settings
     tables["clusters"]["pd"]["engines"]["decode"] = engine
     with pytest.raises(ValueError, match=expected):
@@ -261,34 +293,39 @@ async def test_garbage_breaks_the_connection_and_nothing_else(
     tmp_path: Path, frames: list[bytes]
 ) -> None:
     async with following(tmp_path) as site, living(site) as engine:
+        await subscribed(engine)
         engine.publish(stored(HASHES[:10]))
         await site.reaches(EXACT, 10)
-        engine._pub.send_multipart(frames)
-        await until(lambda: site.state() is DEGRADED)
+        engine.send_frames(frames)
+        await until(lambda: site.faults[Fault.LOST] == 1)
+        await subscribed(engine, 2)
         await site.reaches(EXACT, 10)
         engine.publish(stored(HASHES[10:12]))
         await site.reaches(EXACT, 12)
+        assert site.faults == {Fault.LOST: 1}
 
 
 async def test_a_flood_of_gaps_is_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(engine_events, "GAP_SAID_EVERY_NS", int(PATIENT_S * 1e9))
     async with following(tmp_path, replays=False) as site, living(site) as engine:
-        await until(engine.has_subscriber)
+        await subscribed(engine)
         for number in range(100):
             engine.publish(stored([HASHES[number]]))
             engine.publish(lost=True)
         engine.publish(stored(HASHES[:3]))
         await site.reaches(INCOMPLETE, 3)
     assert caplog.text.count("kv_events_gap") == 1
+    assert site.faults == {Fault.GAP: 100}
 
 
 async def test_who_breaks_every_connection_is_asked_less_and_less(tmp_path: Path) -> None:
-    timing = replace(TIMING, backoff_s=0.001, backoff_max_s=60.0)
+    timing = replace(TIMING, backoff_s=0.001, backoff_max_s=PATIENT_S)
     async with following(tmp_path, timing=timing) as site, living(site) as engine:
-        [client] = site.events._clients.values()
-        for _ in range(6):
-            await until(lambda: site.state() is EXACT)
-            engine._pub.send_multipart([b"garbage"])
-            await until(lambda: site.state() is not EXACT)
-        await until(lambda: client.backoff_s >= 0.032)
+        for number in range(1, 7):
+            await subscribed(engine, number)
+            await site.reaches(EXACT, 0)
+            engine.send_frames([b"garbage"])
+            await until(lambda num=number: site.faults[Fault.LOST] == num)  # type: ignore[misc]
+        await until(lambda: site.client().backoff_s >= 0.032)

@@ -151,7 +151,12 @@ class Gateway:
             timing or PoolTiming(),
         )
         self.engine_events = EngineEvents(
-            deployment, self.index, self.pools.layout, self.metrics.events.applied, events
+            deployment,
+            self.index,
+            self.pools.layout,
+            self.metrics.events.applied,
+            self.metrics.events.failed,
+            events,
         )
         self.metrics.events.watch(self.index, self.engine_events.names())
         self.metrics.watch(self.engines, self.pools, self.index, self.driver)

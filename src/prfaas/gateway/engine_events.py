@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 
 import zmq
@@ -54,14 +55,29 @@ class EventTiming:
         backoff_max_s: Longest such wait; a connection that lasts as long lets it begin anew.
         connect_s: Limit for connecting.
         replay_s: Longest silence during a replay.
-        idle_s: Silence after which the engine is asked whether something was missed.
+        settle_s: First silence after which the engine is asked whether something was missed;
+            doubles up to `idle_s`. A publisher drops what it sends before it has processed a new
+            subscription, which can be after it has answered the replay.
+        idle_s: Longest such silence.
     """
 
     backoff_s: float = 0.1
     backoff_max_s: float = 2.0
     connect_s: float = 5.0
     replay_s: float = 5.0
+    settle_s: float = 0.1
     idle_s: float = 5.0
+
+
+class Fault(StrEnum):
+    """A fault of a subscription, as the metric counts it."""
+
+    LOST = "lost"
+    """A connection over which the engine was followed ended."""
+    GAP = "gap"
+    """Batches were missing between two that came."""
+    NOT_REPLAYED = "not_replayed"
+    """The engine did not answer a request for a replay."""
 
 
 class _GoneError(Exception):
@@ -76,6 +92,7 @@ class EngineClient:
         table: Where it publishes.
         feed: Takes what it publishes.
         layout: Its layout; None while its pool node has not announced it.
+        on_fault: Called with each fault.
         timing: Times.
     """
 
@@ -85,24 +102,26 @@ class EngineClient:
         table: EngineTable,
         feed: EngineFeed,
         layout: Callable[[], Layout | None],
+        on_fault: Callable[[Fault], None],
         timing: EventTiming,
     ) -> None:
         self._engine = engine
         self._endpoint = table.kv_events or ""
         self._replay_endpoint = table.kv_events_replay
         self._layout = layout
+        self._on_fault = on_fault
         self._context: Context | None = None
-        self._timing = timing
         self._is_joined = False
         self._said = SaidOnce(every_ns=GAP_SAID_EVERY_NS)
         self.backoff_s = timing.backoff_s
         """The next wait before connecting again."""
         self.feed = feed
+        self.timing = timing
 
     async def run(self, context: Context) -> None:
         """Connect, follow, connect again; until cancelled. `context` makes the sockets."""
         self._context = context
-        clock, timing = asyncio.get_running_loop().time, self._timing
+        clock, timing = asyncio.get_running_loop().time, self.timing
         while True:
             self._is_joined, began_at = False, clock()
             layout = self._layout()
@@ -127,18 +146,20 @@ class EngineClient:
             except (_GoneError, zmq.ZMQError, PeerError) as error:
                 level = logging.WARNING if self._is_joined else logging.DEBUG
                 self._say(level, "kv_events_lost", why=str(error) or repr(error))
+                if self._is_joined:
+                    self._on_fault(Fault.LOST)
             finally:
                 self.feed.lost()
 
     async def _handshake(self, monitor: Socket) -> None:
         with Ears((monitor,)) as ears:
-            while await ears.hear(self._timing.connect_s):
+            while await ears.hear(self.timing.connect_s):
                 for frames in waiting(monitor, 1):
                     if is_over(frames):
                         raise _GoneError("no connection")
                     if stands(frames):
                         return
-        raise _GoneError(f"no connection after {self._timing.connect_s} s")
+        raise _GoneError(f"no connection after {self.timing.connect_s} s")
 
     async def _join(self) -> None:
         """Learn what was published before."""
@@ -148,12 +169,14 @@ class EngineClient:
         self._say(logging.INFO, "kv_events_heard", state=self.feed.state.value)
 
     async def _follow(self, socket: Socket, monitor: Socket) -> None:
+        silence_s = self.timing.settle_s
         with Ears((socket, monitor)) as ears:
             while True:
-                if not await ears.hear(self._timing.idle_s):
+                if not await ears.hear(silence_s):
                     # Silence can be the loss of the last batch; the engine knows.
                     if self._replay_endpoint is not None and not await self._replay():
                         raise _GoneError("the engine does not answer")
+                    silence_s = min(2 * silence_s, self.timing.idle_s)
                     continue
                 for frames in waiting(socket, BATCHES_A_TURN):
                     seq, payload = read_frames(frames)
@@ -165,6 +188,7 @@ class EngineClient:
                 await asyncio.sleep(0)
 
     async def _close_gap(self, seq: int, payload: bytes) -> None:
+        self._on_fault(Fault.GAP)
         self._say_gap(seq)
         for _ in range(REPLAYS_MAX):
             if not await self._replay():
@@ -184,7 +208,7 @@ class EngineClient:
         ):
             socket.connect(self._replay_endpoint)
             self._ask(socket)
-            while await ears.hear(self._timing.replay_s):
+            while await ears.hear(self.timing.replay_s):
                 for frames in waiting(socket, BATCHES_A_TURN):
                     seq, payload = read_frames(frames)
                     if seq >= 0:
@@ -195,6 +219,7 @@ class EngineClient:
                         self._ask(socket)
                 await asyncio.sleep(0)
         self._say(logging.WARNING, "kv_events_not_replayed", where=self._replay_endpoint)
+        self._on_fault(Fault.NOT_REPLAYED)
         return False
 
     def _say_gap(self, seq: int) -> None:
@@ -227,7 +252,8 @@ class EngineEvents:
         deployment: Who there is.
         index: Follows what they hold.
         layout: Layout of an engine by its pool and name; None while it is not announced.
-        on_batch: Told of every batch that is applied, with the engine's name.
+        on_batch: Called with an engine's name and each batch of it that is applied.
+        on_fault: Called with an engine's name and each fault of its subscription.
         timing: Times of the subscriptions.
     """
 
@@ -237,6 +263,7 @@ class EngineEvents:
         index: PrefixIndex,
         layout: Callable[[str, str], Layout | None],
         on_batch: Callable[[str, Batch], None],
+        on_fault: Callable[[str, Fault], None],
         timing: EventTiming | None = None,
     ) -> None:
         tables = {
@@ -251,6 +278,7 @@ class EngineEvents:
                 table,
                 EngineFeed(name, index, partial(on_batch, name)),
                 partial(layout, table.pool, name),
+                partial(on_fault, name),
                 timing or EventTiming(),
             )
             for name, table in tables.items()

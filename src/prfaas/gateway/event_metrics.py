@@ -8,6 +8,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from prfaas.core.prefix_index import PrefixIndex, SourceState
+from prfaas.gateway.engine_events import Fault
 from prfaas.gateway.kv_events import Batch
 
 
@@ -22,6 +23,12 @@ class EventMetrics:
         self._events = Counter(
             "prfaas_kv_events",
             "KV events of engines: applied, about other media, of unknown kinds",
+            ("engine", "kind"),
+            registry=registry,
+        )
+        self._faults = Counter(
+            "prfaas_kv_event_faults",
+            "Faults of an engine's KV events: connections lost, gaps, replays not answered",
             ("engine", "kind"),
             registry=registry,
         )
@@ -45,6 +52,8 @@ class EventMetrics:
         """Read the gauges from the index whenever somebody scrapes."""
         self._memory.set_function(lambda: index.num_bytes)
         for engine in engines:
+            for kind in Fault:
+                self._faults.labels(engine, kind)
             self._blocks.labels(engine).set_function(partial(index.num_blocks, engine))
             for state in SourceState:
                 gauge = self._state.labels(engine, state.value)
@@ -58,6 +67,10 @@ class EventMetrics:
             self._events.labels(engine, "elsewhere").inc(batch.num_elsewhere)
         if batch.num_unknown:
             self._events.labels(engine, "unknown").inc(batch.num_unknown)
+
+    def failed(self, engine: str, fault: Fault) -> None:
+        """A subscription to an engine has failed."""
+        self._faults.labels(engine, fault).inc()
 
 
 def _is_at(index: PrefixIndex, engine: str, state: SourceState) -> float:
