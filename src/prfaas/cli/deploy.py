@@ -15,6 +15,7 @@ import click
 
 from prfaas.cli.checks import (
     check_disks,
+    check_plan,
     check_shared_memory,
     check_timing,
     open_secrets,
@@ -199,14 +200,7 @@ def check_deployment(deployment: Deployment) -> None:
     check_addresses(deployment)
     check_disks(deployment)
     check_timing(deployment)
-    if deployment.routing.plan is not None:
-        # The gateway and the planner take a second to import.
-        from prfaas.gateway.profiles import load_profiles
-
-        try:
-            load_profiles(deployment)
-        except ConfigError as error:
-            raise ConfigError(f"routing.plan: {error}") from None
+    check_plan(deployment)
     path = Path(deployment.model.path)
     looks_local = path.is_absolute() or deployment.model.path.startswith(".")
     if looks_local and not deployment.model.generate and not (path / "config.json").exists():

@@ -11,10 +11,11 @@ itself. Time comes in as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from prfaas.core.admission import Admission, admit
+from prfaas.core.calibration import Calibration, Expected
 from prfaas.core.decode_book import DecodeBook
 from prfaas.core.dispatch import (
     Arrival,
@@ -47,6 +48,8 @@ class _Open:
     in_transfer: bool
     prefilling: bool = True
     decode: str | None = None
+    expected: Expected | None = None
+    """Its prediction, until decode can begin or until it leaves the predicted path."""
 
 
 class Dispatcher:
@@ -127,10 +130,12 @@ class Dispatcher:
         """One interval of the short-term loop has passed."""
         if not self._settings.moving_threshold:
             return []
-        local_ns = self._ways.home.least_wait_ns(now_ns)
+        local_factor = self._ways.local_calibration.factor
+        local_ns = _times(self._ways.home.least_wait_ns(now_ns), local_factor)
         moves = []
-        for stage in self._ways.away.values():
-            remote_ns = stage.least_wait_ns(now_ns)
+        for name, stage in self._ways.away.items():
+            remote_factor = self._ways.remote_calibrations[name].factor
+            remote_ns = _times(stage.least_wait_ns(now_ns), remote_factor)
             links = [link for link in self.links if link.source in stage.pools]
             moves += [link.move(local_ns, remote_ns, now_ns) for link in links]
         return [moved for moved in moves if moved is not None]
@@ -155,8 +160,10 @@ class Dispatcher:
         decode = self._decode_book
         way = self._ways.best(arrival, now_ns, decode.wait_ns(now_ns) if decode else 0)
         decision = way.link.policy.decide(way.facts, way.prediction)
+        calibration = self._ways.calibration(way, decision.path)
         if self._settings.admission and not again:
-            admission = self._admit(arrival, decision, now_ns)
+            proven = calibration.is_proven(now_ns)
+            admission = self._admit(arrival, decision, now_ns, proven=proven)
             if not admission.admitted:
                 return Refused(Refusal.PREDICTED_LATE, admission.retry_after_s, decision)
         if way.home is None and (decision.path is Path.LOCAL or self._decode_book is None):
@@ -168,7 +175,10 @@ class Dispatcher:
                 self.spared_ns += self._local_work_ns(decision.num_new_tokens)
         else:
             routed = self._keep(arrival, decision, way, now_ns)
-        self._open[arrival.request_id] = _Open(routed, bool(routed.source))
+        entry = self._open[arrival.request_id] = _Open(routed, bool(routed.source))
+        if decision.predicted_ns is not None and not again and not routed.pulls:
+            predicted_ns = decision.predicted_ns - way.prediction.decode_wait_ns
+            entry.expected = calibration.expect(predicted_ns, now_ns)
         if routed.decode is not None:
             self._ways.home.enter(routed.decode)
         return routed
@@ -209,12 +219,25 @@ class Dispatcher:
             name = entry.routed.prefill
             self._book_of[name].done(name, request_id, now_ns)
 
+    def prompt_ready(self, request_id: int, at_ns: int) -> None:
+        """Decode of a request could begin at `at_ns`: later predictions are corrected by that.
+
+        Nothing is learned from one that left the path that was predicted.
+        """
+        entry = self._open.get(request_id)
+        if entry is not None and entry.expected is not None:
+            path, cluster = entry.routed.decision.path, entry.routed.cluster
+            self.calibrations[path, cluster].observe(entry.expected, at_ns)
+            entry.expected = None
+
     def fall_back(self, request_id: int, now_ns: int) -> None:
         """The prefill of a request was given up: the instance that decodes prefills as well.
 
         Where all PD instances do both, nothing changes for a request on the local path.
         """
         entry = self._open.get(request_id)
+        if entry is not None:
+            entry.expected = None
         if entry is None or (self._decode_book is None and not entry.routed.source):
             return
         self.transfer_over(request_id)
@@ -297,6 +320,13 @@ class Dispatcher:
         return self._ways.seen
 
     @property
+    def calibrations(self) -> Mapping[tuple[Path, str], Calibration]:
+        """Corrections of predictions, by path and by the cluster that prefills."""
+        remote = self._ways.remote_calibrations
+        found = {(Path.REMOTE, name): found for name, found in remote.items() if name}
+        return {(Path.LOCAL, self._home.name): self._ways.local_calibration, **found}
+
+    @property
     def links(self) -> Links:
         """What is known of the links."""
         return self._ways.links
@@ -312,13 +342,16 @@ class Dispatcher:
 
     # Booking
 
-    def _admit(self, arrival: Arrival, decision: Decision, now_ns: int) -> Admission:
-        """Whether a request is let in; whoever has had much under overload, up to less wait."""
+    def _admit(
+        self, arrival: Arrival, decision: Decision, now_ns: int, *, proven: bool
+    ) -> Admission:
+        """Admit by the prediction if it is proven; who has had much under overload, up to less
+        wait."""
         target_ns, tenant = self._settings.ttft_max_ns, arrival.tenant
         if target_ns is None:
             return Admission(admitted=True)
         limit_ns = self._fair.limit(tenant, target_ns, now_ns)
-        found = admit(decision.predicted_ns, limit_ns)
+        found = admit(decision.predicted_ns if proven else None, limit_ns)
         if found.admitted:
             self._fair.let_in(tenant, self._local_work_ns(decision.num_new_tokens), now_ns)
         else:
@@ -389,3 +422,7 @@ class Dispatcher:
             entry.prefilling = False
             name = entry.routed.prefill
             self._book_of[name].drop(name, request_id, now_ns)
+
+
+def _times(duration_ns: int | None, factor: float) -> int | None:
+    return None if duration_ns is None else round(duration_ns * factor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Callable
 
 from aiohttp import web
@@ -310,6 +311,8 @@ class Gateway:
 
     def _transfer_over(self, transfer: TransferView) -> None:
         self.metrics.arrived(transfer)
+        if transfer.is_complete:
+            self.driver.handed_over(transfer.number, time.monotonic_ns())
         self.driver.transfer_over(transfer.number)
         self.loops.transfer_over(transfer)
         self.guards.ended((transfer.source, transfer.destination), told_of_link(transfer))

@@ -118,7 +118,7 @@ class Control:
     # What there is
 
     def status(self) -> JsonObject:
-        """Loops, links, clusters, engines and pools."""
+        """Loops, predictions, links, clusters, engines and pools."""
         routing = self._deployment.routing
         return {
             "policy": routing.effective_policy.value,
@@ -129,6 +129,7 @@ class Control:
                 "replication": routing.replication is not None,
                 "admission": routing.ttft_max is not None,
             },
+            "predictions": self.predictions(),
             "links": [self._link_state(link) for link in self.links()],
             "clusters": [
                 {"name": name, "role": table.role.value, "is_on": self._driver.is_on(name)}
@@ -139,6 +140,24 @@ class Control:
                 {"name": pool, "is_live": self._pools.is_live(pool)} for pool in self._pools.names()
             ],
         }
+
+    def predictions(self) -> list[JsonObject]:
+        """How predictions are corrected, by path; none without a plan to predict from."""
+        if self._deployment.routing.plan is None:
+            return []
+        now_ns = time.monotonic_ns()
+        return [
+            {
+                "path": path.value,
+                "cluster": cluster,
+                "correction": round(found.factor, 3),
+                "error": round(found.error_ratio, 3),
+                "num_samples": found.num_samples,
+                "is_proven": found.is_proven(now_ns),
+                "is_refuted": found.is_refuted,
+            }
+            for (path, cluster), found in self._driver.dispatcher.calibrations.items()
+        ]
 
     def _engine_states(self) -> list[JsonObject]:
         return [

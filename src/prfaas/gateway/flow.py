@@ -121,7 +121,10 @@ class Flow:
                 exchange.leg_headers("p"),
                 exchange.awaited_pull,
             )
-            self.driver.prefilled(plan.ask.number, time.monotonic_ns())
+            now_ns = time.monotonic_ns()
+            self.driver.prefilled(plan.ask.number, now_ns)
+            if transfer.stays:
+                self.driver.handed_over(plan.ask.number, now_ns)
         except PrefillGivenUpError as error:
             exchange.suspect(engine.name, error)
             routed = plan.routed
@@ -196,7 +199,10 @@ class Flow:
 
     def _first_token(self, exchange: Exchange, number: int, *, blames: bool = True) -> None:
         """An engine has begun to answer, which those before it could have done as well."""
-        self.driver.prefilled(number, time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        self.driver.prefilled(number, now_ns)
+        if exchange.record.ttft_ns is not None and exchange.record.fallback is None:
+            self.driver.first_token(number, now_ns)
         if blames:
             self._blame(exchange)
 

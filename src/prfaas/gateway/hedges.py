@@ -90,4 +90,5 @@ class Hedges:
             wait_ns = max(0, wait_ns - costs.local_prefill_ns(num_tokens - routed.hit_tokens))
         hits = self._driver.cached(plan.ask)[0]
         held = max(hits.get(routed.destination, 0), hits.get(name, 0))
-        return wait_ns + costs.local_prefill_ns(max(1, num_tokens - held))
+        local_ns = wait_ns + costs.local_prefill_ns(max(1, num_tokens - held))
+        return round(local_ns * self._driver.local_correction)

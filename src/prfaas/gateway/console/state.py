@@ -138,12 +138,15 @@ class Parts:
     def _facts(self, now: float) -> Facts:
         decided = [r for r in self._since(now - WINDOW_S) if r.decision is not None]
         states = {name: self.index.state(name) for name in self.pools.names()}
+        predictions = self.control.predictions()
         return Facts(
             missing_engines=[e.name for e in self.engines.by_name.values() if not e.is_ready],
             silent_pools=[name for name in self.pools.names() if not self.pools.is_live(name)],
             index_states={n: s.value for n, s in states.items() if s is not SourceState.EXACT},
             num_long=sum(_is_long(record) for record in decided),
             num_decided=len(decided),
+            corrections={_path_of(each): each["correction"] for each in predictions},
+            refuted=[_path_of(each) for each in predictions if each["is_refuted"]],
             expected_bits_per_s={
                 f"{source}>{destination}": float(seen.budget_bits_per_s)
                 for (source, destination), seen in self.pools.telemetry().items()
@@ -158,6 +161,10 @@ class Parts:
                 break
             found.append(record)
         return found
+
+
+def _path_of(prediction: JsonObject) -> str:
+    return f"{prediction['path']} path of {prediction['cluster']}"
 
 
 def _is_long(record: Record) -> bool:
