@@ -17,6 +17,7 @@ from prfaas.wire.messages.link import Abort, Commit, Missing, Pull, Refused
 from .conftest import World
 from .sites import (
     LAYOUT,
+    NAMED,
     PROMPT,
     Engine,
     Peer,
@@ -44,7 +45,13 @@ async def filled(world: World) -> tuple[Site, Site, Engine, Engine, Peer]:
 def a_pull(world: World, keys: list[BlockKey], **ticket: Any) -> Pull:
     transfer = secrets.token_bytes(16)
     sealed = seal(world.identities, transfer, **ticket)
-    return Pull(transfer_id=transfer, source="prfaas-pool", keys=wire_keys(keys), ticket=sealed)
+    return Pull(
+        transfer_id=transfer,
+        source="prfaas-pool",
+        keys=wire_keys(keys),
+        ticket=sealed,
+        blocks=NAMED,
+    )
 
 
 async def ended(gateway: Peer, pull: Message) -> TransferEnded:

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from prfaas.config.routing import RoutingTable
+from prfaas.core.manifest import MANIFEST_BYTES_MAX, manifest_of
 from prfaas.errors import EngineError
 from prfaas.gateway.bodies import COMPLETIONS_PATH, prefill_body, wait_order
 from prfaas.gateway.deciding import Plan
@@ -126,10 +127,13 @@ class PrefillLeg:
         if transfer.stays:
             wait_ms = self.limits.transfer_timeout // NS_PER_MS
             return {**order, "wait": wait_order(awaited, wait_ms)}
-        return {
-            **order,
-            "ticket": self.tickets.issue(transfer, plan.layout, plan.ask.tenant, **span),
-        }
+        blocks = manifest_of(plan.layout, plan.ask.hashes, **span)
+        if sum(map(len, blocks.values())) > MANIFEST_BYTES_MAX:
+            raise PrefillGivenUpError(
+                "prefill", "too_many_blocks", "the prompt has more blocks than a ticket can name"
+            )
+        ticket = self.tickets.issue(transfer, plan.layout, plan.ask.tenant, blocks, **span)
+        return {**order, "ticket": ticket}
 
     async def _post(self, engine: Engine, body: JsonObject, headers: Mapping[str, str]) -> int:
         try:

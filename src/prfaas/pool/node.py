@@ -12,7 +12,7 @@ from pathlib import Path
 from aiohttp import web
 
 from prfaas.core.blocks import BlockKey
-from prfaas.core.tickets import Refusal, TicketRefusedError
+from prfaas.core.tickets import TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent
 from prfaas.errors import ConfigError
 from prfaas.logs import log_event
@@ -231,7 +231,7 @@ class PoolNode:
             on_change=self._state_changed,
             on_ended=lambda transfer: self._transfer_ended(SENT, transfer),
             clock_ns=self._clock_ns,
-            on_over=self._over_budget,
+            on_over=self._beyond_ticket,
             on_pull=lambda pull: self._pulls.serve(self.links[peer], pull),
             grace_ns=self.settings.link_grace_ns,
             budget_bits_per_s=self.settings.link_budgets.get(peer, 0),
@@ -304,10 +304,7 @@ class PoolNode:
         transfer.apply(TransferEvent.REFUSE, reason)
         self._transfer_ended(SENT, transfer)
 
-    def _over_budget(self, transfer: Transfer) -> None:
-        error = TicketRefusedError(
-            Refusal.OVERSIZED, f"more than the {transfer.bytes_max} bytes it allows were pushed"
-        )
+    def _beyond_ticket(self, transfer: Transfer, error: TicketRefusedError) -> None:
         self._tickets.refused(SOURCE, transfer.transfer_id, error)
 
     def _transfer_ended(self, direction: str, transfer: Transfer) -> None:

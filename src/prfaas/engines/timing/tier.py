@@ -24,7 +24,7 @@ from prfaas.engines.timing.rows import Rows
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.codec import AnyMessage
-from prfaas.wire.messages.engine import EngineHello, Load, Push, PushDone, Store
+from prfaas.wire.messages.engine import EngineHello, Load, PushDone, Store
 from prfaas.wire.messages.fields import Key
 from prfaas.wire.messages.layouts import layout_spec
 
@@ -93,15 +93,21 @@ class Tier:
 
     # Requests
 
-    def begin(self, request: str, order: Order | None) -> None:
-        """A request came."""
+    def begin(self, request: str, order: Order | None, hashes: list[bytes]) -> None:
+        """A request came.
+
+        Args:
+            request: Its id.
+            order: What it says about blocks that move.
+            hashes: Hash chain of its prompt.
+        """
         wait = wait_in(order)
         if wait is not None:
             self._requests.begin(request, wait.transfer_id, wait.source, wait.wait_ns)
         if isinstance(order, PushOrder):
             push = PushOfRequest(self._layout, order)
             self._pushes[request] = push
-            self._send(Push(transfer_id=push.transfer_id, peer=order.push_to, ticket=order.ticket))
+            self._send(push.announced(hashes))
 
     def finish(self, request: str, hashes: list[bytes]) -> None:
         """A request is over, and all its stores were asked for.

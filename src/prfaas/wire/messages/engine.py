@@ -7,7 +7,16 @@ from typing import Annotated
 import msgspec
 
 from prfaas.wire.messages.base import Message
-from prfaas.wire.messages.fields import Count, Extent, Key, Name, Text, TicketBytes, TransferId
+from prfaas.wire.messages.fields import (
+    Blocks,
+    Count,
+    Extent,
+    Key,
+    Name,
+    Text,
+    TicketBytes,
+    TransferId,
+)
 from prfaas.wire.messages.layouts import LayoutSpec
 
 
@@ -25,11 +34,15 @@ class EngineHello(Message, tag="engine_hello"):
 
 
 class Push(Message, tag="push"):
-    """From now on, `Store`s that name this transfer are pushed to `peer` as well."""
+    """From now on, `Store`s that name this transfer are pushed to `peer` as well.
+
+    `blocks` is the list that the ticket was signed for.
+    """
 
     transfer_id: TransferId
     peer: Name
     ticket: TicketBytes = b""
+    blocks: Blocks = msgspec.field(default_factory=dict)
 
 
 class Store(Message, tag="store"):

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from prfaas.core.blocks import CacheGroup, GroupKind, Layout
-from prfaas.wire.messages.fields import Count, LayoutId, Text
+from prfaas.wire.messages.fields import GROUPS_MAX, Count, LayoutId, Text
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class LayoutSpec(msgspec.Struct, frozen=True, kw_only=True):
     layout_id: LayoutId
     tokens_per_hash: Annotated[int, msgspec.Meta(ge=1)]
     hash_seed: Text
-    groups: Annotated[list[GroupSpec], msgspec.Meta(min_length=1, max_length=256)]
+    groups: Annotated[list[GroupSpec], msgspec.Meta(min_length=1, max_length=GROUPS_MAX)]
 
     def __post_init__(self) -> None:
         """Refuse blocks that end between two hashes: nothing names them."""
