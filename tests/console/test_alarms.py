@@ -59,6 +59,17 @@ def test_a_plan_that_does_not_fit_is_an_alarm_in_both_directions(
     assert "refuses nobody" in refuted.text
 
 
+def test_an_engine_whose_blocks_differ_is_named_with_the_fact() -> None:
+    words = "dtype: bfloat16 at near, float16 at far"
+    [found] = heard(QUIET, facts=replace(WELL, mismatches={"far": words}))
+    assert (found.name, found.subject, found.severity) == (
+        "layout_mismatch",
+        "far",
+        Severity.CRITICAL,
+    )
+    assert words in found.text
+
+
 def test_a_link_that_is_down() -> None:
     assert names(replace(QUIET, links={LINK: replace(CARRIES, up=False)})) == ["link_down"]
 

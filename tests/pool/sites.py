@@ -116,6 +116,9 @@ class Site:
         assert [link.num_open for link in self.node.links.values()] == [0] * len(self.node.links)
 
 
+FACTS = {"model.weights": "ab12", "group.0.dtypes": "float32"}
+
+
 class Engine:
     """An engine's half of the conversation, with real shared memory."""
 
@@ -225,6 +228,8 @@ def hello(name: str) -> EngineHello:
         row_bytes=ROW_BYTES,
         num_rows=NUM_ROWS,
         extents={group: list(extents) for group, extents in EXTENTS.items()},
+        facts=FACTS,
+        model="org/name@0123",
     )
 
 

@@ -46,6 +46,9 @@ def status_lines(found: Json) -> list[str]:
             f"{engine['num_in_flight']} in flight"
         )
     lines += [f"pool       {p['name']}  {_live(p['is_live'])}" for p in found["pools"]]
+    # A gateway of an earlier version sends none.
+    for each in found.get("layout_mismatches", ()):
+        lines.append(f"MISMATCH   {each['engine']}, {each['reference']}  {each['words']}")
     return lines
 
 

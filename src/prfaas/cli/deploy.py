@@ -24,6 +24,7 @@ from prfaas.cli.checks import (
 from prfaas.cli.doubts import doubts
 from prfaas.cli.options import logs_of_parts
 from prfaas.cli.output import console_for
+from prfaas.cli.preflight.readiness import incomplete
 from prfaas.cli.processes import Supervisor
 from prfaas.cli.progress import StartProgress
 from prfaas.cli.stopping import run_until_stopped
@@ -114,6 +115,8 @@ def up(file: Path, overlay: Path | None, restart: bool) -> None:
     async def run(stop: asyncio.Event) -> None:
         async with running(deployment, file, stop, overlay) as (topology, supervisor):
             _announce(topology)
+            if problem := await incomplete(topology.gateway_url):
+                console.print(f"warning: {problem}", soft_wrap=True, markup=False)
             await watch(supervisor, stop, restart=restart)
 
     run_until_stopped(run)

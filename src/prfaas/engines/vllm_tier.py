@@ -89,6 +89,8 @@ class PrfaasTier(SecondaryTierManager):
             row_bytes=self.block_size_bytes,
             num_rows=len(primary_kv_view),
             extents=row_layout.extents,
+            facts=row_layout.facts,
+            model=row_layout.model,
         )
         self._client = PoolClient(
             Path(pool),

@@ -15,6 +15,7 @@ from prfaas.gateway.journal import Entry, Journal, Loop
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.pulse import Pulse
+from prfaas.gateway.routing.layout_check import LayoutCheck
 
 THRESHOLD_MAX = 100_000_000
 _BY_HAND = "as the operator asked"
@@ -31,6 +32,7 @@ class Control:
         driver: What decides.
         engines: Whose state is shown.
         pools: The same.
+        layouts: Whose blocks differ.
         guards: The same.
         pulse: Runs the loops.
         journal: Hears of every change.
@@ -42,12 +44,14 @@ class Control:
         driver: Driver,
         engines: Engines,
         pools: Pools,
+        layouts: LayoutCheck,
         guards: Guards,
         pulse: Pulse,
         journal: Journal,
     ) -> None:
         self._deployment = deployment
         self._driver, self._engines, self._pools = driver, engines, pools
+        self._layouts = layouts
         self._guards, self._pulse, self._journal = guards, pulse, journal
 
     # Changes
@@ -136,6 +140,7 @@ class Control:
                 for name, table in self._deployment.clusters.items()
             ],
             "engines": self._engine_states(),
+            "layout_mismatches": [each.as_json() for each in self._layouts.mismatches()],
             "pools": [
                 {"name": pool, "is_live": self._pools.is_live(pool)} for pool in self._pools.names()
             ],

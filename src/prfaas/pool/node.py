@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 from aiohttp import web
 
 from prfaas.core.blocks import BlockKey
@@ -35,6 +36,7 @@ from prfaas.pool.tickets import SOURCE, TicketChecks
 from prfaas.pool.tracing import RECEIVED, SENT, TransferSpans
 from prfaas.wire.channel import Channel
 from prfaas.wire.messages.gateway import PoolState, TierUse, TransferEnded
+from prfaas.wire.messages.layouts import LayoutFacts, bounded
 from prfaas.wire.tickets import TicketOpener
 
 log = logging.getLogger(__name__)
@@ -253,6 +255,20 @@ class PoolNode:
         }
 
     def _state(self) -> PoolState:
+        """All there is to say, as for a gateway that has heard nothing yet."""
+        sessions = self._engines.values()
+        facts = bounded(
+            LayoutFacts(
+                layout_id=engine.layout.layout_id,
+                facts=engine.hello.facts,
+                model=engine.hello.model,
+            )
+            for engine in sessions
+        )
+        return msgspec.structs.replace(self._changes(), facts=facts)
+
+    def _changes(self) -> PoolState:
+        """What may have changed since; facts of a layout never do."""
         layouts = {name: engine.hello.layout for name, engine in self._engines.items()}
         links = {peer: link.is_up for peer, link in self.links.items()}
         telemetry = {peer: link.telemetry for peer, link in self.links.items()}
@@ -268,12 +284,12 @@ class PoolNode:
         )
 
     def _state_changed(self) -> None:
-        self.feed.state_changed(self._state())
+        self.feed.state_changed(self._changes())
 
     def _engine_came(self, session: EngineSession) -> None:
         log_event(log, logging.INFO, "engine_connected", engine=session.name)
         self._engines[session.name] = session
-        self._state_changed()
+        self.feed.state_changed(self._state())
 
     def _engine_went(self, session: EngineSession) -> None:
         self._requests.left(session)

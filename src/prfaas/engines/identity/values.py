@@ -20,9 +20,19 @@ def text_of(value: Any) -> str:
     """Return a value as a fact's text. What is long, or may be a path, is sent as its digest."""
     text = value if isinstance(value, str) else _json(value).strip('"')
     text = text.removeprefix("torch.")
-    if len(text) > VALUE_CHARS_MAX or _PATH.search(text) or not text.isprintable():
+    if len(text) > VALUE_CHARS_MAX or _PATH.search(text) or not _is_plain(text):
         return digest(text)
     return text
+
+
+def _is_plain(text: str) -> bool:
+    return text.isascii() and text.isprintable()
+
+
+def words_of(text: str) -> str:
+    """Return a name for people: plain and not too long."""
+    kept = "".join(letter if _is_plain(letter) else "?" for letter in text)
+    return kept[:VALUE_CHARS_MAX]
 
 
 def digest(value: Any) -> str:

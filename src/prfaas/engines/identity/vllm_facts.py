@@ -15,7 +15,7 @@ from prfaas.core.kv.facts import FACTS_MAX
 from prfaas.engines.identity.checkpoint_files import checkpoint_digests, find_checkpoint
 from prfaas.engines.identity.counted import COUNTED, SPEC_NOT_COUNTED
 from prfaas.engines.identity.file_digests import FileDigests
-from prfaas.engines.identity.values import digest, flat, name_of, text_of
+from prfaas.engines.identity.values import digest, flat, name_of, text_of, words_of
 from prfaas.errors import ConfigError
 
 RULES = "2"
@@ -61,7 +61,7 @@ def vllm_facts(
         names = list(facts)[FACTS_MAX - 1 :]
         rest = digest({name: facts.pop(name) for name in names})
         facts["rest"] = rest
-    return facts, words
+    return facts, words_of(words)
 
 
 def _refuse_unknowable(vllm_config: Any) -> None:

@@ -48,9 +48,12 @@ class Tier:
         layout: Its blocks.
         pool: Unix socket of the pool node.
         host_memory: Bytes shared with the pool node.
+        facts: What the layout id is a digest of.
     """
 
-    def __init__(self, engine: str, layout: Layout, pool: Path, host_memory: int) -> None:
+    def __init__(
+        self, engine: str, layout: Layout, pool: Path, host_memory: int, facts: dict[str, str]
+    ) -> None:
         self._layout = layout
         self._sizes = {group.index: group.block_bytes for group in layout.groups}
         self._names = PrefixNames(layout)
@@ -72,6 +75,8 @@ class Tier:
                 row_bytes=self.rows.row_bytes,
                 num_rows=self.rows.num_rows,
                 extents=self.rows.extents,
+                facts=facts,
+                model=facts.get("model.name", ""),
             ),
             self.rows.descriptor,
             self._on_message,

@@ -62,6 +62,7 @@ class Facts:
         expected_bits_per_s: What a link is to carry, by link; 0 if nobody said.
         corrections: Factor of predictions, by path.
         refuted: Paths whose predictions are wrong all the same.
+        mismatches: What differs of an engine's KV layout, by engine.
     """
 
     missing_engines: Sequence[str]
@@ -72,6 +73,7 @@ class Facts:
     expected_bits_per_s: Mapping[str, float]
     corrections: Mapping[str, float] = field(default_factory=dict)
     refuted: Sequence[str] = ()
+    mismatches: Mapping[str, str] = field(default_factory=dict)
 
 
 def alarms(history: History, latest: Sample, facts: Facts) -> list[Alarm]:
@@ -89,6 +91,12 @@ def _parts(facts: Facts) -> Iterator[Alarm]:
     for name in facts.silent_pools:
         text = f"pool node {name} is not heard: its blocks count as nothing until it is back"
         yield Alarm("pool_silent", name, Severity.CRITICAL, text)
+    for name, words in facts.mismatches.items():
+        text = (
+            f"KV blocks of engine {name} can not be used elsewhere ({words}): nothing is offloaded "
+            "to it; start both engines with the same model and arguments"
+        )
+        yield Alarm("layout_mismatch", name, Severity.CRITICAL, text)
     for name, state in facts.index_states.items():
         if name not in facts.silent_pools:
             text = f"the index of pool {name} is {state}: cached prefixes may be missed"

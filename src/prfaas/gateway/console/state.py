@@ -19,6 +19,7 @@ from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pool_view import LinkName
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import NS_PER_MS, Outcome, Record, Records
+from prfaas.gateway.routing.layout_check import LayoutCheck
 
 RECENT_S = 60.0
 REQUESTS_SHOWN = 20
@@ -33,6 +34,7 @@ class Parts:
         deployment: What is served.
         engines: Who is ready.
         pools: What is heard of pools and links.
+        layouts: Whose blocks differ.
         index: What the pools hold.
         metrics: What was counted.
         records: Recent requests.
@@ -44,6 +46,7 @@ class Parts:
     deployment: Deployment
     engines: Engines
     pools: Pools
+    layouts: LayoutCheck
     index: PrefixIndex
     metrics: Metrics
     records: Records
@@ -151,6 +154,7 @@ class Parts:
                 f"{source}>{destination}": float(seen.budget_bits_per_s)
                 for (source, destination), seen in self.pools.telemetry().items()
             },
+            mismatches={each.engine: each.words for each in self.layouts.mismatches()},
         )
 
     def _since(self, at_unix_s: float) -> list[Record]:

@@ -17,13 +17,14 @@ from prfaas.wire.messages.fields import (
     TicketBytes,
     TransferId,
 )
-from prfaas.wire.messages.layouts import LayoutSpec
+from prfaas.wire.messages.layouts import FactMap, LayoutSpec, ModelWords
 
 
 class EngineHello(Message, tag="engine_hello"):
     """First message of an engine; its shared memory's descriptor travels with it.
 
-    `extents` says, for every cache group, which parts of a row carry its bytes.
+    `extents` says, for every cache group, which parts of a row carry its bytes. `facts` are what
+    the layout id is a digest of; an older engine sends none.
     """
 
     engine: Name
@@ -31,6 +32,8 @@ class EngineHello(Message, tag="engine_hello"):
     row_bytes: Annotated[int, msgspec.Meta(ge=1)]
     num_rows: Annotated[int, msgspec.Meta(ge=1)]
     extents: dict[int, list[Extent]]
+    facts: FactMap = msgspec.field(default_factory=dict)
+    model: ModelWords = ""
 
 
 class Push(Message, tag="push"):
