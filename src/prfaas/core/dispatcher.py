@@ -32,12 +32,11 @@ from prfaas.core.fair_share import FairShare
 from prfaas.core.link_book import LinkReport
 from prfaas.core.links import Links
 from prfaas.core.load_book import LoadBook
+from prfaas.core.paces import NOMINAL_NS_PER_TOKEN, Paces
 from prfaas.core.routing import Decision, Path, Reason
 from prfaas.core.ways import Seen, Way, Ways
 
 RETRY_UNSERVED_S = 1
-NOMINAL_NS_PER_TOKEN = 100_000
-"""Orders instances by their load where no profile tells how fast they are."""
 
 
 @dataclass(slots=True)
@@ -76,6 +75,7 @@ class Dispatcher:
         decode = None if home.decode is None else [member.name for member in home.decode]
         self._decode_book = None if decode is None else DecodeBook(decode, settings.stale_after_ns)
         self._open: dict[int, _Open] = {}
+        self._paces = Paces() if home.costs is None else None
         self.spared_ns = 0
         """Prefill that was sent away although the threshold keeps it at home, ns of an instance."""
 
@@ -179,6 +179,8 @@ class Dispatcher:
         if decision.predicted_ns is not None and not again and not routed.pulls:
             predicted_ns = decision.predicted_ns - way.prediction.decode_wait_ns
             entry.expected = calibration.expect(predicted_ns, now_ns)
+        if self._paces is not None:
+            self._keep_pace(self._paces, routed, arrival, now_ns)
         if routed.decode is not None:
             self._ways.home.enter(routed.decode)
         return routed
@@ -229,6 +231,12 @@ class Dispatcher:
             path, cluster = entry.routed.decision.path, entry.routed.cluster
             self.calibrations[path, cluster].observe(entry.expected, at_ns)
             entry.expected = None
+        self.prefill_answered(request_id, at_ns)
+
+    def prefill_answered(self, request_id: int, now_ns: int) -> None:
+        """The instance that prefills a request has answered: the rate of its cluster is learnt."""
+        if self._paces is not None:
+            self._paces.answered(request_id, now_ns)
 
     def fall_back(self, request_id: int, now_ns: int) -> None:
         """The prefill of a request was given up: the instance that decodes prefills as well.
@@ -238,6 +246,8 @@ class Dispatcher:
         entry = self._open.get(request_id)
         if entry is not None:
             entry.expected = None
+        if self._paces is not None:
+            self._paces.drop(request_id)
         if entry is None or (self._decode_book is None and not entry.routed.source):
             return
         self.transfer_over(request_id)
@@ -286,12 +296,37 @@ class Dispatcher:
         if entry.in_transfer:
             self.transfer_over(request_id)
         del self._open[request_id]
+        if self._paces is not None:
+            self._paces.drop(request_id)
         if entry.prefilling:
             self._withdraw(request_id, entry, now_ns)
         if self._decode_book is None:
             self._ways.home.leave(entry.routed.decode or entry.routed.prefill)
         elif entry.decode is not None:
             self._decode_book.leave(entry.decode)
+
+    # What is expected
+
+    def expected_prefill_ns(self, request_id: int) -> int | None:
+        """Expected time from sending a prefill to its answer, ns, by a plan or by what was observed
+        of its cluster; None while neither says."""
+        entry = self._open.get(request_id)
+        if entry is None:
+            return None
+        if self._paces is not None:
+            return self._paces.expected_ns(request_id)
+        return entry.routed.decision.predicted_ns
+
+    def expected_local_ns(self, name: str, num_new_tokens: int, now_ns: int) -> int | None:
+        """Expected time of a prefill that is sent to a PD instance now, ns; None is unknown."""
+        book = self._book_of.get(name)
+        wait_ns = book.wait_ns(name, now_ns) if book is not None else 0
+        if wait_ns is None:
+            return None
+        work_ns = wait_ns + self._local_work_ns(num_new_tokens)
+        if self._paces is not None:
+            return self._paces.estimated_ns(self._home.name, work_ns)
+        return round(work_ns * self._ways.local_calibration.factor)
 
     # What is held
 
@@ -407,6 +442,13 @@ class Dispatcher:
             shipped,
         )
         return tuple.__new__(Routed, routed)
+
+    def _keep_pace(self, paces: Paces, routed: Routed, arrival: Arrival, now_ns: int) -> None:
+        """Time a prefill: what was before it at its instance, and its own work."""
+        name = routed.prefill
+        wait_ns = self._book_of[name].wait_ns(name, now_ns) or 0
+        own_ns = (arrival.num_prompt_tokens - routed.hit_tokens) * NOMINAL_NS_PER_TOKEN
+        paces.sent(arrival.request_id, routed.cluster, max(wait_ns, own_ns), now_ns)
 
     def _local_work_ns(self, num_new_tokens: int) -> int:
         costs = self._home.costs

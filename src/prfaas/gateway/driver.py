@@ -263,6 +263,10 @@ class Driver:
         """The prefill leg has answered, or the first token has come."""
         self.dispatcher.prefilled(number, now_ns)
 
+    def prefill_answered(self, number: int, now_ns: int) -> None:
+        """The prefill leg has answered."""
+        self.dispatcher.prefill_answered(number, now_ns)
+
     def first_token(self, number: int, now_ns: int) -> None:
         """The first token of a stream has come, on the path that was decided."""
         if self.split is None:

@@ -112,6 +112,7 @@ class Flow:
             self.guards.began((transfer.source, transfer.destination))
             exchange.watch = self.hedges.watch(plan, transfer, record.deadline_ns)
         record.prefill_engine = engine.name
+        stalls = asyncio.create_task(self.hedges.watch_prefill(plan, transfer))
         try:
             exchange.usage.cached_max = await self.prefill_leg.run(
                 plan,
@@ -122,6 +123,7 @@ class Flow:
                 exchange.awaited_pull,
             )
             now_ns = time.monotonic_ns()
+            self.driver.prefill_answered(plan.ask.number, now_ns)
             self.driver.prefilled(plan.ask.number, now_ns)
             if transfer.stays:
                 self.driver.handed_over(plan.ask.number, now_ns)
@@ -132,6 +134,8 @@ class Flow:
             self._give_up_transfer(exchange, "the prefill leg was given up")
             self.driver.fall_back(plan.ask.number, time.monotonic_ns())
             exchange.fall_back(error.fallback, str(error))
+        finally:
+            stalls.cancel()
 
     async def _decode(self, exchange: Exchange, plan: Plan) -> web.StreamResponse:
         """Run the decode leg; when its engine breaks, run the rest on another."""

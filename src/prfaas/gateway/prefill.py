@@ -28,7 +28,7 @@ from prfaas.gateway.guards import Told
 from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json
 from prfaas.gateway.records import NS_PER_MS, Fallback, Record
 from prfaas.gateway.tickets import TicketOffice
-from prfaas.gateway.transfers import ENGINE_LOST, LATE, TransferView
+from prfaas.gateway.transfers import ENGINE_LOST, LATE, STALLED, TransferView
 from prfaas.units import NS_PER_S
 
 _log = logging.getLogger(__name__)
@@ -110,7 +110,9 @@ class PrefillLeg:
         await _stop(leg)
         if transfer.broken.done():
             reason = transfer.broken.result()
-            stage = "prefill" if reason in (ENGINE_LOST, LATE) else "transfer"
+            stage = "prefill" if reason in (ENGINE_LOST, LATE, STALLED) else "transfer"
+            if reason == STALLED:
+                self.engines.guards.ended(engine.name, Told.FAILED)
             raise PrefillGivenUpError(stage, reason, f"the transfer broke: {reason}")
         self.engines.guards.ended(engine.name, Told.FAILED)
         limit_s = self.limits.prefill_timeout / NS_PER_S
