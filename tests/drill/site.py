@@ -89,8 +89,7 @@ host_memory = "32MiB"
 
 def write_files(home: Path, prefill: tuple[str, ...]) -> Path:
     """The deployment file, and the plan that it names."""
-    plan = PLAN.replace("instances = 2", f"instances = {len(prefill)}", 1)
-    (home / "plan.toml").write_text(plan)
+    (home / "plan.toml").write_text(PLAN)
     text = DEPLOYMENT.format(home=home, model=MODEL)
     for cluster, engines in (("prfaas", prefill), ("pd", DECODE)):
         text += CLUSTER.format(name=cluster, home=home, max_model_len=MAX_MODEL_LEN)

@@ -225,7 +225,7 @@ async def test_openais_fields_reach_the_decode_leg_and_both_legs_compute_the_sam
         service_tier="auto",
         store=True,
         metadata={"a": "b"},
-        extra_body={"min_tokens": 1, "ignore_eos": True, "top_k": 4, "priority": 0},
+        extra_body={"min_tokens": 1, "ignore_eos": True, "top_k": 4},
     )
     assert [choice.message.content for choice in answer.choices] == ["Hello there!"] * 2
     prefill, decode = world.prefill.calls[0].body, world.decode.calls[0].body

@@ -162,7 +162,7 @@ async def test_an_engine_that_dies_after_its_last_token(
         {"stop": ["x"], "min_tokens": 3},
         {"bad_words": ["x"]},
         {"return_token_ids": True},
-        {"some_field_of_tomorrow": 1},
+        {"repetition_detection": {"max_pattern_size": 9}},
     ],
 )
 async def test_what_can_not_be_continued_right_is_not(pair: World, extra: dict[str, Any]) -> None:

@@ -107,9 +107,7 @@ def test_chat_in_the_words_of_completions() -> None:
         "response_format": {"type": "json_object"},
         "min_tokens": 1,
         "ignore_eos": True,
-        "priority": 3,
         "user": "u",
-        "something_new": 1,
     }
     body = kept | {
         "messages": [{"role": "user", "content": "hi"}],

@@ -9,9 +9,10 @@ from pathlib import Path
 import openai
 import pytest
 
+from prfaas.core.quotas import Limits, Quota
 from prfaas.gateway.requests import Api, parse_request
 from prfaas.gateway.salt import deployment_secret, salt_of
-from prfaas.gateway.tenants import DEFAULT_NAME
+from prfaas.gateway.tenants import DEFAULT_NAME, Tenant
 from prfaas.gateway.tokenizing import PromptMaker
 from prfaas.planner.geometry import LayerKind, page_bytes
 from prfaas.planner.hf_config import geometry_from_config
@@ -163,7 +164,8 @@ async def test_a_growing_conversation_is_tokenised_as_the_engine_does(live: Live
         async with live.http.post(url, json=body) as reply:
             expected = (await reply.json())["tokens"]
         client = parse_request(json.dumps(body).encode(), Api.CHAT, live.model, maker.vocab_size)
-        prompt = await maker.prompt(client, "salt", None, 16384)
+        tenant = Tenant("default", "salt", Quota(Limits()))
+        prompt = await maker.prompt(client, tenant, None, 16384)
         assert list(prompt.token_ids) == expected
         messages.append({"role": "assistant", "content": document(500, start=700)})
     maker.close()

@@ -30,7 +30,6 @@ TICKET = Ticket(
     bytes(range(32)),
     "prfaas-pool",
     "pd-pool",
-    b"n" * 32,
     12345,
     NOW,
     2.5,

@@ -49,7 +49,9 @@ def gateway(
     from prfaas.config.load import load_deployment
     from prfaas.gateway.app import serve
     from prfaas.gateway.endpoints import Endpoints
+    from prfaas.gateway.tokenization.without_torch import keep_torch_out
 
+    keep_torch_out()
     deployment = load_deployment(file, overlay)
     if name is not None:
         if name not in deployment.gateways:

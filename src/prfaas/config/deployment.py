@@ -10,18 +10,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from prfaas.config.clusters import ClusterRole, ClusterTable, check_roles
 from prfaas.config.names import FilePathText, HostPort, PartName
 from prfaas.config.quantities import DurationNs, SizeBytes, at_least, long_enough
 from prfaas.config.routing import RoutingTable
 from prfaas.config.table import Table
-from prfaas.config.tenants import TENANTS_MAX, KeyHashes, TenantTable, check_keys
+from prfaas.config.tenants import TENANTS_MAX, KeyHashes, RequestFields, TenantTable, check_keys
 from prfaas.config.tracing import TracingTable
 
 TIMING_MARK = "timing"
 """What the name of a model contains that timing engines serve."""
+
+
+MediaDomain = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z0-9.:-]{1,253})$")]
 
 
 class ModelTable(Table):
@@ -36,6 +39,11 @@ class ModelTable(Table):
     chat_endpoint: bool = False
     """Send every chat to the engines' chat endpoint, where vLLM parses reasoning; it is so where an
     engine started here has `--reasoning-parser` among its `args`."""
+
+    media_domains: Annotated[list[MediaDomain], Field(max_length=256)] = Field(default=[])
+    """Hosts from which engines may fetch images, audio and video that chats name by URL; "*" for
+    any name outside of private networks. Without any, media come within the request, as "data:"
+    URLs. Engines that are started here get the list as `--allowed-media-domains`."""
 
     @field_validator("name")
     @classmethod
@@ -69,6 +77,10 @@ class GatewayTable(Table):
     """Hashes of the keys that open `/metrics`, `/control` and `/kv`, as `prfaas tenant key` prints
     them. Without any they are open to this machine while `listen` is a loopback address, and to all
     who reach the gateway while there are no tenants."""
+
+    request_fields: RequestFields = Field(default=[])
+    """Fields of request bodies that reach the engines besides those of OpenAI's API and vLLM's for
+    sampling, such as "priority"; others are refused with 400."""
 
     _limits = field_validator("request_timeout", "connect_timeout")(long_enough)
     _body = field_validator("body_bytes_max")(at_least(1024, "bytes hold no request"))

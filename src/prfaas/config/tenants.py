@@ -21,6 +21,8 @@ TENANTS_MAX = 1000
 
 KeyHash = Annotated[str, StringConstraints(pattern=KEY_HASH)]
 KeyHashes = Annotated[list[KeyHash], Field(max_length=KEYS_MAX)]
+FieldName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")]
+RequestFields = Annotated[list[FieldName], Field(max_length=64)]
 PositiveCount = Annotated[int, Field(ge=1, le=10**15)]
 
 
@@ -37,6 +39,8 @@ class TenantTable(Table):
     """Prompt and output tokens together; once they are used up, requests are refused with 429."""
     requests_in_flight: PositiveCount | None = None
     """Requests it may have running at once; more are refused with 429."""
+    request_fields: RequestFields = Field(default=[])
+    """Fields that its requests may set besides those of `gateway.request_fields`."""
     link_rate: Annotated[RateBitsPerS, Field(ge=8)] | None = None
     """What its KV blocks may take of all links together, such as "1Gbps", handed over or pulled;
     above it, prompts are prefilled at home, from what is there. Copies of hot prefixes have a rate

@@ -35,24 +35,13 @@ def shipped_bytes(layout: Layout, *, have_tokens: int, final_tokens: int) -> int
         have_tokens: Usable prefix that the other side holds already.
         final_tokens: Length at which the other side will resume.
     """
-    total = 0
-    for group in layout.groups:
-        first, last = shipped_range(group, have_tokens, final_tokens)
-        total += (last - first) * group.block_bytes
-    return total
+    return sum(
+        _num_blocks(group, have_tokens, final_tokens) * group.block_bytes for group in layout.groups
+    )
 
 
-def shipped_range(group: CacheGroup, have_tokens: int, final_tokens: int) -> tuple[int, int]:
-    """Blocks of a group that are worth sending, counted from the start of the prompt.
-
-    Args:
-        group: One cache group.
-        have_tokens: Usable prefix that the other side holds already.
-        final_tokens: Length at which the other side will resume.
-
-    Returns:
-        How many come before the first of them, and up to the last.
-    """
+def _num_blocks(group: CacheGroup, have_tokens: int, final_tokens: int) -> int:
+    """Blocks that end after the first bound and up to the second."""
     first = have_tokens
     match group.kind:
         case GroupKind.LINEAR_STATE:
@@ -60,5 +49,4 @@ def shipped_range(group: CacheGroup, have_tokens: int, final_tokens: int) -> tup
         case GroupKind.SLIDING_WINDOW:
             first = max(first, final_tokens - group.window_tokens)
     span = group.tokens_per_block
-    before, last = max(0, first) // span, final_tokens // span
-    return min(before, last), last
+    return max(0, final_tokens // span - max(0, first) // span)

@@ -14,6 +14,8 @@ from prfaas.config.clusters import ClusterRole, ClusterTable, EngineTable
 from prfaas.config.deployment import ModelTable
 
 HASH_SEED = "0"
+NO_HOST = "none.invalid"
+"""A name that is nobody's: an empty list would let vLLM fetch from everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ def engine_command(
     args = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     args += ["--model", model.path, "--served-model-name", model.name]
     args += ["--host", host, "--port", str(port)]
+    args += _media(model)
     args += ["--enable-prefix-caching", "--prefix-caching-hash-algo", "sha256_cbor"]
     args += ["--enable-prompt-tokens-details", "--kv-transfer-config", json.dumps(transfer)]
     if engine.kv_events is not None:
@@ -120,6 +123,16 @@ def timing_command(
     return Command(args, env)
 
 
+def _media(model: ModelTable) -> list[str]:
+    """From where vLLM fetches media; without the flag, from everywhere."""
+    if "*" in model.media_domains:
+        return []
+    return [
+        "--allowed-media-domains",
+        *([name.lower() for name in model.media_domains] or [NO_HOST]),
+    ]
+
+
 def _events(engine: EngineTable) -> dict[str, object]:
     """vLLM's own publisher, which keeps the last batches for who missed some."""
     return {
@@ -144,6 +157,8 @@ def _environment(engine: EngineTable) -> dict[str, str]:
     env |= {
         "PYTHONHASHSEED": HASH_SEED,
         "VLLM_NO_USAGE_STATS": "1",
+        # A listed host could name any other one.
+        "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
         "DO_NOT_TRACK": "1",
         "VLLM_LOGGING_PREFIX": "",
     }

@@ -116,6 +116,17 @@ def _is_local(normalizer: JsonObject) -> bool:
     return not normalizer or normalizer.get("type") in _LOCAL_NORMALIZERS
 
 
+def keeps_digits(tokenizer: Any) -> bool:
+    """Return True if every ASCII digit of a text is in one of its tokens."""
+    model, normalizer = tokenizer.model, _state(tokenizer.normalizer)
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    return (
+        type(model).__name__ == "BPE"
+        and set("0123456789") <= vocabulary.keys()
+        and (_is_local(normalizer))
+    )
+
+
 def _word_cuts(tokenizer: Any) -> Iterator[str]:
     steps = list(_steps(_state(tokenizer.pre_tokenizer)))
     known = [_parts_words(step) for step in steps]

@@ -11,6 +11,7 @@ from typing import Any
 
 from prfaas.gateway.cuts import cut_pattern
 from prfaas.gateway.quick import PLAIN_TEXTS, Quick
+from prfaas.gateway.tokenization.word_caches import drop_word_cache
 
 Frame = tuple[list[int], list[int]]
 """Tokens that a model wants before and after a text."""
@@ -72,6 +73,7 @@ def cutting_for(tokenizer: Any, on_difference: Callable[[], None]) -> Cutting | 
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is None:
         return None
+    drop_word_cache(fast)
     fast.no_truncation()
     fast.no_padding()
     fast.encode_special_tokens = bool(tokenizer.split_special_tokens)

@@ -14,6 +14,8 @@ from blake3 import blake3
 from prfaas.core.hashing import hash_chain
 from prfaas.gateway.cutting import cutting_for
 from prfaas.gateway.span_cache import Span, SpanCache
+from prfaas.gateway.tokenization.bounds import TooLongError, check_tail
+from prfaas.gateway.tokenization.word_caches import forget_words
 
 CACHE_BYTES_MAX = 256 * 2**20
 """About 25 million tokens at 16 to a block, more with larger blocks."""
@@ -78,17 +80,22 @@ class Encoder:
         if self.cutting is None:
             _log.warning("this model's texts can not be cut: every prompt is tokenised whole")
 
-    def encode(self, text: str, special: bool, naming: Naming) -> tuple[array[int], list[bytes]]:
+    def encode(
+        self, text: str, special: bool, naming: Naming, tokens_max: int | None = None
+    ) -> tuple[array[int], list[bytes]]:
         """Token ids and block hashes of a text.
 
         Args:
             text: What to encode; role markers in it count as such.
             special: Whether the tokens that the model wants around a text are added.
             naming: How its blocks are named.
+            tokens_max: Stop once a text is known to have more tokens; None for no limit.
+
+        Raises:
+            TooLongError: It has more than `tokens_max`. One with a few more may be encoded.
         """
         if self.cutting is None:
-            with self._one_at_a_time:
-                ids = array("I", self._tokenizer.encode(text, add_special_tokens=special))
+            ids = self._encode_whole(text, special, tokens_max)
             return ids, naming.hashes(ids, [])
         before, after = self.cutting.frames[special]
         walk = _Walk(self.cache, naming, f"text, {special}", before)
@@ -97,12 +104,27 @@ class Encoder:
             position += len(part)
             if not walk.finds(part.encode()):
                 walk.learns(self.cutting.encode(part))
+            if tokens_max is not None and len(walk.token_ids) > tokens_max:
+                raise TooLongError(len(walk.token_ids))
+        if tokens_max is not None:
+            check_tail(text[position:], self.cutting.encode, tokens_max)
         walk.token_ids.extend(self.cutting.encode(text[position:]))
         if walk.is_stale:
             # Tokens of this very text may be wrong; those that are made from here on are not.
-            return self.encode(text, special, naming)
+            return self.encode(text, special, naming, tokens_max)
         walk.token_ids.extend(after)
         return walk.token_ids, walk.end()
+
+    def _encode_whole(self, text: str, special: bool, tokens_max: int | None) -> array[int]:
+        def encode(part: str) -> array[int]:
+            with self._one_at_a_time:
+                ids = array("I", self._tokenizer.encode(part, add_special_tokens=special))
+                forget_words(self._tokenizer)
+            return ids
+
+        if tokens_max is not None:
+            check_tail(text, encode, tokens_max)
+        return encode(text)
 
     def hashes(self, token_ids: list[int], naming: Naming) -> list[bytes]:
         """Block hashes of token ids, each below 2^32."""

@@ -80,4 +80,6 @@ class Ending:
 
     async def _texts(self, exchange: Exchange, plan: Plan, answer: Answer) -> list[str]:
         skip = exchange.client.body.get("skip_special_tokens") is not False
-        return await self.prompts.texts(plan.prompt.token_ids, answer.token_ids, skip_special=skip)
+        prompts, prompt_ids = self.prompts, plan.prompt.token_ids
+        tenant = exchange.tenant
+        return await prompts.texts(prompt_ids, answer.token_ids, tenant, skip_special=skip)

@@ -230,9 +230,7 @@ class Engines:
         while True:
             await self._look(engine)
             self._looked_at[engine.name].set()
-            # One that has not answered in time is asked again at once, while others wait for it.
-            if not engine.is_ready or not engine.num_missed:
-                await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(self._poll_s)
 
     async def _look(self, engine: Engine) -> None:
         try:
@@ -252,14 +250,9 @@ class Engines:
                 self._end_legs(engine)
 
     def _end_legs(self, engine: Engine) -> None:
-        """End the legs of an engine that does not answer, where somebody else can go on.
-
-        A host that is gone, or a process that hangs, closes no connection. What a PrfaaS engine was
-        to prefill can always be prefilled in the PD cluster. One that answers that it is not well
-        may be draining, and ends its legs by itself.
-        """
+        """A host that is gone closes no connection; whoever waits for it may go on elsewhere."""
         others = (e for e in self.by_name.values() if e.role is engine.role and self.takes(e))
-        if engine.role is ClusterRole.PRFAAS or any(others):
+        if engine.role is ClusterRole.PD and any(others):
             for leg in engine.legs:
                 leg.reschedule(asyncio.get_running_loop().time())
 

@@ -26,7 +26,7 @@ _BOOLEANS = (
 _OBJECTS = ("stream_options", "logit_bias", "response_format", "chat_template_kwargs", "vllm_xargs")
 _STRINGS = ("user", "reasoning_effort", "suffix")
 _ARRAYS = ("tools", "documents")
-_REFUSED = ("chat_template", "prompt_embeds")
+REFUSED = ("chat_template", "prompt_embeds")
 """A program for the template engine, and tensors for the model: neither is taken from clients."""
 TOP_LOGPROBS_MAX = 1000
 SHOWN_CHARS = 80
@@ -71,7 +71,7 @@ def check_types(body: JsonObject) -> None:
             if value is not None and not isinstance(value, kind):
                 raise bad(f"{name} must be {what}, got {shown(value)}", name)
     _check_stop(body.get("stop"))
-    for name in _REFUSED:
+    for name in REFUSED:
         if body.get(name) is not None:
             raise bad(f"{name} is not accepted from clients", name)
 

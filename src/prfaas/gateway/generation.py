@@ -119,6 +119,7 @@ class Generation:
             model=self.model,
             vocab_size=self.vocab_size,
             chat_endpoint=self.chat_endpoint,
+            rules=request[TENANT].rules,
         )
         client = await read(request, parse)
         record.stream = client.stream

@@ -71,7 +71,7 @@ class KvLookup:
         api = Api.CHAT if "messages" in body else Api.COMPLETIONS
         model = self.deployment.model.name
         data = json.dumps({"model": model} | body).encode()
-        client = parse_request(data, api, model, self.vocab_size)
+        client = parse_request(data, api, model, self.vocab_size, rules=tenant.rules)
         ask, _ = await self.planner.ask(client, tenant, Record("", api.value, tenant.name))
         return json_response(self._found(ask))
 

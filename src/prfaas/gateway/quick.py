@@ -9,6 +9,8 @@ from array import array
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from prfaas.gateway.tokenization.word_caches import keeps_words_by_thread
+
 COMPARED_EACH = 256
 """One text of so many is encoded by both."""
 PLAIN_TEXTS = (
@@ -85,8 +87,13 @@ class Quick:
 
 
 def _load(core: Any) -> Any:
-    # One text at a time, on a thread of ours: the library's own threads would be in the way.
-    os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
+    if not keeps_words_by_thread(core):
+        _log.info("fastokens is not used: it would keep this model's words for all tenants")
+        return None
+    # On the calling thread alone, with nothing kept beside its cache of words.
+    os.environ["FASTOKENS_BPE_THREADS"] = "1"
+    for name in ("FASTOKENS_INPUT_CACHE", "FASTOKENS_SEGMENT_CACHE"):
+        os.environ.pop(name, None)
     from fastokens import Tokenizer
 
     try:

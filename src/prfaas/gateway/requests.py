@@ -1,7 +1,7 @@
 """Client bodies, checked and stripped, as one frozen request.
 
 Nothing that steers the engines' caches or transfers gets past this module: such keys are removed,
-wherever vLLM would read them.
+wherever vLLM would read them. Other fields pass by an allow-list (`openai/allowed_fields.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from prfaas.errors import RequestError
 from prfaas.gateway.fields import bad, check_logprobs, check_types, integer, is_integer, shown
 from prfaas.gateway.jsons import JsonObject, from_json, is_deeper_than, num_containers
 from prfaas.gateway.messages import has_other_parts, parse_messages
+from prfaas.gateway.openai.allowed_fields import allowed
+from prfaas.gateway.openai.media import check_media
+from prfaas.gateway.openai.rules import STRICT, RequestRules
 from prfaas.gateway.tools import parse_tools
 
 NESTING_MAX = 64
@@ -27,10 +30,6 @@ NUM_PROMPTS_MAX = 128
 DEFAULT_MAX_TOKENS = 16
 """What the completions API generates if the client sets no limit."""
 
-_CONTROL_KEYS = frozenset(
-    {"kv_transfer_params", "cache_salt", "ec_transfer_params", "kv_hints", "request_id"}
-)
-_CONTROL_PREFIX = "bootstrap_"
 _CHAT_ENDPOINT_KEYS = frozenset(
     {
         "tools",
@@ -99,12 +98,23 @@ class ClientRequest:
 
 
 def parse_request(
-    data: bytes, api: Api, model: str, vocab_size: int, *, chat_endpoint: bool = False
+    data: bytes,
+    api: Api,
+    model: str,
+    vocab_size: int,
+    *,
+    chat_endpoint: bool = False,
+    rules: RequestRules = STRICT,
 ) -> ClientRequest:
     """Check a raw body; see `request_from`."""
-    body = parse_object(data)
     return request_from(
-        body, api, model, vocab_size, chat_endpoint=chat_endpoint, num_bytes=len(data)
+        parse_object(data),
+        api,
+        model,
+        vocab_size,
+        chat_endpoint=chat_endpoint,
+        rules=rules,
+        num_bytes=len(data),
     )
 
 
@@ -115,6 +125,7 @@ def request_from(
     vocab_size: int,
     *,
     chat_endpoint: bool = False,
+    rules: RequestRules = STRICT,
     num_bytes: int | None = None,
 ) -> ClientRequest:
     """Check a body.
@@ -125,12 +136,13 @@ def request_from(
         model: Name of the model that is served.
         vocab_size: Token ids have to be below this.
         chat_endpoint: Every chat needs the engines' chat endpoint.
+        rules: What its tenant may send beyond what everybody may.
         num_bytes: Of the body, if that is known.
 
     Raises:
         RequestError: 400 or 404.
     """
-    body = _strip(body)
+    body = allowed(body, rules.fields)
     check_model(body, model)
     check_types(body)
     check_logprobs(body, is_chat=api is Api.CHAT)
@@ -144,6 +156,8 @@ def request_from(
     prompts = [] if chat else _prompts(body.get("prompt"), vocab_size)
     messages = parse_messages(body.get("messages")) if chat else []
     tools = parse_tools(body.get("tools")) if chat else []
+    if chat:
+        check_media(body["messages"], rules.media_domains)
     is_multimodal = chat and has_other_parts(body["messages"])
     include_usage = bool(options.get("include_usage"))
     return ClientRequest(
@@ -191,18 +205,6 @@ def parse_object(data: bytes) -> JsonObject:
     if len(body) > KEYS_MAX:
         raise bad(f"the body has {len(body)} fields; the limit is {KEYS_MAX}")
     return body
-
-
-def _strip(body: JsonObject) -> JsonObject:
-    kept = {key: value for key, value in body.items() if not _is_control(key)}
-    # vLLM merges this object into the very dictionary that carries kv_transfer_params.
-    if isinstance(extra := kept.get("vllm_xargs"), dict):
-        kept["vllm_xargs"] = {key: value for key, value in extra.items() if not _is_control(key)}
-    return kept
-
-
-def _is_control(key: str) -> bool:
-    return key in _CONTROL_KEYS or key.startswith(_CONTROL_PREFIX)
 
 
 def check_model(body: JsonObject, model: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prfaas.config.deployment import Deployment
@@ -9,6 +10,7 @@ from prfaas.config.tenants import TenantTable
 from prfaas.core.fair_share import FairSettings
 from prfaas.core.quotas import Limits, Quota
 from prfaas.gateway.keys import KeyRing
+from prfaas.gateway.openai.rules import STRICT, RequestRules
 from prfaas.gateway.salt import deployment_secret, salt_of
 
 DEFAULT_NAME = "default"
@@ -26,6 +28,7 @@ class Tenant:
         quota: What it has used.
         link_weight: Its share of a link against the others'.
         link_bytes_per_s: What its blocks may take of a link; 0 is no limit.
+        rules: What its requests may hold.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Tenant:
     quota: Quota
     link_weight: float = 1.0
     link_bytes_per_s: int = 0
+    rules: RequestRules = STRICT
 
 
 class Tenants:
@@ -54,6 +58,7 @@ class Tenants:
                 Quota(_limits(table)),
                 table.weight,
                 (table.link_rate or 0) // _BITS_PER_BYTE,
+                _rules(deployment, table.request_fields),
             )
             for name, table in tables.items()
         }
@@ -62,7 +67,9 @@ class Tenants:
         )
         self.default: Tenant | None = None
         if not tables:
-            self.default = Tenant(DEFAULT_NAME, salt_of(secret, DEFAULT_NAME), Quota(Limits()))
+            salt = salt_of(secret, DEFAULT_NAME)
+            rules = _rules(deployment)
+            self.default = Tenant(DEFAULT_NAME, salt, Quota(Limits()), rules=rules)
             self.by_name[DEFAULT_NAME] = self.default
 
     def of_key(self, key: str) -> Tenant | None:
@@ -73,6 +80,13 @@ class Tenants:
 def fairness(deployment: Deployment) -> FairSettings:
     """How the tenants share what is too little for all."""
     return FairSettings({name: table.weight for name, table in deployment.tenants.items()})
+
+
+def _rules(deployment: Deployment, fields: Iterable[str] = ()) -> RequestRules:
+    return RequestRules(
+        frozenset({*deployment.gateway.request_fields, *fields}),
+        frozenset(domain.lower() for domain in deployment.model.media_domains),
+    )
 
 
 def _limits(table: TenantTable) -> Limits:

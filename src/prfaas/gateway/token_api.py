@@ -45,7 +45,7 @@ class TokenApi:
             body = await read(request, parse_object)
             ids, max_model_len = await self._ids(body, request[TENANT])
             wants_words = body.get("return_token_strs") is True
-            words = (await self.prompts.words(ids))[1] if wants_words else None
+            words = (await self.prompts.words(ids, request[TENANT]))[1] if wants_words else None
         return json_response(
             {
                 "count": len(ids),
@@ -59,14 +59,15 @@ class TokenApi:
         api = Api.CHAT if "messages" in body else Api.COMPLETIONS
         if api is Api.COMPLETIONS and not isinstance(body.get("prompt"), str):
             raise bad(f"prompt must be a string, got {shown(body.get('prompt'))}", "prompt")
-        client = request_from(body, api, self.model, self.prompts.vocab_size)
+        vocab_size, rules = self.prompts.vocab_size, tenant.rules
+        client = request_from(body, api, self.model, vocab_size, rules=rules)
         if not client.is_exact:
             raise bad("only text is tokenised here, and it is not truncated", "messages")
         engine = self.engines.choose(ClusterRole.PD)
         if engine is None:
             raise self.engines.nobody()
         max_model_len = engine.max_model_len
-        prompt = await self.prompts.prompt(client, tenant.cache_salt, None, max_model_len)
+        prompt = await self.prompts.prompt(client, tenant, None, max_model_len)
         return list(prompt.token_ids), max_model_len
 
     async def _detokenize(self, request: web.Request) -> web.Response:
@@ -77,5 +78,5 @@ class TokenApi:
             if not isinstance(tokens, list):
                 raise bad(f"tokens must be an array of token ids, got {shown(tokens)}", "tokens")
             ids = token_ids(tokens, self.prompts.vocab_size, "tokens")
-            text, _ = await self.prompts.words(ids)
+            text, _ = await self.prompts.words(ids, request[TENANT])
         return json_response({"prompt": text})

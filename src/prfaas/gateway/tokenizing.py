@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from prfaas.core.blocks import Layout
-from prfaas.errors import ConfigError
+from prfaas.errors import ConfigError, RequestError
 from prfaas.gateway.detokenizing import pieces
 from prfaas.gateway.encoding import Encoder, Naming
 from prfaas.gateway.fields import bad
 from prfaas.gateway.ids_json import make_ready
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.requests import Api, ClientRequest
+from prfaas.gateway.tenants import Tenant
+from prfaas.gateway.tokenization.bounds import TooLongError, bounds_of
+from prfaas.gateway.tokenization.tenant_threads import TenantThreads
 
-THREADS = 2
+CUT_BY_ENGINE = 4
+"""A prompt that the engine cuts may be so many times as long as the model's length."""
 SHORT_BYTES_MAX = 8192
 """The prompt of a body up to this takes a millisecond or two: waking a thread is not worth it."""
 _RESERVED_TEMPLATE_NAMES = frozenset(
@@ -68,30 +70,48 @@ class Prompt:
         return sum(len(sequence) for sequence in self.sequences)
 
 
+class TooManyTokensError(RequestError):
+    """A prompt is too long, and it took tokenising to find out.
+
+    Attributes:
+        num_tokens: Tokens that were made, about.
+    """
+
+    def __init__(self, message: str, param: str, num_tokens: int) -> None:
+        super().__init__(message, param=param)
+        self.num_tokens = num_tokens
+
+
 class PromptMaker:
     """Makes prompts with the model's own tokenizer and chat template.
 
+    Nothing of a text is left behind where another tenant's text comes by: see `TenantThreads` and
+    `Encoder`.
+
     Args:
         path: Checkpoint directory or name.
+        is_shared: Whether there are several tenants. Short texts of a single one are tokenised on
+            the event loop.
 
     Raises:
         ConfigError: There is no tokenizer at `path`.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, is_shared: bool = True) -> None:
         self._tokenizer, self.vocab_size = _load(path)
-        self._chars_per_token_max = max(map(len, self._tokenizer.get_vocab()), default=1)
+        self._bounds = bounds_of(self._tokenizer)
         self._encoder = Encoder(self._tokenizer)
         make_ready(self.vocab_size)
-        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
+        self._is_shared = is_shared
+        self.threads = TenantThreads()
 
     def close(self) -> None:
         """Let the threads end."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self.threads.close()
 
-    async def words(self, ids: list[int]) -> tuple[str, list[str]]:
+    async def words(self, ids: list[int], tenant: Tenant) -> tuple[str, list[str]]:
         """The text of token ids, and how the tokenizer writes each of them; on another thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._words, ids)
+        return await self.threads.run(tenant.name, partial(self._words, ids))
 
     def _words(self, ids: list[int]) -> tuple[str, list[str]]:
         # Ids that the model has and the tokenizer has not are no words.
@@ -99,26 +119,34 @@ class PromptMaker:
         return str(self._tokenizer.decode(ids)), words
 
     async def prompt(
-        self, client: ClientRequest, cache_salt: str, layout: Layout | None, max_model_len: int
+        self, client: ClientRequest, tenant: Tenant, layout: Layout | None, max_model_len: int
     ) -> Prompt:
-        """Render, tokenise and hash; on another thread unless the request is short.
+        """Render, tokenise and hash, on a thread of the tenant's.
 
         Args:
             client: The request.
-            cache_salt: Its tenant's salt, for the hash chain.
+            tenant: Whose it is: its salt begins the hash chain.
             layout: What to hash for; None skips hashing.
-            max_model_len: Text that can not possibly fit is refused untokenised.
+            max_model_len: Text that can not possibly fit is refused untokenised, and the rest of a
+                text is not tokenised once it is known not to fit.
 
         Raises:
             RequestError: 400, the chat template refuses the messages or the text is far too long.
+            TooManyTokensError: 400, tokenising has shown that it is too long.
         """
-        work = partial(self._make, client, cache_salt, layout, max_model_len)
-        if client.num_bytes is not None and client.num_bytes <= SHORT_BYTES_MAX:
+        work = partial(self._make, client, tenant.cache_salt, layout, max_model_len)
+        is_short = client.num_bytes is not None and client.num_bytes <= SHORT_BYTES_MAX
+        if is_short and not self._is_shared:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        return await self.threads.run(tenant.name, work)
 
     async def texts(
-        self, prompt_ids: Sequence[int], token_ids: list[int], *, skip_special: bool
+        self,
+        prompt_ids: Sequence[int],
+        token_ids: list[int],
+        tenant: Tenant,
+        *,
+        skip_special: bool,
     ) -> list[str]:
         """What text each token of an answer gave, on another thread; see `pieces`.
 
@@ -126,7 +154,7 @@ class PromptMaker:
             NoDetokenizerError: It can not be told exactly.
         """
         work = partial(pieces, self._tokenizer, prompt_ids, token_ids, skip_special=skip_special)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        return await self.threads.run(tenant.name, work)
 
     def _make(
         self, client: ClientRequest, cache_salt: str, layout: Layout | None, max_model_len: int
@@ -134,41 +162,40 @@ class PromptMaker:
         naming = Naming(cache_salt)
         if layout is not None and len(client.prompts) <= 1:
             naming = Naming(cache_salt, layout.tokens_per_hash, layout.hash_seed)
-        chars_max = max_model_len * self._chars_per_token_max
         if client.api is Api.CHAT:
             special = bool(client.body.get("add_special_tokens"))
-            text = _render(self._tokenizer, client)
-            _check_chars(text, chars_max, max_model_len, "messages")
-            made: list[tuple[Sequence[int], list[bytes]]] = [
-                self._encoder.encode(text, special, naming)
-            ]
+            prompts: list[str | list[int]] = [_render(self._tokenizer, client)]
+            param = "messages"
         else:
             special = client.body.get("add_special_tokens") is not False
-            for prompt in client.prompts:
-                if isinstance(prompt, str):
-                    _check_chars(prompt, chars_max, max_model_len, "prompt")
-            made = [self._one(prompt, special, naming) for prompt in client.prompts]
+            prompts, param = client.prompts, "prompt"
+        tokens_max = max_model_len if client.is_exact else CUT_BY_ENGINE * max_model_len
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                self._bounds.check(prompt, tokens_max, param)
+        made: list[tuple[Sequence[int], list[bytes]]] = []
+        for prompt in prompts:
+            try:
+                made.append(self._one(prompt, special, naming, tokens_max))
+            except TooLongError as error:
+                num_tokens = sum(len(ids) for ids, _ in made) + error.num_tokens
+                raise TooManyTokensError(
+                    f"This model's maximum context length is {max_model_len} tokens. However, the "
+                    f"prompt has at least {error.num_tokens} tokens. Shorten it.",
+                    param,
+                    num_tokens,
+                ) from None
         sequences, hashes = [ids for ids, _ in made], made[0][1]
         if not all(sequences):
             raise bad("the prompt has no tokens; at least 1 is needed")
         return Prompt(sequences, hashes, cache_salt)
 
     def _one(
-        self, prompt: str | list[int], special: bool, naming: Naming
+        self, prompt: str | list[int], special: bool, naming: Naming, tokens_max: int
     ) -> tuple[Sequence[int], list[bytes]]:
         if isinstance(prompt, str):
-            return self._encoder.encode(prompt, special, naming)
+            return self._encoder.encode(prompt, special, naming, tokens_max)
         return prompt, self._encoder.hashes(prompt, naming)
-
-
-def _check_chars(text: str, chars_max: int, max_model_len: int, param: str) -> None:
-    """Text that is too long whatever its tokens are is not worth tokenising."""
-    if len(text) > chars_max:
-        raise bad(
-            f"the prompt has {len(text)} characters; {max_model_len} tokens, the model's "
-            f"length, are at most {chars_max} characters",
-            param,
-        )
 
 
 def _render(tokenizer: Any, client: ClientRequest) -> str:

@@ -7,24 +7,14 @@ from typing import Annotated
 import msgspec
 
 from prfaas.wire.messages.base import Message
-from prfaas.wire.messages.fields import (
-    Blocks,
-    Count,
-    Extent,
-    Key,
-    Name,
-    Text,
-    TicketBytes,
-    TransferId,
-)
-from prfaas.wire.messages.layouts import FactMap, LayoutSpec, ModelWords
+from prfaas.wire.messages.fields import Count, Extent, Key, Name, Text, TicketBytes, TransferId
+from prfaas.wire.messages.layouts import LayoutSpec
 
 
 class EngineHello(Message, tag="engine_hello"):
     """First message of an engine; its shared memory's descriptor travels with it.
 
-    `extents` says, for every cache group, which parts of a row carry its bytes. `facts` are what
-    the layout id is a digest of; an older engine sends none.
+    `extents` says, for every cache group, which parts of a row carry its bytes.
     """
 
     engine: Name
@@ -32,20 +22,14 @@ class EngineHello(Message, tag="engine_hello"):
     row_bytes: Annotated[int, msgspec.Meta(ge=1)]
     num_rows: Annotated[int, msgspec.Meta(ge=1)]
     extents: dict[int, list[Extent]]
-    facts: FactMap = msgspec.field(default_factory=dict)
-    model: ModelWords = ""
 
 
 class Push(Message, tag="push"):
-    """From now on, `Store`s that name this transfer are pushed to `peer` as well.
-
-    `blocks` is the list that the ticket was signed for.
-    """
+    """From now on, `Store`s that name this transfer are pushed to `peer` as well."""
 
     transfer_id: TransferId
     peer: Name
     ticket: TicketBytes = b""
-    blocks: Blocks = msgspec.field(default_factory=dict)
 
 
 class Store(Message, tag="store"):

@@ -1,1 +1,0 @@
-"""Checks of a deployment before its parts serve together."""

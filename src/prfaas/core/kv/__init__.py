@@ -1,1 +1,0 @@
-"""KV blocks: what has to agree before engines can share them."""

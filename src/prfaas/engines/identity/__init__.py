@@ -1,1 +1,0 @@
-"""Identity of an engine's KV blocks: the bytes of its model, and its effective configuration."""

@@ -1,0 +1,1 @@
+"""What requests may hold: fields and media, by allow-list."""

@@ -1,0 +1,22 @@
+"""What the requests of one tenant may hold beyond what everybody's may."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRules:
+    """Set by the operator.
+
+    Attributes:
+        fields: Further fields that reach an engine.
+        media_domains: Hosts in lower case that engines may fetch media from.
+    """
+
+    fields: frozenset[str] = frozenset()
+    media_domains: frozenset[str] = frozenset()
+
+
+STRICT = RequestRules()
+"""Nothing beyond."""

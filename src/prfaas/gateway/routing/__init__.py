@@ -1,1 +1,0 @@
-"""What the gateway compares before it lets requests leave the cluster."""

@@ -1,0 +1,76 @@
+"""Prompts that are too long are refused before all of their text is tokenised."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from prfaas.errors import RequestError
+from prfaas.gateway.encoding import Encoder, Naming
+from prfaas.gateway.tokenization.bounds import TooLongError, bounds_of
+from tests.gateway.tokenizer_zoo import INCREMENTAL, MARKERS_ONLY, NEVER, tokenizer
+
+NAMING = Naming("salt")
+
+
+class Counting:
+    """Encodes as another does, and counts the characters."""
+
+    def __init__(self, name: str) -> None:
+        self.encoder = Encoder(tokenizer(name))
+        assert self.encoder.cutting is not None
+        self.num_chars = 0
+        self._encode = self.encoder.cutting.encode
+        object.__setattr__(self.encoder.cutting, "encode", self)
+
+    def __call__(self, text: str) -> array[int]:
+        self.num_chars += len(text)
+        return self._encode(text)
+
+
+HAVE_UNKNOWN_WORDS = {"bert", "unigram", "unigram-first", "unsplit-first", "llama2"}
+
+
+@pytest.mark.parametrize("name", sorted({*INCREMENTAL, *MARKERS_ONLY, *NEVER} - HAVE_UNKNOWN_WORDS))
+def test_no_text_that_fits_is_refused(name: str) -> None:
+    made = tokenizer(name)
+    bounds = bounds_of(made)
+    for text in (
+        "1234567890" * 50,
+        "on 2026-01-01, 1,234 of 56 cats\n" * 20,
+        "0" * 400,
+        "a1b2c3" * 80,
+    ):
+        num_tokens = len(made.encode(text, add_special_tokens=False))
+        bounds.check(text, num_tokens, "prompt")
+
+
+def test_digits_are_counted_before_they_are_tokenised() -> None:
+    bounds = bounds_of(tokenizer("qwen"))
+    bounds.check("7" * 1000, 1000, "prompt")
+    with pytest.raises(RequestError, match="1001 digits; the limit of 1000 tokens"):
+        bounds.check("7" * 1001, 1000, "prompt")
+
+
+@pytest.mark.parametrize("piece", ["word ", "<|im_end|>", "x\ny"])
+def test_tokenising_stops_where_a_text_is_too_long(piece: str) -> None:
+    counting = Counting("qwen")
+    with pytest.raises(TooLongError) as caught:
+        counting.encoder.encode(piece * 100_000, False, NAMING, tokens_max=5000)
+    assert 5000 < caught.value.num_tokens < 15_000
+    assert counting.num_chars < 100_000
+
+
+@pytest.mark.parametrize("letter", ["7", "一", "é", "-", " "])
+def test_text_without_a_cut_is_not_tokenised_whole_if_it_is_far_too_long(letter: str) -> None:
+    counting = Counting("bytes")
+    with pytest.raises(TooLongError):
+        counting.encoder.encode(letter * 1_000_000, False, NAMING, tokens_max=5000)
+    assert counting.num_chars < 50_000
+
+
+def test_long_text_without_a_cut_is_served_if_it_fits() -> None:
+    text = "7" * 40_000
+    ids, _ = Encoder(tokenizer("bytes")).encode(text, False, NAMING, tokens_max=40_000)
+    assert len(ids) == 40_000

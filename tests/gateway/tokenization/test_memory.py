@@ -1,0 +1,83 @@
+"""What tokenising takes of a process's memory: a bounded cache, and no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from prfaas.engines.checkpoint import make_tokenizer
+from prfaas.wire.identity import make_authority, make_identity
+
+NUM_TEXTS = 400
+TEXT_CHARS = 200_000
+GROWTH_MIB_MAX = 300
+"""Of the cache 64 MiB are allowed; before, these texts took 900 MiB and more."""
+_MEASURE = f"""
+import random, sys
+from prfaas.gateway.encoding import Encoder, Naming
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+def resident_mib():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 / 2**20
+
+encoder = Encoder(PreTrainedTokenizerFast(tokenizer_file=sys.argv[1]), cache_bytes_max=64 * 2**20)
+rng, naming = random.Random(1), Naming("salt", 512, "0")
+encoder.encode("begin " * 1000, False, naming)
+before = resident_mib()
+for number in range({NUM_TEXTS}):
+    words = rng.randbytes({TEXT_CHARS} * 3 // 10).hex(" ", 4)
+    encoder.encode(words[:{TEXT_CHARS}], False, naming)
+print(resident_mib() - before)
+"""
+DEPLOYMENT = """
+state = "state"
+[model]
+name = "tiny"
+path = "./model"
+[gateway]
+listen = "127.0.0.1:0"
+[routing]
+offload_threshold = 1000
+[security]
+identities = "identities"
+[clusters.pd]
+role = "pd"
+[clusters.pd.pools.pd-pool]
+[clusters.pd.engines.pd-engine]
+pool = "pd-pool"
+"""
+
+
+def test_texts_of_a_byte_level_tokenizer_take_no_more_than_the_cache(tmp_path: Path) -> None:
+    make_tokenizer(tmp_path)
+    command = [sys.executable, "-c", _MEASURE, str(tmp_path / "tokenizer.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=True)
+    assert float(done.stdout.split()[-1]) < GROWTH_MIB_MAX
+
+
+def test_a_gateway_process_has_no_torch(tmp_path: Path) -> None:
+    model, identities = tmp_path / "model", tmp_path / "identities"
+    model.mkdir()
+    make_tokenizer(model)
+    (model / "config.json").write_text('{"model_type": "qwen3_next", "vocab_size": 512}')
+    identities.mkdir()
+    make_authority(identities)
+    make_identity(identities, "gateway")
+    file = tmp_path / "site.toml"
+    file.write_text(DEPLOYMENT)
+    command = [sys.executable, "-m", "prfaas", "gateway", str(file)]
+    command += ["--engine", "pd-engine=http://127.0.0.1:9", "--pool", "pd-pool=127.0.0.1:9"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert "listens at" in process.stdout.readline()
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+        finally:
+            process.kill()
+    assert "tokenizers" in maps
+    assert "torch" not in maps
