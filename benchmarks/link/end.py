@@ -12,10 +12,12 @@ import resource
 import secrets
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from prfaas.core.blocks import BlockKey
+from prfaas.core.manifest import NamedBlocks, manifest_digest, manifest_of_keys
 from prfaas.core.tickets import Ticket
 from prfaas.core.transfers import Transfer
 from prfaas.pool.inbound import InboundTransfers
@@ -130,13 +132,15 @@ class Sender:
         data = memoryview(self.payload)[:num_bytes]
         return key, StoredBlock(data, block_digest(LAYOUT, key, data))
 
-    def begin(self) -> bytes:
+    def begin(self, keys: Iterable[BlockKey]) -> bytes:
         transfer_id = secrets.token_bytes(16)
         expires_at_ns = time.time_ns() + LIFETIME_NS
         ends = "prfaas-pool", "pd-pool"
-        ticket = Ticket(transfer_id, "bench", LAYOUT, *ends, BUDGET_BYTES, expires_at_ns)
+        named = NamedBlocks(manifest_of_keys(keys))
+        digest = manifest_digest(named.manifest)
+        ticket = Ticket(transfer_id, "bench", LAYOUT, *ends, digest, BUDGET_BYTES, expires_at_ns)
         self.waiting[transfer_id] = asyncio.get_running_loop().create_future()
-        self.link.open(Grant(ticket, self.signer.seal(ticket), LIFETIME_NS))
+        self.link.open(Grant(ticket, self.signer.seal(ticket), named, LIFETIME_NS))
         return transfer_id
 
     async def transfer(self, num_bytes: int) -> dict[str, Any]:
@@ -146,7 +150,7 @@ class Sender:
         while left > 0:
             blocks.append(self.block(min(left, next(sizes))))
             left -= len(blocks[-1][1].data)
-        transfer_id = self.begin()
+        transfer_id = self.begin(key for key, _ in blocks)
         done = self.waiting[transfer_id]
         began = time.monotonic()
         for key, block in blocks:
@@ -171,7 +175,7 @@ class Sender:
         chunks = [[self.block(KV_BLOCK)] * 1 for _ in range(num_chunks)]
         for chunk in chunks:
             chunk += [self.block(KV_BLOCK) for _ in range(chunk_bytes // KV_BLOCK - 1)]
-        transfer_id = self.begin()
+        transfer_id = self.begin(key for chunk in chunks for key, _ in chunk)
         done = self.waiting[transfer_id]
         for index, chunk in enumerate(chunks):
             for key, block in chunk:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.core.manifest import manifest_digest, manifest_of_keys
 from prfaas.core.tickets import Ticket
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.tickets import TicketSigner
@@ -140,7 +141,7 @@ def wait_until(condition: object, limit_s: float = ANSWER_S) -> None:
         time.sleep(0.002)
 
 
-def open_push(engine: ScriptedEngine, signer: TicketSigner) -> bytes:
+def open_push(engine: ScriptedEngine, signer: TicketSigner, keys: list[BlockKey]) -> bytes:
     """Begin a transfer to the other pool node; its name."""
     transfer = secrets.token_bytes(16)
     ticket = Ticket(
@@ -149,10 +150,11 @@ def open_push(engine: ScriptedEngine, signer: TicketSigner) -> bytes:
         layout_id=LAYOUT.layout_id,
         source="prfaas-pool",
         destination="pd-pool",
+        blocks=manifest_digest(manifest_of_keys(keys)),
         bytes_max=BATCH * ROW_BYTES,
         expires_at_ns=time.time_ns() + 60 * 10**9,
     )
-    engine.push(transfer, signer.seal(ticket))
+    engine.push(transfer, signer.seal(ticket), keys)
     return transfer
 
 
@@ -205,7 +207,7 @@ async def _run(settings: Settings, num_bytes: int) -> None:
     pushed: list[list[BlockKey]] = []
     while stored_bytes < num_bytes:
         keys = [key_of(num_stored + n) for n in range(BATCH)]
-        transfer = open_push(engine, signer) if turn % 4 == 0 else None
+        transfer = open_push(engine, signer, keys) if turn % 4 == 0 else None
         await engine.store(keys, transfer)
         if transfer is not None:
             engine.push_done(transfer)

@@ -118,7 +118,8 @@ def test_an_engine_that_can_not_start_takes_everything_down(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "model" / name).write_text("{}")
     path = tmp_path / "deployment.toml"
     path.write_text(DEPLOYMENT.replace('"state"', f'"{tmp_path / "state"}"'))
     command = Command([sys.executable, "-S", "-c", engine, str(tmp_path)], dict(os.environ))

@@ -49,6 +49,27 @@ def test_parts_that_are_gone_come_first() -> None:
     assert [a.severity for a in found][:2] == [Severity.CRITICAL] * 2
 
 
+@pytest.mark.parametrize(("factor", "expected"), [(0.4, 1), (0.6, 0), (1.0, 0), (1.9, 0), (2.1, 1)])
+def test_a_plan_that_does_not_fit_is_an_alarm_in_both_directions(
+    factor: float, expected: int
+) -> None:
+    facts = replace(WELL, corrections={"local path of pd": factor})
+    assert names(QUIET, facts=facts) == ["predictions_off"] * expected
+    [refuted] = heard(QUIET, facts=replace(facts, refuted=["local path of pd"]))
+    assert "refuses nobody" in refuted.text
+
+
+def test_an_engine_whose_blocks_differ_is_named_with_the_fact() -> None:
+    words = "dtype: bfloat16 at near, float16 at far"
+    [found] = heard(QUIET, facts=replace(WELL, mismatches={"far": words}))
+    assert (found.name, found.subject, found.severity) == (
+        "layout_mismatch",
+        "far",
+        Severity.CRITICAL,
+    )
+    assert words in found.text
+
+
 def test_a_link_that_is_down() -> None:
     assert names(replace(QUIET, links={LINK: replace(CARRIES, up=False)})) == ["link_down"]
 

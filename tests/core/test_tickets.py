@@ -18,7 +18,9 @@ from prfaas.core.tickets import (
 )
 
 NOW = 1_800_000_000 * 10**9
-TICKET = Ticket(b"t" * 16, "tenant", b"L" * 32, "prfaas-pool", "pd-pool", 1000, NOW + 10**9)
+TICKET = Ticket(
+    b"t" * 16, "tenant", b"L" * 32, "prfaas-pool", "pd-pool", b"n" * 32, 1000, NOW + 10**9
+)
 
 
 def check(ticket: Ticket, now_ns: int = NOW) -> None:

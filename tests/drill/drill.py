@@ -160,7 +160,7 @@ class Drill:
     async def _prefill(self, transfer: bytes, keys: list[BlockKey]) -> None:
         """Store chunk by chunk, as an engine computes them."""
         engine = self.engines[SOURCE]
-        engine.push(transfer, seal(self.directory, transfer, keys))
+        engine.push(transfer, seal(self.directory, transfer, keys), keys)
         for start in range(0, len(keys), CHUNK_BLOCKS):
             await engine.store(keys[start : start + CHUNK_BLOCKS], transfer)
         engine.push_done(transfer)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.core.manifest import manifest_of_keys
 from prfaas.engines.block_requests import Answer, BlockRequests, JobDone
 from prfaas.engines.pool_client import PoolClient
 from prfaas.wire.messages.base import Message
@@ -144,8 +145,9 @@ class ScriptedEngine:
             self.requests.end(request)
         return [key for key, answer in zip(keys, answers, strict=True) if answer is Answer.HIT]
 
-    def push(self, transfer: bytes, ticket: bytes) -> bool:
-        return self._send(Push(transfer_id=transfer, peer="pd-pool", ticket=ticket))
+    def push(self, transfer: bytes, ticket: bytes, keys: list[BlockKey]) -> bool:
+        blocks = manifest_of_keys(keys)
+        return self._send(Push(transfer_id=transfer, peer="pd-pool", ticket=ticket, blocks=blocks))
 
     def push_done(self, transfer: bytes, rest: Iterable[BlockKey] = ()) -> bool:
         return self._send(PushDone(transfer_id=transfer, rest=wire_keys(rest)))

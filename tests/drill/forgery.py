@@ -9,6 +9,7 @@ from pathlib import Path
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.link_share import Fragment, OutgoingBlock
+from prfaas.core.manifest import manifest_digest, manifest_of_keys
 from prfaas.core.tickets import Ticket
 from prfaas.wire.channel import Channel
 from prfaas.wire.fragments import block_digest, encode_prefix
@@ -29,7 +30,8 @@ def seal(identities: Path, transfer: bytes, keys: list[BlockKey]) -> bytes:
     """A gateway's ticket for exactly these blocks."""
     size = sum(BLOCK_BYTES[key.group] for key in keys)
     expires_at_ns = time.time_ns() + TICKET_NS
-    ticket = Ticket(transfer, "t", LAYOUT.layout_id, NAME, "pd-pool", size, expires_at_ns)
+    ends, blocks = (NAME, "pd-pool"), manifest_digest(manifest_of_keys(keys))
+    ticket = Ticket(transfer, "t", LAYOUT.layout_id, *ends, blocks, size, expires_at_ns)
     return TicketSigner(identity_in(identities, "gateway")).seal(ticket)
 
 
@@ -53,7 +55,8 @@ async def forge(identities: Path, port: int, chance: random.Random) -> None:
     async with asyncio.timeout(CLOSED_S):
         await welcomed.wait()
     key = BlockKey(0, chance.randbytes(32))
-    channel.send(Offer(transfer_id=transfer, ticket=seal(identities, transfer, [key])))
+    sealed, blocks = seal(identities, transfer, [key]), manifest_of_keys([key])
+    channel.send(Offer(transfer_id=transfer, ticket=sealed, blocks=blocks))
     block = _damaged(transfer, LAYOUT.layout_id, key, chance)
     await _send_fragments(tls.data, port, link, block)
     try:

@@ -89,7 +89,8 @@ host_memory = "32MiB"
 
 def write_files(home: Path, prefill: tuple[str, ...]) -> Path:
     """The deployment file, and the plan that it names."""
-    (home / "plan.toml").write_text(PLAN)
+    plan = PLAN.replace("instances = 2", f"instances = {len(prefill)}", 1)
+    (home / "plan.toml").write_text(plan)
     text = DEPLOYMENT.format(home=home, model=MODEL)
     for cluster, engines in (("prfaas", prefill), ("pd", DECODE)):
         text += CLUSTER.format(name=cluster, home=home, max_model_len=MAX_MODEL_LEN)

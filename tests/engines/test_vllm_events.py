@@ -15,7 +15,7 @@ from prfaas.gateway.engine_events import EngineEvents, EventTiming
 from tests.gateway.conftest import until
 from tests.gateway.kv_publisher import followed_deployment
 
-from .test_vllm_facts import needing_vllm
+from .vllm_modules import needing_vllm
 
 pytestmark = pytest.mark.timeout(180)
 LAYOUT = Layout(b"L" * 32, 16, "0", (CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 1024),))

@@ -23,7 +23,7 @@ from prfaas.wire.messages.gateway import (
     TierUse,
     TransferEnded,
 )
-from prfaas.wire.messages.layouts import layout_spec
+from prfaas.wire.messages.layouts import LayoutFacts, layout_spec
 from prfaas.wire.messages.link import Abort, Pull, Release
 
 
@@ -33,6 +33,8 @@ class ScriptedPool:
     identities: Path
     layouts: dict[str, Layout] = field(default_factory=dict)
     links: dict[str, bool] = field(default_factory=dict)
+    facts: list[LayoutFacts] = field(default_factory=list)
+    """Said with every state; none, as of an older pool node."""
     telemetry: dict[str, LinkTelemetry] = field(default_factory=dict)
     tiers: dict[str, TierUse] = field(default_factory=dict)
     num_leased: int = 0
@@ -122,6 +124,7 @@ class ScriptedPool:
                 tiers=self.tiers,
                 num_leased=self.num_leased,
                 leased_bytes=self.leased_bytes,
+                facts=self.facts,
             )
         )
 

@@ -126,12 +126,29 @@ def test_the_load_of_an_engine_is_read_from_its_metrics() -> None:
     assert load_in(b"# HELP vllm:num_requests_waiting Number\n" + two) == EngineLoad(5, 2, 0.3)
 
 
+def prove(world: World) -> None:
+    """Have first tokens come when they were predicted, on both paths."""
+    now_ns = time.monotonic_ns()
+    for calibration in world.gateway.driver.dispatcher.calibrations.values():
+        for _ in range(10):
+            calibration.observe(calibration.expect(10**9, now_ns - 10**9), now_ns)
+
+
+async def test_nobody_is_refused_before_predictions_are_proven(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    table = {"plan": str(plan_file(tmp_path)), "ttft_max": "5s"}
+    async with routing(checkpoint, identities, tmp_path, **table) as world:
+        assert (await routed(world, "x" * 3000))["predicted_remote_ms"] > 5000
+
+
 async def test_what_would_come_too_late_is_refused_with_a_time_to_come_back(
     checkpoint: Path, identities: Path, tmp_path: Path
 ) -> None:
     table = {"plan": str(plan_file(tmp_path)), "ttft_max": "5s"}
     async with routing(checkpoint, identities, tmp_path, **table) as world:
         assert (await routed(world, SHORT))["outcome"] == "finished"
+        prove(world)
         body = {"prompt": "x" * 3000, "max_tokens": 2}
         async with world.http.post(f"{world.url}/v1/completions", json=body) as response:
             answer = await response.json()
@@ -160,6 +177,30 @@ async def test_the_first_token_is_compared_with_its_prediction(
         name = "prfaas_ttft_over_predicted_ratio"
         assert await world.metric(f'{name}_count{{path="remote"}}') == 1
         assert await world.metric(f'{name}_bucket{{le="0.25",path="remote"}}') == 1
+
+
+async def test_predictions_of_a_plan_that_is_far_off_are_corrected_and_shown(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    """The scripted engine takes milliseconds, the plan says seconds for prompts at home."""
+    table = {"plan": str(plan_file(tmp_path)), "ttft_max": "1s", "policy": "local"}
+    async with routing(checkpoint, identities, tmp_path, **table) as world:
+        body = {"prompt": SHORT, "max_tokens": 2, "stream": True}
+        for _ in range(30):
+            async with world.http.post(f"{world.url}/v1/completions", json=body) as response:
+                assert response.status == 200
+                await response.read()
+        name = 'prfaas_prediction_%s{cluster="pd",path="local"}'
+        assert await world.metric(name % "correction_ratio") == pytest.approx(0.1)
+        record = await world.record()
+        assert record["predicted_local_ms"] < 400
+        async with world.http.get(f"{world.url}/control/status") as response:
+            local, remote = (await response.json())["predictions"]
+        assert (local["path"], local["correction"], local["num_samples"]) == ("local", 0.1, 30)
+        assert (remote["path"], remote["cluster"], remote["num_samples"]) == ("remote", "prfaas", 0)
+        async with world.http.get(f"{world.url}/console/api/state") as response:
+            alarms = {alarm["name"] for alarm in (await response.json())["alarms"]}
+        assert "predictions_off" in alarms
 
 
 async def test_nothing_is_held_once_all_requests_have_ended(

@@ -157,15 +157,14 @@ async def test_an_engine_that_is_slow_to_say_it_is_well_stays_ready(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = world.gateway.engines.by_name["decode"]
-    looks = 0
+    ready: list[bool] = []
 
-    async def no_answer(*_: object) -> bytes:
-        nonlocal looks
-        looks += 1
+    async def no_answer(looked_at: object, _: str) -> bytes:
+        if looked_at is engine:
+            ready.append(engine.is_ready)
         raise TimeoutError
 
     monkeypatch.setattr(world.gateway.engines, "_get", no_answer)
-    await until(lambda: engine.num_missed == 1)
-    assert engine.is_ready
     await until(lambda: not engine.is_ready)
+    assert ready == [True] * 3
     assert engine.num_missed == 3

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from prfaas.config.deployment import Deployment
 from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.core.calibration import CalibrationSettings
 from prfaas.core.costs import Costs
 from prfaas.core.dispatch import Refused, Routed, ThresholdMoved
 from prfaas.core.link_book import LinkReport
@@ -59,6 +60,8 @@ NUM_BLOCKS_MAX = 40
 """Blocks of the longest prompt; of a prompt one more token follows its blocks."""
 
 EAGER = RoleSettings(patience_ns=0, dwell_ns=NS_PER_S, smoothing_ns=NS_PER_S, conversion_ns=0)
+CALIBRATION = CalibrationSettings(proven_first=True)
+"""As the simulator has it."""
 UNLIMITED = CacheSetup(host_blocks=None, device_blocks=None)
 Action = Routed | Refused
 COSTS = Costs(
@@ -109,6 +112,7 @@ class World(Protocol):
 
     def prefilled(self, number: int, now_ns: int) -> None: ...
     def landed(self, number: int) -> None: ...
+    def ready(self, number: int, now_ns: int) -> None: ...
     def end(self, number: int, now_ns: int) -> None: ...
     def store(self, holder: str, family: int, num_blocks: int) -> None:
         """A pool, or an engine's own memory, has the first blocks of a family."""
@@ -153,7 +157,7 @@ class GatewayWorld:
         profiles = Profiles(
             COSTS, dict.fromkeys(CLUSTERS, COSTS), dict.fromkeys(CLUSTERS, PLANNED_BITS_PER_S)
         )
-        self.driver = Driver(_deployment(rules), profiles, self._index)
+        self.driver = Driver(_deployment(rules), profiles, self._index, CALIBRATION)
         self._away = {
             pool: PoolView(is_live=True, layouts=dict.fromkeys(names, LAYOUT))
             for pool, names in CLUSTERS.items()
@@ -179,6 +183,9 @@ class GatewayWorld:
 
     def landed(self, number: int) -> None:
         self.driver.transfer_over(number)
+
+    def ready(self, number: int, now_ns: int) -> None:
+        self.driver.dispatcher.prompt_ready(number, now_ns)
 
     def end(self, number: int, now_ns: int) -> None:
         self.driver.end(number, now_ns)
@@ -278,6 +285,9 @@ class SimulatorWorld:
 
     def landed(self, number: int) -> None:
         self.front.landed(self._requests[number])
+
+    def ready(self, number: int, now_ns: int) -> None:
+        self.front.dispatcher.prompt_ready(number, now_ns)
 
     def end(self, number: int, now_ns: int) -> None:
         self.front.ended(self._requests[number], now_ns)

@@ -14,6 +14,7 @@ from typing import Any
 
 from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.link_share import Fragment, OutgoingBlock
+from prfaas.core.manifest import manifest_digest
 from prfaas.core.tickets import Ticket
 from prfaas.engines.block_requests import BlockRequests, JobDone
 from prfaas.engines.pool_client import PoolClient
@@ -52,6 +53,10 @@ PROMPT = [BlockKey(0, bytes([n]) * 32) for n in range(8)] + [
     BlockKey(1, bytes([n]) * 32) for n in (3, 7)
 ]
 """A prompt of 128 tokens: eight blocks of attention, two checkpoints of state."""
+
+HASHES = [bytes([n]) * 32 for n in range(256)] + [n.to_bytes(32, "big") for n in range(1, 400)]
+NAMED = {group: b"".join(HASHES) for group in (0, 1)}
+"""The list of blocks of every ticket, unless a test is about lists: all that tests use."""
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -109,6 +114,9 @@ class Site:
         assert store.used_bytes <= store.arena.used_bytes <= store.capacity_bytes
         assert self.node.inbound.num_open == 0
         assert [link.num_open for link in self.node.links.values()] == [0] * len(self.node.links)
+
+
+FACTS = {"model.weights": "ab12", "group.0.dtypes": "float32"}
 
 
 class Engine:
@@ -197,7 +205,7 @@ class Engine:
     def push(self, peer: str = "pd-pool", **ticket: object) -> bytes:
         transfer = secrets.token_bytes(16)
         sealed = seal(self.identities, transfer, **({"destination": peer} | ticket))  # type: ignore[arg-type]
-        assert self.send(Push(transfer_id=transfer, peer=peer, ticket=sealed))
+        assert self.send(Push(transfer_id=transfer, peer=peer, ticket=sealed, blocks=NAMED))
         return transfer
 
     def push_done(self, transfer: bytes, rest: Iterable[BlockKey] = ()) -> None:
@@ -220,6 +228,8 @@ def hello(name: str) -> EngineHello:
         row_bytes=ROW_BYTES,
         num_rows=NUM_ROWS,
         extents={group: list(extents) for group, extents in EXTENTS.items()},
+        facts=FACTS,
+        model="org/name@0123",
     )
 
 
@@ -231,6 +241,7 @@ def seal(identities: Path, transfer: bytes, signer: str = "gateway", **changes: 
         "layout_id": LAYOUT.layout_id,
         "source": "prfaas-pool",
         "destination": "pd-pool",
+        "blocks": manifest_digest(NAMED),
         "bytes_max": BUDGET,
         "expires_at_ns": time.time_ns() + 60 * 10**9,
     }
@@ -240,7 +251,8 @@ def seal(identities: Path, transfer: bytes, signer: str = "gateway", **changes: 
 
 def offer(identities: Path, transfer: bytes, **changes: object) -> Offer:
     """What a well-behaved source says first."""
-    return Offer(transfer_id=transfer, ticket=seal(identities, transfer, **changes))  # type: ignore[arg-type]
+    sealed = seal(identities, transfer, **changes)  # type: ignore[arg-type]
+    return Offer(transfer_id=transfer, ticket=sealed, blocks=NAMED)
 
 
 @dataclass

@@ -23,7 +23,7 @@ from prfaas.wire.messages.gateway import (
 from prfaas.wire.messages.layouts import layout_spec
 
 from .conftest import World
-from .sites import LAYOUT, LOOPBACK, PROMPT, Peer, content, dial, subscribe, until
+from .sites import FACTS, LAYOUT, LOOPBACK, PROMPT, Peer, content, dial, subscribe, until
 
 Event = Stored | Evicted | TransferEnded | PoolState
 MANY = [BlockKey(0, bytes([n, m] * 16)) for n in range(10) for m in range(10)]
@@ -54,6 +54,30 @@ def followed(messages: list[AnyMessage]) -> tuple[PrefixIndex, set[BlockKey]]:
             index.remove("pool", message.layout_id, keys_of(message.keys))
             held -= set(keys_of(message.keys))
     return index, held
+
+
+async def test_facts_of_layouts_are_told_once_to_every_subscriber(world: World) -> None:
+    pd = await world.start_pd()
+    early = await subscribe(pd, world.identities)
+    engine = await world.engine("pd-pool")
+    assert await engine.store(MANY[:3])
+    late = await subscribe(pd, world.identities)
+    expected = [(LAYOUT.layout_id, FACTS, "org/name@0123")]
+    for peer in (early, late):
+        await until(lambda peer=peer: any(told(peer)))  # type: ignore[misc]
+        assert expected in told(peer)
+    num_told = len(told(early))
+    pd.node._state_changed()
+    await until(lambda: [] in told(early)[num_told:])
+
+
+def told(peer: Peer) -> list[list[tuple[bytes, dict[str, str], str]]]:
+    """Facts in each of the states that a gateway was told."""
+    return [
+        [(each.layout_id, each.facts, each.model) for each in message.facts]
+        for message in peer.messages
+        if isinstance(message, PoolState)
+    ]
 
 
 async def test_a_subscriber_follows_stores_and_evictions(

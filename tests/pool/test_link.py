@@ -2,10 +2,11 @@
 
 import asyncio
 import gc
+import itertools
 import secrets
 import struct
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from prfaas.wire.messages.gateway import PoolState
 from prfaas.wire.sockets import TcpInfo
 
 from .conftest import World
-from .sites import LAYOUT, Site, seal, until
+from .sites import LAYOUT, NAMED, Site, seal, until
 
 BLOCK_BYTES = 3 * FRAGMENT_BYTES + 17
 MEMORY = 64 << 20
@@ -39,8 +40,8 @@ SENT = {"direction": "sent", "state": "committed"}
 RECEIVED = {"direction": "received", "state": "committed"}
 
 
-def a_block() -> tuple[BlockKey, StoredBlock]:
-    key, data = BlockKey(0, secrets.token_bytes(32)), bytearray(secrets.token_bytes(BLOCK_BYTES))
+def a_block(number: int) -> tuple[BlockKey, StoredBlock]:
+    key, data = BlockKey(0, bytes([number]) * 32), bytearray(secrets.token_bytes(BLOCK_BYTES))
     return key, StoredBlock(data, block_digest(LAYOUT.layout_id, key, data))
 
 
@@ -52,13 +53,14 @@ class Rig:
     prfaas: Site
     pd: Site
     identities: Path
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def link(self) -> OutboundLink:
         return self.prfaas.node.links["pd-pool"]
 
     def push(self, transfer: bytes, count: int) -> dict[BlockKey, StoredBlock]:
-        blocks = dict(a_block() for _ in range(count))
+        blocks = dict(a_block(next(self.numbers)) for _ in range(count))
         for key, block in blocks.items():
             self.link.push(transfer, LAYOUT.layout_id, key, block)
         return blocks
@@ -69,6 +71,7 @@ class Rig:
         tickets = self.prfaas.node._tickets
         grant = tickets.to_send(
             sealed,
+            NAMED,
             transfer_id=transfer,
             destination="pd-pool",
             layout_id=LAYOUT.layout_id,

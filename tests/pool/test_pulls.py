@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from prfaas.core.blocks import BlockKey
+from prfaas.core.manifest import manifest_digest, manifest_of_keys
 from prfaas.wire.fragments import ReceivedBlock, block_digest
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.engine import HIT, MISS, ON_ITS_WAY
@@ -42,9 +43,12 @@ async def filled(world: World) -> tuple[Site, Site, Engine, Engine, Peer]:
 
 
 def a_pull(world: World, keys: list[BlockKey], **ticket: Any) -> Pull:
-    transfer = secrets.token_bytes(16)
-    sealed = seal(world.identities, transfer, **ticket)
-    return Pull(transfer_id=transfer, source="prfaas-pool", keys=wire_keys(keys), ticket=sealed)
+    transfer, blocks = secrets.token_bytes(16), manifest_of_keys(keys)
+    sealed = seal(world.identities, transfer, blocks=manifest_digest(blocks), **ticket)
+    named = wire_keys(keys)
+    return Pull(
+        transfer_id=transfer, source="prfaas-pool", keys=named, ticket=sealed, blocks=blocks
+    )
 
 
 async def ended(gateway: Peer, pull: Message) -> TransferEnded:
@@ -263,7 +267,7 @@ async def test_what_was_not_asked_for_is_not_taken(world: World) -> None:
     peer.channel.send(offer(world.identities, pull.transfer_id))
     peer.bring(ReceivedBlock(pull.transfer_id, LAYOUT.layout_id, PROMPT[5], digest, data))
     event = await ended(gateway, pull)
-    assert (event.state, event.reason) == ("refused", "foreign")
+    assert (event.state, event.reason) == ("refused", "unnamed")
     assert pd.held() == set()
     for channel in (peer.channel, gateway.channel):
         channel.close("done")

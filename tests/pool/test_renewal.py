@@ -11,7 +11,7 @@ from prfaas.wire.identity import make_authority, make_identity
 from prfaas.wire.renewal import Renewal
 
 from .conftest import World, is_settled
-from .sites import PROMPT, Site, content, seal, until
+from .sites import NAMED, PROMPT, Site, content, seal, until
 
 NAMES = ("gateway", "prfaas-pool", "pd-pool")
 
@@ -72,6 +72,7 @@ async def test_an_authority_is_changed_between_transfers(world: World) -> None:
     with pytest.raises(TicketRefusedError) as refused:
         pd.node._tickets.to_receive(
             signed_before,
+            NAMED,
             transfer_id=b"t" * 16,
             source="prfaas-pool",
             layouts=frozenset(),

@@ -1,5 +1,6 @@
 """What a source with a good certificate and bad intentions can make a node hold."""
 
+import itertools
 import secrets
 from pathlib import Path
 
@@ -14,17 +15,19 @@ from prfaas.wire.fragments import ReceivedBlock, block_digest, encode_prefix
 from prfaas.wire.messages.link import Abort, Accepted, Arrived, Commit, Committed, Refused
 
 from .conftest import World
-from .sites import LAYOUT, MEMORY, PROMPT, Peer, Site, content, offer, source, until
+from .sites import HASHES, LAYOUT, MEMORY, PROMPT, Peer, Site, content, offer, source, until
 from .test_store import Mirror
 
 SHARE = MEMORY // inbound.PEER_SHARE
 BLOCK = SHARE // 2 + 1
 """Of these, one peer may hold one, and no second."""
+FRESH = itertools.cycle(HASHES)
+"""Names of blocks that every ticket allows."""
 
 
 def begun(transfer: bytes, num_bytes: int, sent: int = 1) -> bytes:
     """The first fragment of a block that nobody has heard of."""
-    key, data = BlockKey(0, secrets.token_bytes(32)), bytes(num_bytes)
+    key, data = BlockKey(0, next(FRESH)), bytes(num_bytes)
     block = OutgoingBlock(transfer, (LAYOUT.layout_id, key), b"d" * 32, data)
     return encode_prefix(Fragment(block, 0, sent)) + data[:sent]
 

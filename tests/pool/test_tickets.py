@@ -21,6 +21,7 @@ from .conftest import World
 from .sites import (
     LAYOUT,
     MEMORY,
+    NAMED,
     PROMPT,
     Peer,
     Site,
@@ -45,6 +46,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "the other way": ({"source": "pd-pool", "destination": "prfaas-pool"}, "foreign"),
     "for another transfer": ({"transfer_id": b"x" * 16}, "foreign"),
     "for another layout": ({"layout_id": b"M" * 32}, "layout"),
+    "for other blocks": ({"blocks": b"d" * 32}, "other_blocks"),
     "signed by a pool": ({"signer": "prfaas-pool"}, "unknown_signer"),
 }
 
@@ -83,7 +85,7 @@ async def test_a_source_serves_nothing_for_a_bad_ticket(
     gateway = await subscribe(prfaas, world.identities)
     transfer = secrets.token_bytes(16)
     sealed, reason = bad_tickets(world, transfer, tmp_path)[kind]
-    assert prefill.send(Push(transfer_id=transfer, peer="pd-pool", ticket=sealed))
+    assert prefill.send(Push(transfer_id=transfer, peer="pd-pool", ticket=sealed, blocks=NAMED))
     assert await prefill.store(PROMPT, transfer)
     prefill.push_done(transfer)
     await until(lambda: bool(gateway.of(TransferEnded)))
@@ -102,7 +104,8 @@ async def test_a_source_serves_nothing_for_a_bad_ticket(
 async def test_a_source_uses_a_ticket_once(world: World) -> None:
     prfaas, pd, prefill, _ = await world.two_sites()
     transfer = secrets.token_bytes(16)
-    push = Push(transfer_id=transfer, peer="pd-pool", ticket=seal(world.identities, transfer))
+    sealed = seal(world.identities, transfer)
+    push = Push(transfer_id=transfer, peer="pd-pool", ticket=sealed, blocks=NAMED)
     assert prefill.send(push)
     assert prefill.send(push)
     assert await prefill.store(PROMPT[:2], transfer)
@@ -182,7 +185,7 @@ async def test_a_destination_takes_nothing_for_a_bad_ticket(
     peer = await source(pd, world.identities)
     transfer = secrets.token_bytes(16)
     sealed, reason = bad_tickets(world, transfer, tmp_path)[kind]
-    peer.channel.send(Offer(transfer_id=transfer, ticket=sealed))
+    peer.channel.send(Offer(transfer_id=transfer, ticket=sealed, blocks=NAMED))
     peer.bring(a_block(transfer, PROMPT[0]))
     peer.channel.send(Commit(transfer_id=transfer, num_blocks=1))
     await until(lambda: bool(peer.of(Abort)))
@@ -335,4 +338,45 @@ async def test_a_block_that_overtook_nothing_is_dropped(world: World, end: str) 
     assert pd.held() == set()
     assert pd.node.inbound.num_open == 0
     await bring(pd, world, await source(pd, world.identities))
+    peer.channel.close("done")
+
+
+# --- the blocks that a ticket names ---
+
+OTHERS = BlockKey(0, b"another tenant's block, its name")
+
+
+async def test_a_destination_takes_no_block_that_the_ticket_does_not_name(world: World) -> None:
+    site = await world.start_pd()
+    peer = await source(site, world.identities)
+    transfer = secrets.token_bytes(16)
+    peer.channel.send(offer(world.identities, transfer))
+    for key in (PROMPT[0], OTHERS):
+        peer.bring(a_block(transfer, key))
+    await until(lambda: site.metric("transfers_total", **RECEIVED, state="refused") == 1)
+    assert site.metric("tickets_refused_total", end="destination", reason="unnamed") == 1
+    assert site.held() == {PROMPT[0]}
+    peer.channel.close("done")
+
+
+async def test_a_source_sends_no_block_that_the_ticket_does_not_name(world: World) -> None:
+    prfaas, pd, prefill, _ = await world.two_sites()
+    transfer = prefill.push()
+    assert await prefill.store([PROMPT[0], OTHERS], transfer)
+    prefill.push_done(transfer)
+    await until(lambda: prfaas.metric("transfers_total", **SENT, state="refused") == 1)
+    await until(lambda: pd.metric("transfers_total", **RECEIVED, state="aborted") == 1)
+    assert prfaas.metric("tickets_refused_total", end="source", reason="unnamed") == 1
+    assert OTHERS not in pd.held()
+
+
+async def test_a_list_of_blocks_that_was_not_signed_starts_nothing(world: World) -> None:
+    site = await world.start_pd()
+    peer = await source(site, world.identities)
+    transfer = secrets.token_bytes(16)
+    longer = NAMED | {0: NAMED[0] + OTHERS.block_hash}
+    sealed = seal(world.identities, transfer)
+    peer.channel.send(Offer(transfer_id=transfer, ticket=sealed, blocks=longer))
+    await until(lambda: refusals(peer) == ["other_blocks"])
+    assert site.metric("tickets_refused_total", end="destination", reason="other_blocks") == 1
     peer.channel.close("done")

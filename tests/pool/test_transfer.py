@@ -11,7 +11,7 @@ from prfaas.wire.messages.engine import HIT, MISS, ON_ITS_WAY, Push
 from prfaas.wire.messages.link import Release
 
 from .conftest import World
-from .sites import LAYOUT, PADDING, PROMPT, content, subscribe, until
+from .sites import HASHES, LAYOUT, PADDING, PROMPT, content, subscribe, until
 
 RECEIVED = {"direction": "received"}
 
@@ -100,7 +100,7 @@ async def test_a_push_to_a_pool_nobody_knows_is_dropped_and_counted(world: World
 
 async def test_many_transfers_at_once_all_arrive(world: World) -> None:
     _, pd, prefill, _ = await world.two_sites()
-    prompts = [[BlockKey(0, bytes([n, m] * 16)) for m in range(20)] for n in range(20)]
+    prompts = [[BlockKey(0, HASHES[20 * n + m]) for m in range(20)] for n in range(20)]
     transfers = [prefill.push() for _ in prompts]
     for keys, transfer in zip(prompts, transfers, strict=True):
         assert await prefill.store(keys, transfer)

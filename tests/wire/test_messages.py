@@ -43,7 +43,13 @@ from prfaas.wire.messages.gateway import (
     TierUse,
     TransferEnded,
 )
-from prfaas.wire.messages.layouts import layout_spec
+from prfaas.wire.messages.layouts import (
+    FACTS_BYTES_MAX,
+    LAYOUTS_MAX,
+    LayoutFacts,
+    bounded,
+    layout_spec,
+)
 from prfaas.wire.messages.link import (
     Abort,
     Accepted,
@@ -73,6 +79,7 @@ LAYOUT = Layout(
 SPEC = layout_spec(LAYOUT)
 KEYS = [(0, b"a" * 32), (1, b"b" * 32)]
 TRANSFER = b"t" * 16
+FACTS = {"model.weights": "ab12", "group.0.dtypes": '["float32"]'}
 EVERY: list[AnyMessage] = [
     Ping(),
     Ping(at_ns=7),
@@ -127,6 +134,10 @@ EVERY: list[AnyMessage] = [
         tiers={"host": TierUse(used_bytes=1, capacity_bytes=2, num_blocks=1)},
         num_leased=1,
         leased_bytes=2,
+        facts=[LayoutFacts(layout_id=b"L" * 32, facts=FACTS, model="org/name@0123")],
+    ),
+    EngineHello(
+        engine="e", layout=SPEC, row_bytes=8, num_rows=8, extents={}, facts=FACTS, model="m"
     ),
 ]
 
@@ -276,3 +287,50 @@ def test_a_pool_has_few_tiers_and_need_not_tell_of_them() -> None:
 def test_keys_survive_the_trip(keys: list[Key]) -> None:
     assert keys_of(keys) == [BlockKey(*key) for key in keys]
     assert wire_keys(keys_of(keys)) == keys
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"a": "x" * 161},
+        {"a" * 129: "x"},
+        {"": "x"},
+        {"a b": "x"},
+        {"a\n": "x"},
+        {"a": "two\nlines"},
+        {"a": "\x1b[31mred"},
+        {"a": "\u202eleft"},
+        {str(number): "x" for number in range(1025)},
+        {"a": 1},
+        ["a"],
+    ],
+)
+def test_facts_are_short_plain_and_few(facts: object) -> None:
+    state, hello = (
+        raw(next(m for m in EVERY if isinstance(m, kind) and m.facts))
+        for kind in (PoolState, EngineHello)
+    )
+    [of_layout] = state["facts"]
+    for damaged in (state | {"facts": [of_layout | {"facts": facts}]}, hello | {"facts": facts}):
+        with pytest.raises(PeerError):
+            decode(msgspec.msgpack.encode(damaged))
+
+
+@pytest.mark.parametrize("message", [m for m in EVERY if hasattr(m, "facts")], ids=named)
+def test_a_peer_of_an_earlier_version_sends_no_facts_and_is_understood(message: Message) -> None:
+    older = {name: value for name, value in raw(message).items() if name not in ("facts", "model")}
+    found = decode(msgspec.msgpack.encode(older))
+    assert isinstance(found, EngineHello | PoolState)
+    assert not found.facts
+
+
+def test_a_message_holds_facts_of_few_layouts_and_few_bytes() -> None:
+    def of(number: int, num_bytes: int) -> LayoutFacts:
+        facts = {f"{i}": "x" * 100 for i in range(num_bytes // 100)}
+        return LayoutFacts(layout_id=number.to_bytes(32, "big"), facts=facts or {"a": "b"})
+
+    assert len(bounded(of(number % 100, 1) for number in range(1000))) == LAYOUTS_MAX
+    large = bounded(of(number, 90_000) for number in range(LAYOUTS_MAX))
+    assert 8 < len(large) < LAYOUTS_MAX
+    assert sum(each.num_bytes for each in large) <= FACTS_BYTES_MAX
+    assert bounded([LayoutFacts(layout_id=b"L" * 32, facts={})]) == []

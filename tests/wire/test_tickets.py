@@ -30,6 +30,7 @@ TICKET = Ticket(
     bytes(range(32)),
     "prfaas-pool",
     "pd-pool",
+    b"n" * 32,
     12345,
     NOW,
     2.5,

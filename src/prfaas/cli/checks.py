@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import json
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prfaas.cli.process_group import SHARED_MEMORY
 from prfaas.cli.topology import identity_names
@@ -18,6 +21,13 @@ from prfaas.units import format_size
 from prfaas.wire.certificates import ends_soon
 from prfaas.wire.identity import identity_in
 
+if TYPE_CHECKING:
+    from prfaas.planner.load import Question
+
+KV_TOKENS = 8192
+"""Length at which the KV cache of plan and model are compared."""
+PLAN_RATIO_MAX = 2.5
+"""More apart than a KV cache in fp8 and one in bf16 is another model."""
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -58,6 +68,85 @@ def _check_timing(model: str, name: str, cluster: ClusterTable) -> None:
                 f"hold no block, which has {block_bytes}; give it more, or make blocks smaller "
                 f"with clusters.{name}.timing.bytes_scale"
             )
+
+
+def check_plan(deployment: Deployment) -> None:
+    """See that `routing.plan` can be a plan of this deployment.
+
+    Raises:
+        ConfigError: It can not: its clusters, their sizes, or its bytes of KV cache are those of
+            another one.
+    """
+    plan = deployment.routing.plan
+    if plan is None:
+        return
+    # The gateway and the planner take a second to import.
+    from prfaas.gateway.profiles import load_profiles
+    from prfaas.planner.load import load_question
+
+    try:
+        load_profiles(deployment)
+        question = load_question(plan)
+    except ConfigError as error:
+        raise ConfigError(f"routing.plan: {error}") from None
+    for found in (*_other_instances(deployment, question), *_other_model(deployment, question)):
+        raise ConfigError(f"routing.plan: {plan} can not be this deployment's: {found}")
+
+
+def _other_instances(deployment: Deployment, question: Question) -> Iterator[str]:
+    """Clusters that the plan or the deployment lacks, and clusters of another size."""
+    tables = deployment.clusters.items()
+    away = {n: len(c.engines) for n, c in tables if c.role is ClusterRole.PRFAAS}
+    planned = {c.name: c.num_instances for c in question.problem.prfaas}
+    if len(planned) == 1:
+        # A single one stands for all, under any name.
+        away, planned = {"prfaas": sum(away.values())}, {"prfaas": sum(planned.values())}
+    home = sum(len(c.engines) for c in deployment.with_role(ClusterRole.PD))
+    yield from _other_count("pd", home, question.problem.pd.num_instances)
+    for name, num_instances in planned.items():
+        if name not in away:
+            yield f"it has a PrfaaS cluster {name!r}, and the deployment has none of that name"
+        else:
+            yield from _other_count(name, away[name], num_instances)
+
+
+def _other_count(cluster: str, num_engines: int, num_instances: int) -> Iterator[str]:
+    if num_engines != num_instances:
+        yield (
+            f"cluster {cluster} has {num_engines} engines, and the plan has {num_instances} "
+            "instances; set `instances` in the plan to what there is and plan again"
+        )
+
+
+def _other_model(deployment: Deployment, question: Question) -> Iterator[str]:
+    """KV cache of another size than the model's that is served."""
+    from prfaas.planner.geometry import kv_bytes
+
+    planned = kv_bytes(question.problem.geometry, KV_TOKENS)
+    for what, found in _kv_bytes(deployment):
+        if not 1 / PLAN_RATIO_MAX <= found / planned <= PLAN_RATIO_MAX:
+            yield (
+                f"{KV_TOKENS} tokens are {format_size(found)} of KV cache in {what}, and "
+                f"{format_size(planned)} in the plan; name the model that is served under [model]"
+            )
+
+
+def _kv_bytes(deployment: Deployment) -> Iterator[tuple[str, int]]:
+    """Bytes of KV cache at `KV_TOKENS`, by where that is written, as far as it can be read."""
+    from prfaas.planner.geometry import kv_bytes
+    from prfaas.planner.hf_config import geometry_from_config
+    from prfaas.planner.load import load_question
+
+    for name, cluster in deployment.clusters.items():
+        if cluster.timing is not None:
+            timed = load_question(cluster.timing.plan).problem.geometry
+            yield f"clusters.{name}.timing.plan", kv_bytes(timed, KV_TOKENS)
+    file = Path(deployment.model.path) / "config.json"
+    if any(cluster.timing for cluster in deployment.clusters.values()) or not file.exists():
+        return
+    with contextlib.suppress(ConfigError, ValueError, OSError):
+        geometry = geometry_from_config(json.loads(file.read_text()), name=str(file))
+        yield str(file), kv_bytes(geometry, KV_TOKENS)
 
 
 def check_disks(deployment: Deployment) -> None:

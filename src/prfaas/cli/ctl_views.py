@@ -27,6 +27,7 @@ def status_lines(found: Json) -> list[str]:
         f"policy     {found['policy']}",
         f"loops      {'FROZEN' if frozen else 'running'}: {', '.join(on) or 'none configured'}",
     ]
+    lines += [_prediction_line(each) for each in found.get("predictions", ())]
     for link in found["links"]:
         state = "up" if link["is_up"] else "DOWN"
         lines.append(
@@ -45,7 +46,19 @@ def status_lines(found: Json) -> list[str]:
             f"{engine['num_in_flight']} in flight"
         )
     lines += [f"pool       {p['name']}  {_live(p['is_live'])}" for p in found["pools"]]
+    # A gateway of an earlier version sends none.
+    for each in found.get("layout_mismatches", ()):
+        lines.append(f"MISMATCH   {each['engine']}, {each['reference']}  {each['words']}")
     return lines
+
+
+def _prediction_line(found: Json) -> str:
+    state = "proven" if found["is_proven"] else "OFF" if found["is_refuted"] else "unproven"
+    return (
+        f"predicted  {found['path']} path, {found['cluster']}  {state}  "
+        f"corrected by {found['correction']:g}, typical error {found['error']:.2f}x, "
+        f"{found['num_samples']:,} compared"
+    )
 
 
 def decision_line(entry: Json) -> str:

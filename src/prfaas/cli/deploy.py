@@ -15,6 +15,7 @@ import click
 
 from prfaas.cli.checks import (
     check_disks,
+    check_plan,
     check_shared_memory,
     check_timing,
     open_secrets,
@@ -23,6 +24,10 @@ from prfaas.cli.checks import (
 from prfaas.cli.doubts import doubts
 from prfaas.cli.options import logs_of_parts
 from prfaas.cli.output import console_for
+from prfaas.cli.preflight.agreement import certain, check_agreement, uncertain
+from prfaas.cli.preflight.engine_args import check_engine_args, unlisted_args
+from prfaas.cli.preflight.readiness import incomplete
+from prfaas.cli.preflight.tokenizer import check_tokenizer
 from prfaas.cli.processes import Supervisor
 from prfaas.cli.progress import StartProgress
 from prfaas.cli.stopping import run_until_stopped
@@ -63,6 +68,7 @@ def check(file: Path, overlay: Path | None) -> None:
     """
     deployment = load_deployment(file, overlay)
     check_deployment(deployment)
+    check_agreement(deployment)
     for cluster_name, cluster in deployment.clusters.items():
         here = [name for name, engine in cluster.engines.items() if not engine.url]
         console.print(
@@ -113,6 +119,8 @@ def up(file: Path, overlay: Path | None, restart: bool) -> None:
     async def run(stop: asyncio.Event) -> None:
         async with running(deployment, file, stop, overlay) as (topology, supervisor):
             _announce(topology)
+            if problem := await incomplete(topology.gateway_url):
+                console.print(f"warning: {problem}", soft_wrap=True, markup=False)
             await watch(supervisor, stop, restart=restart)
 
     run_until_stopped(run)
@@ -193,20 +201,13 @@ def check_deployment(deployment: Deployment) -> None:
     """What can be wrong beyond the file's own rules.
 
     Raises:
-        ConfigError: The checkpoint or a plan is missing, two parts have one address or folder, the
-            plan or a timing engine's memory does not fit.
+        ConfigError: The checkpoint, its tokenizer or a plan is missing, two parts have one address
+            or folder, the plan, a timing engine's memory or an engine's argument does not fit.
     """
     check_addresses(deployment)
     check_disks(deployment)
     check_timing(deployment)
-    if deployment.routing.plan is not None:
-        # The gateway and the planner take a second to import.
-        from prfaas.gateway.profiles import load_profiles
-
-        try:
-            load_profiles(deployment)
-        except ConfigError as error:
-            raise ConfigError(f"routing.plan: {error}") from None
+    check_plan(deployment)
     path = Path(deployment.model.path)
     looks_local = path.is_absolute() or deployment.model.path.startswith(".")
     if looks_local and not deployment.model.generate and not (path / "config.json").exists():
@@ -214,6 +215,8 @@ def check_deployment(deployment: Deployment) -> None:
             f"no checkpoint at {path}: there is no {path / 'config.json'}; "
             "set model.path, or model.generate = true for the small random-weight one"
         )
+    check_tokenizer(deployment)
+    check_engine_args(deployment)
 
 
 async def make_ready(deployment: Deployment, file: Path, overlay: Path | None = None) -> Topology:
@@ -268,7 +271,14 @@ def _warn(deployment: Deployment) -> None:
         tenants=bool(deployment.tenants),
         operator_keys=bool(gateway.operator_keys),
     )
-    found = (open_secrets(deployment), short_lived(deployment), doubts(deployment))
+    found = (
+        open_secrets(deployment),
+        short_lived(deployment),
+        doubts(deployment),
+        certain(deployment),
+        uncertain(deployment),
+        unlisted_args(deployment),
+    )
     for warning in (*([door] if door else []), *chain.from_iterable(found)):
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
 

@@ -293,11 +293,13 @@ def _gateway_part(topology: Topology) -> Part:
         args += ["--engine", f"{name}={url}"]
     for name, address in topology.pools.items():
         args += ["--pool", f"{name}={join_address(address)}"]
+    # Layouts that differ keep requests local, and nothing from starting.
+    query = "?full=parts" if _is_all_here(topology) else ""
     return Part(
         name=topology.deployment.gateway.name,
         kind="gateway",
         command=Command(args, dict(os.environ)),
-        health_url=f"{topology.gateway_url}/health{'?full=1' if _is_all_here(topology) else ''}",
+        health_url=f"{topology.gateway_url}/health{query}",
         log=_log(topology.deployment, topology.deployment.gateway.name),
         stop_s=topology.deployment.gateway.drain_timeout / NS_PER_S + STOP_S,
     )

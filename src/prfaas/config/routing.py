@@ -40,7 +40,8 @@ class RoutingTable(Table):
     """Let "adaptive" fetch a prefix that a PrfaaS cluster holds, for a prompt that is prefilled at
     home, when that is predicted to be faster than computing it; needs a `plan`."""
     ttft_max: DurationNs | None = None
-    """Refuse with 429 what is predicted to take longer to its first token; needs a `plan`."""
+    """Refuse with 429 what is predicted to take longer to its first token; needs a `plan`, and
+    predictions that first tokens of streams have proven."""
     prefill_timeout: DurationNs = 60 * 10**9
     """A remote prefill that takes longer is given up; the prompt is prefilled locally."""
     transfer_timeout: DurationNs = 10 * 10**9

@@ -8,6 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
+from prfaas.core.calibration import CalibrationSettings
 from prfaas.core.fair_share import FairSettings
 from prfaas.core.policies import Bandwidth, PolicyName
 from prfaas.core.predictions import CostModel
@@ -80,6 +81,7 @@ class DispatchSettings:
         fairness: How tenants share what is let in under overload.
         stale_after_ns: Age beyond which a report counts as unknown.
         pulls: Let `adaptive` fetch a prefix from a PrfaaS cluster for a prefill at home.
+        calibration: How predictions are corrected by what is observed.
         second_price: What a second of a request's time is worth, in the currency of
             `price_per_tb`; None makes bytes free.
     """
@@ -94,6 +96,7 @@ class DispatchSettings:
     stale_after_ns: int = 3 * NS_PER_S
     pulls: bool = False
     second_price: float | None = None
+    calibration: CalibrationSettings = CalibrationSettings()  # noqa: RUF009 (frozen)
 
     def ns_per_byte(self, price_per_tb: float) -> float:
         """Worth of a byte as time of a request, ns."""

@@ -11,10 +11,11 @@ itself. Time comes in as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from prfaas.core.admission import Admission, admit
+from prfaas.core.calibration import Calibration, Expected
 from prfaas.core.decode_book import DecodeBook
 from prfaas.core.dispatch import (
     Arrival,
@@ -31,12 +32,11 @@ from prfaas.core.fair_share import FairShare
 from prfaas.core.link_book import LinkReport
 from prfaas.core.links import Links
 from prfaas.core.load_book import LoadBook
+from prfaas.core.paces import NOMINAL_NS_PER_TOKEN, Paces
 from prfaas.core.routing import Decision, Path, Reason
 from prfaas.core.ways import Seen, Way, Ways
 
 RETRY_UNSERVED_S = 1
-NOMINAL_NS_PER_TOKEN = 100_000
-"""Orders instances by their load where no profile tells how fast they are."""
 
 
 @dataclass(slots=True)
@@ -47,6 +47,8 @@ class _Open:
     in_transfer: bool
     prefilling: bool = True
     decode: str | None = None
+    expected: Expected | None = None
+    """Its prediction, until decode can begin or until it leaves the predicted path."""
 
 
 class Dispatcher:
@@ -73,6 +75,7 @@ class Dispatcher:
         decode = None if home.decode is None else [member.name for member in home.decode]
         self._decode_book = None if decode is None else DecodeBook(decode, settings.stale_after_ns)
         self._open: dict[int, _Open] = {}
+        self._paces = Paces() if home.costs is None else None
         self.spared_ns = 0
         """Prefill that was sent away although the threshold keeps it at home, ns of an instance."""
 
@@ -127,10 +130,12 @@ class Dispatcher:
         """One interval of the short-term loop has passed."""
         if not self._settings.moving_threshold:
             return []
-        local_ns = self._ways.home.least_wait_ns(now_ns)
+        local_factor = self._ways.local_calibration.factor
+        local_ns = _times(self._ways.home.least_wait_ns(now_ns), local_factor)
         moves = []
-        for stage in self._ways.away.values():
-            remote_ns = stage.least_wait_ns(now_ns)
+        for name, stage in self._ways.away.items():
+            remote_factor = self._ways.remote_calibrations[name].factor
+            remote_ns = _times(stage.least_wait_ns(now_ns), remote_factor)
             links = [link for link in self.links if link.source in stage.pools]
             moves += [link.move(local_ns, remote_ns, now_ns) for link in links]
         return [moved for moved in moves if moved is not None]
@@ -155,8 +160,10 @@ class Dispatcher:
         decode = self._decode_book
         way = self._ways.best(arrival, now_ns, decode.wait_ns(now_ns) if decode else 0)
         decision = way.link.policy.decide(way.facts, way.prediction)
+        calibration = self._ways.calibration(way, decision.path)
         if self._settings.admission and not again:
-            admission = self._admit(arrival, decision, now_ns)
+            proven = calibration.is_proven(now_ns)
+            admission = self._admit(arrival, decision, now_ns, proven=proven)
             if not admission.admitted:
                 return Refused(Refusal.PREDICTED_LATE, admission.retry_after_s, decision)
         if way.home is None and (decision.path is Path.LOCAL or self._decode_book is None):
@@ -168,7 +175,12 @@ class Dispatcher:
                 self.spared_ns += self._local_work_ns(decision.num_new_tokens)
         else:
             routed = self._keep(arrival, decision, way, now_ns)
-        self._open[arrival.request_id] = _Open(routed, bool(routed.source))
+        entry = self._open[arrival.request_id] = _Open(routed, bool(routed.source))
+        if decision.predicted_ns is not None and not again and not routed.pulls:
+            predicted_ns = decision.predicted_ns - way.prediction.decode_wait_ns
+            entry.expected = calibration.expect(predicted_ns, now_ns)
+        if self._paces is not None:
+            self._keep_pace(self._paces, routed, arrival, now_ns)
         if routed.decode is not None:
             self._ways.home.enter(routed.decode)
         return routed
@@ -209,12 +221,33 @@ class Dispatcher:
             name = entry.routed.prefill
             self._book_of[name].done(name, request_id, now_ns)
 
+    def prompt_ready(self, request_id: int, at_ns: int) -> None:
+        """Decode of a request could begin at `at_ns`: later predictions are corrected by that.
+
+        Nothing is learned from one that left the path that was predicted.
+        """
+        entry = self._open.get(request_id)
+        if entry is not None and entry.expected is not None:
+            path, cluster = entry.routed.decision.path, entry.routed.cluster
+            self.calibrations[path, cluster].observe(entry.expected, at_ns)
+            entry.expected = None
+        self.prefill_answered(request_id, at_ns)
+
+    def prefill_answered(self, request_id: int, now_ns: int) -> None:
+        """The instance that prefills a request has answered: the rate of its cluster is learnt."""
+        if self._paces is not None:
+            self._paces.answered(request_id, now_ns)
+
     def fall_back(self, request_id: int, now_ns: int) -> None:
         """The prefill of a request was given up: the instance that decodes prefills as well.
 
         Where all PD instances do both, nothing changes for a request on the local path.
         """
         entry = self._open.get(request_id)
+        if entry is not None:
+            entry.expected = None
+        if self._paces is not None:
+            self._paces.drop(request_id)
         if entry is None or (self._decode_book is None and not entry.routed.source):
             return
         self.transfer_over(request_id)
@@ -263,12 +296,37 @@ class Dispatcher:
         if entry.in_transfer:
             self.transfer_over(request_id)
         del self._open[request_id]
+        if self._paces is not None:
+            self._paces.drop(request_id)
         if entry.prefilling:
             self._withdraw(request_id, entry, now_ns)
         if self._decode_book is None:
             self._ways.home.leave(entry.routed.decode or entry.routed.prefill)
         elif entry.decode is not None:
             self._decode_book.leave(entry.decode)
+
+    # What is expected
+
+    def expected_prefill_ns(self, request_id: int) -> int | None:
+        """Expected time from sending a prefill to its answer, ns, by a plan or by what was observed
+        of its cluster; None while neither says."""
+        entry = self._open.get(request_id)
+        if entry is None:
+            return None
+        if self._paces is not None:
+            return self._paces.expected_ns(request_id)
+        return entry.routed.decision.predicted_ns
+
+    def expected_local_ns(self, name: str, num_new_tokens: int, now_ns: int) -> int | None:
+        """Expected time of a prefill that is sent to a PD instance now, ns; None is unknown."""
+        book = self._book_of.get(name)
+        wait_ns = book.wait_ns(name, now_ns) if book is not None else 0
+        if wait_ns is None:
+            return None
+        work_ns = wait_ns + self._local_work_ns(num_new_tokens)
+        if self._paces is not None:
+            return self._paces.estimated_ns(self._home.name, work_ns)
+        return round(work_ns * self._ways.local_calibration.factor)
 
     # What is held
 
@@ -297,6 +355,13 @@ class Dispatcher:
         return self._ways.seen
 
     @property
+    def calibrations(self) -> Mapping[tuple[Path, str], Calibration]:
+        """Corrections of predictions, by path and by the cluster that prefills."""
+        remote = self._ways.remote_calibrations
+        found = {(Path.REMOTE, name): found for name, found in remote.items() if name}
+        return {(Path.LOCAL, self._home.name): self._ways.local_calibration, **found}
+
+    @property
     def links(self) -> Links:
         """What is known of the links."""
         return self._ways.links
@@ -312,13 +377,16 @@ class Dispatcher:
 
     # Booking
 
-    def _admit(self, arrival: Arrival, decision: Decision, now_ns: int) -> Admission:
-        """Whether a request is let in; whoever has had much under overload, up to less wait."""
+    def _admit(
+        self, arrival: Arrival, decision: Decision, now_ns: int, *, proven: bool
+    ) -> Admission:
+        """Admit by the prediction if it is proven; who has had much under overload, up to less
+        wait."""
         target_ns, tenant = self._settings.ttft_max_ns, arrival.tenant
         if target_ns is None:
             return Admission(admitted=True)
         limit_ns = self._fair.limit(tenant, target_ns, now_ns)
-        found = admit(decision.predicted_ns, limit_ns)
+        found = admit(decision.predicted_ns if proven else None, limit_ns)
         if found.admitted:
             self._fair.let_in(tenant, self._local_work_ns(decision.num_new_tokens), now_ns)
         else:
@@ -375,6 +443,13 @@ class Dispatcher:
         )
         return tuple.__new__(Routed, routed)
 
+    def _keep_pace(self, paces: Paces, routed: Routed, arrival: Arrival, now_ns: int) -> None:
+        """Time a prefill: what was before it at its instance, and its own work."""
+        name = routed.prefill
+        wait_ns = self._book_of[name].wait_ns(name, now_ns) or 0
+        own_ns = (arrival.num_prompt_tokens - routed.hit_tokens) * NOMINAL_NS_PER_TOKEN
+        paces.sent(arrival.request_id, routed.cluster, max(wait_ns, own_ns), now_ns)
+
     def _local_work_ns(self, num_new_tokens: int) -> int:
         costs = self._home.costs
         return (
@@ -389,3 +464,7 @@ class Dispatcher:
             entry.prefilling = False
             name = entry.routed.prefill
             self._book_of[name].drop(name, request_id, now_ns)
+
+
+def _times(duration_ns: int | None, factor: float) -> int | None:
+    return None if duration_ns is None else round(duration_ns * factor)

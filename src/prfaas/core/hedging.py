@@ -23,6 +23,11 @@ LATE_NS_MIN = 50_000_000
 SOONER_RATIO = 1.1
 """By how much the local path has to be sooner."""
 
+PATIENCE_RATIO = 4
+"""Times its expected duration after which a prefill that has not answered has stalled."""
+PATIENCE_NS_MIN = 2 * NS_PER_S
+"""And at least this long."""
+
 
 @dataclass(slots=True)
 class RemotePath:
@@ -78,3 +83,8 @@ def leaves(path: RemotePath, now_ns: int, to_come_ns: int, local_ns: int) -> boo
     if path.deadline_ns is not None and now_ns + local_ns <= path.deadline_ns < now_ns + to_come_ns:
         return True
     return local_ns * SOONER_RATIO < to_come_ns
+
+
+def patience_ns(expected_ns: int) -> int:
+    """Time after which a prefill counts as stalled, ns, given its expected duration."""
+    return max(PATIENCE_RATIO * expected_ns, PATIENCE_NS_MIN)

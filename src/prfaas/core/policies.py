@@ -153,7 +153,7 @@ class AdaptivePolicy:
         local_ns, remote_ns, missing, _, _, pull_tokens, _ = found
         pull_tokens = pull_tokens if path is Path.LOCAL else 0
         threshold = self.offload_threshold
-        decision = path, reason, new, threshold, local_ns, remote_ns, pull_tokens, missing
+        decision = path, reason, new, threshold, local_ns, remote_ns, pull_tokens, missing, ""
         return tuple.__new__(Decision, decision)  # half the time of Decision(...)
 
     def _overrule(self, usual: Path, num_new_tokens: int, found: Prediction) -> bool:

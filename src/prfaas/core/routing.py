@@ -106,6 +106,7 @@ class Decision(NamedTuple):
         predicted_remote_ns: The same for the remote path.
         pull_tokens: Prefix that the other cluster holds and this path takes from it, tokens.
         unpredicted: Why there are no predictions; None where there are, or where none are asked.
+        detail: What of the reason is known beside; "" is nothing.
     """
 
     path: Path
@@ -116,12 +117,15 @@ class Decision(NamedTuple):
     predicted_remote_ns: int | None = None
     pull_tokens: int = 0
     unpredicted: Unpredicted | None = None
+    detail: str = ""
 
     @property
     def explanation(self) -> str:
         """The reason as a person would say it."""
         compared = f"{self.num_new_tokens:,} new tokens against {self.offload_threshold:,}"
         words = _WORDS[self.reason].format(compared=compared, predictions=self._predictions)
+        if self.detail:
+            words += f": {self.detail}"
         if self.pull_tokens:
             words += f"; pulls the {self.pull_tokens:,} tokens more that the PrfaaS cluster holds"
         return f"{words}; not predicted: {self.unpredicted.value}" if self.unpredicted else words

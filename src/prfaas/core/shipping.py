@@ -35,13 +35,24 @@ def shipped_bytes(layout: Layout, *, have_tokens: int, final_tokens: int) -> int
         have_tokens: Usable prefix that the other side holds already.
         final_tokens: Length at which the other side will resume.
     """
-    return sum(
-        _num_blocks(group, have_tokens, final_tokens) * group.block_bytes for group in layout.groups
-    )
+    total = 0
+    for group in layout.groups:
+        first, last = shipped_range(group, have_tokens, final_tokens)
+        total += (last - first) * group.block_bytes
+    return total
 
 
-def _num_blocks(group: CacheGroup, have_tokens: int, final_tokens: int) -> int:
-    """Blocks that end after the first bound and up to the second."""
+def shipped_range(group: CacheGroup, have_tokens: int, final_tokens: int) -> tuple[int, int]:
+    """Blocks of a group that are worth sending, counted from the start of the prompt.
+
+    Args:
+        group: One cache group.
+        have_tokens: Usable prefix that the other side holds already.
+        final_tokens: Length at which the other side will resume.
+
+    Returns:
+        How many come before the first of them, and up to the last.
+    """
     first = have_tokens
     match group.kind:
         case GroupKind.LINEAR_STATE:
@@ -49,4 +60,5 @@ def _num_blocks(group: CacheGroup, have_tokens: int, final_tokens: int) -> int:
         case GroupKind.SLIDING_WINDOW:
             first = max(first, final_tokens - group.window_tokens)
     span = group.tokens_per_block
-    return max(0, final_tokens // span - max(0, first) // span)
+    before, last = max(0, first) // span, final_tokens // span
+    return min(before, last), last

@@ -36,6 +36,10 @@ class Refusal(StrEnum):
     LAYOUT = "layout"
     """For a layout that nobody here has."""
     REPLAYED = "replayed"
+    OTHER_BLOCKS = "other_blocks"
+    """The list of blocks that came with it is not the one it was signed for."""
+    UNNAMED = "unnamed"
+    """A block came that is not on its list."""
     OVERSIZED = "oversized"
     """More bytes came than it allows."""
     NO_ROOM = "no_room"
@@ -64,6 +68,7 @@ class Ticket:
         layout_id: The layout of all blocks.
         source: Name of the pool that sends.
         destination: Name of the pool that receives.
+        blocks: Digest of the list of blocks that may move (`core/manifest.py`), 32 bytes.
         bytes_max: Payload bytes of all blocks together.
         expires_at_ns: When it ends, nanoseconds of Unix time.
         weight: The tenant's share of a link against the others'.
@@ -77,6 +82,7 @@ class Ticket:
     layout_id: bytes
     source: str
     destination: str
+    blocks: bytes
     bytes_max: int
     expires_at_ns: int
     weight: float = 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from prfaas.core.calibration import Calibration, corrected
 from prfaas.core.dispatch import Arrival, DispatchSettings, HomeCluster, RemoteCluster
 from prfaas.core.links import Link, Links
 from prfaas.core.picking import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate, Weights
@@ -96,6 +97,10 @@ class Ways:
             remote.name: Stage(remote.instances, settings.stale_after_ns)
             for remote in self._remotes
         }
+        self.local_calibration = Calibration(settings.calibration)
+        self.remote_calibrations = {
+            remote.name: Calibration(settings.calibration) for remote in self._remotes
+        }
         self._seen: tuple[int, Sequence[Way], Sequence[Candidate]] = 0, (), ()
         everyone = (*home.prefill, *(home.decode or ()))
         self._default_pool = everyone[0].pool if everyone else ""
@@ -115,6 +120,12 @@ class Ways:
         self._seen = arrival.num_tokens_to_fit, ways, at_home
         return ways[0] if len(ways) == 1 else min(ways, key=lambda way: way.rank)
 
+    def calibration(self, way: Way, path: Path) -> Calibration:
+        """The correction of a path."""
+        if path is Path.LOCAL:
+            return self.local_calibration
+        return self.remote_calibrations[way.cluster.name]
+
     @property
     def seen(self) -> Seen:
         """What was looked at for the last arrival."""
@@ -130,7 +141,7 @@ class Ways:
         target_ns = self._settings.ttft_max_ns
         if self._settings.policy is not PolicyName.ADAPTIVE or target_ns is None:
             return way
-        if not way.misses(target_ns, path):
+        if self.calibration(way, path).is_refuted or not way.misses(target_ns, path):
             return way
         if path is Path.LOCAL and way.home is not None:
             return way._replace(home=self.home.last_like(way.home, arrival, now_ns))
@@ -185,6 +196,8 @@ class Ways:
         found = predict(facts, signals, remote.costs)
         if remote.costs is not None:
             found = self._weighed(found, facts, signals, remote)
+            away_factor = self.remote_calibrations[remote.name].factor
+            found = corrected(found, self.local_calibration.factor, away_factor)
         way = remote, home, away, link, facts, found, signals, looked_at
         return tuple.__new__(Way, way)
 

@@ -12,12 +12,15 @@ prefill leg at home for the latter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
+from prfaas.core.blocks import Layout
+from prfaas.core.manifest import manifest_of
 from prfaas.wire.frames import TRANSFER_ID_BYTES
+from prfaas.wire.messages.engine import Push
 from prfaas.wire.messages.fields import Count, Name, TicketBytes
 
 NS_PER_MS = 1_000_000
@@ -58,6 +61,29 @@ class PushOrder(msgspec.Struct, frozen=True):
 
 
 Order = PushOrder | WaitOrder
+
+
+def push_of(order: PushOrder, layout: Layout, hashes: Sequence[bytes]) -> Push:
+    """The push that an order asks for, with the list of blocks that its ticket names.
+
+    Args:
+        order: Of a prefill leg.
+        layout: Of the engine's blocks.
+        hashes: Hash chain of the prompt. A chain that is too short gives an empty list, which no
+            ticket names: the pool node refuses it and reports that to the gateway.
+    """
+    try:
+        blocks = manifest_of(
+            layout, hashes, have_tokens=order.have_tokens, final_tokens=order.final_tokens
+        )
+    except ValueError:
+        blocks = {}
+    return Push(
+        transfer_id=bytes.fromhex(order.transfer),
+        peer=order.push_to,
+        ticket=order.ticket,
+        blocks=blocks,
+    )
 
 
 def wait_in(order: Order | None) -> WaitOrder | None:

@@ -5,12 +5,10 @@ Read from vLLM's own configuration objects, in the scheduler process.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+import logging
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import blake3
-import msgspec
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
     build_offloading_config,
@@ -28,11 +26,12 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from prfaas.core.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.kv.facts import facts_id
+from prfaas.engines.identity.vllm_facts import vllm_facts
 from prfaas.errors import ConfigError
 
-WHOLE_FILE_BYTES_MAX = 1 << 30
-SAMPLE_BYTES = 1 << 20
-NUM_SAMPLES = 16
+log = logging.getLogger(__name__)
+
 HASH_ALGORITHM = "sha256_cbor"
 
 
@@ -43,10 +42,14 @@ class RowLayout:
     Attributes:
         layout: The layout.
         extents: Offset and length, bytes, of the parts that carry data, by group.
+        facts: What the layout id is a digest of.
+        model: The model for people: a name, and its commit if it has one.
     """
 
     layout: Layout
     extents: dict[int, list[tuple[int, int]]]
+    facts: dict[str, str] = field(default_factory=dict)
+    model: str = ""
 
 
 def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> RowLayout:
@@ -54,7 +57,8 @@ def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> RowLayo
 
     Raises:
         ConfigError: The engine hashes blocks with an algorithm that is not shared between
-            processes, or has a cache group whose blocks can not be named.
+            processes, has a cache group whose blocks can not be named, or a model whose bytes
+            can not be read.
     """
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
     if algorithm != HASH_ALGORITHM:
@@ -75,8 +79,10 @@ def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> RowLayo
         resolve_none_hash_seed(get_hash_fn_by_name(algorithm)),
         groups,
     )
-    layout_id = _layout_id(vllm_config, unnamed, extents)
-    return RowLayout(replace(unnamed, layout_id=layout_id), extents)
+    facts, model = vllm_facts(vllm_config, kv_cache_config, unnamed, extents)
+    layout = replace(unnamed, layout_id=facts_id(facts))
+    log.info("KV layout %s: model %s, %d facts", layout.layout_id.hex()[:12], model, len(facts))
+    return RowLayout(layout, extents, facts, model)
 
 
 def _check_block_size(scheduled: int, groups: tuple[CacheGroup, ...]) -> None:
@@ -187,53 +193,3 @@ def _data_bytes(spec: Any) -> int:
     if isinstance(spec, MambaSpec):
         return int(replace(spec, page_size_padded=None).page_size_bytes)
     return int(getattr(spec, "unpadded_page_size_bytes", spec.page_size_bytes))
-
-
-def _layout_id(
-    vllm_config: VllmConfig, layout: Layout, extents: dict[int, list[tuple[int, int]]]
-) -> bytes:
-    """Digest of everything that must agree for block bytes to mean the same."""
-    model = vllm_config.model_config
-    facts = {
-        "version": 1,
-        "model": model_digest(model.model, model.revision),
-        "dtype": str(model.dtype),
-        "cache_dtype": str(vllm_config.cache_config.cache_dtype),
-        "quantization": str(model.quantization),
-        "tokens_per_hash": layout.tokens_per_hash,
-        "hash": [HASH_ALGORITHM, layout.hash_seed],
-        "groups": [
-            [group.index, group.kind, group.tokens_per_block, group.window_tokens]
-            for group in layout.groups
-        ],
-        "extents": sorted(extents.items()),
-    }
-    return blake3.blake3(msgspec.json.encode(facts)).digest()
-
-
-def model_digest(model: str, revision: str | None) -> str:
-    """Digest of a checkpoint: weights, configuration, tokenizer and chat template.
-
-    Small files are read whole; of a weight file over 1 GiB, its size and sixteen samples of 1 MiB,
-    the first and the last one among them. A name that is no directory counts as itself.
-    """
-    directory = Path(model)
-    if not directory.is_dir():
-        return blake3.blake3(f"{model}@{revision}".encode()).hexdigest()
-    hasher = blake3.blake3()
-    for path in sorted(directory.iterdir()):
-        if path.suffix in {".safetensors", ".json", ".jinja", ".model", ".txt", ".bin"}:
-            hasher.update(f"{path.name}:{path.stat().st_size}:".encode())
-            _hash_file(hasher, path)
-    return hasher.hexdigest()
-
-
-def _hash_file(hasher: Any, path: Path) -> None:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        if size <= WHOLE_FILE_BYTES_MAX:
-            hasher.update(file.read())
-            return
-        for sample in range(NUM_SAMPLES):
-            file.seek((size - SAMPLE_BYTES) * sample // (NUM_SAMPLES - 1))
-            hasher.update(file.read(SAMPLE_BYTES))

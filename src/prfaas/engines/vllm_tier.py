@@ -32,11 +32,11 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from prfaas.core.shipping import is_worth_sending
 from prfaas.engines.block_requests import Answer, BlockRequests
-from prfaas.engines.orders import PushOrder, read_order, wait_in
+from prfaas.engines.orders import PushOrder, push_of, read_order, wait_in
 from prfaas.engines.pool_client import PoolClient
 from prfaas.engines.vllm_layout import RowLayout
 from prfaas.wire.messages.base import Message
-from prfaas.wire.messages.engine import EngineHello, Load, Push, PushDone, Store, Touch
+from prfaas.wire.messages.engine import EngineHello, Load, PushDone, Store, Touch
 from prfaas.wire.messages.fields import Key
 from prfaas.wire.messages.layouts import layout_spec
 
@@ -49,10 +49,12 @@ _RESULTS = {
 }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Push:
     transfer_id: bytes
     order: PushOrder
+    context: ReqContext
+    is_announced: bool = False
     sent: set[Key] = field(default_factory=set)
 
 
@@ -74,8 +76,11 @@ class PrfaasTier(SecondaryTierManager):
         row_layout: RowLayout,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self._layout = row_layout.layout
         self._groups = {group.index: group for group in row_layout.layout.groups}
         self._pushes: dict[str, _Push] = {}
+        self._unannounced: list[_Push] = []
+        """Pushes of requests whose blocks vLLM has not named yet: it does so when it schedules."""
         self._loads: dict[int, TransferJob] = {}
         self._requests = BlockRequests(self._send, time.monotonic_ns)
         hello = EngineHello(
@@ -84,6 +89,8 @@ class PrfaasTier(SecondaryTierManager):
             row_bytes=self.block_size_bytes,
             num_rows=len(primary_kv_view),
             extents=row_layout.extents,
+            facts=row_layout.facts,
+            model=row_layout.model,
         )
         self._client = PoolClient(
             Path(pool),
@@ -109,15 +116,13 @@ class PrfaasTier(SecondaryTierManager):
         if wait is not None:
             self._requests.begin(req_context.req_id, wait.transfer_id, wait.source, wait.wait_ns)
         if isinstance(order, PushOrder):
-            return self._begin_push(req_context.req_id, order)
+            return self._begin_push(req_context, order)
         return RequestOffloadingContext()
 
-    def _begin_push(self, request: str, order: PushOrder) -> RequestOffloadingContext:
-        push = _Push(bytes.fromhex(order.transfer), order)
-        self._pushes[request] = push
-        self._client.send(
-            Push(transfer_id=push.transfer_id, peer=order.push_to, ticket=order.ticket)
-        )
+    def _begin_push(self, context: ReqContext, order: PushOrder) -> RequestOffloadingContext:
+        push = _Push(bytes.fromhex(order.transfer), order, context)
+        self._pushes[context.req_id] = push
+        self._unannounced.append(push)
         # Blocks that this engine finds in its own cache have to be sent too.
         return RequestOffloadingContext(policy=OffloadPolicy.REQUEST_LEVEL)
 
@@ -126,8 +131,22 @@ class PrfaasTier(SecondaryTierManager):
         self._requests.end(req_context.req_id)
         push = self._pushes.pop(req_context.req_id, None)
         if push is not None:
+            self._announce(push)
             rest = self._wanted(push, req_context) - push.sent
             self._client.send(PushDone(transfer_id=push.transfer_id, rest=sorted(rest)))
+
+    def _announce(self, push: _Push) -> None:
+        """Tell the pool node of a push, once."""
+        if push.is_announced:
+            return
+        push.is_announced = True
+        self._unannounced.remove(push)
+        span = self._layout.tokens_per_hash
+        hashes = [b""] * (push.order.final_tokens // span)
+        for key, end_token in push.context._offload_key_positions.items():
+            if end_token <= push.order.final_tokens and end_token % span == 0:
+                hashes[end_token // span - 1] = get_offload_block_hash(key)
+        self._client.send(push_of(push.order, self._layout, hashes))
 
     # --- lookups ---
 
@@ -143,8 +162,11 @@ class PrfaasTier(SecondaryTierManager):
             self._client.send(Touch(keys=[_key(key) for key in keys]))
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        """Send the lookups that this step collected."""
+        """Send the lookups that this step collected, and announce pushes."""
         self._requests.flush()
+        for push in list(self._unannounced):
+            if push.context._offload_key_positions:
+                self._announce(push)
 
     # --- jobs ---
 
@@ -154,6 +176,7 @@ class PrfaasTier(SecondaryTierManager):
         push = self._pushes.get(job_metadata.req_context.req_id)
         wanted = self._wanted(push, job_metadata.req_context) if push else set()
         if push:
+            self._announce(push)
             push.sent |= wanted.intersection(keys)
         self._requests.submit(
             Store(

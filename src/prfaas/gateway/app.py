@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Callable
 
 from aiohttp import web
@@ -43,6 +44,7 @@ from prfaas.gateway.profiles import load_profiles
 from prfaas.gateway.pulling import Pulling
 from prfaas.gateway.pulse import Pulse
 from prfaas.gateway.records import NS_PER_MS, Records
+from prfaas.gateway.routing.layout_check import LayoutCheck
 from prfaas.gateway.tenants import Tenants, fairness
 from prfaas.gateway.tickets import TicketOffice
 from prfaas.gateway.token_api import TokenApi
@@ -150,6 +152,8 @@ class Gateway:
             self.driver,
             timing or PoolTiming(),
         )
+        self.layouts = LayoutCheck(deployment, self.pools)
+        self.pools.on_change = self.layouts.note_changes
         self.engine_events = EngineEvents(
             deployment,
             self.index,
@@ -160,11 +164,20 @@ class Gateway:
         )
         self.metrics.events.watch(self.index, self.engine_events.names())
         self.metrics.watch(self.engines, self.pools, self.index, self.driver)
+        self.metrics.watch_layouts(self.engines, self.layouts)
         self.metrics.watch_guards(self.guards)
         self.metrics.tenants.watch(self.tenants)
         self._access = Access(deployment.gateway, self.tenants, self.metrics.tenants.unauthorized)
         self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
-        self._views = Views(model, self.engines, self.pools, self.metrics, self.records, self._door)
+        self._views = Views(
+            model,
+            self.engines,
+            self.pools,
+            self.layouts,
+            self.metrics,
+            self.records,
+            self._door,
+        )
         fetcher = Fetcher(tickets, self.pools.pull)
         self.loops = Loops(deployment, self.driver, fetcher, self.transfers, profiles, self.journal)
         self.pulse = Pulse(self.driver, self.guards, self.journal, self.loops.all)
@@ -174,6 +187,7 @@ class Gateway:
             self.driver,
             self.engines,
             self.pools,
+            self.layouts,
             self.guards,
             self.pulse,
             self.journal,
@@ -184,6 +198,7 @@ class Gateway:
                 deployment,
                 self.engines,
                 self.pools,
+                self.layouts,
                 self.index,
                 self.metrics,
                 self.records,
@@ -192,7 +207,14 @@ class Gateway:
                 self.driver.price_per_tb,
             )
         )
-        planner = Planner(self.engines, self.pools, self._prompts, self.driver, self.loops.copier)
+        planner = Planner(
+            self.engines,
+            self.pools,
+            self._prompts,
+            self.driver,
+            self.layouts,
+            self.loops.copier,
+        )
         self._lookup = KvLookup(
             deployment,
             planner,
@@ -310,6 +332,8 @@ class Gateway:
 
     def _transfer_over(self, transfer: TransferView) -> None:
         self.metrics.arrived(transfer)
+        if transfer.is_complete:
+            self.driver.handed_over(transfer.number, time.monotonic_ns())
         self.driver.transfer_over(transfer.number)
         self.loops.transfer_over(transfer)
         self.guards.ended((transfer.source, transfer.destination), told_of_link(transfer))

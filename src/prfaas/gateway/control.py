@@ -15,6 +15,7 @@ from prfaas.gateway.journal import Entry, Journal, Loop
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.pulse import Pulse
+from prfaas.gateway.routing.layout_check import LayoutCheck
 
 THRESHOLD_MAX = 100_000_000
 _BY_HAND = "as the operator asked"
@@ -31,6 +32,7 @@ class Control:
         driver: What decides.
         engines: Whose state is shown.
         pools: The same.
+        layouts: Whose blocks differ.
         guards: The same.
         pulse: Runs the loops.
         journal: Hears of every change.
@@ -42,12 +44,14 @@ class Control:
         driver: Driver,
         engines: Engines,
         pools: Pools,
+        layouts: LayoutCheck,
         guards: Guards,
         pulse: Pulse,
         journal: Journal,
     ) -> None:
         self._deployment = deployment
         self._driver, self._engines, self._pools = driver, engines, pools
+        self._layouts = layouts
         self._guards, self._pulse, self._journal = guards, pulse, journal
 
     # Changes
@@ -118,7 +122,7 @@ class Control:
     # What there is
 
     def status(self) -> JsonObject:
-        """Loops, links, clusters, engines and pools."""
+        """Loops, predictions, links, clusters, engines and pools."""
         routing = self._deployment.routing
         return {
             "policy": routing.effective_policy.value,
@@ -129,16 +133,36 @@ class Control:
                 "replication": routing.replication is not None,
                 "admission": routing.ttft_max is not None,
             },
+            "predictions": self.predictions(),
             "links": [self._link_state(link) for link in self.links()],
             "clusters": [
                 {"name": name, "role": table.role.value, "is_on": self._driver.is_on(name)}
                 for name, table in self._deployment.clusters.items()
             ],
             "engines": self._engine_states(),
+            "layout_mismatches": [each.as_json() for each in self._layouts.mismatches()],
             "pools": [
                 {"name": pool, "is_live": self._pools.is_live(pool)} for pool in self._pools.names()
             ],
         }
+
+    def predictions(self) -> list[JsonObject]:
+        """How predictions are corrected, by path; none without a plan to predict from."""
+        if self._deployment.routing.plan is None:
+            return []
+        now_ns = time.monotonic_ns()
+        return [
+            {
+                "path": path.value,
+                "cluster": cluster,
+                "correction": round(found.factor, 3),
+                "error": round(found.error_ratio, 3),
+                "num_samples": found.num_samples,
+                "is_proven": found.is_proven(now_ns),
+                "is_refuted": found.is_refuted,
+            }
+            for (path, cluster), found in self._driver.dispatcher.calibrations.items()
+        ]
 
     def _engine_states(self) -> list[JsonObject]:
         return [

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from prfaas.core.calibration import Calibration
 from prfaas.core.dispatch import BYTES_PER_TB
 from prfaas.core.links import Link
 from prfaas.core.role_loop import Role
@@ -46,6 +48,23 @@ LINK_GAUGES: Mapping[str, tuple[str, Callable[[Link], float]]] = {
 }
 
 
+PREDICTION_GAUGES: Mapping[str, tuple[str, Callable[[Calibration], float]]] = {
+    "prediction_correction_ratio": (
+        "Factor by which predictions of a path are corrected; below 0.5 or above 2 the plan's "
+        "profiles are not those of this deployment",
+        lambda calibration: calibration.factor,
+    ),
+    "prediction_error_ratio": (
+        "Typical factor, at least 1, between a corrected prediction and what was observed",
+        lambda calibration: calibration.error_ratio,
+    ),
+    "prediction_proven": (
+        "1 while a path's predictions are close enough for `ttft_max` to refuse by them",
+        lambda calibration: calibration.is_proven(time.monotonic_ns()),
+    ),
+}
+
+
 class ControlMetrics:
     """Gauges of what routing knows, and counters of what it found and moved.
 
@@ -58,6 +77,10 @@ class ControlMetrics:
         self._links = {
             name: Gauge(f"prfaas_{name}", what, ends, registry=registry)
             for name, (what, _) in LINK_GAUGES.items()
+        }
+        self._predictions = {
+            name: Gauge(f"prfaas_{name}", what, ("path", "cluster"), registry=registry)
+            for name, (what, _) in PREDICTION_GAUGES.items()
         }
         self._loop_actions = Counter(
             "prfaas_loop_actions",
@@ -101,6 +124,10 @@ class ControlMetrics:
             for name, (_, value) in LINK_GAUGES.items():
                 gauge = self._links[name].labels(link.source, link.destination)
                 gauge.set_function(partial(value, link))
+        for (path, cluster), calibration in driver.dispatcher.calibrations.items():
+            for name, (_, read) in PREDICTION_GAUGES.items():
+                gauge = self._predictions[name].labels(path.value, cluster)
+                gauge.set_function(partial(read, calibration))
         if driver.split is not None:
             for engine in driver.split.names:
                 for role in Role:

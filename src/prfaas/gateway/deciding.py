@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from prfaas.config.clusters import ClusterRole
 from prfaas.core.blocks import Layout
 from prfaas.core.dispatch import Refusal, Refused, Routed
-from prfaas.core.routing import Path
+from prfaas.core.routing import Path, Reason
 from prfaas.core.shipping import shipped_bytes
 from prfaas.errors import PrfaasError
 from prfaas.gateway.asks import Ask
@@ -21,6 +21,7 @@ from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import Record
 from prfaas.gateway.rejections import RejectedError, UnavailableError
 from prfaas.gateway.requests import Api, ClientRequest
+from prfaas.gateway.routing.layout_check import LayoutCheck
 from prfaas.gateway.tenants import Tenant
 from prfaas.gateway.tokenizing import Prompt, PromptMaker
 
@@ -65,6 +66,7 @@ class Planner:
         pools: Their layouts.
         prompts: Tokenises.
         driver: Decides.
+        layouts: Names what differs between the engines' blocks.
         copier: Counts what home misses; None without replication.
     """
 
@@ -74,8 +76,10 @@ class Planner:
         pools: Pools,
         prompts: PromptMaker,
         driver: Driver,
+        layouts: LayoutCheck,
         copier: Copier | None = None,
     ) -> None:
+        self._layouts = layouts
         self._copier = copier
         self._engines = engines
         self._pools = pools
@@ -150,6 +154,8 @@ class Planner:
         found = self._driver.route(ask, time.monotonic_ns())
         record.decision, record.seen = found.decision, self._driver.dispatcher.seen
         record.decided_ns = record.age_ns()
+        if found.decision.reason is Reason.LAYOUT_MISMATCH:
+            record.decision = found.decision._replace(detail=self._layouts.words())
         if isinstance(found, Refused):
             record.refusal = found.reason
             raise _refused(found)

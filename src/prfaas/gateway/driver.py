@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
+from prfaas.core.calibration import CalibrationSettings
 from prfaas.core.dispatch import (
     Arrival,
     DispatchSettings,
@@ -23,6 +24,7 @@ from prfaas.core.dispatch import (
 )
 from prfaas.core.dispatcher import Dispatcher
 from prfaas.core.prefix_index import PrefixIndex
+from prfaas.core.routing import Path
 from prfaas.gateway.asks import Ask
 from prfaas.gateway.link_reports import LinkReports
 from prfaas.gateway.pool_view import LinkName, PoolView
@@ -38,9 +40,16 @@ class Driver:
         deployment: Who there is.
         profiles: What the operator's plan says of them.
         index: What the pools hold.
+        calibration: Limits of the corrections of predictions; None takes the usual ones.
     """
 
-    def __init__(self, deployment: Deployment, profiles: Profiles, index: PrefixIndex) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        profiles: Profiles,
+        index: PrefixIndex,
+        calibration: CalibrationSettings | None = None,
+    ) -> None:
         self._index = index
         home = {n: c for n, c in deployment.clusters.items() if c.role is ClusterRole.PD}
         away = {n: c for n, c in deployment.clusters.items() if c.role is ClusterRole.PRFAAS}
@@ -100,6 +109,7 @@ class Driver:
                 ttft_max_ns=routing.ttft_max,
                 fairness=fairness(deployment),
                 pulls=routing.pull,
+                calibration=calibration or CalibrationSettings(),
             ),
         )
         self._reports = LinkReports(self.dispatcher, self._planned_bits_per_s)
@@ -253,6 +263,20 @@ class Driver:
         """The prefill leg has answered, or the first token has come."""
         self.dispatcher.prefilled(number, now_ns)
 
+    def prefill_answered(self, number: int, now_ns: int) -> None:
+        """The prefill leg has answered."""
+        self.dispatcher.prefill_answered(number, now_ns)
+
+    def first_token(self, number: int, now_ns: int) -> None:
+        """The first token of a stream has come, on the path that was decided."""
+        if self.split is None:
+            self.dispatcher.prompt_ready(number, now_ns)
+
+    def handed_over(self, number: int, now_ns: int) -> None:
+        """All blocks of a request are where it is decoded."""
+        if self.split is not None:
+            self.dispatcher.prompt_ready(number, now_ns)
+
     def fall_back(self, number: int, now_ns: int) -> None:
         """The prefill of a request was given up: who decodes it prefills it too."""
         self.dispatcher.fall_back(number, now_ns)
@@ -270,6 +294,11 @@ class Driver:
         self.dispatcher.end(number, now_ns)
 
     # What is known
+
+    @property
+    def local_correction(self) -> float:
+        """Factor of predictions of the local path."""
+        return self.dispatcher.calibrations[Path.LOCAL, self.home].factor
 
     def wait_ns(self, name: str, now_ns: int) -> int | None:
         """Predicted wait for an engine that prefills, ns; None is unknown."""

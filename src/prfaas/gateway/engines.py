@@ -230,7 +230,9 @@ class Engines:
         while True:
             await self._look(engine)
             self._looked_at[engine.name].set()
-            await asyncio.sleep(self._poll_s)
+            # One that has not answered in time is asked again at once, while others wait for it.
+            if not engine.is_ready or not engine.num_missed:
+                await asyncio.sleep(self._poll_s)
 
     async def _look(self, engine: Engine) -> None:
         try:
@@ -250,9 +252,14 @@ class Engines:
                 self._end_legs(engine)
 
     def _end_legs(self, engine: Engine) -> None:
-        """A host that is gone closes no connection; whoever waits for it may go on elsewhere."""
+        """End the legs of an engine that does not answer, where somebody else can go on.
+
+        A host that is gone, or a process that hangs, closes no connection. What a PrfaaS engine was
+        to prefill can always be prefilled in the PD cluster. One that answers that it is not well
+        may be draining, and ends its legs by itself.
+        """
         others = (e for e in self.by_name.values() if e.role is engine.role and self.takes(e))
-        if engine.role is ClusterRole.PD and any(others):
+        if engine.role is ClusterRole.PRFAAS or any(others):
             for leg in engine.legs:
                 leg.reschedule(asyncio.get_running_loop().time())
 

@@ -112,6 +112,7 @@ class Flow:
             self.guards.began((transfer.source, transfer.destination))
             exchange.watch = self.hedges.watch(plan, transfer, record.deadline_ns)
         record.prefill_engine = engine.name
+        stalls = asyncio.create_task(self.hedges.watch_prefill(plan, transfer))
         try:
             exchange.usage.cached_max = await self.prefill_leg.run(
                 plan,
@@ -121,7 +122,11 @@ class Flow:
                 exchange.leg_headers("p"),
                 exchange.awaited_pull,
             )
-            self.driver.prefilled(plan.ask.number, time.monotonic_ns())
+            now_ns = time.monotonic_ns()
+            self.driver.prefill_answered(plan.ask.number, now_ns)
+            self.driver.prefilled(plan.ask.number, now_ns)
+            if transfer.stays:
+                self.driver.handed_over(plan.ask.number, now_ns)
         except PrefillGivenUpError as error:
             exchange.suspect(engine.name, error)
             routed = plan.routed
@@ -129,6 +134,8 @@ class Flow:
             self._give_up_transfer(exchange, "the prefill leg was given up")
             self.driver.fall_back(plan.ask.number, time.monotonic_ns())
             exchange.fall_back(error.fallback, str(error))
+        finally:
+            stalls.cancel()
 
     async def _decode(self, exchange: Exchange, plan: Plan) -> web.StreamResponse:
         """Run the decode leg; when its engine breaks, run the rest on another."""
@@ -196,7 +203,10 @@ class Flow:
 
     def _first_token(self, exchange: Exchange, number: int, *, blames: bool = True) -> None:
         """An engine has begun to answer, which those before it could have done as well."""
-        self.driver.prefilled(number, time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        self.driver.prefilled(number, now_ns)
+        if exchange.record.ttft_ns is not None and exchange.record.fallback is None:
+            self.driver.first_token(number, now_ns)
         if blames:
             self._blame(exchange)
 

@@ -1,6 +1,7 @@
-"""Looks after paths over a link: one that is late is left, as `core/hedging.py` says.
+"""Leaves paths that are late and prefills that have stalled, as `core/hedging.py` says.
 
-They are remote paths, and local ones by way of a pulled prefix.
+Paths over a link are remote ones, and local ones by way of a pulled prefix. Prefills on another
+engine than the one that decodes are watched with and without a plan.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ import asyncio
 import time
 
 from prfaas.core.budgets import HEDGES, Budget
-from prfaas.core.hedging import RemotePath, leaves
+from prfaas.core.hedging import SOONER_RATIO, RemotePath, leaves, patience_ns
 from prfaas.core.predictions import CostModel
 from prfaas.gateway.deciding import Plan
 from prfaas.gateway.driver import Driver
-from prfaas.gateway.transfers import LATE, TransferView
+from prfaas.gateway.transfers import LATE, STALLED, TransferView
 from prfaas.units import NS_PER_S
 
 LOOKS = 20
@@ -59,6 +60,31 @@ class Hedges:
         )
         return asyncio.create_task(self._look(plan, transfer, path, self._costs))
 
+    async def watch_prefill(self, plan: Plan, transfer: TransferView) -> None:
+        """Break a transfer once its prefill has stalled and a local one is sooner.
+
+        Args:
+            plan: Of the request.
+            transfer: Blocks of the prefill that was sent.
+        """
+        sent_at_ns, number = time.monotonic_ns(), plan.ask.number
+        if self._costs is None or transfer.stays:
+            self.budget.deposit(sent_at_ns)
+        expected_ns = self._driver.dispatcher.expected_prefill_ns(number)
+        if expected_ns is None:
+            return
+        await asyncio.sleep(patience_ns(expected_ns) / NS_PER_S)
+        while True:
+            now_ns = time.monotonic_ns()
+            new = plan.prompt.num_tokens - plan.pd_hit_tokens
+            name = plan.decode.name
+            local_ns = self._driver.dispatcher.expected_local_ns(name, new, now_ns)
+            is_sooner = local_ns is None or local_ns * SOONER_RATIO < now_ns - sent_at_ns
+            if is_sooner and self.budget.take(now_ns) is not None:
+                transfer.break_with(STALLED)
+                return
+            await asyncio.sleep(LOOK_S_MAX)
+
     async def _look(
         self, plan: Plan, transfer: TransferView, path: RemotePath, costs: CostModel
     ) -> None:
@@ -90,4 +116,5 @@ class Hedges:
             wait_ns = max(0, wait_ns - costs.local_prefill_ns(num_tokens - routed.hit_tokens))
         hits = self._driver.cached(plan.ask)[0]
         held = max(hits.get(routed.destination, 0), hits.get(name, 0))
-        return wait_ns + costs.local_prefill_ns(max(1, num_tokens - held))
+        local_ns = wait_ns + costs.local_prefill_ns(max(1, num_tokens - held))
+        return round(local_ns * self._driver.local_correction)

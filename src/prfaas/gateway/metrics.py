@@ -20,6 +20,7 @@ from prfaas.gateway.guards import Guards, label_of
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.pull_metrics import PullMetrics
 from prfaas.gateway.records import Outcome, Record
+from prfaas.gateway.routing.layout_check import LayoutCheck
 from prfaas.gateway.tenant_metrics import TenantMetrics
 from prfaas.gateway.transfers import TransferView
 from prfaas.units import NS_PER_S
@@ -100,6 +101,11 @@ class Metrics:
         self._blocks = self._gauge("index_blocks", "Blocks a pool is known to hold", "pool")
         self._index = self._gauge("index_state", "1 at the index's state", "pool", "state")
         self._ready = self._gauge("engine_ready", "1 while an engine is ready", "engine")
+        self._layout = self._gauge(
+            "layout_mismatch",
+            "Facts in which an engine's KV layout differs from the PD cluster's; 0 if none does",
+            "engine",
+        )
         self._retries = self._counter("retries", "Legs that were run again", "outcome")
         self._breaker = self._gauge("breaker_state", "1 at a breaker's state", "target", "state")
 
@@ -115,6 +121,11 @@ class Metrics:
                 self._index.labels(pool, state.value).set_function(
                     partial(_is_at, index, pool, state)
                 )
+
+    def watch_layouts(self, engines: Engines, layouts: LayoutCheck) -> None:
+        """Show whose blocks can not be used."""
+        for name in engines.by_name:
+            self._layout.labels(name).set_function(partial(layouts.num_differences, name))
 
     def watch_guards(self, guards: Guards) -> None:
         """Show the states of the breakers."""

@@ -7,10 +7,12 @@ import logging
 import random
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from prfaas.core.blocks import Layout
+from prfaas.core.kv.facts import Facts
 from prfaas.core.prefix_index import PrefixIndex
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.endpoints import Endpoints
@@ -168,8 +170,12 @@ class Pools:
         driver: Driver,
         timing: PoolTiming,
     ) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when a pool node has said something new of its engines or links."""
+
         def tell(pool: str, view: PoolView) -> None:
             driver.pool_seen(pool, view, time.monotonic_ns())
+            self.on_change()
 
         self._clients = {
             pool: PoolClient(
@@ -205,6 +211,20 @@ class Pools:
     def layout(self, pool: str, engine: str) -> Layout | None:
         """Layout of an engine, as its pool announced it."""
         return self._clients[pool].subscription.layouts.get(engine)
+
+    def facts(self, pool: str, engine: str) -> Facts:
+        """What the layout of an engine is made of; empty if its pool node does not say."""
+        subscription = self._clients[pool].subscription
+        layout = subscription.layouts.get(engine)
+        found = subscription.facts.get(layout.layout_id) if layout is not None else None
+        return {} if found is None else found.facts
+
+    def model(self, pool: str, engine: str) -> str:
+        """The model of an engine in words, such as `org/name@commit`; "" if it is not said."""
+        subscription = self._clients[pool].subscription
+        layout = subscription.layouts.get(engine)
+        found = subscription.facts.get(layout.layout_id) if layout is not None else None
+        return "" if found is None else found.model
 
     def tiers(self, pool: str) -> dict[str, TierUse]:
         """What the tiers of a pool hold, by name; empty while it is not heard, or does not say."""

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from prfaas.config.routing import RoutingTable
+from prfaas.core.manifest import MANIFEST_BYTES_MAX, manifest_of
 from prfaas.errors import EngineError
 from prfaas.gateway.bodies import COMPLETIONS_PATH, prefill_body, wait_order
 from prfaas.gateway.deciding import Plan
@@ -27,7 +28,7 @@ from prfaas.gateway.guards import Told
 from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json
 from prfaas.gateway.records import NS_PER_MS, Fallback, Record
 from prfaas.gateway.tickets import TicketOffice
-from prfaas.gateway.transfers import ENGINE_LOST, LATE, TransferView
+from prfaas.gateway.transfers import ENGINE_LOST, LATE, STALLED, TransferView
 from prfaas.units import NS_PER_S
 
 _log = logging.getLogger(__name__)
@@ -109,7 +110,9 @@ class PrefillLeg:
         await _stop(leg)
         if transfer.broken.done():
             reason = transfer.broken.result()
-            stage = "prefill" if reason in (ENGINE_LOST, LATE) else "transfer"
+            stage = "prefill" if reason in (ENGINE_LOST, LATE, STALLED) else "transfer"
+            if reason == STALLED:
+                self.engines.guards.ended(engine.name, Told.FAILED)
             raise PrefillGivenUpError(stage, reason, f"the transfer broke: {reason}")
         self.engines.guards.ended(engine.name, Told.FAILED)
         limit_s = self.limits.prefill_timeout / NS_PER_S
@@ -126,10 +129,13 @@ class PrefillLeg:
         if transfer.stays:
             wait_ms = self.limits.transfer_timeout // NS_PER_MS
             return {**order, "wait": wait_order(awaited, wait_ms)}
-        return {
-            **order,
-            "ticket": self.tickets.issue(transfer, plan.layout, plan.ask.tenant, **span),
-        }
+        blocks = manifest_of(plan.layout, plan.ask.hashes, **span)
+        if sum(map(len, blocks.values())) > MANIFEST_BYTES_MAX:
+            raise PrefillGivenUpError(
+                "prefill", "too_many_blocks", "the prompt has more blocks than a ticket can name"
+            )
+        ticket = self.tickets.issue(transfer, plan.layout, plan.ask.tenant, blocks, **span)
+        return {**order, "ticket": ticket}
 
     async def _post(self, engine: Engine, body: JsonObject, headers: Mapping[str, str]) -> int:
         try:

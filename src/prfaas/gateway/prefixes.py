@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import overload
 
 from prfaas.core.blocks import BlockKey, Layout, block_key
+from prfaas.core.manifest import manifest_of_keys
 from prfaas.core.shipping import is_worth_sending
 from prfaas.gateway.tickets import TicketOffice
 from prfaas.gateway.transfers import TransferView
@@ -95,17 +96,14 @@ class Fetcher:
         keys = list(prefix.keys(have_tokens))
         if len(keys) > PULL_KEYS_MAX:
             return False
-        ticket = self.tickets.issue(
-            transfer,
-            prefix.layout,
-            prefix.tenant,
-            have_tokens=have_tokens,
-            final_tokens=prefix.num_tokens,
-        )
+        span = {"have_tokens": have_tokens, "final_tokens": prefix.num_tokens}
+        blocks = manifest_of_keys(keys)
+        ticket = self.tickets.issue(transfer, prefix.layout, prefix.tenant, blocks, **span)
         pull = Pull(
             transfer_id=transfer.transfer_id,
             source=transfer.source,
             keys=wire_keys(keys),
             ticket=base64.b64decode(ticket),
+            blocks=blocks,
         )
         return self.send(transfer.destination, pull)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from prfaas.config.clusters import ClusterRole
+from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.core.costs import Costs
 from prfaas.core.predictions import CostModel
@@ -57,9 +57,13 @@ def load_profiles(deployment: Deployment) -> Profiles:
     question = load_question(plan)
     names = [n for n, c in deployment.clusters.items() if c.role is ClusterRole.PRFAAS]
     found = {name: question.prfaas_cluster(name, plan) for name in names}
-    remote = {name: _costs(question, cluster) for name, cluster in found.items()}
+    home = next(c for c in deployment.clusters.values() if c.role is ClusterRole.PD)
+    remote = {
+        name: _as_run(_costs(question, cluster), home, deployment.clusters[name])
+        for name, cluster in found.items()
+    }
     return Profiles(
-        home=next(iter(remote.values()), None) or _costs(question, None),
+        home=next(iter(remote.values()), None) or _as_run(_costs(question, None), home, home),
         remote=remote,
         link_bits_per_s={name: cluster.link.bits_per_s for name, cluster in found.items()},
         price_per_tb={name: cluster.link.price_per_tb for name, cluster in found.items()},
@@ -67,6 +71,30 @@ def load_profiles(deployment: Deployment) -> Profiles:
         num_home=question.problem.pd.num_instances,
         plans=split_plans(question.problem),
     )
+
+
+def _as_run(costs: Costs, home: ClusterTable, away: ClusterTable) -> Costs:
+    """Costs of timing engines that run faster than the plan, or with smaller blocks."""
+    (here, sizes), (there, _) = _scales(home), _scales(away)
+    return replace(
+        costs,
+        local_ns=_scaled(costs.local_ns, here),
+        remote_ns=_scaled(costs.remote_ns, there),
+        bytes_of=_scaled(costs.bytes_of, sizes),
+        state_bytes=round(costs.state_bytes * sizes),
+    )
+
+
+def _scales(cluster: ClusterTable) -> tuple[float, float]:
+    """Factors of time and of bytes; those of engines that are started elsewhere are not known."""
+    timing = cluster.timing
+    if timing is None or all(engine.url for engine in cluster.engines.values()):
+        return 1.0, 1.0
+    return timing.time_scale, timing.bytes_scale
+
+
+def _scaled(table: list[int], factor: float) -> list[int]:
+    return table if factor == 1.0 else [round(value * factor) for value in table]
 
 
 def _costs(question: Question, away: PrfaasCluster | None) -> Costs:

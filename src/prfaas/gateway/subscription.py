@@ -21,6 +21,7 @@ from prfaas.wire.messages.gateway import (
     TierUse,
     TransferEnded,
 )
+from prfaas.wire.messages.layouts import LayoutFacts
 from prfaas.wire.messages.link import Missing, Refused
 
 
@@ -48,6 +49,8 @@ class Subscription:
         self._next_seq = 0
         self.layouts: dict[str, Layout] = {}
         """Layouts by engine name."""
+        self.facts: dict[bytes, LayoutFacts] = {}
+        """What these layouts are made of, by layout id, as far as the pool node has said."""
         self.links: dict[str, bool] = {}
         """Whether the link to a peer is up, by the peer's name."""
         self.telemetry: dict[str, LinkTelemetry] = {}
@@ -73,7 +76,7 @@ class Subscription:
     def lose(self) -> None:
         """The connection is gone: nothing that was known holds any more."""
         self._index.lose(self._pool)
-        self.layouts, self.links, self.telemetry = {}, {}, {}
+        self.layouts, self.facts, self.links, self.telemetry = {}, {}, {}, {}
         self.is_draining, self.tiers, self.num_leased, self.leased_bytes = False, {}, 0, 0
         self._transfers.lost(self._pool)
         self._tell()
@@ -129,11 +132,18 @@ class Subscription:
                 self._transfers.ended(self._pool, event)
             case PoolState():
                 self.layouts = {name: spec.layout() for name, spec in event.layouts.items()}
+                self._learn(event.facts)
                 self.links, self.telemetry = dict(event.links), dict(event.telemetry)
                 self.is_draining = event.is_draining
                 self.tiers = dict(event.tiers)
                 self.num_leased, self.leased_bytes = event.num_leased, event.leased_bytes
                 self._tell()
+
+    def _learn(self, facts: list[LayoutFacts]) -> None:
+        """Keep facts for as long as an engine has their layout."""
+        known = self.facts | {each.layout_id: each for each in facts}
+        present = {layout.layout_id for layout in self.layouts.values()}
+        self.facts = {layout_id: known[layout_id] for layout_id in present & known.keys()}
 
     def _tell(self) -> None:
         view = PoolView(self.is_live, self.layouts, self.links, self.telemetry, self.is_draining)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from prfaas.core.blocks import Layout
+from prfaas.core.manifest import Manifest, manifest_digest
 from prfaas.core.shipping import shipped_bytes
 from prfaas.core.tickets import LIFETIME_MAX_NS, Ticket
 from prfaas.gateway.tenants import Tenant
@@ -47,6 +48,7 @@ class TicketOffice:
         transfer: TransferView,
         layout: Layout,
         tenant_name: str,
+        blocks: Manifest,
         *,
         have_tokens: int,
         final_tokens: int,
@@ -57,6 +59,7 @@ class TicketOffice:
             transfer: Between which pools, and its id.
             layout: Of the blocks.
             tenant_name: Whose they are.
+            blocks: The list of them.
             have_tokens: Usable prefix that the destination holds already.
             final_tokens: Length at which it will resume.
 
@@ -72,6 +75,7 @@ class TicketOffice:
             layout_id=layout.layout_id,
             source=transfer.source,
             destination=transfer.destination,
+            blocks=manifest_digest(blocks),
             bytes_max=shipped_bytes(layout, have_tokens=have_tokens, final_tokens=final_tokens),
             expires_at_ns=self.unix_ns() + min(self.lifetime_ns, LIFETIME_MAX_NS),
             trace=transfer.trace,

@@ -21,6 +21,8 @@ ENGINE_LOST = "engine_lost"
 """The prefill engine is gone: its pool node says so, often before its own connection breaks."""
 LATE = "late"
 """The gateway left the remote path, because the local one is going to be sooner."""
+STALLED = "stalled"
+"""The gateway left a prefill that took many times as long as such prefills do."""
 UNKNOWN = "unknown"
 """Blocks are missing though their transfer ended well."""
 _LABELS = {

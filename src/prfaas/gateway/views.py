@@ -21,8 +21,10 @@ from prfaas.gateway.reading import query_number
 from prfaas.gateway.records import RECORDS_MAX, Records
 from prfaas.gateway.rejections import UnavailableError
 from prfaas.gateway.requests import check_model
+from prfaas.gateway.routing.layout_check import LayoutCheck
 
 _LIMIT_DEFAULT = 100
+PARTS = "parts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Views:
         model: Name of the model that is served.
         engines: Who is ready.
         pools: Whose events are heard.
+        layouts: Whose blocks differ.
         metrics: What was counted.
         records: What happened lately.
         door: Whether requests are let in.
@@ -41,6 +44,7 @@ class Views:
     model: str
     engines: Engines
     pools: Pools
+    layouts: LayoutCheck
     metrics: Metrics
     records: Records
     door: Door
@@ -80,10 +84,15 @@ class Views:
         }
 
     async def _health(self, request: web.Request) -> web.Response:
-        """Does it take requests? With `?full=1`: is all there, so that offloading works too?"""
+        """Does it take requests? With `?full=1`: is all there, so that offloading works too?
+
+        With `?full=parts`: the same, whatever their KV layouts are.
+        """
         if self.door.is_closed:
             return error_response(UnavailableError("this gateway is about to stop"), {})
-        missing = self._missing() if "full" in request.query else []
+        full = request.query.get("full")
+        missing = [] if full is None else self._missing()
+        missing += self._mismatches() if full is not None and full != PARTS else []
         if not missing and self.engines.choose(ClusterRole.PD) is None:
             return error_response(self.engines.nobody(), {})
         if missing:
@@ -107,6 +116,12 @@ class Views:
             if not self.pools.link_up(source, destination)
         ]
         return missing
+
+    def _mismatches(self) -> list[str]:
+        return [
+            f"KV blocks of engine {each.engine} that {each.reference} can use ({each.words})"
+            for each in self.layouts.mismatches()
+        ]
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})

@@ -174,6 +174,7 @@ class EngineRequests:
         try:
             grant = self._tickets.to_send(
                 message.ticket,
+                message.blocks,
                 transfer_id=message.transfer_id,
                 destination=message.peer,
                 layout_id=engine.layout.layout_id,

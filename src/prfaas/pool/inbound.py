@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Set
 
 from prfaas.core.blocks import BlockKey, BlockName
+from prfaas.core.manifest import Manifest, NamedBlocks
 from prfaas.core.tickets import Refusal, TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent, TransferState
 from prfaas.errors import TransferError
@@ -71,6 +72,8 @@ class InboundTransfers:
         """The same of the last that committed: their leases end when nobody waits any more."""
         self._unawaited: set[bytes] = set()
         """Open transfers for whose blocks nobody waits."""
+        self._named: dict[bytes, NamedBlocks] = {}
+        """The blocks that the ticket of each open transfer names."""
         self._expected: dict[bytes, int] = {}
         """Blocks that a commit announced and that are not all here yet."""
         self._asked: dict[bytes, set[BlockKey]] = {}
@@ -94,7 +97,7 @@ class InboundTransfers:
         if self._transfers.refusal(transfer_id, peer) == NO_ROOM:
             return Abort(transfer_id=transfer_id, reason=NO_ROOM)
         try:
-            grant = self._grant(offer.ticket, transfer_id, peer)
+            grant = self._grant(offer.ticket, offer.blocks, transfer_id, peer)
         except TicketRefusedError as error:
             # Its blocks may be on their way: they are dropped without waiting for another offer.
             self._transfers.refuse(transfer_id, peer, error.reason.value)
@@ -115,7 +118,7 @@ class InboundTransfers:
         known = self._transfers.get(pull.transfer_id)
         if known is not None and known.peer in (pull.source, "") and known.state in GIVEN_UP:
             raise TransferError(known.reason)
-        grant = self._grant(pull.ticket, pull.transfer_id, pull.source)
+        grant = self._grant(pull.ticket, pull.blocks, pull.transfer_id, pull.source)
         transfer, layout_id = self._begin(grant, pull.source), grant.ticket.layout_id
         lacking = [
             key for key in dict.fromkeys(keys_of(pull.keys)) if (layout_id, key) not in self._store
@@ -125,7 +128,7 @@ class InboundTransfers:
             self._end(transfer, TransferEvent.COMMIT)
         return lacking
 
-    def _grant(self, sealed: bytes, transfer_id: bytes, source: str) -> Grant:
+    def _grant(self, sealed: bytes, blocks: Manifest, transfer_id: bytes, source: str) -> Grant:
         if self._transfers.is_full:
             error = TicketRefusedError(
                 Refusal.NO_ROOM, f"{TRANSFERS_MAX} transfers are open, which is the limit"
@@ -134,6 +137,7 @@ class InboundTransfers:
             raise error
         return self._tickets.to_receive(
             sealed,
+            blocks,
             transfer_id=transfer_id,
             source=source,
             layouts=self._layouts(),
@@ -153,6 +157,7 @@ class InboundTransfers:
             trace=ticket.trace,
         )
         self._remember(transfer)
+        self._named[ticket.transfer_id] = grant.named
         return transfer
 
     @property
@@ -217,7 +222,9 @@ class InboundTransfers:
         name = block.layout_id, block.key
         if name in arrived:
             return True
-        beyond = beyond_ticket(transfer, block, self._asked.get(block.transfer_id))
+        beyond = beyond_ticket(
+            transfer, block, self._named[block.transfer_id], self._asked.get(block.transfer_id)
+        )
         if beyond is not None:
             self._tickets.refused(DESTINATION, transfer.transfer_id, beyond)
             self._end(transfer, TransferEvent.REFUSE, beyond.reason.value)
@@ -372,6 +379,7 @@ class InboundTransfers:
                 self._end_leases(arrived)
             self._expected.pop(transfer.transfer_id, None)
             self._asked.pop(transfer.transfer_id, None)
+            self._named.pop(transfer.transfer_id, None)
             self._on_closed(transfer.transfer_id)
             self._on_ended(transfer)
 

@@ -9,10 +9,11 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 from aiohttp import web
 
 from prfaas.core.blocks import BlockKey
-from prfaas.core.tickets import Refusal, TicketRefusedError
+from prfaas.core.tickets import TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent
 from prfaas.errors import ConfigError
 from prfaas.logs import log_event
@@ -35,6 +36,7 @@ from prfaas.pool.tickets import SOURCE, TicketChecks
 from prfaas.pool.tracing import RECEIVED, SENT, TransferSpans
 from prfaas.wire.channel import Channel
 from prfaas.wire.messages.gateway import PoolState, TierUse, TransferEnded
+from prfaas.wire.messages.layouts import LayoutFacts, bounded
 from prfaas.wire.tickets import TicketOpener
 
 log = logging.getLogger(__name__)
@@ -231,7 +233,7 @@ class PoolNode:
             on_change=self._state_changed,
             on_ended=lambda transfer: self._transfer_ended(SENT, transfer),
             clock_ns=self._clock_ns,
-            on_over=self._over_budget,
+            on_over=self._beyond_ticket,
             on_pull=lambda pull: self._pulls.serve(self.links[peer], pull),
             grace_ns=self.settings.link_grace_ns,
             budget_bits_per_s=self.settings.link_budgets.get(peer, 0),
@@ -253,6 +255,20 @@ class PoolNode:
         }
 
     def _state(self) -> PoolState:
+        """All there is to say, as for a gateway that has heard nothing yet."""
+        sessions = self._engines.values()
+        facts = bounded(
+            LayoutFacts(
+                layout_id=engine.layout.layout_id,
+                facts=engine.hello.facts,
+                model=engine.hello.model,
+            )
+            for engine in sessions
+        )
+        return msgspec.structs.replace(self._changes(), facts=facts)
+
+    def _changes(self) -> PoolState:
+        """What may have changed since; facts of a layout never do."""
         layouts = {name: engine.hello.layout for name, engine in self._engines.items()}
         links = {peer: link.is_up for peer, link in self.links.items()}
         telemetry = {peer: link.telemetry for peer, link in self.links.items()}
@@ -268,12 +284,12 @@ class PoolNode:
         )
 
     def _state_changed(self) -> None:
-        self.feed.state_changed(self._state())
+        self.feed.state_changed(self._changes())
 
     def _engine_came(self, session: EngineSession) -> None:
         log_event(log, logging.INFO, "engine_connected", engine=session.name)
         self._engines[session.name] = session
-        self._state_changed()
+        self.feed.state_changed(self._state())
 
     def _engine_went(self, session: EngineSession) -> None:
         self._requests.left(session)
@@ -304,10 +320,7 @@ class PoolNode:
         transfer.apply(TransferEvent.REFUSE, reason)
         self._transfer_ended(SENT, transfer)
 
-    def _over_budget(self, transfer: Transfer) -> None:
-        error = TicketRefusedError(
-            Refusal.OVERSIZED, f"more than the {transfer.bytes_max} bytes it allows were pushed"
-        )
+    def _beyond_ticket(self, transfer: Transfer, error: TicketRefusedError) -> None:
         self._tickets.refused(SOURCE, transfer.transfer_id, error)
 
     def _transfer_ended(self, direction: str, transfer: Transfer) -> None:

@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 
 from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.core.link_share import OutgoingBlock, TenantShare
-from prfaas.core.tickets import Refusal
+from prfaas.core.manifest import NamedBlocks
+from prfaas.core.tickets import TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent, TransferState
 from prfaas.errors import PeerError
 from prfaas.pool.dialer import Dialer
 from prfaas.pool.io_thread import IoThread
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.send_queue import SendQueue
-from prfaas.pool.tickets import Grant
+from prfaas.pool.tickets import Grant, oversized, unnamed
 from prfaas.pool.tiers import StoredBlock
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
@@ -49,6 +50,8 @@ class _Outgoing:
     transfer: Transfer
     sealed: bytes
     """Its ticket."""
+    named: NamedBlocks
+    """The blocks that its ticket allows."""
     tenant: TenantShare
     blocks: dict[BlockName, StoredBlock] = field(default_factory=dict)
     """Pushed and not known to have arrived; pinned."""
@@ -80,7 +83,7 @@ class OutboundLink:
         on_change: Told when the link comes up or goes down.
         on_ended: Told once of every transfer that ended here.
         clock_ns: Monotonic clock, nanoseconds.
-        on_over: Told of a transfer that was given up because its ticket allows no more.
+        on_over: Told of a transfer that was given up because its ticket does not allow a block.
         on_pull: Told of the blocks that the peer asks for.
         grace_ns: How long transfers wait for a link that broke.
         budget_bits_per_s: What all data connections together may send; 0 is no limit.
@@ -100,7 +103,7 @@ class OutboundLink:
         on_change: Callable[[], None],
         on_ended: Callable[[Transfer], None],
         clock_ns: Callable[[], int],
-        on_over: Callable[[Transfer], None],
+        on_over: Callable[[Transfer, TicketRefusedError], None],
         on_pull: Callable[[Pull], None],
         grace_ns: int,
         budget_bits_per_s: int = 0,
@@ -178,6 +181,7 @@ class OutboundLink:
         outgoing = self._transfers[ticket.transfer_id] = _Outgoing(
             transfer,
             grant.sealed,
+            grant.named,
             TenantShare(ticket.tenant, ticket.weight, ticket.bytes_per_s),
         )
         if not self.is_up and self._is_given_up():
@@ -191,9 +195,12 @@ class OutboundLink:
         name = layout_id, key
         if outgoing is None or name in outgoing.names:
             return
+        if key not in outgoing.named:
+            self._beyond_ticket(outgoing.transfer, unnamed(key))
+            return
         outgoing.pushed_bytes += len(block.data)
         if outgoing.pushed_bytes > outgoing.transfer.bytes_max:
-            self._over_budget(outgoing.transfer)
+            self._beyond_ticket(outgoing.transfer, oversized(outgoing.transfer))
             return
         block.pins += 1
         outgoing.names.add(name)
@@ -308,7 +315,13 @@ class OutboundLink:
                 self._announce_end(outgoing)
 
     def _offer(self, outgoing: _Outgoing) -> None:
-        self._dialer.send(Offer(transfer_id=outgoing.transfer.transfer_id, ticket=outgoing.sealed))
+        self._dialer.send(
+            Offer(
+                transfer_id=outgoing.transfer.transfer_id,
+                ticket=outgoing.sealed,
+                blocks=dict(outgoing.named.manifest),
+            )
+        )
 
     def _answered(self, transfer_id: bytes, event: TransferEvent, reason: str = "") -> None:
         outgoing = self._transfers.get(transfer_id)
@@ -342,11 +355,11 @@ class OutboundLink:
 
     # --- ends ---
 
-    def _over_budget(self, transfer: Transfer) -> None:
-        """The engine pushes more than the gateway allowed."""
-        reason = Refusal.OVERSIZED.value
+    def _beyond_ticket(self, transfer: Transfer, error: TicketRefusedError) -> None:
+        """The engine pushes what the gateway did not allow."""
+        reason = error.reason.value
         self._dialer.send(Abort(transfer_id=transfer.transfer_id, reason=reason))
-        self._on_over(transfer)
+        self._on_over(transfer, error)
         self._end(transfer, TransferEvent.REFUSE, reason)
 
     def _give_up(self, reason: str) -> None:

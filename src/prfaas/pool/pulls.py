@@ -81,6 +81,7 @@ class Pulls:
                     source=pull.source,
                     keys=wire_keys(lacking),
                     ticket=pull.ticket,
+                    blocks=pull.blocks,
                 )
             )
 
@@ -108,7 +109,11 @@ class Pulls:
             return
         try:
             grant = self._tickets.to_send(
-                pull.ticket, transfer_id=pull.transfer_id, destination=link.peer, layout_id=None
+                pull.ticket,
+                pull.blocks,
+                transfer_id=pull.transfer_id,
+                destination=link.peer,
+                layout_id=None,
             )
         except TicketRefusedError as error:
             link.refuse(pull.transfer_id, error.reason.value)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from prfaas.core.blocks import BlockKey
+from prfaas.core.manifest import Manifest, NamedBlocks, manifest_digest
 from prfaas.core.tickets import (
     CLOCK_SKEW_NS,
     Refusal,
@@ -35,11 +36,13 @@ class Grant:
     Attributes:
         ticket: What it allows.
         sealed: The same as it came, for the other end.
+        named: The blocks that may move.
         lifetime_ns: How long the transfer may stay open from the check on.
     """
 
     ticket: Ticket
     sealed: bytes
+    named: NamedBlocks
     lifetime_ns: int
 
 
@@ -69,12 +72,19 @@ class TicketChecks:
         """Refuse all tickets: the pool is about to stop."""
 
     def to_send(
-        self, sealed: bytes, *, transfer_id: bytes, destination: str, layout_id: bytes | None
+        self,
+        sealed: bytes,
+        blocks: Manifest,
+        *,
+        transfer_id: bytes,
+        destination: str,
+        layout_id: bytes | None,
     ) -> Grant:
         """Use a ticket to send blocks of one layout to another pool.
 
         Args:
             sealed: The ticket as it came.
+            blocks: The list that came with it.
             transfer_id: What is asked for.
             destination: Where the blocks would go.
             layout_id: The layout of the engine that asks; None takes the ticket's.
@@ -83,11 +93,12 @@ class TicketChecks:
             TicketRefusedError: It does not allow that.
         """
         layouts = frozenset({layout_id} if layout_id is not None else ())
-        return self._use(sealed, transfer_id, (self._pool, destination), layouts, None)
+        return self._use(sealed, blocks, transfer_id, (self._pool, destination), layouts, None)
 
     def to_receive(
         self,
         sealed: bytes,
+        blocks: Manifest,
         *,
         transfer_id: bytes,
         source: str,
@@ -98,6 +109,7 @@ class TicketChecks:
 
         Args:
             sealed: The ticket as it came.
+            blocks: The list that came with it.
             transfer_id: What the source offers.
             source: Who offers it.
             layouts: Those of local engines; with none, any will do.
@@ -106,7 +118,7 @@ class TicketChecks:
         Raises:
             TicketRefusedError: It does not allow that, or there is no use or room for the blocks.
         """
-        return self._use(sealed, transfer_id, (source, self._pool), layouts, free_bytes)
+        return self._use(sealed, blocks, transfer_id, (source, self._pool), layouts, free_bytes)
 
     def refused(self, end: str, transfer_id: bytes, error: TicketRefusedError) -> None:
         """Count a refusal, also one that came out while blocks were moving."""
@@ -117,6 +129,7 @@ class TicketChecks:
     def _use(
         self,
         sealed: bytes,
+        blocks: Manifest,
         transfer_id: bytes,
         ends: tuple[str, str],
         layouts: Set[bytes],
@@ -135,6 +148,11 @@ class TicketChecks:
                 destination=destination,
                 now_ns=now_ns,
             )
+            if manifest_digest(blocks) != ticket.blocks:
+                raise TicketRefusedError(
+                    Refusal.OTHER_BLOCKS,
+                    "the list of blocks that came with it is not the one it was signed for",
+                )
             if layouts and ticket.layout_id not in layouts:
                 raise TicketRefusedError(
                     Refusal.LAYOUT, f"no engine here has layout {ticket.layout_id.hex()[:12]}"
@@ -148,13 +166,17 @@ class TicketChecks:
         except TicketRefusedError as error:
             self.refused(SOURCE if source == self._pool else DESTINATION, transfer_id, error)
             raise
-        return Grant(ticket, sealed, ticket.expires_at_ns + CLOCK_SKEW_NS - now_ns)
+        return Grant(
+            ticket, sealed, NamedBlocks(blocks), ticket.expires_at_ns + CLOCK_SKEW_NS - now_ns
+        )
 
 
 def beyond_ticket(
-    transfer: Transfer, block: ReceivedBlock, asked: set[BlockKey] | None
+    transfer: Transfer, block: ReceivedBlock, named: NamedBlocks, asked: set[BlockKey] | None
 ) -> TicketRefusedError | None:
     """What a block goes beyond, if its transfer does not cover it."""
+    if block.key not in named:
+        return unnamed(block.key)
     if asked is not None and block.key not in asked:
         return TicketRefusedError(Refusal.FOREIGN, "a block came that was not asked for")
     if block.layout_id != transfer.layout_id:
@@ -165,3 +187,18 @@ def beyond_ticket(
             Refusal.OVERSIZED, f"{num_bytes} bytes came, it allows {transfer.bytes_max}"
         )
     return None
+
+
+def unnamed(key: BlockKey) -> TicketRefusedError:
+    """The refusal of a block that is not on the list of its ticket."""
+    name = key.block_hash.hex()[:12]
+    return TicketRefusedError(
+        Refusal.UNNAMED, f"block {name} of cache group {key.group} is not on its list"
+    )
+
+
+def oversized(transfer: Transfer) -> TicketRefusedError:
+    """The refusal of an engine's push that is larger than its ticket."""
+    return TicketRefusedError(
+        Refusal.OVERSIZED, f"more than the {transfer.bytes_max} bytes it allows were pushed"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import count
 
+from prfaas.core.calibration import CalibrationSettings
 from prfaas.core.dispatch import (
     NOTHING,
     Arrival,
@@ -104,6 +105,7 @@ class Front:
     def decoding(self, request: Request, now_ns: int) -> None:
         """A request streams its first token: it waited since its blocks were there."""
         self.dispatcher.decoding(now_ns - request.landed_at_ns, now_ns)
+        self.dispatcher.prompt_ready(request.index, request.landed_at_ns)
 
     def landed(self, request: Request) -> None:
         """All blocks of a request have crossed the link."""
@@ -177,4 +179,6 @@ def _settings(setup: Setup) -> DispatchSettings:
         setup.signals.stale_after_ns,
         placement.pulls,
         placement.second_price,
+        # A run's profiles are exact: its gateway is one that has proven them.
+        CalibrationSettings(proven_first=True),
     )

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
+from prfaas.core.manifest import DIGEST_BYTES
 from prfaas.core.tickets import Refusal, Ticket, TicketRefusedError
 from prfaas.errors import ConfigError
 from prfaas.spans import TRACEPARENT, TRACEPARENT_CHARS
@@ -35,6 +36,7 @@ _Body = Annotated[bytes, msgspec.Meta(min_length=1, max_length=1024)]
 _Trace = Annotated[
     str, msgspec.Meta(max_length=TRACEPARENT_CHARS, pattern=rf"^(?:{TRACEPARENT})?\Z")
 ]
+_Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 _Der = Annotated[bytes, msgspec.Meta(min_length=1, max_length=3072)]
 
 
@@ -46,6 +48,7 @@ class _TicketSpec(msgspec.Struct, frozen=True, kw_only=True):
     layout_id: LayoutId
     source: Name
     destination: Name
+    blocks: _Digest
     bytes_max: Count
     expires_at_ns: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     weight: Annotated[float, msgspec.Meta(ge=0.001, le=1000)] = 1.0
@@ -110,6 +113,7 @@ class TicketSigner:
                 layout_id=ticket.layout_id,
                 source=ticket.source,
                 destination=ticket.destination,
+                blocks=ticket.blocks,
                 bytes_max=ticket.bytes_max,
                 expires_at_ns=ticket.expires_at_ns,
                 weight=ticket.weight,
@@ -182,6 +186,7 @@ class TicketOpener:
             spec.layout_id,
             spec.source,
             spec.destination,
+            spec.blocks,
             spec.bytes_max,
             spec.expires_at_ns,
             spec.weight,

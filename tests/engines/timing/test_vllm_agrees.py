@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from prfaas.engines.timing import kv_events as ours
-from tests.engines.test_vllm_facts import needing_vllm
+from tests.engines.vllm_modules import needing_vllm
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -107,7 +107,7 @@ class Host:
         where = settings.kv_events.get(name)
         events = ZmqEvents(*where) if where else Events()
         tier = (
-            Tier(name, profile.layout, settings.pool, settings.host_memory)
+            Tier(name, profile.layout, settings.pool, settings.host_memory, profile.facts)
             if settings.pool is not None
             else None
         )

@@ -135,7 +135,7 @@ class Instance:
         """
         work.hashes = self._chain(work.tokens, work.cache_salt)
         if self.tier is not None:
-            self.tier.begin(work.request, work.order)
+            self.tier.begin(work.request, work.order, work.hashes)
         try:
             await self._find_blocks(work)
             sequence = work.sequence

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-import blake3
-
 from prfaas.core.blocks import CacheGroup, GroupKind, Layout
 from prfaas.core.costs import Costs
+from prfaas.core.kv.facts import facts_id
+from prfaas.engines.identity.values import text_of
 from prfaas.engines.launch import HASH_SEED
 from prfaas.planner.costs import make_costs
 from prfaas.planner.geometry import KvGeometry
@@ -27,6 +28,7 @@ class InstanceProfile:
         batch_max: Sequences that run at once.
         kv_capacity_bytes: KV cache of running sequences; None when it never binds.
         layout: Its blocks.
+        facts: What the layout id is a digest of.
     """
 
     costs: Costs
@@ -34,6 +36,7 @@ class InstanceProfile:
     batch_max: int
     kv_capacity_bytes: int | None
     layout: Layout
+    facts: dict[str, str]
 
 
 def load_profile(
@@ -54,12 +57,14 @@ def load_profile(
     question = load_question(plan)
     problem, pd = question.problem, question.problem.pd
     prefill = pd.prefill if cluster is None else question.prfaas_cluster(cluster, plan).prefill
+    facts = layout_facts(problem.geometry, model, block_tokens, bytes_scale)
     return InstanceProfile(
         costs=_costs(question, prefill, block_tokens),
         step_ns=step_time(pd.decode),
         batch_max=problem.decode_slots,
         kv_capacity_bytes=None if pd.kv_capacity_bytes is None else int(pd.kv_capacity_bytes),
-        layout=make_layout(problem.geometry, model, block_tokens, bytes_scale),
+        layout=make_layout(problem.geometry, facts_id(facts), block_tokens, bytes_scale),
+        facts=facts,
     )
 
 
@@ -74,7 +79,28 @@ def _costs(question: Question, prefill: PrefillProfile, block_tokens: int) -> Co
     )
 
 
-def make_layout(geometry: KvGeometry, model: str, block_tokens: int, bytes_scale: float) -> Layout:
+def layout_facts(
+    geometry: KvGeometry, model: str, block_tokens: int, bytes_scale: float
+) -> dict[str, str]:
+    """Return what has to agree between timing engines that share blocks."""
+    facts = {
+        "engine": "prfaas timing engine",
+        "model.name": text_of(model),
+        "block_tokens": text_of(block_tokens),
+        "bytes_scale": text_of(bytes_scale),
+        "hash_seed": HASH_SEED,
+    }
+    groups = ((f"group.{i}", group) for i, group in enumerate(geometry.groups))
+    return facts | {
+        f"{name}.{field.name}": text_of(getattr(group, field.name))
+        for name, group in groups
+        for field in dataclasses.fields(group)
+    }
+
+
+def make_layout(
+    geometry: KvGeometry, layout_id: bytes, block_tokens: int, bytes_scale: float
+) -> Layout:
     """The layout of a model's blocks: all layers of one kind are one cache group."""
     sizes: dict[tuple[GroupKind, int], float] = {}
     for group in geometry.groups:
@@ -91,5 +117,4 @@ def make_layout(geometry: KvGeometry, model: str, block_tokens: int, bytes_scale
         CacheGroup(index, kind, block_tokens, max(round(size * bytes_scale), 1), window)
         for index, ((kind, window), size) in enumerate(sorted(sizes.items()))
     )
-    name = f"prfaas timing engine {model} {geometry} {block_tokens} {bytes_scale} {HASH_SEED}"
-    return Layout(blake3.blake3(name.encode()).digest(), block_tokens, HASH_SEED, groups)
+    return Layout(layout_id, block_tokens, HASH_SEED, groups)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from prfaas.core.blocks import BlockKey, CacheGroup, Layout, block_key
 from prfaas.core.shipping import is_worth_sending
-from prfaas.engines.orders import PushOrder
+from prfaas.engines.orders import PushOrder, push_of
+from prfaas.wire.messages.engine import Push
 from prfaas.wire.messages.fields import Key
 
 
@@ -32,6 +33,10 @@ class PushOfRequest:
         self._groups = {group.index: group for group in layout.groups}
         self.transfer_id = bytes.fromhex(order.transfer)
         self.sent: set[Key] = set()
+
+    def announced(self, hashes: list[bytes]) -> Push:
+        """What the pool node is told first."""
+        return push_of(self._order, self._layout, hashes)
 
     def takes(self, block: NewBlock) -> bool:
         """Whether the other side can use a block; it counts as sent then."""

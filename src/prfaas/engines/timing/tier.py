@@ -24,7 +24,7 @@ from prfaas.engines.timing.rows import Rows
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.codec import AnyMessage
-from prfaas.wire.messages.engine import EngineHello, Load, Push, PushDone, Store
+from prfaas.wire.messages.engine import EngineHello, Load, PushDone, Store
 from prfaas.wire.messages.fields import Key
 from prfaas.wire.messages.layouts import layout_spec
 
@@ -48,9 +48,12 @@ class Tier:
         layout: Its blocks.
         pool: Unix socket of the pool node.
         host_memory: Bytes shared with the pool node.
+        facts: What the layout id is a digest of.
     """
 
-    def __init__(self, engine: str, layout: Layout, pool: Path, host_memory: int) -> None:
+    def __init__(
+        self, engine: str, layout: Layout, pool: Path, host_memory: int, facts: dict[str, str]
+    ) -> None:
         self._layout = layout
         self._sizes = {group.index: group.block_bytes for group in layout.groups}
         self._names = PrefixNames(layout)
@@ -72,6 +75,8 @@ class Tier:
                 row_bytes=self.rows.row_bytes,
                 num_rows=self.rows.num_rows,
                 extents=self.rows.extents,
+                facts=facts,
+                model=facts.get("model.name", ""),
             ),
             self.rows.descriptor,
             self._on_message,
@@ -93,15 +98,21 @@ class Tier:
 
     # Requests
 
-    def begin(self, request: str, order: Order | None) -> None:
-        """A request came."""
+    def begin(self, request: str, order: Order | None, hashes: list[bytes]) -> None:
+        """A request came.
+
+        Args:
+            request: Its id.
+            order: What it says about blocks that move.
+            hashes: Hash chain of its prompt.
+        """
         wait = wait_in(order)
         if wait is not None:
             self._requests.begin(request, wait.transfer_id, wait.source, wait.wait_ns)
         if isinstance(order, PushOrder):
             push = PushOfRequest(self._layout, order)
             self._pushes[request] = push
-            self._send(Push(transfer_id=push.transfer_id, peer=order.push_to, ticket=order.ticket))
+            self._send(push.announced(hashes))
 
     def finish(self, request: str, hashes: list[bytes]) -> None:
         """A request is over, and all its stores were asked for.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from prfaas.gateway.console.history import History, LinkSample, Sample
@@ -17,6 +17,8 @@ OFFLOADED_MIN = 5
 FALLBACK_SHARE = 0.1
 REFUSED_SHARE = 0.05
 SLOW_SHARE = 0.5
+CORRECTION_MAX = 2.0
+"""A plan whose predictions are further off, in either direction, is one of another deployment."""
 SLOW_SAMPLES = 3
 """A link is slow after so many busy samples in a row below `SLOW_SHARE` of what it is to carry."""
 
@@ -58,6 +60,9 @@ class Facts:
         num_long: Requests of the window that were longer than the threshold.
         num_decided: Requests of the window that were decided.
         expected_bits_per_s: What a link is to carry, by link; 0 if nobody said.
+        corrections: Factor of predictions, by path.
+        refuted: Paths whose predictions are wrong all the same.
+        mismatches: What differs of an engine's KV layout, by engine.
     """
 
     missing_engines: Sequence[str]
@@ -66,12 +71,16 @@ class Facts:
     num_long: int
     num_decided: int
     expected_bits_per_s: Mapping[str, float]
+    corrections: Mapping[str, float] = field(default_factory=dict)
+    refuted: Sequence[str] = ()
+    mismatches: Mapping[str, str] = field(default_factory=dict)
 
 
 def alarms(history: History, latest: Sample, facts: Facts) -> list[Alarm]:
     """All alarms of the moment of `latest`, which follows the history; the worst first."""
     window = [*history.since(latest.at_unix_s - WINDOW_S), latest]
     found = [*_parts(facts), *_links(window, history, facts), *_traffic(window, facts)]
+    found += _predictions(facts)
     return sorted(found, key=lambda alarm: alarm.severity is not Severity.CRITICAL)
 
 
@@ -82,10 +91,32 @@ def _parts(facts: Facts) -> Iterator[Alarm]:
     for name in facts.silent_pools:
         text = f"pool node {name} is not heard: its blocks count as nothing until it is back"
         yield Alarm("pool_silent", name, Severity.CRITICAL, text)
+    for name, words in facts.mismatches.items():
+        text = (
+            f"KV blocks of engine {name} can not be used elsewhere ({words}): nothing is offloaded "
+            "to it; start both engines with the same model and arguments"
+        )
+        yield Alarm("layout_mismatch", name, Severity.CRITICAL, text)
     for name, state in facts.index_states.items():
         if name not in facts.silent_pools:
             text = f"the index of pool {name} is {state}: cached prefixes may be missed"
             yield Alarm("index_incomplete", name, Severity.WARNING, text)
+
+
+def _predictions(facts: Facts) -> Iterator[Alarm]:
+    for path, factor in facts.corrections.items():
+        if path in facts.refuted:
+            text = (
+                f"predictions of the {path} are wrong by more than a factor, corrected or not: "
+                "`ttft_max` refuses nobody by them; measure with `prfaas profile` and plan again"
+            )
+            yield Alarm("predictions_off", path, Severity.WARNING, text)
+        elif not 1 / CORRECTION_MAX <= factor <= CORRECTION_MAX:
+            text = (
+                f"first tokens of the {path} take {factor:.2g} times what the plan says, and "
+                "predictions are corrected: the plan's profiles are not this deployment's"
+            )
+            yield Alarm("predictions_off", path, Severity.WARNING, text)
 
 
 def _links(window: Sequence[Sample], history: History, facts: Facts) -> Iterator[Alarm]:

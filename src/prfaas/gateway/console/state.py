@@ -19,6 +19,7 @@ from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pool_view import LinkName
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.records import NS_PER_MS, Outcome, Record, Records
+from prfaas.gateway.routing.layout_check import LayoutCheck
 
 RECENT_S = 60.0
 REQUESTS_SHOWN = 20
@@ -33,6 +34,7 @@ class Parts:
         deployment: What is served.
         engines: Who is ready.
         pools: What is heard of pools and links.
+        layouts: Whose blocks differ.
         index: What the pools hold.
         metrics: What was counted.
         records: Recent requests.
@@ -44,6 +46,7 @@ class Parts:
     deployment: Deployment
     engines: Engines
     pools: Pools
+    layouts: LayoutCheck
     index: PrefixIndex
     metrics: Metrics
     records: Records
@@ -138,16 +141,20 @@ class Parts:
     def _facts(self, now: float) -> Facts:
         decided = [r for r in self._since(now - WINDOW_S) if r.decision is not None]
         states = {name: self.index.state(name) for name in self.pools.names()}
+        predictions = self.control.predictions()
         return Facts(
             missing_engines=[e.name for e in self.engines.by_name.values() if not e.is_ready],
             silent_pools=[name for name in self.pools.names() if not self.pools.is_live(name)],
             index_states={n: s.value for n, s in states.items() if s is not SourceState.EXACT},
             num_long=sum(_is_long(record) for record in decided),
             num_decided=len(decided),
+            corrections={_path_of(each): each["correction"] for each in predictions},
+            refuted=[_path_of(each) for each in predictions if each["is_refuted"]],
             expected_bits_per_s={
                 f"{source}>{destination}": float(seen.budget_bits_per_s)
                 for (source, destination), seen in self.pools.telemetry().items()
             },
+            mismatches={each.engine: each.words for each in self.layouts.mismatches()},
         )
 
     def _since(self, at_unix_s: float) -> list[Record]:
@@ -158,6 +165,10 @@ class Parts:
                 break
             found.append(record)
         return found
+
+
+def _path_of(prediction: JsonObject) -> str:
+    return f"{prediction['path']} path of {prediction['cluster']}"
 
 
 def _is_long(record: Record) -> bool:

@@ -7,14 +7,24 @@ from typing import Annotated
 import msgspec
 
 from prfaas.wire.messages.base import Message
-from prfaas.wire.messages.fields import Count, Extent, Key, Name, Text, TicketBytes, TransferId
-from prfaas.wire.messages.layouts import LayoutSpec
+from prfaas.wire.messages.fields import (
+    Blocks,
+    Count,
+    Extent,
+    Key,
+    Name,
+    Text,
+    TicketBytes,
+    TransferId,
+)
+from prfaas.wire.messages.layouts import FactMap, LayoutSpec, ModelWords
 
 
 class EngineHello(Message, tag="engine_hello"):
     """First message of an engine; its shared memory's descriptor travels with it.
 
-    `extents` says, for every cache group, which parts of a row carry its bytes.
+    `extents` says, for every cache group, which parts of a row carry its bytes. `facts` are what
+    the layout id is a digest of; an older engine sends none.
     """
 
     engine: Name
@@ -22,14 +32,20 @@ class EngineHello(Message, tag="engine_hello"):
     row_bytes: Annotated[int, msgspec.Meta(ge=1)]
     num_rows: Annotated[int, msgspec.Meta(ge=1)]
     extents: dict[int, list[Extent]]
+    facts: FactMap = msgspec.field(default_factory=dict)
+    model: ModelWords = ""
 
 
 class Push(Message, tag="push"):
-    """From now on, `Store`s that name this transfer are pushed to `peer` as well."""
+    """From now on, `Store`s that name this transfer are pushed to `peer` as well.
+
+    `blocks` is the list that the ticket was signed for.
+    """
 
     transfer_id: TransferId
     peer: Name
     ticket: TicketBytes = b""
+    blocks: Blocks = msgspec.field(default_factory=dict)
 
 
 class Store(Message, tag="store"):

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from prfaas.core.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey
+from prfaas.core.manifest import MANIFEST_BYTES_MAX
 from prfaas.wire.frames import TRANSFER_ID_BYTES
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -29,6 +30,12 @@ TicketBytes = Annotated[bytes, msgspec.Meta(max_length=TICKET_BYTES_MAX)]
 BlockHash = Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 Key = tuple[Count, BlockHash]
 PullKeys = Annotated[list[Key], msgspec.Meta(max_length=PULL_KEYS_MAX)]
+GROUPS_MAX = 256
+Blocks = Annotated[
+    dict[Count, Annotated[bytes, msgspec.Meta(max_length=MANIFEST_BYTES_MAX)]],
+    msgspec.Meta(max_length=GROUPS_MAX),
+]
+"""The list of blocks that a transfer may move (`core/manifest.py`)."""
 Extent = tuple[Count, Count]
 """Offset and length, bytes, within a row of the engine's shared memory."""
 

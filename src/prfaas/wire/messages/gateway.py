@@ -18,7 +18,7 @@ from prfaas.wire.messages.fields import (
     Text,
     TransferId,
 )
-from prfaas.wire.messages.layouts import LayoutSpec
+from prfaas.wire.messages.layouts import LAYOUTS_MAX, LayoutFacts, LayoutSpec
 
 
 class Subscribe(Message, tag="subscribe"):
@@ -137,3 +137,8 @@ class PoolState(Message, tag="pool_state"):
     """Blocks of transfers that nobody has loaded yet."""
     leased_bytes: Count = 0
     """Bytes of these."""
+    facts: Annotated[list[LayoutFacts], msgspec.Meta(max_length=LAYOUTS_MAX)] = msgspec.field(
+        default_factory=list
+    )
+    """Of the layouts in `layouts`; sent when a gateway subscribes and when an engine comes, and
+    holds from then on. An older pool node sends none."""

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
 
 from prfaas.core.blocks import CacheGroup, GroupKind, Layout
-from prfaas.wire.messages.fields import Count, LayoutId, Text
+from prfaas.core.kv.facts import FACTS_MAX, NAME_CHARS_MAX, VALUE_CHARS_MAX
+from prfaas.wire.messages.fields import GROUPS_MAX, Count, LayoutId, Text
+
+FactName = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=NAME_CHARS_MAX, pattern=r"\A[A-Za-z0-9_.-]+\Z")
+]
+FactValue = Annotated[str, msgspec.Meta(max_length=VALUE_CHARS_MAX, pattern=r"\A[ -~]*\Z")]
+FactMap = Annotated[dict[FactName, FactValue], msgspec.Meta(max_length=FACTS_MAX)]
+"""Facts behind a layout id: printable ASCII, so that they can be shown as they are."""
+MODEL_CHARS_MAX = 160
+ModelWords = Annotated[str, msgspec.Meta(max_length=MODEL_CHARS_MAX, pattern=r"\A[ -~]*\Z")]
+FACTS_BYTES_MAX = 1 << 20
+"""Names and values of all facts in one message; layouts beyond it go without."""
+LAYOUTS_MAX = 64
+"""Layouts whose facts one message holds; a pool node that has more engines has few models."""
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +41,7 @@ class LayoutSpec(msgspec.Struct, frozen=True, kw_only=True):
     layout_id: LayoutId
     tokens_per_hash: Annotated[int, msgspec.Meta(ge=1)]
     hash_seed: Text
-    groups: Annotated[list[GroupSpec], msgspec.Meta(min_length=1, max_length=256)]
+    groups: Annotated[list[GroupSpec], msgspec.Meta(min_length=1, max_length=GROUPS_MAX)]
 
     def __post_init__(self) -> None:
         """Refuse blocks that end between two hashes: nothing names them."""
@@ -44,6 +59,31 @@ class LayoutSpec(msgspec.Struct, frozen=True, kw_only=True):
             for g in self.groups
         )
         return Layout(self.layout_id, self.tokens_per_hash, self.hash_seed, groups)
+
+
+class LayoutFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts behind a layout id, and the model in words, such as `org/name@commit`."""
+
+    layout_id: LayoutId
+    facts: FactMap
+    model: ModelWords = ""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of names and values."""
+        return sum(len(name) + len(value) for name, value in self.facts.items())
+
+
+def bounded(found: Iterable[LayoutFacts]) -> list[LayoutFacts]:
+    """Return each layout once, as many as a message may hold."""
+    once: dict[bytes, LayoutFacts] = {}
+    num_bytes = 0
+    for each in found:
+        fits = len(once) < LAYOUTS_MAX and num_bytes + each.num_bytes <= FACTS_BYTES_MAX
+        if each.facts and each.layout_id not in once and fits:
+            once[each.layout_id] = each
+            num_bytes += each.num_bytes
+    return list(once.values())
 
 
 def layout_spec(layout: Layout) -> LayoutSpec:

@@ -6,6 +6,7 @@ import msgspec
 
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.fields import (
+    Blocks,
     Count,
     Key,
     LayoutId,
@@ -61,11 +62,13 @@ class Committed(Message, tag="committed"):
 class Offer(Message, tag="offer"):
     """Blocks of this transfer follow, if the ticket allows it. They need not wait for the answer.
 
-    Saying it again, as after a lost connection, changes nothing while the transfer is open.
+    `blocks` is the list that the ticket was signed for: others are refused. Saying it again, as
+    after a lost connection, changes nothing while the transfer is open.
     """
 
     transfer_id: TransferId
     ticket: TicketBytes = b""
+    blocks: Blocks = msgspec.field(default_factory=dict)
 
 
 class Accepted(Message, tag="accepted"):
@@ -109,12 +112,16 @@ class Release(Message, tag="release"):
 
 
 class Pull(Message, tag="pull"):
-    """Fetch these blocks from `source`, as a transfer that the ticket allows."""
+    """Fetch these blocks from `source`, as a transfer that the ticket allows.
+
+    `blocks` is the list that the ticket was signed for; `keys` are those of them that are lacking.
+    """
 
     transfer_id: TransferId
     source: Name
     keys: PullKeys
     ticket: TicketBytes = b""
+    blocks: Blocks = msgspec.field(default_factory=dict)
 
 
 class Missing(Message, tag="missing"):

@@ -1,0 +1,143 @@
+"""Arguments and environment of vLLM engines that have to agree before they can share blocks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from prfaas.cli.preflight.engine_args import vllm_engines
+from prfaas.cli.preflight.vllm_flags import given
+from prfaas.config.clusters import EngineTable
+from prfaas.config.deployment import Deployment
+from prfaas.engines.launch import HASH_SEED, runs_on_cpu
+from prfaas.errors import ConfigError
+
+_DEFAULTS = {
+    "--revision": "",
+    "--tokenizer": "",
+    "--block-size": "",
+    "--mamba-block-size": "",
+    "--prefix-match-unit": "",
+    "--dtype": "auto",
+    "--kv-cache-dtype": "auto",
+    "--kv-cache-dtype-skip-layers": "",
+    "--mamba-cache-dtype": "auto",
+    "--mamba-ssm-cache-dtype": "auto",
+    "--quantization": "",
+    "--quantization-config": "",
+    "--load-format": "auto",
+    "--model-impl": "auto",
+    "--hf-overrides": "",
+    "--tensor-parallel-size": "1",
+    "--pipeline-parallel-size": "1",
+    "--prefill-context-parallel-size": "1",
+    "--decode-context-parallel-size": "1",
+    "--disable-sliding-window": "no",
+    "--disable-hybrid-kv-cache-manager": "no",
+    "--language-model-only": "no",
+    "--mm-processor-kwargs": "",
+    "--speculative-config": "",
+    "VLLM_KV_CACHE_LAYOUT": "",
+    "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": "",
+    "VLLM_MLA_DISABLE": "",
+    "VLLM_USE_V2_MODEL_RUNNER": "",
+    "PYTHONHASHSEED": HASH_SEED,
+}
+"""What is compared beside `--model`, and its value where it is not given; "" is vLLM's choice."""
+_UNSURE = {"", "auto"}
+"""Values that the engine resolves, perhaps to what the other one was told."""
+
+
+class Disagreement(NamedTuple):
+    """A setting that differs between engines.
+
+    Attributes:
+        setting: Its name.
+        values: By engine; "" is not given.
+    """
+
+    setting: str
+    values: Mapping[str, str]
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether two engines were told values that can not come to the same."""
+        return len(set(self.values.values()) - _UNSURE) > 1
+
+    @property
+    def words(self) -> str:
+        """The setting with its value at each engine."""
+        shown = ", ".join(f"{value or 'not given'} at {n}" for n, value in self.values.items())
+        return f"{self.setting}: {shown}"
+
+
+def disagreements(deployment: Deployment) -> list[Disagreement]:
+    """Return the settings that differ between vLLM engines which are started here."""
+    engines = {
+        name: _settings(deployment.model.path, engine)
+        for _, name, engine in vllm_engines(deployment)
+    }
+    names = dict.fromkeys(name for settings in engines.values() for name in settings)
+    found = (
+        Disagreement(name, {e: s.get(name, _default(name)) for e, s in engines.items()})
+        for name in names
+    )
+    return [each for each in found if len(set(each.values.values())) > 1]
+
+
+def check_agreement(deployment: Deployment) -> None:
+    """Refuse a deployment whose engines can not share a single block.
+
+    Raises:
+        ConfigError: Two engines were told values that differ.
+    """
+    certain = [each.words for each in disagreements(deployment) if each.is_certain]
+    if certain:
+        raise ConfigError(
+            f"engines were told different things, and nothing would be offloaded between them "
+            f"(layout_mismatch): {'; '.join(certain)}; give all the same"
+        )
+
+
+def uncertain(deployment: Deployment) -> Iterator[str]:
+    """Yield a line for every setting that one engine has and another may resolve to the same."""
+    for each in disagreements(deployment):
+        if not each.is_certain:
+            yield f"{each.words}: if it comes to different values, nothing is offloaded"
+
+
+def certain(deployment: Deployment) -> Iterator[str]:
+    """Yield a line for every setting that keeps engines from sharing blocks."""
+    for each in disagreements(deployment):
+        if each.is_certain:
+            yield f"{each.words}: nothing is offloaded between these engines (layout_mismatch)"
+
+
+def _default(name: str) -> str:
+    return _DEFAULTS.get(name.partition(".")[0], "")
+
+
+def _settings(model: str, engine: EngineTable) -> dict[str, str]:
+    """Settings that count, as the engine will have them."""
+    settings = {"--model": model, "--dtype": "bfloat16" if runs_on_cpu() else "auto"}
+    for each in given(engine.args):
+        name = each.name.partition(".")[0]
+        if name == "--model" or name in _DEFAULTS:
+            settings |= _leaves(each.name, each.value)
+    return settings | {name: engine.env[name] for name in _DEFAULTS if name in engine.env}
+
+
+def _leaves(name: str, value: str) -> dict[str, str]:
+    """A JSON object as its leaves with dotted names; anything else as it is."""
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return {name: value}
+    if not isinstance(found, dict):
+        return {name: json.dumps(found) if isinstance(found, list | bool) else value}
+    leaves: dict[str, str] = {}
+    for key, inner in found.items():
+        text = inner if isinstance(inner, str) else json.dumps(inner, sort_keys=True)
+        leaves |= _leaves(f"{name}.{key}", text)
+    return leaves

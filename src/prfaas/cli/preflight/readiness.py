@@ -1,0 +1,23 @@
+"""What a gateway that serves reports as missing or different."""
+
+from __future__ import annotations
+
+import aiohttp
+
+ANSWER_S = 5.0
+
+
+async def incomplete(gateway_url: str) -> str | None:
+    """Return why offloading does not work everywhere; None if it does, or nobody says."""
+    timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as http,
+            http.get(f"{gateway_url}/health?full=1") as reply,
+        ):
+            if reply.status == 200:
+                return None
+            answer = await reply.json()
+            return str(answer["error"]["message"])
+    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,1 @@
+"""KV blocks: what has to agree before engines can share them."""

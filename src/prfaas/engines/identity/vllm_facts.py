@@ -1,0 +1,280 @@
+"""The facts of a vLLM engine, read from its effective configuration in the scheduler process.
+
+Effective is what vLLM runs with: the model's configuration after `--hf-overrides`, dtypes after
+`auto`, and the physical layout of the cache after backends and environment had their say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from prfaas.core.blocks import Layout
+from prfaas.core.kv.facts import FACTS_MAX
+from prfaas.engines.identity.checkpoint_files import checkpoint_digests, find_checkpoint
+from prfaas.engines.identity.counted import COUNTED, SPEC_NOT_COUNTED
+from prfaas.engines.identity.file_digests import FileDigests
+from prfaas.engines.identity.values import digest, flat, name_of, text_of, words_of
+from prfaas.errors import ConfigError
+
+RULES = "2"
+"""Of what is a fact; ids made by other rules never agree."""
+_GUESSERS = frozenset({"ngram", "ngram_gpu", "suffix"})
+"""Drafting methods without a model, which keep no cache."""
+_COMMON_LOADERS = frozenset({"auto", "hf", "safetensors", "mistral", "dummy", "instanttensor"})
+_CONFIG_FACTS_MAX = FACTS_MAX // 2
+_NOT_OF_THE_MODEL = frozenset({"transformers_version", "name_or_path", "torch_dtype"})
+
+Extents = Mapping[int, list[tuple[int, int]]]
+
+
+def vllm_facts(
+    vllm_config: Any,
+    kv_cache_config: Any,
+    layout: Layout,
+    extents: Extents,
+    digests: FileDigests | None = None,
+) -> tuple[dict[str, str], str]:
+    """Return the facts of an engine, the most telling first, and its model in words.
+
+    Args:
+        vllm_config: vLLM's configuration (`VllmConfig`).
+        kv_cache_config: Its cache groups (`KVCacheConfig`).
+        layout: The cache groups as they are announced; its id is not read.
+        extents: Offset and length, bytes, of a row's parts, by group.
+        digests: Digests of files; None takes those that are kept for this user.
+
+    Raises:
+        ConfigError: Two engines with these facts could have different bytes.
+    """
+    _refuse_unknowable(vllm_config)
+    digests = FileDigests() if digests is None else digests
+    model, words = _model(vllm_config, digests)
+    facts = model | _fields(vllm_config) | _caches(vllm_config)
+    facts |= _groups(kv_cache_config, layout)
+    facts |= _config("config", vllm_config.model_config.hf_config)
+    facts |= _draft(vllm_config, digests)
+    facts |= _engine(vllm_config, kv_cache_config)
+    facts["rows"] = digest(sorted(extents.items()))
+    if len(facts) > FACTS_MAX:
+        names = list(facts)[FACTS_MAX - 1 :]
+        rest = digest({name: facts.pop(name) for name in names})
+        facts["rest"] = rest
+    return facts, words_of(words)
+
+
+def _refuse_unknowable(vllm_config: Any) -> None:
+    if vllm_config.lora_config is not None:
+        raise ConfigError(
+            "LoRA adapters are named by the operator and their bytes are not known when blocks are "
+            "named, so two sites could share blocks of different adapters; start the engine "
+            "without --enable-lora"
+        )
+    if vllm_config.weight_transfer_config is not None:
+        raise ConfigError(
+            "weights that are replaced while the engine runs would leave blocks of the old ones; "
+            "start the engine without --weight-transfer-config"
+        )
+
+
+# --- bytes ---
+
+
+def _model(vllm_config: Any, digests: FileDigests) -> tuple[dict[str, str], str]:
+    model, load = vllm_config.model_config, vllm_config.load_config
+    found, words = _checkpoint(model, load, digests)
+    facts = {f"model.{kind}": value for kind, value in found.items()}
+    if model.tokenizer and model.tokenizer != model.model:
+        directory, _ = find_checkpoint(model.tokenizer, model.tokenizer_revision)
+        others = checkpoint_digests(directory, digests, weights=False)
+        facts |= {f"tokenizer.{kind}": value for kind, value in others.items()}
+    return facts | _remote_code(model), words
+
+
+def _checkpoint(model: Any, load: Any, digests: FileDigests) -> tuple[dict[str, str], str]:
+    """Digests of a model's files; weights may lie in a download directory of their own."""
+    if getattr(model, "model_weights", ""):
+        raise ConfigError(
+            f"the weights of {model.model} are streamed from an object store, and their bytes are "
+            "not on this machine to be compared; start the engine with a directory that holds them"
+        )
+    all_formats = str(load.load_format) not in _COMMON_LOADERS
+    directory, words = find_checkpoint(model.model, model.revision)
+    found = checkpoint_digests(directory, digests, all_formats=all_formats)
+    if load.download_dir:
+        apart, _ = find_checkpoint(model.model, model.revision, load.download_dir)
+        found |= checkpoint_digests(apart, digests, all_formats=all_formats)
+    if "weights" not in found and str(load.load_format) != "dummy":
+        raise ConfigError(
+            f"{directory} holds no weights (.safetensors, .bin, .pt or .gguf) that could be "
+            "compared; start the engine with the directory that holds them"
+        )
+    return found, words
+
+
+def _remote_code(model: Any) -> dict[str, str]:
+    """Code that the configuration takes from another repository."""
+    auto_map = getattr(model.hf_config, "auto_map", None) or {}
+    if not model.trust_remote_code:
+        return {}
+    places = {
+        str(part).partition("--")[0]
+        for value in auto_map.values()
+        for part in (value if isinstance(value, list | tuple) else [value])
+        if "--" in str(part)
+    }
+    if places and not model.code_revision:
+        raise ConfigError(
+            f"the model's code is taken from {', '.join(sorted(places))}, of whatever revision is "
+            "there; pin it with --code-revision COMMIT"
+        )
+    if not places:
+        return {}
+    return {"model.remote_code": text_of(f"{','.join(sorted(places))}@{model.code_revision}")}
+
+
+def _draft(vllm_config: Any, digests: FileDigests) -> dict[str, str]:
+    spec = vllm_config.speculative_config
+    if spec is None or str(spec.method) in _GUESSERS:
+        return {}
+    facts = _values("speculative_config", spec)
+    draft, main = spec.draft_model_config, vllm_config.model_config
+    if draft is None or draft.model == main.model:
+        return facts
+    found, _ = _checkpoint(draft, spec.draft_load_config or vllm_config.load_config, digests)
+    facts |= {f"draft.{kind}": value for kind, value in found.items()}
+    return facts | {"draft.hf_config": digest(_plain(draft.hf_config))}
+
+
+# --- configuration ---
+
+
+def _fields(vllm_config: Any) -> dict[str, str]:
+    """Counted fields of every configuration object that the engine has."""
+    objects = {name: getattr(vllm_config, name, None) for name in COUNTED}
+    objects["vllm_config"] = vllm_config
+    objects["multimodal_config"] = vllm_config.model_config.multimodal_config
+    facts: dict[str, str] = {}
+    for name, found in objects.items():
+        if found is not None and name != "speculative_config":
+            facts |= _values(name, found)
+    return facts
+
+
+def _values(prefix: str, found: Any) -> dict[str, str]:
+    return {f"{prefix}.{field}": text_of(getattr(found, field)) for field in COUNTED[prefix]}
+
+
+def _caches(vllm_config: Any) -> dict[str, str]:
+    """The cache's dtype after `auto`, and what the rotary embedding takes from the length."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    dtype = cache.cache_dtype
+    facts = {"cache_config.cache_dtype": text_of(model.dtype if dtype == "auto" else dtype)}
+    kinds = {kind for kind in _rope_kinds(_plain(model.hf_config)) if kind in ("longrope", "su")}
+    if kinds:
+        # vLLM picks the long or the short factors by it once and for all.
+        facts["rope.max_model_len"] = text_of(model.max_model_len)
+    return facts
+
+
+def _rope_kinds(found: Any) -> Iterator[str]:
+    if isinstance(found, Mapping):
+        for key in ("rope_type", "type"):
+            if isinstance(found.get(key), str):
+                yield found[key]
+        for value in found.values():
+            yield from _rope_kinds(value)
+
+
+def _config(prefix: str, hf_config: Any) -> dict[str, str]:
+    """The model's configuration as the engine runs it, a fact a setting."""
+    found = {name_of(f"{prefix}.{name}"): value for name, value in flat(_plain(hf_config))}
+    names = sorted(found)
+    facts = {name: text_of(found[name]) for name in names[:_CONFIG_FACTS_MAX]}
+    if len(names) > _CONFIG_FACTS_MAX:
+        facts[f"{prefix}.rest"] = digest({n: found[n] for n in names[_CONFIG_FACTS_MAX:]})
+    return facts
+
+
+def _plain(hf_config: Any) -> dict[str, Any]:
+    """A configuration as plain data, without what says where it was read from and by whom."""
+    found = hf_config.to_dict() if hasattr(hf_config, "to_dict") else vars(hf_config)
+    return {k: v for k, v in found.items() if k[:1] != "_" and k not in _NOT_OF_THE_MODEL}
+
+
+# --- the cache ---
+
+
+def _groups(kv_cache_config: Any, layout: Layout) -> dict[str, str]:
+    facts = {
+        "tokens_per_hash": text_of(layout.tokens_per_hash),
+        "hash_seed": text_of(layout.hash_seed),
+        "num_groups": text_of(len(layout.groups)),
+    }
+    for group in layout.groups:
+        found, at = kv_cache_config.kv_cache_groups[group.index], f"group.{group.index}"
+        facts |= {
+            f"{at}.kind": text_of(group.kind.value),
+            f"{at}.tokens_per_block": text_of(group.tokens_per_block),
+            f"{at}.window_tokens": text_of(group.window_tokens),
+            f"{at}.block_bytes": text_of(group.block_bytes),
+            f"{at}.layers": f"{len(found.layer_names)} {digest(list(found.layer_names))}",
+        }
+        specs = getattr(found.kv_cache_spec, "kv_cache_specs", None)
+        specs = {"": found.kv_cache_spec} if specs is None else specs
+        facts |= {f"{at}.{name}": value for name, value in _merged(specs.items())}
+    return facts
+
+
+def _merged(specs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Fields of the layers of a group: one value where they agree, or a digest over all."""
+    by_field: dict[str, dict[str, str]] = {}
+    for layer, spec in specs:
+        by_field.setdefault("spec", {})[layer] = type(spec).__name__
+        for field in dataclasses.fields(spec):
+            if field.name not in SPEC_NOT_COUNTED:
+                value = text_of(getattr(spec, field.name))
+                by_field.setdefault(field.name, {})[layer] = value
+    for name, by_layer in by_field.items():
+        values = set(by_layer.values())
+        yield name, values.pop() if len(values) == 1 else digest(by_layer)
+
+
+def _engine(vllm_config: Any, kv_cache_config: Any) -> dict[str, str]:
+    """The engine, and what of its platform changes the bytes of a block."""
+    import vllm
+    from vllm import envs
+    from vllm.platforms import current_platform
+
+    extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+    facts = {
+        "rules": RULES,
+        "engine": f"vllm {'.'.join(vllm.__version__.split('.')[:2])}",
+        "platform": text_of(vllm_config.device_config.device_type),
+        "model_runner": "v2" if vllm_config.use_v2_model_runner else "v1",
+        "transformers_backend": text_of(vllm_config.model_config.using_transformers_backend()),
+        "canonical_layout": text_of(bool(extra.get("canonical_layout", False))),
+        "kv_tp_replicas": text_of(getattr(kv_cache_config, "kv_tp_replicas", 1)),
+        "fp8_dtype": text_of(current_platform.fp8_dtype()),
+    }
+    if current_platform.is_cpu():
+        facts["cpu_packing"] = text_of(sorted(_cpu_packing(vllm_config, kv_cache_config)))
+    if current_platform.is_rocm():
+        facts["rocm_shuffled"] = text_of(envs.VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT)
+    return facts
+
+
+def _cpu_packing(vllm_config: Any, kv_cache_config: Any) -> set[str]:
+    """The instruction sets that attention on this CPU packs keys for."""
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    found = set()
+    for group in kv_cache_config.kv_cache_groups:
+        specs = getattr(group.kv_cache_spec, "kv_cache_specs", {"": group.kv_cache_spec})
+        for spec in specs.values():
+            if hasattr(spec, "head_size"):
+                cache_dtype = vllm_config.cache_config.cache_dtype
+                isa = _get_attn_isa(spec.dtype, spec.block_size, spec.head_size, cache_dtype)
+                found.add(isa)
+    return found

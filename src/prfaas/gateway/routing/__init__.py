@@ -1,0 +1,1 @@
+"""What the gateway compares before it lets requests leave the cluster."""

@@ -1,0 +1,142 @@
+"""`prfaas check` of engines that would not start, or would never share a block."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from prfaas.cli.preflight import engine_args
+from tests.cli.conftest import Prfaas, edit, one_line
+
+ARGS = '"--max-num-batched-tokens", "2048",\n    # The same state'
+
+
+def alter(laptop: Path, *words: str) -> None:
+    """Give the PrfaaS engine, which comes first in the file, further arguments."""
+    text, added = laptop.read_text(), ", ".join(map(json.dumps, words))
+    laptop.write_text(text.replace(ARGS, f"{added}, {ARGS}", 1))
+
+
+def told_apart(laptop: Path, ours: str, theirs: str) -> None:
+    """Change an argument of the PrfaaS engine alone."""
+    text = laptop.read_text()
+    assert ours in text
+    laptop.write_text(text.replace(ours, theirs, 1))
+
+
+def test_the_example_has_no_doubts(prfaas: Prfaas, laptop: Path) -> None:
+    code, output, _ = prfaas("check", laptop)
+    assert (code, "warning" in output) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        (
+            '"--block-size", "384"',
+            '"--block-size", "400"',
+            "--block-size: 400 at prfaas-engine, 384 at pd-engine",
+        ),
+        ('"--block-size", "384"', '"-tp", "2", "--block_size=384"', "--tensor-parallel-size: 2 at"),
+        (
+            '"--mamba-ssm-cache-dtype", "float32"',
+            '"--mamba-ssm-cache-dtype", "float16"',
+            "--mamba-ssm-cache-dtype: float16 at prfaas-engine, float32 at pd-engine",
+        ),
+        (
+            '"--block-size", "384"',
+            '"--model", "org/other", "--block-size", "384"',
+            "--model: org/other at prfaas-engine, .state/demo-model at pd-engine",
+        ),
+    ],
+)
+def test_clusters_that_were_told_different_things_are_refused(
+    prfaas: Prfaas, laptop: Path, ours: str, theirs: str, words: str
+) -> None:
+    told_apart(laptop, ours, theirs)
+    line = one_line(prfaas("check", laptop))
+    assert words in line
+    assert "nothing would be offloaded between them (layout_mismatch)" in line
+
+
+def test_weights_of_different_types_are_refused(prfaas: Prfaas, laptop: Path) -> None:
+    edit(laptop, '"--block-size", "384"', '"--dtype", "bfloat16", "--block-size", "384"')
+    told_apart(laptop, '"--dtype", "bfloat16"', '"--dtype", "float16"')
+    assert "--dtype: float16 at prfaas-engine, bfloat16 at" in one_line(prfaas("check", laptop))
+
+
+def test_what_one_cluster_alone_was_told_is_warned_of(prfaas: Prfaas, laptop: Path) -> None:
+    alter(laptop, "--hf-overrides", '{"rope_parameters": {"factor": 4.0}}')
+    code, output, _ = prfaas("check", laptop)
+    assert code == 0
+    expected = (
+        "warning: --hf-overrides.rope_parameters.factor: 4.0 at prfaas-engine, not given at "
+        "pd-engine: if it comes to different values, nothing is offloaded"
+    )
+    assert expected in " ".join(output.split())
+
+
+def test_both_ways_to_write_an_override_are_the_same(prfaas: Prfaas, laptop: Path) -> None:
+    text = laptop.read_text()
+    head, _, tail = text.rpartition('"--block-size"')
+    text = f'{head}"--hf-overrides.rope_parameters.factor", "4.0", "--block-size"{tail}'
+    laptop.write_text(text)
+    alter(laptop, "--hf-overrides", '{"rope_parameters": {"factor": 4.0}}')
+    assert "warning" not in prfaas("check", laptop)[1]
+
+
+def test_a_cache_layout_in_the_environment_is_compared(prfaas: Prfaas, laptop: Path) -> None:
+    laptop.write_text(
+        laptop.read_text()
+        + '[clusters.pd.engines.pd-engine.env]\nVLLM_KV_CACHE_LAYOUT = "HND"\n'
+        + '[clusters.prfaas.engines.prfaas-engine.env]\nVLLM_KV_CACHE_LAYOUT = "NHD"\n'
+    )
+    line = one_line(prfaas("check", laptop))
+    assert "VLLM_KV_CACHE_LAYOUT: NHD at prfaas-engine, HND at pd-engine" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["--blok-size", "3"],
+            "--blok-size is no argument of vLLM 0.32; did you mean --block-size?",
+        ),
+        (["--kv-transfer-config", "{}"], "--kv-transfer-config can not be set here: prfaas sets"),
+        (["--kv-transfer-config.kv_role", "x"], "--kv-transfer-config can not be set here"),
+        (["--port", "1"], "--port can not be set here: the gateway looks for the engine at"),
+        (["--served-model-name", "x"], "--served-model-name can not be set here: clients ask"),
+        (["--enable-lora"], "--enable-lora can not be set here: an adapter's bytes"),
+        (["--no-enable-prefix-caching"], "--enable-prefix-caching is 'no' and has to be 'yes'"),
+        (["--prefix-caching-hash-algo", "sha256"], "is 'sha256' and has to be 'sha256_cbor'"),
+    ],
+)
+def test_arguments_with_which_an_engine_would_not_take_part_are_refused(
+    prfaas: Prfaas, laptop: Path, words: list[str], says: str
+) -> None:
+    alter(laptop, *words)
+    line = one_line(prfaas("check", laptop))
+    assert "clusters.prfaas.engines.prfaas-engine.args: " in line
+    assert says in line
+
+
+def test_another_version_may_know_an_argument_that_is_not_listed(
+    prfaas: Prfaas, laptop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_args, "is_listed_version", lambda: False)
+    alter(laptop, "--newer", "3")
+    code, output, _ = prfaas("check", laptop)
+    assert code == 0
+    assert "engine prfaas-engine: --newer is no argument of vLLM 0.32" in " ".join(output.split())
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused(prfaas: Prfaas, laptop: Path) -> None:
+    model = Path("model")
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    edit(laptop, 'path = ".state/demo-model"', 'path = "./model"')
+    edit(laptop, "generate = true        # a random", "# a random")
+    line = one_line(prfaas("check", laptop))
+    assert "no tokenizer at model: the gateway tokenises every prompt" in line
+    (model / "tokenizer.json").write_text("{}")
+    assert prfaas("check", laptop)[0] == 0

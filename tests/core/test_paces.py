@@ -1,0 +1,80 @@
+"""Without a plan, how long prefills take is learnt from those that answered."""
+
+from __future__ import annotations
+
+import pytest
+
+from prfaas.core.dispatch import (
+    Arrival,
+    DispatchSettings,
+    HomeCluster,
+    Member,
+    RemoteCluster,
+    Routed,
+)
+from prfaas.core.dispatcher import Dispatcher
+from prfaas.core.hedging import patience_ns
+from prfaas.core.link_book import LinkReport
+from prfaas.core.paces import NOMINAL_NS_PER_TOKEN, PACE, Paces
+from prfaas.core.policies import PolicyName
+from prfaas.units import NS_PER_S
+
+
+def test_a_rate_is_learnt_from_enough_answers() -> None:
+    paces = Paces()
+    for number in range(PACE.num_min):
+        paces.sent(number, "far", 1000, 0)
+        assert paces.expected_ns(number) is None
+        paces.answered(number, 7000)
+    paces.sent(99, "far", 3000, 0)
+    assert paces.expected_ns(99) == pytest.approx(21_000, rel=0.01)
+    assert paces.estimated_ns("far", 100) == pytest.approx(700, rel=0.01)
+    assert paces.estimated_ns("near", 100) is None
+    paces.drop(99)
+    assert paces.expected_ns(99) is None
+
+
+def test_what_was_dropped_teaches_nothing() -> None:
+    paces = Paces()
+    for number in range(20):
+        paces.sent(number, "far", 1000, 0)
+        paces.drop(number)
+        paces.answered(number, 7000)
+    assert paces.estimated_ns("far", 100) is None
+
+
+def test_patience_is_some_times_what_is_expected_and_two_seconds_at_least() -> None:
+    assert patience_ns(NS_PER_S) == 4 * NS_PER_S
+    assert patience_ns(1) == 2 * NS_PER_S
+
+
+def test_a_dispatcher_without_a_plan_expects_what_it_has_seen() -> None:
+    """3 ms a token in the PrfaaS cluster; a request behind another one takes both their times."""
+    made = Dispatcher(
+        HomeCluster("pd", (Member("p0", "pd"),)),
+        [RemoteCluster("far", (Member("r0", "far"),))],
+        DispatchSettings(PolicyName.PAPER, 100),
+    )
+    made.set_link("far", "pd", up=True)
+    made.describe("p0", num_tokens_max=10**6, layout_id=b"")
+    made.describe("r0", num_tokens_max=10**6, layout_id=b"")
+    made.report_link("far", "pd", LinkReport(0, 1e12, 0, 0.0, 0))
+    for name in ("p0", "r0"):
+        made.set_ready(name, ready=True, now_ns=0)
+    for number in range(PACE.num_min):
+        now_ns = number * 100 * NS_PER_S
+        routed = made.arrive(Arrival(number, 1000, 0, {}), now_ns)
+        assert isinstance(routed, Routed)
+        assert routed.prefill == "r0"
+        made.prefill_answered(number, now_ns + 3 * NS_PER_S)
+        made.prefilled(number, now_ns + 3 * NS_PER_S)
+        made.end(number, now_ns + 4 * NS_PER_S)
+    now_ns = 10**6 * NS_PER_S
+    for name in ("p0", "r0"):
+        made.report_load(name, now_ns, 0)
+    made.arrive(Arrival(100, 1000, 0, {}), now_ns)
+    made.arrive(Arrival(101, 1000, 0, {}), now_ns)
+    assert made.expected_prefill_ns(100) == pytest.approx(3 * NS_PER_S, rel=0.01)
+    assert made.expected_prefill_ns(101) == pytest.approx(6 * NS_PER_S, rel=0.01)
+    assert made.expected_local_ns("p0", 1000, now_ns) is None
+    assert made.load("r0").wait_ns("r0", now_ns) == 2000 * NOMINAL_NS_PER_TOKEN
