@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from prfaas.cli.deploy import check_deployment, make_ready
-from prfaas.cli.processes import Part, Supervisor
+from prfaas.cli.processes import Part
+from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.cli.topology import Topology
 from prfaas.config.load import load_deployment
 

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.cli import processes
 from prfaas.cli.main import main
 from tests.ports import free_port
+
+from .tiny_parts import Make, maker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LAPTOP = (EXAMPLES / "laptop.toml").read_text()
@@ -29,6 +32,19 @@ def prfaas(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return caught.value.code, output.out, output.err
 
     return run
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at processes more often, and kill those that do not stop sooner."""
+    monkeypatch.setattr(processes, "POLL_S", 0.01)
+    monkeypatch.setattr(processes, "STOP_S", 5.0)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Makes tiny parts."""
+    return maker(tmp_path)
 
 
 @pytest.fixture

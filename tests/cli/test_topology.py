@@ -158,7 +158,7 @@ def test_addresses_with_colons_are_bracketed(tmp_path: Path) -> None:
     laid = lay_out(load_deployment(path), path)
     six = replace(laid, gateway=("::1", 8000), pools=dict.fromkeys(laid.pools, ("::1", 7100)))
     pools, (*_, gateway) = parts(six)
-    assert gateway.health_url.startswith("http://[::1]:8000/health")
+    assert gateway.whole_url.startswith("http://[::1]:8000/health")
     told = " ".join(arg for part in (*pools, gateway) for arg in part.command.args)
     assert "--listen [::1]:8000" in told
     assert "--pool pd-pool=[::1]:7100" in told

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import aiohttp
 
-from prfaas.cli.processes import Part, Supervisor
+from prfaas.cli.processes import Part
+from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.cli.topology import lay_out, parts
 from prfaas.lab.faults import Fault, FaultProxy
 from tests.deployments import laid_out, put_between, started

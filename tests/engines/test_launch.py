@@ -11,7 +11,7 @@ from prfaas.config.clusters import EngineTable
 from prfaas.config.deployment import ModelTable
 from prfaas.engines import launch
 from prfaas.engines.checkpoint import SPECIAL_TOKENS, make_checkpoint, make_tokenizer
-from prfaas.engines.launch import Command, engine_command, shared_memory_file
+from prfaas.engines.launch import Command, engine_command, shared_memory_files
 from prfaas.errors import ConfigError
 
 MODEL = ModelTable(name="tiny", path="/models/tiny")
@@ -47,7 +47,9 @@ def test_the_command_line_says_what_where_and_with_which_connector(
     assert extra["cpu_bytes_to_use"] == 256 * 2**20
     assert extra["prfaas_engine"] == "pd-engine"
     assert Path(extra["prfaas_pool"]) == Path("state/pd.sock").absolute()
-    assert transfer["engine_id"] in shared_memory_file("pd-engine", "ab12").name
+    left = shared_memory_files("pd-engine", "ab12")
+    for suffix in ("", "_dp0", "_dp1"):  # as vLLM names the regions of data-parallel ranks
+        assert Path(f"/dev/shm/vllm_offload_{transfer['engine_id']}{suffix}.mmap").match(str(left))  # noqa: S108
 
 
 def test_an_engine_publishes_kv_events_where_the_file_says(
@@ -91,8 +93,8 @@ def test_the_operators_arguments_and_variables_come_last(monkeypatch: pytest.Mon
 
 
 def test_two_starts_share_no_memory_file() -> None:
-    assert shared_memory_file("e", "one") != shared_memory_file("e", "two")
-    assert shared_memory_file("e", "one") != shared_memory_file("f", "one")
+    assert shared_memory_files("e", "one") != shared_memory_files("e", "two")
+    assert shared_memory_files("e", "one") != shared_memory_files("f", "one")
 
 
 @pytest.mark.timeout(120)

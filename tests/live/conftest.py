@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from prfaas.cli.processes import Supervisor
+from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.cli.topology import Topology, parts
 from prfaas.config.addresses import split_address
 from prfaas.config.deployment import Deployment

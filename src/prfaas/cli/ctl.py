@@ -14,6 +14,7 @@ import click
 
 from prfaas.cli.ctl_client import Client, asks_gateway, operator_key
 from prfaas.cli.ctl_views import decision_line, explain_lines, joined, status_lines
+from prfaas.cli.supervision.commands import parts, restart
 
 FOLLOW_S = 1.0
 LIMIT_MAX = 1000
@@ -72,11 +73,17 @@ def ctl() -> None:
     \b
     Examples:
       prfaas ctl status
+      prfaas ctl parts
+      prfaas ctl restart pd-engine
       prfaas ctl explain 4f1c0a9be2d54b6b8f2f3c1f6c1f8f7e
       prfaas ctl threshold set 8000 --link prfaas-pool:pd-pool
       prfaas ctl drain pd-engine-2 --url http://gateway.example.net:8000
       prfaas ctl decisions --follow
     """
+
+
+ctl.add_command(parts)
+ctl.add_command(restart)
 
 
 @ctl.command()

@@ -20,7 +20,7 @@ from rich.table import Table
 from prfaas.cli.demo_requests import DemoRequest, demo_requests
 from prfaas.cli.deploy import console, running
 from prfaas.cli.gateway import listen_on
-from prfaas.cli.stopping import run_until_stopped
+from prfaas.cli.stopping import StoppedEarlyError, run_until_stopped
 from prfaas.cli.topology import Topology
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.load import load_deployment
@@ -85,7 +85,7 @@ def demo(file: Path) -> None:
             if not work.done():
                 work.cancel()
                 await asyncio.wait({work})
-                return
+                raise StoppedEarlyError
             outcome.append(work.result())
 
     run_until_stopped(run)

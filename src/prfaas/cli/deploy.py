@@ -28,9 +28,12 @@ from prfaas.cli.preflight.agreement import certain, check_agreement, uncertain
 from prfaas.cli.preflight.engine_args import check_engine_args, unlisted_args
 from prfaas.cli.preflight.readiness import incomplete
 from prfaas.cli.preflight.tokenizer import check_tokenizer
-from prfaas.cli.processes import Supervisor
 from prfaas.cli.progress import StartProgress
-from prfaas.cli.stopping import run_until_stopped
+from prfaas.cli.stopping import StoppedEarlyError, run_until_stopped
+from prfaas.cli.supervision.control import control_channel
+from prfaas.cli.supervision.restarts import Phase
+from prfaas.cli.supervision.supervisor import PartChange, Supervisor
+from prfaas.cli.supervision.words import line_of
 from prfaas.cli.topology import (
     Topology,
     check_addresses,
@@ -99,13 +102,14 @@ def _not_here_yet(deployment: Deployment) -> Iterator[str]:
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @OVERLAY
-@click.option("--restart", is_flag=True, help="Start a part that ends anew, and say so.")
+@click.option("--restart", is_flag=True, help="Start parts that fail anew, each by itself.")
 @logs_of_parts
 def up(file: Path, overlay: Path | None, restart: bool) -> None:
     """Run the deployment in FILE until stopped, in the foreground.
 
     Starts every part that FILE gives no `url` or `address` for, prints the endpoint, and says so
-    when a part ends. Ctrl-C stops everything.
+    when a part fails; the others go on. `prfaas ctl parts` shows them, `prfaas ctl restart PART`
+    starts one anew. Ctrl-C stops everything.
 
     \b
     Examples:
@@ -117,30 +121,46 @@ def up(file: Path, overlay: Path | None, restart: bool) -> None:
     deployment = load_deployment(file, overlay)
 
     async def run(stop: asyncio.Event) -> None:
-        async with running(deployment, file, stop, overlay) as (topology, supervisor):
-            _announce(topology)
+        async with running(deployment, file, stop, overlay, restart=restart) as (topology, parts):
+            _announce(topology, parts)
             if problem := await incomplete(topology.gateway_url):
                 console.print(f"warning: {problem}", soft_wrap=True, markup=False)
-            await watch(supervisor, stop, restart=restart)
+            await stop.wait()
 
     run_until_stopped(run)
 
 
 @contextlib.asynccontextmanager
 async def running(
-    deployment: Deployment, file: Path, stop: asyncio.Event, overlay: Path | None = None
+    deployment: Deployment,
+    file: Path,
+    stop: asyncio.Event,
+    overlay: Path | None = None,
+    *,
+    restart: bool = False,
 ) -> AsyncIterator[tuple[Topology, Supervisor]]:
     """A deployment that runs for as long as the context is open.
 
     Raises:
         ConfigError: Something in the file, or on this machine, has to change first.
         EngineError: A part ended while it was starting.
-        KeyboardInterrupt: Stopped while it was starting.
+        StoppedEarlyError: Stopped while it was starting.
     """
     check_deployment(deployment)
     with state_lock(deployment):
-        async with _running_locked(deployment, file, stop, overlay) as running_parts:
-            yield running_parts
+        topology = await make_ready(deployment, file, overlay)
+        lines = PartLines()
+        supervisor = Supervisor(
+            parts(topology), lines.show, deployment.supervision, restart=restart
+        )
+        async with control_channel(supervisor, deployment.state):
+            try:
+                with lines.starting():
+                    await _start(supervisor, stop)
+                yield topology, supervisor
+            finally:
+                console.print("stopping")
+                await supervisor.stop()
 
 
 @contextlib.contextmanager
@@ -169,32 +189,18 @@ def state_lock(deployment: Deployment) -> Iterator[None]:
         yield
 
 
-@contextlib.asynccontextmanager
-async def _running_locked(
-    deployment: Deployment, file: Path, stop: asyncio.Event, overlay: Path | None
-) -> AsyncIterator[tuple[Topology, Supervisor]]:
-    topology = await make_ready(deployment, file, overlay)
-    with StartProgress(console) as progress:
-        supervisor = Supervisor(parts(topology), progress.show)
-        started = asyncio.create_task(supervisor.start())
-        stopped = asyncio.create_task(stop.wait())
-        try:
-            await asyncio.wait({started, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if not started.done():
-                raise KeyboardInterrupt
-            started.result()
-        except BaseException:
-            started.cancel()
-            console.print("stopping")
-            await supervisor.stop()
-            raise
-        finally:
-            stopped.cancel()
+async def _start(supervisor: Supervisor, stop: asyncio.Event) -> None:
+    """Start everything, unless stopped meanwhile."""
+    started = asyncio.create_task(supervisor.start())
+    stopped = asyncio.create_task(stop.wait())
     try:
-        yield topology, supervisor
+        await asyncio.wait({started, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not started.done():
+            raise StoppedEarlyError
+        started.result()
     finally:
-        console.print("stopping")
-        await supervisor.stop()
+        started.cancel()
+        stopped.cancel()
 
 
 def check_deployment(deployment: Deployment) -> None:
@@ -283,8 +289,11 @@ def _warn(deployment: Deployment) -> None:
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
 
 
-def _announce(topology: Topology) -> None:
+def _announce(topology: Topology, supervisor: Supervisor) -> None:
     url, model = topology.gateway_url, topology.deployment.model.name
+    for change in supervisor.changes():
+        if change.phase is not Phase.READY:
+            console.print(f"warning: {line_of(change)}", markup=False, soft_wrap=True)
     console.print(f"\nready at {url}/v1   (model {model})\n")
     key = ' -H "Authorization: Bearer $KEY"' if topology.deployment.tenants else ""
     console.print(
@@ -299,32 +308,25 @@ def _announce(topology: Topology) -> None:
     console.print(f"logs in {topology.deployment.state / 'logs'}; Ctrl-C stops everything")
 
 
-async def watch(supervisor: Supervisor, stop: asyncio.Event, *, restart: bool) -> None:
-    """Say so when a part ends, and start it anew if asked to, until stopped.
+class PartLines:
+    """Prints changes of parts: as a table while they start, a line each afterwards."""
 
-    Raises:
-        EngineError: A part that was started anew ended before it was ready.
-    """
-    stopped = asyncio.create_task(stop.wait())
-    turn: asyncio.Task[None] | None = None
-    try:
-        while not stop.is_set():
-            turn = asyncio.create_task(_next_end(supervisor, restart))
-            await asyncio.wait({turn, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if turn.done():
-                turn.result()
-    finally:
-        stopped.cancel()
-        if turn is not None:
-            turn.cancel()
+    def __init__(self) -> None:
+        self._progress: StartProgress | None = None
 
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Show a table while the context is open."""
+        with StartProgress(console) as progress:
+            self._progress = progress
+            try:
+                yield
+            finally:
+                self._progress = None
 
-async def _next_end(supervisor: Supervisor, restart: bool) -> None:
-    part = await supervisor.died()
-    console.print(f"{part.kind} {part.name} ended with code {part.exit_code}; see {part.log}")
-    if restart:
-        console.print(f"starting {part.name} anew")
-        await supervisor.restart(part.name)
-        console.print(f"{part.kind} {part.name} is ready again")
-    else:
-        console.print("it is not started anew; `prfaas up --restart` would do so")
+    def show(self, change: PartChange) -> None:
+        """A part is in a new phase."""
+        if self._progress is not None:
+            self._progress.show(change)
+        else:
+            console.print(line_of(change), markup=False, soft_wrap=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import import_module
 
 import click
 
 from prfaas import __version__
+from prfaas.cli.stopping import EXIT_SIGNAL
 from prfaas.errors import ConfigError, PrfaasError
 
 EXIT_FAILURE, EXIT_MISTAKE = 1, 2
@@ -71,9 +73,18 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command; an error is one clear line and exit code 2 or 1: whose fault it is."""
+    """Run the command; an error is one clear line and exit code 2 or 1: whose fault it is.
+
+    Ctrl-C ends with 130 where a command was not done, and without a line. Long-running commands
+    that Ctrl-C or SIGTERM stop in good order end with 0 (`prfaas.cli.stopping`).
+    """
     try:
-        cli()
+        sys.exit(cli(standalone_mode=False))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(EXIT_SIGNAL + signal.SIGINT)
     except PrfaasError as error:
         click.echo(f"prfaas: {error}", err=True)
         sys.exit(EXIT_MISTAKE if isinstance(error, ConfigError) else EXIT_FAILURE)

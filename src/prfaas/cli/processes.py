@@ -1,4 +1,4 @@
-"""Starting, watching and stopping the processes of a deployment."""
+"""The processes of a deployment: how each is started, signalled, and cleaned up after."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import aiohttp
-
-from prfaas.cli.main import EXIT_MISTAKE
 from prfaas.cli.process_group import die_with_parent, members, shared_segments
 from prfaas.engines.launch import Command
-from prfaas.errors import ConfigError, EngineError
+from prfaas.units import NS_PER_S
 
 STOP_S = 15.0
 """How long a process may take to stop before it is killed, beside what it has to finish first."""
 GRACE_S = 3.0
 """How long what it started may go on after it, to tidy up shared memory."""
+KILL_S = 30.0
+"""How long what was killed may take to be gone."""
 POLL_S = 0.2
 LOG_LINES = 12
 """Last lines of a log shown when its process ends during start-up."""
@@ -32,6 +31,11 @@ LOG_BYTES = 2**18
 RAISED = re.compile(r"(?:^|\] )((?:\w+\.)*\w*(?:Error|Exception): .+)")
 """The last line of a traceback, printed or logged."""
 CAUSES_MAX = 3
+ERROR_CHARS_MAX = 200
+START_TIMEOUT_NS = 120 * NS_PER_S
+PRIVATE_UMASK = 0o077
+"""Of every part: its logs, sockets and files are its owner's alone. vLLM makes the sockets of its
+KV events, which carry prompts, as the umask says."""
 
 
 @dataclass(slots=True)
@@ -43,9 +47,12 @@ class Part:
         kind: "pool node", "engine" or "gateway".
         command: What to run.
         health_url: Answers 200 once the part is ready.
+        whole_url: Answers 200 once the whole deployment is there; only a first start waits for it.
         log: Where its output goes.
-        leftovers: Files to remove once it is gone.
+        leftovers: Files to remove once it is gone; the last component may be a pattern.
+        places: Where it is reached, such as `{"pd-pool": "127.0.0.1:7100"}`, by name of a part.
         stop_s: How long it may take to stop before it is killed.
+        start_timeout_ns: How long it may take to become ready.
         warm_up: Request that makes a ready engine do its first, slow work; None for none.
     """
 
@@ -55,12 +62,13 @@ class Part:
     health_url: str
     log: Path
     leftovers: list[Path] = field(default_factory=list)
+    places: dict[str, str] = field(default_factory=dict)
+    whole_url: str = ""
     warm_up: tuple[str, dict[str, object]] | None = None
     stop_s: float = STOP_S
+    start_timeout_ns: int = START_TIMEOUT_NS
     process: subprocess.Popen[bytes] | None = None
     ready_after_s: float | None = None
-    reported: bool = False
-    """Whether its end was told by `Supervisor.died`."""
     _segments: set[Path] = field(default_factory=set)
     _is_clean: bool = False
     _log_start: int = 0
@@ -73,9 +81,10 @@ class Part:
 
     def start(self) -> None:
         """Start the process, in a session of its own so that Ctrl-C reaches only us."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        self.ready_after_s, self.reported, self._is_clean = None, False, False
-        with self.log.open("ab") as log:
+        self.log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.log.parent.chmod(0o700)
+        self.ready_after_s, self._is_clean = None, False
+        with open(self.log, "ab", opener=_private) as log:
             self._log_start = log.tell()
             self.process = subprocess.Popen(
                 self.command.args,
@@ -84,6 +93,7 @@ class Part:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=PRIVATE_UMASK,
                 preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread of ours holds a lock
             )
         self._segments = set()
@@ -109,16 +119,19 @@ class Part:
         """Whether the process and all it started have ended."""
         return not self._look() and self.exit_code is not None
 
-    def clean_up(self) -> None:
-        """End what the process left behind, and remove its files and shared memory."""
+    async def clean_up(self) -> None:
+        """Kill what is left of the process, and remove its files and shared memory."""
         if self.process is None or self._is_clean:
             return
         self._look()
         self.signal(signal.SIGKILL)
-        self.process.wait()
+        # The kernel may take its time to give a large memory back; others are not held up by that.
+        await within(KILL_S, [self], Part.is_gone)
         self._is_clean = True
-        for path in [*self.leftovers, *self._segments]:
-            path.unlink(missing_ok=True)
+        found = [path for each in self.leftovers for path in each.parent.glob(each.name)]
+        for path in [*found, *self._segments]:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def _look(self) -> list[int]:
         """Who is left, having noted what shared memory they hold: they may leave it behind."""
@@ -128,146 +141,41 @@ class Part:
 
     def last_words(self) -> str:
         """What it logged at its end, below the errors it logged before: one may be the cause."""
+        lines = self._log_lines()
+        causes = _errors(lines[:-LOG_LINES])[-CAUSES_MAX:]
+        return "\n".join(f"    {line}" for line in [*causes, *lines[-LOG_LINES:]])
+
+    def last_error(self) -> str:
+        """The first error of this start's log, else its last line, shortened; "" without a log."""
+        lines = self._log_lines()
+        found = _errors(lines)[:1] or [line for line in lines if line.strip()][-1:]
+        return found[0].strip()[:ERROR_CHARS_MAX] if found else ""
+
+    def _log_lines(self) -> list[str]:
+        """The end of what this start has logged."""
         with contextlib.suppress(FileNotFoundError), self.log.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, size - LOG_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
-            errors = [found[1] for line in lines[:-LOG_LINES] if (found := RAISED.search(line))]
-            causes = list(dict.fromkeys(errors))[-CAUSES_MAX:]
-            return "\n".join(f"    {line}" for line in [*causes, *lines[-LOG_LINES:]])
-        return ""
+            return log.read().decode(errors="replace").splitlines()
+        return []
 
 
-class Supervisor:
-    """Runs the parts of one deployment. Restarts nothing by itself.
-
-    Args:
-        stages: Parts that are started together; a stage starts when the one before is ready.
-        on_progress: Called whenever a part is started or becomes ready.
-    """
-
-    def __init__(
-        self, stages: list[list[Part]], on_progress: Callable[[Part], None] = lambda _: None
-    ) -> None:
-        self.stages = stages
-        self._on_progress = on_progress
-
-    @property
-    def parts(self) -> list[Part]:
-        """All parts, in the order they start in."""
-        return [part for stage in self.stages for part in stage]
-
-    def part(self, name: str) -> Part:
-        """The part of that name."""
-        return next(part for part in self.parts if part.name == name)
-
-    async def start(self) -> None:
-        """Start everything and wait until all of it is ready.
-
-        Raises:
-            ConfigError: A part found a mistake in its settings; its own line says which.
-            EngineError: A part ended before all were ready.
-        """
-        async with aiohttp.ClientSession() as session:
-            for stage in self.stages:
-                for part in stage:
-                    part.start()
-                    self._on_progress(part)
-                waits = [asyncio.create_task(self._ready(session, part)) for part in stage]
-                waits.append(asyncio.create_task(self._none_ends(waits.copy())))
-                try:
-                    await asyncio.gather(*waits)
-                finally:
-                    for wait in waits:
-                        wait.cancel()
-
-    async def restart(self, name: str) -> None:
-        """Start one part anew and wait until it is ready."""
-        part = self.part(name)
-        part.clean_up()
-        part.start()
-        async with aiohttp.ClientSession() as session:
-            await self._ready(session, part)
-
-    async def stop(self) -> None:
-        """Stop everything, the last started first; what does not stop in time is killed."""
-        for stage in reversed(self.stages):
-            started = [part for part in stage if part.process]
-            for part in started:
-                part.terminate()
-            longest_s = max((part.stop_s for part in started), default=0.0)
-            await _within(longest_s, started, Part.has_ended)
-            await _within(GRACE_S, started, Part.is_gone)
-            for part in started:
-                part.clean_up()
-
-    async def died(self) -> Part:
-        """Wait until a part ends by itself, and end what it leaves behind; reported once."""
-        while True:
-            for part in self.parts:
-                if part.process and part.exit_code is not None and not part.reported:
-                    part.reported = True
-                    part.clean_up()
-                    # What was killed holds memory and devices until the kernel has ended it.
-                    await _within(GRACE_S, [part], Part.is_gone)
-                    return part
-            await asyncio.sleep(POLL_S)
-
-    async def _none_ends(self, waits: list[asyncio.Task[None]]) -> None:
-        """See that no part ends while others are waited for, not even one that was ready."""
-        while not all(wait.done() for wait in waits):
-            for part in self.parts:
-                if part.exit_code is not None:
-                    raise _start_failure(part)
-            await asyncio.sleep(POLL_S)
-
-    async def _ready(self, session: aiohttp.ClientSession, part: Part) -> None:
-        began = time.monotonic()
-        while not await _answers(session, part.health_url):
-            if part.exit_code is not None:
-                raise _start_failure(part)
-            await asyncio.sleep(POLL_S)
-        await _warm_up(session, part)
-        part.ready_after_s = time.monotonic() - began
-        self._on_progress(part)
+def _errors(lines: list[str]) -> list[str]:
+    """Errors of tracebacks, each once."""
+    return list(dict.fromkeys(found[1] for line in lines if (found := RAISED.search(line))))
 
 
-async def _within(limit_s: float, parts: list[Part], done: Callable[[Part], bool]) -> None:
+def _private(path: str, flags: int) -> int:
+    """Open a log that only its owner reads, whatever the umask and an earlier version of us say."""
+    descriptor = os.open(path, flags, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+async def within(limit_s: float, parts: list[Part], done: Callable[[Part], bool]) -> None:
     """Wait until all parts are done, or the time is over."""
     deadline = time.monotonic() + limit_s
     while True:
         if all(done(part) for part in parts) or time.monotonic() > deadline:
             return
         await asyncio.sleep(POLL_S / 4)
-
-
-def _start_failure(part: Part) -> Exception:
-    words = part.last_words()
-    if part.exit_code == EXIT_MISTAKE:
-        return ConfigError(f"{part.kind} {part.name} refused to start:\n{words}")
-    return EngineError(
-        f"{part.kind} {part.name} ended with code {part.exit_code} before all parts were ready; "
-        f"the end of {part.log}:\n{words}"
-    )
-
-
-async def _warm_up(session: aiohttp.ClientSession, part: Part) -> None:
-    if part.warm_up is None:
-        return
-    url, body = part.warm_up
-    try:
-        async with session.post(url, json=body) as reply:
-            await reply.read()
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise EngineError(
-            f"{part.kind} {part.name} did not answer its first request: {error!r}; "
-            f"the end of {part.log}:\n{part.last_words()}"
-        ) from None
-
-
-async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
-    try:
-        async with session.get(url, timeout=aiohttp.ClientTimeout(total=2)) as reply:
-            return reply.status == 200
-    except (aiohttp.ClientError, TimeoutError):
-        return False

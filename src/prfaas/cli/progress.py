@@ -11,6 +11,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 
 from prfaas.cli.processes import Part
+from prfaas.cli.supervision.restarts import Phase
+from prfaas.cli.supervision.supervisor import PartChange
+from prfaas.cli.supervision.words import line_of
 
 
 class StartProgress:
@@ -38,22 +41,26 @@ class StartProgress:
     ) -> None:
         self._live.stop()
 
-    def show(self, part: Part) -> None:
-        """A part was started, or is ready."""
+    def show(self, change: PartChange) -> None:
+        """A part was started, is ready, or has failed."""
+        part = change.part
         if part not in self._parts:
             self._parts.append(part)
+        if change.phase is Phase.STARTING:
             self._began[part.name] = time.monotonic()
-        if part.ready_after_s is not None:
+            if not self._console.is_terminal:
+                self._console.print(f"{part.kind:<10} {part.name:<16} starting")
+        elif change.phase is Phase.READY:
             self._console.print(
-                f"{part.kind:<10} {part.name:<16} ready {part.ready_after_s:5.1f} s"
+                f"{part.kind:<10} {part.name:<16} ready {part.ready_after_s or 0.0:5.1f} s"
             )
-        elif not self._console.is_terminal:
-            self._console.print(f"{part.kind:<10} {part.name:<16} starting")
+        else:
+            self._console.print(line_of(change), markup=False, soft_wrap=True)
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 2))
         for part in self._parts:
-            if part.ready_after_s is None:
+            if part.ready_after_s is None and part.name in self._began:
                 seconds = time.monotonic() - self._began[part.name]
                 table.add_row(part.kind, part.name, self._spinner, f"{seconds:.0f} s")
         return table

@@ -14,8 +14,19 @@ from prfaas.cli.main import cli
 WIDTH = 100
 INTRODUCTION = """# Commands
 
-Every command and option, as `--help` says it. An operator's mistake is one line and exit code 2; a
-part that fails ends with 1.
+Every command and option, as `--help` says it.
+
+| exit code | when |
+|---|---|
+| 0 | done, or stopped in good order: a command that runs until it is stopped, see below |
+| 1 | a part failed; `demo` found a difference; `ctl parts` found a part that is not ready |
+| 2 | an operator's mistake, in one line |
+| 130, 143 | Ctrl-C or SIGTERM ended a command before it was done |
+
+`up`, `gateway`, `pool`, `engine timing` and `link serve` run until they are stopped: Ctrl-C and
+SIGTERM end them in good order, as Ctrl-C does `top` and `ctl decisions --follow`. `up` and `demo`
+that are stopped while they start, every other command, and whatever a second signal ends at once,
+were not done.
 
 This page is written from the commands: `python -m prfaas.cli.reference > docs/cli.md`.
 """

@@ -1,4 +1,4 @@
-"""Running until somebody stops it."""
+"""Running until somebody stops it, and the exit codes of commands that were stopped."""
 
 from __future__ import annotations
 
@@ -6,34 +6,52 @@ import asyncio
 import contextlib
 import signal
 import ssl
+import sys
 from collections.abc import Awaitable, Callable
 
 from prfaas.errors import ConfigError
+
+EXIT_SIGNAL = 128
+"""A command that a signal ended before it was done exits with this and the signal's number, as
+shells show it: 130 after Ctrl-C, 143 after SIGTERM."""
+
+
+class StoppedEarlyError(Exception):
+    """A signal ended a command before it had done what it is for."""
 
 
 def run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """Run `main` on an event loop; SIGINT and SIGTERM set the event it is given.
 
     So does SIGHUP, unless it is ignored (`nohup`) or `main` has a use of its own for it. A second
-    signal cancels it.
+    signal cancels it. Once `main` has returned, the stop was a clean one and the exit code is the
+    caller's; where it raises `StoppedEarlyError` or is cancelled, the process exits with
+    `EXIT_SIGNAL` and the number of the last signal.
     """
+    received: list[signal.Signals] = []
 
     async def run() -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         running = asyncio.ensure_future(main(stop))
 
-        def on_signal() -> None:
+        def on_signal(number: signal.Signals) -> None:
+            received.append(number)
             if stop.is_set():
                 running.cancel()
             stop.set()
 
         hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
         for number in (signal.SIGINT, signal.SIGTERM, *hangup):
-            loop.add_signal_handler(number, on_signal)
+            loop.add_signal_handler(number, on_signal, number)
         with contextlib.suppress(asyncio.CancelledError):
             await running
+        if running.cancelled():
+            raise StoppedEarlyError
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    except StoppedEarlyError:
+        sys.exit(EXIT_SIGNAL + (received or [signal.SIGINT])[-1])
 
 
 def raise_first(task: asyncio.Task[None]) -> None:

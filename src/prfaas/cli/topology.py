@@ -18,7 +18,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.engines.launch import (
     Command,
     engine_command,
-    shared_memory_file,
+    shared_memory_files,
     timing_command,
 )
 from prfaas.errors import ConfigError
@@ -29,6 +29,8 @@ from prfaas.wire.identity import identity_in, make_authority, make_identity
 
 Address = tuple[str, int]
 WARM_UP_TOKENS = 64
+ENGINE_START_TIMEOUT_NS = 30 * 60 * NS_PER_S
+"""Loading the weights of a large model takes many minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +221,7 @@ def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
         command=Command(args, dict(os.environ)),
         health_url=f"http://{admin}/health",
         log=_log(deployment, name),
+        places={name: join_address(topology.pools[name])},
     )
 
 
@@ -243,7 +246,9 @@ def _engine_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
         ),
         health_url=f"{url}/health",
         log=_log(deployment, name),
-        leftovers=[shared_memory_file(name, topology.run)],
+        leftovers=[shared_memory_files(name, topology.run)],
+        start_timeout_ns=ENGINE_START_TIMEOUT_NS,
+        places={name: url},
         warm_up=(
             f"{url}/v1/completions",
             {
@@ -281,6 +286,7 @@ def _timing_part(topology: Topology, cluster_name: str, names: list[str]) -> Par
         ),
         health_url=f"{urls[names[-1]]}/health",
         log=_log(deployment, first),
+        places=urls,
     )
 
 
@@ -299,7 +305,10 @@ def _gateway_part(topology: Topology) -> Part:
         name=topology.deployment.gateway.name,
         kind="gateway",
         command=Command(args, dict(os.environ)),
-        health_url=f"{topology.gateway_url}/health{query}",
+        # Its `/health` depends on engines, which may take far longer than a gateway to start.
+        health_url=f"{topology.gateway_url}/version",
+        whole_url=f"{topology.gateway_url}/health{query}",
+        places={topology.deployment.gateway.name: topology.gateway_url},
         log=_log(topology.deployment, topology.deployment.gateway.name),
         stop_s=topology.deployment.gateway.drain_timeout / NS_PER_S + STOP_S,
     )

@@ -16,6 +16,7 @@ from prfaas.config.clusters import ClusterRole, ClusterTable, check_roles
 from prfaas.config.names import FilePathText, HostPort, PartName
 from prfaas.config.quantities import DurationNs, SizeBytes, at_least, long_enough
 from prfaas.config.routing import RoutingTable
+from prfaas.config.supervision import SupervisionTable
 from prfaas.config.table import Table
 from prfaas.config.tenants import TENANTS_MAX, KeyHashes, RequestFields, TenantTable, check_keys
 from prfaas.config.tracing import TracingTable
@@ -103,6 +104,7 @@ class Deployment(Table):
     routing: RoutingTable
     security: SecurityTable
     tracing: TracingTable | None = None
+    supervision: SupervisionTable = SupervisionTable()
     state: FilePathText = Path(".state")
     """Directory for sockets, logs, the secret that salts come from, and what is generated."""
     tenants: dict[PartName, TenantTable] = Field(default={}, max_length=TENANTS_MAX)

@@ -14,6 +14,7 @@ from prfaas.config.clusters import ClusterTable, EngineTable, LinkTable, PoolTab
 from prfaas.config.deployment import Deployment, GatewayTable, ModelTable, SecurityTable
 from prfaas.config.quantities import DurationNs, SizeBytes
 from prfaas.config.routing import RoutingTable
+from prfaas.config.supervision import SupervisionTable
 from prfaas.config.tenants import TenantTable
 from prfaas.config.tracing import TracingTable
 from prfaas.units import format_seconds, format_size
@@ -34,6 +35,7 @@ TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("[routing]", RoutingTable, ()),
     ("[security]", SecurityTable, ()),
     ("[tracing]", TracingTable, ()),
+    ("[supervision]", SupervisionTable, ()),
     ("[tenants.TENANT]", TenantTable, ()),
     ("[clusters.CLUSTER]", ClusterTable, ("role",)),
     ("[clusters.CLUSTER.pools.POOL]", PoolTable, ()),

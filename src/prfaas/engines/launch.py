@@ -31,9 +31,12 @@ def engine_id(name: str, run: str) -> str:
     return f"prfaas-{name}-{run}"
 
 
-def shared_memory_file(name: str, run: str) -> Path:
-    """Where vLLM keeps an engine's host memory; left behind by a killed engine."""
-    return Path(f"/dev/shm/vllm_offload_{engine_id(name, run)}.mmap")  # noqa: S108
+def shared_memory_files(name: str, run: str) -> Path:
+    """Pattern of the files in which vLLM keeps an engine's host memory.
+
+    A killed engine leaves them behind. Data-parallel ranks append `_dp{rank}` to the engine's id.
+    """
+    return Path(f"/dev/shm/vllm_offload_{engine_id(name, run)}*")  # noqa: S108
 
 
 def engine_command(

@@ -1,0 +1,1 @@
+"""Supervision of the parts that `prfaas up` starts: each by itself, with a way to ask and steer."""

@@ -1,0 +1,79 @@
+"""Questions to a running `prfaas up`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+
+from prfaas.cli.supervision.control import SOCKET_NAME
+from prfaas.errors import ConfigError
+
+TIMEOUT = aiohttp.ClientTimeout(total=10)
+STATES = (".state", ".state/*")
+"""State directories that are tried where none is named."""
+
+
+def parts_of(state: Path) -> list[dict[str, Any]]:
+    """The parts of the deployment with that state directory.
+
+    Raises:
+        ConfigError: No `prfaas up` answers there.
+    """
+    found: list[dict[str, Any]] = _ask(state, "GET", "/parts")["parts"]
+    return found
+
+
+def restart_part(state: Path, name: str) -> list[dict[str, Any]]:
+    """Have a part started anew; returns it as it is at once.
+
+    Raises:
+        ConfigError: No `prfaas up` answers there, or it has no such part.
+    """
+    found: list[dict[str, Any]] = _ask(state, "POST", f"/parts/{quote(name, safe='')}/restart")[
+        "parts"
+    ]
+    return found
+
+
+def running_state() -> Path:
+    """State directory of the only deployment that runs from the working directory.
+
+    Raises:
+        ConfigError: There is none, or more than one.
+    """
+    sockets = [path for each in STATES for path in Path().glob(f"{each}/{SOCKET_NAME}")]
+    if len(sockets) == 1:
+        return sockets[0].parent
+    found = ", ".join(str(path.parent) for path in sorted(sockets)) or "none"
+    raise ConfigError(
+        f"it is not known which deployment is meant: {found} in .state of this directory has a "
+        f"{SOCKET_NAME}; give --file FILE, its deployment file"
+    )
+
+
+def _ask(state: Path, method: str, path: str) -> dict[str, Any]:
+    status, answer = asyncio.run(_exchange(state / SOCKET_NAME, method, path))
+    if status >= 400:
+        raise ConfigError(str(answer.get("error", {}).get("message", status)))
+    return answer
+
+
+async def _exchange(place: Path, method: str, path: str) -> tuple[int, dict[str, Any]]:
+    try:
+        async with (
+            aiohttp.ClientSession(
+                connector=aiohttp.UnixConnector(str(place)), timeout=TIMEOUT
+            ) as session,
+            session.request(method, f"http://up{path}") as reply,
+        ):
+            found: dict[str, Any] = await reply.json()
+            return reply.status, found
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        raise ConfigError(
+            f"no `prfaas up` answers at {place}: {error}; start the deployment, or name another "
+            "one with --file FILE"
+        ) from None

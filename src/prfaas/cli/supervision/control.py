@@ -1,0 +1,101 @@
+"""The control channel of a running `prfaas up`: HTTP on a unix socket that only its owner opens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from prfaas.cli.supervision.supervisor import PartChange, Supervisor
+from prfaas.errors import ConfigError
+
+SOCKET_NAME = "up.sock"
+BODY_BYTES_MAX = 4096
+
+
+@contextlib.asynccontextmanager
+async def control_channel(supervisor: Supervisor, state: Path) -> AsyncIterator[None]:
+    """Answer `prfaas ctl parts` and `prfaas ctl restart` while the context is open.
+
+    Args:
+        supervisor: Has the parts.
+        state: State directory of the deployment; no other `up` uses it.
+
+    Raises:
+        ConfigError: The socket can not be made.
+    """
+    app = web.Application(client_max_size=BODY_BYTES_MAX)
+    app.router.add_get("/parts", _Parts(supervisor).show)
+    app.router.add_post("/parts/{name}/restart", _Parts(supervisor).restart)
+    path = state / SOCKET_NAME
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, _listener(path)).start()
+        yield
+    finally:
+        await runner.cleanup()
+        path.unlink(missing_ok=True)
+
+
+def _listener(path: Path) -> socket.socket:
+    """A listening socket that others could open at no time."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    umask = os.umask(0o177)
+    try:
+        # One that a killed `up` left behind: the lock on the directory says that nobody has it.
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"the control socket can not be made at {path}: {error.strerror or error}; name "
+            "another directory as `state`, of 90 characters at most"
+        ) from None
+    finally:
+        os.umask(umask)
+    return listener
+
+
+class _Parts:
+    """Handlers."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    async def show(self, _: web.Request) -> web.Response:
+        return web.json_response(
+            {"parts": [_as_json(change) for change in self._supervisor.changes()]}
+        )
+
+    async def restart(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        try:
+            self._supervisor.ask_restart(name)
+        except KeyError:
+            known = ", ".join(part.name for part in self._supervisor.parts)
+            message = f"there is no part {name!r} here; there are {known}"
+            return web.json_response({"error": {"message": message}}, status=404)
+        found = [each for each in self._supervisor.changes() if each.part.name == name]
+        return web.json_response({"parts": [_as_json(change) for change in found]}, status=202)
+
+
+def _as_json(change: PartChange) -> dict[str, Any]:
+    part = change.part
+    running = part.process is not None and part.exit_code is None
+    return {
+        "name": part.name,
+        "kind": part.kind,
+        "phase": change.phase,
+        "reason": change.reason,
+        "due_in_s": change.due_in_s,
+        "failures": change.failures,
+        "pid": part.process.pid if part.process and running else None,
+        "log": str(part.log),
+        "places": part.places,
+    }

@@ -1,0 +1,177 @@
+"""One part kept running: what its restart policy says, done to its process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable
+
+import aiohttp
+
+from prfaas.cli import processes
+from prfaas.cli.processes import GRACE_S, Part, within
+from prfaas.cli.supervision.restarts import (
+    RUNNING,
+    Instruction,
+    Phase,
+    RestartPolicy,
+    Restarts,
+)
+from prfaas.errors import EngineError
+from prfaas.units import NS_PER_S
+
+PROBE_NS = 5 * NS_PER_S
+"""Between two probes of a part that was ready."""
+PROBE_TIMEOUT = aiohttp.ClientTimeout(total=2)
+
+
+class Keeper:
+    """Starts a part, watches it, and starts it again as its policy says.
+
+    Args:
+        part: The part.
+        policy: Limits of its restarts.
+        http: For questions to it.
+        on_change: Called at every change of its phase.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        policy: RestartPolicy,
+        http: aiohttp.ClientSession,
+        on_change: Callable[[Keeper], None],
+    ) -> None:
+        self.part = part
+        # Jitter of restarts; nothing secret.
+        self.restarts = Restarts(policy, random.random, time.monotonic_ns())
+        self._http, self._on_change = http, on_change
+        self._wake = asyncio.Event()
+        self._probing: asyncio.Task[bool] | None = None
+        self._probe_due_at_ns = 0
+        self._end = False
+
+    async def run(self) -> None:
+        """Keep the part until cancelled; its process is left as it is then."""
+        phase = None
+        try:
+            while True:
+                await self._turn()
+                if phase is not self.restarts.phase:
+                    phase = self.restarts.phase
+                    self._on_change(self)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), processes.POLL_S)
+                self._wake.clear()
+        finally:
+            self._forget_probe()
+
+    def restart(self) -> None:
+        """Start the part anew, whatever it does now."""
+        if self.restarts.asked(time.monotonic_ns()) is Instruction.END:
+            self._end = True
+        self._wake.set()
+
+    async def _turn(self) -> None:
+        restarts, instruction = self.restarts, self.restarts.tick(time.monotonic_ns())
+        if instruction is Instruction.START:
+            self._start()
+        elif instruction is Instruction.END or self._end:
+            await self._stop()
+        elif restarts.phase in RUNNING and self.part.exit_code is not None:
+            await self._ended()
+        elif restarts.phase in RUNNING:
+            self._probe()
+
+    def _start(self) -> None:
+        try:
+            self.part.start()
+        except OSError as error:
+            self.restarts.ended(time.monotonic_ns(), f"can not be started: {error}")
+            return
+        self.restarts.started(time.monotonic_ns())
+        self._probe_due_at_ns = 0
+
+    async def _stop(self) -> None:
+        """End the process in its own time, then by force."""
+        self._end = False
+        self._on_change(self)
+        self.part.terminate()
+        await within(self.part.stop_s, [self.part], Part.has_ended)
+        await within(GRACE_S, [self.part], Part.is_gone)
+        await self._ended()
+
+    async def _ended(self) -> None:
+        self._forget_probe()
+        await self.part.clean_up()
+        error = self.part.last_error()
+        said = f"ended with code {self.part.exit_code}" + (f": {error}" if error else "")
+        self.restarts.ended(time.monotonic_ns(), said)
+
+    def _probe(self) -> None:
+        """Begin a probe that is due, or take up one that has come back."""
+        now_ns = time.monotonic_ns()
+        if self._probing is None and now_ns >= self._probe_due_at_ns:
+            is_starting = self.restarts.phase is Phase.STARTING
+            self._probing = asyncio.create_task(self._ask(is_starting=is_starting))
+        elif self._probing is not None and self._probing.done():
+            self._take_up(self._probing, now_ns)
+            self._probing = None
+
+    def _take_up(self, probing: asyncio.Task[bool], now_ns: int) -> None:
+        was_starting = self.restarts.phase is Phase.STARTING
+        if (error := probing.exception()) is not None:
+            instruction = self.restarts.start_failed(now_ns, str(error))
+            self._end = instruction is Instruction.END
+            return
+        started_ns = self.restarts.since_ns
+        self.restarts.probed(now_ns, answers=probing.result())
+        if was_starting and self.restarts.phase is Phase.READY:
+            self.part.ready_after_s = (now_ns - started_ns) / NS_PER_S
+        if not was_starting or self.part.ready_after_s is not None:
+            self._probe_due_at_ns = now_ns + PROBE_NS
+
+    async def _ask(self, *, is_starting: bool) -> bool:
+        """Return True if the part answers.
+
+        Raises:
+            EngineError: It is well, and did not answer its first request.
+        """
+        if not await answers(self._http, self.part.health_url):
+            return False
+        if is_starting:
+            await warm_up(self._http, self.part)
+        return True
+
+    def _forget_probe(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+            self._probing = None
+
+
+async def answers(http: aiohttp.ClientSession, url: str) -> bool:
+    """Return True if a page answers 200."""
+    try:
+        async with http.get(url, timeout=PROBE_TIMEOUT) as reply:
+            return reply.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
+async def warm_up(http: aiohttp.ClientSession, part: Part) -> None:
+    """Send a part its first request, if it has one.
+
+    Raises:
+        EngineError: It did not answer.
+    """
+    if part.warm_up is None:
+        return
+    url, body = part.warm_up
+    try:
+        # As long as it takes: the start's own deadline holds.
+        async with http.post(url, json=body, timeout=aiohttp.ClientTimeout(total=None)) as reply:
+            await reply.read()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise EngineError(f"did not answer its first request: {error!r}") from None

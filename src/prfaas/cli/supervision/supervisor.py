@@ -1,0 +1,181 @@
+"""The parts of one deployment, started in order and then kept each by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import aiohttp
+
+from prfaas.cli import processes
+from prfaas.cli.main import EXIT_MISTAKE
+from prfaas.cli.processes import GRACE_S, Part, within
+from prfaas.cli.supervision.keeper import Keeper, answers
+from prfaas.cli.supervision.restarts import Phase, RestartPolicy
+from prfaas.config.supervision import SupervisionTable
+from prfaas.errors import ConfigError, EngineError
+
+_SETTLED = (Phase.READY, Phase.UNHEALTHY, Phase.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class PartChange:
+    """A part in a new phase.
+
+    Attributes:
+        part: The part.
+        phase: Its phase.
+        reason: What ended it last; "" before anything has.
+        due_in_s: Until it is started, where it waits for that.
+        failures: Failures in a row.
+    """
+
+    part: Part
+    phase: Phase
+    reason: str
+    due_in_s: float | None
+    failures: int
+
+
+class Supervisor:
+    """Runs the parts of one deployment.
+
+    Args:
+        stages: Parts that are started together; a stage starts when the one before has settled.
+        on_change: Called at every change of a part's phase.
+        table: Limits of restarts.
+        restart: Whether parts that fail are started anew.
+    """
+
+    def __init__(
+        self,
+        stages: list[list[Part]],
+        on_change: Callable[[PartChange], None] = lambda _: None,
+        table: SupervisionTable | None = None,
+        *,
+        restart: bool = False,
+    ) -> None:
+        self.stages = stages
+        self._on_change, self._restart = on_change, restart
+        self._table = table or SupervisionTable()
+        self._keepers: dict[str, Keeper] = {}
+        self._keeping: list[asyncio.Task[None]] = []
+        self._http: aiohttp.ClientSession | None = None
+
+    @property
+    def parts(self) -> list[Part]:
+        """All parts, in the order they start in."""
+        return [part for stage in self.stages for part in stage]
+
+    def part(self, name: str) -> Part:
+        """The part of that name."""
+        return next(part for part in self.parts if part.name == name)
+
+    def changes(self) -> Iterable[PartChange]:
+        """The parts that were started or are about to be, as they are now."""
+        return [_change(keeper) for keeper in self._keepers.values()]
+
+    async def start(self) -> None:
+        """Start everything and wait until all of it is ready, or given up if parts are restarted.
+
+        Raises:
+            ConfigError: A part found a mistake in its settings; its own line says which.
+            EngineError: A part failed, and nothing is restarted.
+        """
+        self._http = aiohttp.ClientSession()
+        for stage in self.stages:
+            for part in stage:
+                self._keep(part, self._http)
+            await self._settled(stage)
+        for part in self.parts:
+            while part.whole_url and not await answers(self._http, part.whole_url):
+                self._check_start()
+                if any(change.phase is Phase.FAILED for change in self.changes()):
+                    return
+                await asyncio.sleep(processes.POLL_S)
+
+    def ask_restart(self, name: str) -> None:
+        """Have one part started anew; its keeper does so.
+
+        Raises:
+            KeyError: No such part was started yet.
+        """
+        self._keepers[name].restart()
+
+    async def restart(self, name: str) -> None:
+        """Start one part anew and wait until it is ready.
+
+        Raises:
+            EngineError: It is given up.
+        """
+        restarts = self._keepers[name].restarts
+        self.ask_restart(name)
+        while restarts.phase not in _SETTLED:  # noqa: ASYNC110 - its keeper polls, too
+            await asyncio.sleep(processes.POLL_S)
+        if restarts.phase is Phase.FAILED:
+            raise _start_failure(self.part(name), restarts.reason)
+
+    async def stop(self) -> None:
+        """Stop everything, the last started first; what does not stop in time is killed."""
+        for task in self._keeping:
+            task.cancel()
+        await asyncio.gather(*self._keeping, return_exceptions=True)
+        if self._http is not None:
+            await self._http.close()
+        for stage in reversed(self.stages):
+            started = [part for part in stage if part.process]
+            for part in started:
+                part.terminate()
+            longest_s = max((part.stop_s for part in started), default=0.0)
+            await within(longest_s, started, Part.has_ended)
+            await within(GRACE_S, started, Part.is_gone)
+            await asyncio.gather(*(part.clean_up() for part in started))
+
+    def _keep(self, part: Part, http: aiohttp.ClientSession) -> None:
+        policy = RestartPolicy(
+            is_enabled=self._restart,
+            start_timeout_ns=self._table.start_timeout or part.start_timeout_ns,
+            restarts_max=self._table.restarts_max,
+            delay_max_ns=self._table.delay_max,
+        )
+        keeper = Keeper(part, policy, http, lambda each: self._on_change(_change(each)))
+        self._keepers[part.name] = keeper
+        self._keeping.append(asyncio.create_task(keeper.run()))
+
+    async def _settled(self, stage: list[Part]) -> None:
+        waiting = {part.name for part in stage}
+        while waiting:
+            await asyncio.sleep(processes.POLL_S)
+            self._check_start()
+            waiting = {n for n in waiting if self._keepers[n].restarts.phase not in _SETTLED}
+
+    def _check_start(self) -> None:
+        """Raise what ends a first start: an operator's mistake, or any failure, unrestarted."""
+        for task in self._keeping:
+            if task.done():
+                task.result()
+        for keeper in self._keepers.values():
+            restarts, part = keeper.restarts, keeper.part
+            is_mistake = part.exit_code == EXIT_MISTAKE and not restarts.was_ready
+            is_given_up = restarts.phase is Phase.FAILED and not self._restart
+            if restarts.failures and (is_mistake or is_given_up):
+                raise _start_failure(part, restarts.reason)
+
+
+def _change(keeper: Keeper) -> PartChange:
+    restarts = keeper.restarts
+    due_at_ns = restarts.due_at_ns if restarts.phase is Phase.WAITING else None
+    due_in_s = max(0.0, (due_at_ns - time.monotonic_ns()) / 1e9) if due_at_ns is not None else None
+    return PartChange(keeper.part, restarts.phase, restarts.reason, due_in_s, restarts.failures)
+
+
+def _start_failure(part: Part, reason: str) -> Exception:
+    words = part.last_words()
+    if part.exit_code == EXIT_MISTAKE:
+        return ConfigError(f"{part.kind} {part.name} refused to start:\n{words}")
+    return EngineError(
+        f"{part.kind} {part.name} {reason}, before all parts were ready; "
+        f"the end of {part.log}:\n{words}"
+    )
