@@ -28,7 +28,7 @@ from tests.deployments import TIMING, placed
 
 LIMIT_S = 60.0
 HOLD_S = 15.0
-ENGINE, GATEWAY = " --engine pd-1=", "prfaas gateway"
+ENGINE, GATEWAY = "engine timing --engine pd-1=", "prfaas gateway"
 
 
 @dataclass

@@ -15,6 +15,7 @@ from prfaas.cli.process_group import SHARED_MEMORY
 from prfaas.cli.topology import identity_names
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
+from prfaas.engines.shared_memory import abandoned_bytes
 from prfaas.errors import ConfigError
 from prfaas.gateway.salt import FILE_NAME
 from prfaas.units import format_size
@@ -184,7 +185,8 @@ def check_shared_memory(deployment: Deployment) -> None:
     if not sizes:
         return
     found = os.statvfs(SHARED_MEMORY)
-    free_bytes = found.f_bavail * found.f_frsize
+    # What killed engines left is removed by the next start.
+    free_bytes = found.f_bavail * found.f_frsize + abandoned_bytes()
     wanted_bytes = sum(sizes.values())
     if wanted_bytes > free_bytes:
         raise ConfigError(

@@ -46,6 +46,7 @@ from prfaas.cli.topology import (
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
 from prfaas.config.tenants import open_door
+from prfaas.engines.shared_memory import remove_abandoned
 from prfaas.errors import ConfigError
 
 console = console_for(160)
@@ -234,6 +235,8 @@ async def make_ready(deployment: Deployment, file: Path, overlay: Path | None = 
     """
     check_ports(deployment)
     check_shared_memory(deployment)
+    for region in remove_abandoned():
+        console.print(f"removed {region}, which an engine that was killed had left")
     prepare_identities(deployment)
     await prepare_model(deployment)
     return lay_out(deployment, file, overlay)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from prfaas.config.engine_args import check_parallelism
 from prfaas.config.names import ZMQ, FilePathText, HostPort, PartName, Url
 from prfaas.config.quantities import RateBitsPerS, SizeBytes, holds_a_block
 from prfaas.config.table import Table
@@ -113,6 +114,11 @@ class EngineTable(Table):
     def _one_place(self) -> EngineTable:
         if self.listen and self.url:
             raise ValueError("give `listen` (started here) or `url` (started elsewhere)")
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_are_served(self) -> EngineTable:
+        check_parallelism(self.args, kv_events=self.kv_events is not None)
         return self
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ connector is given, and the choice of the tier.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -20,8 +21,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from prfaas.config.engine_args import data_parallel_events_refused, pipeline_refused
+from prfaas.engines.shared_memory import claim, remove_abandoned
 from prfaas.engines.vllm_layout import describe
 from prfaas.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 
 class PrfaasConnector(OffloadingConnector):
@@ -31,6 +36,10 @@ class PrfaasConnector(OffloadingConnector):
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         tier = _choose_tier(vllm_config)
+        # Before vLLM makes this engine's region: what killed ones left may be the room it needs.
+        self._claim = claim(vllm_config.kv_transfer_config.engine_id)
+        for region in remove_abandoned():
+            log.warning("removed %s, which an engine that was killed had left", region)
         if role == KVConnectorRole.SCHEDULER:
             tier["row_layout"] = describe(vllm_config, kv_cache_config)
         super().__init__(vllm_config, role, kv_cache_config)
@@ -55,6 +64,7 @@ def _choose_tier(vllm_config: VllmConfig) -> dict[str, Any]:
     for key in ("prfaas_engine", "prfaas_pool", "cpu_bytes_to_use"):
         if not extra.get(key):
             raise ConfigError(f"kv_connector_extra_config.{key} is required by PrfaasConnector")
+    _check_ranks(vllm_config)
     if current_platform.is_cpu():
         extra["spec_name"] = "CpuPlatformSpec"
         extra["spec_module_path"] = "prfaas.engines.vllm_cpu"
@@ -68,3 +78,16 @@ def _choose_tier(vllm_config: VllmConfig) -> dict[str, Any]:
     }
     extra["secondary_tiers"] = [tier]
     return tier
+
+
+def _check_ranks(vllm_config: VllmConfig) -> None:
+    """Refuse ranks whose blocks or events prfaas would get wrong.
+
+    Raises:
+        ConfigError: There are such.
+    """
+    parallel, events = vllm_config.parallel_config, vllm_config.kv_events_config
+    if parallel.pipeline_parallel_size > 1:
+        raise ConfigError(pipeline_refused(parallel.pipeline_parallel_size))
+    if parallel.data_parallel_size > 1 and events is not None and events.enable_kv_cache_events:
+        raise ConfigError(data_parallel_events_refused(parallel.data_parallel_size))

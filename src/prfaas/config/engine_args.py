@@ -1,0 +1,66 @@
+"""Arguments of an engine that prfaas has to understand itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+PIPELINE = ("--pipeline-parallel-size", "-pp")
+DATA = ("--data-parallel-size", "-dp")
+
+
+def values_of(args: list[str], names: tuple[str, ...]) -> Iterator[str]:
+    """Values that an option has among arguments, in order; vLLM takes the last one.
+
+    Args:
+        args: As the engine is given them; `--name value`, `--name=value`, and underscores for
+            dashes, as vLLM's own parser reads them.
+        names: Of the option.
+    """
+    words = iter(args)
+    for word in words:
+        name, mark, value = word.partition("=")
+        if name.startswith("--"):
+            name = name.replace("_", "-")
+        if name in names:
+            yield value if mark else next(words, "")
+
+
+def size_of(args: list[str], names: tuple[str, ...]) -> int:
+    """Number that an option has; 1 where it is not given, or is no number: vLLM refuses that."""
+    (*_, value) = ("1", *values_of(args, names))
+    return int(value) if value.isdecimal() else 1
+
+
+def check_parallelism(args: list[str], *, kv_events: bool) -> None:
+    """See that an engine's ranks are such as prfaas can serve.
+
+    Args:
+        args: The engine's.
+        kv_events: Whether its KV events are subscribed to.
+
+    Raises:
+        ValueError: They are not.
+    """
+    stages, ranks = size_of(args, PIPELINE), size_of(args, DATA)
+    if stages > 1:
+        raise ValueError(pipeline_refused(stages))
+    if ranks > 1 and kv_events:
+        raise ValueError(data_parallel_events_refused(ranks))
+
+
+def pipeline_refused(stages: int) -> str:
+    """Why an engine of several pipeline stages is refused."""
+    return (
+        f"--pipeline-parallel-size {stages}: prfaas does not support pipeline parallelism, where "
+        "each stage holds other layers of a KV block; use --tensor-parallel-size, and "
+        "--pipeline-parallel-size 1"
+    )
+
+
+def data_parallel_events_refused(ranks: int) -> str:
+    """Why KV events of an engine with several data-parallel ranks are refused."""
+    return (
+        f"--data-parallel-size {ranks} with KV events: each rank publishes its own, and the "
+        "gateway would hear rank 0 alone and take its cache for the engine's; leave KV events "
+        "out, or run each rank as an engine of its own with --data-parallel-size 1"
+    )

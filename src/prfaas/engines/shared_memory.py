@@ -1,0 +1,103 @@
+"""Host memory of vLLM's engines in `/dev/shm`: who owns a region, and which are nobody's.
+
+vLLM keeps an engine's host memory in `/dev/shm/vllm_offload_{engine_id}.mmap`. An engine that is
+killed leaves it behind, often more than a hundred GiB, and the next one finds no room.
+
+Each process of an engine holds a shared `flock` on `vllm_offload_{engine_id}.owner` for as long as
+it lives. The kernel drops it however the process ends, in whatever PID namespace it was. A region
+whose owner file nobody locks is nobody's; a region without an owner file is not ours to judge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
+_PREFIX, _OWNER, _REGION = "vllm_offload_", ".owner", ".mmap"
+
+
+def claim(engine_id: str, directory: Path = SHARED_MEMORY) -> int:
+    """Own the region of an engine until this process ends; before vLLM makes it.
+
+    Args:
+        engine_id: vLLM's, with the suffix of a data-parallel rank.
+        directory: Where vLLM makes regions.
+
+    Returns:
+        A descriptor that holds the lock; it is not inherited by programs that are started.
+
+    Raises:
+        OSError: The owner file can not be made.
+    """
+    path = directory / f"{_PREFIX}{engine_id}{_OWNER}"
+    while True:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(path, flags, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if _is(descriptor, path):
+            return descriptor
+        # Somebody removed it between the two calls: it was nobody's then.
+        os.close(descriptor)
+
+
+def remove_abandoned(directory: Path = SHARED_MEMORY) -> list[Path]:
+    """Remove the regions of this user whose engines are gone.
+
+    Returns:
+        The removed regions.
+    """
+    removed: list[Path] = []
+    for owner, region in _abandoned(directory):
+        with contextlib.suppress(OSError):
+            region.unlink()
+            removed.append(region)
+        with contextlib.suppress(OSError):
+            owner.unlink()
+    return removed
+
+
+def abandoned_bytes(directory: Path = SHARED_MEMORY) -> int:
+    """Memory that `remove_abandoned` would give back."""
+    total = 0
+    for _, region in _abandoned(directory):
+        with contextlib.suppress(OSError):
+            total += region.stat().st_blocks * 512
+    return total
+
+
+def _abandoned(directory: Path) -> Iterator[tuple[Path, Path]]:
+    """Owner file and region of each; the lock is held while the caller looks at it."""
+    for owner in directory.glob(f"{_PREFIX}*{_OWNER}"):
+        with contextlib.suppress(OSError), _locked(owner) as is_nobodys:
+            if is_nobodys:
+                yield owner, owner.with_name(owner.name.removesuffix(_OWNER) + _REGION)
+
+
+@contextlib.contextmanager
+def _locked(owner: Path) -> Iterator[bool]:
+    """Whether nobody holds the owner file; if so, nobody can while the context is open."""
+    # Everybody may make files here: what is no plain file of this user's is left alone.
+    descriptor = os.open(owner, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield os.fstat(descriptor).st_uid == os.geteuid() and _is(descriptor, owner)
+    finally:
+        os.close(descriptor)
+
+
+def _is(descriptor: int, path: Path) -> bool:
+    """Whether a path still names an open file."""
+    try:
+        found = path.stat(follow_symlinks=False)
+    except OSError:
+        return False
+    mine = os.fstat(descriptor)
+    return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)
