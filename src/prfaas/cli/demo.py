@@ -8,16 +8,15 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import click
 from rich.live import Live
-from rich.table import Table
 
 from prfaas.cli.demo_requests import DemoRequest, demo_requests
+from prfaas.cli.demo_table import Row, table_of
 from prfaas.cli.deploy import console, running
 from prfaas.cli.gateway import listen_on
 from prfaas.cli.stopping import StoppedEarlyError, run_until_stopped
@@ -32,26 +31,8 @@ EXAMPLE = Path("examples/laptop.toml")
 OUTPUT_TOKENS = 32
 NUM_REMOTE_MIN = 4
 RECORD_WAIT_S = 5.0
-WIDE = 145
-"""Columns of a terminal that has room for reasons in words."""
 
 JsonObject = dict[str, Any]
-
-
-@dataclass(slots=True)
-class Row:
-    """One request of the demo, and what became of it."""
-
-    request: DemoRequest
-    messages: list[JsonObject]
-    answer: str = ""
-    record: JsonObject = field(default_factory=dict)
-    alone: str | None = None
-
-    @property
-    def is_identical(self) -> bool:
-        """Whether one engine alone gave the same answer."""
-        return self.alone == self.answer
 
 
 @click.command()
@@ -100,14 +81,14 @@ async def _run(topology: Topology) -> bool:
 
             def show() -> None:
                 if console.is_terminal:
-                    live.update(_table(rows))
+                    live.update(table_of(rows, console.width))
 
             await _serve_all(session, topology, rows, show)
             served_s = time.monotonic() - began
             for row in rows:
                 row.alone = await _ask_alone(session, topology, row)
                 show()
-            live.update(_table(rows))
+            live.update(table_of(rows, console.width))
         is_good = _summarise(rows, served_s)
         await _show_links(session, topology)
     return is_good
@@ -191,45 +172,6 @@ async def _ask_alone(session: aiohttp.ClientSession, topology: Topology, row: Ro
             raise EngineError(f"the engine answered {reply.status}: {await reply.text()}")
         answer: JsonObject = await reply.json()
     return str(answer["choices"][0]["message"]["content"])
-
-
-def _table(rows: list[Row]) -> Table:
-    table = Table(box=None, padding=(0, 1), header_style="bold")
-    for name in ("#", "request"):
-        table.add_column(name, justify="right" if name == "#" else "left", no_wrap=True)
-    for name in ("prompt", "cached", "new"):
-        table.add_column(name, justify="right")
-    table.add_column("path")
-    table.add_column("why", no_wrap=True)
-    for name in ("KV shipped", "transfer", "TTFT"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("as alone")
-    for number, row in enumerate(rows, 1):
-        table.add_row(str(number), row.request.title, *_cells(row))
-    return table
-
-
-def _cells(row: Row) -> list[str]:
-    record = row.record
-    if not record:
-        return ["", "", "", "…", "", "", "", "", ""]
-    remote = record["path"] == "remote"
-    same = "" if row.alone is None else ("identical" if row.is_identical else "DIFFERS")
-    fallback = record.get("fallback")
-    why = record["explanation"] if console.width >= WIDE else record["reason"]
-    if fallback:
-        why += f"; fell back: {fallback['stage']} {fallback['reason']}"
-    return [
-        f"{record['num_prompt_tokens']:,}",
-        f"{record['cached_tokens'] or 0:,}",
-        f"{record['num_new_tokens']:,}",
-        "[cyan]REMOTE[/]" if remote else "local",
-        why,
-        format_size(record["kv_bytes"]) if remote else "",
-        f"{record['transfer_ms']:.0f} ms" if record["transfer_ms"] else "",
-        f"{record['ttft_ms']:.0f} ms" if record["ttft_ms"] else "",
-        same,
-    ]
 
 
 async def _show_links(session: aiohttp.ClientSession, topology: Topology) -> None:

@@ -79,7 +79,7 @@ def main() -> None:
     that Ctrl-C or SIGTERM stop in good order end with 0 (`prfaas.cli.stopping`).
     """
     try:
-        sys.exit(cli(standalone_mode=False))
+        sys.exit(cli(standalone_mode=False) or 0)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -1,0 +1,71 @@
+"""The demo's table at the widths that terminals have."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from prfaas.cli.demo_requests import DemoRequest
+from prfaas.cli.demo_table import Row, table_of
+from prfaas.cli.output import console_for
+
+RECORD: dict[str, Any] = {
+    "path": "remote",
+    "num_prompt_tokens": 112_134,
+    "cached_tokens": 11_904,
+    "num_new_tokens": 100_230,
+    "explanation": "long: 100,230 new tokens against 1,500",
+    "reason": "above_threshold",
+    "kv_bytes": 123_456_789,
+    "transfer_ms": 12_345.6,
+    "ttft_ms": 23_456.7,
+}
+LOCAL = RECORD | {"path": "local", "explanation": "short: 9 new tokens", "reason": "short"}
+FALLBACK = LOCAL | {"fallback": {"stage": "transfer", "reason": "timeout"}}
+TITLE = "  a question on the 12K"
+
+
+def rows() -> list[Row]:
+    found = [Row(DemoRequest(TITLE, ""), [], "a", each) for each in (RECORD, LOCAL, FALLBACK)]
+    found[0].alone, found[1].alone, found[2].alone = "a", "b", "a"
+    return [*found, Row(DemoRequest(TITLE, ""), [])]
+
+
+def printed(width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table_of(rows(), width))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [*range(40, 180)])
+def test_path_and_whether_it_is_identical_are_shown_at_every_width(width: int) -> None:
+    head, remote, local, fallback, pending = printed(width)
+    assert "path" in head
+    assert "as alone" in head
+    assert "REMOTE" in remote
+    assert "identical" in remote
+    assert "local" in local
+    assert "DIFFERS" in local
+    assert "fell back" in fallback
+    assert "identical" in fallback
+    assert "…" in pending
+    assert max(map(len, (head, remote, local, fallback, pending))) <= width
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 160])
+def test_no_figure_is_cut(width: int) -> None:
+    remote = printed(width)[1]
+    for figure in ("100,230", "117.7 MiB", "23457 ms"):
+        assert figure in remote
+    assert TITLE.strip()[:9] in remote
+
+
+def test_a_pipe_gets_the_whole_table(capsys: pytest.CaptureFixture[str]) -> None:
+    console = console_for(160)
+    console.print(table_of(rows(), console.width))
+    _, remote, _, fallback, _ = capsys.readouterr().out.splitlines()
+    for cell in ("112,134", "11,904", RECORD["explanation"], "12346 ms", "identical"):
+        assert cell in remote
+    assert "fell back  transfer timeout; short: 9" in fallback
