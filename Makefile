@@ -14,11 +14,13 @@ help:  ## list the targets
 install: $(VENV)/.installed  ## make the local environment
 
 # torch first and alone: the installer's own settings (find-links, extra indexes) choose the build,
-# so a CPU build is taken where the package source offers one.
+# so a CPU build is taken where the package source offers one. It is the one package, with what it
+# asks for at that moment, whose hash is not checked: every source has builds of its own. What it
+# asks for is in the lock as well, and checked there.
 $(VENV)/.installed: pyproject.toml requirements/lock.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet $(TORCH)
-	$(PIP) install --quiet --no-deps -r requirements/lock.txt
+	$(PIP) install --quiet --no-deps --require-hashes -r requirements/lock.txt
 	$(PIP) install --quiet --no-deps -e .
 	@touch $@
 
@@ -47,7 +49,7 @@ format: install  ## rewrite the code in the project's format
 console:  ## build the console's page from console/ (needs Node.js)
 	cd console && npm ci --no-audit --no-fund && npm run build
 
-lock: install  ## pin the dependencies anew
+lock: install  ## pin the dependencies anew, with their hashes
 	requirements/lock.sh
 
 clean:  ## remove what make and the demo made
