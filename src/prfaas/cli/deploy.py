@@ -22,6 +22,8 @@ from prfaas.cli.checks import (
     short_lived,
 )
 from prfaas.cli.doubts import doubts
+from prfaas.cli.host.capacity import check_capacity
+from prfaas.cli.host.scrape_targets import FILE_NAME, write_targets
 from prfaas.cli.options import logs_of_parts
 from prfaas.cli.output import console_for
 from prfaas.cli.preflight.agreement import certain, check_agreement, uncertain
@@ -43,6 +45,7 @@ from prfaas.cli.topology import (
     parts,
     prepare_identities,
 )
+from prfaas.config.addresses import join_address
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
 from prfaas.config.tenants import open_door
@@ -150,6 +153,7 @@ async def running(
     check_deployment(deployment)
     with state_lock(deployment):
         topology = await make_ready(deployment, file, overlay)
+        write_targets(topology)
         lines = PartLines()
         supervisor = Supervisor(
             parts(topology), lines.show, deployment.supervision, restart=restart
@@ -209,10 +213,12 @@ def check_deployment(deployment: Deployment) -> None:
 
     Raises:
         ConfigError: The checkpoint, its tokenizer or a plan is missing, two parts have one address
-            or folder, the plan, a timing engine's memory or an engine's argument does not fit.
+            or folder, the plan, a timing engine's memory, an engine's argument, or what all parts
+            would fill here does not fit.
     """
     check_addresses(deployment)
     check_disks(deployment)
+    check_capacity(deployment)
     check_timing(deployment)
     check_plan(deployment)
     path = Path(deployment.model.path)
@@ -307,6 +313,10 @@ def _announce(topology: Topology, supervisor: Supervisor) -> None:
         markup=False,
     )
     console.print(f"console at {url}/console: what goes where, and why", markup=False)
+    for name, admin in topology.admins.items():
+        console.print(f"metrics of {name} at http://{join_address(admin)}/metrics", markup=False)
+    state = topology.deployment.state
+    console.print(f"metrics of all parts, for Prometheus: {state / FILE_NAME}", soft_wrap=True)
     _warn(topology.deployment)
     console.print(f"logs in {topology.deployment.state / 'logs'}; Ctrl-C stops everything")
 

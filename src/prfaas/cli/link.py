@@ -56,7 +56,8 @@ def link() -> None:
 @click.option(
     "--file",
     type=click.Path(path_type=Path),
-    help="Deployment file that says where B is and where the identities are.",
+    help="Deployment file that says where the identities are and, with the `prfaas up` that runs "
+    "it, where B is.",
 )
 @click.option("--to", "address", type=AddressType(), help="Where B is, instead of FILE's word.")
 @click.option(
@@ -169,6 +170,22 @@ def serve(
     run_until_stopped(run)
 
 
+def _running_address(deployment: Deployment, pool: str) -> tuple[str, int]:
+    """Where a pool node listens that `prfaas up` gave a port to."""
+    from prfaas.cli.supervision.client import parts_of
+
+    try:
+        found = [part["places"].get(pool) for part in parts_of(deployment.state)]
+    except ConfigError as error:
+        raise ConfigError(
+            f"pool {pool} has no fixed address in the file, and {error}; or give --to HOST:PORT"
+        ) from None
+    place = next((text for text in found if text), None)
+    if place is None:
+        raise ConfigError(f"`prfaas up` has not started pool {pool} yet; give --to HOST:PORT")
+    return split_address(place)
+
+
 def _address_of(deployment: Deployment, pool: str) -> tuple[str, int]:
     for cluster in deployment.clusters.values():
         table = cluster.pools.get(pool)
@@ -176,8 +193,6 @@ def _address_of(deployment: Deployment, pool: str) -> tuple[str, int]:
             continue
         text = table.address or table.listen
         host, port = split_address(text) if text else ("", 0)
-        if not port:
-            raise ConfigError(f"pool {pool} has no fixed address in the file; give --to HOST:PORT")
-        return host, port
+        return (host, port) if port else _running_address(deployment, pool)
     known = ", ".join(name for c in deployment.clusters.values() for name in c.pools)
     raise ConfigError(f"the file has no pool {pool!r}; it has {known}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import secrets
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from prfaas.cli.host.admin_ports import admin_port
 from prfaas.cli.processes import STOP_S, Part
 from prfaas.config.addresses import join_address, split_address
 from prfaas.config.clusters import ClusterRole, ClusterTable, LinkTable
@@ -29,6 +31,7 @@ from prfaas.wire.identity import identity_in, make_authority, make_identity
 
 Address = tuple[str, int]
 WARM_UP_TOKENS = 64
+ADMIN_TRIES = 20
 ENGINE_START_TIMEOUT_NS = 30 * 60 * NS_PER_S
 """Loading the weights of a large model takes many minutes."""
 
@@ -85,7 +88,7 @@ def lay_out(deployment: Deployment, file: Path, overlay: Path | None = None) -> 
                 pools[name] = split_address(pool.address)
             else:
                 pools[name] = _own_address(name, pool.listen, taken)
-                admins[name] = _own_address(name, None, taken)
+                admins[name] = _admin_address(deployment, name, pool.admin, taken)
         for name, engine in cluster.engines.items():
             engines[name] = (
                 engine.url or f"http://{join_address(_own_address(name, engine.listen, taken))}"
@@ -189,6 +192,7 @@ def _listens(deployment: Deployment) -> list[tuple[str, Address]]:
     listens = [(deployment.gateway.name, deployment.gateway.listen)]
     for cluster in deployment.clusters.values():
         listens += [(name, pool.listen or "") for name, pool in cluster.pools.items()]
+        listens += [(f"admin of {name}", pool.admin or "") for name, pool in cluster.pools.items()]
         listens += [(name, engine.listen or "") for name, engine in cluster.engines.items()]
     return [(name, split_address(listen)) for name, listen in listens if listen]
 
@@ -334,6 +338,20 @@ def _log(deployment: Deployment, name: str) -> Path:
 
 def _pool_names(deployment: Deployment, role: ClusterRole) -> list[str]:
     return [name for cluster in deployment.with_role(role) for name in cluster.pools]
+
+
+def _admin_address(
+    deployment: Deployment, name: str, admin: str | None, taken: set[int]
+) -> Address:
+    """Where a pool node serves health and metrics: as the file says, else at a port of its own."""
+    if admin is not None:
+        return _own_address(name, admin, taken)
+    first = admin_port(deployment.state, name)
+    for port in range(first, first + ADMIN_TRIES):
+        if port not in taken:
+            with contextlib.suppress(ConfigError):
+                return _own_address(name, f"127.0.0.1:{port}", taken)
+    return _own_address(name, None, taken)
 
 
 def _own_address(name: str, listen: str | None, taken: set[int]) -> Address:

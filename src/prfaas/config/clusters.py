@@ -35,6 +35,10 @@ class PoolTable(Table):
     """Bytes of files in that folder; has to be given with `disk`."""
     listen: HostPort | None = None
     """Where it accepts links, if `prfaas up` starts it."""
+    admin: HostPort | None = None
+    """Where it serves `/health` and `/metrics`, if `prfaas up` starts it: plain HTTP, for this host
+    alone. Without it a port of 127.0.0.1 from 20000 to 29999 that follows from `state` and the
+    name: the same at every start, while nobody else has it."""
     address: HostPort | None = None
     """Where it is reached, if it is started elsewhere."""
     links: dict[PartName, LinkTable] = Field(default={})
@@ -57,8 +61,10 @@ class PoolTable(Table):
 
     @model_validator(mode="after")
     def _one_place(self) -> PoolTable:
-        if self.listen and self.address:
-            raise ValueError("give `listen` (started here) or `address` (started elsewhere)")
+        if (self.listen or self.admin) and self.address:
+            raise ValueError(
+                "give `listen` and `admin` (started here) or `address` (started elsewhere)"
+            )
         return self
 
 
