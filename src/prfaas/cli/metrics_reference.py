@@ -39,8 +39,8 @@ scrape_configs:
 
 Whatever `prfaas up` runs on a host is in `targets.json` in its `state` directory, with the labels
 `job`, `part` and `cluster`: [`examples/prometheus.yml`](../examples/prometheus.yml) scrapes all of
-it (`file_sd_configs`). The directory is its user's alone; Prometheus runs as the same user, or reads a
-copy. Admin ports of pool nodes are the same at every start ([`admin`](deployment-file.md)).
+it (`file_sd_configs`). The directory is its user's alone; Prometheus runs as the same user, or
+reads a copy. Admin ports of pool nodes are the same at every start ([`admin`](deployment-file.md)).
 
 An engine's own metrics are vLLM's. This page is written from the code by
 `python -m prfaas.cli.metrics_reference`.
