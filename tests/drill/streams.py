@@ -11,7 +11,7 @@ from pathlib import Path
 
 import aiohttp
 
-from prfaas.cli.processes import Supervisor
+from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.cli.topology import parts
 from prfaas.engines.timing.vocabulary import Vocabulary
 from tests.deployments import laid_out, started
