@@ -35,7 +35,20 @@ def as_config(model: PublicModel) -> dict[str, Any] | None:
     """A `config.json` with the same fields; None when their formula is one we do not have."""
     fields = dict(model["fields"])
     builder = _BUILDERS.get(model["formula"])
-    return None if builder is None else builder(fields)
+    if builder is None:
+        return None
+    return {key: value for key, value in builder(fields).items() if not _is_theirs(key)}
+
+
+def _is_theirs(field: str) -> bool:
+    """Fields of the catalogue that no `config.json` has: counts, and settings of their page."""
+    return field.startswith(("default_", "kda_", "config_")) or field in (
+        *_LAYER_COUNTS,
+        "stored_layers",
+        "draft_indexer_layers",
+        "indexer_shared_layers",
+        "index_share_for_mtp_iteration",
+    )
 
 
 def _dense(fields: dict[str, Any]) -> dict[str, Any]:

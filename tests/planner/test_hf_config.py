@@ -12,6 +12,7 @@ from prfaas.planner.hf_config import geometry_from_config
 from . import tiny_models
 
 LLAMA = dict(find_model("llama_3_1_8b").config)
+KIMI: dict[str, Any] = dict(find_model("kimi_linear_48b_a3b").config)
 DEEPSEEK = dict(find_model("deepseek_v3").config)
 
 
@@ -87,6 +88,26 @@ def test_layers_may_share_an_indexer(fields: dict[str, Any], num_indexers: int) 
     assert (indexer.num_layers, indexer.token_bytes) == (num_indexers, 132)
 
 
+def test_fields_of_published_configs_that_do_not_matter_are_accepted() -> None:
+    deepseek: dict[str, Any] = {
+        "aux_loss_alpha": 0.001,
+        "seq_aux": True,
+        "moe_layer_freq": 1,
+        "ep_size": 1,
+    }
+    deepseek |= {
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "rope_scaling": {"factor": 40},
+    }
+    assert _one({**DEEPSEEK, **deepseek}) == _one(DEEPSEEK)
+    kimi = {**KIMI, "mla_use_nope": True, "moe_router_activation_func": "sigmoid"}
+    nested = {**KIMI["linear_attn_config"], "kda_layers": [1, 2, 3]}
+    assert _one({**kimi, "linear_attn_config": nested}) == _one(KIMI)
+    with pytest.raises(ConfigError, match=r"linear_attn_config\.kda_rank"):
+        _one({**KIMI, "linear_attn_config": {**nested, "kda_rank": 8}})
+
+
 def test_shared_layers_store_nothing() -> None:
     config = {**LLAMA, "num_kv_shared_layers": 12}
     assert _one(config).token_bytes == 20 * 8 * 2 * 256
@@ -95,6 +116,78 @@ def test_shared_layers_store_nothing() -> None:
 def test_heads_may_differ_by_layer() -> None:
     config = {**LLAMA, "num_hidden_layers": 4, "num_key_value_heads": [8, 4, 4, 0]}
     assert _one(config).token_bytes == (8 + 4 + 4) * 2 * 256
+
+
+def test_layers_whose_attention_was_removed_store_nothing() -> None:
+    # nemotron-nas (Puzzle): 8 query heads share a KV head, one layer lost its attention.
+    kept = {"attention": {"n_heads_in_group": 8, "no_op": False}, "ffn": {"ffn_mult": 5.25}}
+    linear = {"attention": {"n_heads_in_group": None, "replace_with_linear": True}}
+    gone = {"attention": {"n_heads_in_group": None, "no_op": True}}
+    config = {**LLAMA, "model_type": "nemotron-nas", "num_key_value_heads": None}
+    config |= {"num_hidden_layers": 4, "block_configs": [kept, linear, gone, kept]}
+    assert _one(config).token_bytes == 2 * 4 * 2 * 256
+    nameless = {"attention": {"n_heads_in_group": None}}
+    with pytest.raises(ConfigError, match="block_configs has neither n_heads_in_group"):
+        _one({**config, "block_configs": [nameless] * 4})
+
+
+def test_attention_layers_named_by_their_index_leave_short_convolutions() -> None:
+    attention = {"num_hidden_layers": 16, "full_attn_idxs": [2, 5, 8, 10, 12, 14]}
+    config = {**LLAMA, "model_type": "lfm2", "conv_L_cache": 3, "conv_dim": 4096} | attention
+    geometry = _one(config)
+    assert geometry.token_bytes == 6 * 8 * 2 * 256
+    assert geometry.state_bytes == 10 * 2 * 4096 * 2
+
+
+def test_cross_layer_attention_stores_keys_once_a_group() -> None:
+    config = {**LLAMA, "model_type": "hunyuan", "use_cla": True, "cla_share_factor": 2}
+    assert _one(config).token_bytes * 2 == _one(LLAMA).token_bytes
+    assert _one({**config, "use_cla": False}) == _one(LLAMA)
+
+
+def test_fields_may_differ_in_one_layer() -> None:
+    config = {**LLAMA, "num_hidden_layers": 6, "sliding_window": 512, "head_dim": 256}
+    config["layer_types"] = ["sliding_attention"] * 5 + ["full_attention"]
+    config["per_layer_config"] = {"05": {"head_dim": 512, "num_key_value_heads": 4}}
+    assert _one(config).token_bytes == 4 * 2 * 512 * 2
+    config["per_layer_config"] = {"05": {"skip": ["attention"]}}
+    assert _one(config).token_bytes == 0
+
+
+def test_kimi_linear_as_transformers_5_writes_it() -> None:
+    flat = {k: v for k, v in KIMI.items() if k != "linear_attn_config"} | {
+        "layer_types": ["linear_attention"] * 20 + ["full_attention"] * 7,
+        "linear_head_dim": 128,
+        "linear_num_heads": 32,
+        "linear_conv_kernel_dim": 4,
+        "head_dim": 64,  # of attention, beside it
+    }
+    assert _one(flat).state_bytes == _one(KIMI).state_bytes
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
+        {"quant_method": "modelopt", "quantization": {"kv_cache_quant_algo": "FP8"}},
+    ],
+)
+def test_a_checkpoint_that_asks_for_an_fp8_cache_gets_one(quantization: dict[str, Any]) -> None:
+    geometry = _one({**LLAMA, "quantization_config": quantization})
+    assert geometry.token_bytes * 2 == _one(LLAMA).token_bytes
+    assert _one({**LLAMA, "quantization_config": {"quant_method": "fp8"}}) == _one(LLAMA)
+    nested = {"model_type": "llava", "text_config": LLAMA, "quantization_config": quantization}
+    assert _one(nested) == geometry
+    strange = {"kv_cache_scheme": {"num_bits": 3, "type": "int"}}
+    with pytest.raises(ConfigError, match="kv_cache_scheme"):
+        _one({**LLAMA, "quantization_config": strange})
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3_next", "mixtral", "novel"])
+def test_a_field_that_nobody_knows_is_refused_for_every_architecture(model_type: str) -> None:
+    config = {**LLAMA, "model_type": model_type, "mixer_types": ["attention", "rwkv"] * 16}
+    with pytest.raises(ConfigError, match="mixer_types"):
+        _one(config)
 
 
 def test_multi_head_and_multi_query_attention() -> None:

@@ -1,77 +1,22 @@
 """KV geometry of a model from its Hugging Face `config.json`.
 
-The fields decide, not the name of the architecture: `hf_layers` says which cache each layer has,
-`hf_groups` how large it is. An architecture whose name is unknown is accepted only when every
-field that could concern the cache was understood.
+The fields decide, not the name of the architecture: `hf_layers` gives the cache of each layer,
+`hf_groups` its size. A config is accepted only if every field that is set was read or is known not
+to matter (`hf_fields`), also for architectures that are well known.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from prfaas.errors import ConfigError
 from prfaas.planner import hf_groups, hf_layers
 from prfaas.planner.geometry import KvGeometry, LayerGroup
 from prfaas.planner.hf_groups import Dtypes
+from prfaas.planner.hf_quantization import quantized_kv_dtype
 from prfaas.planner.hf_reader import ConfigReader
 from prfaas.planner.kv_dtype import canonical_dtype
-
-# Architectures whose fields were checked one by one; see docs/planner.md.
-KNOWN_MODEL_TYPES = frozenset(
-    (
-        "bailing_hybrid",
-        "bailing_moe_linear",
-        "bamba",
-        "cohere",
-        "cohere2",
-        "deepseek_v2",
-        "deepseek_v3",
-        "deepseek_v32",
-        "falcon_h1",
-        "falcon_mamba",
-        "gemma2",
-        "gemma3",
-        "gemma3_text",
-        "gemma3n_text",
-        "gemma4",
-        "gemma4_text",
-        "glm4_moe",
-        "glm4_moe_lite",
-        "glm_moe_dsa",
-        "gpt_oss",
-        "granitemoehybrid",
-        "jamba",
-        "kimi_k2",
-        "kimi_k25",
-        "kimi_linear",
-        "lfm2",
-        "lfm2_moe",
-        "llama",
-        "llama4_text",
-        "mamba",
-        "mamba2",
-        "mimo_v2",
-        "mimo_v2_flash",
-        "minimax",
-        "minimax_m2",
-        "minimax_text_01",
-        "mistral",
-        "mixtral",
-        "nemotron_h",
-        "olmo_hybrid",
-        "phi3",
-        "qwen2",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "qwen3_5_moe_text",
-        "qwen3_5_text",
-        "qwen3_moe",
-        "qwen3_next",
-    )
-)
 
 # Recurrent states that vLLM keeps in fp32 unless told otherwise.
 _FP32_STATES = frozenset({"kimi_linear", "nemotron_h"})
@@ -96,53 +41,52 @@ def geometry_from_config(
         ConfigError: A field is missing or not understood; the message names it.
     """
     reader = ConfigReader(config, name)
+    _refuse_encoders(reader)
     dtypes = _dtypes(reader, kv_dtype, state_dtype)
-    kinds = Counter(hf_layers.layer_kinds(reader))
-    groups = tuple(_groups(reader, dtypes, kinds))
-    _refuse_unread(reader)
+    groups = tuple(_groups(reader, dtypes))
+    unread = reader.unread_fields()
+    if unread:
+        raise ConfigError(
+            f"{name}: model_type {reader.model_type!r} has the fields {', '.join(unread)}, which "
+            "were not understood and may change the cache; describe it by hand with "
+            "kv_bytes_per_token and kv_state under [model] of the plan file"
+        )
     if not groups:
         raise ConfigError(f"{name}: no layer of model_type {reader.model_type!r} has a KV cache")
     return KvGeometry(name, groups, dtypes.kv, dtypes.state)
 
 
+def _refuse_encoders(reader: ConfigReader) -> None:
+    for field in ("is_encoder_decoder", "type_vocab_size", "cross_attention_layers"):
+        if reader.is_set(field):
+            raise ConfigError(
+                f"{reader.name}: field {field} is set: model_type {reader.model_type!r} is an "
+                "encoder or attends to one; only decoders hand a KV cache from prefill to decode"
+            )
+
+
 def _dtypes(reader: ConfigReader, kv_dtype: str, state_dtype: str) -> Dtypes:
     model = canonical_dtype(reader.text("dtype", "torch_dtype") or "bfloat16")
+    asked = reader.text("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
     if state_dtype == "auto":
-        state_dtype = reader.text("mamba_ssm_dtype", "mamba_ssm_cache_dtype") or (
-            "float32" if reader.model_type in _FP32_STATES else model
-        )
-    kv = model if kv_dtype == "auto" else canonical_dtype(kv_dtype)
+        state_dtype = asked or ("float32" if reader.model_type in _FP32_STATES else model)
+    if kv_dtype == "auto":
+        kv_dtype = quantized_kv_dtype(reader) or model
+    kv = canonical_dtype(kv_dtype)
     return Dtypes(kv=kv, conv=model, state=canonical_dtype(state_dtype))
 
 
-def _groups(reader: ConfigReader, dtypes: Dtypes, kinds: Counter[str]) -> list[LayerGroup]:
-    groups: list[LayerGroup] = []
-    num_full = kinds[hf_layers.FULL] + kinds[hf_layers.PARALLEL]
-    if num_full and reader.is_list("num_key_value_heads"):
-        groups += hf_groups.per_layer_attention(reader, dtypes, num_full)
-    elif num_full:
-        groups += hf_groups.attention(reader, dtypes, num_full)
-    if kinds[hf_layers.SLIDING]:
-        window = reader.integer("sliding_window", "sliding_window_size")
-        groups.append(hf_groups.windowed(reader, dtypes, kinds[hf_layers.SLIDING], window))
-    if kinds[hf_layers.CHUNKED]:
-        window = reader.integer("attention_chunk_size")
-        groups.append(hf_groups.windowed(reader, dtypes, kinds[hf_layers.CHUNKED], window))
-    num_states = kinds[hf_layers.STATE] + kinds[hf_layers.PARALLEL]
-    if num_states:
-        groups.append(hf_groups.recurrent(reader, dtypes, num_states))
-    if kinds[hf_layers.CONV]:
-        groups.append(hf_groups.short_conv(reader, dtypes, kinds[hf_layers.CONV]))
-    return groups
+def _groups(reader: ConfigReader, dtypes: Dtypes) -> Iterator[LayerGroup]:
+    for layer, count in Counter(hf_layers.layers(reader)).items():
+        own = reader.overlaid(dict(layer.overrides))
+        yield from _GROUPS[layer.kind](own, dtypes, count)
 
 
-def _refuse_unread(reader: ConfigReader) -> None:
-    if reader.model_type in KNOWN_MODEL_TYPES:
-        return
-    unread = reader.unread_cache_fields()
-    if unread:
-        raise ConfigError(
-            f"{reader.name}: model_type {reader.model_type!r} is unknown and its fields "
-            f"{', '.join(unread)} were not understood; describe the cache by hand with "
-            "kv_bytes_per_token and kv_state under [model] of the plan file"
-        )
+_GROUPS: dict[str, Callable[[ConfigReader, Dtypes, int], list[LayerGroup]]] = {
+    hf_layers.FULL: hf_groups.attention,
+    hf_layers.SLIDING: hf_groups.sliding,
+    hf_layers.CHUNKED: hf_groups.chunked,
+    hf_layers.STATE: hf_groups.recurrent,
+    hf_layers.CONV: hf_groups.short_conv,
+    hf_layers.PARALLEL: hf_groups.parallel,
+}

@@ -13,6 +13,17 @@ from prfaas.planner.geometry import LayerGroup, LayerKind
 from prfaas.planner.hf_reader import ConfigReader
 from prfaas.planner.kv_dtype import element_bytes, mla_vector_bytes, vector_bytes
 
+# Shapes of what MLA computes from the latent, which is not stored.
+_EXPANDED = (
+    "head_dim",
+    "qk_head_dim",
+    "qk_nope_head_dim",
+    "v_head_dim",
+    "num_key_value_heads",
+    "index_n_heads",
+    "index_topk",
+)
+
 # vLLM keeps indexer keys in fp8 with one fp32 scale per 128 elements (`deepseek_v2.py`).
 _INDEXER_SCALED_ELEMENTS = 128
 
@@ -36,37 +47,53 @@ def attention(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> list[Lay
     """Full-attention layers: MLA when the config has a latent, otherwise MHA / GQA / MQA."""
     if config.integer("kv_lora_rank", default=0):
         return _mla(config, dtypes, num_layers)
-    heads = config.integer(
+    head_dim = config.integer("global_head_dim", "head_dim", "attention_head_dim", default=0)
+    head_dim = head_dim or _derived_head_dim(config)
+    value_dim = config.integer("v_head_dim", default=head_dim)
+    heads = _kv_heads(config)
+    return [_gqa(dtypes, num_layers, heads=heads, head_dim=head_dim, value_dim=value_dim)]
+
+
+def _kv_heads(config: ConfigReader) -> int:
+    # Falcon and GPT-BigCode: one head when `multi_query` is set and no newer layout is named.
+    one = config.is_set("multi_query") and not config.is_set("new_decoder_architecture")
+    named = config.integer(
         "num_global_key_value_heads",
         "num_key_value_heads",
         "num_kv_heads",
         "num_attention_heads",
         "n_head",
     )
-    head_dim = config.integer("global_head_dim", "head_dim", "attention_head_dim", default=0)
-    head_dim = head_dim or _derived_head_dim(config)
-    value_dim = config.integer("v_head_dim", default=head_dim)
-    return [_gqa(dtypes, num_layers, heads=heads, head_dim=head_dim, value_dim=value_dim)]
+    return 1 if one else named
 
 
-def per_layer_attention(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> list[LayerGroup]:
-    """Full attention whose number of KV heads is a list with one entry per layer."""
-    heads = config.integers("num_key_value_heads")
-    if len(heads) != num_layers:
-        raise ConfigError(
-            f"{config.name}: field num_key_value_heads has {len(heads)} entries for "
-            f"{num_layers} attention layers"
-        )
-    head_dim = config.integer("head_dim", default=0) or _derived_head_dim(config)
-    return [
-        _gqa(dtypes, heads.count(h), heads=h, head_dim=head_dim, value_dim=head_dim)
-        for h in sorted(set(heads) - {0})
-    ]
+def sliding(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> list[LayerGroup]:
+    """Sliding-window attention."""
+    window = config.integer("sliding_window", "sliding_window_size")
+    config.supersede("sliding_window_size")
+    return [windowed(config, dtypes, num_layers, window)]
+
+
+def chunked(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> list[LayerGroup]:
+    """Attention within chunks of fixed length."""
+    return [windowed(config, dtypes, num_layers, config.integer("attention_chunk_size"))]
+
+
+def parallel(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> list[LayerGroup]:
+    """Attention and a recurrent state side by side in one layer."""
+    states = recurrent(config, dtypes, num_layers)
+    return [*attention(config, dtypes, num_layers), *states]
 
 
 def windowed(config: ConfigReader, dtypes: Dtypes, num_layers: int, window: int) -> LayerGroup:
     """Sliding-window or chunked attention, which keeps `window` tokens at most."""
-    heads = config.integer("swa_num_key_value_heads", "num_key_value_heads", "num_attention_heads")
+    if config.model_type == "mimo_v2_flash":
+        heads = config.integer("swa_num_key_value_heads")  # twice the others', never the same
+    else:
+        heads = config.integer(
+            "swa_num_key_value_heads", "num_key_value_heads", "num_attention_heads"
+        )
+    config.supersede("swa_num_attention_heads")
     head_dim = config.integer("swa_head_dim", "head_dim", default=0) or _derived_head_dim(config)
     value_dim = config.integer("swa_v_head_dim", "v_head_dim", default=head_dim)
     return _gqa(
@@ -74,33 +101,33 @@ def windowed(config: ConfigReader, dtypes: Dtypes, num_layers: int, window: int)
     )
 
 
-def short_conv(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> LayerGroup:
+def short_conv(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> list[LayerGroup]:
     """Gated short convolutions (LFM2): the last `kernel - 1` inputs."""
     kernel = config.integer("conv_L_cache", "conv_kernel", default=3)
     width = config.integer("conv_dim", "hidden_size")
     state = (kernel - 1) * width * element_bytes(dtypes.conv)
     detail = f"{kernel - 1} x {width}, {dtypes.conv}"
-    return LayerGroup(LayerKind.SHORT_CONV, num_layers, state_bytes=state, detail=detail)
+    return [LayerGroup(LayerKind.SHORT_CONV, num_layers, state_bytes=state, detail=detail)]
 
 
-def recurrent(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> LayerGroup:
+def recurrent(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> list[LayerGroup]:
     """Linear and recurrent layers; the fields that are there tell which kind.
 
     Raises:
         ConfigError: The config has recurrent layers of a kind that is not understood.
     """
     if config.has("linear_num_value_heads"):
-        return _gated_delta_net(config, dtypes, num_layers)
+        return [_gated_delta_net(config, dtypes, num_layers)]
     if config.has("linear_attn_config") or config.has("linear_num_heads"):
-        return _kda(config, dtypes, num_layers)
+        return [_kda(config, dtypes, num_layers)]
     if config.has("attn_type_list") or config.model_type in _LIGHTNING:
-        return _lightning(config, dtypes, num_layers)
+        return [_lightning(config, dtypes, num_layers)]
     if any(config.has(f) for f in ("mamba_n_heads", "mamba_num_heads")):
-        return _mamba2(config, dtypes, num_layers)
+        return [_mamba2(config, dtypes, num_layers)]
     if config.model_type == "mamba2":
-        return _mamba2(config, dtypes, num_layers)
+        return [_mamba2(config, dtypes, num_layers)]
     if config.has("mamba_d_state") or config.has("state_size"):
-        return _mamba1(config, dtypes, num_layers)
+        return [_mamba1(config, dtypes, num_layers)]
     raise ConfigError(
         f"{config.name}: model_type {config.model_type!r} has {num_layers} linear or recurrent "
         "layers, but none of the fields linear_num_value_heads, linear_attn_config, "
@@ -131,6 +158,7 @@ def _mla(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> list[LayerGro
     rank = config.integer("kv_lora_rank")
     rope = config.integer("qk_rope_head_dim")
     token = mla_vector_bytes(rank, rope, dtypes.kv)
+    config.supersede(*_EXPANDED)
     groups = [LayerGroup(LayerKind.MLA, num_layers, token, detail=f"latent {rank} + rope {rope}")]
     index_dim = config.integer("index_head_dim", default=0)
     if index_dim:
@@ -181,7 +209,8 @@ def _kda(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> LayerGroup:
     nested = config.section("linear_attn_config")
     source = nested if nested.has("num_heads") else config
     heads = source.integer("num_heads", "linear_num_heads")
-    dim = source.integer("head_dim", "linear_head_dim")
+    # transformers 5 writes the same fields flat, beside a `head_dim` of attention.
+    dim = source.integer("head_dim") if source is nested else source.integer("linear_head_dim")
     kernel = source.integer("short_conv_kernel_size", "linear_conv_kernel_dim", default=4)
     conv = (kernel - 1) * 3 * heads * dim
     return _state_group(num_layers, dtypes, conv, (heads, dim, dim), "KDA")
@@ -190,6 +219,7 @@ def _kda(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> LayerGroup:
 def _lightning(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> LayerGroup:
     heads = config.positive("num_attention_heads")
     dim = config.integer("head_dim", default=0) or _derived_head_dim(config)
+    config.supersede("block_size")  # tokens computed at a time
     return _state_group(num_layers, dtypes, 0, (heads, dim, dim), "Lightning")
 
 
@@ -204,6 +234,7 @@ def _mamba2(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> LayerGroup
     groups = config.integer("mamba_n_groups", "n_groups", default=1)
     kernel = config.integer("mamba_d_conv", "conv_kernel")
     conv = (kernel - 1) * (inner + 2 * groups * state)
+    config.supersede("mamba_d_head", "mamba_expand", "expand", "head_dim")
     return _state_group(num_layers, dtypes, conv, (heads, inner // heads, state), "Mamba-2")
 
 

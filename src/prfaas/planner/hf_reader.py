@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from prfaas.errors import ConfigError
+from prfaas.planner.hf_fields import is_harmless
 
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
-
-# A field with one of these words may change the cache; an unread one must not pass in silence.
-_CACHE_WORDS = re.compile(
-    r"kv_|_kv|key_value|latent|lora_rank|linear|mamba|ssm|conv|window|index|compress|recurrent"
-    r"|kda|state|cache|multi_query|n_head_kv|layer_types|block_type|hybrid|attn_|attention|chunk|head_dim|shared_layers"
-)
-_HARMLESS = re.compile(
-    r"bias|mlp|dropout|pdrop|num_attention_heads|use_cache|q_lora|output_|return_|scal|softcap|implementation|sinks?$|multipl"
-    r"|hidden_states|temperature|norm|gate|clamp|decay|proj|cache_implementation|o_lora"
-)
 
 
 class ConfigReader:
@@ -33,6 +23,7 @@ class ConfigReader:
         self._outer = config
         self._fields = _text_part(config)
         self._read: set[str] = set()
+        self._sections: dict[str, ConfigReader] = {}
 
     @property
     def model_type(self) -> str:
@@ -120,20 +111,51 @@ class ConfigReader:
 
     def section(self, name: str) -> ConfigReader:
         """A nested table, empty when it is not there."""
-        value = self._get(name)
-        nested = value if isinstance(value, Mapping) else {}
-        return ConfigReader(nested, f"{self.name}: {name}")
+        if name not in self._sections:
+            value = self._get(name)
+            nested = value if isinstance(value, Mapping) else {}
+            self._sections[name] = ConfigReader(nested, f"{self.name}: {name}")
+        return self._sections[name]
 
-    def unread_cache_fields(self) -> list[str]:
-        """Fields that may say something about the cache and that nothing has read."""
-        return sorted(
+    def sections(self, name: str) -> list[Mapping[str, object]]:
+        """A list of tables, one a layer.
+
+        Raises:
+            ConfigError: The field is missing or not a list of tables.
+        """
+        value = self._get(name)
+        if not isinstance(value, Sequence) or not all(isinstance(v, Mapping) for v in value):
+            raise ConfigError(f"{self.name}: field {name} is no list of tables, one a layer")
+        return list(value)
+
+    def table(self, name: str) -> Mapping[str, object]:
+        """A table as it is, empty when it is not there; also from beside a nested text part."""
+        value = self._get(name)
+        if value is None:
+            value = self._outer.get(name)
+        return value if isinstance(value, Mapping) else {}
+
+    def overlaid(self, overrides: Mapping[str, object]) -> ConfigReader:
+        """The same config with other values for some fields; shares what was read."""
+        reader = ConfigReader({**self._fields, **overrides}, self.name)
+        reader._read, reader._sections = self._read, self._sections
+        return reader
+
+    def supersede(self, *names: str) -> None:
+        """Count fields as read whose meaning other fields have taken over."""
+        self._read.update(names)
+
+    def unread_fields(self) -> list[str]:
+        """Fields that are set, that nothing has read, and that may change the cache."""
+        unread = [
             field
             for field, value in self._fields.items()
             if field not in self._read
-            and value not in (None, False, 0, [], {})
-            and _CACHE_WORDS.search(field)
-            and not _HARMLESS.search(field)
-        )
+            and value not in (None, False, 0, "", [], {})
+            and not is_harmless(field)
+        ]
+        nested = [f"{n}.{f}" for n, part in self._sections.items() for f in part.unread_fields()]
+        return sorted(unread + nested)
 
     def _get(self, field: str) -> object:
         self._read.add(field)
