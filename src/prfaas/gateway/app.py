@@ -45,6 +45,7 @@ from prfaas.gateway.pulling import Pulling
 from prfaas.gateway.pulse import Pulse
 from prfaas.gateway.records import NS_PER_MS, Records
 from prfaas.gateway.routing.layout_check import LayoutCheck
+from prfaas.gateway.serving.suspects import Suspects
 from prfaas.gateway.tenants import Tenants, fairness
 from prfaas.gateway.tickets import TicketOffice
 from prfaas.gateway.token_api import TokenApi
@@ -226,6 +227,7 @@ class Gateway:
         )
         hedges = Hedges(self.driver, profiles.home, limits.ttft_max)
         self._flow = Flow(
+            engines=self.engines,
             planner=planner,
             driver=self.driver,
             guards=self.guards,
@@ -245,6 +247,7 @@ class Gateway:
             ending=Ending(self._prompts, model),
             pools=self.pools,
             transfers=self.transfers,
+            suspects=Suspects(self.metrics.suspect),
             metrics=self.metrics,
         )
         self._generation = Generation(

@@ -25,6 +25,10 @@ _PROMPT_IDS = b'"prompt_token_ids":['
 _ERROR = b'{"error"'
 
 
+BROKEN = 502
+"""Status of a leg whose connection broke, or whose answer was none."""
+
+
 class LegBrokenError(EngineError):
     """The engine can not go on with a request; another one may.
 
@@ -39,7 +43,7 @@ class LegBrokenError(EngineError):
         self,
         reason: str,
         message: str,
-        status: int = 502,
+        status: int = BROKEN,
         body: bytes = b"",
         retry_after: str = "",
     ) -> None:

@@ -45,7 +45,15 @@ class SuspectError(EngineError):
 
 
 class EngineUnreachableError(EngineError):
-    """The engine took no connection, or dropped it before it answered."""
+    """The engine took no connection, or dropped it before it answered.
+
+    Attributes:
+        had_request: True if it dropped the connection after the request was sent.
+    """
+
+    def __init__(self, message: str, *, had_request: bool = False) -> None:
+        super().__init__(message)
+        self.had_request = had_request
 
 
 @dataclass(slots=True)
@@ -143,6 +151,11 @@ class Engines:
         ready = (e for e in self.by_name.values() if e.role is role and self.takes(e))
         return max(ready, key=lambda engine: engine.max_model_len, default=None)
 
+    async def is_gone(self, engine: Engine) -> bool:
+        """Ask an engine now; True if it is not ready any more."""
+        await self._look(engine)
+        return not engine.is_ready
+
     def names(self, role: ClusterRole) -> list[str]:
         """Names of the engines of a role."""
         return [engine.name for engine in self.by_name.values() if engine.role is role]
@@ -218,7 +231,10 @@ class Engines:
         except aiohttp.ClientError as error:
             reason = f"{type(error).__name__}: {error}"
             self._mark_down(engine, reason)
-            raise EngineUnreachableError(f"engine {engine.name}: {reason}") from None
+            took_it = not isinstance(error, aiohttp.ClientConnectorError)
+            raise EngineUnreachableError(
+                f"engine {engine.name}: {reason}", had_request=took_it
+            ) from None
 
     @property
     def _http(self) -> aiohttp.ClientSession:

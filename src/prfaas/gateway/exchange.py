@@ -43,6 +43,7 @@ class Exchange:
         final_tokens: Prefix that decode should find once the transfer is complete.
         on_first_token: Called once, when the first token has come.
         suspects: Engines that failed at it, by their fault or its own.
+        suspicion: Digest of its prompt while it runs as one after which an engine died.
         watch: Looks whether the remote path is late, until the first token.
     """
 
@@ -60,6 +61,7 @@ class Exchange:
     final_tokens: int = 0
     on_first_token: Callable[[], None] | None = None
     suspects: list[str] = field(default_factory=list)
+    suspicion: bytes | None = None
     watch: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:

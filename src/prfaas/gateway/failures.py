@@ -10,7 +10,12 @@ from aiohttp import web
 
 from prfaas.errors import EngineError, PrfaasError, RequestError
 from prfaas.gateway.answering import error_object, json_response
-from prfaas.gateway.rejections import REASON_HEADER, RejectedError, UnavailableError
+from prfaas.gateway.rejections import (
+    REASON_HEADER,
+    PromptBreaksEnginesError,
+    RejectedError,
+    UnavailableError,
+)
 
 _RETRY_LATER = {"Retry-After": "1"}
 RETRY_S_MAX = 3600
@@ -55,6 +60,8 @@ def error_body(error: Exception) -> dict[str, object]:
             message, kind = str(error), "ServiceUnavailableError"
         case TimedOutError():
             message, kind = str(error), "GatewayTimeoutError"
+        case PromptBreaksEnginesError():
+            message, kind = str(error), "PromptBreaksEnginesError"
         case PrfaasError():
             message, kind = str(error), "BadGatewayError"
         case _:
@@ -72,6 +79,9 @@ def _headers(error: Exception, status: int) -> Mapping[str, str]:
     """What a client has to do about an error."""
     if isinstance(error, RejectedError):
         return {"Retry-After": str(error.retry_after_s), REASON_HEADER: error.reason}
+    if isinstance(error, PromptBreaksEnginesError):
+        # OpenAI's clients try a 500 again unless they are told not to.
+        return {REASON_HEADER: "breaks_engines", "X-Should-Retry": "false"}
     if status == 401:
         return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, UnavailableError):

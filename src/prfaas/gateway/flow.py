@@ -12,10 +12,10 @@ from aiohttp import web
 
 from prfaas.errors import EngineError
 from prfaas.gateway.deciding import Plan, Planner
-from prfaas.gateway.decode import DecodeLeg, LegBrokenError, error_answer
+from prfaas.gateway.decode import BROKEN, DecodeLeg, LegBrokenError, error_answer
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.ending import Ending
-from prfaas.gateway.engines import Engine, EngineUnreachableError
+from prfaas.gateway.engines import INTERNAL_ERROR, Engine, Engines, EngineUnreachableError
 from prfaas.gateway.exchange import Exchange
 from prfaas.gateway.guards import Guards, Told
 from prfaas.gateway.hedges import Hedges
@@ -27,6 +27,7 @@ from prfaas.gateway.pulling import Pulling
 from prfaas.gateway.records import Fallback, Outcome
 from prfaas.gateway.rejections import UnavailableError
 from prfaas.gateway.seam import Answer, may_continue, stop_strings
+from prfaas.gateway.serving.suspects import Suspects
 from prfaas.gateway.transfers import LATE, Transfers
 from prfaas.units import NS_PER_S
 from prfaas.wire.frames import TRANSFER_ID_BYTES
@@ -40,6 +41,7 @@ class Flow:
     """Serves requests.
 
     Attributes:
+        engines: Tell whether an engine is gone.
         planner: Decides.
         driver: Hears how it went.
         guards: Hear of transfers, and let legs be run again.
@@ -50,9 +52,11 @@ class Flow:
         ending: Ends and continues streams that engines left.
         pools: Hear of given-up transfers.
         transfers: Follow transfers.
+        suspects: Keep prompts that break engines from further ones.
         metrics: Count.
     """
 
+    engines: Engines
     planner: Planner
     driver: Driver
     guards: Guards
@@ -63,6 +67,7 @@ class Flow:
     ending: Ending
     pools: Pools
     transfers: Transfers
+    suspects: Suspects
     metrics: Metrics
 
     async def serve(self, exchange: Exchange) -> web.StreamResponse:
@@ -82,6 +87,7 @@ class Flow:
         number = plan.ask.number
         exchange.on_first_token = partial(self._first_token, exchange, number)
         try:
+            exchange.suspicion = await self.suspects.enter(plan.prompt)
             self.pulling.begin(exchange, plan)
             if plan.prefill is not None:
                 await self._prefill(exchange, plan, plan.prefill)
@@ -98,6 +104,8 @@ class Flow:
             elif exchange.transfer is not None and not exchange.transfer.stays:
                 self.pools.release(exchange.transfer)
             self.pulling.end(exchange)
+            if exchange.suspicion is not None:
+                self.suspects.left(exchange.suspicion)
             self._judge(exchange)
             self.driver.end(number, time.monotonic_ns())
 
@@ -134,6 +142,8 @@ class Flow:
             self._give_up_transfer(exchange, "the prefill leg was given up")
             self.driver.fall_back(plan.ask.number, time.monotonic_ns())
             exchange.fall_back(error.fallback, str(error))
+            if error.may_have_died:
+                await self._hold_back(exchange, plan, engine)
         finally:
             stalls.cancel()
 
@@ -182,6 +192,8 @@ class Flow:
             return None
         self._give_up_transfer(exchange, "the decode engine is gone")
         self.pulling.give_up(exchange, "the decode engine is gone")
+        if exchange.record.ttft_ns is None and _may_have_died(error):
+            await self._hold_back(exchange, plan, tried)
         other = self.planner.elsewhere(plan, avoid=tried.name)
         if other is None:
             return None
@@ -201,12 +213,25 @@ class Flow:
         exchange.on_first_token = partial(self._first_token, exchange, number, blames=blames)
         return other
 
+    async def _hold_back(self, exchange: Exchange, plan: Plan, engine: Engine) -> None:
+        """An engine failed before the first token: if it died, its prompt is suspect.
+
+        Raises:
+            PromptBreaksEnginesError: It was not the first one.
+            UnavailableError: The turn of this prompt does not come.
+        """
+        if await self.engines.is_gone(engine):
+            exchange.suspicion = await self.suspects.killed(plan.prompt)
+
     def _first_token(self, exchange: Exchange, number: int, *, blames: bool = True) -> None:
         """An engine has begun to answer, which those before it could have done as well."""
         now_ns = time.monotonic_ns()
         self.driver.prefilled(number, now_ns)
         if exchange.record.ttft_ns is not None and exchange.record.fallback is None:
             self.driver.first_token(number, now_ns)
+        if exchange.suspicion is not None:
+            self.suspects.cleared(exchange.suspicion)
+            exchange.suspicion = None
         if blames:
             self._blame(exchange)
 
@@ -239,6 +264,13 @@ class Flow:
                 return
             self.pools.abort(transfer, reason)
             self.guards.ended((transfer.source, transfer.destination), Told.NOTHING)
+
+
+def _may_have_died(error: EngineError) -> bool:
+    """Whether an engine had a request, and may have ended over it."""
+    if isinstance(error, EngineUnreachableError):
+        return error.had_request
+    return isinstance(error, LegBrokenError) and error.status in (INTERNAL_ERROR, BROKEN)
 
 
 async def _give_up(exchange: Exchange, error: EngineError) -> web.StreamResponse:

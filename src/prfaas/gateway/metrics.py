@@ -107,6 +107,11 @@ class Metrics:
             "engine",
         )
         self._retries = self._counter("retries", "Legs that were run again", "outcome")
+        self._suspects = self._counter(
+            "suspect_prompts",
+            "Requests whose prompt an engine died with, by what followed",
+            "outcome",
+        )
         self._breaker = self._gauge("breaker_state", "1 at a breaker's state", "target", "state")
 
     def watch(self, engines: Engines, pools: Pools, index: PrefixIndex, driver: Driver) -> None:
@@ -137,6 +142,10 @@ class Metrics:
     def retried(self, outcome: str) -> None:
         """A leg was run again ("made"), or would have been ("over_budget")."""
         self._retries.labels(outcome).inc()
+
+    def suspect(self, outcome: str) -> None:
+        """A prompt that an engine died with "waited", was "cleared" or was "refused"."""
+        self._suspects.labels(outcome).inc()
 
     def began(self) -> None:
         """A request came in."""

@@ -39,11 +39,15 @@ class PrefillGivenUpError(EngineError):
 
     Attributes:
         fallback: Why.
+        may_have_died: True if the engine had the prompt, and may have ended over it.
     """
 
-    def __init__(self, stage: str, reason: str, message: str) -> None:
+    def __init__(
+        self, stage: str, reason: str, message: str, *, may_have_died: bool = False
+    ) -> None:
         super().__init__(message)
         self.fallback = Fallback(stage, reason)
+        self.may_have_died = may_have_died
 
 
 class PrefillFailedError(PrefillGivenUpError, SuspectError):
@@ -113,7 +117,12 @@ class PrefillLeg:
             stage = "prefill" if reason in (ENGINE_LOST, LATE, STALLED) else "transfer"
             if reason == STALLED:
                 self.engines.guards.ended(engine.name, Told.FAILED)
-            raise PrefillGivenUpError(stage, reason, f"the transfer broke: {reason}")
+            raise PrefillGivenUpError(
+                stage,
+                reason,
+                f"the transfer broke: {reason}",
+                may_have_died=reason == ENGINE_LOST,
+            )
         self.engines.guards.ended(engine.name, Told.FAILED)
         limit_s = self.limits.prefill_timeout / NS_PER_S
         raise PrefillGivenUpError("prefill", "timeout", f"no answer within {limit_s:g} s")
@@ -142,15 +151,20 @@ class PrefillLeg:
             async with self.engines.post(engine, COMPLETIONS_PATH, body, headers) as response:
                 status, answer = response.status, await read_answer(response)
         except EngineUnreachableError as error:
-            raise PrefillGivenUpError("prefill", "unreachable", str(error)) from None
+            raise PrefillGivenUpError(
+                "prefill", "unreachable", str(error), may_have_died=error.had_request
+            ) from None
         except AnswerTooLongError as error:
             raise PrefillGivenUpError("prefill", "bad_answer", str(error)) from None
         except aiohttp.ClientError as error:
-            raise PrefillGivenUpError("prefill", "broken", f"{type(error).__name__}") from None
+            raise PrefillGivenUpError(
+                "prefill", "broken", f"{type(error).__name__}", may_have_died=True
+            ) from None
         if status != 200:
             label = f"status_{status // 100}xx"
             kind = PrefillFailedError if status == INTERNAL_ERROR else PrefillGivenUpError
-            raise kind("prefill", label, f"{engine.name} answers {status}")
+            answers = f"{engine.name} answers {status}"
+            raise kind("prefill", label, answers, may_have_died=status == INTERNAL_ERROR)
         return _cached_tokens(answer)
 
 

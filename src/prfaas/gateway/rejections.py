@@ -11,6 +11,10 @@ class UnavailableError(PrfaasError):
     """Nobody here can serve this now; later, or elsewhere, somebody may: 503."""
 
 
+class PromptBreaksEnginesError(PrfaasError):
+    """Engines died with this prompt in them: it is given to no other one, and answered with 500."""
+
+
 class RejectedError(RequestError):
     """Too much is asked for now.
 

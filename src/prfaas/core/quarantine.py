@@ -1,0 +1,90 @@
+"""Prompts after which an engine died: run few at a time, and not on a third engine.
+
+Whatever was in an engine when it died is suspect, and one of it may be the cause. Suspects go on
+one at a time; each that gets its first token is cleared, and twice as many may run beside each
+other. A suspect that loses another engine is refused: for long if it was alone, since nothing else
+can have been the cause, for a short time if others may have been.
+
+Prompts are known by digests. The table is bounded; the oldest entries are forgotten first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from prfaas.units import NS_PER_S
+
+DEATHS_MAX = 2
+"""Engines that one prompt may be in when they die."""
+SUSPECTS_MAX = 4096
+WINDOW_MAX = 64
+"""Suspects that run at a time, at most."""
+KEPT_NS = 600 * NS_PER_S
+"""Time after the last death for which a prompt stays suspect, or refused if it was alone."""
+REFUSED_NS = 30 * NS_PER_S
+"""Time for which a prompt is refused that was not alone."""
+
+
+@dataclass(slots=True)
+class _Suspect:
+    num_deaths: int = 0
+    forgotten_at_ns: int = 0
+    refused_until_ns: int = 0
+
+
+class Quarantine:
+    """Suspect prompts, and how many of them run."""
+
+    def __init__(self) -> None:
+        self._suspects: OrderedDict[bytes, _Suspect] = OrderedDict()
+        self._running: set[bytes] = set()
+        self._window = 1
+
+    def __len__(self) -> int:
+        return len(self._suspects)
+
+    def is_suspect(self, digest: bytes, now_ns: int) -> bool:
+        """Return True if an engine died lately with this prompt in it."""
+        found = self._suspects.get(digest)
+        if found is not None and found.forgotten_at_ns <= now_ns:
+            del self._suspects[digest]
+            return False
+        return found is not None
+
+    def refused_ns(self, digest: bytes, now_ns: int) -> int:
+        """Time for which a prompt is not given to any engine, ns; 0 if it may be."""
+        found = self._suspects.get(digest)
+        return max(found.refused_until_ns - now_ns, 0) if found is not None else 0
+
+    def killed(self, digest: bytes, now_ns: int) -> None:
+        """An engine died with this prompt in it, before its first token."""
+        others = self._running - {digest}
+        self._running.discard(digest)
+        self._window = 1
+        suspect = self._suspects.setdefault(digest, _Suspect())
+        self._suspects.move_to_end(digest)
+        suspect.num_deaths += 1
+        suspect.forgotten_at_ns = now_ns + KEPT_NS
+        if suspect.num_deaths >= DEATHS_MAX:
+            suspect.refused_until_ns = now_ns + (REFUSED_NS if others else KEPT_NS)
+        while len(self._suspects) > SUSPECTS_MAX:
+            self._suspects.popitem(last=False)
+
+    def begin(self, digest: bytes) -> bool:
+        """Let a suspect run; False if it has to wait for others."""
+        if digest in self._running or len(self._running) >= self._window:
+            return False
+        self._running.add(digest)
+        return True
+
+    def cleared(self, digest: bytes) -> None:
+        """A suspect that ran has its first token."""
+        if digest in self._running:
+            self._running.discard(digest)
+            self._suspects.pop(digest, None)
+            self._window = min(2 * self._window, WINDOW_MAX)
+
+    def left(self, digest: bytes) -> None:
+        """A suspect ended without a first token, for another reason than an engine's death."""
+        self._running.discard(digest)

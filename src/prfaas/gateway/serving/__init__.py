@@ -1,0 +1,1 @@
+"""Steps of serving a request beside its legs."""

@@ -1,0 +1,82 @@
+"""Prompts after which an engine died: who may run, who is refused, who is forgotten."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.core import quarantine
+from prfaas.core.quarantine import KEPT_NS, REFUSED_NS, WINDOW_MAX, Quarantine
+
+A, B, C, D = (bytes([n]) * 16 for n in range(4))
+
+
+def test_suspects_run_one_at_a_time_until_they_are_cleared() -> None:
+    found = Quarantine()
+    for digest in (A, B, C, D):
+        found.killed(digest, 0)
+    assert found.begin(A)
+    assert not found.begin(A)
+    assert not found.begin(B)
+    found.cleared(A)
+    assert not found.is_suspect(A, 1)
+    assert found.begin(B)
+    assert found.begin(C)
+    assert not found.begin(D)
+    found.left(B)
+    assert found.is_suspect(B, 1)
+    assert found.begin(D)
+
+
+def test_who_was_alone_when_a_second_engine_died_is_refused_for_long() -> None:
+    found = Quarantine()
+    found.killed(A, 0)
+    assert found.refused_ns(A, 0) == 0
+    assert found.begin(A)
+    found.killed(A, 5)
+    assert found.refused_ns(A, 5) == KEPT_NS
+    assert not found.is_suspect(A, 5 + KEPT_NS)
+
+
+def test_who_was_not_alone_is_refused_for_a_short_time_and_then_runs_alone() -> None:
+    found = Quarantine()
+    for digest in (A, B, C):
+        found.killed(digest, 0)
+    assert found.begin(A)
+    found.cleared(A)
+    assert found.begin(B)
+    assert found.begin(C)
+    found.killed(B, 0)
+    assert found.refused_ns(B, 0) == REFUSED_NS
+    found.left(C)
+    later_ns = REFUSED_NS
+    assert found.refused_ns(B, later_ns) == 0
+    assert found.begin(B)
+    found.killed(B, later_ns)
+    assert found.refused_ns(B, later_ns) == KEPT_NS
+
+
+@given(st.lists(st.tuples(st.sampled_from("kbcl"), st.integers(0, 200)), max_size=300))
+def test_the_table_and_the_runners_are_bounded(steps: list[tuple[str, int]]) -> None:
+    found = Quarantine()
+    for step, number in steps:
+        digest = number.to_bytes(16, "big")
+        match step:
+            case "k":
+                found.killed(digest, 0)
+            case "b":
+                found.begin(digest)
+            case "c":
+                found.cleared(digest)
+            case _:
+                found.left(digest)
+        assert len(found._running) <= WINDOW_MAX
+        assert len(found) <= quarantine.SUSPECTS_MAX
+
+
+def test_the_oldest_suspects_are_forgotten_first() -> None:
+    found = Quarantine()
+    for number in range(quarantine.SUSPECTS_MAX + 1):
+        found.killed(number.to_bytes(16, "big"), 0)
+    assert len(found) == quarantine.SUSPECTS_MAX
+    assert not found.is_suspect((0).to_bytes(16, "big"), 0)
