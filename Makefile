@@ -4,9 +4,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 TORCH  := torch==2.13.0
+WORKERS ?= 2
+# Files go to workers whole, in the order in which tests/conftest.py puts them: long ones first.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo case-study test test-fast check format lock clean console
+.PHONY: help install demo case-study test test-fast test-busy test-thrice check format lock clean console
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -31,10 +34,16 @@ case-study: install  ## the paper's case study, live with timing engines; root, 
 	@$(BIN)/python -m benchmarks.case_study
 
 test: check  ## everything CI runs: checks, then all tests, real engines included
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-fast: install  ## tests that start no engine
-	$(BIN)/python -m pytest -m "not engine"
+	$(PYTEST) -m "not engine"
+
+test-busy: install  ## all tests beside a busy loop on every core
+	$(BIN)/python -m tests.busy $(PYTEST)
+
+test-thrice: install  ## all tests three times in a row
+	$(PYTEST) && $(PYTEST) && $(PYTEST)
 
 check: install  ## formatter, linter, types, import contracts
 	$(BIN)/ruff format --check .

@@ -1,15 +1,24 @@
-"""What all tests share."""
+"""Fixtures and hooks of all tests."""
 
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from aiohttp import web_app
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from prfaas.wire.identity import make_authority, make_identity
 
 # A slow example on a busy machine is no finding; the timeout of every test stands.
 settings.register_profile("prfaas", deadline=None)
 settings.load_profile("prfaas")
+
+LIVE = "tests/live/"
+MEMORY_MIB_MAX = 2048
+"""Peak resident memory of a process that runs tests. Torch and vLLM alone take 700 MiB."""
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +29,41 @@ def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("gateway", "prfaas-pool", "pd-pool", "stranger"):
         make_identity(directory, name)
     return directory
+
+
+@pytest.fixture(autouse=True)
+def _closed_servers_are_freed() -> Iterator[None]:
+    """aiohttp caches the handlers of the last 1,024 routes in a module, and with them whole
+    gateways of 13 MiB each."""
+    yield
+    web_app._cached_build_middleware.cache_clear()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _memory_is_bounded() -> Iterator[None]:
+    yield
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    assert peak_mib <= MEMORY_MIB_MAX, (
+        f"the tests of one process took {peak_mib} MiB of memory, limit {MEMORY_MIB_MAX} MiB: "
+        "something keeps what tests leave behind"
+    )
+
+
+class WholeFiles(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives each worker of a parallel run whole files, in the order of collection.
+
+    Tests that share a deployment of real engines go to one worker, so that it is started once.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.split("::", 1)[0]
+        return LIVE if path.startswith(LIVE) else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> WholeFiles:
+    return WholeFiles(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real engines first: what takes longest may not begin last."""
+    items.sort(key=lambda item: item.get_closest_marker("engine") is None)

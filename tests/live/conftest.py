@@ -145,9 +145,9 @@ def document(num_chars: int, start: int = 0) -> str:
     return (text * 2)[start : start + num_chars]
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
-    """Started once; every test leaves it whole."""
+    """Started once, and stopped before the tests of other folders; every test leaves it whole."""
     topology = await laid_out(*placed(LAPTOP, tmp_path_factory.mktemp("live"), DEV_MODE))
     relay = Relay(topology.pools["pd-pool"])
     stages = parts(topology)
