@@ -33,6 +33,7 @@ from prfaas.cli.preflight.tokenizer import check_tokenizer
 from prfaas.cli.progress import StartProgress
 from prfaas.cli.stopping import StoppedEarlyError, run_until_stopped
 from prfaas.cli.supervision.control import control_channel
+from prfaas.cli.supervision.renewals import keep_identities
 from prfaas.cli.supervision.restarts import Phase
 from prfaas.cli.supervision.supervisor import PartChange, Supervisor
 from prfaas.cli.supervision.words import line_of
@@ -162,7 +163,13 @@ async def running(
             try:
                 with lines.starting():
                     await _start(supervisor, stop)
-                yield topology, supervisor
+                renewing = asyncio.create_task(
+                    keep_identities(supervisor, deployment, console.print)
+                )
+                try:
+                    yield topology, supervisor
+                finally:
+                    renewing.cancel()
             finally:
                 console.print("stopping")
                 await supervisor.stop()

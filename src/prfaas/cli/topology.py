@@ -28,6 +28,7 @@ from prfaas.gateway.endpoints import Endpoints
 from prfaas.units import NS_PER_S
 from prfaas.wire.certificates import faults
 from prfaas.wire.identity import identity_in, make_authority, make_identity
+from prfaas.wire.reissue import renew_due
 
 Address = tuple[str, int]
 WARM_UP_TOKENS = 64
@@ -130,6 +131,7 @@ def prepare_identities(deployment: Deployment) -> None:
         make_authority(directory)
         for name in names:
             make_identity(directory, name)
+        renew_due(directory, names, datetime.datetime.now(datetime.UTC))
     for problem in identity_problems(deployment):
         raise ConfigError(problem)
 

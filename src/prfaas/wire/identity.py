@@ -12,6 +12,7 @@ import ipaddress
 import os
 import re
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from prfaas.errors import ConfigError, PeerError
 
-VALID_DAYS = 825
+VALID_DAYS = 90
+"""Of an identity. There is no revocation: a stolen key opens doors until its certificate ends."""
+AUTHORITY_DAYS = 1825
+"""Of an authority, whose change touches every host; its key lies on one machine alone."""
 AUTHORITY = "ca"
 NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
 """As parts are named in a deployment file."""
@@ -164,7 +168,7 @@ def make_authority(directory: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "prfaas deployment authority")])
     certificate = (
-        _builder(name, name, key.public_key())
+        _builder(name, name, key.public_key(), AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(
             x509.KeyUsage(False, False, False, False, False, True, True, False, False),
@@ -208,6 +212,24 @@ def make_identity(directory: Path, name: str, addresses: list[str] | None = None
     identity = identity_in(directory, name)
     if identity.certificate.exists() and identity.key.exists():
         return identity
+    certificate, key = issue(directory, name, further)
+    _write(identity.key, key, 0o600)
+    _write(identity.certificate, certificate, 0o644)
+    return identity
+
+
+def issue(directory: Path, name: str, further: Sequence[x509.GeneralName]) -> tuple[bytes, bytes]:
+    """A new certificate and its new key, PEM; nothing is written.
+
+    Args:
+        directory: Holds `ca.pem` and `ca.key`.
+        name: Name in the deployment file.
+        further: What else the process is called, for clients that check host names.
+
+    Raises:
+        ConfigError: The authority's files are not there, or are no PEM files of ours.
+    """
+    identity = identity_in(directory, name)
     try:
         authority = x509.load_pem_x509_certificate(identity.authority.read_bytes())
         loaded = serialization.load_pem_private_key((directory / "ca.key").read_bytes(), None)
@@ -224,7 +246,7 @@ def make_identity(directory: Path, name: str, addresses: list[str] | None = None
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     certificate = (
-        _builder(subject, authority.subject, key.public_key())
+        _builder(subject, authority.subject, key.public_key(), VALID_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         .add_extension(
@@ -237,13 +259,11 @@ def make_identity(directory: Path, name: str, addresses: list[str] | None = None
         )
         .sign(loaded, hashes.SHA256())
     )
-    _write(identity.key, _private_bytes(key), 0o600)
-    _write(identity.certificate, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
-    return identity
+    return certificate.public_bytes(serialization.Encoding.PEM), _private_bytes(key)
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey
+    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
@@ -253,7 +273,7 @@ def _builder(
         .public_key(public_key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+        .not_valid_after(now + datetime.timedelta(days=days))
     )
 
 
