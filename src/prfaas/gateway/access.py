@@ -22,6 +22,8 @@ from prfaas.gateway.tenants import Tenant, Tenants
 
 TENANT = web.RequestKey("tenant", Tenant)
 """Whose a client's request is; set for every path of clients."""
+OPERATOR = web.RequestKey("operator", bool)
+"""Whether who asks for an open path may see what operators see."""
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/console", *PAGE_PATHS})
 """What anybody may have; the console's page says nothing before it is given an operator's key."""
 CLIENT_PATHS = frozenset({"/tokenize", "/detokenize"})
@@ -70,6 +72,7 @@ class Access:
     def _check(self, request: web.Request) -> None:
         path = request.path
         if path in OPEN_PATHS:
+            request[OPERATOR] = self._is_operators(request)
             return
         key = _key(request)
         if path in CLIENT_PATHS or path.startswith(CLIENT_PREFIX):
@@ -79,6 +82,13 @@ class Access:
             request[TENANT] = tenant
         else:
             self._check_operator(key, request.host)
+
+    def _is_operators(self, request: web.Request) -> bool:
+        try:
+            self._check_operator(_key(request), request.host)
+        except RequestError:
+            return False
+        return True
 
     def _check_operator(self, key: str, host: str) -> None:
         if self._operators.owner(key):

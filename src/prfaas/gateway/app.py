@@ -55,6 +55,7 @@ from prfaas.gateway.transfers import Transfers, TransferView
 from prfaas.gateway.views import Views
 from prfaas.units import NS_PER_S
 from prfaas.wire.identity import identity_in
+from prfaas.wire.plain_http import name_server
 from prfaas.wire.renewal import Renewal
 from prfaas.wire.tickets import TicketSigner
 
@@ -346,6 +347,7 @@ class Gateway:
             middlewares=[openai_errors, self._access.check],
             client_max_size=self._table.body_bytes_max,
         )
+        app.on_response_prepare.append(name_server)
         app.on_response_prepare.append(add_limit_headers)
         app.on_response_prepare.append(self._door.add_headers)
         self._generation.add_to(app.router)

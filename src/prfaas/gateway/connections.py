@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import resource
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -24,6 +25,7 @@ from prfaas.gateway.failures import error_body
 from prfaas.gateway.jsons import to_json
 from prfaas.logs import log_event
 from prfaas.said import SaidOnce
+from prfaas.wire.plain_http import PlainHandler
 
 HEAD_S = 30.0
 """How long the first request's head may take to come."""
@@ -34,6 +36,7 @@ DESCRIPTORS_EACH = 3
 """A request in flight takes one of its client's, and one of each leg's."""
 PLACES_EACH = 4
 """Connections for each request that may be in flight."""
+_QUOTED = re.compile(r"\bb['\"]")
 _log = logging.getLogger(__name__)
 _FULL = to_json(
     error_object(
@@ -160,7 +163,7 @@ class Connections:
             log_event(_log, logging.WARNING, "connections_full", **fields)
 
 
-class Connection(web.RequestHandler):
+class Connection(PlainHandler):
     """One connection of a client.
 
     Args:
@@ -220,8 +223,9 @@ class Connection(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun; no other can be sent")
         if status < 500:
-            lines = (message or "").split("\n")
-            said = f"this is no HTTP request that can be read: {lines[0].strip(' :')[:200]}"
+            # aiohttp quotes what it could not read, as Python writes bytes.
+            why = _QUOTED.split((message or "").split("\n")[0])[0].strip(" :")
+            said = f"this is no HTTP request that can be read: {why[:200]}"
             error = error_object(said, "BadRequestError", None, status)
         else:
             _log.error("request_failed", exc_info=exc)

@@ -10,6 +10,7 @@ from aiohttp import web
 from prfaas import __version__
 from prfaas.config.clusters import ClusterRole
 from prfaas.errors import RequestError
+from prfaas.gateway.access import OPERATOR
 from prfaas.gateway.answering import json_response
 from prfaas.gateway.door import Door
 from prfaas.gateway.engines import Engines
@@ -86,7 +87,7 @@ class Views:
     async def _health(self, request: web.Request) -> web.Response:
         """Does it take requests? With `?full=1`: is all there, so that offloading works too?
 
-        With `?full=parts`: the same, whatever their KV layouts are.
+        With `?full=parts`: the same, whatever their KV layouts are. Parts are named to operators.
         """
         if self.door.is_closed:
             return error_response(UnavailableError("this gateway is about to stop"), {})
@@ -96,7 +97,8 @@ class Views:
         if not missing and self.engines.choose(ClusterRole.PD) is None:
             return error_response(self.engines.nobody(), {})
         if missing:
-            return error_response(UnavailableError(f"not there: {', '.join(missing)}"), {})
+            names = ", ".join(missing) if request.get(OPERATOR) else _unnamed(len(missing))
+            return error_response(UnavailableError(f"not there: {names}"), {})
         return json_response({"status": "ready"})
 
     def _missing(self) -> list[str]:
@@ -149,3 +151,7 @@ class Views:
             message = f"no such request among the last {RECORDS_MAX}"
             raise RequestError(message, status=404, error_type="NotFoundError")
         return json_response(record.as_json())
+
+
+def _unnamed(count: int) -> str:
+    return f"{count} of what a whole deployment has; an operator's key shows the names"

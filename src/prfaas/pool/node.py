@@ -10,14 +10,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
-from aiohttp import web
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.tickets import TicketRefusedError
 from prfaas.core.transfers import Transfer, TransferEvent
 from prfaas.errors import ConfigError
 from prfaas.logs import log_event
-from prfaas.pool.admin import admin_app
+from prfaas.pool.admin import AdminServer
 from prfaas.pool.disk import DiskTier
 from prfaas.pool.engine_port import EnginePort, EngineSession
 from prfaas.pool.engine_requests import EngineRequests
@@ -132,14 +131,12 @@ class PoolNode:
         Raises:
             ConfigError: A port is taken, or the socket can not be made.
         """
-        runner = web.AppRunner(admin_app(self.metrics), access_log=None)
-        await runner.setup()
+        admin = AdminServer(self.metrics, self.settings.admin)
         try:
             self._engine_port.open()
             await _open_port(self.link_port.open, self.settings.listen)
-            site = web.TCPSite(runner, *self.settings.admin)
-            await _open_port(site.start, self.settings.admin)
-            self.admin_port = int(runner.addresses[0][1])
+            await _open_port(admin.open, self.settings.admin)
+            self.admin_port = admin.port
             async with asyncio.TaskGroup() as tasks:
                 for link in self.links.values():
                     tasks.create_task(link.run())
@@ -153,7 +150,7 @@ class PoolNode:
                     self.settings.listen[0],
                     self.link_port.port,
                     self.settings.socket_path,
-                    site.name,
+                    admin.url,
                 )
                 ready()
         finally:
@@ -161,7 +158,7 @@ class PoolNode:
             await self.link_port.close()
             await self._io.close()
             self._requests.close()
-            await runner.cleanup()
+            await admin.close()
             if self.disk is not None:
                 self.disk.close()
             if self.settings.tracing is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -17,6 +18,7 @@ from prfaas.engines.timing.replies import Json, Replies, error_body
 from prfaas.engines.timing.serving import Generation, lengths_of, prompts_in
 from prfaas.engines.timing.vocabulary import Vocabulary
 from prfaas.errors import ConfigError, RequestError
+from prfaas.wire.plain_http import listen, name_server
 
 BODY_BYTES_MAX = 64 << 20
 SHUTDOWN_S = 0.5
@@ -48,6 +50,7 @@ class Server:
         self._metrics = Metrics(instance, model)
         self._created = int(time.time())
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_errors])
+        app.on_response_prepare.append(name_server)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ping", self._health)
         app.router.add_get("/version", self._version)
@@ -62,6 +65,7 @@ class Server:
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
         )
+        self._listener: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> str:
         """Listen.
@@ -74,15 +78,17 @@ class Server:
         """
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, host, port).start()
+            self._listener = await listen(self._runner, host, port)
         except OSError as error:
             raise ConfigError(
                 f"{self.instance.name} can not listen on {host}:{port}: {error}"
             ) from None
-        return f"http://{host}:{self._runner.addresses[0][1]}"
+        return f"http://{host}:{self._listener.sockets[0].getsockname()[1]}"
 
     async def close(self) -> None:
         """Stop serving."""
+        if self._listener is not None:
+            self._listener.close()
         await self._runner.cleanup()
         await self.instance.close()
 

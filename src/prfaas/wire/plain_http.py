@@ -1,0 +1,73 @@
+"""HTTP servers that show no more of themselves than their name: no versions, no traces of Python.
+
+aiohttp names itself, Python and their versions in every answer, and quotes its parser's exceptions
+in answers to what is no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from aiohttp import hdrs, web
+
+SERVER = "prfaas"
+_log = logging.getLogger(__name__)
+
+
+async def name_server(_request: web.Request, response: web.StreamResponse) -> None:
+    """Signal handler for `web.Application.on_response_prepare`."""
+    response.headers[hdrs.SERVER] = SERVER
+
+
+class PlainHandler(web.RequestHandler):
+    """One connection. What comes before an application's own handlers is answered here."""
+
+    __slots__ = ()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer."""
+        if not resp.prepared:
+            resp.headers[hdrs.SERVER] = SERVER
+        return await super().finish_response(request, resp, start_time)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to what is no HTTP request, or what failed; the connection ends with it.
+
+        Raises:
+            ConnectionError: An answer has begun.
+        """
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun; no other can be sent")
+        if status >= 500:
+            _log.error("request_failed", exc_info=exc)
+        said = (
+            "the request failed; the log says why" if status >= 500 else "this is no HTTP request"
+        )
+        answer = web.Response(status=status, text=f"{said}\n")
+        answer.force_close()
+        return answer
+
+
+async def listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server:
+    """Serve an application whose runner is set up; close the answer before the runner.
+
+    Raises:
+        OSError: The address can not be listened on.
+    """
+    server, loop = runner.server, asyncio.get_running_loop()
+    if server is None:
+        raise RuntimeError("the runner is not set up")
+    return await loop.create_server(
+        lambda: PlainHandler(server, loop=loop, access_log=None),  # type: ignore[arg-type]
+        host,
+        port,
+    )
