@@ -13,18 +13,21 @@ from hypothesis import strategies as st
 
 from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.errors import ConfigError
+from prfaas.pool.origins import received
 from prfaas.pool.segments import (
     ALIGN_BYTES,
     FORMAT,
-    HEADER_BYTES,
     MARKER,
     Place,
     SegmentFiles,
+    head_bytes,
     record_bytes,
 )
 from prfaas.wire.fragments import block_digest
 
 LAYOUT_ID = b"L" * 32
+ORIGIN = received("prfaas-pool", b"t" * 16, is_inherited=False)
+HEADER_BYTES = head_bytes(ORIGIN)
 SIZES = [1, 100, ALIGN_BYTES - HEADER_BYTES, ALIGN_BYTES, 3 * ALIGN_BYTES + 7]
 
 
@@ -47,7 +50,7 @@ def content(number: int, size: int) -> bytearray:
 
 def append(files: SegmentFiles, number: int, size: int) -> Place:
     name, data = name_of(number), content(number, size)
-    return files.append(name, data, block_digest(*name, data))
+    return files.append(name, data, block_digest(*name, data), ORIGIN)
 
 
 def good(files: SegmentFiles, number: int) -> dict[int, bool]:
@@ -71,7 +74,7 @@ def fill(folder: Path, sizes: list[int]) -> Path:
         files.seal()
         assert good(files, number) == dict.fromkeys(range(len(sizes)), True)
     (path,) = folder.glob("*.seg")
-    assert path.stat().st_size == sum(record_bytes(size) for size in sizes)
+    assert path.stat().st_size == sum(record_bytes(size, ORIGIN) for size in sizes)
     return path
 
 
@@ -83,14 +86,14 @@ def test_only_the_owner_may_look(tmp_path: Path) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(cut=st.integers(0, sum(record_bytes(size) for size in SIZES) - 1))
+@given(cut=st.integers(0, sum(record_bytes(size, ORIGIN) for size in SIZES) - 1))
 def test_a_file_cut_anywhere_keeps_what_is_before(
     tmp_path_factory: pytest.TempPathFactory, cut: int
 ) -> None:
     folder = tmp_path_factory.mktemp("disk")
     path = fill(folder, SIZES)
     os.truncate(path, cut)
-    ends = [sum(record_bytes(size) for size in SIZES[:n]) for n in range(len(SIZES) + 1)]
+    ends = [sum(record_bytes(size, ORIGIN) for size in SIZES[:n]) for n in range(len(SIZES) + 1)]
     whole = [n for n, size in enumerate(SIZES) if ends[n] + HEADER_BYTES + size <= cut]
     with files_in(folder) as files:
         assert good(files, 0) == dict.fromkeys(whole, True)
@@ -105,7 +108,7 @@ def test_a_flipped_bit_costs_one_block(
 ) -> None:
     folder = tmp_path_factory.mktemp("disk")
     path = fill(folder, SIZES)
-    start = sum(record_bytes(size) for size in SIZES[:block])
+    start = sum(record_bytes(size, ORIGIN) for size in SIZES[:block])
     offset = data.draw(st.integers(0, HEADER_BYTES + SIZES[block] - 1))
     with path.open("r+b") as file:
         file.seek(start + offset)
@@ -178,8 +181,8 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_of_another_version_is_refused_and_kept(tmp_path: Path) -> None:
     path = fill(tmp_path, SIZES)
-    (tmp_path / MARKER).write_text("2\n")
-    with pytest.raises(ConfigError, match=f"format '2'.*this version writes '{FORMAT}'"):
+    (tmp_path / MARKER).write_text("3\n")
+    with pytest.raises(ConfigError, match=f"format '3'.*this version writes '{FORMAT}'"):
         SegmentFiles(tmp_path)
     assert path.exists()
 

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.core.eviction import LeastRecentlyUsed
+from prfaas.pool.origins import LOCAL, Origin
 from prfaas.pool.store import BlockStore
 from prfaas.pool.tiers import StoredBlock
 
@@ -147,6 +148,9 @@ class SlowDisk:
 
     def num_bytes(self, name: BlockName) -> int:
         return 10
+
+    def origin(self, name: BlockName) -> Origin:
+        return LOCAL
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
         assert name not in self.written

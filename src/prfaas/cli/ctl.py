@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import Any, TypeVar
 import click
 
 from prfaas.cli.ctl_client import Client, asks_gateway, operator_key
-from prfaas.cli.ctl_views import decision_line, explain_lines, joined, status_lines
+from prfaas.cli.ctl_views import decision_line, explain_lines, joined, purge_lines, status_lines
 from prfaas.cli.supervision.commands import parts, restart
 
 FOLLOW_S = 1.0
 LIMIT_MAX = 1000
+PURGE_S = 180.0
 Run = TypeVar("Run", bound=Callable[..., None])
 
 
@@ -217,6 +219,29 @@ def explain(gateway: Gateway, request_id: str) -> None:
       prfaas ctl explain 4f1c0a9be2d54b6b8f2f3c1f6c1f8f7e
     """
     gateway.show(gateway.client.get("requests", request_id, "explanation"), explain_lines)
+
+
+@ctl.command()
+@click.option("--source", required=True, help="The pool whose blocks can not be trusted.")
+@click.option("--dry-run", is_flag=True, help="Only count them.")
+@talks
+def purge(gateway: Gateway, source: str, dry_run: bool) -> None:
+    """Drop all blocks that came from a pool, or were computed from such.
+
+    Every pool node drops them, from memory and disk, and every engine forgets what it holds, so
+    that nothing of SOURCE is left. Exits with 1 when a part could not be reached: ask again then.
+
+    \b
+    Examples:
+      prfaas ctl purge --source prfaas-pool --dry-run
+      prfaas ctl purge --source prfaas-pool
+    """
+    found = gateway.client.post(
+        "purge", body={"source": source, "dry_run": dry_run}, limit_s=PURGE_S
+    )
+    gateway.show(found, purge_lines)
+    if not found["is_complete"]:
+        sys.exit(1)
 
 
 @ctl.command()

@@ -50,20 +50,32 @@ class Client:
         words = "&".join(f"{name}={value}" for name, value in query.items())
         return self._ask("GET", parts, words, None)
 
-    def post(self, *parts: str, body: dict[str, object]) -> dict[str, Any]:
+    def post(
+        self, *parts: str, body: dict[str, object], limit_s: float = TIMEOUT_S
+    ) -> dict[str, Any]:
         """Change something.
+
+        Args:
+            parts: Of its path, unquoted.
+            body: What to change.
+            limit_s: Longest wait, seconds.
 
         Raises:
             ConfigError: The gateway is not there, or refuses.
         """
-        return self._ask("POST", parts, "", body)
+        return self._ask("POST", parts, "", body, limit_s)
 
     def _ask(
-        self, method: str, parts: tuple[str, ...], query: str, body: dict[str, object] | None
+        self,
+        method: str,
+        parts: tuple[str, ...],
+        query: str,
+        body: dict[str, object] | None,
+        limit_s: float = TIMEOUT_S,
     ) -> dict[str, Any]:
         path = "/".join(quote(part, safe="") for part in parts)
         url = f"{self.url.rstrip('/')}/{self.root}/{path}" + (f"?{query}" if query else "")
-        status, text = asyncio.run(self._exchange(method, url, body))
+        status, text = asyncio.run(self._exchange(method, url, body, limit_s))
         try:
             answer = json.loads(text)
         except ValueError:
@@ -78,10 +90,10 @@ class Client:
         return answer
 
     async def _exchange(
-        self, method: str, url: str, body: dict[str, object] | None
+        self, method: str, url: str, body: dict[str, object] | None, limit_s: float
     ) -> tuple[int, str]:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(total=limit_s)
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout, headers=headers) as session,

@@ -71,6 +71,29 @@ def decision_line(entry: Json) -> str:
     return f"{at}  #{entry['number']}  {what}{moved}  ({entry['why']})"
 
 
+def purge_lines(found: Json) -> list[str]:
+    """What a purge did, or would do, a line for each pool node and engine."""
+    does = "has" if found["dry_run"] else "dropped"
+    lines = []
+    for pool in found["pools"]:
+        amount = (
+            f"{does} {pool['num_blocks']:,} blocks of {found['source']}: "
+            f"{pool['host_bytes']:,} bytes in memory, {pool['disk_bytes']:,} on disk"
+        )
+        lines.append(f"pool       {pool['name']}  {_problem(pool) or amount}")
+    for engine in found["engines"]:
+        lines.append(f"engine     {engine['name']}  {_problem(engine) or 'forgot all it held'}")
+    if not found["is_complete"]:
+        lines.append("NOT DONE: repair what is named above, and ask again")
+    elif not found["dry_run"]:
+        lines.append(f"done       nothing of {found['source']} is left")
+    return lines
+
+
+def _problem(part: Json) -> str:
+    return f"NOT DONE: {part['problem']}" if part["problem"] else ""
+
+
 def explain_lines(found: Json) -> list[str]:
     """Why a request went where it went, and what happened."""
     lines = [f"request    {found['request_id']}  {found['outcome']}"]

@@ -59,6 +59,7 @@ class OutgoingBlock:
         digest: Over name and bytes.
         data: Its bytes.
         tenant: Whose transfer it is.
+        is_inherited: Whether it came here from elsewhere, or was computed from such a block.
         has_arrived: The receiver said so, or nobody wants it any more.
     """
 
@@ -67,6 +68,7 @@ class OutgoingBlock:
     digest: bytes
     data: bytes | bytearray | memoryview
     tenant: TenantShare = TenantShare()
+    is_inherited: bool = False
     has_arrived: bool = False
 
 

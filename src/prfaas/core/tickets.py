@@ -46,6 +46,8 @@ class Refusal(StrEnum):
     """It allows more bytes than there is room for."""
     BUSY = "busy"
     """Too many tickets are in use."""
+    PURGING = "purging"
+    """What came from its source is being dropped."""
     DRAINING = "draining"
     """The pool is about to stop."""
 

@@ -7,7 +7,7 @@ engine's scheduler thread; none of them waits.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -42,11 +42,19 @@ class Answer(Enum):
 
 @dataclass(slots=True)
 class JobDone:
-    """A finished copy job; `loaded` says which keys of a load are good."""
+    """A finished copy job.
+
+    Attributes:
+        job: Its number.
+        ok: Whether all of it was done.
+        loaded: Which keys of a load are good.
+        sources: Pools that the blocks of a load came from.
+    """
 
     job: int
     ok: bool
     loaded: list[bool] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -174,7 +182,7 @@ class BlockRequests:
         """Jobs under way."""
         return len(self._jobs)
 
-    def _finish(self, job: int, *, ok: bool, loaded: bytes) -> None:
+    def _finish(self, job: int, *, ok: bool, loaded: bytes, sources: Sequence[str] = ()) -> None:
         with self._lock:
             message = self._jobs.pop(job, None)
             if message is None:
@@ -184,7 +192,7 @@ class BlockRequests:
                 return
             # An answer about other keys than were asked for says nothing about these.
             good = loaded if len(loaded) == len(message.keys) else bytes(len(message.keys))
-            self._done.append(JobDone(job, all(good), [bool(flag) for flag in good]))
+            self._done.append(JobDone(job, all(good), [bool(flag) for flag in good], list(sources)))
 
     # --- from the reader thread ---
 
@@ -195,7 +203,7 @@ class BlockRequests:
         elif isinstance(message, StoreDone):
             self._finish(message.job, ok=message.stored, loaded=b"")
         elif isinstance(message, LoadDone):
-            self._finish(message.job, ok=True, loaded=message.loaded)
+            self._finish(message.job, ok=True, loaded=message.loaded, sources=message.sources)
 
     def on_lost(self) -> None:
         """The pool node is gone: nothing that was asked will be answered, nothing is on its way."""

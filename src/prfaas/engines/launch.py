@@ -16,6 +16,7 @@ from prfaas.config.deployment import ModelTable
 HASH_SEED = "0"
 NO_HOST = "none.invalid"
 """A name that is nobody's: an empty list would let vLLM fetch from everywhere."""
+FORGET_ROUTE = "prfaas.engines.vllm_forget.ForgetRoute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ def engine_command(
     args += ["--host", host, "--port", str(port)]
     args += _media(model)
     args += ["--enable-prefix-caching", "--prefix-caching-hash-algo", "sha256_cbor"]
+    args += ["--middleware", FORGET_ROUTE]
     args += ["--enable-prompt-tokens-details", "--kv-transfer-config", json.dumps(transfer)]
     if engine.kv_events is not None:
         args += ["--kv-events-config", json.dumps(_events(engine))]

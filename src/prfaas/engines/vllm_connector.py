@@ -24,6 +24,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from prfaas.config.engine_args import data_parallel_events_refused, pipeline_refused
 from prfaas.engines.shared_memory import claim, remove_abandoned
 from prfaas.engines.vllm_layout import describe
+from prfaas.engines.vllm_tier import PrfaasTier
 from prfaas.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,14 @@ class PrfaasConnector(OffloadingConnector):
         if role == KVConnectorRole.SCHEDULER:
             tier["row_layout"] = describe(vllm_config, kv_cache_config)
         super().__init__(vllm_config, role, kv_cache_config)
+
+    def reset_cache(self) -> bool | None:
+        """Drop all blocks in host memory, and what is remembered of where they came from."""
+        done: bool | None = super().reset_cache()
+        for tier in self.scheduler.manager.secondary_tiers:
+            if isinstance(tier, PrfaasTier):
+                tier.forgotten()
+        return done
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Any:

@@ -31,7 +31,8 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from prfaas.core.shipping import is_worth_sending
-from prfaas.engines.block_requests import Answer, BlockRequests
+from prfaas.engines.block_requests import Answer, BlockRequests, JobDone
+from prfaas.engines.lineage import Lineage
 from prfaas.engines.orders import PushOrder, push_of, read_order, wait_in
 from prfaas.engines.pool_client import PoolClient
 from prfaas.engines.vllm_layout import RowLayout
@@ -82,6 +83,7 @@ class PrfaasTier(SecondaryTierManager):
         self._unannounced: list[_Push] = []
         """Pushes of requests whose blocks vLLM has not named yet: it does so when it schedules."""
         self._loads: dict[int, TransferJob] = {}
+        self._lineage: Lineage[OffloadKey] = Lineage()
         self._requests = BlockRequests(self._send, time.monotonic_ns)
         hello = EngineHello(
             engine=engine,
@@ -185,6 +187,9 @@ class PrfaasTier(SecondaryTierManager):
                 rows=[int(row) for row in job_metadata.chunk_ids],
                 transfer_id=push.transfer_id if push else None,
                 pushed=[key in wanted for key in keys],
+                sources=self._lineage.sources(
+                    job_metadata.req_context._offload_key_positions.keys()
+                ),
             )
         )
 
@@ -215,16 +220,23 @@ class PrfaasTier(SecondaryTierManager):
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Jobs that ended, with the keys of a load that are good."""
-        return [self._result(done.job, done.ok, done.loaded) for done in self._requests.take_done()]
+        return [self._result(done) for done in self._requests.take_done()]
 
-    def _result(self, job: int, ok: bool, loaded: list[bool]) -> JobResult:
-        load = self._loads.pop(job, None)
-        if load is None or ok:
-            return JobResult(job, ok)
-        good = [key for key, fine in zip(load.keys, loaded, strict=True) if fine]
-        bad = [_key(key) for key, fine in zip(load.keys, loaded, strict=True) if not fine]
+    def _result(self, done: JobDone) -> JobResult:
+        load = self._loads.pop(done.job, None)
+        if load is None:
+            return JobResult(done.job, done.ok)
+        self._lineage.loaded(load.keys, done.sources)
+        if done.ok:
+            return JobResult(done.job, True)
+        good = [key for key, fine in zip(load.keys, done.loaded, strict=True) if fine]
+        bad = [_key(key) for key, fine in zip(load.keys, done.loaded, strict=True) if not fine]
         self._requests.forget(load.req_context.req_id, bad)
-        return JobResult(job, False, successful_keys=tuple(good) or None)
+        return JobResult(done.job, False, successful_keys=tuple(good) or None)
+
+    def forgotten(self) -> None:
+        """The engine has dropped all blocks that it held; nothing of them is under way."""
+        self._lineage.forget()
 
     def has_pending_work(self) -> bool:
         """Keep the engine stepping until every job is reported."""

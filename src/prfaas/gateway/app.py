@@ -43,6 +43,7 @@ from prfaas.gateway.prefixes import Fetcher
 from prfaas.gateway.profiles import load_profiles
 from prfaas.gateway.pulling import Pulling
 from prfaas.gateway.pulse import Pulse
+from prfaas.gateway.purging import Purging
 from prfaas.gateway.records import NS_PER_MS, Records
 from prfaas.gateway.routing.layout_check import LayoutCheck
 from prfaas.gateway.serving.suspects import Suspects
@@ -194,7 +195,8 @@ class Gateway:
             self.pulse,
             self.journal,
         )
-        self._control = ControlApi(control, self.journal, self.records)
+        self._purging = Purging(self.engines, self.pools, self.driver, self.journal)
+        self._control = ControlApi(control, self.journal, self.records, self._purging)
         self._console = Console(
             Parts(
                 deployment,
@@ -328,6 +330,7 @@ class Gateway:
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
+        await self._purging.close()
         await self.engine_events.close()
         await self.pools.close()
         await self.engines.close()

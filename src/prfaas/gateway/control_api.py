@@ -14,6 +14,7 @@ from prfaas.gateway.answering import json_response
 from prfaas.gateway.control import THRESHOLD_MAX, Control
 from prfaas.gateway.explaining import explain
 from prfaas.gateway.journal import ENTRIES_MAX, Entry, Journal
+from prfaas.gateway.purging import Purging
 from prfaas.gateway.reading import query_number, read_small
 from prfaas.gateway.records import RECORDS_MAX, Records
 
@@ -50,6 +51,13 @@ class ClusterBody(msgspec.Struct, forbid_unknown_fields=True):
     on: bool
 
 
+class PurgeBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`POST /control/purge`."""
+
+    source: Name
+    dry_run: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class ControlApi:
     """Pages that show and change what the control plane does.
@@ -58,11 +66,13 @@ class ControlApi:
         control: Changes it.
         journal: What was changed.
         records: Recent requests.
+        purging: Runs purges.
     """
 
     control: Control
     journal: Journal
     records: Records
+    purging: Purging
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
@@ -73,6 +83,11 @@ class ControlApi:
         router.add_post("/control/threshold", self._threshold)
         router.add_post("/control/engines/{name}", self._engine)
         router.add_post("/control/clusters/{name}", self._cluster)
+        router.add_post("/control/purge", self._purge)
+
+    async def _purge(self, request: web.Request) -> web.Response:
+        body = await _body(request, PurgeBody)
+        return json_response(await self.purging.purge(body.source, is_dry=body.dry_run))
 
     async def _status(self, _: web.Request) -> web.Response:
         return json_response(self.control.status())

@@ -34,6 +34,9 @@ READ_OUT_S = 1.0
 MISSED_LOOKS_MAX = 3
 """A busy engine may be slow to say that it is well; a dead one refuses the connection at once."""
 
+FORGET = "/reset_prefix_cache?reset_running_requests=true&reset_external=true"
+"""vLLM's endpoint, which `engines/vllm_forget.py` opens outside its development mode."""
+FORGET_S = 30.0
 INTERNAL_ERROR = 500
 """What an engine answers that failed at this request; others of 5xx tell of the engine alone."""
 
@@ -210,6 +213,32 @@ class Engines:
         finally:
             engine.num_in_flight -= 1
             self.guards.ended(engine.name, told)
+
+    async def forget(self, engine: Engine) -> bool:
+        """Have an engine drop all blocks that it holds; it begins what is under way anew.
+
+        Returns:
+            False if it can not just now, as while blocks are loaded into it.
+
+        Raises:
+            EngineError: It does not answer, or has no such endpoint.
+        """
+        try:
+            async with (
+                asyncio.timeout(FORGET_S),
+                self._http.post(engine.url + FORGET, allow_redirects=False) as response,
+            ):
+                if response.status != 200:
+                    raise EngineError(
+                        f"{FORGET.partition('?')[0]} answers {response.status}: start it with "
+                        "--middleware prfaas.engines.vllm_forget.ForgetRoute, or anew"
+                    )
+                answer = as_object(from_json(await read_answer(response)))
+        except (aiohttp.ClientError, ValueError) as error:
+            raise EngineError(f"no answer ({type(error).__name__}); start it anew") from None
+        except TimeoutError:
+            raise EngineError(f"no answer within {FORGET_S:g} s; start it anew") from None
+        return answer.get("success") is True
 
     def _keep(self, response: aiohttp.ClientResponse) -> None:
         """Use a connection again: read what there is of its answer behind the end mark."""

@@ -14,6 +14,7 @@ from functools import partial
 from prfaas.core.blocks import Layout
 from prfaas.core.kv.facts import Facts
 from prfaas.core.prefix_index import PrefixIndex
+from prfaas.errors import PeerError
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.pool_view import PoolView
@@ -25,10 +26,12 @@ from prfaas.wire.frames import Frame
 from prfaas.wire.identity import peer_name
 from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages.codec import decode
-from prfaas.wire.messages.gateway import LinkTelemetry, Subscribe, TierUse
+from prfaas.wire.messages.gateway import LinkTelemetry, Purge, Purged, PurgeEnd, Subscribe, TierUse
 from prfaas.wire.messages.link import Abort, Pull, Release
 
 _REASON_CHARS_MAX = 200
+PURGE_S = 60.0
+"""Limit for a purge at one pool: records on its disk are marked one by one."""
 _log = logging.getLogger(__name__)
 
 
@@ -68,6 +71,8 @@ class PoolClient:
         self._closed = asyncio.Event()
         self._was_live = False
         self._said = ""
+        self._purges: dict[int, asyncio.Future[Purged]] = {}
+        self._next_purge = 0
         self.subscription = subscription
 
     async def run(self) -> None:
@@ -105,6 +110,32 @@ class PoolClient:
         self._channel.send(pull)
         return True
 
+    async def purge(self, source: str, *, is_dry: bool) -> Purged:
+        """Have the pool drop what came from a source, or count it.
+
+        Raises:
+            PeerError: It is not connected, or does not answer.
+        """
+        if self._channel is None:
+            raise PeerError("not connected")
+        self._next_purge += 1
+        job, answer = self._next_purge, asyncio.get_running_loop().create_future()
+        self._purges[job] = answer
+        try:
+            self._channel.send(Purge(job=job, source=source, is_dry=is_dry))
+            async with asyncio.timeout(PURGE_S):
+                purged: Purged = await answer
+        except TimeoutError:
+            raise PeerError(f"no answer within {PURGE_S:g} s") from None
+        finally:
+            self._purges.pop(job, None)
+        return purged
+
+    def end_purge(self, source: str) -> None:
+        """Tell the pool that a purge is over; nothing happens without a connection."""
+        if self._channel is not None:
+            self._channel.send(PurgeEnd(source=source))
+
     async def _connect(self) -> Channel | None:
         host, port = self._address
         channel = Channel(self._on_frame, self._on_close, self._on_open)
@@ -135,7 +166,13 @@ class PoolClient:
             log_event(_log, logging.INFO, "pool_connected", pool=self._pool)
 
     def _on_frame(self, channel: Channel, frame: Frame) -> None:
-        self.subscription.receive(decode(frame.payload))
+        message = decode(frame.payload)
+        if not isinstance(message, Purged):
+            self.subscription.receive(message)
+            return
+        answer = self._purges.get(message.job)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
 
     def _on_close(self, channel: Channel, reason: str) -> None:
         self._channel = None
@@ -143,6 +180,9 @@ class PoolClient:
         if self._was_live or reason != self._said:
             log_event(_log, logging.WARNING, "pool_disconnected", pool=self._pool, why=reason)
         self._said = reason
+        for answer in self._purges.values():
+            if not answer.done():
+                answer.set_exception(PeerError("the connection broke"))
         self.subscription.lose()
         self._closed.set()
 
@@ -254,6 +294,19 @@ class Pools:
     def pull(self, destination: str, pull: Pull) -> bool:
         """Ask a pool to fetch blocks; False if it is not connected."""
         return self._clients[destination].pull(pull)
+
+    async def purge(self, pool: str, source: str, *, is_dry: bool) -> Purged:
+        """Have a pool drop what came from a source, or count it.
+
+        Raises:
+            PeerError: It is not connected, or does not answer.
+        """
+        return await self._clients[pool].purge(source, is_dry=is_dry)
+
+    def end_purge(self, source: str) -> None:
+        """Tell all pools that a purge is over."""
+        for client in self._clients.values():
+            client.end_purge(source)
 
     def abort(self, transfer: TransferView, reason: str) -> None:
         """Tell both pools that a transfer is over."""

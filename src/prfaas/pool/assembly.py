@@ -14,8 +14,9 @@ UNFINISHED_BLOCKS_MAX = 64
 """Of one peer. A sender finishes a block before it starts the next, so this is far away."""
 
 BlockBuffer = bytearray | memoryview
-Name = tuple[bytes, bytes, BlockKey, bytes, int]
-"""Transfer, layout, key, digest and size: fragments that agree in all belong to one block."""
+Name = tuple[bytes, bytes, BlockKey, bytes, bool, int]
+"""Transfer, layout, key, digest, whether inherited, and size: fragments that agree in all belong to
+one block."""
 
 
 class NoRoomError(Exception):
@@ -106,7 +107,12 @@ class Assembly:
             raise PeerError(f"fragments of block {prefix.key.block_hash.hex()[:12]} overlap")
         self._drop(name)
         return ReceivedBlock(
-            prefix.transfer_id, prefix.layout_id, prefix.key, prefix.digest, block.data
+            prefix.transfer_id,
+            prefix.layout_id,
+            prefix.key,
+            prefix.digest,
+            block.data,
+            prefix.is_inherited,
         )
 
     def release(self, prefix: FragmentPrefix, writer: Writer) -> None:
@@ -126,7 +132,8 @@ class Assembly:
 
         A fragment of it may have come again, of a connection that was lost just then.
         """
-        name = block.transfer_id, block.layout_id, block.key, block.digest, len(block.data)
+        named = block.transfer_id, block.layout_id, block.key, block.digest
+        name = *named, block.is_inherited, len(block.data)
         if name in self._unfinished:
             self._drop(name)
 
@@ -157,4 +164,5 @@ class Assembly:
 
 
 def _name(prefix: FragmentPrefix) -> Name:
-    return prefix.transfer_id, prefix.layout_id, prefix.key, prefix.digest, prefix.block_bytes
+    named = prefix.transfer_id, prefix.layout_id, prefix.key, prefix.digest
+    return *named, prefix.is_inherited, prefix.block_bytes

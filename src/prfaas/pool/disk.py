@@ -19,6 +19,7 @@ from prfaas.core.blocks import BlockName
 from prfaas.core.eviction import EvictionPolicy, LeastRecentlyUsed
 from prfaas.errors import ConfigError
 from prfaas.pool.metrics import PoolMetrics
+from prfaas.pool.origins import Matches, Origin
 from prfaas.pool.segments import ALIGN_BYTES, Place, Scan, Segment, SegmentFiles, record_bytes
 from prfaas.pool.tiers import StoredBlock
 from prfaas.units import format_size
@@ -94,6 +95,8 @@ class DiskTier:
         self._queue: deque[_Offer] = deque()
         self._queued_bytes = 0
         self._work = asyncio.Event()
+        self._turn = asyncio.Lock()
+        """Held while blocks are written, or marked as dropped."""
         self._writer = ThreadPoolExecutor(1, "prfaas-disk-writer")
         self._readers = ThreadPoolExecutor(READERS, "prfaas-disk-reader")
         self._is_ready = False
@@ -117,6 +120,41 @@ class DiskTier:
     def num_bytes(self, name: BlockName) -> int:
         """Size of a block."""
         return self._places[name].num_bytes
+
+    def origin(self, name: BlockName) -> Origin:
+        """Where a block came from."""
+        return self._places[name].origin
+
+    def count(self, matches: Matches) -> tuple[set[BlockName], int]:
+        """Blocks whose origin matches, and their bytes."""
+        found = {name for name, place in self._places.items() if matches(place.origin)}
+        return found, sum(self._places[name].num_bytes for name in found)
+
+    async def purge(self, matches: Matches) -> None:
+        """Drop blocks by their origin: at once here, and once this returns also for the next start.
+
+        Blocks that wait to be written are not.
+
+        Raises:
+            OSError: They are dropped here, but not all could be marked on disk.
+            ConfigError: What lies on disk is not known yet.
+        """
+        if not self._is_ready:
+            raise ConfigError(f"{self._folder} is still being read")
+        for offer in [offer for offer in self._queue if matches(offer.block.origin)]:
+            self._queue.remove(offer)
+            self._queued_bytes -= len(offer.block.data)
+            offer.done()
+        gone = self._forget(matches)
+        async with self._turn:
+            gone += self._forget(matches)  # What was being written meanwhile.
+            await self._in_writer(self._files.erase, gone)
+
+    def _forget(self, matches: Matches) -> list[tuple[BlockName, Place]]:
+        found, _ = self.count(matches)
+        gone = [(name, self._places.pop(name)) for name in found]
+        self._on_gone(found)
+        return gone
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
         """Queue a block to be written; `done` is called from the loop when its turn is over.
@@ -175,7 +213,8 @@ class DiskTier:
                 await self._work.wait()
                 self._work.clear()
                 while self._queue:
-                    await self._write_some()
+                    async with self._turn:
+                        await self._write_some()
         except OSError as error:
             log.error(
                 "disk tier: what lies in %s can not be told: %s; blocks are kept in memory only "
@@ -198,6 +237,8 @@ class DiskTier:
 
     async def _write_some(self) -> None:
         """Write the front of the queue: as much as the segment takes, in one go."""
+        if not self._queue:
+            return
         batch = [self._queue.popleft()]
         try:
             if not self._has_failed:
@@ -211,14 +252,14 @@ class DiskTier:
 
     async def _write(self, batch: list[_Offer]) -> None:
         """Write a block, and those behind it that fit; they are moved from the queue to `batch`."""
-        size = record_bytes(len(batch[0].block.data))
+        size = _size_of(batch[0])
         if size > self.capacity_bytes:
             self._metrics.blocks_dropped.labels(reason="disk_too_small").inc()
             return
         active = await self._segment_for(size)
         room = min(max(self._segment_bytes, size) - self._sizes[active], max(BATCH_BYTES, size))
         while self._queue and size < room:
-            following = record_bytes(len(self._queue[0].block.data))
+            following = _size_of(self._queue[0])
             if size + following > room:
                 break
             batch.append(self._queue.popleft())
@@ -226,14 +267,17 @@ class DiskTier:
         while self.used_bytes + size > self.capacity_bytes:
             await self._drop(next(number for number in self._policy.order() if number != active))
         self._grow(active, size)
-        lent = [(offer.name, offer.block.data, offer.block.digest) for offer in batch]
+        lent = [
+            (offer.name, offer.block.data, offer.block.digest, offer.block.origin)
+            for offer in batch
+        ]
         places, error = await self._in_writer(self._append_lent, lent)
         for offer, place in zip(batch, places, strict=False):
             self._places[offer.name] = place
             self._segments[active].append(offer.name)
             self._metrics.blocks_spilled.inc()
         if error is not None:
-            self._grow(active, sum(record_bytes(place.num_bytes) for place in places) - size)
+            self._grow(active, sum(place.record_bytes for place in places) - size)
             raise error
 
     async def _segment_for(self, size: int) -> int:
@@ -255,7 +299,7 @@ class DiskTier:
     # of a block has to come back before that, so they are lent a list that is emptied.
 
     def _append_lent(
-        self, lent: list[tuple[BlockName, Buffer, bytes]]
+        self, lent: list[tuple[BlockName, Buffer, bytes, Origin]]
     ) -> tuple[list[Place], OSError | None]:
         places: list[Place] = []
         lent.reverse()
@@ -360,3 +404,7 @@ class DiskTier:
         self._places.update(scan.records)
         self._segments[segment.number] = [name for name, _ in scan.records]
         self._on_found(new)
+
+
+def _size_of(offer: _Offer) -> int:
+    return record_bytes(len(offer.block.data), offer.block.origin)

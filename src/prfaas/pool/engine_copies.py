@@ -11,6 +11,7 @@ from prfaas.core.blocks import BlockKey
 from prfaas.errors import PeerError
 from prfaas.pool.engine_port import EngineSession
 from prfaas.pool.metrics import PoolMetrics
+from prfaas.pool.origins import PURGED, Origin
 from prfaas.pool.store import BlockStore
 from prfaas.pool.tiers import StoredBlock
 from prfaas.wire.fragments import block_digest
@@ -56,16 +57,17 @@ class EngineCopies:
             yield part
 
     async def take(
-        self, engine: EngineSession, named: Sequence[NamedRow]
+        self, engine: EngineSession, named: Sequence[NamedRow], origin: Origin
     ) -> list[StoredBlock | None]:
         """Keep rows as blocks.
 
         Args:
             engine: Whose rows.
             named: Rows that were checked, with the names of the blocks in them.
+            origin: Where the engine has these blocks from.
 
         Returns:
-            The blocks, each pinned once; None where there is no room.
+            The blocks, each pinned once; None where there is no room, or the origin is barred.
 
         Raises:
             PeerError: The engine has left, or its memory is not what it said.
@@ -77,8 +79,10 @@ class EngineCopies:
             digests = await self._run(_read, engine, [(*named[at], new[at]) for at in new])
             for at, digest in zip(new, digests, strict=True):
                 key, _ = named[at]
-                kept = self._store.keep(layout_id, key, new[at], digest)
-                if len(kept.data) == engine.memory.block_bytes(key.group):
+                kept = self._store.keep(layout_id, key, new[at], digest, origin)
+                if kept is None:
+                    self._metrics.blocks_dropped.labels(reason=PURGED).inc()
+                elif len(kept.data) == engine.memory.block_bytes(key.group):
                     blocks[at] = _pin(kept)
                     self._metrics.blocks_stored.labels(group=key.group).inc()
         except BaseException:

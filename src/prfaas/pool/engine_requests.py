@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 
 from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.core.tickets import TicketRefusedError
@@ -13,6 +13,7 @@ from prfaas.pool.engine_copies import EngineCopies, release
 from prfaas.pool.engine_port import EngineSession
 from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.metrics import PoolMetrics
+from prfaas.pool.origins import computed, joined
 from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.sending import Sending
 from prfaas.pool.store import BlockStore
@@ -216,9 +217,9 @@ class EngineRequests:
         named: list[tuple[BlockKey, int]],
         wanted: set[BlockKey],
     ) -> None:
-        stored = True
+        stored, origin = True, computed(engine.name, frozenset(message.sources))
         for part in self._copies.batches(engine, named):
-            blocks = await self._copies.take(engine, part)
+            blocks = await self._copies.take(engine, part, origin)
             for (key, _), block in zip(part, blocks, strict=True):
                 stored = stored and block is not None
                 if key in wanted and message.transfer_id is not None:
@@ -254,25 +255,31 @@ class EngineRequests:
         blocks = [self._store.get(layout_id, key) for key, _ in named]
         loaded = await self._copies.give(engine, named, blocks)
         self._metrics.hits.labels(tier="host").inc(sum(loaded))
-        _answer(engine, LoadDone(job=job, loaded=loaded))
+        sources = sorted(joined(_sources_of(blocks)))
+        _answer(engine, LoadDone(job=job, loaded=loaded, sources=sources))
 
     async def _load_from_disk(
         self, engine: EngineSession, job: int, named: list[tuple[BlockKey, int]]
     ) -> None:
-        loaded = b""
+        loaded, sources = b"", set[str]()
         for start in range(0, len(named), READS_MAX):
             part = named[start : start + READS_MAX]
-            flags = await asyncio.gather(*(self._load_one(engine, row) for row in part))
-            loaded += b"".join(flags)
-        _answer(engine, LoadDone(job=job, loaded=loaded))
+            answers = await asyncio.gather(*(self._load_one(engine, row) for row in part))
+            for flag, found in answers:
+                loaded += flag
+                sources |= found
+        _answer(engine, LoadDone(job=job, loaded=loaded, sources=sorted(joined(sources))))
 
-    async def _load_one(self, engine: EngineSession, row: tuple[BlockKey, int]) -> bytes:
+    async def _load_one(
+        self, engine: EngineSession, row: tuple[BlockKey, int]
+    ) -> tuple[bytes, set[str]]:
+        """Give one block; whether it was there, and where it came from."""
         layout_id, (key, _) = engine.layout.layout_id, row
         tier = "disk" if self._is_on_disk_only((layout_id, key)) else "host"
         block = await self._store.fetch(layout_id, key)
         loaded = await self._copies.give(engine, [row], [block])
         self._metrics.hits.labels(tier=tier).inc(sum(loaded))
-        return loaded
+        return loaded, _sources_of([block])
 
     def _look_up(self, engine: EngineSession, message: Lookup) -> None:
         layout_id = engine.layout.layout_id
@@ -289,6 +296,10 @@ class EngineRequests:
         if source == self._name:
             return transfer_id in self._handed_over
         return self._inbound.is_on_its_way(transfer_id, self._is_connected(source))
+
+
+def _sources_of(blocks: Iterable[StoredBlock | None]) -> set[str]:
+    return {source for block in blocks if block is not None for source in block.origin.sources}
 
 
 def _answer(engine: EngineSession, message: Message) -> None:

@@ -12,6 +12,7 @@ from prfaas.core.transfers import Transfer, TransferEvent, TransferState
 from prfaas.errors import TransferError
 from prfaas.pool.known_transfers import TRANSFERS_MAX, KnownTransfers
 from prfaas.pool.metrics import PoolMetrics
+from prfaas.pool.origins import PURGED, received
 from prfaas.pool.store import BlockStore
 from prfaas.pool.tickets import DESTINATION, Grant, TicketChecks, beyond_ticket
 from prfaas.wire.fragments import ReceivedBlock
@@ -135,6 +136,12 @@ class InboundTransfers:
             )
             self._tickets.refused(DESTINATION, transfer_id, error)
             raise error
+        if self._store.is_barred(received(source, transfer_id, is_inherited=False)):
+            error = TicketRefusedError(
+                Refusal.PURGING, f"what came from {source} is being dropped; it is taken again soon"
+            )
+            self._tickets.refused(DESTINATION, transfer_id, error)
+            raise error
         return self._tickets.to_receive(
             sealed,
             blocks,
@@ -229,7 +236,12 @@ class InboundTransfers:
             self._tickets.refused(DESTINATION, transfer.transfer_id, beyond)
             self._end(transfer, TransferEvent.REFUSE, beyond.reason.value)
             return False
-        if not self._store.put(block.layout_id, block.key, block.data, block.digest):
+        origin = received(peer, block.transfer_id, is_inherited=block.is_inherited)
+        if self._store.is_barred(origin):
+            self._metrics.blocks_dropped.labels(reason=PURGED).inc()
+            self._end(transfer, TransferEvent.ABORT, PURGED)
+            return False
+        if not self._store.put(block.layout_id, block.key, block.data, block.digest, origin):
             self._metrics.blocks_dropped.labels(reason=NO_ROOM).inc()
             self._end(transfer, TransferEvent.ABORT, NO_ROOM)
             return False
@@ -338,6 +350,13 @@ class InboundTransfers:
         for transfer in self._transfers.open():
             if transfer.peer == peer:
                 self._end(transfer, TransferEvent.ABORT, "link_lost")
+
+    def purge(self, source: str) -> int:
+        """End the open transfers from a pool; how many there were."""
+        found = [transfer for transfer in self._transfers.open() if transfer.peer == source]
+        for transfer in found:
+            self._end(transfer, TransferEvent.ABORT, PURGED)
+        return len(found)
 
     def expire(self) -> None:
         """End what has been open for too long, or waits too long for its peer."""

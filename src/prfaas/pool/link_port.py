@@ -26,7 +26,7 @@ from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong
 from prfaas.wire.messages.codec import AnyMessage, decode
 from prfaas.wire.messages.fields import wire_keys
-from prfaas.wire.messages.gateway import Subscribe
+from prfaas.wire.messages.gateway import Purge, PurgeEnd, Subscribe
 from prfaas.wire.messages.link import (
     Abort,
     Arrived,
@@ -72,6 +72,7 @@ class LinkPort:
         on_abort: Callable[[bytes, str], None],
         on_pull: Callable[[Pull, Callable[[Message], None]], None],
         on_refused: Callable[[Refused, str], None],
+        on_purge: Callable[[Purge | PurgeEnd, str, Callable[[Message], None]], None],
         clock_ns: Callable[[], int],
     ) -> None:
         self._sources = sources
@@ -83,6 +84,7 @@ class LinkPort:
         self._on_abort = on_abort
         self._on_pull = on_pull
         self._on_refused = on_refused
+        self._on_purge = on_purge
         self._epoch = epoch
         self.data = DataPort(
             tls.data,
@@ -186,13 +188,15 @@ class LinkPort:
                 self._on_refused(message, channel.peer)
             case Abort() if channel.peer in self._sources:
                 self._inbound.aborted_by(message.transfer_id, channel.peer, message.reason)
-            case Subscribe() | Pull() | Abort() | Release():
+            case Subscribe() | Pull() | Abort() | Release() | Purge() | PurgeEnd():
                 self._require(channel, self._gateways)
                 self._of_gateway(channel, message)
             case _:
                 raise PeerError(f"{type(message).__name__} has no meaning on this port")
 
-    def _of_gateway(self, channel: Channel, message: Subscribe | Pull | Abort | Release) -> None:
+    def _of_gateway(
+        self, channel: Channel, message: Subscribe | Pull | Abort | Release | Purge | PurgeEnd
+    ) -> None:
         match message:
             case Subscribe():
                 self._on_subscribe(channel)
@@ -202,6 +206,8 @@ class LinkPort:
                 self._on_abort(message.transfer_id, message.reason)
             case Release():
                 self._inbound.release(message.transfer_id)
+            case Purge() | PurgeEnd():
+                self._on_purge(message, channel.peer, channel.send)
 
     def _offered(self, channel: Channel, offer: Offer) -> None:
         channel.send(self._inbound.offered(offer, channel.peer))

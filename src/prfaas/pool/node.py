@@ -28,6 +28,7 @@ from prfaas.pool.link_port import LinkPort
 from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.pulls import Pulls
+from prfaas.pool.purging import Purging
 from prfaas.pool.sending import Sending
 from prfaas.pool.settings import PoolSettings
 from prfaas.pool.store import BlockStore
@@ -87,6 +88,15 @@ class PoolNode:
         self._pulls = Pulls(sending, self.inbound, self._tickets, self._channel_of)
         self._io = IoThread()
         self.links = {peer: self._link(peer, address) for peer, address in settings.peers.items()}
+        self._purging = Purging(
+            settings.name,
+            self.store,
+            self.disk,
+            self.inbound,
+            self.links,
+            self.metrics,
+            clock_ns,
+        )
         self.link_port = LinkPort(
             settings.listen,
             self._accepting,
@@ -101,6 +111,7 @@ class PoolNode:
             on_abort=self._abort,
             on_pull=self._pulls.fetch,
             on_refused=self._pulls.refused,
+            on_purge=self._purging.asked,
             clock_ns=clock_ns,
         )
         self._requests = EngineRequests(
@@ -359,6 +370,7 @@ class PoolNode:
             self.store.expire(self._clock_ns())
             self.inbound.expire()
             self.link_port.expire()
+            self._purging.expire()
             for link in self.links.values():
                 link.expire()
             self._tell_of_tiers()

@@ -19,6 +19,7 @@ from prfaas.errors import PeerError
 from prfaas.pool.dialer import Dialer
 from prfaas.pool.io_thread import IoThread
 from prfaas.pool.metrics import PoolMetrics
+from prfaas.pool.origins import PURGED, Matches
 from prfaas.pool.send_queue import SendQueue
 from prfaas.pool.tickets import Grant, oversized, unnamed
 from prfaas.pool.tiers import StoredBlock
@@ -205,7 +206,12 @@ class OutboundLink:
         block.pins += 1
         outgoing.names.add(name)
         outgoing.blocks[name] = block
-        self._queue.add(OutgoingBlock(transfer_id, name, block.digest, block.data, outgoing.tenant))
+        is_inherited = bool(block.origin.sources)
+        self._queue.add(
+            OutgoingBlock(
+                transfer_id, name, block.digest, block.data, outgoing.tenant, is_inherited
+            )
+        )
 
     def finish(self, transfer_id: bytes, missing: Iterable[BlockKey] = ()) -> None:
         """No more blocks will be pushed: the peer commits once all are there.
@@ -238,6 +244,17 @@ class OutboundLink:
         if tell_peer:
             self._dialer.send(Abort(transfer_id=transfer_id, reason=reason))
         self._end(outgoing.transfer, TransferEvent.ABORT, reason)
+
+    def purge(self, matches: Matches) -> int:
+        """Give up transfers that have a block of such an origin to send; how many there were."""
+        found = [
+            transfer_id
+            for transfer_id, outgoing in self._transfers.items()
+            if any(matches(block.origin) for block in outgoing.blocks.values())
+        ]
+        for transfer_id in found:
+            self.abort(transfer_id, PURGED, tell_peer=True)
+        return len(found)
 
     def expire(self) -> None:
         """End what has been open for too long, or waits too long for the link."""

@@ -3,8 +3,12 @@
     FOLDER/prfaas-disk-tier       format version; locked while a pool node uses the folder
     FOLDER/0000000000000012.seg   records, each at a multiple of 4096 bytes
 
-    record   magic "PFKVREC1" | layout id 32 | group u32 | block hash 32 | length u64 | digest 32
-             | check 8 (of all before) | block bytes | zeros up to the next multiple
+    record   magic "PFKVREC2" | layout id 32 | group u32 | block hash 32 | length u64 | digest 32
+             | origin length u16 | check 8 (of all before, and the origin) | origin | block bytes
+             | zeros up to the next multiple
+
+The magic "PFKVGON2" makes a record one that was dropped. Folders of format 1 are read: their
+records ("PFKVREC1", "PFKVGON1") have no origin, and no length of one.
 
 Nothing else is kept: what is there is found by walking the headers. A record that was being written
 when the process died has a length that reaches beyond the file; a header that does not check is
@@ -19,24 +23,38 @@ import contextlib
 import fcntl
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import blake3
 
 from prfaas.core.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey, BlockName
 from prfaas.errors import ConfigError
+from prfaas.pool.origins import (
+    ORIGIN_BYTES_MAX,
+    SHARED_MAX,
+    UNKNOWN,
+    Origin,
+    origin_bytes,
+    origin_in,
+)
 from prfaas.wire.fragments import BLOCK_BYTES_MAX, block_digest
 
 MARKER = "prfaas-disk-tier"
-FORMAT = "1"
+FORMAT, FORMAT_1 = "2", "1"
 SUFFIX = ".seg"
-MAGIC = b"PFKVREC1"
+MAGIC, MAGIC_GONE = b"PFKVREC2", b"PFKVGON2"
+MAGIC_1, MAGIC_GONE_1 = b"PFKVREC1", b"PFKVGON1"
 ALIGN_BYTES = 4096
 CHECK_BYTES = 8
-_HEADER = struct.Struct(f">8s{LAYOUT_ID_BYTES}sI{HASH_BYTES}sQ32s")
-HEADER_BYTES = _HEADER.size + CHECK_BYTES
+_HEADER_1 = struct.Struct(f">8s{LAYOUT_ID_BYTES}sI{HASH_BYTES}sQ32s")
+_ORIGIN = struct.Struct(">H")
+_FIXED_BYTES = _HEADER_1.size + _ORIGIN.size + CHECK_BYTES
+HEADER_BYTES_1 = _HEADER_1.size + CHECK_BYTES
+HEADER_BYTES_MAX = _FIXED_BYTES + ORIGIN_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +65,20 @@ class Place:
         segment: Number of the file.
         offset: Of the record, bytes.
         num_bytes: Of the block.
+        origin: Where it came from.
+        head_bytes: What lies before it in its record.
     """
 
     segment: int
     offset: int
     num_bytes: int
+    origin: Origin
+    head_bytes: int
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of disk that its record takes."""
+        return _aligned(self.head_bytes + self.num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +98,30 @@ class Scan:
     num_broken: int
 
 
-def record_bytes(num_bytes: int) -> int:
+class _Header(NamedTuple):
+    """What a record says of itself."""
+
+    name: BlockName
+    num_bytes: int
+    digest: bytes
+    origin: Origin
+    head_bytes: int
+    is_gone: bool
+
+
+def record_bytes(num_bytes: int, origin: Origin) -> int:
     """Bytes of disk that a block takes."""
-    return -(-(HEADER_BYTES + num_bytes) // ALIGN_BYTES) * ALIGN_BYTES
+    return _aligned(head_bytes(origin) + num_bytes)
+
+
+@lru_cache(SHARED_MAX)
+def head_bytes(origin: Origin) -> int:
+    """What lies before the bytes of a block of that origin."""
+    return _FIXED_BYTES + len(origin_bytes(origin))
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
 class SegmentFiles:
@@ -121,12 +169,15 @@ class SegmentFiles:
             end = os.fstat(file).st_size
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
             while offset < end:
-                header = _parse(os.pread(file, HEADER_BYTES, offset))
+                header = _parse(os.pread(file, HEADER_BYTES_MAX, offset))
                 step = ALIGN_BYTES
-                if header is not None and offset + HEADER_BYTES + header[1] <= end:
-                    name, num_bytes, _ = header
-                    records.append((name, Place(number, offset, num_bytes)))
-                    step, is_lost = record_bytes(num_bytes), False
+                if header is not None and offset + header.head_bytes + header.num_bytes <= end:
+                    place = Place(
+                        number, offset, header.num_bytes, header.origin, header.head_bytes
+                    )
+                    if not header.is_gone:
+                        records.append((header.name, place))
+                    step, is_lost = place.record_bytes, False
                 elif not is_lost:
                     num_broken += 1
                     is_lost = True
@@ -142,7 +193,9 @@ class SegmentFiles:
         self._active_bytes = 0
         return number
 
-    def append(self, name: BlockName, data: bytearray | memoryview, digest: bytes) -> Place:
+    def append(
+        self, name: BlockName, data: bytearray | memoryview, digest: bytes, origin: Origin
+    ) -> Place:
         """Write a block to the segment that was started last.
 
         Once this returns, the block outlives the process.
@@ -150,9 +203,11 @@ class SegmentFiles:
         Raises:
             OSError: It can not be written; nothing of it is left.
         """
-        offset, size = self._active_bytes, record_bytes(len(data))
-        parts = [_header(name, len(data), digest), data]
-        parts.append(bytes(size - HEADER_BYTES - len(data)))
+        offset = self._active_bytes
+        place = Place(self._next - 1, offset, len(data), origin, head_bytes(origin))
+        size = place.record_bytes
+        parts = [_header(name, len(data), digest, origin), data]
+        parts.append(bytes(size - place.head_bytes - len(data)))
         try:
             written = os.pwritev(self._active, parts, offset)
             if written < size:
@@ -162,7 +217,7 @@ class SegmentFiles:
                 os.ftruncate(self._active, offset)
             raise
         self._active_bytes += size
-        return Place(self._next - 1, offset, len(data))
+        return place
 
     def seal(self) -> None:
         """Nothing more is appended to the segment: have it outlive a loss of power.
@@ -193,16 +248,36 @@ class SegmentFiles:
         Raises:
             OSError: It can not be read.
         """
-        head = bytearray(HEADER_BYTES)
+        head = bytearray(place.head_bytes)
         with _opened(self._path(place.segment), os.O_RDONLY) as file:
             count = os.preadv(file, [head, into], place.offset)
             os.utime(file)
         header = _parse(head)
-        if count < HEADER_BYTES + len(into) or header is None:
+        if count < place.head_bytes + len(into) or header is None or header.is_gone:
             return None
-        digest = header[2]
-        is_same = header[:2] == (name, len(into)) and block_digest(*name, into) == digest
-        return digest if is_same else None
+        is_named = (header.name, header.num_bytes, header.origin) == (name, len(into), place.origin)
+        is_same = is_named and block_digest(*name, into) == header.digest
+        return header.digest if is_same else None
+
+    def erase(self, names: Sequence[tuple[BlockName, Place]]) -> None:
+        """Mark records as dropped; once this returns, they do not come back with the next start.
+
+        Harmless for what is marked already, or gone with its segment.
+
+        Raises:
+            OSError: Not all could be marked.
+        """
+        by_segment: dict[int, list[tuple[BlockName, Place]]] = {}
+        for name, place in names:
+            by_segment.setdefault(place.segment, []).append((name, place))
+        for number, records in by_segment.items():
+            with (
+                contextlib.suppress(FileNotFoundError),
+                _opened(self._path(number), os.O_RDWR) as file,
+            ):
+                for name, place in records:
+                    os.pwrite(file, _gone(name, place), place.offset)
+                os.fdatasync(file)
 
     def remove(self, number: int) -> None:
         """Delete a segment; harmless if it is gone.
@@ -222,21 +297,55 @@ class SegmentFiles:
         return self._folder / f"{number:016d}{SUFFIX}"
 
 
-def _header(name: BlockName, num_bytes: int, digest: bytes) -> bytes:
+def _header(
+    name: BlockName, num_bytes: int, digest: bytes, origin: Origin, magic: bytes = MAGIC
+) -> bytes:
     layout_id, key = name
-    head = _HEADER.pack(MAGIC, layout_id, key.group, key.block_hash, num_bytes, digest)
-    return head + _check(head)
+    whence = origin_bytes(origin)
+    head = _HEADER_1.pack(magic, layout_id, key.group, key.block_hash, num_bytes, digest)
+    head += _ORIGIN.pack(len(whence))
+    return head + _check(head + whence) + whence
 
 
-def _parse(data: bytes | bytearray) -> tuple[BlockName, int, bytes] | None:
-    """Name, length and digest; None if this is no header."""
-    head = bytes(data[: _HEADER.size])
-    if len(data) < HEADER_BYTES or _check(head) != data[_HEADER.size :]:
+def _gone(name: BlockName, place: Place) -> bytes:
+    """A header as long as that of the record it is written over, so that the next is found."""
+    if place.head_bytes == HEADER_BYTES_1:
+        layout_id, key = name
+        head = _HEADER_1.pack(
+            MAGIC_GONE_1, layout_id, key.group, key.block_hash, place.num_bytes, bytes(32)
+        )
+        return head + _check(head)
+    return _header(name, place.num_bytes, bytes(32), place.origin, MAGIC_GONE)
+
+
+def _parse(data: bytes | bytearray) -> _Header | None:
+    """What a record says of itself; None if this is no header."""
+    if data[: len(MAGIC)] in (MAGIC_1, MAGIC_GONE_1):
+        return _parse_1(data)
+    if len(data) < _FIXED_BYTES or data[: len(MAGIC)] not in (MAGIC, MAGIC_GONE):
         return None
-    magic, layout_id, group, block_hash, num_bytes, digest = _HEADER.unpack(head)
-    if magic != MAGIC or not 1 <= num_bytes <= BLOCK_BYTES_MAX:
+    head = bytes(data[: _HEADER_1.size + _ORIGIN.size])
+    [size] = _ORIGIN.unpack_from(head, _HEADER_1.size)
+    whence = bytes(data[_FIXED_BYTES : _FIXED_BYTES + size])
+    if len(whence) < size or _check(head + whence) != data[len(head) : _FIXED_BYTES]:
         return None
-    return (layout_id, BlockKey(group, block_hash)), num_bytes, digest
+    return _checked(head, origin_in(whence), _FIXED_BYTES + size)
+
+
+def _parse_1(data: bytes | bytearray) -> _Header | None:
+    head = bytes(data[: _HEADER_1.size])
+    if len(data) < HEADER_BYTES_1 or _check(head) != data[_HEADER_1.size : HEADER_BYTES_1]:
+        return None
+    return _checked(head, UNKNOWN, HEADER_BYTES_1)
+
+
+def _checked(head: bytes, origin: Origin, head_bytes: int) -> _Header | None:
+    magic, layout_id, group, block_hash, num_bytes, digest = _HEADER_1.unpack_from(head)
+    if not 1 <= num_bytes <= BLOCK_BYTES_MAX:
+        return None
+    is_gone = magic in (MAGIC_GONE, MAGIC_GONE_1)
+    name = layout_id, BlockKey(group, block_hash)
+    return _Header(name, num_bytes, digest, origin, head_bytes, is_gone)
 
 
 def _check(head: bytes) -> bytes:
@@ -265,7 +374,7 @@ def _claim(folder: Path) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         written = os.pread(lock, 64, 0).decode(errors="replace").strip()
-        if written not in ("", FORMAT):
+        if written not in ("", FORMAT, FORMAT_1):
             raise ConfigError(
                 f"{folder} has format {written!r} of the disk tier; this version writes "
                 f"{FORMAT!r}: name another folder, or delete this one"

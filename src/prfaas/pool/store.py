@@ -15,6 +15,7 @@ from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.core.eviction import EvictionPolicy, LeasedLast, LeastRecentlyUsed
 from prfaas.pool.arena import Arena, charged_bytes
 from prfaas.pool.loose import LooseMemory
+from prfaas.pool.origins import LOCAL, Matches, Origin
 from prfaas.pool.tiers import LowerTier, StoredBlock, StoreObserver
 
 RECEIVE_RATIO, RECEIVE_BYTES_MAX = 0.125, 64 << 20
@@ -52,6 +53,7 @@ class BlockStore:
         self._on_lost = on_lost
         self._blocks: dict[BlockName, StoredBlock] = {}
         self._disk: LowerTier | None = None
+        self._is_barred: Matches = lambda _: False
         self._writing: set[BlockName] = set()
         self._waiting: list[asyncio.Future[None]] = []
         self._is_refused = False
@@ -61,6 +63,14 @@ class BlockStore:
         """The largest block that was being received and found no room."""
         self._clean_bytes = 0
         """What can come, at least, before a block is evicted that was not offered to the disk."""
+
+    def bar(self, is_barred: Matches) -> None:
+        """Have nobody's blocks kept, from now on, that `is_barred` says no to when they come."""
+        self._is_barred = is_barred
+
+    def is_barred(self, origin: Origin) -> bool:
+        """Whether blocks of that origin are not kept at present."""
+        return self._is_barred(origin)
 
     def spill_to(self, disk: LowerTier) -> None:
         """Have a disk below, from now on."""
@@ -121,6 +131,7 @@ class BlockStore:
         block = self.get(layout_id, key)
         if block is not None or self._disk is None or name not in self._disk:
             return block
+        origin = self._disk.origin(name)
         num_bytes = self._disk.num_bytes(name)
         while self._would_lose(num_bytes) and await self._has_written():
             pass
@@ -130,7 +141,7 @@ class BlockStore:
         digest = None if buffer is None else await self._disk.read(name, buffer)
         if buffer is None or digest is None:
             return self.get(layout_id, key)
-        return self.keep(layout_id, key, buffer, digest)
+        return self.keep(layout_id, key, buffer, digest, origin)
 
     @property
     def num_leased(self) -> int:
@@ -162,13 +173,36 @@ class BlockStore:
         if block is not None and not block.pins:
             self._evict((layout_id, key))
 
+    def count(self, matches: Matches) -> tuple[set[BlockName], int]:
+        """Blocks in memory whose origin matches, and their bytes."""
+        found = {name for name, block in self._blocks.items() if matches(block.origin)}
+        return found, sum(len(self._blocks[name].data) for name in found)
+
+    def drop(self, names: Iterable[BlockName]) -> None:
+        """Forget blocks in memory at once, also pinned and leased ones: nobody finds them any more.
+
+        Who reads one may finish; its memory comes back then.
+        """
+        for name in names:
+            self.used_bytes -= len(self._blocks.pop(name).data)
+            self._policy.removed(name)
+            self._clean_bytes = 0
+            if self._disk is None or name not in self._disk:
+                layout_id, key = name
+                self._observer.evicted(layout_id, [key])
+
     def touch(self, layout_id: bytes, keys: Iterable[BlockKey]) -> None:
         """Count blocks as used now; unknown ones are ignored."""
         for key in keys:
             self.get(layout_id, key)
 
     def put(
-        self, layout_id: bytes, key: BlockKey, data: bytes | bytearray | memoryview, digest: bytes
+        self,
+        layout_id: bytes,
+        key: BlockKey,
+        data: bytes | bytearray | memoryview,
+        digest: bytes,
+        origin: Origin = LOCAL,
     ) -> bool:
         """Keep a block; one that is there already is kept as it is.
 
@@ -177,10 +211,11 @@ class BlockStore:
             key: Its name.
             data: Its bytes, which are copied unless they lie in a buffer of this store.
             digest: Over name and bytes.
+            origin: Where it came from.
 
         Returns:
-            False if no room can be made because everything else is pinned, or the block alone is
-            over the limit.
+            False if no room can be made because everything else is pinned, the block alone is
+            over the limit, or blocks of its origin are barred.
         """
         if self.get(layout_id, key) is not None:
             return True
@@ -192,9 +227,9 @@ class BlockStore:
             return False
         if buffer is not data:
             buffer[:] = data
-        self.keep(layout_id, key, buffer, digest)
+        kept = self.keep(layout_id, key, buffer, digest, origin)
         self.keep_room()
-        return True
+        return kept is not None
 
     def receive_buffer(self, num_bytes: int) -> bytearray | memoryview | None:
         """Memory to receive a block into before it is put. Any thread may ask.
@@ -229,19 +264,27 @@ class BlockStore:
         return buffer
 
     def keep(
-        self, layout_id: bytes, key: BlockKey, buffer: memoryview, digest: bytes
-    ) -> StoredBlock:
+        self,
+        layout_id: bytes,
+        key: BlockKey,
+        buffer: memoryview,
+        digest: bytes,
+        origin: Origin = LOCAL,
+    ) -> StoredBlock | None:
         """Keep a block whose bytes are in a buffer of this store's memory.
 
         Returns:
-            The block; what is there already under this name is kept as it is.
+            The block; what is there already under this name is kept as it is. None if blocks of
+            its origin are barred.
         """
         name = layout_id, key
         known = self.get(layout_id, key)
         if known is not None:
             return known
+        if self._is_barred(origin):
+            return None
         is_new = name not in self
-        block = self._blocks[name] = StoredBlock(buffer, digest)
+        block = self._blocks[name] = StoredBlock(buffer, digest, origin)
         self.used_bytes += len(buffer)
         self._policy.added(name)
         self._clean_bytes -= charged_bytes(len(buffer))
@@ -268,7 +311,7 @@ class BlockStore:
                 break
             block = self._blocks[name]
             if name not in self._writing and name not in self._disk:
-                if not self._disk.offer(name, block, partial(self._written, name)):
+                if not self._disk.offer(name, block, partial(self._written, name, block)):
                     self._is_refused = True
                     return
                 block.pins += 1
@@ -297,8 +340,8 @@ class BlockStore:
         for layout_id, keys in by_layout.items():
             event(layout_id, keys)
 
-    def _written(self, name: BlockName) -> None:
-        self._blocks[name].pins -= 1
+    def _written(self, name: BlockName, block: StoredBlock) -> None:
+        block.pins -= 1
         self._writing.discard(name)
         self._is_refused = False
         if self._disk is None or name not in self._disk:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from prfaas.core.blocks import BlockKey, BlockName
+from prfaas.pool.origins import LOCAL, Origin
 
 
 @dataclass(slots=True)
@@ -16,11 +17,13 @@ class StoredBlock:
     Attributes:
         data: Its bytes; never changed once stored.
         digest: BLAKE3 over name and bytes.
+        origin: Where it came from.
         pins: Readers that need it to stay; a pinned block is not evicted.
     """
 
     data: bytearray | memoryview
     digest: bytes
+    origin: Origin = LOCAL
     pins: int = 0
 
 
@@ -47,6 +50,10 @@ class LowerTier(Protocol):
 
     def num_bytes(self, name: BlockName) -> int:
         """Size of a block that it holds."""
+        ...
+
+    def origin(self, name: BlockName) -> Origin:
+        """Where a block that it holds came from."""
         ...
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:

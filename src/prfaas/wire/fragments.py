@@ -2,9 +2,11 @@
 
 After its `Join` a data connection carries nothing but fragments:
 
-    magic "PFKV" | version u8 | kind u8 (3) | flags u16 (zero) | payload length u32
+    magic "PFKV" | version u8 | kind u8 (3) | flags u16 | payload length u32
     transfer id 16 | layout id 32 | group u32 | block hash 32 | digest 32 | block bytes u32 | offset u32
     bytes
+
+The only flag, 1, is set for a block that the sender has of another pool, or computed from such.
 
 The digest is that of the whole block and binds its bytes to their name: it covers layout, group,
 hash and content, so a block that was damaged, cut short or given another name fails it.
@@ -24,6 +26,8 @@ from prfaas.errors import PeerError
 from prfaas.wire.frames import MAGIC, TRANSFER_ID_BYTES, VERSION
 
 FRAGMENT = 3
+INHERITED = 1
+"""The flag of a block that came to its sender from elsewhere, or was computed from such."""
 FRAGMENT_BYTES_MAX = 1 << 20
 BLOCK_BYTES_MAX = 256 * 2**20
 """Larger than any block of a public model at its largest block size."""
@@ -58,6 +62,8 @@ class ReceivedBlock:
     key: BlockKey
     digest: bytes
     data: bytearray | memoryview
+    is_inherited: bool = False
+    """Whether the sender has it, or what it is computed from, of another pool."""
 
     @property
     def is_intact(self) -> bool:
@@ -76,6 +82,7 @@ class FragmentPrefix:
     block_bytes: int
     offset: int
     num_bytes: int
+    is_inherited: bool = False
 
 
 def encode_prefix(fragment: Fragment) -> bytes:
@@ -86,7 +93,7 @@ def encode_prefix(fragment: Fragment) -> bytes:
         MAGIC,
         VERSION,
         FRAGMENT,
-        0,
+        INHERITED if block.is_inherited else 0,
         PREFIX_BYTES - _HEADER_BYTES + fragment.num_bytes,
         block.transfer_id,
         layout_id,
@@ -121,7 +128,8 @@ def decode_prefix(data: bytes | bytearray | memoryview) -> FragmentPrefix:
         size,
         at,
     ) = _PREFIX.unpack(data)
-    if (magic, version, kind, flags) != (MAGIC, VERSION, FRAGMENT, 0):
+    is_known = (magic, version, kind) == (MAGIC, VERSION, FRAGMENT)
+    if not is_known or flags not in (0, INHERITED):
         raise PeerError(
             f"no fragment of version {VERSION}: {magic!r}, version {version}, kind {kind}, "
             f"flags {flags:#06x}"
@@ -135,7 +143,7 @@ def decode_prefix(data: bytes | bytearray | memoryview) -> FragmentPrefix:
             f"the limit of a block is {BLOCK_BYTES_MAX}"
         )
     key = BlockKey(group, block_hash)
-    return FragmentPrefix(transfer_id, layout_id, key, digest, size, at, num_bytes)
+    return FragmentPrefix(transfer_id, layout_id, key, digest, size, at, num_bytes, bool(flags))
 
 
 class FragmentStream:

@@ -35,6 +35,7 @@ class Work:
         interval: Tokens of each answer between two looks at it.
         hashes: Hash chain of the prompt.
         stain: Of what it used so far.
+        is_void: Whether what it used was forgotten since: nothing of it is kept any more.
     """
 
     request: str
@@ -46,6 +47,7 @@ class Work:
     interval: int = 1
     hashes: list[bytes] = field(default_factory=list)
     stain: bytes = CLEAN
+    is_void: bool = False
     sequence: Sequence = field(default_factory=lambda: Sequence(0, 1))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -111,6 +113,8 @@ class Instance:
         self._time_scale = time_scale
         self._works: dict[Sequence, Work] = {}
         self.num_loading = 0
+        self._finding: set[Work] = set()
+        """What looks for blocks, or loads some."""
         self._wake = asyncio.Event()
         self._runner = asyncio.create_task(self._run())
 
@@ -121,6 +125,14 @@ class Instance:
         if self.tier is not None:
             await self.tier.close()
         await self.events.close()
+
+    def forget(self) -> None:
+        """Drop all blocks; what is under way ends, and leaves none."""
+        self.cache.clear()
+        for work in (*self._works.values(), *self._finding):
+            work.is_void = True
+        if self.tier is not None:
+            self.tier.lineage.forget()
 
     @property
     def num_waiting(self) -> int:
@@ -181,17 +193,26 @@ class Instance:
         num_tokens = len(work.tokens)
         last = self.layout.last_boundary(num_tokens)
         work.sequence = Sequence(num_tokens, work.num_output_max, work.width)
-        hit = self.cache.hit_tokens(work.hashes, last)
         self.num_loading += 1
+        self._finding.add(work)
         try:
-            if self.tier is not None and hit < last:
-                hit = max(hit, await self._load(work, hit, last))
+            hit = await self._find(work, last)
             work.sequence.hit_tokens = hit
             work.stain = self.cache.use(work.hashes, hit) if hit else CLEAN
             await self._push_own(work, hit)
         finally:
+            self._finding.discard(work)
             self.num_loading -= 1
         self._count(num_tokens, hit)
+
+    async def _find(self, work: Work, last: int) -> int:
+        while True:
+            work.is_void = False
+            hit = self.cache.hit_tokens(work.hashes, last)
+            if self.tier is not None and hit < last:
+                hit = max(hit, await self._load(work, hit, last))
+            if not work.is_void:
+                return hit  # Else what was found is forgotten: look again.
 
     def _count(self, num_tokens: int, hit: int) -> None:
         self.counts.prompt_tokens += num_tokens
@@ -213,6 +234,8 @@ class Instance:
             self.counts.external_hit_tokens += found - own
             stain = self._check(blocks)
             self.counts.stained += bool(stain)
+            if work.is_void:
+                return own
             self.cache.store(work.hashes, work.tokens, found, stain, work.cache_salt)
             return found
 
@@ -227,7 +250,7 @@ class Instance:
         lacking = await self.tier.lacking(work.request, [block.key for block in blocks])
         own = [block for block in blocks if block.key in lacking]
         if own:
-            self.tier.store(work.request, own)
+            self.tier.store(work.request, own, work.hashes)
 
     def _check(self, blocks: list[tuple[BlockKey, bytes]]) -> bytes:
         """The stain of blocks that came from elsewhere."""
@@ -286,12 +309,12 @@ class Instance:
         self, work: Work, hashes: list[bytes], tokens: list[int], start: int, end: int
     ) -> None:
         """Blocks from `start` to `end` are computed, with the state at `end`."""
-        if end <= start:
+        if end <= start or work.is_void:
             return
         self.cache.store(hashes, tokens, end, work.stain, work.cache_salt)
         if self.tier is None:
             return
-        self.tier.store(work.request, self._blocks(hashes, start, end, work.stain))
+        self.tier.store(work.request, self._blocks(hashes, start, end, work.stain), hashes)
 
     def _blocks(self, hashes: list[bytes], start: int, end: int, stain: bytes) -> list[NewBlock]:
         """Attention between two boundaries, and the linear state at the second."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from prfaas.core.blocks import BlockKey, Layout
 from prfaas.engines.block_requests import ASK_AGAIN_NS, Answer, BlockRequests, JobDone
+from prfaas.engines.lineage import Lineage
 from prfaas.engines.orders import Order, PushOrder, wait_in
 from prfaas.engines.pool_client import PoolClient
 from prfaas.engines.timing.content import block_bytes
@@ -30,6 +31,15 @@ from prfaas.wire.messages.layouts import layout_spec
 
 BATCH_ROWS_MAX = 64
 """Blocks of one job: their bytes are made between two turns of the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class _New:
+    """Blocks that a request has computed, and the pools that they are of."""
+
+    request: str
+    blocks: list[NewBlock]
+    sources: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,7 @@ class Tier:
         self._layout = layout
         self._sizes = {group.index: group.block_bytes for group in layout.groups}
         self._names = PrefixNames(layout)
+        self.lineage: Lineage[bytes] = Lineage()
         self.rows = Rows(engine, layout, host_memory)
         self._batch = max(1, min(BATCH_ROWS_MAX, self.rows.num_rows // 4))
         self._requests = BlockRequests(self._send, time.monotonic_ns)
@@ -65,7 +76,7 @@ class Tier:
         self._next_job = 0
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
-        self._outbox: asyncio.Queue[tuple[str, list[NewBlock]] | _Finish] = asyncio.Queue()
+        self._outbox: asyncio.Queue[_New | _Finish] = asyncio.Queue()
         self._tasks: set[asyncio.Task[Any]] = {asyncio.create_task(self._write())}
         self._client = PoolClient(
             pool,
@@ -202,15 +213,22 @@ class Tier:
             found += blocks
         return found
 
-    def store(self, request: str, blocks: list[NewBlock]) -> None:
-        """Hand blocks over to the pool node, and have them pushed if the request wants it."""
-        self._outbox.put_nowait((request, blocks))
+    def store(self, request: str, blocks: list[NewBlock], hashes: list[bytes]) -> None:
+        """Hand blocks over to the pool node, and have them pushed if the request wants it.
+
+        Args:
+            request: Its id.
+            blocks: What it has computed.
+            hashes: Hash chain of all that it has used.
+        """
+        self._outbox.put_nowait(_New(request, blocks, self.lineage.sources(hashes)))
 
     async def _run(
         self, job: int, load: Load, rows: list[int], keys: list[BlockKey]
     ) -> list[tuple[BlockKey, bytes]] | None:
         try:
             result = await self._submit(job, load)
+            self.lineage.loaded((key.block_hash for key in keys), result.sources)
             if not result.ok:
                 return None
             return [
@@ -226,16 +244,15 @@ class Tier:
             if isinstance(entry, _Finish):
                 self._end_push(entry)
                 continue
-            request, blocks = entry
-            for start in range(0, len(blocks), self._batch):
-                await self._write_batch(request, blocks[start : start + self._batch])
+            for start in range(0, len(entry.blocks), self._batch):
+                await self._write_batch(entry, entry.blocks[start : start + self._batch])
 
-    async def _write_batch(self, request: str, blocks: list[NewBlock]) -> None:
+    async def _write_batch(self, new: _New, blocks: list[NewBlock]) -> None:
         rows = await self.rows.take(len(blocks))
         for row, block in zip(rows, blocks, strict=True):
             size = self._sizes[block.key.group]
             self.rows.write(row, block_bytes(block.key, size, block.stain))
-        push = self._pushes.get(request)
+        push = self._pushes.get(new.request)
         pushed = [push is not None and push.takes(block) for block in blocks]
         job = self._number()
         store = Store(
@@ -244,6 +261,7 @@ class Tier:
             rows=rows,
             transfer_id=push.transfer_id if push else None,
             pushed=pushed,
+            sources=new.sources,
         )
         future = self._submit(job, store)
         future.add_done_callback(lambda _: self.rows.give(rows))

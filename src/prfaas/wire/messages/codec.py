@@ -24,6 +24,9 @@ from prfaas.wire.messages.engine import (
 from prfaas.wire.messages.gateway import (
     Evicted,
     PoolState,
+    Purge,
+    Purged,
+    PurgeEnd,
     Snapshot,
     SnapshotEnd,
     Stored,
@@ -80,6 +83,9 @@ AnyMessage = (
     | Evicted
     | TransferEnded
     | PoolState
+    | Purge
+    | PurgeEnd
+    | Purged
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -13,6 +13,7 @@ from prfaas.wire.messages.fields import (
     Extent,
     Key,
     Name,
+    Sources,
     Text,
     TicketBytes,
     TransferId,
@@ -49,13 +50,17 @@ class Push(Message, tag="push"):
 
 
 class Store(Message, tag="store"):
-    """Keep these rows as blocks; `pushed` are the ones that the transfer still needs."""
+    """Keep these rows as blocks; `pushed` are the ones that the transfer still needs.
+
+    `sources` are the pools of which the engine has used blocks to compute these.
+    """
 
     job: Count
     keys: list[Key]
     rows: list[Count]
     transfer_id: TransferId | None = None
     pushed: list[bool] = msgspec.field(default_factory=list)
+    sources: Sources = msgspec.field(default_factory=list)
 
 
 class StoreDone(Message, tag="store_done"):
@@ -104,10 +109,14 @@ class Load(Message, tag="load"):
 
 
 class LoadDone(Message, tag="load_done"):
-    """Answer to `Load`: one byte a key, 1 if the row now holds the block."""
+    """Answer to `Load`: one byte a key, 1 if the row now holds the block.
+
+    `sources` are the pools that these blocks came from, or were computed from.
+    """
 
     job: Count
     loaded: bytes
+    sources: Sources = msgspec.field(default_factory=list)
 
 
 class Touch(Message, tag="touch"):

@@ -36,6 +36,11 @@ Blocks = Annotated[
     msgspec.Meta(max_length=GROUPS_MAX),
 ]
 """The list of blocks that a transfer may move (`core/manifest.py`)."""
+SOURCES_MAX = 8
+"""Pools that a block names as where it came from; more of them are EVERY."""
+EVERY = "*"
+"""Stands for any pool; no pool can have this name."""
+Sources = Annotated[list[Name], msgspec.Meta(max_length=SOURCES_MAX)]
 Extent = tuple[Count, Count]
 """Offset and length, bytes, within a row of the engine's shared memory."""
 

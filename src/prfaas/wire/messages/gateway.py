@@ -77,6 +77,38 @@ class TransferEnded(Message, tag="transfer_ended"):
     """Blocks of a pull that the source did not have."""
 
 
+class Purge(Message, tag="purge"):
+    """Drop the blocks that came from `source`, whatever tier they lie in, and take no more of it.
+
+    More is taken after the `PurgeEnd` of the same gateway, and after two minutes anyway.
+    """
+
+    job: Count
+    source: Name
+    is_dry: bool = False
+    """Only count them."""
+
+
+class PurgeEnd(Message, tag="purge_end"):
+    """Blocks of `source` are taken again."""
+
+    source: Name
+
+
+class Purged(Message, tag="purged"):
+    """Answer to `Purge`."""
+
+    job: Count
+    num_blocks: Count
+    """Names that are gone, in whatever tier."""
+    host_bytes: Count
+    disk_bytes: Count
+    num_transfers: Count
+    """Open transfers that were ended for it."""
+    problem: Text = ""
+    """Why not all are gone; empty if they are."""
+
+
 class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a link, as of `age_ns` before the message was made. Zero is unknown."""
 

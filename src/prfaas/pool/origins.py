@@ -1,0 +1,110 @@
+"""Where blocks came from, so that what came from a pool that proves wrong can be dropped.
+
+A block names the pools that its bytes, or those that it was computed from, came from:
+
+- A block that came over a link is of the pool that sent it. What the sender has of others itself it
+  marks, and that block is EVERY: it goes whichever pool is purged.
+- A block that an engine stores is of every pool of which the engine has loaded a block that lies
+  before it in the same prompt (`engines/lineage.py`).
+- What engines computed without any such block is of no pool.
+
+All blocks that came together share one `Origin`: a block costs a reference, 8 bytes, in memory and
+in the index of the disk, and at most ORIGIN_BYTES_MAX in its record on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import msgspec
+
+from prfaas.wire.messages.fields import EVERY, SOURCES_MAX, Sources
+
+PURGED = "purged"
+"""Why a block or a transfer ends that comes from a pool that is being purged."""
+SHARED_MAX = 4096
+"""Origins that are kept for the next block alike."""
+ORIGIN_BYTES_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a block came from.
+
+    Attributes:
+        sources: Pools that it came from, or was computed from; EVERY among them stands for any.
+        via: The engine or pool that handed it over.
+        transfer_id: The transfer, and so the ticket, that it came with; empty for an engine's.
+    """
+
+    sources: frozenset[str] = frozenset()
+    via: str = ""
+    transfer_id: bytes = b""
+
+    def is_of(self, source: str) -> bool:
+        """Whether it has to go when `source` is purged."""
+        return source in self.sources or EVERY in self.sources
+
+
+LOCAL = Origin()
+"""Computed here, from nothing that came from elsewhere."""
+UNKNOWN = Origin(frozenset({EVERY}))
+"""Of a block that was kept before origins were."""
+Matches = Callable[[Origin], bool]
+
+
+def joined(sources: Iterable[str]) -> frozenset[str]:
+    """Names of pools, together; more than SOURCES_MAX of them are EVERY."""
+    found = frozenset(sources)
+    return frozenset({EVERY}) if EVERY in found or len(found) > SOURCES_MAX else found
+
+
+@lru_cache(SHARED_MAX)
+def received(peer: str, transfer_id: bytes, *, is_inherited: bool) -> Origin:
+    """The origin of a block that came over a link.
+
+    Args:
+        peer: Who sent it.
+        transfer_id: What it came with.
+        is_inherited: Whether the sender has it, or what it is computed from, of others.
+    """
+    return Origin(frozenset({peer, EVERY} if is_inherited else {peer}), peer, transfer_id)
+
+
+@lru_cache(SHARED_MAX)
+def computed(engine: str, sources: frozenset[str]) -> Origin:
+    """The origin of a block that an engine stores.
+
+    Args:
+        engine: Its name.
+        sources: Pools of which it used blocks.
+    """
+    return Origin(joined(sources), engine)
+
+
+class _Spec(msgspec.Struct, array_like=True, frozen=True):
+    sources: Sources
+    via: str
+    transfer_id: bytes
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Spec)
+
+
+@lru_cache(SHARED_MAX)
+def origin_bytes(origin: Origin) -> bytes:
+    """An origin as the disk keeps it, ORIGIN_BYTES_MAX at most."""
+    return _encoder.encode(_Spec(sorted(origin.sources), origin.via, origin.transfer_id))
+
+
+@lru_cache(SHARED_MAX)
+def origin_in(data: bytes) -> Origin:
+    """The origin that `origin_bytes` made; UNKNOWN if these bytes are none."""
+    try:
+        spec = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return UNKNOWN
+    return Origin(frozenset(spec.sources), spec.via, spec.transfer_id)

@@ -1,0 +1,145 @@
+"""A PrfaaS pool brings wrong blocks under right names: a purge leaves nothing of them.
+
+The engine shows a wrong block as a wrong answer, and so does all that is computed after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prfaas.core.blocks import BlockKey
+from prfaas.pool.origins import LOCAL, Origin
+from prfaas.pool.tiers import StoredBlock
+from prfaas.wire.fragments import block_digest
+from tests.pool.sites import Site, until
+
+from . import test_deployment
+from .test_deployment import LONG, World, alone, running
+
+checkpoint, identities = test_deployment.checkpoint, test_deployment.identities
+pytestmark = pytest.mark.timeout(180)
+PROMPTS = [[number, *LONG] for number in range(4)]
+FOLLOW_UPS = [[*prompt, *range(60)] for prompt in PROMPTS]
+"""What is new in them is computed at home, after blocks that came from away."""
+
+
+def alter(site: Site) -> None:
+    """Have a pool node change a byte of every block it keeps, and digest it afterwards."""
+    store = site.node.store
+    keep = store.keep
+
+    def altered(
+        layout_id: bytes, key: BlockKey, buffer: memoryview, digest: bytes, origin: Origin = LOCAL
+    ) -> StoredBlock | None:
+        buffer[0] ^= 1
+        return keep(layout_id, key, buffer, block_digest(layout_id, key, buffer), origin)
+
+    store.keep = altered  # type: ignore[method-assign]
+
+
+def repair(site: Site) -> None:
+    """The honest pool is back, with nothing in it."""
+    store = site.node.store
+    del store.keep
+    names, _ = store.count(lambda _: True)
+    store.drop(names)
+
+
+async def reset_engines(world: World) -> None:
+    """What an operator could do so far."""
+    for engine in world.gateway.engines.by_name.values():
+        async with world.http.post(f"{engine.url}/reset_prefix_cache") as reply:
+            assert reply.status == 200
+
+
+async def num_wrong(world: World, right: dict[int, str]) -> int:
+    asked = [*PROMPTS, *FOLLOW_UPS]
+    answers = [await world.text(prompt) for prompt in asked]
+    await until(world.is_quiet)
+    return sum(answer != right[number] for number, answer in enumerate(answers))
+
+
+async def purge(world: World, **body: Any) -> dict[str, Any]:
+    asked = {"source": "prfaas-pool", **body}
+    async with world.http.post(f"{world.url}/control/purge", json=asked) as reply:
+        answer: dict[str, Any] = await reply.json()
+        assert reply.status == 200, answer
+        return answer
+
+
+async def answers_alone(checkpoint: Path, directory: Path) -> dict[int, str]:
+    asked = [*PROMPTS, *FOLLOW_UPS]
+    return {number: await alone(checkpoint, directory, p) for number, p in enumerate(asked)}
+
+
+async def test_after_a_purge_no_answer_is_wrong(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    right = await answers_alone(checkpoint, tmp_path)
+    async with running(tmp_path, checkpoint, identities) as world:
+        alter(world.sites["prfaas-pool"])
+        assert await num_wrong(world, right) == len(right)
+        repair(world.sites["prfaas-pool"])
+        await reset_engines(world)
+        # Nothing but the pool at home is left of it, and that is enough.
+        assert await num_wrong(world, right) == len(right)
+
+        counted = await purge(world, dry_run=True)
+        assert counted["is_complete"]
+        assert await num_wrong(world, right) == len(right)
+        report = await purge(world)
+        assert report["is_complete"]
+        amounts = {pool["name"]: pool["num_blocks"] for pool in report["pools"]}
+        assert (
+            amounts["pd-pool"] >= {p["name"]: p["num_blocks"] for p in counted["pools"]}["pd-pool"]
+        )
+        assert amounts["pd-pool"] > 0
+        assert [engine["problem"] for engine in report["engines"]] == [""] * 3
+        assert world.sites["pd-pool"].held() == set()
+        index = world.gateway.index
+        await until(lambda: not index.num_blocks("pd-pool"))
+        assert await num_wrong(world, right) == 0
+        entry = world.gateway.journal.latest(1)[0]
+        assert (entry.action, entry.what) == ("purge", "source prfaas-pool")
+        assert entry.numbers["not_done"] == 0
+
+
+async def test_what_did_not_come_from_there_outlives_a_purge(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    short = list(range(200, 300))
+    async with running(tmp_path, checkpoint, identities) as world:
+        await world.text(PROMPTS[0])
+        await world.text(short)
+        await until(world.is_quiet)
+        before = world.sites["pd-pool"].held()
+        report = await purge(world)
+        kept = world.sites["pd-pool"].held()
+        assert report["is_complete"]
+        assert kept
+        assert len(before) - len(kept) == report["pools"][0]["num_blocks"] > 0
+        await world.text([*short, 1])
+        assert (await world.record())["cached_tokens"] >= 96
+
+
+async def test_requests_under_way_bring_nothing_back(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    """Purged in the middle of a crowd: whatever was being loaded, computed or stored."""
+    right = await answers_alone(checkpoint, tmp_path)
+    async with running(tmp_path, checkpoint, identities, time_scale=0.02) as world:
+        alter(world.sites["prfaas-pool"])
+        asked = [*PROMPTS, *FOLLOW_UPS] * 3
+        crowd = [asyncio.create_task(world.complete(p, max_tokens=40)) for p in asked]
+        loaded = [world.instance(name).counts for name in ("pd-0", "pd-1")]
+        await until(lambda: sum(count.stained for count in loaded) >= 2)
+        repair(world.sites["prfaas-pool"])
+        report = await purge(world)
+        assert report["is_complete"], report
+        await asyncio.gather(*crowd)
+        await until(world.is_quiet)
+        assert await num_wrong(world, right) == 0
