@@ -36,6 +36,8 @@ class ScriptedEngine:
     num_asked_models: int = 0
     padding: int = 0
     """Bytes that are added to its metrics."""
+    on_forget: Callable[[], bool] | None = None
+    """Asked to forget its blocks; None has no such endpoint."""
     script: Script | None = None
     calls: list[Call] = field(default_factory=list)
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
@@ -51,6 +53,7 @@ class ScriptedEngine:
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/reset_prefix_cache", self._forget)
         app.router.add_post("/v1/completions", self._post)
         app.router.add_post("/v1/chat/completions", self._post)
         self._runner = web.AppRunner(
@@ -69,6 +72,11 @@ class ScriptedEngine:
         if self.frozen.is_set():
             await asyncio.Event().wait()
         return web.Response(status=200 if self.healthy else 503)
+
+    async def _forget(self, request: web.Request) -> web.Response:
+        if self.on_forget is None:
+            return web.Response(status=404)
+        return web.json_response({"success": self.on_forget()})
 
     async def _models(self, request: web.Request) -> web.Response:
         card = {"id": self.model, "object": "model", "max_model_len": self.max_model_len}

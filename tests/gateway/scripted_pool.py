@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from prfaas.wire.messages.gateway import (
     Evicted,
     LinkTelemetry,
     PoolState,
+    Purge,
+    PurgeEnd,
     Snapshot,
     SnapshotEnd,
     Stored,
@@ -45,6 +48,8 @@ class ScriptedPool:
     aborts: list[Abort] = field(default_factory=list)
     releases: list[Release] = field(default_factory=list)
     pulls: list[Pull] = field(default_factory=list)
+    on_purge: Callable[[ScriptedPool, Message], None] | None = None
+    """Told of purges."""
     num_subscriptions: int = 0
     is_mute: bool = False
     """Subscribed to, but says nothing."""
@@ -94,6 +99,8 @@ class ScriptedPool:
                 self.releases.append(release)
             case Pull() as pull:
                 self.pulls.append(pull)
+            case (Purge() | PurgeEnd()) as message if self.on_purge is not None:
+                self.on_purge(self, message)
 
     def _snapshot(self, channel: Channel) -> None:
         for layout_id, key in self.blocks:

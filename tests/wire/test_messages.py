@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.core.manifest import MANIFEST_BYTES_MAX
 from prfaas.errors import PeerError
 from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong
@@ -26,7 +27,9 @@ from prfaas.wire.messages.engine import (
     Touch,
 )
 from prfaas.wire.messages.fields import (
+    GROUPS_MAX,
     PULL_KEYS_MAX,
+    SOURCES_MAX,
     TICKET_BYTES_MAX,
     TIERS_MAX,
     Key,
@@ -36,6 +39,9 @@ from prfaas.wire.messages.fields import (
 from prfaas.wire.messages.gateway import (
     Evicted,
     PoolState,
+    Purge,
+    Purged,
+    PurgeEnd,
     Snapshot,
     SnapshotEnd,
     Stored,
@@ -102,7 +108,10 @@ EVERY: list[AnyMessage] = [
     Touch(keys=KEYS),
     Goodbye(reason="x"),
     PoolHello(pool="prfaas-pool", epoch="ab", link="l"),
-    Offer(transfer_id=TRANSFER, ticket=b"sealed"),
+    Offer(transfer_id=TRANSFER, ticket=b"sealed", blocks={0: bytes(64), 3: bytes(32)}),
+    Purge(job=1, source="prfaas-pool", is_dry=True),
+    PurgeEnd(source="prfaas-pool"),
+    Purged(job=1, num_blocks=5, host_bytes=6, disk_bytes=7, num_transfers=1, problem="disk"),
     Accepted(transfer_id=TRANSFER),
     Refused(transfer_id=TRANSFER, reason="expired"),
     Commit(transfer_id=TRANSFER, num_blocks=7, missing=KEYS),
@@ -205,6 +214,11 @@ def test_a_field_of_another_type_is_refused(message: Message) -> None:
         (Commit(transfer_id=TRANSFER, num_blocks=0), "num_blocks", -1),
         (Commit(transfer_id=TRANSFER, num_blocks=0), "num_blocks", 2**53 + 1),
         (Load(job=0, keys=[], rows=[]), "rows", [-1]),
+        (LoadDone(job=0, loaded=b""), "sources", ["s"] * (SOURCES_MAX + 1)),
+        (Store(job=0, keys=[], rows=[]), "sources", ["s" * 65]),
+        (Offer(transfer_id=TRANSFER), "blocks", {0: bytes(MANIFEST_BYTES_MAX + 1)}),
+        (Offer(transfer_id=TRANSFER), "blocks", dict.fromkeys(range(GROUPS_MAX + 1), b"")),
+        (Purge(job=0, source="s"), "source", "s" * 65),
         (
             Pull(transfer_id=TRANSFER, source="p", keys=[]),
             "keys",

@@ -1,6 +1,7 @@
 """How vLLM is plugged: its own offloading connector, with the pool node as its secondary tier.
 
     vllm serve MODEL --prefix-caching-hash-algo sha256_cbor --enable-prompt-tokens-details \\
+        --middleware prfaas.engines.vllm_forget.ForgetRoute \\
         --kv-transfer-config '{"kv_connector": "PrfaasConnector",
             "kv_connector_module_path": "prfaas.engines.vllm_connector", "kv_role": "kv_both",
             "kv_connector_extra_config": {"cpu_bytes_to_use": 17179869184,

@@ -1,0 +1,194 @@
+"""A purge at the gateway: every pool node, every engine, in that order, and what is not done."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+
+from prfaas.gateway import purging
+from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.gateway import Purge, Purged
+
+from .conftest import World, until
+from .scripted_pool import ScriptedPool
+from .test_ctl import run
+
+ENGINES = ("prefill", "decode", "spare")
+
+
+def script(world: World, num_blocks: int = 3, problem: str = "") -> list[tuple[str, str]]:
+    """Have pool nodes answer; what they and the engines are told, in order."""
+    told: list[tuple[str, str]] = []
+
+    def asked(pool: ScriptedPool, message: Message) -> None:
+        told.append((pool.name, type(message).__name__))
+        if isinstance(message, Purge):
+            pool.send(
+                Purged(
+                    job=message.job,
+                    num_blocks=num_blocks,
+                    host_bytes=300,
+                    disk_bytes=20,
+                    num_transfers=0,
+                    problem=problem,
+                )
+            )
+
+    for pool in (world.prfaas_pool, world.pd_pool):
+        pool.on_purge = asked
+    for name in ENGINES:
+        engine = getattr(world, name)
+        engine.on_forget = partial(forget, told, name)
+    return told
+
+
+def forget(told: list[tuple[str, str]], name: str) -> bool:
+    told.append((name, "forget"))
+    return True
+
+
+async def purge(world: World, **body: object) -> tuple[int, dict[str, Any]]:
+    return await world.post({"source": "prfaas-pool", **body}, "/control/purge")
+
+
+async def test_pools_drop_before_engines_forget_and_take_again_after(world: World) -> None:
+    told = script(world)
+    status, report = await purge(world)
+    assert status == 200
+    assert report["is_complete"]
+    assert [pool["num_blocks"] for pool in report["pools"]] == [3, 3]
+    assert {engine["name"]: engine["problem"] for engine in report["engines"]} == dict.fromkeys(
+        ENGINES, ""
+    )
+    pools = ("prfaas-pool", "pd-pool")
+    await until(lambda: len(told) == 7)
+    assert set(told[:2]) == {(pool, "Purge") for pool in pools}
+    assert set(told[2:5]) == {(engine, "forget") for engine in ENGINES}
+    assert set(told[5:]) == {(pool, "PurgeEnd") for pool in pools}
+    [entry] = world.gateway.journal.latest(1)
+    assert (entry.action, entry.what, entry.why) == (
+        "purge",
+        "source prfaas-pool",
+        "as the operator asked",
+    )
+    assert (entry.numbers["blocks"], entry.numbers["engines"]) == (6, 3)
+    assert await world.metric('prfaas_loop_actions_total{action="purge",loop="operator"}') == 1
+
+
+async def test_a_dry_run_only_counts(world: World) -> None:
+    told = script(world)
+    _, report = await purge(world, dry_run=True)
+    assert (report["dry_run"], report["engines"], report["decision"]) == (True, [], None)
+    assert {what for _, what in told} == {"Purge"}
+    assert world.gateway.journal.latest(1) == []
+
+
+async def test_an_engine_that_can_not_forget_yet_gets_nothing_new_until_it_has(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(purging, "RETRY_S", 0.001)
+    script(world)
+    held: list[bool] = []
+
+    def forget() -> bool:
+        held.append(world.gateway.driver.is_drained("decode"))
+        return len(held) > purging.TRIES_FREE + 2
+
+    world.decode.on_forget = forget
+    _, report = await purge(world)
+    assert report["is_complete"]
+    assert held == [False] * (purging.TRIES_FREE + 1) + [True] * 2
+    assert not world.gateway.driver.is_drained("decode")
+
+
+async def test_what_is_not_done_is_named_and_asked_for_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(purging, "RETRY_S", 0.001)
+    script(world)
+    world.decode.on_forget = lambda: False
+    world.spare.on_forget = None
+    await world.prfaas_pool.stop()
+    await until(lambda: not world.gateway.pools.is_live("prfaas-pool"))
+    status, report = await purge(world)
+    assert status == 200
+    assert not report["is_complete"]
+    problems = {part["name"]: part["problem"] for part in (*report["pools"], *report["engines"])}
+    assert problems["prfaas-pool"] == "not connected"
+    assert "blocks are being loaded" in problems["decode"]
+    assert "--middleware" in problems["spare"]
+    assert (problems["pd-pool"], problems["prefill"]) == ("", "")
+    [entry] = world.gateway.journal.latest(1)
+    assert "NOT DONE at prfaas-pool, decode, spare" in entry.why
+    await world.prfaas_pool.start()
+    await until(lambda: world.gateway.pools.is_live("prfaas-pool"))
+    script(world)
+    assert (await purge(world))[1]["is_complete"]
+
+
+async def test_a_pool_that_breaks_in_the_middle_is_not_done(world: World) -> None:
+    script(world)
+    world.pd_pool.on_purge = lambda pool, _: pool.disconnect()
+    _, report = await purge(world)
+    problems = {pool["name"]: pool["problem"] for pool in report["pools"]}
+    assert problems == {"prfaas-pool": "", "pd-pool": "the connection broke"}
+
+
+async def test_one_purge_at_a_time_and_it_outlives_who_asked(world: World) -> None:
+    told = script(world)
+    asked, go_on = asyncio.Event(), asyncio.Event()
+    answer = world.pd_pool.on_purge
+    assert answer is not None
+
+    def late(pool: ScriptedPool, message: Message) -> None:
+        asked.set()
+        waiting.append(asyncio.create_task(later(pool, message)))
+
+    async def later(pool: ScriptedPool, message: Message) -> None:
+        await go_on.wait()
+        answer(pool, message)
+
+    waiting: list[asyncio.Task[None]] = []
+    world.pd_pool.on_purge = late
+    first = asyncio.create_task(purge(world))
+    await asked.wait()
+    status, refused = await purge(world)
+    assert status == 409
+    assert "a purge is under way" in refused["error"]["message"]
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    go_on.set()
+    await until(lambda: ("pd-pool", "PurgeEnd") in told)
+    assert ("decode", "forget") in told
+
+
+async def test_a_pool_that_nobody_knows_is_a_404_and_one_that_left_is_not(world: World) -> None:
+    script(world, num_blocks=0)
+    status, answer = await purge(world, source="prfaas-pol")
+    assert status == 404
+    assert "no pool 'prfaas-pol'" in answer["error"]["message"]
+    script(world, num_blocks=2)
+    assert (await purge(world, source="a-pool-that-left"))[0] == 200
+
+
+async def test_ctl_purges_and_says_what_is_not_done(world: World) -> None:
+    script(world)
+    dry = await run("purge", "--source", "prfaas-pool", "--dry-run", url=world.url)
+    assert dry.exit_code == 0
+    assert "pd-pool  has 3 blocks of prfaas-pool: 300 bytes in memory, 20 on disk" in dry.output
+    done = await run("purge", "--source", "prfaas-pool", url=world.url)
+    assert done.exit_code == 0
+    assert "engine     decode  forgot all it held" in done.output
+    assert "nothing of prfaas-pool is left" in done.output
+    world.spare.on_forget = None
+    left = await run("purge", "--source", "prfaas-pool", "--json", url=world.url)
+    assert left.exit_code == 1
+    assert not json.loads(left.output)["is_complete"]
+    left = await run("purge", "--source", "prfaas-pool", url=world.url)
+    assert "engine     spare  NOT DONE: /reset_prefix_cache answers 404" in left.output
+    last = (await run("decisions", "--limit", "1", url=world.url)).output
+    assert "operator purge  source prfaas-pool" in last
