@@ -50,7 +50,7 @@ async def test_engines_forget_under_load(live: Live) -> None:
         url = live.topology.engines["pd-engine"]
         return await live.metric(url, "vllm:num_requests_running") > 0
 
-    while not await running() and not all(task.done() for task in crowd):
+    while not await running() and not all(task.done() for task in crowd):  # noqa: ASYNC110 - a metric
         await asyncio.sleep(0.01)
     report = await purge(live)
     answers = await asyncio.gather(*crowd)
