@@ -16,7 +16,7 @@ from prfaas.wire.messages.fields import EVERY, SOURCES_MAX
 K = TypeVar("K", bound=Hashable)
 
 LOADED_MAX = 262_144
-"""Names that are remembered, about 40 MB. What is beyond counts for every prompt from then on."""
+"""Names that are remembered, about 30 MB. What is beyond counts for every prompt from then on."""
 
 
 class Lineage(Generic[K]):
@@ -43,7 +43,8 @@ class Lineage(Generic[K]):
             return
         found = frozenset(sources)
         for name in names:
-            self._loaded[name] = found | self._loaded.pop(name, frozenset())
+            known = self._loaded.pop(name, found)
+            self._loaded[name] = found if known <= found else found | known
         while len(self._loaded) > self._loaded_max:
             self._always |= self._loaded.pop(next(iter(self._loaded)))
 

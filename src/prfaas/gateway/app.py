@@ -195,8 +195,12 @@ class Gateway:
             self.pulse,
             self.journal,
         )
-        self._purging = Purging(self.engines, self.pools, self.driver, self.journal)
-        self._control = ControlApi(control, self.journal, self.records, self._purging)
+        self._control = ControlApi(
+            control,
+            self.journal,
+            self.records,
+            Purging(self.engines, self.pools, self.driver, self.journal),
+        )
         self._console = Console(
             Parts(
                 deployment,
@@ -330,7 +334,7 @@ class Gateway:
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
-        await self._purging.close()
+        await self._control.purging.close()
         await self.engine_events.close()
         await self.pools.close()
         await self.engines.close()
