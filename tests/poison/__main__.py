@@ -20,7 +20,7 @@ from typing import Any
 
 import aiohttp
 
-from prfaas.cli.processes import Supervisor
+from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.cli.topology import Topology, parts
 from tests.deployments import LAPTOP, ROOT, TIMING, laid_out, placed, started
 
