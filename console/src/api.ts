@@ -11,24 +11,14 @@ export interface LinkSample {
   kv_bytes: number;
   /** Price of these bytes, in the currency of the plan; null where the plan has none. */
   cost: number | null;
+  /** Bytes delivered, averaged over five seconds. */
+  carried_bits_per_s: number;
+  /** What the operator allows; 0 is no limit. */
+  budget_bits_per_s: number;
 }
 
-/**
- * What a link carried between two samples, bit/s. While it is busy and was timed that is its goodput;
- * a transfer too short to time shows in the bytes that arrived.
- */
-export function carried(name: string, at: Sample, before: Sample | undefined): number | null {
-  const link = at.links[name];
-  if (!link) return null;
-  if (isTimed(link)) return link.goodput_bits_per_s;
-  const then = before?.links[name];
-  if (!then || isTimed(then) || at.at_unix_s <= before!.at_unix_s) return 0;
-  return Math.max(0, (8 * (link.kv_bytes - then.kv_bytes)) / (at.at_unix_s - before!.at_unix_s));
-}
-
-function isTimed(link: LinkSample): boolean {
-  return link.queued_bytes + link.in_flight_bytes > 0 && link.goodput_bits_per_s > 0;
-}
+/** Seconds that `carried_bits_per_s` is averaged over: prfaas/gateway/console/flow.py. */
+export const CARRIED_OVER_S = 5;
 
 export interface Sample {
   at_unix_s: number;

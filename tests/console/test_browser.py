@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from playwright.async_api import Page, async_playwright, expect
+from playwright.async_api import Page, Route, async_playwright, expect
 
 from prfaas.cli.topology import parts
 from tests.deployments import TIMING, laid_out, placed, put_between, started
@@ -104,7 +105,13 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         await relay.stop()
 
 
-async def test_an_operator_s_round(world: World) -> None:
+async def _as_own(route: Route) -> None:
+    """Answer as if the deployment named the plan that the figures are of."""
+    answer = await (await route.fetch()).json()
+    await route.fulfill(json={**answer, "is_own": True})
+
+
+async def test_an_operator_s_round(world: World) -> None:  # noqa: PLR0915 - one round, in order
     complaints: list[str] = []
     page = world.page
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -126,6 +133,7 @@ async def test_an_operator_s_round(world: World) -> None:
     await expect(page.locator("p.why")).to_contain_text("long: 30,000 new tokens against 19,400")
     for part in ("prefill, prfaas-", "transfer, ", "decode, pd-"):
         await expect(page.locator(".waterfall .name", has_text=part)).to_be_visible()
+    await expect(page.locator("tr.chosen")).to_have_count(2)  # one prefills, one decodes
     await world.keep("request")
 
     await world.open("what-if")
@@ -135,6 +143,9 @@ async def test_an_operator_s_round(world: World) -> None:
     await page.get_by_label("PrfaaS instances").press("ArrowRight")
     await expect(verdict).not_to_have_text("+17.9 % at equal cost", timeout=SOON_MS)
     adopt = page.get_by_role("button", name="Adopt this threshold")
+    await expect(adopt).to_have_count(0)  # the figures are of another deployment's plan
+    await page.route("**/api/what-if", _as_own)
+    await page.reload()
     tokens = (await adopt.inner_text()).split(": ")[1]
     await adopt.click()
     await expect(page.locator(".adopt span")).to_contain_text("offloads above")
@@ -150,6 +161,8 @@ async def test_an_operator_s_round(world: World) -> None:
     world.relay.bytes_per_s = SLOW_BYTES_PER_S
     for number in range(3):
         world.ask(80_000, f"slow {number}")
+    link = page.locator(".link strong").first
+    await expect(link).to_have_text(re.compile("bit/s"), timeout=SOON_MS)  # under load, not idle
     await expect(page.locator('[data-alarm="link_slow"]')).to_be_visible(timeout=SOON_MS)
     await world.keep("degraded")
     world.relay.bytes_per_s = 0

@@ -159,6 +159,7 @@ async def test_what_would_come_too_late_is_refused_with_a_time_to_come_back(
         assert answer["error"]["type"] == "TooManyRequestsError"
         record = await world.record()
         assert (record["outcome"], record["refusal"]) == ("rejected", "predicted_late")
+        assert record["path"] == "none"  # it was sent nowhere
         assert record["predicted_remote_ms"] > 5000
         assert await world.metric('prfaas_requests_refused_total{reason="predicted_late"}') == 1
         assert world.gateway.driver.dispatcher.num_open == 0

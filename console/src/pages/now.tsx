@@ -1,7 +1,7 @@
 // What happens at this moment.
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { carried, get, type Sample, type State } from "../api";
+import { CARRIED_OVER_S, get, type Sample, type State } from "../api";
 import { Chart, COLOURS, type Line } from "../chart";
 import { clock, count, duration, percent, rate, size, whole } from "../format";
 import { RequestTable } from "../parts/request_table";
@@ -116,7 +116,7 @@ function Charts({ samples }: { samples: Sample[] }) {
   const names = Object.keys(samples.at(-1)?.links ?? {});
   const x = useMemo(() => samples.map((s) => s.at_unix_s), [samples]);
   const goodput = useMemo(
-    () => names.map((n) => samples.map((s, i) => carried(n, s, samples[i - 1]))),
+    () => names.map((n) => samples.map((s) => s.links[n]?.carried_bits_per_s ?? null)),
     [samples],
   );
   const flow = useMemo(() => [samples.map((s) => s.num_in_flight)], [samples]);
@@ -128,7 +128,7 @@ function Charts({ samples }: { samples: Sample[] }) {
   return (
     <section class="charts">
       {names.length > 0 && (
-        <Chart title="Goodput of the links" lines={lines} data={[x, ...goodput]} time least={1e6} place={x.length - 1} yFormat={rate} />
+        <Chart title={`Delivered by the links, mean of ${CARRIED_OVER_S} s`} lines={lines} data={[x, ...goodput]} time least={1e6} place={x.length - 1} yFormat={rate} />
       )}
       <Chart
         title="Requests in flight"

@@ -1,7 +1,7 @@
 // The last hour, or a simulation's series, on a time line that can be scrubbed.
 
 import { useMemo, useState } from "preact/hooks";
-import { carried, get, type Sample } from "../api";
+import { CARRIED_OVER_S, get, type Sample } from "../api";
 import { Chart, COLOURS, type Line } from "../chart";
 import { clock, count, duration, DURATION_STEPS, rate, size, SIZE_STEPS, whole } from "../format";
 import { Slider } from "../parts/slider";
@@ -160,9 +160,9 @@ function fromSamples(samples: Sample[]): Recording {
     isClock: true,
     groups: [
       {
-        title: "goodput",
+        title: `delivered, mean of ${CARRIED_OVER_S} s`,
         lines: links.map(line),
-        columns: links.map((name) => samples.map((s, i) => carried(name, s, samples[i - 1]))),
+        columns: ofLinks((l) => l.carried_bits_per_s),
         format: rate,
       },
       {

@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { get, type Candidate, type Explanation, type RequestRecord } from "../api";
-import { why } from "../parts/request_table";
+import { pathOf, why } from "../parts/request_table";
 import { clock, count, duration, rate, size } from "../format";
 
 const POLL_MS = 1000;
@@ -33,13 +33,13 @@ export function OneRequest({ id }: { id: string }) {
       </p>
       <h2 class="id">{request.request_id}</h2>
       <p class="why">
-        <span class={`path ${request.path}`}>{request.path}</span>{" "}
+        <span class={`path ${request.path}`}>{pathOf(request)}</span>{" "}
         {why(request)}
       </p>
       <Waterfall request={request} />
       <Predictions request={request} />
       <Facts request={request} />
-      <Candidates id={id} />
+      <Candidates id={id} chosen={[request.prefill_engine, request.decode_engine]} />
     </section>
   );
 }
@@ -58,6 +58,7 @@ export function spans(r: RequestRecord): Span[] {
   const add = (name: string, from: number, to: number, kind: string) =>
     found.push({ name, from, to, kind });
   const begun = r.decided_ms ?? 0;
+  const isRefused = r.refusal != null;
   if (r.decided_ms != null) add("tokens and decision", 0, begun, "decide");
   if (r.path === "remote" && r.prefill_ms != null) {
     add(`prefill, ${r.prefill_engine ?? "remote"}`, begun, begun + r.prefill_ms, "prefill");
@@ -70,11 +71,14 @@ export function spans(r: RequestRecord): Span[] {
     // The engine is asked at once, and waits for the prefix while it comes.
     if (r.pull_tokens && r.transfer_ms != null)
       add(`pull, ${size(r.kv_bytes)}`, begun, begun + r.transfer_ms, "transfer");
-    add(`queue and prefill, ${r.decode_engine ?? "local"}`, begun, r.ttft_ms, "prefill");
+    add(`queue and prefill, ${r.decode_engine ?? "local"}`, begun, r.ttft_ms, "local");
   }
-  // An answer that is not streamed has no first token of its own.
   const answering = r.ttft_ms ?? Math.max(...found.map((span) => span.to), 0);
-  if (end > answering) add(`decode, ${r.decode_engine ?? ""}`, answering, end, "decode");
+  if (isRefused || end <= answering) return found;
+  // An answer that is not streamed has no first token of its own: nothing parts prefill from decode.
+  const isWhole = r.ttft_ms == null && r.path !== "remote";
+  const name = isWhole ? "prefill and decode, not streamed" : "decode";
+  add(`${name}, ${r.decode_engine ?? ""}`, answering, end, isWhole ? "whole" : "decode");
   return found;
 }
 
@@ -144,7 +148,7 @@ function Predictions({ request }: { request: RequestRecord }) {
 }
 
 /** Who was looked at for it, and why one was chosen. */
-function Candidates({ id }: { id: string }) {
+function Candidates({ id, chosen }: { id: string; chosen: (string | null)[] }) {
   const [found, setFound] = useState<Candidate[]>([]);
   useEffect(() => {
     get<Explanation>(`../control/requests/${encodeURIComponent(id)}/explanation`)
@@ -172,8 +176,11 @@ function Candidates({ id }: { id: string }) {
           </thead>
           <tbody>
             {found.map((candidate) => (
-              <tr>
-                <td>{candidate.engine}</td>
+              <tr class={chosen.includes(candidate.engine) ? "chosen" : ""}>
+                <td>
+                  {candidate.engine}
+                  {chosen.includes(candidate.engine) && <small> chosen</small>}
+                </td>
                 <td>{candidate.where}</td>
                 <td class="number">{candidate.dropped ?? candidate.score.toFixed(2)}</td>
                 <td class="number">{duration(candidate.wait_ms)}</td>

@@ -163,7 +163,7 @@ export function WhatIfPage() {
         <div>
           <Verdict answer={answer} />
           <Designs answer={answer} />
-          <Adopt threshold={design.offload_threshold} />
+          {base.is_own && <Adopt threshold={design.offload_threshold} />}
           <div class="charts">
             <ThroughputByThreshold
               plan={answer}

@@ -34,6 +34,11 @@ export function RequestTable({ requests }: { requests: RequestRecord[] }) {
   );
 }
 
+/** The path it took, in a word: one that was refused took none. */
+export function pathOf(request: RequestRecord): string {
+  return request.refusal ? "refused" : request.path;
+}
+
 /** Why it went where it went, or what it was answered with instead. */
 export function why(request: RequestRecord): string {
   return request.refusal ?? request.explanation ?? request.error ?? "not decided yet";
@@ -47,7 +52,7 @@ function Row({ request }: { request: RequestRecord }) {
         <a href={address}>{clock(request.started_at)}</a>
       </td>
       <td>
-        <span class={`path ${request.path}`}>{request.path}</span>
+        <span class={`path ${request.path}`}>{pathOf(request)}</span>
       </td>
       <td class="wide wraps" title={request.reason ?? ""}>
         {why(request)}

@@ -1,6 +1,6 @@
 // Clusters, their engines and pools, and the links between them.
 
-import type { ClusterState, EngineState, LinkSample, PoolState, State, TierUse } from "../api";
+import { CARRIED_OVER_S, type ClusterState, type EngineState, type LinkSample, type PoolState, type State, type TierUse } from "../api";
 import { count, duration, money, percent, rate, size } from "../format";
 
 export function Topology({ state }: { state: State }) {
@@ -137,15 +137,17 @@ function Tier({ tier, leased }: { tier: TierUse; leased: number }) {
 
 function Link({ name, link, isSlow }: { name: string; link: LinkSample; isSlow: boolean }) {
   const [source, destination] = name.split(">");
-  const isBusy = link.queued_bytes + link.in_flight_bytes > 0;
+  const isBusy = link.carried_bits_per_s > 0 || link.queued_bytes + link.in_flight_bytes > 0;
   const kind = !link.up ? "down" : isSlow ? "slow" : isBusy ? "busy" : "idle";
   return (
     <article class={`link ${kind}`} title={`${source} to ${destination}`}>
       <div class="wire" aria-hidden="true">
         <i />
       </div>
-      <strong>{!link.up ? "link down" : isBusy ? rate(link.goodput_bits_per_s) : "idle"}</strong>
+      <strong>{!link.up ? "link down" : isBusy ? rate(link.carried_bits_per_s) : "idle"}</strong>
       <dl>
+        <dt title={`bytes delivered, mean of ${CARRIED_OVER_S} s, by what the operator allows`}>of the budget</dt>
+        <dd>{link.budget_bits_per_s ? percent(link.carried_bits_per_s / link.budget_bits_per_s) : "no budget"}</dd>
         <dt>round trip</dt>
         <dd>{link.rtt_ms ? duration(link.rtt_ms) : "–"}</dd>
         <dt>waiting</dt>

@@ -90,12 +90,13 @@ def _trouble(engine: State) -> str:
 def _links(state: State) -> Table:
     table = _table("link", "state", "goodput", "round trip", "waiting", "threshold")
     for name, link in state["sample"]["links"].items():
-        busy = link["queued_bytes"] + link["in_flight_bytes"] > 0
+        carried = link["carried_bits_per_s"]
+        busy = carried > 0 or link["queued_bytes"] + link["in_flight_bytes"] > 0
         shown = ("busy" if busy else "idle") if link["up"] else "down"
         table.add_row(
             name,
             Text(shown, style="green" if link["up"] else "red"),
-            format_rate(link["goodput_bits_per_s"]) if busy else "-",
+            format_rate(carried) if busy else "-",
             _ms(link["rtt_ms"] or None),
             format_size(link["queued_bytes"]),
             f"{link['offload_threshold']:,} tokens",

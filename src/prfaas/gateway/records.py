@@ -89,8 +89,8 @@ class Record:
 
     @property
     def path(self) -> str:
-        """Label: where the prompt was sent, "none" if it never came to that."""
-        return self.decision.path.value if self.decision else "none"
+        """Label: cluster the prompt was sent to; "none" if it was refused or not decided yet."""
+        return self.decision.path.value if self.decision and not self.rejected else "none"
 
     @property
     def ttft_over_predicted(self) -> float | None:

@@ -25,6 +25,8 @@ class LinkSample:
         offload_threshold: t, tokens.
         kv_bytes: KV cache that arrived over it since the gateway started.
         cost: Price of these bytes, in the currency of the plan; None where the plan has none.
+        carried_bits_per_s: Bytes delivered, averaged over the last `flow.WINDOW_S` seconds.
+        budget_bits_per_s: Rate the operator allows; 0 is no limit.
     """
 
     up: bool
@@ -35,10 +37,12 @@ class LinkSample:
     offload_threshold: int
     kv_bytes: int = 0
     cost: float | None = None
+    carried_bits_per_s: int = 0
+    budget_bits_per_s: int = 0
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is on its way, so that the goodput is of now."""
+        """Return True if anything is on its way, so that the goodput is of now."""
         return bool(self.queued_bytes or self.in_flight_bytes)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prfaas.config.deployment import Deployment
 from prfaas.core.dispatch import BYTES_PER_TB
 from prfaas.core.prefix_index import PrefixIndex, SourceState
 from prfaas.gateway.console.alarms import WINDOW_S, Alarm, Facts, alarms
+from prfaas.gateway.console.flow import LinkFlow
 from prfaas.gateway.console.history import History, LinkSample, Sample
 from prfaas.gateway.control import Control
 from prfaas.gateway.engines import Engines
@@ -41,6 +42,7 @@ class Parts:
         control: Thresholds, and what operators changed.
         journal: Recent changes.
         price_per_tb: Of 10**12 bytes by link, in the currency of the plan; 0 where it has none.
+        flows: Bytes delivered by each link, kept from look to look.
     """
 
     deployment: Deployment
@@ -53,6 +55,7 @@ class Parts:
     control: Control
     journal: Journal
     price_per_tb: Mapping[LinkName, float]
+    flows: dict[LinkName, LinkFlow] = field(default_factory=dict)
 
     def sample(self) -> Sample:
         """This instant, for the history."""
@@ -126,6 +129,8 @@ class Parts:
             ends = link.source, link.destination
             seen = measured.get(ends)
             kv_bytes, price = moved.get(ends, 0), self.price_per_tb.get(ends, 0.0)
+            flow = self.flows.setdefault(ends, LinkFlow())
+            flow.look(time.monotonic(), seen.arrived_bytes if seen else 0)
             found[">".join(ends)] = LinkSample(
                 up=self.pools.link_up(*ends),
                 goodput_bits_per_s=seen.goodput_bits_per_s if seen else 0,
@@ -135,6 +140,8 @@ class Parts:
                 offload_threshold=link.policy.offload_threshold,
                 kv_bytes=kv_bytes,
                 cost=kv_bytes * price / BYTES_PER_TB if price else None,
+                carried_bits_per_s=round(flow.bits_per_s),
+                budget_bits_per_s=seen.budget_bits_per_s if seen else 0,
             )
         return found
 
