@@ -1,6 +1,7 @@
 """A deployment that `prfaas up` runs, seen from outside: metrics to scrape, links to test."""
 
 import json
+import os
 import subprocess
 import sys
 import urllib.request
@@ -27,10 +28,21 @@ def test_a_running_deployment_is_scraped_and_its_links_are_tested(
     start: Start, tmp_path: Path
 ) -> None:
     file, _ = placed(TIMING, tmp_path)
-    process = start("up", file)
+    edit(
+        file,
+        "[clusters.pd.engines.pd-0]\n",
+        f'[clusters.pd.engines.pd-0]\nkv_events = "ipc://{tmp_path}/state/pd-0.events"\n',
+    )
+    umask = os.umask(0)
+    try:
+        process = start("up", file)
+    finally:
+        os.umask(umask)
     until(lambda: "ready at" in said(tmp_path) or process.poll() is not None, 90)
     assert process.poll() is None, said(tmp_path)
     until(lambda: "Ctrl-C stops everything" in said(tmp_path))
+    assert (tmp_path / "state" / "pd-0.events").is_socket()
+    assert open_to_others(tmp_path / "state") == []
     found = json.loads((tmp_path / "state" / FILE_NAME).read_text())
     pages = {each["labels"]["part"]: page(each["targets"][0]) for each in found}
     deployment = load_deployment(file)
@@ -45,6 +57,17 @@ def test_a_running_deployment_is_scraped_and_its_links_are_tested(
     tested = subprocess.run(probe, capture_output=True, text=True, timeout=60, check=False)
     assert tested.returncode == 0, tested.stderr
     assert json.loads(tested.stdout)["probes"][0]["goodput_bits_per_s"] > 0
+
+
+PUBLIC = {".pem", ".json"}
+"""Certificates, and addresses for Prometheus."""
+
+
+def open_to_others(folder: Path) -> list[Path]:
+    """What others than the owner may read, write or connect to, though it is not meant for them."""
+    private = [path for path in folder.rglob("*") if path.suffix not in PUBLIC]
+    assert len(private) > 10
+    return [path for path in [folder, *private] if path.stat().st_mode & 0o077]
 
 
 def page(target: str) -> str:

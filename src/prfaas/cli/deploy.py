@@ -30,6 +30,7 @@ from prfaas.cli.preflight.agreement import certain, check_agreement, uncertain
 from prfaas.cli.preflight.engine_args import check_engine_args, unlisted_args
 from prfaas.cli.preflight.readiness import incomplete
 from prfaas.cli.preflight.tokenizer import check_tokenizer
+from prfaas.cli.processes import open_private
 from prfaas.cli.progress import StartProgress
 from prfaas.cli.stopping import StoppedEarlyError, run_until_stopped
 from prfaas.cli.supervision.control import control_channel
@@ -184,7 +185,7 @@ def state_lock(deployment: Deployment) -> Iterator[None]:
     """
     try:
         deployment.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = (deployment.state / "lock").open("a")
+        lock = open(deployment.state / "lock", "a", opener=open_private)  # noqa: SIM115 - below
     except OSError as error:
         raise ConfigError(
             f"state = {str(deployment.state)!r} can not be written: {error.strerror}; "

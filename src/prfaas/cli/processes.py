@@ -84,7 +84,7 @@ class Part:
         self.log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.log.parent.chmod(0o700)
         self.ready_after_s, self._is_clean = None, False
-        with open(self.log, "ab", opener=_private) as log:
+        with open(self.log, "ab", opener=open_private) as log:
             self._log_start = log.tell()
             self.process = subprocess.Popen(
                 self.command.args,
@@ -165,8 +165,8 @@ def _errors(lines: list[str]) -> list[str]:
     return list(dict.fromkeys(found[1] for line in lines if (found := RAISED.search(line))))
 
 
-def _private(path: str, flags: int) -> int:
-    """Open a log that only its owner reads, whatever the umask and an earlier version of us say."""
+def open_private(path: str, flags: int) -> int:
+    """Opener of files for their owner alone, whatever the umask and an earlier version left."""
     descriptor = os.open(path, flags, 0o600)
     os.fchmod(descriptor, 0o600)
     return descriptor

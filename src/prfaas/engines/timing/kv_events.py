@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections import deque
 from typing import Any
@@ -17,6 +18,8 @@ import msgspec
 from prfaas.errors import ConfigError
 
 log = logging.getLogger(__name__)
+
+IPC = "ipc://"
 
 REPLAY_BATCHES_MAX = 10_000
 END_SEQ = (-1).to_bytes(8, "big", signed=True)
@@ -109,10 +112,10 @@ class ZmqEvents(Events):
         self._task: asyncio.Task[None] | None = None
         try:
             self._pub: Any = zmq.Context.shadow(self._context.underlying).socket(zmq.PUB)
-            self._pub.bind(endpoint)
+            _bind(self._pub, endpoint)
             if replay is not None:
                 router = self._context.socket(zmq.ROUTER)
-                router.bind(replay)
+                _bind(router, replay)
                 self._task = asyncio.create_task(self._replay(router))
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
@@ -153,3 +156,16 @@ class ZmqEvents(Events):
                 if seq >= first:
                     await router.send_multipart((client, b"", b"", seq.to_bytes(8, "big"), payload))
             await router.send_multipart((client, b"", b"", END_SEQ, b""))
+
+
+def _bind(socket: Any, endpoint: str) -> None:
+    """Bind; a socket in the file system is its owner's alone, for events carry prompts."""
+    path = endpoint.removeprefix(IPC)
+    if path == endpoint:
+        socket.bind(endpoint)
+        return
+    before = os.umask(0o177)
+    try:
+        socket.bind(endpoint)
+    finally:
+        os.umask(before)

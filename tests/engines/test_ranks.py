@@ -1,0 +1,52 @@
+"""Ranks of an engine that the connector refuses: prfaas would get them wrong. Needs vLLM."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from prfaas.errors import ConfigError
+
+from .vllm_modules import needing_vllm
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def connector() -> Any:
+    needing_vllm("vllm.config")
+    return needing_vllm("prfaas.engines.vllm_connector")
+
+
+def config(events: bool = False, **sizes: int) -> Any:
+    """What the connector reads of vLLM's configuration, with vLLM's own tables."""
+    vllm = needing_vllm("vllm.config")
+    extra = {"prfaas_engine": "e", "prfaas_pool": "/run/p.sock", "cpu_bytes_to_use": 1 << 20}
+    parallel = vllm.ParallelConfig()
+    for name, size in sizes.items():
+        assert hasattr(parallel, name)
+        setattr(parallel, name, size)
+    return SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra),
+        parallel_config=parallel,
+        kv_events_config=vllm.KVEventsConfig(enable_kv_cache_events=events),
+    )
+
+
+def test_pipeline_stages_are_refused_in_words(connector: Any) -> None:
+    with pytest.raises(ConfigError, match=r"--pipeline-parallel-size 2: prfaas does not support"):
+        connector._choose_tier(config(pipeline_parallel_size=2))
+
+
+def test_events_of_several_ranks_are_refused_in_words(connector: Any) -> None:
+    with pytest.raises(ConfigError, match=r"--data-parallel-size 2 with KV events: each rank"):
+        connector._choose_tier(config(events=True, data_parallel_size=2))
+
+
+def test_other_ranks_are_served(connector: Any) -> None:
+    for given in (
+        config(events=True),
+        config(data_parallel_size=2),
+        config(tensor_parallel_size=4),
+    ):
+        assert connector._choose_tier(given)["engine"] == "e"
