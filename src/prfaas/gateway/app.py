@@ -46,6 +46,7 @@ from prfaas.gateway.pulse import Pulse
 from prfaas.gateway.purging import Purging
 from prfaas.gateway.records import NS_PER_MS, Records
 from prfaas.gateway.routing.layout_check import LayoutCheck
+from prfaas.gateway.serving.rehearsal import Rehearsal
 from prfaas.gateway.serving.suspects import Suspects
 from prfaas.gateway.tenants import Tenants, fairness
 from prfaas.gateway.tickets import TicketOffice
@@ -254,6 +255,7 @@ class Gateway:
             ending=Ending(self._prompts, model),
             pools=self.pools,
             transfers=self.transfers,
+            rehearsal=Rehearsal(self.engines, self.metrics.rehearsed),
             suspects=Suspects(self.metrics.suspect),
             metrics=self.metrics,
         )

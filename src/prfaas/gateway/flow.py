@@ -27,6 +27,7 @@ from prfaas.gateway.pulling import Pulling
 from prfaas.gateway.records import Fallback, Outcome
 from prfaas.gateway.rejections import UnavailableError
 from prfaas.gateway.seam import Answer, may_continue, stop_strings
+from prfaas.gateway.serving.rehearsal import Rehearsal
 from prfaas.gateway.serving.suspects import Suspects
 from prfaas.gateway.transfers import LATE, Transfers
 from prfaas.units import NS_PER_S
@@ -52,6 +53,7 @@ class Flow:
         ending: Ends and continues streams that engines left.
         pools: Hear of given-up transfers.
         transfers: Follow transfers.
+        rehearsal: Asks engines whether they take a request.
         suspects: Keep prompts that break engines from further ones.
         metrics: Count.
     """
@@ -67,6 +69,7 @@ class Flow:
     ending: Ending
     pools: Pools
     transfers: Transfers
+    rehearsal: Rehearsal
     suspects: Suspects
     metrics: Metrics
 
@@ -89,7 +92,7 @@ class Flow:
         try:
             exchange.suspicion = await self.suspects.enter(plan.prompt)
             self.pulling.begin(exchange, plan)
-            if plan.prefill is not None:
+            if plan.prefill is not None and not await self._is_refused(exchange, plan):
                 await self._prefill(exchange, plan, plan.prefill)
             return await self._decode(exchange, plan)
         except EngineError:
@@ -108,6 +111,15 @@ class Flow:
                 self.suspects.left(exchange.suspicion)
             self._judge(exchange)
             self.driver.end(number, time.monotonic_ns())
+
+    async def _is_refused(self, exchange: Exchange, plan: Plan) -> bool:
+        """Return True if decode would refuse a request: then it gets it without a prefill leg."""
+        if not await self.rehearsal.is_refused(exchange, plan):
+            return False
+        exchange.usage.cached_max = plan.pd_hit_tokens
+        self.driver.fall_back(plan.ask.number, time.monotonic_ns())
+        exchange.fall_back(Fallback("prefill", "refused"), "the decode engine refuses its fields")
+        return True
 
     async def _prefill(self, exchange: Exchange, plan: Plan, engine: Engine) -> None:
         """Run the prefill leg; on any failure the request goes on without it."""

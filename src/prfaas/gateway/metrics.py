@@ -112,6 +112,9 @@ class Metrics:
             "Requests whose prompt an engine died with, by what followed",
             "outcome",
         )
+        self._rehearsals = self._counter(
+            "rehearsals", "Requests that an engine was asked to take before a prefill", "outcome"
+        )
         self._breaker = self._gauge("breaker_state", "1 at a breaker's state", "target", "state")
 
     def watch(self, engines: Engines, pools: Pools, index: PrefixIndex, driver: Driver) -> None:
@@ -146,6 +149,10 @@ class Metrics:
     def suspect(self, outcome: str) -> None:
         """A prompt that an engine died with "waited", was "cleared" or was "refused"."""
         self._suspects.labels(outcome).inc()
+
+    def rehearsed(self, outcome: str) -> None:
+        """An engine would take a request ("passed"), "refused" it, or did not say ("unknown")."""
+        self._rehearsals.labels(outcome).inc()
 
     def began(self) -> None:
         """A request came in."""

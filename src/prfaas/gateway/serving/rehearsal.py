@@ -1,0 +1,153 @@
+"""Rehearsals: the decode engine is asked whether it takes a request before anything is shipped.
+
+An API server refuses requests that a prefill leg, which carries a prompt and nothing else, never
+shows it: tools without a parser, several greedy choices, a grammar that does not compile. Such a
+request is sent to the engine that will decode with a prompt of one token and an answer of one. If
+it is refused, the request itself goes there without a remote prefill, so that the client gets the
+engine's own words.
+
+References:
+    vLLM 0.32: `sampling_params.py` (`_verify_args`, `verify`), `v1/engine/input_processor.py`,
+    `entrypoints/openai/chat_completion/protocol.py` and `completion/protocol.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+
+import aiohttp
+
+from prfaas.errors import EngineError
+from prfaas.gateway.bodies import decode_body
+from prfaas.gateway.deciding import Plan
+from prfaas.gateway.engine_answers import read_answer
+from prfaas.gateway.engines import Engines
+from prfaas.gateway.exchange import Exchange
+from prfaas.gateway.jsons import JsonObject, to_json
+from prfaas.gateway.requests import ClientRequest
+
+LIMIT_S = 1.0
+"""An engine that does not answer by then is taken to agree."""
+PASSED_MAX = 1024
+"""Combinations of fields that are remembered to be taken."""
+NUM_CHOICES = 2
+"""More than one choice is refused, or is not, whatever their number."""
+GREEDY_BELOW = 1e-5
+"""Temperature below which vLLM samples greedily; without one the model's default counts."""
+_UNSEEN = frozenset(
+    {
+        *("model", "messages", "prompt", "stream", "stream_options", "user", "seed"),
+        *("max_tokens", "max_completion_tokens"),
+    }
+)
+"""Fields that the gateway has checked itself."""
+_RENDERED = frozenset(
+    {
+        *("add_generation_prompt", "continue_final_message", "add_special_tokens"),
+        *("chat_template_kwargs", "documents"),
+    }
+)
+"""Fields of the template: the gateway renders it."""
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (1e-6, 1.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+}
+"""Values of which vLLM takes every one."""
+
+
+class Rehearsal:
+    """Asks engines whether they take requests; what they took once is not asked again.
+
+    Args:
+        engines: Are asked.
+        count: Called with the outcome: "passed", "refused" or "unknown".
+    """
+
+    def __init__(self, engines: Engines, count: Callable[[str], None] = lambda _: None) -> None:
+        self._engines, self._count = engines, count
+        self._passed: OrderedDict[bytes, None] = OrderedDict()
+
+    async def is_refused(self, exchange: Exchange, plan: Plan) -> bool:
+        """Return True if the engine that would decode a request does not take it."""
+        client = exchange.client
+        if is_plain(client):
+            return False
+        key = _key(client, plan.prompt.cache_salt)
+        if key in self._passed:
+            self._passed.move_to_end(key)
+            return False
+        status = await self._ask(exchange, plan)
+        if status is None or status >= 500:
+            self._count("unknown")
+            return False
+        if status >= 400:
+            self._count("refused")
+            return True
+        self._count("passed")
+        self._passed[key] = None
+        if len(self._passed) > PASSED_MAX:
+            self._passed.popitem(last=False)
+        return False
+
+    async def _ask(self, exchange: Exchange, plan: Plan) -> int | None:
+        """Status of a rehearsal; None without an answer."""
+        path, body = rehearsed(exchange.client, plan)
+        headers = exchange.leg_headers("v")
+        try:
+            async with (
+                asyncio.timeout(LIMIT_S),
+                self._engines.post(plan.decode, path, body, headers) as response,
+            ):
+                await read_answer(response)
+                return response.status
+        except (TimeoutError, EngineError, aiohttp.ClientError):
+            return None
+
+
+def is_plain(client: ClientRequest) -> bool:
+    """Return True if every engine takes the fields of a request, as far as a gateway can tell."""
+    if client.by_chat_endpoint:
+        return False
+    body = client.body
+    for name, value in body.items():
+        if value is None or name in _UNSEEN or name in _RENDERED:
+            continue
+        if name == "n":
+            if value > 1 and (body.get("temperature") or 0.0) < GREEDY_BELOW:
+                return False
+        elif name == "stop":
+            if "" in ([value] if isinstance(value, str) else value):
+                return False
+        elif name not in _RANGES or not _RANGES[name][0] <= value <= _RANGES[name][1]:
+            return False
+    return True
+
+
+def rehearsed(client: ClientRequest, plan: Plan) -> tuple[str, JsonObject]:
+    """Path and body of a request with a prompt and an answer of one token."""
+    prompt = replace(plan.prompt, sequences=[[plan.prompt.token_ids[0]]], hashes=[])
+    path, body = decode_body(client, prompt, max_model_len=prompt.num_tokens + 1, transfer=None)
+    for name in ("stream", "stream_options", "max_completion_tokens", *_RENDERED):
+        body.pop(name, None)
+    if "messages" in body:
+        body["messages"] = [{"role": "user", "content": "."}]
+    body["max_tokens"] = 1
+    least = body.pop("min_tokens", None)
+    if least is not None and client.max_tokens is not None and least > client.max_tokens:
+        body["min_tokens"] = 2
+    if client.num_choices > 1:
+        body["n"] = NUM_CHOICES
+    return path, body
+
+
+def _key(client: ClientRequest, cache_salt: str) -> bytes:
+    """Digest of what a rehearsal depends on, by tenant."""
+    told = {name: value for name, value in client.body.items() if name not in _UNSEEN}
+    shape = [client.api.value, client.by_chat_endpoint, cache_salt, told]
+    return hashlib.blake2b(to_json(shape), digest_size=16).digest()
