@@ -113,7 +113,7 @@ async def test_tools_are_split_by_token_ids(world: World, checkpoint: Path) -> N
     )
     assert status == 200
     assert "kv_transfer_params" not in reply
-    [prefill], [decode] = world.prefill.calls, world.decode.calls
+    [prefill], [_, decode] = world.prefill.calls, world.decode.calls
     assert (prefill.path, decode.path) == ("/v1/completions", "/v1/chat/completions")
     parameters = decode.body["kv_transfer_params"]
     assert parameters["prompt_token_ids"] == prefill.body["prompt"]
