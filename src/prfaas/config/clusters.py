@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated
@@ -68,6 +69,10 @@ class PoolTable(Table):
         return self
 
 
+SEQUENCES_MAX = 256
+"""vLLM's own `--max-num-seqs` on most machines."""
+
+
 class EngineRole(StrEnum):
     """What an engine of a PD cluster does; every engine can do both."""
 
@@ -101,12 +106,26 @@ class EngineTable(Table):
     clear: keep them inside the cluster."""
     kv_events_replay: Annotated[str, StringConstraints(pattern=ZMQ)] | None = None
     """Where it repeats events to who missed some; needs `kv_events`."""
+    sequences_max: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Sequences it runs at once; with several tenants the gateway holds back what is beyond.
+    Without it, `--max-num-seqs` of its `args`, or 256."""
     args: list[str] = Field(default=[])
     """Further arguments for the engine."""
     env: dict[str, str] = Field(default={})
     """Further environment variables for the engine."""
 
     _sizes = field_validator("host_memory")(holds_a_block)
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences that it runs at once, as far as the file tells."""
+        if self.sequences_max is not None:
+            return self.sequences_max
+        given = " ".join(self.args).replace("=", " ").split()
+        for flag, value in itertools.pairwise(given):
+            if flag == "--max-num-seqs" and value.isascii() and value.isdigit() and int(value):
+                return int(value)
+        return SEQUENCES_MAX
 
     @field_validator("env")
     @classmethod

@@ -73,7 +73,8 @@ class GatewayTable(Table):
     connect_timeout: DurationNs = 2 * 10**9
     """An engine that does not take a connection in this time counts as absent."""
     requests_max: int = Field(default=4096, ge=1, le=1_000_000)
-    """Requests in flight; more are refused with 429, and tenants share the places fairly."""
+    """Requests in flight, counted by their prompts times `n`; more are refused with 429, and
+    tenants share the places fairly."""
     operator_keys: KeyHashes = Field(default=[])
     """Hashes of the keys that open `/metrics`, `/control` and `/kv`, as `prfaas tenant key` prints
     them. Without any they are open to this machine while `listen` is a loopback address, and to all

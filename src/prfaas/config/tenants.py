@@ -38,7 +38,8 @@ class TenantTable(Table):
     tokens_per_minute: PositiveCount | None = None
     """Prompt and output tokens together; once they are used up, requests are refused with 429."""
     requests_in_flight: PositiveCount | None = None
-    """Requests it may have running at once; more are refused with 429."""
+    """Requests it may have running at once, counted by their prompts times `n`; more are refused
+    with 429."""
     request_fields: RequestFields = Field(default=[])
     """Fields that its requests may set besides those of `gateway.request_fields`."""
     link_rate: Annotated[RateBitsPerS, Field(ge=8)] | None = None

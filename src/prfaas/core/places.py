@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from prfaas.core.fair_share import FairSettings, FairShare
 
-_REQUEST_WORK = 10**9
-"""Every request counts alike."""
+_SEQUENCE_WORK = 10**9
+"""Every sequence counts alike."""
 
 
 class Places:
-    """So many requests at once.
+    """So many sequences at once.
 
     Args:
-        num_places: Requests that may be in flight.
+        num_places: Sequences that may be in flight.
         settings: How tenants share.
     """
 
@@ -21,15 +21,15 @@ class Places:
         self.num_taken = 0
         self._fair = FairShare(settings)
 
-    def enter(self, tenant: str, now_ns: int) -> bool:
-        """Take a place; False if there is none, or none for a tenant that has had more."""
-        if self.num_taken >= self._fair.limit(tenant, self.num_places, now_ns):
+    def enter(self, tenant: str, now_ns: int, num: int = 1) -> bool:
+        """Take places; False if there are none, or none for a tenant that has had more."""
+        if self.num_taken + num > self._fair.limit(tenant, self.num_places, now_ns):
             self._fair.refused(tenant, now_ns)
             return False
-        self._fair.let_in(tenant, _REQUEST_WORK, now_ns)
-        self.num_taken += 1
+        self._fair.let_in(tenant, num * _SEQUENCE_WORK, now_ns)
+        self.num_taken += num
         return True
 
-    def leave(self) -> None:
-        """Give a place back."""
-        self.num_taken -= 1
+    def leave(self, num: int = 1) -> None:
+        """Give places back."""
+        self.num_taken -= num

@@ -25,6 +25,7 @@ class Limit(StrEnum):
     REQUESTS = "requests_per_minute"
     TOKENS = "tokens_per_minute"
     IN_FLIGHT = "requests_in_flight"
+    """Requests count by their sequences: prompts times answers to each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,9 @@ class Bucket:
         return max(0, self._at(now_ns) // self._period_ns)
 
     def take(self, amount: int, now_ns: int) -> None:
-        """Use units, beyond what is left if need be."""
+        """Use units, beyond what is left if need be; a negative amount gives some back."""
         self._at(now_ns)
-        self._level -= amount * self._period_ns
+        self._level = min(self._full, self._level - amount * self._period_ns)
 
     def wait_ns(self, now_ns: int) -> int:
         """Until at least one whole unit is left; 0 if there is one."""
@@ -114,28 +115,36 @@ class Quota:
         self.tokens = _bucket(limits.tokens_per_minute, MINUTE_NS)
         self._link = _bucket(limits.link_bytes_per_s, NS_PER_S)
 
+    def over_at_once(self, num_sequences: int) -> Over | None:
+        """The limit that so many more sequences would be over; None if they may come in."""
+        allowed = self.limits.requests_in_flight
+        if allowed is not None and self.num_in_flight + num_sequences > allowed:
+            return Over(Limit.IN_FLIGHT, allowed, RETRY_IN_FLIGHT_NS)
+        return None
+
     def over(self, now_ns: int) -> Over | None:
         """The limit that keeps a request out now; None if it may come in."""
         for limit, bucket in ((Limit.REQUESTS, self.requests), (Limit.TOKENS, self.tokens)):
             if bucket is not None and (wait_ns := bucket.wait_ns(now_ns)):
                 return Over(limit, bucket.units, wait_ns)
-        allowed = self.limits.requests_in_flight
-        if allowed is not None and self.num_in_flight >= allowed:
-            return Over(Limit.IN_FLIGHT, allowed, RETRY_IN_FLIGHT_NS)
-        return None
+        return self.over_at_once(1)
 
     def enter(self, now_ns: int) -> None:
-        """A request was let in."""
+        """A request was let in, with one sequence."""
         self.num_in_flight += 1
         if self.requests is not None:
             self.requests.take(1, now_ns)
 
-    def leave(self) -> None:
-        """A request that was let in has ended."""
-        self.num_in_flight -= 1
+    def widen(self, num_sequences: int) -> None:
+        """A request that was let in has so many sequences more."""
+        self.num_in_flight += num_sequences
+
+    def leave(self, num_sequences: int = 1) -> None:
+        """A request that was let in has ended, with all its sequences."""
+        self.num_in_flight -= num_sequences
 
     def count_tokens(self, num_tokens: int, now_ns: int) -> None:
-        """So many tokens were read or written."""
+        """So many tokens were read or written, or are given back if negative."""
         if self.tokens is not None:
             self.tokens.take(num_tokens, now_ns)
 

@@ -48,6 +48,7 @@ from prfaas.gateway.records import NS_PER_MS, Records
 from prfaas.gateway.routing.layout_check import LayoutCheck
 from prfaas.gateway.serving.rehearsal import Rehearsal
 from prfaas.gateway.serving.suspects import Suspects
+from prfaas.gateway.tenancy.holding import holding_for
 from prfaas.gateway.tenants import Tenants, fairness
 from prfaas.gateway.tickets import TicketOffice
 from prfaas.gateway.token_api import TokenApi
@@ -136,7 +137,6 @@ class Gateway:
         self._signer = TicketSigner(identity)
         tickets = TicketOffice(self._signer, self.tenants.by_name, lifetime_ns)
         self._table = deployment.gateway
-        self._model = model
         self._tracing = Tracing(deployment.tracing, name)
         self._prompts = PromptMaker(deployment.model.path, is_shared=len(self.tenants.by_name) > 1)
         self.index = PrefixIndex()
@@ -170,7 +170,8 @@ class Gateway:
         self.metrics.watch(self.engines, self.pools, self.index, self.driver)
         self.metrics.watch_layouts(self.engines, self.layouts)
         self.metrics.watch_guards(self.guards)
-        self.metrics.tenants.watch(self.tenants)
+        holding = holding_for(deployment, self.tenants, self.engines)
+        self.metrics.tenants.watch(self.tenants, holding.num_held)
         self._access = Access(deployment.gateway, self.tenants, self.metrics.tenants.unauthorized)
         self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
         self._views = Views(
@@ -236,6 +237,7 @@ class Gateway:
         hedges = Hedges(self.driver, profiles.home, limits.ttft_max)
         self._flow = Flow(
             engines=self.engines,
+            holding=holding,
             planner=planner,
             driver=self.driver,
             guards=self.guards,

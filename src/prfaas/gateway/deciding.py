@@ -11,7 +11,7 @@ from prfaas.core.blocks import Layout
 from prfaas.core.dispatch import Refusal, Refused, Routed
 from prfaas.core.routing import Path, Reason
 from prfaas.core.shipping import shipped_bytes
-from prfaas.errors import PrfaasError
+from prfaas.errors import PrfaasError, RequestError
 from prfaas.gateway.asks import Ask
 from prfaas.gateway.copies import Copier
 from prfaas.gateway.driver import Driver
@@ -22,8 +22,9 @@ from prfaas.gateway.records import Record
 from prfaas.gateway.rejections import RejectedError, UnavailableError
 from prfaas.gateway.requests import Api, ClientRequest
 from prfaas.gateway.routing.layout_check import LayoutCheck
+from prfaas.gateway.tenancy.charging import charge_tokenising, reserve
 from prfaas.gateway.tenants import Tenant
-from prfaas.gateway.tokenizing import Prompt, PromptMaker
+from prfaas.gateway.tokenizing import Prompt, PromptMaker, TooManyTokensError
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +97,18 @@ class Planner:
             RequestError: The prompt can not be rendered or is too long, or would come too late.
             UnavailableError: No PD engine is ready.
         """
-        ask, prompt = await self.ask(client, tenant, record)
-        plan = self._decide(ask, prompt, record)
+        try:
+            ask, prompt = await self.ask(client, tenant, record)
+            plan = self._decide(ask, prompt, record)
+        except RequestError as error:
+            num_tokens = record.num_prompt_tokens
+            if isinstance(error, TooManyTokensError):
+                num_tokens = error.num_tokens
+            charge_tokenising(tenant.quota, num_tokens)
+            raise
         _count(plan, tenant, record)
+        longest = max(map(len, prompt.sequences))
+        reserve(client, max(0, plan.decode.max_model_len - longest), tenant, record)
         return plan
 
     async def ask(

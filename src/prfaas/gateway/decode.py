@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import aiohttp
@@ -229,6 +230,7 @@ def client_chunks(chunk: JsonObject, exchange: Exchange) -> list[JsonObject]:
         record.ttft_ns = record.ttft_ns or record.age_ns()
         # As good as it is known before the usage comes.
         record.num_output_tokens += len(chunk["choices"])
+        record.output_at_ns = time.monotonic_ns()
         exchange.first_token()
         if "usage" in chunk:
             chunk["usage"] = exchange.usage.shifted(chunk["usage"])

@@ -14,6 +14,7 @@ from aiohttp import web
 from prfaas.core.places import Places
 from prfaas.core.quotas import Bucket, Limit, Over, Quota
 from prfaas.gateway.access import TENANT
+from prfaas.gateway.fields import bad
 from prfaas.gateway.rejections import RejectedError, UnavailableError
 from prfaas.gateway.tenants import Tenant
 from prfaas.units import NS_PER_S
@@ -24,8 +25,50 @@ _log = logging.getLogger(__name__)
 _WORDS = {
     Limit.REQUESTS: "{} requests per minute are allowed and have been used",
     Limit.TOKENS: "{} tokens per minute are allowed and have been used",
-    Limit.IN_FLIGHT: "{} requests at once are allowed and are running",
+    Limit.IN_FLIGHT: "{} requests at once are allowed, counted by their prompts times n",
 }
+
+
+class Entry:
+    """A request that was let in, with all its sequences.
+
+    Args:
+        places: Of the gateway; it has one.
+        tenant: Whose it is; it counts once.
+    """
+
+    def __init__(self, places: Places, tenant: Tenant) -> None:
+        self._places, self._tenant = places, tenant
+        self.num_sequences = 1
+
+    def widen(self, num_sequences: int) -> None:
+        """Count a request by its sequences, once they are known.
+
+        Args:
+            num_sequences: Prompts times answers to each.
+
+        Raises:
+            RequestError: 400, it alone is over a limit.
+            RejectedError: 429.
+        """
+        more, quota = num_sequences - self.num_sequences, self._tenant.quota
+        if more <= 0:
+            return
+        allowed = quota.limits.requests_in_flight or self._places.num_places
+        if num_sequences > min(allowed, self._places.num_places):
+            raise bad(
+                f"the request asks for {num_sequences} answers (prompts times n); at most "
+                f"{min(allowed, self._places.num_places)} at once are allowed. Send fewer prompts "
+                "in each request",
+                "n",
+            )
+        over = quota.over_at_once(more)
+        if over is not None:
+            raise _over(over)
+        if not self._places.enter(self._tenant.name, time.monotonic_ns(), more):
+            raise _full(self._places)
+        quota.widen(more)
+        self.num_sequences = num_sequences
 
 
 class Door:
@@ -55,7 +98,7 @@ class Door:
                 await self._empty.wait()
 
     @contextmanager
-    def enter(self, tenant: Tenant) -> Iterator[None]:
+    def enter(self, tenant: Tenant) -> Iterator[Entry]:
         """A request is in for as long as the context is open.
 
         Raises:
@@ -69,21 +112,16 @@ class Door:
         if over is not None:
             raise _over(over)
         if not self._places.enter(tenant.name, now_ns):
-            raise RejectedError(
-                f"the gateway serves {self._places.num_taken} of at most "
-                f"{self._places.num_places} requests and shares what is left between its tenants; "
-                f"try again in {RETRY_FULL_S} s",
-                GATEWAY_FULL,
-                RETRY_FULL_S,
-            )
+            raise _full(self._places)
         tenant.quota.enter(now_ns)
+        entry = Entry(self._places, tenant)
         self._num_inside += 1
         self._empty.clear()
         try:
-            yield
+            yield entry
         finally:
-            tenant.quota.leave()
-            self._places.leave()
+            tenant.quota.leave(entry.num_sequences)
+            self._places.leave(entry.num_sequences)
             self._num_inside -= 1
             if not self._num_inside:
                 self._empty.set()
@@ -117,6 +155,16 @@ def _headers(what: str, bucket: Bucket, now_ns: int) -> dict[str, str]:
         f"x-ratelimit-remaining-{what}": str(bucket.left(now_ns)),
         f"x-ratelimit-reset-{what}": f"{bucket.full_in_ns(now_ns) / NS_PER_S:.3f}s",
     }
+
+
+def _full(places: Places) -> RejectedError:
+    return RejectedError(
+        f"the gateway serves {places.num_taken} of at most {places.num_places} requests, counted "
+        "by their prompts times n, and shares what is left between its tenants; try again in "
+        f"{RETRY_FULL_S} s",
+        GATEWAY_FULL,
+        RETRY_FULL_S,
+    )
 
 
 def _over(over: Over) -> RejectedError:

@@ -29,6 +29,7 @@ from prfaas.gateway.rejections import UnavailableError
 from prfaas.gateway.seam import Answer, may_continue, stop_strings
 from prfaas.gateway.serving.rehearsal import Rehearsal
 from prfaas.gateway.serving.suspects import Suspects
+from prfaas.gateway.tenancy.holding import Holding
 from prfaas.gateway.transfers import LATE, Transfers
 from prfaas.units import NS_PER_S
 from prfaas.wire.frames import TRANSFER_ID_BYTES
@@ -56,6 +57,7 @@ class Flow:
         rehearsal: Asks engines whether they take a request.
         suspects: Keep prompts that break engines from further ones.
         metrics: Count.
+        holding: Holds back what engines would only queue.
     """
 
     engines: Engines
@@ -72,6 +74,7 @@ class Flow:
     rehearsal: Rehearsal
     suspects: Suspects
     metrics: Metrics
+    holding: Holding
 
     async def serve(self, exchange: Exchange) -> web.StreamResponse:
         """Answer one request.
@@ -81,6 +84,10 @@ class Flow:
             UnavailableError: No engine could take it.
             EngineError: An engine broke after its answer had begun.
         """
+        async with self.holding.slots(exchange.tenant.name, exchange.client.num_sequences):
+            return await self._serve(exchange)
+
+    async def _serve(self, exchange: Exchange) -> web.StreamResponse:
         self.guards.came()
         try:
             plan = await self.planner.plan(exchange.client, exchange.tenant, exchange.record)
@@ -174,6 +181,7 @@ class Flow:
 
     async def _decode_legs(self, exchange: Exchange, plan: Plan) -> web.StreamResponse:
         engine, client, prompt = plan.decode, exchange.client, plan.prompt
+        exchange.record.decode_at_ns = time.monotonic_ns()
         if self.decode_leg.has_others and may_continue(client):
             exchange.answer = Answer(stop_strings(client))
         for legs_left in reversed(range(LEGS_MAX)):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from http.client import responses
 
@@ -16,7 +15,7 @@ from prfaas.config.deployment import GatewayTable
 from prfaas.errors import PrfaasError
 from prfaas.gateway.access import TENANT
 from prfaas.gateway.answering import ClientGoneError, ClientStream
-from prfaas.gateway.door import Door
+from prfaas.gateway.door import Door, Entry
 from prfaas.gateway.exchange import Exchange, reply_headers
 from prfaas.gateway.failures import TimedOutError, error_body, error_response, status_of
 from prfaas.gateway.flow import Flow
@@ -26,6 +25,7 @@ from prfaas.gateway.reading import read
 from prfaas.gateway.records import Outcome, Record, Records
 from prfaas.gateway.rejections import RejectedError
 from prfaas.gateway.requests import Api, parse_request
+from prfaas.gateway.tenancy.charging import Charging
 from prfaas.gateway.tenants import Tenant
 from prfaas.gateway.tracing import Trace, Tracing
 from prfaas.logs import log_event
@@ -51,6 +51,7 @@ class Generation:
         records: Remember them.
         tracing: Traces them.
         on_end: Hears of every request that has ended.
+        charging: Charges tenants for it.
     """
 
     table: GatewayTable
@@ -63,6 +64,7 @@ class Generation:
     records: Records
     tracing: Tracing
     on_end: Callable[[Record], None]
+    charging: Charging = field(default_factory=Charging)
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
@@ -104,14 +106,20 @@ class Generation:
         record.deadline_ns = record.started_at_ns + round(limit.seconds * NS_PER_S)
         try:
             async with asyncio.timeout(limit.seconds):
-                with self.door.enter(request[TENANT]):
-                    return await self._answer(request, api, record, stream, trace)
+                with self.door.enter(request[TENANT]) as entry:
+                    return await self._answer(request, api, record, stream, trace, entry)
         except TimeoutError:
             message = f"the request took longer than {limit.source} allows: {limit.seconds:g} s"
             raise TimedOutError(message) from None
 
     async def _answer(
-        self, request: web.Request, api: Api, record: Record, stream: ClientStream, trace: Trace
+        self,
+        request: web.Request,
+        api: Api,
+        record: Record,
+        stream: ClientStream,
+        trace: Trace,
+        entry: Entry,
     ) -> web.StreamResponse:
         parse = partial(
             parse_request,
@@ -122,12 +130,13 @@ class Generation:
             rules=request[TENANT].rules,
         )
         client = await read(request, parse)
-        record.stream = client.stream
+        record.stream, record.num_sequences = client.stream, client.num_sequences
+        entry.widen(client.num_sequences)
         exchange = Exchange(client, request[TENANT], record, stream, trace, self.metrics)
         return await self.flow.serve(exchange)
 
     def _end(self, record: Record, tenant: Tenant) -> None:
-        tenant.quota.count_tokens(record.num_output_tokens, time.monotonic_ns())
+        self.charging.settle(tenant, record)
         if record.e2e_ns is None:
             record.e2e_ns = record.age_ns()
         self.metrics.ended(record)

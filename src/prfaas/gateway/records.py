@@ -61,7 +61,19 @@ class Record:
     deadline_ns: int | None = None
     """Instant at which its time is over."""
     num_prompt_tokens: int = 0
+    num_sequences: int = 1
+    """Prompts times answers to each."""
     num_output_tokens: int = 0
+    num_abandoned_tokens: int = 0
+    """Tokens of an answer that was cut short, made and seen by nobody: an estimate."""
+    output_tokens_max: int = 0
+    """Most output tokens that it may have."""
+    reserved_tokens: int = 0
+    """Output tokens that its tenant was charged before they were made."""
+    decode_at_ns: int | None = None
+    """Instant at which an engine was asked to decode."""
+    output_at_ns: int | None = None
+    """Instant of the last output of a stream."""
     cached_tokens: int | None = None
     pd_hit_tokens: int = 0
     prfaas_hit_tokens: int = 0

@@ -96,6 +96,11 @@ class ClientRequest:
     is_exact: bool
     num_bytes: int | None = None
 
+    @property
+    def num_sequences(self) -> int:
+        """Answers that engines make for it: prompts times choices."""
+        return max(1, len(self.prompts)) * self.num_choices
+
 
 def parse_request(
     data: bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -25,7 +26,13 @@ class TenantMetrics:
         self._shipped = self._counter("link_bytes", "Bytes that transfers were signed for")
         self._in_flight = Gauge(
             "prfaas_tenant_requests_in_flight",
-            "Requests being served",
+            "Requests being served, counted by their prompts times n",
+            ("tenant",),
+            registry=registry,
+        )
+        self._held = Gauge(
+            "prfaas_tenant_requests_held",
+            "Requests that wait in the gateway until engines have room",
             ("tenant",),
             registry=registry,
         )
@@ -33,10 +40,16 @@ class TenantMetrics:
             "prfaas_unauthorized", "Requests without a valid key", registry=registry
         )
 
-    def watch(self, tenants: Tenants) -> None:
-        """Read gauges from the tenants whenever somebody scrapes."""
+    def watch(self, tenants: Tenants, num_held: Callable[[str], int]) -> None:
+        """Read gauges whenever somebody scrapes.
+
+        Args:
+            tenants: All tenants.
+            num_held: Requests of a tenant that wait, by its name.
+        """
         for name, tenant in tenants.by_name.items():
             self._in_flight.labels(name).set_function(partial(_num_in_flight, tenant))
+            self._held.labels(name).set_function(partial(_as_float, num_held, name))
 
     def unauthorized(self) -> None:
         """A request had no valid key."""
@@ -52,12 +65,17 @@ class TenantMetrics:
             ("prompt", record.num_prompt_tokens),
             ("cached", record.cached_tokens or 0),
             ("output", record.num_output_tokens),
+            ("abandoned", record.num_abandoned_tokens),
         )
         for kind, count in counts:
             self._tokens.labels(record.tenant, kind).inc(count)
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"prfaas_tenant_{name}", what, ("tenant", *labels), registry=self._registry)
+
+
+def _as_float(count: Callable[[str], int], tenant: str) -> float:
+    return float(count(tenant))
 
 
 def _num_in_flight(tenant: Tenant) -> float:

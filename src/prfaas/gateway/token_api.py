@@ -15,13 +15,14 @@ from prfaas.gateway.fields import bad, shown
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.reading import read
 from prfaas.gateway.requests import Api, check_model, parse_object, request_from, token_ids
+from prfaas.gateway.tenancy.charging import charge_tokenising
 from prfaas.gateway.tenants import Tenant
-from prfaas.gateway.tokenizing import PromptMaker
+from prfaas.gateway.tokenizing import PromptMaker, TooManyTokensError
 
 
 @dataclass(frozen=True, slots=True)
 class TokenApi:
-    """Serves both. They count as requests of their tenant, not as tokens.
+    """Serves both. They count as requests of their tenant; of the tokens, a sixteenth counts.
 
     Attributes:
         model: Name of the model that is served.
@@ -43,9 +44,15 @@ class TokenApi:
     async def _tokenize(self, request: web.Request) -> web.Response:
         with self.door.enter(request[TENANT]):
             body = await read(request, parse_object)
-            ids, max_model_len = await self._ids(body, request[TENANT])
+            tenant = request[TENANT]
+            try:
+                ids, max_model_len = await self._ids(body, tenant)
+            except TooManyTokensError as error:
+                charge_tokenising(tenant.quota, error.num_tokens)
+                raise
+            charge_tokenising(tenant.quota, len(ids))
             wants_words = body.get("return_token_strs") is True
-            words = (await self.prompts.words(ids, request[TENANT]))[1] if wants_words else None
+            words = (await self.prompts.words(ids, tenant))[1] if wants_words else None
         return json_response(
             {
                 "count": len(ids),
@@ -79,4 +86,5 @@ class TokenApi:
                 raise bad(f"tokens must be an array of token ids, got {shown(tokens)}", "tokens")
             ids = token_ids(tokens, self.prompts.vocab_size, "tokens")
             text, _ = await self.prompts.words(ids, request[TENANT])
+            charge_tokenising(request[TENANT].quota, len(ids))
         return json_response({"prompt": text})

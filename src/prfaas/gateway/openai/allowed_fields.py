@@ -37,7 +37,7 @@ _COMMON = frozenset(
         *("top_k", "min_p", "repetition_penalty", "length_penalty", "min_tokens", "ignore_eos"),
         *("stop_token_ids", "include_stop_str_in_output", "bad_words", "allowed_token_ids"),
         *("use_beam_search", "structured_outputs", "thinking_token_budget", "vllm_xargs"),
-        *("repetition_detection", "truncate_prompt_tokens", "truncation_side", "stream_interval"),
+        *("repetition_detection", "truncate_prompt_tokens", "truncation_side"),
         # vLLM's: what is told of prompt and answer.
         *("prompt_logprobs", "logprob_token_ids", "return_token_ids", "return_token_offsets"),
         *("return_tokens_as_token_ids", "skip_special_tokens", "spaces_between_special_tokens"),

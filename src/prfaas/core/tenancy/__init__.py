@@ -1,0 +1,1 @@
+"""What tenants share and are charged for: engines' sequences, and output tokens."""

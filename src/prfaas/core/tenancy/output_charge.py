@@ -1,0 +1,53 @@
+"""Output tokens that nobody has counted: an upper bound on what an abandoned answer took. Pure."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from prfaas.units import NS_PER_S
+
+TOKENS_MIN = 8
+"""Of a sequence: shorter answers say little of an engine's speed."""
+FADING = 0.02
+"""Weight of a new answer that is slower than those before."""
+
+
+class OutputRate:
+    """How fast engines make the tokens of one sequence: the fastest answers of late."""
+
+    def __init__(self) -> None:
+        self._per_s: float | None = None
+
+    def observe(self, num_tokens: int, num_sequences: int, duration_ns: int) -> None:
+        """Count an answer that has ended.
+
+        Args:
+            num_tokens: In all its sequences.
+            num_sequences: At least 1.
+            duration_ns: From the first token, or from when an engine was asked for it.
+        """
+        each = num_tokens / num_sequences
+        if each < TOKENS_MIN or duration_ns <= 0:
+            return
+        per_s = each * NS_PER_S / duration_ns
+        slower = per_s if self._per_s is None else self._per_s + FADING * (per_s - self._per_s)
+        self._per_s = max(per_s, slower)
+
+    def most(self, num_sequences: int, duration_ns: int, tokens_max: int) -> int:
+        """Tokens that so many sequences have had made in a time, at most.
+
+        Args:
+            num_sequences: At least 1.
+            duration_ns: Time since an engine was asked for them.
+            tokens_max: What the request allows; the answer while no speed is known.
+        """
+        if self._per_s is None:
+            return tokens_max
+        made = num_sequences * ceil(self._per_s * duration_ns / NS_PER_S)
+        return min(tokens_max, made)
+
+    def since(self, num_sequences: int, duration_ns: int) -> int:
+        """Tokens that were made and not seen in a time; 0 while no speed is known."""
+        if self._per_s is None:
+            return 0
+        return num_sequences * int(self._per_s * duration_ns / NS_PER_S)

@@ -1,0 +1,1 @@
+"""What tenants may use at once, and what they are charged."""

@@ -1,0 +1,44 @@
+"""What nobody counted is bounded by the fastest answers of late."""
+
+from __future__ import annotations
+
+from prfaas.core.quotas import Bucket
+from prfaas.core.tenancy.output_charge import OutputRate
+from prfaas.units import NS_PER_S
+
+
+def test_while_no_speed_is_known_an_answer_had_all_that_it_allows() -> None:
+    rate = OutputRate()
+    assert rate.most(128, NS_PER_S, 1000) == 1000
+    assert rate.since(128, NS_PER_S) == 0
+
+
+def test_sequences_are_made_side_by_side() -> None:
+    rate = OutputRate()
+    rate.observe(800, 8, 2 * NS_PER_S)  # 50 a second each
+    assert rate.most(128, 2 * NS_PER_S, 10**9) == 128 * 100
+    assert rate.most(128, 2 * NS_PER_S, 100) == 100
+    assert rate.since(2, 3 * NS_PER_S) == 300
+
+
+def test_the_fastest_counts_and_fades() -> None:
+    rate = OutputRate()
+    rate.observe(100, 1, NS_PER_S)
+    rate.observe(10, 1, NS_PER_S)
+    assert 97 <= rate.most(1, NS_PER_S, 10**9) <= 100
+    for _ in range(500):
+        rate.observe(10, 1, NS_PER_S)
+    assert rate.most(1, NS_PER_S, 10**9) <= 12
+    rate.observe(7, 1, 1)
+    rate.observe(100, 1, 0)
+    assert rate.most(1, NS_PER_S, 10**9) <= 12
+
+
+def test_a_bucket_takes_back_no_more_than_it_holds() -> None:
+    bucket = Bucket(10, NS_PER_S)
+    bucket.take(25, 0)
+    assert bucket.left(0) == 0
+    bucket.take(-5, 0)
+    assert bucket.wait_ns(0) > 0
+    bucket.take(-100, 0)
+    assert bucket.left(0) == 10
