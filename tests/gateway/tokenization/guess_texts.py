@@ -59,7 +59,7 @@ async def complete(world: World, tenant: str, text: str) -> None:
 
 async def refused(world: World, tenant: str, text: str) -> None:
     """It is tokenised, and then too long with what is to be answered."""
-    await _post(world, tenant, "/v1/completions", {"prompt": text, "max_tokens": 10**9})
+    await _post(world, tenant, "/v1/completions", {"prompt": text, "max_tokens": 250_000})
 
 
 class CpuTimes:
