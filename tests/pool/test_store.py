@@ -229,3 +229,35 @@ def test_another_policy_decides_who_goes() -> None:
     for name in names:
         store.put(*name, bytes(10), b"d" * 32)
     assert set(store.names()) == {names[0], names[1], names[4]}
+
+
+def leased(capacity: int, sizes: list[int]) -> tuple[BlockStore, list[BlockName]]:
+    """A store whose blocks somebody will come for."""
+    store = BlockStore(capacity, Mirror())
+    names = [(b"a" * 32, BlockKey(0, bytes([number]) * 32)) for number in range(len(sizes))]
+    for name, size in zip(names, sizes, strict=True):
+        assert store.put(*name, bytearray(size), b"d" * 32, lease_until_ns=10**18)
+    return store, names
+
+
+def test_what_an_engine_caches_evicts_no_block_that_another_waits_for() -> None:
+    store, names = leased(100, [40, 40])
+    assert store.allocate(30, spare_leased=True) is None
+    assert all(name in store for name in names)
+    assert store.allocate(20, spare_leased=True) is not None
+    store.release(names[0])
+    assert store.allocate(30, spare_leased=True) is not None
+    assert names[0] not in store
+    assert names[1] in store
+
+
+def test_a_block_that_came_is_there_until_it_was_waited_for() -> None:
+    """Room for the next is not made of those that just came."""
+    store, names = leased(100, [40, 40])
+    buffers = [store.receive_buffer(30), store.receive_buffer(30)]
+    assert all(buffer is not None for buffer in buffers)
+    newest = b"a" * 32, BlockKey(0, b"n" * 32)
+    assert store.put(*newest, bytearray(10), b"d" * 32, lease_until_ns=10**18)
+    assert all(name in store for name in (*names, newest))
+    store.keep_room()
+    assert all(name in store for name in (*names, newest))

@@ -67,6 +67,10 @@ class LeasedLast(EvictionPolicy[K]):
         yield from self._rest.order()
         yield from self._leases
 
+    def unleased(self) -> Iterator[K]:
+        """What nobody waits for, what should go first at the front."""
+        return self._rest.order()
+
     def lease(self, key: K, until_ns: int, num_bytes: int) -> None:
         """Somebody will come for it; it is there, and so large."""
         if key not in self._leases:

@@ -57,7 +57,12 @@ class EngineCopies:
             yield part
 
     async def take(
-        self, engine: EngineSession, named: Sequence[NamedRow], origin: Origin
+        self,
+        engine: EngineSession,
+        named: Sequence[NamedRow],
+        origin: Origin,
+        *,
+        spare_leased: bool = False,
     ) -> list[StoredBlock | None]:
         """Keep rows as blocks.
 
@@ -65,6 +70,7 @@ class EngineCopies:
             engine: Whose rows.
             named: Rows that were checked, with the names of the blocks in them.
             origin: Where the engine has these blocks from.
+            spare_leased: Keep only what has room beside blocks that somebody will come for.
 
         Returns:
             The blocks, each pinned once; None where there is no room, or the origin is barred.
@@ -75,7 +81,7 @@ class EngineCopies:
         layout_id = engine.layout.layout_id
         blocks = [self._known(engine, key) for key, _ in named]
         try:
-            new = self._buffers(engine, named, blocks)
+            new = self._buffers(engine, named, blocks, spare_leased=spare_leased)
             digests = await self._run(_read, engine, [(*named[at], new[at]) for at in new])
             for at, digest in zip(new, digests, strict=True):
                 key, _ = named[at]
@@ -130,13 +136,16 @@ class EngineCopies:
         engine: EngineSession,
         named: Sequence[NamedRow],
         blocks: Sequence[StoredBlock | None],
+        *,
+        spare_leased: bool,
     ) -> dict[int, memoryview]:
         """Memory for what is not there yet, by its place; where there is no room it is left out."""
         buffers: dict[int, memoryview] = {}
         for at, (key, _) in enumerate(named):
             if blocks[at] is not None:
                 continue
-            buffer = self._store.allocate(engine.memory.block_bytes(key.group))
+            size = engine.memory.block_bytes(key.group)
+            buffer = self._store.allocate(size, spare_leased=spare_leased)
             if buffer is None:
                 self._metrics.blocks_dropped.labels(reason="no_room").inc()
             else:

@@ -241,13 +241,16 @@ class InboundTransfers:
             self._metrics.blocks_dropped.labels(reason=PURGED).inc()
             self._end(transfer, TransferEvent.ABORT, PURGED)
             return False
-        if not self._store.put(block.layout_id, block.key, block.data, block.digest, origin):
+        lease_until_ns = None
+        if block.transfer_id not in self._unawaited:
+            lease_until_ns = transfer.deadline_ns
+        if not self._store.put(
+            block.layout_id, block.key, block.data, block.digest, origin, lease_until_ns
+        ):
             self._metrics.blocks_dropped.labels(reason=NO_ROOM).inc()
             self._end(transfer, TransferEvent.ABORT, NO_ROOM)
             return False
         arrived.add(name)
-        if block.transfer_id not in self._unawaited:
-            self._store.lease(name, transfer.deadline_ns)
         transfer.moved(len(block.data), self._clock_ns())
         self._metrics.link_bytes.labels(peer=peer, direction="received").inc(len(block.data))
         return True

@@ -203,6 +203,7 @@ class BlockStore:
         data: bytes | bytearray | memoryview,
         digest: bytes,
         origin: Origin = LOCAL,
+        lease_until_ns: int | None = None,
     ) -> bool:
         """Keep a block; one that is there already is kept as it is.
 
@@ -212,12 +213,17 @@ class BlockStore:
             data: Its bytes, which are copied unless they lie in a buffer of this store.
             digest: Over name and bytes.
             origin: Where it came from.
+            lease_until_ns: When a lease on it ends; None for no lease. A block that was leased
+                afterwards could be gone by then: room is kept at the expense of what is not leased.
 
         Returns:
             False if no room can be made because everything else is pinned, the block alone is
             over the limit, or blocks of its origin are barred.
         """
+        name = layout_id, key
         if self.get(layout_id, key) is not None:
+            if lease_until_ns is not None:
+                self.lease(name, lease_until_ns)
             return True
         if isinstance(data, memoryview) and self.arena.owns(data):
             buffer: memoryview | None = data
@@ -228,6 +234,8 @@ class BlockStore:
         if buffer is not data:
             buffer[:] = data
         kept = self.keep(layout_id, key, buffer, digest, origin)
+        if lease_until_ns is not None:
+            self.lease(name, lease_until_ns)
         self.keep_room()
         return kept is not None
 
@@ -247,16 +255,20 @@ class BlockStore:
         self._short_bytes = max(self._short_bytes, num_bytes)
         return self._loose.allocate(num_bytes)
 
-    def allocate(self, num_bytes: int) -> memoryview | None:
+    def allocate(self, num_bytes: int, *, spare_leased: bool = False) -> memoryview | None:
         """A buffer for a block, from the memory of this store; others are evicted for it.
+
+        Args:
+            num_bytes: Its size.
+            spare_leased: Evict no block that somebody will come for.
 
         Returns:
             None if no room can be made.
         """
-        if self._victims(num_bytes) is None:
+        if self._victims(num_bytes, spare_leased=spare_leased) is None:
             return None
         while (buffer := self.arena.allocate(num_bytes)) is None:
-            victim = next(self._evictable(), None)
+            victim = next(self._evictable(spare_leased=spare_leased), None)
             if victim is None:
                 return None
             self._evict(victim)
@@ -370,15 +382,19 @@ class BlockStore:
         self._policy.used(name)
         self._clean_bytes -= charged_bytes(len(block.data))
 
-    def _evictable(self) -> Iterator[BlockName]:
-        return (name for name in self._policy.order() if not self._blocks[name].pins)
+    def _evictable(self, *, spare_leased: bool = False) -> Iterator[BlockName]:
+        names = self._policy.unleased() if spare_leased else self._policy.order()
+        return (name for name in names if not self._blocks[name].pins)
 
     def keep_room(self) -> None:
-        """Evict until blocks can be received without waiting for room, if one found none."""
+        """Evict until blocks can be received without waiting for room, if one found none.
+
+        What somebody will come for stays: beside it there is room for a few blocks outside.
+        """
         room = min(self.capacity_bytes * RECEIVE_RATIO, RECEIVE_BYTES_MAX)
         room = max(room, charged_bytes(self._short_bytes))
         while self._short_bytes and self.arena.used_bytes > self.capacity_bytes - room:
-            victim = next(self._evictable(), None)
+            victim = next(self._evictable(spare_leased=True), None)
             if victim is None:
                 return
             if self._disk is not None and victim not in self._disk:
@@ -388,14 +404,14 @@ class BlockStore:
                     return  # Once the disk has written something this is tried again.
             self._evict(victim)
 
-    def _victims(self, num_bytes: int) -> list[BlockName] | None:
+    def _victims(self, num_bytes: int, *, spare_leased: bool = False) -> list[BlockName] | None:
         """Who has to go for a buffer of that size; None if not enough may go."""
         wanted = charged_bytes(num_bytes)
         if wanted > self.capacity_bytes:
             return None
         free = self.capacity_bytes - self.arena.used_bytes
         victims: list[BlockName] = []
-        candidates = self._evictable()
+        candidates = self._evictable(spare_leased=spare_leased)
         while free < wanted:
             victim = next(candidates, None)
             if victim is None:
