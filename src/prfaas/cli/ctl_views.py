@@ -15,6 +15,7 @@ _OBSTACLES = {
     "no_prefill_instance": "no engine there takes requests",
     "layout_mismatch": "its KV cache has another layout than ours",
     "link_limit": "the tenant has used its share of the links",
+    "no_room": "its blocks do not fit into the pool at home, beside those on their way",
 }
 
 

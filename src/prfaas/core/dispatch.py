@@ -8,6 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
+from prfaas.core.blocks import Layout
 from prfaas.core.calibration import CalibrationSettings
 from prfaas.core.fair_share import FairSettings
 from prfaas.core.policies import Bandwidth, PolicyName
@@ -125,6 +126,7 @@ class Arrival(NamedTuple):
         avoid: Instance that was tried already.
         tenant: Whose it is.
         may_ship: Whether its tenant may use the links.
+        layout: Of its blocks; None while unknown, and then they fit into every pool.
     """
 
     request_id: int
@@ -137,6 +139,7 @@ class Arrival(NamedTuple):
     avoid: str = ""
     tenant: str = ""
     may_ship: bool = True
+    layout: Layout | None = None
 
 
 class Routed(NamedTuple):

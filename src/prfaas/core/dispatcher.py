@@ -110,6 +110,10 @@ class Dispatcher:
             if entry.in_transfer and (entry.routed.source, entry.routed.destination) == pools
         ]
 
+    def set_room(self, pool: str, num_bytes: int) -> None:
+        """A pool of the PD cluster has so much memory for blocks; 0 is not known."""
+        self._ways.rooms.set_capacity(pool, num_bytes)
+
     # Reports
 
     def report_load(self, name: str, observed_at_ns: int, num_waiting: int) -> None:
@@ -176,6 +180,15 @@ class Dispatcher:
         else:
             routed = self._keep(arrival, decision, way, now_ns)
         entry = self._open[arrival.request_id] = _Open(routed, bool(routed.source))
+        if routed.source:
+            length = routed.hit_tokens if routed.pulls else arrival.shippable_tokens or 0
+            self._ways.rooms.take(
+                arrival.request_id,
+                routed.destination,
+                arrival.layout,
+                routed.present_tokens,
+                length,
+            )
         if decision.predicted_ns is not None and not again and not routed.pulls:
             predicted_ns = decision.predicted_ns - way.prediction.decode_wait_ns
             entry.expected = calibration.expect(predicted_ns, now_ns)
@@ -221,6 +234,10 @@ class Dispatcher:
             name = entry.routed.prefill
             self._book_of[name].done(name, request_id, now_ns)
 
+    def loaded(self, request_id: int) -> None:
+        """The blocks of a request are where it is decoded: its pool may drop them."""
+        self._ways.rooms.give_back(request_id)
+
     def prompt_ready(self, request_id: int, at_ns: int) -> None:
         """Decode of a request could begin at `at_ns`: later predictions are corrected by that.
 
@@ -251,6 +268,7 @@ class Dispatcher:
         if entry is None or (self._decode_book is None and not entry.routed.source):
             return
         self.transfer_over(request_id)
+        self.loaded(request_id)
         self._withdraw(request_id, entry, now_ns)
         if self._decode_book is not None:
             return
@@ -267,6 +285,7 @@ class Dispatcher:
         if entry is None or not entry.routed.pulls:
             return
         self.transfer_over(request_id)
+        self.loaded(request_id)
         routed = entry.routed = entry.routed._replace(source="")
         if entry.prefilling:
             self._withdraw(request_id, entry, now_ns)
@@ -295,6 +314,7 @@ class Dispatcher:
             return
         if entry.in_transfer:
             self.transfer_over(request_id)
+        self.loaded(request_id)
         del self._open[request_id]
         if self._paces is not None:
             self._paces.drop(request_id)
@@ -374,6 +394,11 @@ class Dispatcher:
     def promised_bytes(self) -> int:
         """Bytes promised to all links; 0 when no transfer is open."""
         return sum(link.book.promised_bytes for link in self.links)
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes of blocks on their way to the PD cluster's pools; 0 when nothing is."""
+        return self._ways.rooms.taken_bytes
 
     # Booking
 

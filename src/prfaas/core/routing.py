@@ -27,6 +27,8 @@ class Reason(StrEnum):
     """The request needs something that only one engine alone can give, prompt logprobs say."""
     LINK_LIMIT = "link_limit"
     """Its tenant has used its share of the links."""
+    NO_ROOM = "no_room"
+    """Its blocks do not fit into the PD cluster's pool, beside those on their way."""
     ALWAYS_LOCAL = "always_local"
     ALWAYS_REMOTE = "always_remote"
     FASTER_LOCAL = "faster_local"
@@ -51,6 +53,8 @@ _WORDS = {
     Reason.NOT_OFFLOADABLE: "long ({compared}), but nothing to ship: less than a new KV block, "
     "or a field that one engine alone can serve",
     Reason.LINK_LIMIT: "long ({compared}), but its tenant has used its share of the links",
+    Reason.NO_ROOM: "long ({compared}), but its KV blocks do not fit into the pool at home, beside "
+    "those on their way",
     Reason.ALWAYS_LOCAL: "the policy keeps every request at home ({compared})",
     Reason.ALWAYS_REMOTE: "the policy sends every request away ({compared})",
     Reason.FASTER_LOCAL: "long ({compared}), but predicted faster at home{predictions}",

@@ -12,6 +12,7 @@ from prfaas.core.picking import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate, Weigh
 from prfaas.core.policies import PolicyName
 from prfaas.core.predictions import PathSignals, Prediction, predict
 from prfaas.core.pulls import with_pull
+from prfaas.core.rooms import Rooms
 from prfaas.core.routing import Path, Reason, RoutingFacts
 from prfaas.core.stage import Instance, Stage
 
@@ -91,6 +92,7 @@ class Ways:
         self._settings = settings
         self._remotes = tuple(remotes) or (RemoteCluster("", ()),)
         self.links = Links(settings)
+        self.rooms = Rooms()
         weights = MIXED_WEIGHTS if home.decode is None else PREFILL_WEIGHTS
         self.home = Stage(home.prefill, settings.stale_after_ns, weights)
         self.away = {
@@ -183,6 +185,10 @@ class Ways:
         there = away.hit_tokens if away else pullable
         splits = arrival.offloadable and (shippable is None or shippable > held)
         obstacle = _obstacle(arrival, splits, barred)
+        if obstacle is None and not self.rooms.fits(
+            destination, arrival.layout, present, shippable or 0
+        ):
+            obstacle = Reason.NO_ROOM
         # Made as tuples: half the time of a call with four arguments, and one of eight.
         prompt = arrival.num_prompt_tokens
         known = prompt, held, there, obstacle, held - present, there - pullable

@@ -186,6 +186,7 @@ class Driver:
             Requests whose blocks were on their way over links that broke.
         """
         self._views[pool] = view
+        self.dispatcher.set_room(pool, view.memory_bytes)
         for name, its_pool in self._pool_of.items():
             if its_pool == pool:
                 self._describe(name)
@@ -271,6 +272,10 @@ class Driver:
         """The first token of a stream has come, on the path that was decided."""
         if self.split is None:
             self.dispatcher.prompt_ready(number, now_ns)
+
+    def loaded(self, number: int) -> None:
+        """An engine has begun to answer: the blocks of a request are not needed in its pool."""
+        self.dispatcher.loaded(number)
 
     def handed_over(self, number: int, now_ns: int) -> None:
         """All blocks of a request are where it is decoded."""
@@ -360,6 +365,7 @@ class Driver:
             avoid=avoid,
             tenant=ask.tenant,
             may_ship=ask.may_ship,
+            layout=ask.layout,
         )
 
     def cached(self, ask: Ask) -> tuple[dict[str, int], dict[str, int]]:

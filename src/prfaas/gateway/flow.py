@@ -247,6 +247,7 @@ class Flow:
         """An engine has begun to answer, which those before it could have done as well."""
         now_ns = time.monotonic_ns()
         self.driver.prefilled(number, now_ns)
+        self.driver.loaded(number)
         if exchange.record.ttft_ns is not None and exchange.record.fallback is None:
             self.driver.first_token(number, now_ns)
         if exchange.suspicion is not None:

@@ -22,6 +22,7 @@ class PoolView:
         links: Whether the link to a peer is up, by the peer's name.
         telemetry: What is measured of these links.
         is_draining: Whether it takes no new transfers.
+        memory_bytes: Memory that it has for blocks; 0 while it does not say.
     """
 
     is_live: bool = False
@@ -29,3 +30,4 @@ class PoolView:
     links: Mapping[str, bool] = field(default_factory=dict)
     telemetry: Mapping[str, LinkTelemetry] = field(default_factory=dict)
     is_draining: bool = False
+    memory_bytes: int = 0

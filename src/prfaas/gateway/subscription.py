@@ -146,5 +146,13 @@ class Subscription:
         self.facts = {layout_id: known[layout_id] for layout_id in present & known.keys()}
 
     def _tell(self) -> None:
-        view = PoolView(self.is_live, self.layouts, self.links, self.telemetry, self.is_draining)
+        host = self.tiers.get("host")
+        view = PoolView(
+            self.is_live,
+            self.layouts,
+            self.links,
+            self.telemetry,
+            self.is_draining,
+            host.capacity_bytes if host else 0,
+        )
         self._on_change(view)

@@ -104,6 +104,7 @@ async def running(
     *,
     has_wire: bool = False,
     plan_text: str = PLAN,
+    pd_memory_bytes: int = 1 << 22,
     **tables: Any,
 ) -> AsyncIterator[World]:
     """A world; `kv_events` is where engines publish and repeat them, `has_wire` that pools are
@@ -119,7 +120,7 @@ async def running(
             site = Site(
                 PoolSettings(
                     name=name,
-                    memory_bytes=1 << 22,
+                    memory_bytes=pd_memory_bytes if name == "pd-pool" else 1 << 22,
                     listen=(LOOPBACK, 0),
                     socket_path=directory / f"{name}.sock",
                     admin=(LOOPBACK, 0),
