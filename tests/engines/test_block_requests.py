@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from prfaas.engines.block_requests import (
     ANSWER_MAX_NS,
+    ASK_AGAIN_MAX_NS,
     ASK_AGAIN_NS,
     Answer,
     BlockRequests,
@@ -25,12 +26,14 @@ from prfaas.wire.messages.engine import (
     LookupDone,
     Store,
     StoreDone,
+    TransferOver,
 )
 from prfaas.wire.messages.fields import Key
 
 KEYS: list[Key] = [(0, bytes([n]) * 32) for n in range(4)]
 REQUESTS = ["one", "two"]
 WAIT_NS = 1_000_000_000
+TRANSFER = b"t" * 16
 
 
 class Pool:
@@ -172,19 +175,19 @@ def ask(pool: Pool) -> list[Answer]:
 
 
 def test_questions_of_one_step_go_out_as_one_message(pool: Pool) -> None:
-    pool.requests.begin("one", b"t" * 16, "prfaas-pool", WAIT_NS)
+    pool.requests.begin("one", TRANSFER, "prfaas-pool", WAIT_NS)
     assert ask(pool) == ask(pool) == [Answer.WAIT] * 4
     pool.requests.flush()
     pool.requests.flush()
     (lookup,) = pool.lookups()
     assert lookup.keys == KEYS
-    assert (lookup.transfer_id, lookup.source) == (b"t" * 16, "prfaas-pool")
+    assert (lookup.transfer_id, lookup.source) == (TRANSFER, "prfaas-pool")
     pool.answer(HIT)
     assert ask(pool) == [Answer.HIT] * 4
 
 
 def test_what_is_on_its_way_is_asked_again_and_missing_at_the_deadline(pool: Pool) -> None:
-    pool.requests.begin("one", b"t" * 16, "prfaas-pool", WAIT_NS)
+    pool.requests.begin("one", TRANSFER, "prfaas-pool", WAIT_NS)
     ask(pool)
     pool.requests.flush()
     pool.answer(ON_ITS_WAY)
@@ -203,7 +206,7 @@ def test_what_is_on_its_way_is_asked_again_and_missing_at_the_deadline(pool: Poo
 
 
 def test_what_arrives_while_waited_for_is_a_hit(pool: Pool) -> None:
-    pool.requests.begin("one", b"t" * 16, "prfaas-pool", WAIT_NS)
+    pool.requests.begin("one", TRANSFER, "prfaas-pool", WAIT_NS)
     ask(pool)
     pool.requests.flush()
     pool.answer(ON_ITS_WAY)
@@ -215,7 +218,7 @@ def test_what_arrives_while_waited_for_is_a_hit(pool: Pool) -> None:
 
 @pytest.mark.parametrize("wait_ns", [0, WAIT_NS, 3 * ANSWER_MAX_NS])
 def test_a_pool_node_that_hangs_is_not_waited_for_forever(pool: Pool, wait_ns: int) -> None:
-    pool.requests.begin("one", b"t" * 16, "prfaas-pool", wait_ns)
+    pool.requests.begin("one", TRANSFER, "prfaas-pool", wait_ns)
     ask(pool)
     pool.requests.flush()
     limit = max(wait_ns, ANSWER_MAX_NS)
@@ -259,7 +262,7 @@ def test_what_is_forgotten_counts_as_missing(pool: Pool) -> None:
 
 
 def test_what_was_on_its_way_is_missing_once_the_pool_is_gone(pool: Pool) -> None:
-    pool.requests.begin("one", b"t" * 16, "prfaas-pool", WAIT_NS)
+    pool.requests.begin("one", TRANSFER, "prfaas-pool", WAIT_NS)
     ask(pool)
     pool.requests.flush()
     pool.answer(ON_ITS_WAY)
@@ -293,3 +296,117 @@ def test_requests_come_and_go_while_the_pool_is_lost(pool: Pool) -> None:
         reader.join()
         sys.setswitchinterval(interval)
     assert failures == []
+
+
+def waiting(pool: Pool, keys: list[Key] = KEYS) -> None:
+    """A request has asked for its blocks, and all are on their way."""
+    pool.requests.begin("one", TRANSFER, "prfaas-pool", 10 * WAIT_NS)
+    assert not pool.requests.must_wait("one")
+    for key in keys:
+        pool.requests.look_up("one", key)
+    pool.requests.flush()
+    pool.answer(ON_ITS_WAY)
+
+
+def test_a_request_must_wait_until_an_answer_changes(pool: Pool) -> None:
+    waiting(pool)
+    assert not pool.requests.must_wait("one"), "the first answer is news"
+    assert ask(pool) == [Answer.WAIT] * 4
+    assert pool.requests.must_wait("one")
+    pool.now = ASK_AGAIN_NS
+    pool.requests.flush()
+    pool.answer(ON_ITS_WAY)
+    assert pool.requests.must_wait("one"), "the same answer is no news"
+    pool.now = 2 * ASK_AGAIN_NS
+    pool.requests.flush()
+    pool.answer(HIT)
+    assert not pool.requests.must_wait("one")
+    assert ask(pool) == [Answer.HIT] * 4
+
+
+def test_a_request_that_waits_in_vain_looks_up_again_at_its_deadline(pool: Pool) -> None:
+    waiting(pool)
+    pool.requests.must_wait("one")
+    ask(pool)
+    pool.now = 10 * WAIT_NS - 1
+    assert pool.requests.must_wait("one")
+    pool.now = 10 * WAIT_NS
+    assert not pool.requests.must_wait("one")
+    assert ask(pool) == [Answer.MISS] * 4
+
+
+@pytest.mark.parametrize("lose", [True, False])
+def test_a_lost_pool_or_block_is_news(pool: Pool, lose: bool) -> None:
+    waiting(pool)
+    pool.requests.must_wait("one")
+    ask(pool)
+    pool.lose() if lose else pool.requests.forget("one", KEYS[:1])
+    assert not pool.requests.must_wait("one")
+    assert ask(pool)[0] is Answer.MISS
+
+
+def test_the_end_of_a_transfer_has_its_blocks_asked_for_at_once(pool: Pool) -> None:
+    waiting(pool)
+    pool.requests.on_message(TransferOver(transfer_id=b"o" * 16))
+    pool.requests.flush()
+    assert pool.lookups() == []
+    pool.requests.on_message(TransferOver(transfer_id=TRANSFER))
+    pool.requests.flush()
+    assert [lookup.keys for lookup in pool.lookups()] == [KEYS]
+    pool.answer(MISS)
+    assert ask(pool) == [Answer.MISS] * 4
+
+
+def test_a_long_prompt_is_asked_for_less_often(pool: Pool) -> None:
+    """Seven thousand blocks, as of 115K tokens, for ten seconds."""
+    keys: list[Key] = [(0, number.to_bytes(32)) for number in range(7000)]
+    waiting(pool, keys)
+    asked = 0
+    while pool.now < 10 * ASK_AGAIN_MAX_NS:
+        pool.now += ASK_AGAIN_NS
+        pool.requests.flush()
+        asked += sum(len(lookup.keys) for lookup in pool.lookups())
+        pool.answer(ON_ITS_WAY)
+    assert asked <= 18 * len(keys)
+    pool.now += ASK_AGAIN_MAX_NS
+    pool.requests.flush()
+    assert pool.lookups() == [], "nothing is asked after the deadline"
+
+
+def test_what_came_is_asked_for_once_more_before_the_deadline(pool: Pool) -> None:
+    keys: list[Key] = [(0, number.to_bytes(32)) for number in range(7000)]
+    waiting(pool, keys)
+    pool.now = 10 * WAIT_NS - 2 * ASK_AGAIN_NS
+    pool.requests.flush()
+    pool.answer(ON_ITS_WAY)
+    pool.now += ASK_AGAIN_NS
+    pool.requests.flush()
+    [lookup] = pool.lookups()
+    assert len(lookup.keys) == len(keys)
+    pool.answer(HIT)
+    assert pool.requests.look_up("one", keys[0]) is Answer.HIT
+
+
+def test_nothing_is_waited_for_where_nothing_is_awaited(pool: Pool) -> None:
+    pool.requests.wait_for_news(3600)
+    waiting(pool)
+    pool.requests.wait_for_news(3600)  # Its answer came since.
+    pool.lose()
+    pool.requests.wait_for_news(3600)
+    pool.requests.wait_for_news(3600)
+
+
+@pytest.mark.parametrize("awaits", ["blocks", "job"])
+def test_whoever_waits_for_news_is_woken_by_them(pool: Pool, awaits: str) -> None:
+    if awaits == "job":
+        pool.requests.submit(Store(job=1, keys=KEYS[:1], rows=[0]))
+    else:
+        waiting(pool)
+        pool.requests.wait_for_news(3600)
+    woken = threading.Thread(target=pool.requests.wait_for_news, args=(3600,))
+    woken.start()
+    pool.requests.on_message(
+        StoreDone(job=1, stored=True) if awaits == "job" else TransferOver(transfer_id=TRANSFER)
+    )
+    woken.join(timeout=30)
+    assert not woken.is_alive()

@@ -26,7 +26,16 @@ from prfaas.wire.identity import identity_in
 from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.codec import AnyMessage, decode, encode
-from prfaas.wire.messages.engine import EngineHello, Load, Lookup, LookupDone, Push, PushDone, Store
+from prfaas.wire.messages.engine import (
+    EngineHello,
+    Load,
+    Lookup,
+    LookupDone,
+    Push,
+    PushDone,
+    Store,
+    TransferOver,
+)
 from prfaas.wire.messages.fields import wire_keys
 from prfaas.wire.messages.gateway import Subscribe
 from prfaas.wire.messages.layouts import layout_spec
@@ -129,6 +138,8 @@ class Engine:
         self.memory = mmap.mmap(self.descriptor, ROW_BYTES * NUM_ROWS)
         self.memory[:] = bytes([PADDING]) * len(self.memory)
         self.found: dict[int, bytes] = {}
+        self.over: list[bytes] = []
+        """Transfers whose end it was told."""
         self.done: dict[int, JobDone] = {}
         self._next_job = 1_000_000
         self.requests = BlockRequests(self.send, time.monotonic_ns)
@@ -146,6 +157,8 @@ class Engine:
     def _on_message(self, message: AnyMessage) -> None:
         if isinstance(message, LookupDone):
             self.found[message.job] = message.found
+        elif isinstance(message, TransferOver):
+            self.over.append(message.transfer_id)
         self.requests.on_message(message)
 
     async def connected(self) -> None:

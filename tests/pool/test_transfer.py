@@ -80,6 +80,28 @@ async def test_a_block_is_on_its_way_until_the_commit(world: World) -> None:
     assert await decode.look_up(PROMPT[:2], transfer) == [HIT, MISS]
 
 
+@pytest.mark.parametrize("ends", ["commit", "abort", "expiry"])
+async def test_who_waits_for_blocks_is_told_once_that_no_more_come(world: World, ends: str) -> None:
+    _, pd, prefill, decode = await world.two_sites()
+    transfer = prefill.push()
+    assert await prefill.store(PROMPT[:1], transfer)
+    await until(lambda: pd.held() == {PROMPT[0]})
+    for _ in range(2):
+        assert await decode.look_up(PROMPT[:2], transfer) == [HIT, ON_ITS_WAY]
+    assert decode.over == []
+    match ends:
+        case "commit":
+            prefill.push_done(transfer)
+        case "abort":
+            pd.node.inbound.aborted(transfer, "nobody waits")
+        case "expiry":
+            pd.node.inbound._transfers.get(transfer).deadline_ns = 0  # type: ignore[union-attr]
+            pd.node.inbound.expire()
+    await until(lambda: decode.over)
+    assert await decode.look_up(PROMPT[:2], transfer) == [HIT, MISS]
+    assert decode.over == [transfer]
+
+
 async def test_nothing_is_on_its_way_from_where_nobody_is_connected(world: World) -> None:
     _, _, _, decode = await world.two_sites()
     transfer = secrets.token_bytes(16)
@@ -134,6 +156,7 @@ async def test_engines_of_one_pool_hand_blocks_over_without_a_link(world: World)
     assert await prefill.store(PROMPT[:2], transfer)
     assert await decode.look_up(PROMPT[:3], transfer, source="pd-pool") == [HIT] * 2 + [ON_ITS_WAY]
     prefill.push_done(transfer)
+    await until(lambda: decode.over == [transfer])
     assert await prefill.store(PROMPT[2:3])
     assert await decode.look_up(PROMPT[:4], transfer, source="pd-pool") == [HIT] * 3 + [MISS]
     assert pd.metric("pool_blocks_dropped_total", reason="unknown_peer") == 0

@@ -25,6 +25,7 @@ from prfaas.wire.messages.engine import (
     Store,
     StoreDone,
     Touch,
+    TransferOver,
 )
 from prfaas.wire.messages.fields import (
     GROUPS_MAX,
@@ -103,6 +104,7 @@ EVERY: list[AnyMessage] = [
     PushDone(transfer_id=TRANSFER, rest=KEYS),
     Lookup(job=2, keys=KEYS, transfer_id=TRANSFER, source="prfaas-pool"),
     LookupDone(job=2, found=b"\0\1\2"),
+    TransferOver(transfer_id=TRANSFER),
     Load(job=3, keys=KEYS, rows=[0, 1]),
     LoadDone(job=3, loaded=b"\1\0"),
     Touch(keys=KEYS),

@@ -1,7 +1,7 @@
 """An engine's view of its pool node: jobs under way, and what is known of blocks.
 
-No vLLM in here: the tier translates. All methods but the two `_on_*` callbacks are called from the
-engine's scheduler thread; none of them waits.
+No vLLM in here: the tier translates. All methods but the two `on_*` callbacks are called from the
+engine's scheduler thread; only `wait_for_news` waits.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.codec import AnyMessage
 from prfaas.wire.messages.engine import (
     HIT,
+    MISS,
     ON_ITS_WAY,
     Load,
     LoadDone,
@@ -22,11 +23,14 @@ from prfaas.wire.messages.engine import (
     LookupDone,
     Store,
     StoreDone,
+    TransferOver,
 )
 from prfaas.wire.messages.fields import Key
 
-ASK_AGAIN_NS = 5_000_000
-"""A block on its way is asked for again after this long."""
+ASK_AGAIN_NS, ASK_AGAIN_MAX_NS, ASK_AGAIN_KEY_NS = 20_000_000, 1_000_000_000, 100_000
+"""Blocks on their way are asked for again after this long at least and at most, and in between so
+long for each: engine and pool node then spend less than a tenth of a core on asking. The pool node
+reports the end of a transfer without being asked."""
 ANSWER_MAX_NS = 1_000_000_000
 """A pool node that leaves a lookup unanswered for this long hangs; it answers in microseconds."""
 
@@ -69,7 +73,14 @@ class _Request:
     asked: dict[Key, int] = field(default_factory=dict)
     """When each was asked, while there is no answer."""
     waiting: dict[Key, None] = field(default_factory=dict)
-    waited_at_ns: int = 0
+    """On their way, to be asked again."""
+    ask_at_ns: int = 0
+    """When `waiting` is asked again."""
+    wait_until_ns: int = 0
+    """When the first answer WAIT since `must_wait` returned False becomes MISS by time alone; 0
+    without one."""
+    has_news: bool = False
+    """An answer has changed since then."""
 
 
 class BlockRequests:
@@ -88,6 +99,7 @@ class BlockRequests:
         self._lookups: dict[int, tuple[_Request, list[Key]]] = {}
         self._jobs: dict[int, Store | Load] = {}
         self._done: list[JobDone] = []
+        self._news = threading.Event()
         self._next_lookup = 0
 
     # --- requests and lookups ---
@@ -107,32 +119,67 @@ class BlockRequests:
         """What is known of a block; the first question about it is answered with WAIT."""
         with self._lock:
             state = self._requests.setdefault(request, _Request(None, "", 0))
-            answer = state.answers.get(key)
+            answer, now = state.answers.get(key), self._clock_ns()
+            if answer not in (None, ON_ITS_WAY):
+                return Answer.HIT if answer == HIT else Answer.MISS
+            limit = state.deadline_ns
             if answer is None:
                 asked_at = state.asked.get(key)
                 if asked_at is None:
                     state.unasked[key] = None
-                    return Answer.WAIT
-                limit = max(state.deadline_ns, asked_at + ANSWER_MAX_NS)
-                return Answer.WAIT if self._clock_ns() < limit else Answer.MISS
-        if answer == ON_ITS_WAY:
-            return Answer.WAIT if self._clock_ns() < state.deadline_ns else Answer.MISS
-        return Answer.HIT if answer == HIT else Answer.MISS
+                limit = max(limit, (now if asked_at is None else asked_at) + ANSWER_MAX_NS)
+            if now >= limit:
+                return Answer.MISS
+            state.wait_until_ns = min(state.wait_until_ns or limit, limit)
+            return Answer.WAIT
+
+    def must_wait(self, request: str) -> bool:
+        """Return True while every lookup of a request would be answered as it was.
+
+        That is the case from an answer WAIT until the pool node or the time changes one. A False
+        begins a new round: the caller looks up again.
+        """
+        with self._lock:
+            state = self._requests.get(request)
+            if state is None:
+                return False
+            if not state.has_news and self._clock_ns() < state.wait_until_ns:
+                return True
+            state.has_news, state.wait_until_ns = False, 0
+            return False
+
+    def wait_for_news(self, limit_s: float) -> None:
+        """Wait until the pool node says something; return at once where nothing is awaited.
+
+        What has been said since the last call counts.
+
+        Args:
+            limit_s: Longest wait, seconds.
+        """
+        with self._lock:
+            is_awaited = bool(self._lookups or self._jobs) or any(
+                state.waiting for state in self._requests.values()
+            )
+        if is_awaited:
+            self._news.wait(limit_s)
+        self._news.clear()
 
     def forget(self, request: str, keys: Iterable[Key]) -> None:
         """What was known of these blocks is no longer true: they count as missing."""
         state = self._requests.get(request)
         if state is not None:
             with self._lock:
-                state.answers.update((key, 0) for key in keys)
+                state.answers.update(dict.fromkeys(keys, MISS))
+                state.has_news = True
 
     def flush(self) -> None:
         """Ask the pool node what look_up could not answer. Called once a scheduler step."""
         now = self._clock_ns()
         for state in self._requests.values():
             with self._lock:
-                if state.waiting and now - state.waited_at_ns >= ASK_AGAIN_NS:
-                    state.unasked.update(state.waiting)
+                if state.waiting and now >= state.ask_at_ns:
+                    if now < state.deadline_ns:
+                        state.unasked.update(state.waiting)
                     state.waiting.clear()
                 keys = list(state.unasked)
                 state.unasked.clear()
@@ -154,13 +201,18 @@ class BlockRequests:
             state, keys = self._lookups.pop(job, (None, []))
             if state is None:
                 return
-            state.waited_at_ns = self._clock_ns()
             # What the answer leaves out is missing.
             for key, answer in zip(keys, found.ljust(len(keys), b"\0"), strict=False):
                 state.asked.pop(key, None)
+                state.has_news |= state.answers.get(key) != answer
                 state.answers[key] = answer
                 if answer == ON_ITS_WAY:
                     state.waiting[key] = None
+            pause_ns = min(len(state.waiting) * ASK_AGAIN_KEY_NS, ASK_AGAIN_MAX_NS)
+            now = self._clock_ns()
+            # Once more shortly before the deadline, when what is not known to be there is missing.
+            ask_at_ns = min(now + pause_ns, state.deadline_ns - ASK_AGAIN_NS)
+            state.ask_at_ns = max(ask_at_ns, now + ASK_AGAIN_NS)
 
     # --- jobs ---
 
@@ -204,15 +256,27 @@ class BlockRequests:
             self._finish(message.job, ok=message.stored, loaded=b"")
         elif isinstance(message, LoadDone):
             self._finish(message.job, ok=True, loaded=message.loaded, sources=message.sources)
+        elif isinstance(message, TransferOver):
+            self._ask_at_once(message.transfer_id)
+        self._news.set()
+
+    def _ask_at_once(self, transfer_id: bytes) -> None:
+        """What is still waited for with a transfer has come or never will."""
+        with self._lock:
+            for state in self._requests.values():
+                if state.transfer_id == transfer_id:
+                    state.ask_at_ns = 0
 
     def on_lost(self) -> None:
         """The pool node is gone: nothing that was asked will be answered, nothing is on its way."""
         with self._lock:
             lookups, jobs = list(self._lookups.items()), list(self._jobs)
             for state in self._requests.values():
-                state.answers.update(dict.fromkeys(state.waiting, 0))
+                state.answers.update(dict.fromkeys(state.waiting, MISS))
                 state.waiting.clear()
+                state.has_news = True
         for job, (_, keys) in lookups:
             self._answer(job, bytes(len(keys)))
         for job in jobs:
             self._finish(job, ok=False, loaded=b"")
+        self._news.set()

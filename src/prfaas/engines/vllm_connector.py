@@ -7,8 +7,8 @@
             "kv_connector_extra_config": {"cpu_bytes_to_use": 17179869184,
                 "prfaas_engine": "NAME", "prfaas_pool": "/path/to/pool.sock"}}'
 
-The connector adds nothing to vLLM's but the description of the cache groups, which only the
-connector is given, and the choice of the tier.
+The connector adds to vLLM's the description of the cache groups, which only the connector is given,
+the choice of the tier, and pauses in steps that can do nothing but wait for blocks (`pacing.py`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ import logging
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.platforms import current_platform
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.request import Request
 
 from prfaas.config.engine_args import data_parallel_events_refused, pipeline_refused
+from prfaas.core.blocks import CacheGroup
+from prfaas.engines.pacing import EmptySteps
 from prfaas.engines.shared_memory import claim, remove_abandoned
-from prfaas.engines.vllm_layout import describe
+from prfaas.engines.vllm_layout import check_block_size, describe
 from prfaas.engines.vllm_tier import PrfaasTier
 from prfaas.errors import ConfigError
 
@@ -42,9 +46,45 @@ class PrfaasConnector(OffloadingConnector):
         self._claim = claim(vllm_config.kv_transfer_config.engine_id)
         for region in remove_abandoned():
             log.warning("removed %s, which an engine that was killed had left", region)
+        if current_platform.is_cpu():
+            from prfaas.engines.vllm_cpu import sleep_when_idle
+
+            sleep_when_idle()
         if role == KVConnectorRole.SCHEDULER:
             tier["row_layout"] = describe(vllm_config, kv_cache_config)
         super().__init__(vllm_config, role, kv_cache_config)
+        # Ranks of data parallelism step together: a pause of one holds up the others.
+        self._may_pause = vllm_config.parallel_config.data_parallel_size == 1
+        if self.connector_scheduler is not None:
+            [our_tier] = self.connector_scheduler.manager.secondary_tiers
+            self._steps = EmptySteps(our_tier.must_wait, our_tier.wait_for_news)
+            self._cache_config = vllm_config.cache_config
+            self._unchecked: tuple[CacheGroup, ...] = tier["row_layout"].layout.groups
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Tokens of a prompt that can be loaded; None while some may still come."""
+        if self._steps.is_waiting(request.request_id, num_computed_tokens):
+            return None, False
+        found, later = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        decided = found is not None
+        self._steps.looked_up(request.request_id, num_computed_tokens, decided=decided)
+        return found, later
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        """What the workers have to copy; ends a step that has nothing to run with a pause."""
+        if self._unchecked:
+            # The engine's configuration may change until it runs.
+            check_block_size(self._cache_config.block_size, self._unchecked)
+            self._unchecked = ()
+        meta = super().build_connector_meta(scheduler_output)
+        ended = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
+        self._steps.scheduled(scheduler_output.num_scheduled_tokens, ended)
+        copies = self.scheduler._jobs or meta.jobs_to_flush
+        if self._may_pause and not scheduler_output.total_num_scheduled_tokens and not copies:
+            self._steps.pause()
+        return meta
 
     def reset_cache(self) -> bool | None:
         """Drop all blocks in host memory, and what is remembered of where they came from."""

@@ -6,6 +6,7 @@ Read from vLLM's own configuration objects, in the scheduler process.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -72,7 +73,7 @@ def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> RowLayo
         _group(config, kv_cache_config, group.group_id, group.tokens_per_block, extents)
         for group in config.groups
     )
-    _check_block_size(vllm_config.cache_config.block_size, groups)
+    keep_block_size(vllm_config.cache_config, groups)
     unnamed = Layout(
         b"",
         config.cache.tokens_per_hash,
@@ -85,11 +86,28 @@ def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> RowLayo
     return RowLayout(layout, extents, facts, model)
 
 
-def _check_block_size(scheduled: int, groups: tuple[CacheGroup, ...]) -> None:
-    """Refuse a scheduler that would not stop where linear state can be stored.
+def keep_block_size(cache_config: Any, groups: tuple[CacheGroup, ...]) -> None:
+    """Keep the block size that the engine found for a hybrid model, also without `--block-size`.
 
-    vLLM enlarges the block of a hybrid model in its workers; a scheduler that was not told cuts
-    prefill at multiples of the default, where no block of state ends, and nothing is reusable.
+    vLLM enlarges the block of a hybrid model in its workers, and the engine takes the size over
+    before it makes the connector. Afterwards it initialises its configuration once more, which on
+    CPUs sets a size that is not the user's back to 128. The scheduler would then cut prefill where
+    no block of state ends, and nothing could be reused.
+    """
+    if any(group.kind is GroupKind.LINEAR_STATE for group in groups):
+        cache_config.user_specified_block_size = True
+
+
+def check_block_size(scheduled: int, groups: Sequence[CacheGroup]) -> None:
+    """Refuse a scheduler that does not stop where linear state can be stored.
+
+    Args:
+        scheduled: Block size that the scheduler cuts prefill by, tokens, while it runs; before
+            that it may still change.
+        groups: Cache groups.
+
+    Raises:
+        ConfigError: No multiple of it ends a block of state.
     """
     for group in groups:
         if group.kind is GroupKind.LINEAR_STATE and scheduled % group.tokens_per_block:

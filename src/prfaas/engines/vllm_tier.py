@@ -170,6 +170,18 @@ class PrfaasTier(SecondaryTierManager):
             if push.context._offload_key_positions:
                 self._announce(push)
 
+    def must_wait(self, request: str) -> bool:
+        """Return True while all lookups of a request would be answered as before, with RETRY."""
+        return self._requests.must_wait(request)
+
+    def wait_for_news(self, limit_s: float) -> None:
+        """Wait until the pool node says something, where anything is awaited from it.
+
+        Args:
+            limit_s: Longest wait, seconds.
+        """
+        self._requests.wait_for_news(limit_s)
+
     # --- jobs ---
 
     def submit_store(self, job_metadata: TransferJob) -> None:

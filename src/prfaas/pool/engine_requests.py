@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 
 from prfaas.core.blocks import BlockKey, BlockName
@@ -34,6 +34,7 @@ from prfaas.wire.messages.engine import (
     Store,
     StoreDone,
     Touch,
+    TransferOver,
 )
 from prfaas.wire.messages.fields import keys_of
 from prfaas.wire.messages.link import Pull
@@ -42,6 +43,8 @@ READS_MAX = 8
 """Blocks that one request has read from disk at a time: each holds memory."""
 WAITING_MAX = 10_000
 """Stores of one engine that wait for those before them; its rows are fewer."""
+AWAITED_MAX = 10_000
+"""Transfers whose end engines are told; of older ones they ask by themselves."""
 Waiting = deque[Callable[[], Coroutine[None, None, None]]]
 
 
@@ -83,6 +86,8 @@ class EngineRequests:
         self._pushes: dict[bytes, tuple[EngineSession, OutboundLink]] = {}
         self._handed_over: dict[bytes, EngineSession] = {}
         """Transfers between engines of this host that are not complete, and who stores."""
+        self._awaited: OrderedDict[bytes, set[EngineSession]] = OrderedDict()
+        """Who was told that blocks come with these transfers."""
         self._tasks: dict[asyncio.Task[None], EngineSession] = {}
         """Requests that are under way."""
         self._copies = EngineCopies(store, metrics)
@@ -122,12 +127,19 @@ class EngineRequests:
                 del self._pushes[transfer_id]
                 link.abort(transfer_id, "engine_lost", tell_peer=True)
         self._queues.pop(engine, None)
+        for engines in self._awaited.values():
+            engines.discard(engine)
         for transfer_id, owner in list(self._handed_over.items()):
             if owner is engine:
-                del self._handed_over[transfer_id]
+                self._hand_over_ended(transfer_id)
         for task, waiting in list(self._tasks.items()):
             if waiting is engine:
                 task.cancel()
+
+    def transfer_over(self, transfer_id: bytes) -> None:
+        """A transfer has ended: engines that wait for its blocks are told."""
+        for engine in self._awaited.pop(transfer_id, ()):
+            _answer(engine, TransferOver(transfer_id=transfer_id))
 
     def close(self) -> None:
         """Nothing more is asked."""
@@ -187,7 +199,7 @@ class EngineRequests:
         self._pushes[message.transfer_id] = engine, link
 
     async def _close_push(self, engine: EngineSession, message: PushDone) -> None:
-        self._handed_over.pop(message.transfer_id, None)
+        self._hand_over_ended(message.transfer_id)
         _, link = self._pushes.pop(message.transfer_id, (engine, None))
         if link is None:
             return
@@ -198,6 +210,10 @@ class EngineRequests:
             keys_of(message.rest),
             tell_missing=False,
         )
+
+    def _hand_over_ended(self, transfer_id: bytes) -> None:
+        if self._handed_over.pop(transfer_id, None) is not None:
+            self.transfer_over(transfer_id)
 
     def _is_on_disk_only(self, name: BlockName) -> bool:
         return name in self._store and not self._store.has_in_memory(name)
@@ -219,7 +235,8 @@ class EngineRequests:
     ) -> None:
         stored, origin = True, computed(engine.name, frozenset(message.sources))
         for part in self._copies.batches(engine, named):
-            blocks = await self._copies.take(engine, part, origin)
+            # What an engine merely caches must not cost what another one waits for.
+            blocks = await self._copies.take(engine, part, origin, spare_leased=not wanted)
             for (key, _), block in zip(part, blocks, strict=True):
                 stored = stored and block is not None
                 if key in wanted and message.transfer_id is not None:
@@ -291,6 +308,10 @@ class EngineRequests:
             HIT if (layout_id, key) in self._store else absent for key in keys_of(message.keys)
         )
         _answer(engine, LookupDone(job=message.job, found=found))
+        if message.transfer_id is not None and ON_ITS_WAY in found:
+            self._awaited.setdefault(message.transfer_id, set()).add(engine)
+            if len(self._awaited) > AWAITED_MAX:
+                self._awaited.popitem(last=False)
 
     def _is_on_its_way(self, transfer_id: bytes, source: str) -> bool:
         if source == self._name:

@@ -333,6 +333,8 @@ class PoolNode:
 
     def _transfer_ended(self, direction: str, transfer: Transfer) -> None:
         self._one_ended.set()
+        if direction == RECEIVED:
+            self._requests.transfer_over(transfer.transfer_id)
         now = self._clock_ns()
         self._spans.ended(direction, transfer, now)
         self.metrics.transfers.labels(direction=direction, state=transfer.state).inc()

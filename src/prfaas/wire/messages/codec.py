@@ -20,6 +20,7 @@ from prfaas.wire.messages.engine import (
     Store,
     StoreDone,
     Touch,
+    TransferOver,
 )
 from prfaas.wire.messages.gateway import (
     Evicted,
@@ -63,6 +64,7 @@ AnyMessage = (
     | Load
     | LoadDone
     | Touch
+    | TransferOver
     | PoolHello
     | Join
     | Resumed

@@ -100,6 +100,12 @@ class LookupDone(Message, tag="lookup_done"):
 MISS, HIT, ON_ITS_WAY = 0, 1, 2
 
 
+class TransferOver(Message, tag="transfer_over"):
+    """A transfer has ended, well or not, for whose blocks the engine was told to wait."""
+
+    transfer_id: TransferId
+
+
 class Load(Message, tag="load"):
     """Copy these blocks into these rows."""
 
