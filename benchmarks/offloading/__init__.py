@@ -1,0 +1,1 @@
+"""CPU time and throughput of offloaded prompts, beside one engine that prefills them itself."""
