@@ -88,3 +88,10 @@ async def test_strangers_learn_how_much_is_missing_and_operators_what(
         status, text = await health("operator")
         assert status == 503
         assert "engine prefill" in text
+
+
+async def test_a_stream_names_no_software_either(world: World) -> None:
+    body = {"prompt": "hi", "stream": True}
+    async with world.http.post(f"{world.url}/v1/completions", json=body) as response:
+        assert response.status == 200
+        assert response.headers.getall("Server") == ["prfaas"]

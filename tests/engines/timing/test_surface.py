@@ -299,3 +299,14 @@ async def test_kv_events_are_numbered_and_sent_again(checkpoint: Path, tmp_path:
     stored = sum(len(event["block_hashes"]) for event in events[:-1] if event["group_idx"] == 0)
     assert stored == 6
     assert events[-1] == {"type": "AllBlocksCleared"}
+
+
+@pytest.mark.parametrize("sent", [b"GET /nowhere HTTP/1.1\r\nHost: x", b"G\x00T / HTTP/1.1"])
+async def test_its_answers_name_no_software(engine: Engine, sent: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(engine.url.rpartition(":")[2]))
+    writer.write(sent + b"\r\nConnection: close\r\n\r\n")
+    answer = (await reader.read()).lower()
+    writer.close()
+    assert b"server: prfaas\r\n" in answer
+    for word in (b"python", b"aiohttp", b"b'"):
+        assert word not in answer
