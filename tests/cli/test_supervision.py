@@ -188,8 +188,31 @@ async def test_restarts_begin_with_the_first_start(make: Make, tmp_path: Path) -
     once += f"    pathlib.Path({str(tmp_path / 'once')!r}).touch()\n    sys.exit(3)\n"
     engine.command.args[3] = once + engine.command.args[3]
     async with kept(engine, gateway) as (supervisor, changes):
-        assert phase_of(supervisor, "engine") is Phase.READY
+        await until(lambda: phase_of(supervisor, "engine") is Phase.READY)
         assert [c.phase for c in changes if c.part is gateway] == [Phase.STARTING, Phase.READY]
+
+
+async def test_a_part_that_hangs_in_its_first_start_does_not_keep_the_others_from_starting(
+    make: Make,
+) -> None:
+    pool, engine, gateway = make("pool", SILENT), make("engine"), make("gateway")
+    pool.start_timeout_ns = 10**9
+    gateway.whole_url = pool.health_url  # never whole without the pool
+    supervisor = Supervisor([[pool], [engine, gateway]], restart=True)
+    async with stopped(supervisor):
+        await supervisor.start()
+        assert phase_of(supervisor, "engine") is Phase.READY
+        assert phase_of(supervisor, "gateway") is Phase.READY
+        assert "was not ready within 1 s" in reason_of(supervisor, "pool")
+
+
+async def test_without_restarts_a_hanging_first_start_ends_with_the_reason(make: Make) -> None:
+    pool = make("pool", SILENT)
+    pool.start_timeout_ns = 10**9
+    supervisor = Supervisor([[pool], [make("engine")]])
+    async with stopped(supervisor):
+        with pytest.raises(EngineError, match="pool was not ready within 1 s"):
+            await supervisor.start()
 
 
 async def test_a_process_that_can_not_be_started_is_a_failure_of_its_part_alone(make: Make) -> None:

@@ -78,7 +78,8 @@ class Supervisor:
         return [_change(keeper) for keeper in self._keepers.values()]
 
     async def start(self) -> None:
-        """Start everything and wait until all of it is ready, or given up if parts are restarted.
+        """Start everything and wait until all is ready; of parts that are restarted, until each is
+        ready or has failed once.
 
         Raises:
             ConfigError: A part found a mistake in its settings; its own line says which.
@@ -92,7 +93,7 @@ class Supervisor:
         for part in self.parts:
             while part.whole_url and not await answers(self._http, part.whole_url):
                 self._check_start()
-                if any(change.phase is Phase.FAILED for change in self.changes()):
+                if any(each.failures and each.phase is not Phase.READY for each in self.changes()):
                     return
                 await asyncio.sleep(processes.POLL_S)
 
@@ -149,7 +150,12 @@ class Supervisor:
         while waiting:
             await asyncio.sleep(processes.POLL_S)
             self._check_start()
-            waiting = {n for n in waiting if self._keepers[n].restarts.phase not in _SETTLED}
+            waiting = {name for name in waiting if not self._is_settled(name)}
+
+    def _is_settled(self, name: str) -> bool:
+        """Whether nobody has to wait for a part: it is ready, or has failed and is tried again."""
+        restarts = self._keepers[name].restarts
+        return restarts.phase in _SETTLED or restarts.failures > 0
 
     def _check_start(self) -> None:
         """Raise what ends a first start: an operator's mistake, or any failure, unrestarted."""
