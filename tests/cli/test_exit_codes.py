@@ -84,10 +84,12 @@ def test_a_deployment_that_runs_stops_in_good_order(
 def test_a_deployment_that_starts_was_not_done(
     start: Start, tmp_path: Path, command: str, number: signal.Signals
 ) -> None:
+    from prfaas.engines.checkpoint import make_tokenizer
+
     # Nobody answers there, and it may take long: the start goes on until it is stopped.
     file, _ = placed(LAPTOP, tmp_path)
     text = file.read_text().replace("generate = true        #", "generate = false       #")
-    (tmp_path / "model").mkdir()
+    make_tokenizer(tmp_path / "model")
     (tmp_path / "model" / "config.json").write_text("{}")
     head, mark, tail = text.partition("[clusters.pd.pools.pd-pool]\n")
     with socket.create_server(("127.0.0.1", 0)) as silent:

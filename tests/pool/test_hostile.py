@@ -289,7 +289,7 @@ def num_descriptors() -> int:
         (encode(Push(transfer_id=TRANSFER, peer="p")), 1),
         (encode(hello("e")) * 2, 1),
         (encode(lying(num_rows=NUM_ROWS + 1)), 1),
-        (encode(Push(transfer_id=TRANSFER, peer="p"))[:12] + b"\xc1" * 60, 1),
+        (encode(Push(transfer_id=TRANSFER, peer="p"))[:12] + b"\xc1" * 200, 1),
         (b"", 0),
     ],
 )
