@@ -1,0 +1,70 @@
+"""Real engines forget what they hold, whatever they are doing, and go on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.live.conftest import Live, document
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+
+async def purge(live: Live) -> dict[str, Any]:
+    url = f"{live.url}/control/purge"
+    async with live.http.post(url, json={"source": "prfaas-pool"}) as reply:
+        report: dict[str, Any] = await reply.json()
+        assert reply.status == 200, report
+        return report
+
+
+async def held(live: Live, text: str) -> dict[str, int]:
+    """Tokens of a chat that each pool node and engine holds."""
+    return {name: found["hit_tokens"] for name, found in (await live.look(text)).items()}
+
+
+async def test_after_a_purge_nobody_holds_what_came_and_the_next_prompt_is_right(
+    live: Live,
+) -> None:
+    text = "Purge this. " + document(3000, start=800)
+    _, headers = await live.chat(text)
+    assert headers["X-Prfaas-Path"] == "remote"
+    before = await held(live, text)
+    assert before["pd-pool"] > 0
+    report = await purge(live)
+    assert report["is_complete"], report
+    amounts = {pool["name"]: pool["num_blocks"] for pool in report["pools"]}
+    assert amounts["pd-pool"] > 0
+    after = await held(live, text)
+    assert after["pd-pool"] == 0
+    answer, headers = await live.chat(text)
+    assert headers["X-Prfaas-Path"] == "remote"
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert answer["choices"][0]["message"]["content"] == await live.alone(text, "purged")
+
+
+async def test_engines_forget_under_load(live: Live) -> None:
+    """Prompts are computed, handed over, loaded and decoded while a purge runs."""
+    texts = [f"[{n}] crowd. " + document(2500, start=100 * n) for n in range(4)]
+    crowd = [asyncio.create_task(live.chat(text, max_tokens=48)) for text in texts]
+
+    async def running() -> bool:
+        url = live.topology.engines["pd-engine"]
+        return await live.metric(url, "vllm:num_requests_running") > 0
+
+    while not await running() and not all(task.done() for task in crowd):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    report = await purge(live)
+    answers = await asyncio.gather(*crowd)
+    assert report["is_complete"], report
+    for number, (text, (answer, _)) in enumerate(zip(texts, answers, strict=True)):
+        expected = await live.alone(text, f"crowd {number}", max_tokens=48)
+        assert answer["choices"][0]["message"]["content"] == expected
+    again, _ = await live.chat(texts[0])
+    assert again["choices"][0]["message"]["content"] == await live.alone(texts[0], "crowd again")
