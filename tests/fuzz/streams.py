@@ -16,7 +16,7 @@ from prfaas.wire.fragments import (
 from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.messages.base import Message, Ping
 from prfaas.wire.messages.codec import decode, encode
-from prfaas.wire.messages.gateway import Subscribe
+from prfaas.wire.messages.gateway import Purge, PurgeEnd, Subscribe
 from prfaas.wire.messages.link import Abort, Commit, Join, Offer, PoolHello
 
 STEP_BYTES = 1 << 12
@@ -30,7 +30,13 @@ def messages(chance: random.Random) -> list[Message]:
         PoolHello(
             pool="prfaas-pool", epoch="e", resumes=[transfer], link=chance.randbytes(8).hex()
         ),
-        Offer(transfer_id=transfer, ticket=chance.randbytes(chance.randrange(200))),
+        Offer(
+            transfer_id=transfer,
+            ticket=chance.randbytes(chance.randrange(200)),
+            blocks={chance.randrange(4): chance.randbytes(chance.randrange(100))},
+        ),
+        Purge(job=chance.randrange(9), source="prfaas-pool", is_dry=chance.random() < 1 / 2),
+        PurgeEnd(source="prfaas-pool"),
         Commit(transfer_id=transfer, num_blocks=chance.randrange(1 << 20)),
         Abort(transfer_id=transfer, reason="r" * chance.randrange(100)),
         Subscribe(gateway="gateway"),
