@@ -27,7 +27,7 @@ def test_a_store_is_of_all_that_was_loaded_in_its_prompt(
     lineage: Lineage[int] = Lineage()
     for names, sources in loads:
         lineage.loaded(names, sources)
-    expected = {s for names, sources in loads if names & prompt for s in sources}
+    expected = {s for names, sources in loads if names & prompt or not names for s in sources}
     assert lineage.sources(prompt) == sorted(expected)
 
 
@@ -42,6 +42,14 @@ def test_with_little_memory_it_says_too_much_and_never_too_little(
     assert set(whole.sources(prompt)) <= set(small.sources(prompt))
     small.forget()
     assert small.sources(prompt) == []
+
+
+def test_what_no_name_tells_counts_for_every_prompt() -> None:
+    lineage: Lineage[int] = Lineage()
+    lineage.loaded([], [])
+    assert lineage.sources([1]) == []
+    lineage.loaded([], ["a"])
+    assert lineage.sources([1]) == ["a"]
 
 
 def test_too_many_sources_are_every_source() -> None:
@@ -115,3 +123,31 @@ def test_vllm_has_what_forgetting_is_made_of() -> None:
     assert "reset_cache" in vars(connector)
     module, _, name = FORGET_ROUTE.rpartition(".")
     assert (module, name) == (ForgetRoute.__module__, ForgetRoute.__name__)
+
+
+def test_the_first_block_of_a_load_stands_for_the_others() -> None:
+    base = pytest.importorskip("vllm.v1.kv_offload.base")
+    job = pytest.importorskip("vllm.v1.kv_offload.tiering.base").TransferJob
+    kind = pytest.importorskip("prfaas.engines.vllm_tier").PrfaasTier
+    tier = kind.__new__(kind)
+    tier._groups = {
+        0: SimpleNamespace(tokens_per_block=16),
+        1: SimpleNamespace(tokens_per_block=64),
+    }
+    ends = {0: [32, 48, 64], 1: [64, 72]}
+    context = base.ReqContext(req_id="one")
+    keys = {}
+    for group, positions in ends.items():
+        for end in positions:
+            keys[group, end] = base.make_offload_key(bytes([end]) * 32, group)
+            context.set_offload_key_position(keys[group, end], end)
+    tail = keys[1, 72]
+    unknown = base.make_offload_key(b"u" * 32, 0)
+    for loaded, first in (
+        (list(reversed(keys.values())), [keys[0, 32]]),
+        ([tail, keys[1, 64], unknown], [keys[1, 64]]),
+        ([tail], []),
+        ([unknown], []),
+    ):
+        load = job(1, loaded, None, is_promotion=True, req_context=context)
+        assert tier._first(load) == first

@@ -3,7 +3,8 @@
 An engine loads a block of pool S; what it computes after that block, for the same request or for
 any other whose prompt begins alike, is of S as well, although that other request may have found the
 block in the engine's own memory and loaded nothing. Block names are chained over the tokens, so a
-request's own names tell: if one of them was loaded with source S, all that it stores is of S.
+request's own names tell: if one of them was loaded with source S, all that it stores is of S. And
+whoever uses any block of a load has its first one before it: that name is enough.
 """
 
 from __future__ import annotations
@@ -36,15 +37,18 @@ class Lineage(Generic[K]):
         """Blocks were loaded.
 
         Args:
-            names: Of the blocks.
+            names: Of the blocks, or of the one that lies first in the prompt. With none, all that
+                is stored from then on is of these sources.
             sources: Pools that they came from; none if they were computed at home.
         """
         if not sources:
             return
-        found = frozenset(sources)
+        found, is_named = frozenset(sources), False
         for name in names:
-            known = self._loaded.pop(name, found)
+            known, is_named = self._loaded.pop(name, found), True
             self._loaded[name] = found if known <= found else found | known
+        if not is_named:
+            self._always |= found
         while len(self._loaded) > self._loaded_max:
             self._always |= self._loaded.pop(next(iter(self._loaded)))
 

@@ -238,13 +238,27 @@ class PrfaasTier(SecondaryTierManager):
         load = self._loads.pop(done.job, None)
         if load is None:
             return JobResult(done.job, done.ok)
-        self._lineage.loaded(load.keys, done.sources)
+        self._lineage.loaded(self._first(load), done.sources)
         if done.ok:
             return JobResult(done.job, True)
         good = [key for key, fine in zip(load.keys, done.loaded, strict=True) if fine]
         bad = [_key(key) for key, fine in zip(load.keys, done.loaded, strict=True) if not fine]
         self._requests.forget(load.req_context.req_id, bad)
         return JobResult(done.job, False, successful_keys=tuple(good) or None)
+
+    def _first(self, load: TransferJob) -> list[OffloadKey]:
+        """The loaded block that lies first in the prompt.
+
+        None where all of them end within a block: other prompts do not name such tails.
+        """
+        positions = load.req_context._offload_key_positions
+        whole = [
+            (end_token, key)
+            for key in load.keys
+            if (end_token := positions.get(key))
+            and end_token % self._groups[get_offload_group_idx(key)].tokens_per_block == 0
+        ]
+        return [min(whole)[1]] if whole else []
 
     def forgotten(self) -> None:
         """The engine has dropped all blocks that it held; nothing of them is under way."""
