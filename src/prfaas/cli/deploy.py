@@ -27,6 +27,7 @@ from prfaas.cli.host.scrape_targets import FILE_NAME, write_targets
 from prfaas.cli.options import logs_of_parts
 from prfaas.cli.output import console_for
 from prfaas.cli.preflight.agreement import certain, check_agreement, uncertain
+from prfaas.cli.preflight.client_tls import check_client_tls, client_tls_doubts
 from prfaas.cli.preflight.engine_args import check_engine_args, unlisted_args
 from prfaas.cli.preflight.readiness import incomplete
 from prfaas.cli.preflight.tokenizer import check_tokenizer
@@ -50,7 +51,7 @@ from prfaas.cli.topology import (
 from prfaas.config.addresses import join_address
 from prfaas.config.deployment import Deployment
 from prfaas.config.load import load_deployment
-from prfaas.config.tenants import open_door
+from prfaas.config.tenants import open_doors
 from prfaas.engines.shared_memory import remove_abandoned
 from prfaas.errors import ConfigError
 
@@ -226,6 +227,7 @@ def check_deployment(deployment: Deployment) -> None:
     """
     check_addresses(deployment)
     check_disks(deployment)
+    check_client_tls(deployment)
     check_capacity(deployment)
     check_timing(deployment)
     check_plan(deployment)
@@ -289,20 +291,26 @@ async def prepare_model(deployment: Deployment) -> None:
 def _warn(deployment: Deployment) -> None:
     """Say who gets in without a key, whose keys others can read, and what ends soon."""
     gateway = deployment.gateway
-    door = open_door(
-        gateway.listen,
-        tenants=bool(deployment.tenants),
-        operator_keys=bool(gateway.operator_keys),
-    )
+    doors = [
+        door
+        for listen in (gateway.listen, *gateway.replicas.values())
+        for door in open_doors(
+            listen,
+            tenants=bool(deployment.tenants),
+            operator_keys=bool(gateway.operator_keys),
+            tls=gateway.tls is not None,
+        )
+    ]
     found = (
         open_secrets(deployment),
         short_lived(deployment),
+        client_tls_doubts(deployment),
         doubts(deployment),
         certain(deployment),
         uncertain(deployment),
         unlisted_args(deployment),
     )
-    for warning in (*([door] if door else []), *chain.from_iterable(found)):
+    for warning in (*doors, *chain.from_iterable(found)):
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
 
 

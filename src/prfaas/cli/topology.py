@@ -69,7 +69,7 @@ class Topology:
     @property
     def gateway_url(self) -> str:
         """Base URL of the gateway."""
-        return f"http://{join_address(self.gateway)}"
+        return f"{self.deployment.gateway.scheme}://{join_address(self.gateway)}"
 
 
 def lay_out(deployment: Deployment, file: Path, overlay: Path | None = None) -> Topology:

@@ -54,6 +54,15 @@ class ModelTable(Table):
         return value
 
 
+class ClientTlsTable(Table):
+    """`[gateway.tls]`: HTTPS for clients. Files that change are taken up within seconds."""
+
+    certificate: FilePathText
+    """PEM file: the certificate of the name that clients use, then its chain."""
+    key: FilePathText
+    """PEM file with its key, readable by the gateway's user only, without a password."""
+
+
 class GatewayTable(Table):
     """`[gateway]`: the HTTP edge."""
 
@@ -61,6 +70,8 @@ class GatewayTable(Table):
     """Its name in the certificate that pool nodes and engines ask for."""
     listen: HostPort = "127.0.0.1:8000"
     """Where clients come; port 0 takes a free one."""
+    tls: ClientTlsTable | None = None
+    """HTTPS for clients, with `certificate` and `key`. Without it clients speak plain HTTP."""
     replicas: dict[PartName, HostPort] = Field(default={})
     """Further gateways of this deployment by name, and where clients come. `prfaas gateway FILE
     --name NAME` starts each; all need the same `tenant.salt` in their `state`."""
@@ -83,6 +94,11 @@ class GatewayTable(Table):
     request_fields: RequestFields = Field(default=[])
     """Fields of request bodies that reach the engines besides those of OpenAI's API and vLLM's for
     sampling, such as "priority"; others are refused with 400."""
+
+    @property
+    def scheme(self) -> str:
+        """What URLs of this gateway begin with."""
+        return "https" if self.tls else "http"
 
     _limits = field_validator("request_timeout", "connect_timeout")(long_enough)
     _body = field_validator("body_bytes_max")(at_least(1024, "bytes hold no request"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 from pydantic import Field, StringConstraints
@@ -62,27 +62,32 @@ def check_keys(tenants: Mapping[str, TenantTable], operator_keys: list[str]) -> 
             raise ValueError(f"{place}: {key[:15]}... is given twice; a key has one owner")
 
 
-def open_door(listen: str, *, tenants: bool, operator_keys: bool) -> str | None:
-    """What an operator should know about who may reach a gateway; None if nothing is open.
+def open_doors(listen: str, *, tenants: bool, operator_keys: bool, tls: bool) -> Iterator[str]:
+    """Yield what an operator should know about who may reach a gateway, and who may listen in.
 
     Args:
-        listen: Where it listens.
-        tenants: Whether there are any.
-        operator_keys: Whether there are any.
+        listen: Address of the gateway.
+        tenants: True if there are any.
+        operator_keys: True if there are any.
+        tls: True if clients speak HTTPS.
     """
     if is_loopback(listen):
-        return None
+        return
     if not tenants:
-        return (
+        yield (
             f"gateway.listen {listen} is no loopback address and there are no tenants: whoever "
             "reaches it may use it without a key; add [tenants.NAME], see docs/tenants.md"
         )
-    if not operator_keys:
-        return (
+    elif not operator_keys:
+        yield (
             f"gateway.operator_keys is empty: /metrics and /control answer nobody on {listen}; "
             "make a key with `prfaas tenant key`"
         )
-    return None
+    if not tls:
+        yield (
+            f"keys, prompts and answers cross the network to {listen} in clear; set [gateway.tls], "
+            "or listen on loopback behind a proxy (docs/proxies.md)"
+        )
 
 
 def is_loopback(listen: str) -> bool:

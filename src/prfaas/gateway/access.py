@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from prfaas.config.deployment import GatewayTable
-from prfaas.config.tenants import is_loopback, open_door
+from prfaas.config.tenants import is_loopback, open_doors
 from prfaas.errors import RequestError
 from prfaas.gateway.console.assets import PAGE_PATHS
 from prfaas.gateway.keys import KeyRing
@@ -49,12 +49,12 @@ class Access:
         self._operators = KeyRing((key, True) for key in table.operator_keys)
         self._is_local = is_loopback(table.listen)
         self._on_refused = on_refused
-        warning = open_door(
+        for warning in open_doors(
             table.listen,
             tenants=tenants.default is None,
             operator_keys=bool(table.operator_keys),
-        )
-        if warning is not None:
+            tls=table.tls is not None,
+        ):
             _log.warning(warning)
 
     @web.middleware

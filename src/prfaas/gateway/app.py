@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable
+from typing import Any
 
 from aiohttp import web
 
@@ -15,7 +16,12 @@ from prfaas.core.places import Places
 from prfaas.core.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError
 from prfaas.gateway.access import Access
-from prfaas.gateway.connections import Connections, connections_max, raise_descriptor_limit
+from prfaas.gateway.connections import (
+    HANDSHAKE_S,
+    Connections,
+    connections_max,
+    raise_descriptor_limit,
+)
 from prfaas.gateway.console.routes import Console
 from prfaas.gateway.console.state import Parts
 from prfaas.gateway.control import Control
@@ -33,6 +39,7 @@ from prfaas.gateway.flow import Flow
 from prfaas.gateway.generation import Generation
 from prfaas.gateway.guards import Guards, told_of_link
 from prfaas.gateway.hedges import Hedges
+from prfaas.gateway.http.tls import ClientTls
 from prfaas.gateway.journal import Journal
 from prfaas.gateway.kv_lookup import KvLookup
 from prfaas.gateway.loops import Loops
@@ -166,10 +173,7 @@ class Gateway:
             self.metrics.events.failed,
             events,
         )
-        self.metrics.events.watch(self.index, self.engine_events.names())
-        self.metrics.watch(self.engines, self.pools, self.index, self.driver)
-        self.metrics.watch_layouts(self.engines, self.layouts)
-        self.metrics.watch_guards(self.guards)
+        self._watch()
         holding = holding_for(deployment, self.tenants, self.engines)
         self.metrics.tenants.watch(self.tenants, holding.num_held)
         self._access = Access(deployment.gateway, self.tenants, self.metrics.tenants.unauthorized)
@@ -276,7 +280,15 @@ class Gateway:
         self._tokens = TokenApi(model, self._prompts, self.engines, self._door)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
-        self._beating: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._client_tls = ClientTls.of(deployment.gateway.tls)
+
+    def _watch(self) -> None:
+        """Have the metrics read what the parts know."""
+        self.metrics.events.watch(self.index, self.engine_events.names())
+        self.metrics.watch(self.engines, self.pools, self.index, self.driver)
+        self.metrics.watch_layouts(self.engines, self.layouts)
+        self.metrics.watch_guards(self.guards)
 
     async def start(self) -> str:
         """Connect to everything and take requests.
@@ -290,7 +302,7 @@ class Gateway:
         self.engines.start()
         self.pools.start()
         self.engine_events.start()
-        self._beating = asyncio.create_task(self.pulse.run())
+        self._tasks.append(asyncio.create_task(self.pulse.run()))
         self._console.start()
         # A client that leaves cancels its handler, and with it both legs and the transfer.
         self._runner = web.AppRunner(
@@ -307,13 +319,20 @@ class Gateway:
         address = split_address(self._table.listen)
         try:
             self._listener = await asyncio.get_running_loop().create_server(
-                self.connections, *address
+                self.connections, *address, **self._tls_options()
             )
         except (OSError, OverflowError) as error:
             message = f"gateway.listen {self._table.listen!r} can not be used: {error}"
             raise ConfigError(message) from None
         port = self._listener.sockets[0].getsockname()[1]
-        return f"http://{join_address((address[0], port))}"
+        if self._client_tls is not None:
+            self._tasks.append(asyncio.create_task(self._client_tls.watch()))
+        return f"{self._table.scheme}://{join_address((address[0], port))}"
+
+    def _tls_options(self) -> dict[str, Any]:
+        if self._client_tls is None:
+            return {}
+        return {"ssl": self._client_tls.context, "ssl_handshake_timeout": HANDSHAKE_S}
 
     def renew_identity(self) -> None:
         """Show, and trust, what the files of the identity hold at this moment.
@@ -323,6 +342,8 @@ class Gateway:
         """
         self.identity.refresh(*self._tls)
         self._signer.renew()
+        if self._client_tls is not None:
+            self._client_tls.renew()
 
     async def drain(self) -> None:
         """Answer new requests and `/health` with 503, and wait for those under way."""
@@ -335,9 +356,9 @@ class Gateway:
         if self._runner is not None:
             await self._runner.cleanup()
         await self._console.close()
-        if self._beating is not None:
-            self._beating.cancel()
-            await asyncio.gather(self._beating, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._control.purging.close()
         await self.engine_events.close()
         await self.pools.close()

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import re
 import resource
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from enum import StrEnum
@@ -29,6 +30,8 @@ from prfaas.wire.plain_http import PlainHandler
 
 HEAD_S = 30.0
 """How long the first request's head may take to come."""
+HANDSHAKE_S = 10.0
+"""Longest a client may take for its TLS handshake."""
 KEEPALIVE_S = 75.0
 """How long the head of each further request may take; above the 60 s of common load balancers."""
 DESCRIPTORS_WANTED = 1 << 16
@@ -98,6 +101,10 @@ class Connections:
         self._waiting: dict[Connection, None] = {}
         self._kept: dict[Connection, None] = {}
         self._busy: set[Connection] = set()
+        self.handshake_s = HANDSHAKE_S
+        self._arriving: dict[_Arriving, float] = {}
+        """Accepted and not through with TLS, and when that ends. A failed handshake is reported to
+        no protocol: these count until their time is over."""
         self.on_closed: Callable[[Closed], None] = lambda _: None
         self._said = SaidOnce()
         handle = server.request_handler
@@ -111,8 +118,12 @@ class Connections:
 
     @property
     def num_open(self) -> int:
-        """Connections that are open."""
-        return len(self._waiting) + len(self._kept) + len(self._busy)
+        """Connections that are open, those in their TLS handshake included."""
+        settled = len(self._waiting) + len(self._kept) + len(self._busy)
+        now_s = time.monotonic()
+        while self._arriving and next(iter(self._arriving.values())) <= now_s:
+            del self._arriving[next(iter(self._arriving))]
+        return settled + len(self._arriving)
 
     @property
     def num_busy(self) -> int:
@@ -128,7 +139,13 @@ class Connections:
                 self.on_closed(Closed.REFUSED)
                 return _Refused()
             self.close(idle, Closed.FULL)
-        return Connection(self._server, self)
+        arriving = _Arriving(self._server, self)
+        self._arriving[arriving] = time.monotonic() + self.handshake_s
+        return arriving
+
+    def arrived(self, arriving: _Arriving) -> None:
+        """Its handshake, if there is one, is done."""
+        self._arriving.pop(arriving, None)
 
     def came(self, connection: Connection) -> None:
         """It is open."""
@@ -161,6 +178,22 @@ class Connections:
         if self._said.is_new("connections_full"):
             fields = {"limit": self.limit, "busy": self.num_busy}
             log_event(_log, logging.WARNING, "connections_full", **fields)
+
+
+class _Arriving(asyncio.Protocol):
+    """A connection until it is open."""
+
+    __slots__ = ("_connections", "_server")
+
+    def __init__(self, server: web.Server, connections: Connections) -> None:
+        self._server, self._connections = server, connections
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Hand over to the protocol that serves it."""
+        self._connections.arrived(self)
+        connection = Connection(self._server, self._connections)
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
 
 
 class Connection(PlainHandler):

@@ -13,7 +13,8 @@ async def incomplete(gateway_url: str) -> str | None:
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as http,
-            http.get(f"{gateway_url}/health?full=1") as reply,
+            # A part of our own, asked by its address: its certificate is of another name.
+            http.get(f"{gateway_url}/health?full=1", ssl=False) as reply,
         ):
             if reply.status == 200:
                 return None

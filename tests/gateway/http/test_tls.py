@@ -1,0 +1,128 @@
+"""HTTPS for clients: the certificate is checked by a real client, and taken up anew."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from prfaas.config.deployment import ClientTlsTable
+from prfaas.config.tenants import open_doors
+from prfaas.errors import ConfigError
+from prfaas.gateway.http.tls import ClientTls
+from tests.gateway.conftest import World, running, until
+
+from .certificates import NAME, certificate_in, trusting
+
+
+def place(world: World) -> str:
+    return f"https://{NAME}:{world.url.rsplit(':', 1)[1]}"
+
+
+def table(files: dict[str, str]) -> ClientTlsTable:
+    return ClientTlsTable(certificate=Path(files["certificate"]), key=Path(files["key"]))
+
+
+async def test_clients_speak_https_and_nothing_else(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    files = certificate_in(tmp_path / "tls")
+    async with running(checkpoint, identities, tmp_path, gateway={"tls": files}) as world:
+        assert world.url.startswith("https://")
+        body = {"model": "tiny", "prompt": "Hi", "max_tokens": 3, "stream": True}
+        trusted = trusting(tmp_path / "tls")
+        async with world.http.post(f"{place(world)}/v1/completions", json=body, ssl=trusted) as got:
+            assert got.status == 200
+            assert (await got.read()).endswith(b"data: [DONE]\n\n")
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await world.http.get(f"{place(world)}/health")
+        with pytest.raises(aiohttp.ClientError):
+            await world.http.get(place(world).replace("https", "http") + "/health")
+
+
+async def test_a_certificate_that_is_swapped_is_shown_without_a_signal(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    old, new = certificate_in(tmp_path / "old"), certificate_in(tmp_path / "new")
+    link = tmp_path / "current"
+    link.symlink_to(tmp_path / "old")
+    files = {key: path.replace(str(tmp_path / "old"), str(link)) for key, path in old.items()}
+    async with running(checkpoint, identities, tmp_path, gateway={"tls": files}) as world:
+        tls = world.gateway._client_tls
+        assert tls is not None
+        url = f"{place(world)}/version"
+        async with world.http.get(url, ssl=trusting(tmp_path / "old")) as kept:
+            assert kept.status == 200
+            assert not tls.look()
+            staged = tmp_path / "staged"
+            staged.symlink_to(tmp_path / "new")
+            staged.replace(link)
+            assert tls.look()
+        async with aiohttp.ClientSession() as other:
+            async with other.get(url, ssl=trusting(tmp_path / "new")) as reply:
+                assert reply.status == 200
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await other.get(url, ssl=trusting(tmp_path / "old"))
+    assert new["key"].endswith("localhost.key")
+
+
+def test_files_that_do_not_fit_leave_the_certificate_of_before(tmp_path: Path) -> None:
+    files, other = certificate_in(tmp_path / "tls"), certificate_in(tmp_path / "other")
+    tls = ClientTls(table(files))
+    Path(files["key"]).write_bytes(Path(other["key"]).read_bytes())
+    assert not tls.look()
+    with pytest.raises(ConfigError, match=r"gateway\.tls: certificate .* can not be used"):
+        tls.renew()
+    shown = _shown(tls.context, trusting(tmp_path / "tls"))
+    assert shown == ssl.PEM_cert_to_DER_cert(Path(files["certificate"]).read_text())
+
+
+def _shown(server: ssl.SSLContext, client: ssl.SSLContext) -> bytes | None:
+    """The certificate that a handshake in memory ends with."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = server.wrap_bio(to_server, to_client, server_side=True)
+    theirs = client.wrap_bio(to_client, to_server, server_hostname=NAME)
+    for _ in range(4):
+        for end in (theirs, ours):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    return theirs.getpeercert(binary_form=True)
+
+
+async def test_connections_in_their_handshake_count_towards_the_limit(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    files = certificate_in(tmp_path / "tls")
+    async with running(checkpoint, identities, tmp_path, gateway={"tls": files}) as world:
+        connections = world.gateway.connections
+        connections.limit = 2
+        port = int(world.url.rsplit(":", 1)[1])
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        await until(lambda: connections.num_open == 2)
+        url, trusted = f"{place(world)}/version", trusting(tmp_path / "tls")
+        async with world.http.get(url, ssl=trusted) as reply:
+            assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
+        for _, writer in silent:
+            writer.close()
+        for arriving in connections._arriving:  # as if their time were over
+            connections._arriving[arriving] = 0.0
+        await until(lambda: connections.num_open == 0)
+        async with world.http.get(url, ssl=trusted) as reply:
+            assert reply.status == 200
+
+
+@pytest.mark.parametrize(
+    ("listen", "tls", "warned"),
+    [("0.0.0.0:80", False, True), ("0.0.0.0:443", True, False), ("127.0.0.1:80", False, False)],
+)
+def test_keys_that_cross_a_network_in_clear_are_warned_of(
+    listen: str, tls: bool, warned: bool
+) -> None:
+    found: Iterator[str] = open_doors(listen, tenants=True, operator_keys=True, tls=tls)
+    assert any("in clear" in line for line in found) == warned
