@@ -1,8 +1,10 @@
-"""What a PD engine spends on prompts that another engine prefilled, beside prefilling them itself.
+"""CPU time and throughput of prompts that another engine prefilled, beside prefilling them alone.
 
-    python -m benchmarks.offloading [--prompts 3] [--tokens 6000] [--rounds 1]
+    python -m benchmarks.offloading [--tokens 6000] [--rounds 2] [--crowd 16]
 
-Starts the laptop example. Prints CPU seconds by part, in Markdown.
+Starts the laptop example: two engines and all the rest on two cores. Sends three prompts one by
+one, then a crowd at once: through the gateway, which offloads all of them, and to the PD engine by
+itself. Prints tables in Markdown.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
+import statistics
 import tempfile
 import time
 from dataclasses import dataclass
@@ -24,107 +27,125 @@ from tests.deployments import LAPTOP, ROOT, laid_out, placed, started
 from .cpu_time import all_cpu_seconds
 
 OUTPUT_TOKENS = 8
-PHASES = ("offloaded", "prefilled by the PD engine")
+ONE_BY_ONE = 3
+OFFLOADED, ALONE = "offloaded", "prefilled by the PD engine"
+PD_ENGINE = "pd-engine"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Prompts that were sent together.
+
+    Attributes:
+        wall_s: By the clock, seconds.
+        cpu_s: CPU seconds by part.
+        num_remote: Prompts that were prefilled in the PrfaaS cluster.
+    """
+
+    wall_s: float
+    cpu_s: dict[str, float]
+    num_remote: int
 
 
 @dataclass
-class Measured:
-    """One phase.
+class Bench:
+    """The running deployment."""
 
-    Attributes:
-        name: Of the phase.
-        wall_s: By the clock, seconds.
-        cpu_s: CPU seconds by part.
-        paths: Of the requests.
-    """
+    topology: Topology
+    supervisor: Supervisor
+    http: aiohttp.ClientSession
+    number: int = 0
 
-    name: str
-    wall_s: float
-    cpu_s: dict[str, float]
-    paths: list[str]
+    async def measure(self, how: str, num_prompts: int, num_tokens: int, width: int) -> Measured:
+        """Send prompts that nobody has seen, so many at a time."""
+        direct = how == ALONE
+        url = self.topology.engines[PD_ENGINE] if direct else self.topology.gateway_url
+        prompts = [self._prompt(num_tokens) for _ in range(num_prompts)]
+        before, began = all_cpu_seconds(self.supervisor.parts), time.monotonic()
+        gate = asyncio.Semaphore(width)
+        paths = await asyncio.gather(*(self._ask(url, prompt, gate) for prompt in prompts))
+        wall_s, after = time.monotonic() - began, all_cpu_seconds(self.supervisor.parts)
+        cpu_s = {name: after[name] - before[name] for name in after}
+        return Measured(wall_s, cpu_s, paths.count("remote"))
 
+    def _prompt(self, num_tokens: int) -> str:
+        """A text of so many characters, which are as many tokens."""
+        self.number += 1
+        licence = (ROOT / "LICENSE").read_text() * 4
+        return f"[{self.number}] {licence}"[:num_tokens]
 
-def text(num_chars: int, seed: str) -> str:
-    """A text of so many characters, which is as many tokens, that no other begins like."""
-    licence = (ROOT / "LICENSE").read_text() * 4
-    return f"[{seed}] {licence}"[:num_chars]
-
-
-async def ask(http: aiohttp.ClientSession, url: str, model: str, prompt: str) -> str:
-    """Send a prompt; the path it took."""
-    body = {"model": model, "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0}
-    async with http.post(f"{url}/v1/completions", json=body) as reply:
-        answer = await reply.json()
-        if reply.status != 200:
-            raise SystemExit(f"{url} answers {reply.status}: {answer}")
-        return reply.headers.get("X-Prfaas-Path", "direct")
-
-
-def session() -> aiohttp.ClientSession:
-    """A client that opens a connection a request: engines close those that were idle."""
-    limits = aiohttp.ClientTimeout(total=600)
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True), timeout=limits)
+    async def _ask(self, url: str, prompt: str, gate: asyncio.Semaphore) -> str:
+        model = self.topology.deployment.model.name
+        body = {"model": model, "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0}
+        async with gate, self.http.post(f"{url}/v1/completions", json=body) as reply:
+            answer = await reply.json()
+            if reply.status != 200:
+                raise SystemExit(f"{url} answers {reply.status}: {answer}")
+            return reply.headers.get("X-Prfaas-Path", "direct")
 
 
-async def one_by_one(
-    topology: Topology,
-    supervisor: Supervisor,
-    http: aiohttp.ClientSession,
-    phase: str,
-    prompts: list[str],
-    *,
-    at_once: bool,
-) -> Measured:
-    """Send prompts, one after the other or all at once."""
-    direct = phase == PHASES[1]
-    url = topology.engines["pd-engine"] if direct else topology.gateway_url
-    model = topology.deployment.model.name
-    before, began = all_cpu_seconds(supervisor.parts), time.monotonic()
-    if at_once:
-        paths = await asyncio.gather(*(ask(http, url, model, p) for p in prompts))
-    else:
-        paths = [await ask(http, url, model, prompt) for prompt in prompts]
-    wall_s, after = time.monotonic() - began, all_cpu_seconds(supervisor.parts)
-    return Measured(phase, wall_s, {n: after[n] - before[n] for n in after}, list(paths))
+def table(title: str, rows: dict[str, list[Measured]]) -> str:
+    """Medians of all rounds."""
+    lines = [
+        f"| {title} | time, s | CPU of the PD engine, s | of all parts, s | sent away |",
+        "|---|---|---|---|---|",
+    ]
+    for how, found in rows.items():
+        cells = [
+            statistics.median(each.wall_s for each in found),
+            statistics.median(each.cpu_s[PD_ENGINE] for each in found),
+            statistics.median(sum(each.cpu_s.values()) for each in found),
+        ]
+        shown = " | ".join(f"{cell:.2f}" for cell in cells)
+        lines.append(f"| {how} | {shown} | {sum(each.num_remote for each in found)} |")
+    pd = [statistics.median(m.cpu_s[PD_ENGINE] for m in found) for found in rows.values()]
+    return "\n".join([*lines, "", f"CPU of the PD engine: {pd[0] / pd[1]:.2f} of its own prefill"])
 
 
-async def measure(options: argparse.Namespace) -> list[Measured]:
-    """All rounds."""
-    found = []
+async def run(options: argparse.Namespace) -> None:
+    """All rounds, the first one to warm up."""
     with tempfile.TemporaryDirectory(prefix="offloading-") as scratch:
-        place = options.keep or Path(scratch)
-        topology = await laid_out(*placed(LAPTOP, place))
-        async with started(parts(topology)) as supervisor, session() as http:
-            await asyncio.sleep(3)
-            for number in range(-1, options.rounds):
-                for phase in PHASES:
-                    prompts = [
-                        text(options.tokens, f"{phase} {number} {i}")
-                        for i in range(options.prompts)
-                    ]
-                    result = await one_by_one(
-                        topology, supervisor, http, phase, prompts, at_once=options.at_once
-                    )
-                    if number >= 0:
-                        found.append(result)
-    return found
+        topology = await laid_out(*placed(LAPTOP, options.keep or Path(scratch)))
+        # Engines close connections that were idle.
+        once = aiohttp.TCPConnector(force_close=True)
+        async with (
+            started(parts(topology)) as supervisor,
+            aiohttp.ClientSession(connector=once) as http,
+        ):
+            bench = Bench(topology, supervisor, http)
+            await until_linked(bench)
+            for how in (OFFLOADED, ALONE):
+                await bench.measure(how, 1, options.tokens, 1)
+            plans = [(ONE_BY_ONE, 1, "three, one by one"), (options.crowd,) * 2 + ("a crowd",)]
+            for num_prompts, width, title in plans:
+                rows: dict[str, list[Measured]] = {OFFLOADED: [], ALONE: []}
+                for _ in range(options.rounds):
+                    for how, found in rows.items():
+                        found.append(await bench.measure(how, num_prompts, options.tokens, width))
+                print(table(title, rows), end="\n\n", flush=True)
+
+
+async def until_linked(bench: Bench) -> None:
+    """Wait until the gateway offloads."""
+    async with asyncio.timeout(60):
+        while True:
+            async with bench.http.get(f"{bench.topology.gateway_url}/health?full=1") as reply:
+                if reply.status == 200:
+                    return
+            await asyncio.sleep(0.1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--prompts", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=6000)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--at-once", action="store_true")
+    parser.add_argument("--tokens", type=int, default=6000, help="length of a prompt")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--crowd", type=int, default=16, help="prompts at once")
     parser.add_argument("--keep", type=Path, help="new folder where logs stay")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    for row in asyncio.run(measure(options)):
-        cpu = ", ".join(f"{n} {s:.2f}" for n, s in row.cpu_s.items())
-        all_s = sum(row.cpu_s.values())
-        print(f"{row.name}: {row.wall_s:.2f} s, CPU {cpu}, all {all_s:.2f}, {row.paths}")
+    asyncio.run(run(options))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from prfaas.engines.block_requests import (
     ASK_AGAIN_NS,
     Answer,
     BlockRequests,
+    Lookups,
 )
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.engine import (
@@ -385,6 +386,21 @@ def test_what_came_is_asked_for_once_more_before_the_deadline(pool: Pool) -> Non
     assert len(lookup.keys) == len(keys)
     pool.answer(HIT)
     assert pool.requests.look_up("one", keys[0]) is Answer.HIT
+
+
+def test_what_became_of_the_blocks_of_a_transfer_is_known_at_the_end(pool: Pool) -> None:
+    waiting(pool)
+    pool.requests.on_message(TransferOver(transfer_id=TRANSFER))
+    pool.requests.flush()
+    (lookup,) = pool.lookups()
+    found = bytes([HIT, MISS, ON_ITS_WAY, HIT])
+    pool.requests.on_message(LookupDone(job=lookup.job, found=found))
+    pool.requests.look_up("one", (0, b"n" * 32))
+    pool.requests.flush()
+    assert pool.requests.end("one") == Lookups(2, 1, 1, 1)
+    assert pool.requests.end("one") is None
+    pool.requests.look_up("local", KEYS[0])
+    assert pool.requests.end("local") is None
 
 
 def test_nothing_is_waited_for_where_nothing_is_awaited(pool: Pool) -> None:

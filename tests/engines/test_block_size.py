@@ -2,12 +2,14 @@
 
 import importlib
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from prfaas.core.blocks import CacheGroup, GroupKind
+from prfaas.engines.checkpoint import make_checkpoint
 from prfaas.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(180)
@@ -68,3 +70,24 @@ def test_an_engine_is_checked_at_its_first_step_and_not_before(layout: Any) -> N
     made._cache_config.block_size = 128
     with pytest.raises(ConfigError, match=r"every 384 tokens, but the scheduler cuts .* every 128"):
         made.build_connector_meta(SimpleNamespace())
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_vllm_leaves_a_kept_size_alone_and_sets_others_back(
+    layout: Any, tmp_path: Path, is_kept: bool
+) -> None:
+    """As in an engine: the size is found, the connector made, the configuration made once more."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    make_checkpoint(tmp_path / "model")
+    arguments = EngineArgs(
+        model=str(tmp_path / "model"), dtype="bfloat16", enforce_eager=True, max_model_len=4096
+    )
+    config = arguments.create_engine_config()
+    if not importlib.import_module("vllm.platforms").current_platform.is_cpu():
+        pytest.skip("only CPUs set the size back")
+    config.cache_config.block_size = 384
+    if is_kept:
+        layout.keep_block_size(config.cache_config, (ATTENTION, STATE))
+    config.__post_init__()
+    assert config.cache_config.block_size == (384 if is_kept else 128)

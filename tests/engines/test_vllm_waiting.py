@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.engines.pacing import EmptySteps
+from prfaas.engines.empty_steps import EmptySteps
 
 pytestmark = pytest.mark.timeout(180)
 

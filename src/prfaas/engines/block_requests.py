@@ -61,6 +61,23 @@ class JobDone:
     sources: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Lookups:
+    """Blocks that a request looked up, by their last answer.
+
+    Attributes:
+        num_found: There.
+        num_missing: Not there.
+        num_late: Still on their way when the request waited no longer.
+        num_unanswered: Asked for without an answer.
+    """
+
+    num_found: int
+    num_missing: int
+    num_late: int
+    num_unanswered: int
+
+
 @dataclass(slots=True)
 class _Request:
     """Lookups of one engine request."""
@@ -110,10 +127,20 @@ class BlockRequests:
         with self._lock:
             self._requests[request] = _Request(transfer_id, source, deadline)
 
-    def end(self, request: str) -> None:
-        """A request is over."""
+    def end(self, request: str) -> Lookups | None:
+        """A request is over.
+
+        Returns:
+            What became of its lookups; None if it waited for no transfer.
+        """
         with self._lock:
-            self._requests.pop(request, None)
+            state = self._requests.pop(request, None)
+        if state is None or state.transfer_id is None:
+            return None
+        answers = list(state.answers.values())
+        num_found, num_late = answers.count(HIT), answers.count(ON_ITS_WAY)
+        num_missing = len(answers) - num_found - num_late
+        return Lookups(num_found, num_missing, num_late, len(state.asked))
 
     def look_up(self, request: str, key: Key) -> Answer:
         """What is known of a block; the first question about it is answered with WAIT."""

@@ -8,7 +8,7 @@
                 "prfaas_engine": "NAME", "prfaas_pool": "/path/to/pool.sock"}}'
 
 The connector adds to vLLM's the description of the cache groups, which only the connector is given,
-the choice of the tier, and pauses in steps that can do nothing but wait for blocks (`pacing.py`).
+the choice of the tier, and pauses in steps that can only wait for blocks (`empty_steps.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vllm.v1.request import Request
 
 from prfaas.config.engine_args import data_parallel_events_refused, pipeline_refused
 from prfaas.core.blocks import CacheGroup
-from prfaas.engines.pacing import EmptySteps
+from prfaas.engines.empty_steps import EmptySteps
 from prfaas.engines.shared_memory import claim, remove_abandoned
 from prfaas.engines.vllm_layout import check_block_size, describe
 from prfaas.engines.vllm_tier import PrfaasTier

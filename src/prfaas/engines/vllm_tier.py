@@ -130,7 +130,17 @@ class PrfaasTier(SecondaryTierManager):
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """All stores of the request were submitted."""
-        self._requests.end(req_context.req_id)
+        lookups = self._requests.end(req_context.req_id)
+        if lookups is not None and (lookups.num_late or lookups.num_unanswered):
+            log.warning(
+                "%s went on without blocks of its transfer: %d were found, %d missing, %d still on "
+                "their way, %d not answered for",
+                req_context.req_id,
+                lookups.num_found,
+                lookups.num_missing,
+                lookups.num_late,
+                lookups.num_unanswered,
+            )
         push = self._pushes.pop(req_context.req_id, None)
         if push is not None:
             self._announce(push)

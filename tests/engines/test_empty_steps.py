@@ -2,7 +2,7 @@
 
 import pytest
 
-from prfaas.engines.pacing import EmptySteps
+from prfaas.engines.empty_steps import EmptySteps
 
 
 class Tier:
