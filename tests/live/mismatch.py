@@ -250,7 +250,7 @@ async def world() -> AsyncIterator[World]:
         remote = next(part for stage in stages for part in stage if part.name == REMOTE)
         for stage in stages:
             for part in stage:
-                part.health_url = part.health_url.partition("?")[0]
+                part.whole_url = ""
         rest = [[part for part in stage if part is not remote] for stage in stages]
         async with started(rest), aiohttp.ClientSession() as http:
             yield World(topology, remote, http)
