@@ -101,7 +101,7 @@ CASES = {
     ),
     "weights in float16": Case("model_config.dtype", args=("--dtype", "float16")),
     "KV cache in fp8": Case("cache_config.cache_dtype", args=("--kv-cache-dtype", "fp8")),
-    "block size": Case("group.0.tokens_per_block", args=("--block-size", "768")),
+    "block size": Case("group.0.block_size", args=("--block-size", "768")),
     "tensor-parallel size": Case(
         "parallel_config.tensor_parallel_size",
         args=("--tensor-parallel-size", "2"),
@@ -179,9 +179,10 @@ class World:
         """Wait until the gateway knows what this case is about."""
         async with asyncio.timeout(SEEN_S):
             while True:
+                async with self.http.get(f"{self.url}/health?full=parts") as reply:
+                    is_here = reply.status == 200
                 async with self.http.get(f"{self.url}/health?full=1") as reply:
-                    text = await reply.text()
-                    if reply.status == 200 or (differs and "KV blocks of engine" in text):
+                    if is_here and (reply.status == 200) != differs:
                         return
                 await asyncio.sleep(0.2)
 

@@ -29,6 +29,8 @@ YARN = {
         "rope_theta": 10000.0,
     }
 }
+SHOWN = 3
+"""Differences that are written out wherever one looks."""
 STATE = ["--mamba-ssm-cache-dtype"]
 ALTERED: dict[str, tuple[list[str], str]] = {
     "state in float16": ([*STATE, "float16"], "group.0.dtypes"),
@@ -41,7 +43,7 @@ ALTERED: dict[str, tuple[list[str], str]] = {
     ),
     "another epsilon": (["--hf-overrides", '{"rms_norm_eps": 1e-5}'], "config.rms_norm_eps"),
     "weights in float16": (["--dtype", "float16"], "model_config.dtype"),
-    "block size": (["--block-size", "512"], "group.0.tokens_per_block"),
+    "block size": (["--block-size", "512"], "group.0.block_size"),
     "guessing, which widens a hybrid's state": (
         ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'],
         "group.0.shapes",
@@ -109,7 +111,16 @@ def what_differs(described: dict[str, Any], name: str) -> list[str]:
 def test_what_changes_the_bytes_changes_the_id_and_has_a_name(
     described: dict[str, Any], name: str, fact: str
 ) -> None:
-    assert fact in what_differs(described, name)
+    assert fact in what_differs(described, name)[:SHOWN]
+
+
+def test_recurrent_state_of_one_size_and_two_types_is_two_layouts(
+    described: dict[str, Any],
+) -> None:
+    """Nothing else differs: before dtypes counted, such engines had one id and shared blocks."""
+    one, other = (described[f"state in {dtype}"]["facts"] for dtype in ("float16", "bfloat16"))
+    found = differences(one, other)
+    assert [each.fact for each in found] == [f"group.{number}.dtypes" for number in range(3)]
 
 
 def test_the_physical_layout_of_the_cache_counts(described: dict[str, Any]) -> None:

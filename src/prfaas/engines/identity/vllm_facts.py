@@ -23,6 +23,8 @@ RULES = "2"
 _GUESSERS = frozenset({"ngram", "ngram_gpu", "suffix"})
 """Drafting methods without a model, which keep no cache."""
 _COMMON_LOADERS = frozenset({"auto", "hf", "safetensors", "mistral", "dummy", "instanttensor"})
+_CAUSES = frozenset({"spec", "dtype", "dtypes", "kv_quant_mode", "shapes"})
+"""Fields of a cache group that others follow from."""
 _CONFIG_FACTS_MAX = FACTS_MAX // 2
 _NOT_OF_THE_MODEL = frozenset({"transformers_version", "name_or_path", "torch_dtype"})
 
@@ -51,10 +53,11 @@ def vllm_facts(
     _refuse_unknowable(vllm_config)
     digests = FileDigests() if digests is None else digests
     model, words = _model(vllm_config, digests)
+    # Causes come before what follows from them: the first facts that differ are shown.
     facts = model | _fields(vllm_config) | _caches(vllm_config)
-    facts |= _groups(kv_cache_config, layout)
     facts |= _config("config", vllm_config.model_config.hf_config)
     facts |= _draft(vllm_config, digests)
+    facts |= _groups(kv_cache_config, layout)
     facts |= _engine(vllm_config, kv_cache_config)
     facts["rows"] = digest(sorted(extents.items()))
     if len(facts) > FACTS_MAX:
@@ -207,10 +210,16 @@ def _plain(hf_config: Any) -> dict[str, Any]:
 
 
 def _groups(kv_cache_config: Any, layout: Layout) -> dict[str, str]:
-    facts = {
-        "tokens_per_hash": text_of(layout.tokens_per_hash),
+    facts: dict[str, str] = {}
+    for group in layout.groups:
+        found, at = kv_cache_config.kv_cache_groups[group.index], f"group.{group.index}"
+        specs = getattr(found.kv_cache_spec, "kv_cache_specs", None)
+        specs = {"": found.kv_cache_spec} if specs is None else specs
+        facts |= {f"{at}.{name}": value for name, value in _merged(specs.items())}
+    facts |= {
         "hash_seed": text_of(layout.hash_seed),
         "num_groups": text_of(len(layout.groups)),
+        "tokens_per_hash": text_of(layout.tokens_per_hash),
     }
     for group in layout.groups:
         found, at = kv_cache_config.kv_cache_groups[group.index], f"group.{group.index}"
@@ -221,9 +230,6 @@ def _groups(kv_cache_config: Any, layout: Layout) -> dict[str, str]:
             f"{at}.block_bytes": text_of(group.block_bytes),
             f"{at}.layers": f"{len(found.layer_names)} {digest(list(found.layer_names))}",
         }
-        specs = getattr(found.kv_cache_spec, "kv_cache_specs", None)
-        specs = {"": found.kv_cache_spec} if specs is None else specs
-        facts |= {f"{at}.{name}": value for name, value in _merged(specs.items())}
     return facts
 
 
@@ -236,7 +242,8 @@ def _merged(specs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str]]:
             if field.name not in SPEC_NOT_COUNTED:
                 value = text_of(getattr(spec, field.name))
                 by_field.setdefault(field.name, {})[layer] = value
-    for name, by_layer in by_field.items():
+    for name in sorted(by_field, key=lambda name: name not in _CAUSES):
+        by_layer = by_field[name]
         values = set(by_layer.values())
         yield name, values.pop() if len(values) == 1 else digest(by_layer)
 
