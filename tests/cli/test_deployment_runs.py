@@ -23,7 +23,7 @@ from .test_running import DEPLOYMENT, until
 __all__ = ["start"]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_a_running_deployment_is_scraped_and_its_links_are_tested(
     start: Start, tmp_path: Path
 ) -> None:
@@ -38,7 +38,7 @@ def test_a_running_deployment_is_scraped_and_its_links_are_tested(
         process = start("up", file)
     finally:
         os.umask(umask)
-    until(lambda: "ready at" in said(tmp_path) or process.poll() is not None, 90)
+    until(lambda: "ready at" in said(tmp_path) or process.poll() is not None, 200)
     assert process.poll() is None, said(tmp_path)
     until(lambda: "Ctrl-C stops everything" in said(tmp_path))
     assert (tmp_path / "state" / "pd-0.events").is_socket()

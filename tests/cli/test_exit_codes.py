@@ -13,12 +13,14 @@ import pytest
 
 from prfaas.cli.supervision.control import SOCKET_NAME
 from prfaas.config.load import load_deployment
+from prfaas.engines.checkpoint import make_tokenizer
 from prfaas.wire.identity import make_authority, make_identity
 from tests.deployments import LAPTOP, TIMING, placed
 
 from .test_running import until
 
 CLEAN, EARLY = 0, 128
+pytestmark = pytest.mark.timeout(300)
 CASE_STUDY = Path(__file__).parents[2] / "examples" / "plan" / "paper-case-study.toml"
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -59,20 +61,19 @@ SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def ended(process: subprocess.Popen[str], number: signal.Signals, tmp_path: Path) -> int:
     """Send a signal; the exit code, without a traceback."""
     process.send_signal(number)
-    code = process.wait(40)
+    code = process.wait(100)
     assert "Traceback" not in said(tmp_path)
     assert "Aborted!" not in said(tmp_path)
     return code
 
 
 @SIGNALS
-@pytest.mark.timeout(120)
 def test_a_deployment_that_runs_stops_in_good_order(
     start: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
     file, _ = placed(TIMING, tmp_path)
     process = start("up", file)
-    until(lambda: "ready at" in said(tmp_path) or process.poll() is not None, 90)
+    until(lambda: "ready at" in said(tmp_path) or process.poll() is not None, 200)
     assert process.poll() is None, said(tmp_path)
     assert (tmp_path / "state" / SOCKET_NAME).exists()
     assert ended(process, number, tmp_path) == CLEAN
@@ -96,7 +97,7 @@ def test_a_deployment_that_starts_was_not_done(
         place = f'address = "127.0.0.1:{silent.getsockname()[1]}"\n'
         file.write_text(head + mark + place + tail.replace('memory = "512MiB"\n', ""))
         process = start(command, file)
-        until(lambda: "starting" in said(tmp_path) or process.poll() is not None, 60)
+        until(lambda: "starting" in said(tmp_path) or process.poll() is not None, 100)
         assert process.poll() is None, said(tmp_path)
         assert ended(process, number, tmp_path) == EARLY + number
 
@@ -105,8 +106,6 @@ def test_a_deployment_that_starts_was_not_done(
 def test_a_pool_node_a_timing_engine_and_a_link_server_stop_in_good_order(
     start: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
-    from prfaas.engines.checkpoint import make_tokenizer
-
     make_authority(tmp_path)
     make_identity(tmp_path, "pd-pool")
     make_tokenizer(tmp_path / "model")
@@ -125,8 +124,6 @@ def test_a_pool_node_a_timing_engine_and_a_link_server_stop_in_good_order(
 def test_a_gateway_stops_in_good_order(
     start: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
-    from prfaas.engines.checkpoint import make_tokenizer
-
     file, _ = placed(TIMING, tmp_path)
     deployment = load_deployment(file)
     make_authority(deployment.security.identities)
@@ -147,7 +144,7 @@ def stops(
     number: signal.Signals,
     tmp_path: Path,
 ) -> None:
-    until(lambda: is_up() or process.poll() is not None)
+    until(lambda: is_up() or process.poll() is not None, 100)
     assert process.poll() is None, said(tmp_path)
     assert ended(process, number, tmp_path) == CLEAN
 

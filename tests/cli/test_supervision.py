@@ -25,9 +25,9 @@ from prfaas.errors import EngineError
 
 from .tiny_parts import CRASH, SILENT, Make, is_running, phase_of, stopped
 
-PATIENCE_S = 40.0
+PATIENCE_S = 100.0
 
-pytestmark = pytest.mark.usefixtures("quick", "hasty")
+pytestmark = [pytest.mark.usefixtures("quick", "hasty"), pytest.mark.timeout(300)]
 
 
 @pytest.fixture
