@@ -153,3 +153,25 @@ def test_digests_lie_in_the_users_own_cache(
     assert cache_directory() == directory
     assert directory.stat().st_mode & 0o777 == 0o700
     assert len(list(directory.iterdir())) == 2
+
+
+def test_a_user_without_a_home_reads_files_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: list[int]
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    path = tmp_path / "weights"
+    path.write_bytes(b"a")
+    assert FileDigests().digest(path) == FileDigests().digest(path)
+    assert len(reads) == 2
+
+
+def test_a_lock_that_can_not_be_had_costs_time_alone(tmp_path: Path) -> None:
+    path, kept = tmp_path / "weights", tmp_path / "kept"
+    path.write_bytes(b"a")
+    (kept / "lock").mkdir(parents=True)
+    kept.chmod(0o700)
+    assert FileDigests(kept).digest(path) == blake3.blake3(b"a").digest()

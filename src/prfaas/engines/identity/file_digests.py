@@ -30,10 +30,13 @@ ENTRIES_MAX = 10_000
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def cache_directory() -> Path:
-    """Where digests are kept."""
+def cache_directory() -> Path | None:
+    """Where digests are kept; None for a user without a home, whose digests are not kept."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(base) if base else Path.home() / ".cache"
+    try:
+        root = Path(base) if base else Path.home() / ".cache"
+    except RuntimeError:
+        return None
     return root / "prfaas" / "file-digests"
 
 
@@ -90,11 +93,11 @@ class FileDigests:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """Let one engine of the machine read a checkpoint, and the others take its digests."""
-        if self._directory is None:
-            yield
-            return
-        with (self._directory / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # Without the lock it takes longer.
+                if self._directory is not None:
+                    lock = stack.enter_context((self._directory / "lock").open("w"))
+                    fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
 
@@ -117,8 +120,10 @@ def _read(file: Any) -> bytes:
     return hasher.digest()
 
 
-def _usable(directory: Path) -> Path | None:
+def _usable(directory: Path | None) -> Path | None:
     """Return the directory if only this user can write there; None if it can not be used."""
+    if directory is None:
+        return None
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = directory.stat()
