@@ -120,7 +120,7 @@ async def test_a_start_that_is_given_up_leaves_nothing(make: Make) -> None:
 
 
 async def test_what_does_not_stop_is_killed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "STOP_S", 0.2)
+    monkeypatch.setattr(processes, "STOP_S", 3.0)  # the good one ends within it
     stubborn, good = make("engine", SERVE, "stubborn"), make("gateway")
     supervisor = Supervisor([[stubborn, good]])
     async with stopped(supervisor):

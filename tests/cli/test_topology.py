@@ -43,7 +43,7 @@ def test_a_pool_node_is_told_what_its_link_may_send(tmp_path: Path) -> None:
 
 def test_no_two_parts_get_the_same_port(tmp_path: Path) -> None:
     path = tmp_path / "deployment.toml"
-    # As many as make it all but certain that the kernel gives a port twice.
+    # As many as make it all but certain that a port is drawn twice.
     engines = [f'[clusters.far.engines.e{i}]\npool = "far-pool"\n' for i in range(800)]
     path.write_text(DEPLOYMENT + FAR + "".join(engines))
     topology = lay_out(load_deployment(path), path)
@@ -51,6 +51,17 @@ def test_no_two_parts_get_the_same_port(tmp_path: Path) -> None:
     given += [split_address(url.removeprefix("http://")) for url in topology.engines.values()]
     assert len(given) > 800
     assert len({port for _, port in given}) == len(given)
+
+
+def test_a_port_that_is_found_is_none_that_a_connection_may_get_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "deployment.toml"
+    path.write_text(DEPLOYMENT.replace("127.0.0.1:8000", "127.0.0.1:0") + FAR)
+    topology = lay_out(load_deployment(path), path)
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = [port for _, port in (*topology.pools.values(), topology.gateway)]
+    ports += [split_address(url.removeprefix("http://"))[1] for url in topology.engines.values()]
+    assert ports
+    assert max(ports) < low
 
 
 def test_pool_nodes_send_their_spans_where_the_gateway_does(tmp_path: Path) -> None:

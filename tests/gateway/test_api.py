@@ -18,8 +18,8 @@ from prfaas.errors import RequestError
 from prfaas.gateway.tools import parse_tools
 
 from .conftest import World, deployment_for, running, until
+from .prompts import LONG, SHORT
 from .scripted_engine import ScriptedEngine, hang, refuse, send, stream_then_hang
-from .test_paths import LONG, SHORT
 
 TOOL = {
     "type": "function",

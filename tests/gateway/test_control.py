@@ -21,7 +21,7 @@ from prfaas.units import NS_PER_S
 from tests.plans import plan_file
 
 from .conftest import THRESHOLD, World, running, until
-from .test_paths import LONG, SHORT
+from .prompts import LONG, SHORT
 
 
 async def control(world: World, path: str, **body: object) -> tuple[int, dict[str, Any]]:

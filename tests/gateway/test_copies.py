@@ -23,7 +23,7 @@ from prfaas.wire.tickets import TicketOpener
 from tests.plans import plan_file
 
 from .conftest import LAYOUT, World, running, until
-from .test_paths import LONG
+from .prompts import LONG
 
 HELD = 320
 """Tokens of the prompt that the PrfaaS cluster holds: up to the last checkpoint."""

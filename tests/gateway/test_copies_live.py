@@ -18,8 +18,8 @@ from tests.plans import plan_file
 from tests.pool.sites import LAYOUT, LOOPBACK, MEMORY, Engine, Site
 
 from .conftest import TIMING, deployment_for, until
+from .prompts import LONG
 from .scripted_engine import ScriptedEngine
-from .test_paths import LONG
 
 HELD = 320
 

@@ -13,7 +13,7 @@ from prfaas.cli.ctl import ctl
 from prfaas.errors import ConfigError
 
 from .conftest import World
-from .test_paths import LONG
+from .prompts import LONG
 
 
 async def run(*words: str, url: str) -> Result:

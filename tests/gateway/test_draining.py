@@ -13,8 +13,8 @@ from prfaas.gateway.app import Gateway, serve
 from prfaas.gateway.endpoints import Endpoints
 
 from .conftest import World, deployment_for, running, until
+from .prompts import LONG
 from .scripted_engine import ScriptedEngine, send, stream_then_hang
-from .test_paths import LONG
 
 
 async def slow(release: asyncio.Event, engine: ScriptedEngine, request: Any, body: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from .conftest import World, until
-from .test_paths import LONG, SHORT
+from .prompts import LONG, SHORT
 
 BODIES = {
     "/v1/completions": {"prompt": LONG, "max_tokens": 2},

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from .conftest import World, running, until
+from .prompts import LONG
 from .scripted_engine import (
     Script,
     ScriptedEngine,
@@ -18,7 +19,6 @@ from .scripted_engine import (
     hang,
     refuse,
 )
-from .test_paths import LONG
 
 BODY = {"prompt": LONG, "max_tokens": 3}
 

@@ -13,9 +13,9 @@ from prfaas.gateway.hedges import Hedges
 from tests.plans import plan_file
 
 from .conftest import World, until
+from .prompts import LONG
 from .scripted_engine import ScriptedEngine, hang
 from .test_fallbacks import both_pools_heard_the_abort
-from .test_paths import LONG
 from .test_policies import routing
 
 BODY = {"prompt": LONG, "max_tokens": 3}

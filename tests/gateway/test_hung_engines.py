@@ -13,8 +13,8 @@ from prfaas.core.budgets import Budget, BudgetSettings
 from prfaas.core.paces import PACE
 
 from .conftest import World, running, until
+from .prompts import LONG
 from .scripted_engine import hang
-from .test_paths import LONG
 
 BODY = {"prompt": LONG, "max_tokens": 3}
 

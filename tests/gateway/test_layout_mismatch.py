@@ -13,7 +13,7 @@ from prfaas.core.kv.facts import UNKNOWN, Facts, facts_id
 from prfaas.wire.messages.layouts import LayoutFacts
 
 from .conftest import LAYOUT, World, until
-from .test_paths import LONG
+from .prompts import LONG
 
 FACTS = {"model.weights": "aa", "group.0.dtypes": "float32", "block_tokens": "384"}
 WORDS = "group.0.dtypes: float32 at decode, float16 at prefill"

@@ -14,9 +14,9 @@ from prfaas.gateway import generation
 from prfaas.gateway.answering import ClientGoneError, ClientStream
 
 from .conftest import World, running, until
+from .prompts import LONG
 from .scripted_engine import Script, hang, stream_then_hang
 from .test_fallbacks import both_pools_heard_the_abort
-from .test_paths import LONG
 
 
 async def test_during_prefill(world: World) -> None:
@@ -66,7 +66,7 @@ async def test_a_client_that_does_not_read(
 ) -> None:
     """Its buffers fill up, the request's time ends, and the connection is closed."""
     monkeypatch.setattr(generation, "LAST_WORDS_S", 0.05)
-    gateway = {"request_timeout": "300ms"}
+    gateway = {"request_timeout": "2s"}
     async with running(checkpoint, identities, tmp_path, gateway=gateway) as world:
         world.decode.words = ("x" * 1_000_000,) * 30
         _, writer = await asyncio.open_connection(

@@ -11,8 +11,8 @@ import pytest
 from prfaas.logs import JsonFormatter
 
 from .conftest import World, until
+from .prompts import LONG
 from .scripted_engine import refuse
-from .test_paths import LONG
 
 
 def events(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from tests.pool.conftest import World as Pools
 from tests.pool.conftest import world as pools_world
 
 from .conftest import World, running, until
-from .test_paths import LONG, SHORT
+from .prompts import LONG, SHORT
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "dashboards" / "alerts.yml"

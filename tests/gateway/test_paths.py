@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from .conftest import LAYOUT, World, until
-
-SHORT = "hi"
-LONG = "long prompt " * 30
+from .prompts import LONG, SHORT
 
 
 @pytest.mark.parametrize(("prompt", "path"), [(SHORT, "local"), (LONG, "remote")])

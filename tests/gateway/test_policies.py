@@ -18,8 +18,8 @@ from prfaas.gateway.profiles import load_profiles
 from tests.plans import plan_file
 
 from .conftest import LAYOUT, World, deployment_for, running, until
+from .prompts import LONG, SHORT
 from .scripted_engine import drop, hang
-from .test_paths import LONG, SHORT
 
 
 @asynccontextmanager

@@ -19,8 +19,8 @@ from tests.pool.conftest import World as Pools
 from tests.pool.conftest import world as pools_world
 
 from .conftest import World
+from .prompts import LONG, SHORT
 from .test_metrics import RULES, expressions
-from .test_paths import LONG, SHORT
 
 pools = pools_world
 pytestmark = [

@@ -28,8 +28,8 @@ from prfaas.wire.tickets import TicketOpener
 from tests.plans import plan_file
 
 from .conftest import LAYOUT, World, running, until
+from .prompts import LONG
 from .scripted_engine import ScriptedEngine, hang
-from .test_paths import LONG
 
 HELD = 320
 NUM_BYTES = HELD // 16 * 1024 + 2048

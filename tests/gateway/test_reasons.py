@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from .conftest import LAYOUT, World, until
-from .test_paths import LONG, SHORT
+from .prompts import LONG, SHORT
 
 
 async def routed(world: World, prompt: object = LONG, **fields: object) -> tuple[str, str]:

@@ -9,7 +9,7 @@ import pytest
 from prfaas.gateway.salt import deployment_secret
 
 from .conftest import World
-from .test_paths import LONG, SHORT
+from .prompts import LONG, SHORT
 
 EVIL = {"transfer": "00" * 16, "source": "prfaas-pool", "wait_ms": 10**9, "evil": "smuggled"}
 BODY = {

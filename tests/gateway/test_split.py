@@ -28,8 +28,8 @@ from prfaas.units import NS_PER_S
 from tests.plans import plan_file
 
 from .conftest import THRESHOLD, World, deployment_for, running, until
+from .prompts import LONG, SHORT
 from .scripted_engine import refuse
-from .test_paths import LONG, SHORT
 
 MEDIUM = "y" * 90
 """More than a block, less than the threshold."""

@@ -11,8 +11,8 @@ from aiohttp import web
 from prfaas.gateway import engine_answers
 
 from .conftest import World, until
+from .prompts import LONG
 from .scripted_engine import Script, ScriptedEngine, send
-from .test_paths import LONG
 
 
 @pytest.mark.parametrize(

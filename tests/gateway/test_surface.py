@@ -11,8 +11,8 @@ from prfaas.cli.demo import link_line
 from prfaas.wire.messages.gateway import LinkTelemetry
 
 from .conftest import World, until
+from .prompts import LONG, SHORT
 from .scripted_engine import hang
-from .test_paths import LONG, SHORT
 
 
 async def test_models(world: World) -> None:

@@ -24,8 +24,8 @@ from prfaas.gateway.tenants import Tenants, fairness
 from tests.otlp import Collector
 
 from .conftest import World, deployment_for, running, until
+from .prompts import LONG, SHORT
 from .scripted_engine import die_after, hang, stream_then_hang
-from .test_paths import LONG, SHORT
 from .test_tracing import collector
 
 __all__ = ["collector"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from .conftest import LAYOUT, World, until
+from .prompts import LONG, SHORT
 from .scripted_engine import refuse
-from .test_paths import LONG, SHORT
 
 
 async def cached(world: World, prompt: str = LONG) -> int:

@@ -278,7 +278,7 @@ def no_more_than(num_bytes: int) -> Iterator[None]:
 async def test_a_disk_that_fails_costs_blocks_and_nothing_else(
     world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "RETRY_S", 0.05)
+    monkeypatch.setattr(module, "RETRY_S", 3600.0)
     pd = await start_pd(world, folder)
     engine = await world.engine("pd-pool")
     await store_all(pd, engine, KEYS[:32])
@@ -290,10 +290,21 @@ async def test_a_disk_that_fails_costs_blocks_and_nothing_else(
     assert "can not be written: File too large; blocks are kept in memory only" in caplog.text
     assert pd.node.store.used_bytes <= MEMORY
     assert await loads_right(engine, sorted(kept)) == [True] * len(kept)
+
+
+async def test_a_disk_that_failed_is_tried_again(
+    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    pd = await start_pd(world, folder)
+    engine = await world.engine("pd-pool")
+    with no_more_than(0):
+        await engine.store(KEYS[:32])
+        await until(lambda: "can not be written" in caplog.text)
     await until(lambda: pd.metric("pool_disk_up") == 1)
-    for key in KEYS[48:]:
+    for key in KEYS[32:]:
         assert await engine.store([key])
-    await until(lambda: on_disk(pd) > kept)
+    await until(lambda: bool(on_disk(pd)))
 
 
 async def test_a_disk_that_fails_at_start_leaves_the_node_with_memory(

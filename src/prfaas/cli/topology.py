@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.cli.host.admin_ports import admin_port
+from prfaas.cli.host.free_ports import free_ports
 from prfaas.cli.processes import STOP_S, Part
 from prfaas.config.addresses import join_address, split_address
 from prfaas.config.clusters import ClusterRole, ClusterTable, LinkTable
@@ -81,7 +82,7 @@ def lay_out(deployment: Deployment, file: Path, overlay: Path | None = None) -> 
     pools: dict[str, Address] = {}
     admins: dict[str, Address] = {}
     engines: dict[str, str] = {}
-    # The kernel gives a port that was let go again: what it gave before must be kept in mind.
+    # A port that was found free is let go until its part listens: others may not be given it.
     taken = {port for _, (_, port) in _listens(deployment)}
     for cluster in deployment.clusters.values():
         for name, pool in cluster.pools.items():
@@ -359,11 +360,17 @@ def _admin_address(
 def _own_address(name: str, listen: str | None, taken: set[int]) -> Address:
     """The address of a part; where it names no port, a free one that no other part has."""
     host, port = split_address(listen) if listen else ("127.0.0.1", 0)
-    while True:
+    if port:
         found = _bind(name, (host, port))
-        if port or found[1] not in taken:
-            taken.add(found[1])
-            return found
+        taken.add(port)
+        return found
+    for candidate in free_ports():
+        if candidate not in taken:
+            with contextlib.suppress(ConfigError):
+                found = _bind(name, (host, candidate))
+                taken.add(found[1])
+                return found
+    return _bind(name, (host, 0))
 
 
 def _bind(name: str, address: Address) -> Address:

@@ -17,8 +17,8 @@ from prfaas.core.quarantine import Quarantine
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.endpoints import Endpoints
 from tests.gateway.conftest import World, deployment_for, until
+from tests.gateway.prompts import LONG
 from tests.gateway.scripted_engine import ScriptedEngine
-from tests.gateway.test_paths import LONG
 
 from .dying_engine import POISON
 

@@ -10,8 +10,8 @@ from aiohttp import web
 from prfaas.gateway.requests import Api, request_from
 from prfaas.gateway.serving.rehearsal import is_plain
 from tests.gateway.conftest import World
+from tests.gateway.prompts import LONG
 from tests.gateway.scripted_engine import ScriptedEngine, refuse
-from tests.gateway.test_paths import LONG
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TOOL = {"type": "function", "function": {"name": "f"}}
