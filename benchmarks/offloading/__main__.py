@@ -20,7 +20,7 @@ from pathlib import Path
 
 import aiohttp
 
-from prfaas.cli.processes import Supervisor
+from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.cli.topology import Topology, parts
 from tests.deployments import LAPTOP, ROOT, laid_out, placed, started
 

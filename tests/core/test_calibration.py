@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from heapq import heappop, heappush
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,10 +21,12 @@ from prfaas.core.dispatch import (
     Routed,
 )
 from prfaas.core.dispatcher import Dispatcher
+from prfaas.core.link_book import LinkReport
 from prfaas.core.policies import PolicyName
-from prfaas.core.predictions import Prediction
+from prfaas.core.predictions import PathSignals, Prediction
 from prfaas.core.routing import Path
 from prfaas.units import NS_PER_S
+from tests.sim.systems import linear_costs
 
 from .test_late_requests import COSTS
 
@@ -99,12 +105,13 @@ def test_predictions_that_nothing_was_compared_with_for_long_are_unproven() -> N
     assert not found.is_proven(last_ns + 301 * NS_PER_S)
 
 
-def test_a_correction_leaves_the_wait_for_decode_alone() -> None:
+def test_a_correction_leaves_waits_alone() -> None:
     found = Prediction(300, 500, computed_ns=200, decode_wait_ns=100)
-    assert corrected(found, 2.0, 0.5) == found._replace(
-        local_ns=500, remote_ns=300, computed_ns=100
+    signals = PathSignals(local_wait_ns=50, remote_wait_ns=80)
+    assert corrected(found, signals, 2.0, 0.5) == found._replace(
+        local_ns=450, remote_ns=340, computed_ns=140
     )
-    assert corrected(found, 1.0, 1.0) is found
+    assert corrected(found, signals, 1.0, 1.0) is found
 
 
 # Within the dispatcher
@@ -167,3 +174,66 @@ def test_a_request_that_left_its_path_corrects_nothing() -> None:
     made.fall_back(1, 0)
     made.prompt_ready(1, NS_PER_S)
     assert made.calibrations[Path.LOCAL, "pd"].num_samples == 0
+
+
+# 700 requests against a plan that is ten times as slow as the engines
+
+TRUE_NS_PER_TOKEN = MS // 4
+SLOW = linear_costs(local_ns=10 * TRUE_NS_PER_TOKEN, remote_ns=10 * TRUE_NS_PER_TOKEN)
+
+
+def served(calibration: CalibrationSettings) -> tuple[int, int, float]:
+    """Refused and remote requests of 700, and the p99 of TTFT in seconds.
+
+    Five a second, three in ten long; both clusters have two instances that work in turn.
+    """
+    draw = random.Random(1)
+    made = Dispatcher(
+        HomeCluster("pd", (Member("p0", "pd"), Member("p1", "pd")), None, SLOW),
+        [RemoteCluster("far", (Member("r0", "far"), Member("r1", "far")), SLOW)],
+        DispatchSettings(
+            PolicyName.ADAPTIVE,
+            2000,
+            ttft_max_ns=3 * NS_PER_S,
+            admission=True,
+            calibration=calibration,
+        ),
+    )
+    made.set_link("far", "pd", up=True)
+    free_ns = dict.fromkeys(("p0", "p1", "r0", "r1"), 0)
+    for name in free_ns:
+        made.set_ready(name, ready=True, now_ns=0)
+    ends: list[tuple[int, int, str]] = []
+    refused, remote, ttfts = 0, 0, []
+    for number in range(700):
+        now_ns = number * NS_PER_S // 5
+        while ends and ends[0][0] <= now_ns:
+            at_ns, ended, _ = heappop(ends)
+            made.prompt_ready(ended, at_ns)
+            made.prefilled(ended, at_ns)
+            made.end(ended, at_ns)
+        there = Counter(name for _, _, name in ends)
+        for name in free_ns:
+            made.report_load(name, now_ns, max(there[name] - 1, 0))
+        made.report_link("far", "pd", LinkReport(now_ns, 1e9, 0, 0.0, 0))
+        tokens = draw.randint(2500, 5000) if draw.random() < 0.3 else draw.randint(50, 300)
+        found = made.arrive(Arrival(number, tokens, 0, {}), now_ns)
+        if isinstance(found, Refused):
+            refused += 1
+            continue
+        remote += found.decision.path is Path.REMOTE
+        at_ns = max(free_ns[found.prefill], now_ns) + tokens * TRUE_NS_PER_TOKEN
+        free_ns[found.prefill] = at_ns
+        ttfts.append(at_ns - now_ns)
+        heappush(ends, (at_ns, number, found.prefill))
+    return refused, remote, sorted(ttfts)[len(ttfts) * 99 // 100] / NS_PER_S
+
+
+def test_of_700_requests_nobody_is_refused_by_a_plan_that_does_not_fit() -> None:
+    """Without corrections every long one is, although their first tokens come in less than 3 s."""
+    uncorrected = served(CalibrationSettings(num_min=10**9, proven_first=True))
+    corrected_ = served(CalibrationSettings())
+    assert (uncorrected[0], uncorrected[1]) == (214, 0)
+    assert corrected_[0] == 0
+    assert corrected_[1] > 150
+    assert corrected_[2] < 3.0

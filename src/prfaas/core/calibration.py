@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp, log
 
-from prfaas.core.predictions import Prediction
+from prfaas.core.predictions import PathSignals, Prediction
 from prfaas.units import NS_PER_S
 
 
@@ -128,19 +128,23 @@ class Calibration:
         return min(max(factor, 1 / most), most)
 
 
-def corrected(found: Prediction, local: float, remote: float) -> Prediction:
-    """Return a prediction with both paths multiplied by their factors, the wait for decode not."""
+def corrected(found: Prediction, signals: PathSignals, local: float, remote: float) -> Prediction:
+    """Return a prediction with both paths multiplied by their factors.
+
+    Waits are left alone: work is booked as long as it is expected to take.
+    """
     if local == 1.0 and remote == 1.0:
         return found
-    wait_ns = found.decode_wait_ns
+    local_wait_ns, remote_wait_ns = signals.local_wait_ns or 0, signals.remote_wait_ns or 0
+    decode_ns = found.decode_wait_ns
     return found._replace(
-        local_ns=_times(found.local_ns, local, wait_ns),
-        remote_ns=_times(found.remote_ns, remote, wait_ns),
-        computed_ns=_times(found.computed_ns, remote),
+        local_ns=_times(found.local_ns, local, local_wait_ns + decode_ns),
+        remote_ns=_times(found.remote_ns, remote, remote_wait_ns + decode_ns),
+        computed_ns=_times(found.computed_ns, remote, remote_wait_ns),
     )
 
 
-def _times(duration_ns: int | None, factor: float, apart_ns: int = 0) -> int | None:
+def _times(duration_ns: int | None, factor: float, apart_ns: int) -> int | None:
     if duration_ns is None:
         return None
     return round((duration_ns - apart_ns) * factor) + apart_ns

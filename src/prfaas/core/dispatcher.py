@@ -134,12 +134,10 @@ class Dispatcher:
         """One interval of the short-term loop has passed."""
         if not self._settings.moving_threshold:
             return []
-        local_factor = self._ways.local_calibration.factor
-        local_ns = _times(self._ways.home.least_wait_ns(now_ns), local_factor)
+        local_ns = self._ways.home.least_wait_ns(now_ns)
         moves = []
-        for name, stage in self._ways.away.items():
-            remote_factor = self._ways.remote_calibrations[name].factor
-            remote_ns = _times(stage.least_wait_ns(now_ns), remote_factor)
+        for stage in self._ways.away.values():
+            remote_ns = stage.least_wait_ns(now_ns)
             links = [link for link in self.links if link.source in stage.pools]
             moves += [link.move(local_ns, remote_ns, now_ns) for link in links]
         return [moved for moved in moves if moved is not None]
@@ -346,7 +344,7 @@ class Dispatcher:
         work_ns = wait_ns + self._local_work_ns(num_new_tokens)
         if self._paces is not None:
             return self._paces.estimated_ns(self._home.name, work_ns)
-        return round(work_ns * self._ways.local_calibration.factor)
+        return work_ns
 
     # What is held
 
@@ -447,7 +445,11 @@ class Dispatcher:
         assert way.away is not None  # noqa: S101 (no policy sends away what is barred)
         prompt, hit, costs = arrival.num_prompt_tokens, way.away.hit_tokens, way.cluster.costs
         present, new = way.facts.present_tokens, prompt - hit
-        work_ns = costs.remote_prefill_ns(new) if costs else new * NOMINAL_NS_PER_TOKEN
+        if costs is None:
+            work_ns = new * NOMINAL_NS_PER_TOKEN
+        else:
+            factor = self._ways.remote_calibrations[way.cluster.name].factor
+            work_ns = round(costs.remote_prefill_ns(new) * factor)
         shipped = costs.shipped_bytes(prompt, present) if costs else 0
         stage = self._ways.away[way.cluster.name]
         stage.book.dispatch(way.away.name, arrival.request_id, now_ns, work_ns)
@@ -477,11 +479,10 @@ class Dispatcher:
 
     def _local_work_ns(self, num_new_tokens: int) -> int:
         costs = self._home.costs
-        return (
-            costs.local_prefill_ns(num_new_tokens)
-            if costs
-            else num_new_tokens * NOMINAL_NS_PER_TOKEN
-        )
+        if costs is None:
+            return num_new_tokens * NOMINAL_NS_PER_TOKEN
+        work_ns = costs.local_prefill_ns(num_new_tokens)
+        return round(work_ns * self._ways.local_calibration.factor)
 
     def _withdraw(self, request_id: int, entry: _Open, now_ns: int) -> None:
         """Nobody waits for the prefill any more."""
@@ -489,7 +490,3 @@ class Dispatcher:
             entry.prefilling = False
             name = entry.routed.prefill
             self._book_of[name].drop(name, request_id, now_ns)
-
-
-def _times(duration_ns: int | None, factor: float) -> int | None:
-    return None if duration_ns is None else round(duration_ns * factor)

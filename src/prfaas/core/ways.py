@@ -203,7 +203,7 @@ class Ways:
         if remote.costs is not None:
             found = self._weighed(found, facts, signals, remote)
             away_factor = self.remote_calibrations[remote.name].factor
-            found = corrected(found, self.local_calibration.factor, away_factor)
+            found = corrected(found, signals, self.local_calibration.factor, away_factor)
         way = remote, home, away, link, facts, found, signals, looked_at
         return tuple.__new__(Way, way)
 

@@ -108,13 +108,13 @@ class Hedges:
         """Time to the first token of a prefill at home that begins now; None is unknown."""
         routed, num_tokens = plan.routed, plan.prompt.num_tokens
         name = routed.prefill if routed.pulls else plan.decode.name
-        wait_ns = self._driver.wait_ns(name, now_ns)
+        wait_ns, factor = self._driver.wait_ns(name, now_ns), self._driver.local_correction
         if wait_ns is None:
             return None
         if routed.pulls:
             # It is in that queue already.
-            wait_ns = max(0, wait_ns - costs.local_prefill_ns(num_tokens - routed.hit_tokens))
+            own_ns = costs.local_prefill_ns(num_tokens - routed.hit_tokens)
+            wait_ns = max(0, wait_ns - round(own_ns * factor))
         hits = self._driver.cached(plan.ask)[0]
         held = max(hits.get(routed.destination, 0), hits.get(name, 0))
-        local_ns = wait_ns + costs.local_prefill_ns(max(1, num_tokens - held))
-        return round(local_ns * self._driver.local_correction)
+        return wait_ns + round(costs.local_prefill_ns(max(1, num_tokens - held)) * factor)

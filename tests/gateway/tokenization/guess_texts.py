@@ -81,7 +81,7 @@ class CpuTimes:
 
 async def play(world: World, ask: Ask, num_rounds: int) -> str:
     """How often each red was right, and the median CPU time for the text sent and the other one."""
-    rng, cpu = random.Random(num_rounds), CpuTimes(world.gateway._prompts)
+    rng, cpu = random.Random(f"{ask.__name__} {num_rounds}"), CpuTimes(world.gateway._prompts)
     right = [0, 0]
     known: list[float] = []
     unknown: list[float] = []
