@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from prfaas.core.costs import Costs
-from prfaas.core.dispatch import Routed
 from prfaas.core.tiered_cache import TieredCache, TieredHit
 from prfaas.sim.devices import Devices
 from prfaas.sim.request import Request
@@ -128,19 +127,29 @@ class Caches:
                 found[self.home] = Hit(kept)
         return found
 
-    def use(self, request: Request, routed: Routed, hits: Mapping[str, Hit]) -> int:
-        """A prefill resumes after what is cached where it runs; ns to read what lies on disk.
+    def resume(self, request: Request, cluster: str, instance: str) -> Hit:
+        """Look a prompt up once more as its prefill starts, and use what is there.
 
-        Nothing is read where the instance holds as much as its pool.
+        A prompt may have waited long: others computed its prefix meanwhile, or it was evicted.
+        Nothing is read from disk where the instance holds as much as its pool.
+
+        Args:
+            request: Whose prefill starts.
+            cluster: Where it is prefilled.
+            instance: The instance that prefills.
+
+        Returns:
+            The prefix that prefill resumes after, and the time to read what of it lies on disk.
         """
-        hit = hits.get(routed.cluster)
-        own = hits.get(routed.prefill) if self._have_own else None
-        if own is not None:
-            self.devices.use(routed.prefill, request, own.num_tokens)
-        if hit is None or not hit.num_tokens:
-            return 0
-        self.pools[routed.cluster].use(request, hit.num_tokens)
-        return hit.read_ns if own is None or own.num_tokens < hit.num_tokens else 0
+        hit = Hit(0)
+        if request.block_ids:
+            hit = self.pools[cluster].hit(request)
+            self.pools[cluster].use(request, hit.num_tokens)
+            own = self.devices.resume(instance, request) if self._have_own else 0
+            if own >= hit.num_tokens:
+                hit = Hit(own)
+        kept = min(request.kept_tokens, request.num_prompt_tokens - 1)
+        return Hit(kept) if cluster == self.home and kept > hit.num_tokens else hit
 
     def keep(self, request: Request, num_tokens: int) -> None:
         """The first tokens of a prompt have arrived at home, of a transfer that was cut."""

@@ -43,9 +43,14 @@ class Devices:
                 found[name] = min(length * self._span, limit)
         return found
 
-    def use(self, name: str, request: Request, hit_tokens: int) -> None:
-        """A prefill resumed after `hit_tokens` that its instance held."""
-        self._caches[name].touch(request.block_ids, -(-hit_tokens // self._span))
+    def resume(self, name: str, request: Request) -> int:
+        """Prefix that an instance's prefill resumes after, tokens; it counts as used."""
+        cache = self._caches.get(name)
+        length = 0 if cache is None else cache.usable_hit(request.block_ids)
+        if cache is None or not length:
+            return 0
+        cache.touch(request.block_ids, length)
+        return min(length * self._span, request.num_prompt_tokens - 1)
 
     def store(self, name: str, block_ids: Sequence[int]) -> None:
         """An instance computed a prompt."""

@@ -77,13 +77,13 @@ class RecordedSimulation(Simulation):
             attempt.ended_at_ns, attempt.lost = self.clock.now_ns, True
         super().again(request)
 
-    def _keep(self, request: Request, routed: Routed, read_ns: int) -> None:
+    def _keep(self, request: Request, routed: Routed) -> None:
         self._begin(request, routed)
-        super()._keep(request, routed, read_ns)
+        super()._keep(request, routed)
 
-    def _send_away(self, request: Request, routed: Routed, read_ns: int) -> None:
+    def _send_away(self, request: Request, routed: Routed) -> None:
         self._begin(request, routed)
-        super()._send_away(request, routed, read_ns)
+        super()._send_away(request, routed)
 
     def _begin(self, request: Request, routed: Routed) -> None:
         if request in self._current:
@@ -92,11 +92,14 @@ class RecordedSimulation(Simulation):
             self._current[request] = attempt
             self.attempts.append(attempt)
 
-    def _started(self, job: Job) -> None:
+    def _started(
+        self, job: Job, cluster: str, name: str, chunks: Callable[[int], list[tuple[int, int]]]
+    ) -> None:
+        super()._started(job, cluster, name, chunks)
         attempt = self._current.get(job.request)
         if attempt is not None:
             attempt.started_at_ns = self.clock.now_ns
-        super()._started(job)
+            attempt.num_new_tokens = job.request.num_new_tokens
 
     def _local_done(self, job: Job) -> None:
         self._prefilled(job)

@@ -49,7 +49,7 @@ class Results:
         ttft_parts: Mean of each part of TTFT, ms; see `ttft_parts`.
         ttft_parts_by_percentile: The same over ranges of percentiles of TTFT.
         offloaded_ratio: Share of requests sent to the PrfaaS cluster.
-        prefix_hit_ratio: Share of prompt tokens that were cached where they were prefilled.
+        prefix_hit_ratio: Share of the prompt tokens of started prefills that were cached there.
         egress: Mean and P99 of one-second windows over all links, bit/s, and all bytes.
         utilisation: Share of the time each stage worked; of links the busiest one.
         queues: Mean, percentiles, least and most of each stage's queue while the run lasted: ms of
@@ -123,7 +123,8 @@ def summarise(
     is_good = finished.good(sim.setup.slo)
     good = int(is_good.sum())
     decided = [r for r in arrived if r.decision is not None]
-    tokens = sum(r.num_prompt_tokens for r in decided)
+    started = [r for r in arrived if r.prefill_started_at_ns != UNSET]
+    tokens = sum(r.num_prompt_tokens for r in started)
     tenants = by_tenant(sim, arrived, compress(compress(sim.requests, is_done), is_good))
     parts = parts_of(done)
     return Results(
@@ -143,7 +144,7 @@ def summarise(
         ttft_parts=means(parts),
         ttft_parts_by_percentile=by_percentile(parts),
         offloaded_ratio=sum(r.offloaded for r in decided) / max(len(decided), 1),
-        prefix_hit_ratio=sum(r.num_hit_tokens for r in decided) / max(tokens, 1),
+        prefix_hit_ratio=sum(r.num_hit_tokens for r in started) / max(tokens, 1),
         egress=_egress(sim, start_ns, end_ns),
         utilisation=_utilisation(sim),
         queues=_queues(sim),

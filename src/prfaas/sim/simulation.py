@@ -10,7 +10,7 @@ admits the request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from prfaas.core.dispatch import Refusal, Refused, Routed
@@ -78,7 +78,7 @@ class Simulation:
         return PrefillInstance(
             name,
             self.clock,
-            on_start=self._started,
+            on_start=partial(self._local_started, name),
             on_chunk=_nothing,
             on_done=self.front.caches.devices.keeping(name, self._local_done),
         )
@@ -87,7 +87,7 @@ class Simulation:
         return PrefillInstance(
             name,
             self.clock,
-            on_start=partial(self._remote_started, transport),
+            on_start=partial(self._remote_started, transport, name),
             on_chunk=transport.chunk,
             on_done=self.front.caches.devices.keeping(
                 name, partial(self._remote_done, transport.cluster)
@@ -173,18 +173,15 @@ class Simulation:
         request.routed_at_ns = self.clock.now_ns
         request.num_hit_tokens = found.hit_tokens
         request.num_new_tokens = request.num_prompt_tokens - found.hit_tokens
-        read_ns = self.front.caches.use(request, found, hits) if hits else 0
         if self.copier is not None:
             self.copier.note(request, found, hits)
         if found.decision.path is Path.REMOTE:
-            self._send_away(request, found, read_ns)
+            self._send_away(request, found)
         else:
-            self._keep(request, found, read_ns)
+            self._keep(request, found)
 
-    def _keep(self, request: Request, routed: Routed, read_ns: int) -> None:
-        new = request.num_new_tokens
-        work_ns = read_ns + self.setup.costs.local_prefill_ns(new)
-        job = Job(request, request.attempt, [(new, work_ns)])
+    def _keep(self, request: Request, routed: Routed) -> None:
+        job = Job(request, request.attempt, self._local_chunks(request.num_new_tokens))
         if routed.source:
             self._pulling[request] = (routed.prefill, job)
             transport = self.transports[routed.source]
@@ -203,22 +200,37 @@ class Simulation:
         self.front.caches.pools[self.setup.name].store(request.block_ids[:blocks])
         self.locals[name].submit(job)
 
-    def _send_away(self, request: Request, routed: Routed, read_ns: int) -> None:
+    def _local_chunks(self, num_new_tokens: int) -> list[tuple[int, int]]:
+        return [(num_new_tokens, self.setup.costs.local_prefill_ns(num_new_tokens))]
+
+    def _send_away(self, request: Request, routed: Routed) -> None:
         request.offloaded = True
         transport = self.transports[routed.cluster]
         transport.promise(request, routed.shipped_bytes, routed.present_tokens)
         chunks = transport.cluster.costs.chunks(request.num_new_tokens)
-        if read_ns:
-            chunks = [(tokens, end_ns + read_ns) for tokens, end_ns in chunks]
         self.remotes[routed.prefill].submit(Job(request, request.attempt, chunks))
 
     # Prefill
 
-    def _started(self, job: Job) -> None:
-        job.request.prefill_started_at_ns = self.clock.now_ns
+    def _local_started(self, name: str, job: Job) -> None:
+        self._started(job, self.setup.name, name, self._local_chunks)
 
-    def _remote_started(self, transport: Transport, job: Job) -> None:
-        self._started(job)
+    def _started(
+        self, job: Job, cluster: str, name: str, chunks: Callable[[int], list[tuple[int, int]]]
+    ) -> None:
+        """A prefill starts: what is cached is looked up again, as engines do."""
+        request = job.request
+        request.prefill_started_at_ns = self.clock.now_ns
+        held, read_ns = self.front.caches.resume(request, cluster, name)
+        if held != request.num_hit_tokens or read_ns:
+            request.num_hit_tokens = held
+            request.num_new_tokens = request.num_prompt_tokens - held
+            job.chunks = [
+                (tokens, end_ns + read_ns) for tokens, end_ns in chunks(request.num_new_tokens)
+            ]
+
+    def _remote_started(self, transport: Transport, name: str, job: Job) -> None:
+        self._started(job, transport.cluster.name, name, transport.cluster.costs.chunks)
         transport.start(job.request)
         decoder = self.front.choose_decode(job.request)
         if decoder is not None:
