@@ -106,7 +106,7 @@ def test_predictions_that_nothing_was_compared_with_for_long_are_unproven() -> N
 
 
 def test_a_correction_leaves_waits_alone() -> None:
-    found = Prediction(300, 500, computed_ns=200, decode_wait_ns=100)
+    found = Prediction(300, 500, computed_ns=200, local_decode_ns=100, remote_decode_ns=100)
     signals = PathSignals(local_wait_ns=50, remote_wait_ns=80)
     assert corrected(found, signals, 2.0, 0.5) == found._replace(
         local_ns=450, remote_ns=340, computed_ns=140
@@ -235,5 +235,5 @@ def test_of_700_requests_nobody_is_refused_by_a_plan_that_does_not_fit() -> None
     corrected_ = served(CalibrationSettings())
     assert (uncorrected[0], uncorrected[1]) == (214, 0)
     assert corrected_[0] == 0
-    assert corrected_[1] > 150
+    assert corrected_[1] > 120
     assert corrected_[2] < 3.0

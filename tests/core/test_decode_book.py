@@ -4,7 +4,7 @@ from prfaas.core.decode_book import DecodeBook
 
 
 def test_one_that_was_tried_is_passed_over_and_not_forgotten() -> None:
-    book = DecodeBook(["a", "b"], 0)
+    book = DecodeBook(["a", "b"])
     assert book.choose(avoid="a") == "b"
     assert book.choose() == "a"
     assert book.choose(avoid="a") == "b"

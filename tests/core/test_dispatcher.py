@@ -300,7 +300,7 @@ def test_whatever_happens_nothing_is_held_once_all_has_ended(
             case "fall back":
                 made.fall_back(number, now)
             case "over":
-                made.transfer_over(number)
+                made.transfer_over(number, now)
             case "end":
                 made.end(number, now)
             case "report":

@@ -54,7 +54,7 @@ def chosen(made: Ways, num_prompt_tokens: int) -> str:
     return candidate.name
 
 
-LATE = {"p0": 12.0, "p1": 30.0, "r0": 40.0, "r1": 11.0}
+LATE = {"p0": 12.0, "p1": 25.0, "r0": 28.0, "r1": 11.0}
 
 
 @pytest.mark.parametrize(("tokens", "name"), [(500, "p1"), (3000, "r0")])
@@ -85,6 +85,11 @@ def test_a_barred_path_is_no_way_out() -> None:
     assert chosen(made, 500) == "p1"
 
 
+@pytest.mark.parametrize(("tokens", "name"), [(500, "p0"), (3000, "r1")])
+def test_nobody_is_sent_to_a_queue_of_more_than_three_targets(tokens: int, name: str) -> None:
+    assert chosen(ways({"p0": 12.0, "p1": 31.0, "r0": 31.0, "r1": 11.0}), tokens) == name
+
+
 def test_an_instance_that_is_not_ready_takes_nobody() -> None:
     made = ways({**LATE, "p1": 60.0})
     made.home.book.set_ready("p1", ready=False, now_ns=0)
@@ -105,4 +110,35 @@ def test_a_path_without_headroom_takes_nobody_elses_requests(
     )
     if decision.reason in (Reason.FASTER_LOCAL, Reason.FASTER_REMOTE):
         taken = local_ns if decision.path is Path.LOCAL else remote_ns
-        assert taken <= settings.headroom_ratio * TARGET_NS
+        left = remote_ns if decision.path is Path.LOCAL else local_ns
+        assert taken <= settings.headroom_ratio * TARGET_NS or min(taken, left) > TARGET_NS
+
+
+@pytest.mark.parametrize("local_is_less_late", [True, False])
+def test_where_both_paths_are_late_the_less_late_one_is_taken(local_is_less_late: bool) -> None:
+    policy = AdaptivePolicy(10_000, AdaptiveSettings(ttft_max_ns=TARGET_NS))
+    late = 15 * NS_PER_S, 60 * NS_PER_S
+    local_ns, remote_ns = late if local_is_less_late else late[::-1]
+    for tokens in (9_000, 11_000):
+        decision = policy.decide(RoutingFacts(tokens), Prediction(local_ns, remote_ns))
+        assert (decision.path is Path.LOCAL) == local_is_less_late
+
+
+@pytest.mark.parametrize(("backlog_s", "is_full"), [(9, False), (11, True)])
+def test_a_link_is_promised_no_more_than_it_drains_within_the_target(
+    backlog_s: int, is_full: bool
+) -> None:
+    made = ways({}, PolicyName.REMOTE)
+    link = made.links.between("away", "pd")
+    link.book.report(LinkReport(0, 8e6, 0, 0.0, 0))
+    link.book.promise(backlog_s * 10**6)
+    way = made.best(Arrival(1, 3000, 3000, {}), 0)
+    assert way.facts.obstacle is (Reason.LINK_FULL if is_full else None)
+
+
+def test_bytes_that_wait_for_prefill_do_not_fill_the_link() -> None:
+    made = ways({"r0": 60.0, "r1": 60.0}, PolicyName.REMOTE)
+    link = made.links.between("away", "pd")
+    link.book.report(LinkReport(0, 8e6, 0, 0.0, 0))
+    link.book.promise(65 * 10**6)
+    assert made.best(Arrival(1, 3000, 3000, {}), 0).facts.obstacle is None

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from prfaas.core.copies import CopySettings, HotPrefixes, marks
 from prfaas.core.costs import Costs
-from prfaas.core.predictions import PathSignals, predict
+from prfaas.core.predictions import PathSignals, no_wait, predict
 from prfaas.core.pulls import PullSettings, Road, choose_pull, with_pull
 from prfaas.core.routing import RoutingFacts
 from prfaas.units import NS_PER_S
@@ -98,11 +98,10 @@ def test_a_pull_hides_behind_the_queue_and_a_backlog_delays_it() -> None:
 def test_what_decode_adds_is_in_both_local_predictions() -> None:
     costs = Costs([MS * n for n in range(3)], [MS * n for n in range(3)], [0, 1, 2], 0, 1000)
     facts = RoutingFacts(2000, 0, 1000)
-    local = []
-    for decode_wait_ns in (0, NS_PER_S):
-        signals = PathSignals(0, 0, 0, 1e9, 0, decode_wait_ns)
-        plain = predict(facts, signals, costs)
-        found = with_pull(plain, facts, signals, costs, 0.0)
+    local, signals = [], PathSignals(0, 0, 0, 1e9, 0)
+    for waits in (no_wait, lambda _after_ns: NS_PER_S):
+        plain = predict(facts, signals, costs, waits)
+        found = with_pull(plain, facts, signals, costs, 0.0, waits)
         assert found.pull_tokens == 1000
         assert plain.local_ns is not None
         assert found.local_ns is not None

@@ -63,7 +63,7 @@ def test_room_is_taken_until_the_blocks_are_loaded_or_given_up(event: str) -> No
         assert goes(found) == AWAY, "two for each pool"
     assert goes(sent(made.arrive(arrival(4, 5), 0))) == HOME
     # That the transfer has ended is not enough: the blocks lie in the pool until they are loaded.
-    made.transfer_over(3)
+    made.transfer_over(3, 0)
     assert goes(sent(made.arrive(arrival(5, 5), 0))) == HOME
     match event:
         case "loaded":

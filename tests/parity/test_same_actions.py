@@ -37,7 +37,7 @@ HOLDERS = POOLS + EVERYBODY
 ROLE_KINDS = ("decode", "weigh", "look")
 KINDS = (
     *("arrive",) * 6,
-    *("prefilled", "landed", "ready", "end") * 2,
+    *("prefilled", "landed", "ready", "first", "end") * 2,
     *("store", "load", "seen", "pause", "tick", "again", "engine", "link"),
     *("store", "forget"),
     *ROLE_KINDS,
@@ -103,7 +103,7 @@ class Run:
                 return self._arrive(self.num_arrived, again=False)
             case "again" if self.open:
                 return self._arrive(number, again=True)
-            case "prefilled" | "landed" | "ready" | "end" if self.open:
+            case "prefilled" | "landed" | "ready" | "first" | "end" if self.open:
                 self._go_on(event.kind, number)
             case "store":
                 self._store(HOLDERS[event.a % len(HOLDERS)], event)
@@ -150,9 +150,11 @@ class Run:
         if kind == "prefilled":
             self.world.prefilled(number, self.now_ns)
         elif kind == "landed":
-            self.world.landed(number)
+            self.world.landed(number, self.now_ns)
         elif kind == "ready":
             self.world.ready(number, self.now_ns)
+        elif kind == "first":
+            self.world.first_token(number, self.now_ns)
         else:
             self.world.end(number, self.now_ns)
             del self.open[number]
@@ -218,7 +220,7 @@ def test_long_histories_reach_every_kind_of_action(policy: PolicyName) -> None:
     for seed in range(20):
         draw = random.Random(seed)
         split = seed % 3 == 2
-        ttft_max_s, pulls = 15 if seed % 2 else None, seed % 4 > 1
+        ttft_max_s, pulls = 4 if seed % 2 else None, seed % 4 > 1
         rules = Rules(policy, ttft_max_s, moving_threshold=True, pulls=pulls, split=split)
         live, simulated = Run(GatewayWorld(rules)), Run(SimulatorWorld(rules))
         # First tokens at any time refute all predictions, and then nothing is refused.

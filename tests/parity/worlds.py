@@ -111,8 +111,9 @@ class World(Protocol):
         """A prompt of `num_blocks` blocks, equal to all of its family as far as they reach."""
 
     def prefilled(self, number: int, now_ns: int) -> None: ...
-    def landed(self, number: int) -> None: ...
+    def landed(self, number: int, now_ns: int) -> None: ...
     def ready(self, number: int, now_ns: int) -> None: ...
+    def first_token(self, number: int, now_ns: int) -> None: ...
     def end(self, number: int, now_ns: int) -> None: ...
     def store(self, holder: str, family: int, num_blocks: int) -> None:
         """A pool, or an engine's own memory, has the first blocks of a family."""
@@ -181,8 +182,11 @@ class GatewayWorld:
     def prefilled(self, number: int, now_ns: int) -> None:
         self.driver.prefilled(number, now_ns)
 
-    def landed(self, number: int) -> None:
-        self.driver.transfer_over(number)
+    def landed(self, number: int, now_ns: int) -> None:
+        self.driver.transfer_over(number, now_ns)
+
+    def first_token(self, number: int, now_ns: int) -> None:
+        self.driver.dispatcher.first_token(number, now_ns)
 
     def ready(self, number: int, now_ns: int) -> None:
         self.driver.dispatcher.prompt_ready(number, now_ns)
@@ -283,8 +287,11 @@ class SimulatorWorld:
     def prefilled(self, number: int, now_ns: int) -> None:
         self.front.prefilled(self._requests[number], now_ns)
 
-    def landed(self, number: int) -> None:
-        self.front.landed(self._requests[number])
+    def landed(self, number: int, now_ns: int) -> None:
+        self.front.landed(self._requests[number], now_ns)
+
+    def first_token(self, number: int, now_ns: int) -> None:
+        self.front.dispatcher.first_token(number, now_ns)
 
     def ready(self, number: int, now_ns: int) -> None:
         self.front.dispatcher.prompt_ready(number, now_ns)

@@ -122,6 +122,8 @@ def test_the_checker_notices_work_in_the_wrong_role() -> None:
 
 def test_a_wrong_split_is_mended_and_the_threshold_planned_anew() -> None:
     settings_ = ['workload.duration="40min"', "routing.prefill_instances=6", "workload.rate=2.5"]
+    # The static rule, and nothing refused: what changes is the roles' work alone.
+    settings_ += ["routing.admission=false", "routing.policy=paper"]
     stuck = run(load_scenario(EXAMPLES / "paper-poisson.toml", settings_)).results
     moved = run(
         load_scenario(EXAMPLES / "paper-poisson.toml", [*settings_, "routing.reroling=true"])

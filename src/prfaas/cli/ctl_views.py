@@ -16,6 +16,7 @@ _OBSTACLES = {
     "layout_mismatch": "its KV cache has another layout than ours",
     "link_limit": "the tenant has used its share of the links",
     "no_room": "its blocks do not fit into the pool at home, beside those on their way",
+    "link_full": "the link has more to carry than it can in time",
 }
 
 

@@ -135,11 +135,11 @@ def corrected(found: Prediction, signals: PathSignals, local: float, remote: flo
     """
     if local == 1.0 and remote == 1.0:
         return found
-    local_wait_ns, remote_wait_ns = signals.local_wait_ns or 0, signals.remote_wait_ns or 0
-    decode_ns = found.decode_wait_ns
+    local_apart_ns = (signals.local_wait_ns or 0) + found.local_decode_ns
+    remote_wait_ns = signals.remote_wait_ns or 0
     return found._replace(
-        local_ns=_times(found.local_ns, local, local_wait_ns + decode_ns),
-        remote_ns=_times(found.remote_ns, remote, remote_wait_ns + decode_ns),
+        local_ns=_times(found.local_ns, local, local_apart_ns),
+        remote_ns=_times(found.remote_ns, remote, remote_wait_ns + found.remote_decode_ns),
         computed_ns=_times(found.computed_ns, remote, remote_wait_ns),
     )
 

@@ -1,11 +1,8 @@
-"""Spreads requests over decode instances by how many each has been given, and knows their wait."""
+"""Spreads requests over decode instances by how many each has been given."""
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-
-_WAIT_WEIGHT = 0.2
-"""Weight of the newest wait in the mean."""
 
 
 class DecodeBook:
@@ -13,12 +10,9 @@ class DecodeBook:
 
     Args:
         names: The instances.
-        stale_after_ns: Age beyond which a wait says nothing.
     """
 
-    def __init__(self, names: list[str], stale_after_ns: int) -> None:
-        self._stale_after_ns = stale_after_ns
-        self._wait_ns, self._waited_at_ns = 0.0, -stale_after_ns - 1
+    def __init__(self, names: list[str]) -> None:
         self.names = tuple(names)
         self._counts = dict.fromkeys(names, 0)
         self._ready = dict.fromkeys(names, True)
@@ -48,16 +42,6 @@ class DecodeBook:
         """An instance became healthy, or stopped being so."""
         self._ready[name] = ready
         self._change(name, 0)
-
-    def waited(self, waited_ns: int, now_ns: int) -> None:
-        """A request began to be decoded so long after its blocks were there."""
-        stale = now_ns - self._waited_at_ns > self._stale_after_ns
-        self._wait_ns += (1.0 if stale else _WAIT_WEIGHT) * (waited_ns - self._wait_ns)
-        self._waited_at_ns = now_ns
-
-    def wait_ns(self, now_ns: int) -> int:
-        """How long requests waited lately; 0 when none has begun for a while."""
-        return 0 if now_ns - self._waited_at_ns > self._stale_after_ns else round(self._wait_ns)
 
     @property
     def num_assigned(self) -> int:

@@ -127,6 +127,7 @@ class Arrival(NamedTuple):
         tenant: Whose it is.
         may_ship: Whether its tenant may use the links.
         layout: Of its blocks; None while unknown, and then they fit into every pool.
+        streams: Whether its first token is seen; only such requests tell how long decode takes.
     """
 
     request_id: int
@@ -140,6 +141,7 @@ class Arrival(NamedTuple):
     tenant: str = ""
     may_ship: bool = True
     layout: Layout | None = None
+    streams: bool = True
 
 
 class Routed(NamedTuple):

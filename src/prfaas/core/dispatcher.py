@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from prfaas.core.admission import Admission, admit
+from prfaas.core.admission import AdmissionControl
 from prfaas.core.calibration import Calibration, Expected
 from prfaas.core.decode_book import DecodeBook
+from prfaas.core.decode_flow import DecodeFlow
 from prfaas.core.dispatch import (
     Arrival,
     DispatchSettings,
@@ -28,15 +29,18 @@ from prfaas.core.dispatch import (
     Routed,
     ThresholdMoved,
 )
-from prfaas.core.fair_share import FairShare
 from prfaas.core.link_book import LinkReport
 from prfaas.core.links import Links
 from prfaas.core.load_book import LoadBook
 from prfaas.core.paces import NOMINAL_NS_PER_TOKEN, Paces
+from prfaas.core.predictions import DecodeWait, no_wait
 from prfaas.core.routing import Decision, Path, Reason
 from prfaas.core.ways import Seen, Way, Ways
+from prfaas.units import NS_PER_S
 
 RETRY_UNSERVED_S = 1
+ROOM_KNOWN_NS = 60 * NS_PER_S
+"""So long after the last request that queued for decode, its room is taken for known."""
 
 
 @dataclass(slots=True)
@@ -45,6 +49,7 @@ class _Open:
 
     routed: Routed
     in_transfer: bool
+    arrived_at_ns: int
     prefilling: bool = True
     decode: str | None = None
     expected: Expected | None = None
@@ -64,7 +69,7 @@ class Dispatcher:
         self, home: HomeCluster, remotes: Sequence[RemoteCluster], settings: DispatchSettings
     ) -> None:
         self._home, self._settings = home, settings
-        self._fair = FairShare(settings.fairness)
+        self._admission = AdmissionControl(settings.ttft_max_ns, settings.fairness)
         self._ways = Ways(home, remotes, settings)
         self._stage_of = {
             name: stage
@@ -73,7 +78,8 @@ class Dispatcher:
         }
         self._book_of = {name: stage.book for name, stage in self._stage_of.items()}
         decode = None if home.decode is None else [member.name for member in home.decode]
-        self._decode_book = None if decode is None else DecodeBook(decode, settings.stale_after_ns)
+        self._decode_book = None if decode is None else DecodeBook(decode)
+        self._decode_flow = DecodeFlow(ROOM_KNOWN_NS)
         self._open: dict[int, _Open] = {}
         self._paces = Paces() if home.costs is None else None
         self.spared_ns = 0
@@ -133,6 +139,7 @@ class Dispatcher:
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
         """One interval of the short-term loop has passed."""
         if not self._settings.moving_threshold:
+            self._ways.learn(now_ns)
             return []
         local_ns = self._ways.home.least_wait_ns(now_ns)
         moves = []
@@ -159,17 +166,21 @@ class Dispatcher:
         """
         if arrival.request_id in self._open:
             self.end(arrival.request_id, now_ns)
-        decode = self._decode_book
-        way = self._ways.best(arrival, now_ns, decode.wait_ns(now_ns) if decode else 0)
+        way = self._ways.best(arrival, now_ns, self._decode_wait(now_ns))
         decision = way.link.policy.decide(way.facts, way.prediction)
         calibration = self._ways.calibration(way, decision.path)
         if self._settings.admission and not again:
-            proven = calibration.is_proven(now_ns)
-            admission = self._admit(arrival, decision, now_ns, proven=proven)
+            proven_ns = decision.predicted_ns if calibration.is_proven(now_ns) else None
+            work_ns = self._local_work_ns(decision.num_new_tokens)
+            admission = self._admission.decide(
+                arrival.tenant, decision.path, proven_ns, work_ns, now_ns
+            )
             if not admission.admitted:
                 return Refused(Refusal.PREDICTED_LATE, admission.retry_after_s, decision)
         if way.home is None and (decision.path is Path.LOCAL or self._decode_book is None):
             return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
+        if not again:
+            self._ways.note(way)
         way = self._ways.apart(way, arrival, decision.path, now_ns)
         if decision.path is Path.REMOTE:
             routed = self._send_away(arrival, decision, way, now_ns)
@@ -177,29 +188,15 @@ class Dispatcher:
                 self.spared_ns += self._local_work_ns(decision.num_new_tokens)
         else:
             routed = self._keep(arrival, decision, way, now_ns)
-        entry = self._open[arrival.request_id] = _Open(routed, bool(routed.source))
-        if routed.source:
-            length = routed.hit_tokens if routed.pulls else arrival.shippable_tokens or 0
-            self._ways.rooms.take(
-                arrival.request_id,
-                routed.destination,
-                arrival.layout,
-                routed.present_tokens,
-                length,
-            )
+        entry = self._enter(arrival, routed, now_ns)
         if decision.predicted_ns is not None and not again and not routed.pulls:
-            predicted_ns = decision.predicted_ns - way.prediction.decode_wait_ns
+            predicted_ns = decision.predicted_ns - way.prediction.decode_ns(decision.path)
             entry.expected = calibration.expect(predicted_ns, now_ns)
-        if self._paces is not None:
-            self._keep_pace(self._paces, routed, arrival, now_ns)
-        if routed.decode is not None:
-            self._ways.home.enter(routed.decode)
         return routed
 
     def foresee(self, arrival: Arrival, now_ns: int) -> Foreseen:
         """What would be decided for a request; admission is not asked, and nothing is booked."""
-        decode = self._decode_book
-        way = self._ways.best(arrival, now_ns, decode.wait_ns(now_ns) if decode else 0)
+        way = self._ways.best(arrival, now_ns, self._decode_wait(now_ns))
         decision = way.link.policy.decide(way.facts, way.prediction)
         way = self._ways.apart(way, arrival, decision.path, now_ns)
         is_remote = decision.path is Path.REMOTE
@@ -231,6 +228,8 @@ class Dispatcher:
             entry.prefilling = False
             name = entry.routed.prefill
             self._book_of[name].done(name, request_id, now_ns)
+            if entry.routed.decision.path is Path.LOCAL:
+                self._decode_flow.landed(request_id, now_ns)
 
     def loaded(self, request_id: int) -> None:
         """The blocks of a request are where it is decoded: its pool may drop them."""
@@ -261,11 +260,12 @@ class Dispatcher:
         entry = self._open.get(request_id)
         if entry is not None:
             entry.expected = None
+            self._decode_flow.end(request_id, now_ns)
         if self._paces is not None:
             self._paces.drop(request_id)
         if entry is None or (self._decode_book is None and not entry.routed.source):
             return
-        self.transfer_over(request_id)
+        self.transfer_over(request_id, now_ns)
         self.loaded(request_id)
         self._withdraw(request_id, entry, now_ns)
         if self._decode_book is not None:
@@ -282,7 +282,7 @@ class Dispatcher:
         entry = self._open.get(request_id)
         if entry is None or not entry.routed.pulls:
             return
-        self.transfer_over(request_id)
+        self.transfer_over(request_id, now_ns)
         self.loaded(request_id)
         routed = entry.routed = entry.routed._replace(source="")
         if entry.prefilling:
@@ -291,12 +291,15 @@ class Dispatcher:
             self._ways.home.book.dispatch(routed.prefill, request_id, now_ns, work_ns)
             entry.prefilling = True
 
-    def decoding(self, waited_ns: int, now_ns: int) -> None:
-        """A request began to be decoded so long after its blocks were there."""
-        if self._decode_book is not None:
-            self._decode_book.waited(waited_ns, now_ns)
+    def first_token(self, request_id: int, now_ns: int) -> None:
+        """A request streams its first token: decode has taken it."""
+        entry = self._open.get(request_id)
+        if entry is None:
+            return
+        self._decode_flow.begun(request_id, now_ns)
+        self._admission.seen(entry.routed.decision, now_ns - entry.arrived_at_ns)
 
-    def transfer_over(self, request_id: int) -> None:
+    def transfer_over(self, request_id: int, now_ns: int) -> None:
         """The blocks of a request have landed, or were given up."""
         entry = self._open.get(request_id)
         if entry is not None and entry.in_transfer:
@@ -304,6 +307,8 @@ class Dispatcher:
             routed = entry.routed
             link = self.links.between(routed.source, routed.destination)
             link.book.settle(routed.shipped_bytes)
+            if routed.decision.path is Path.REMOTE:
+                self._decode_flow.landed(request_id, now_ns)
 
     def end(self, request_id: int, now_ns: int) -> None:
         """A request is over, one way or the other; one that is not open changes nothing."""
@@ -311,9 +316,10 @@ class Dispatcher:
         if entry is None:
             return
         if entry.in_transfer:
-            self.transfer_over(request_id)
+            self.transfer_over(request_id, now_ns)
         self.loaded(request_id)
         del self._open[request_id]
+        self._decode_flow.end(request_id, now_ns)
         if self._paces is not None:
             self._paces.drop(request_id)
         if entry.prefilling:
@@ -400,21 +406,30 @@ class Dispatcher:
 
     # Booking
 
-    def _admit(
-        self, arrival: Arrival, decision: Decision, now_ns: int, *, proven: bool
-    ) -> Admission:
-        """Admit by the prediction if it is proven; who has had much under overload, up to less
-        wait."""
-        target_ns, tenant = self._settings.ttft_max_ns, arrival.tenant
-        if target_ns is None:
-            return Admission(admitted=True)
-        limit_ns = self._fair.limit(tenant, target_ns, now_ns)
-        found = admit(decision.predicted_ns if proven else None, limit_ns)
-        if found.admitted:
-            self._fair.let_in(tenant, self._local_work_ns(decision.num_new_tokens), now_ns)
-        else:
-            self._fair.refused(tenant, now_ns)
-        return found
+    def _enter(self, arrival: Arrival, routed: Routed, now_ns: int) -> _Open:
+        """Book what an admitted request takes beside prefill and link."""
+        entry = self._open[arrival.request_id] = _Open(routed, bool(routed.source), now_ns)
+        if arrival.streams and self._decode_book is not None:
+            self._decode_flow.expect(arrival.request_id)
+        if routed.source:
+            length = routed.hit_tokens if routed.pulls else arrival.shippable_tokens or 0
+            self._ways.rooms.take(
+                arrival.request_id,
+                routed.destination,
+                arrival.layout,
+                routed.present_tokens,
+                length,
+            )
+        if self._paces is not None:
+            self._keep_pace(self._paces, routed, arrival, now_ns)
+        if routed.decode is not None:
+            self._ways.home.enter(routed.decode)
+        return entry
+
+    def _decode_wait(self, now_ns: int) -> DecodeWait:
+        """What decode adds, where instances only decode."""
+        flow = self._decode_flow
+        return no_wait if self._decode_book is None else lambda after: flow.wait_ns(after, now_ns)
 
     def _keep(self, arrival: Arrival, decision: Decision, way: Way, now_ns: int) -> Routed:
         assert way.home is not None  # noqa: S101 (refused before)

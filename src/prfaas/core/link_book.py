@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+_WEIGHT = 0.02
+"""Weight of the newest report in the mean utilisation."""
+
 
 class LinkReport(NamedTuple):
     """What a pool node saw of a link.
@@ -36,19 +39,26 @@ class LinkBook:
         self._stale_after_ns = stale_after_ns
         self._report: LinkReport | None = None
         self._promised_bytes = 0
+        self.utilisation = 0.0
+        """Mean share of the capacity that was used lately."""
+        self.num_open = 0
+        """Transfers that were decided and have not ended."""
 
     def promise(self, num_bytes: int) -> None:
         """A transfer of `num_bytes` was decided."""
         self._promised_bytes += num_bytes
+        self.num_open += num_bytes > 0
 
     def settle(self, num_bytes: int) -> None:
         """A transfer of `num_bytes` has landed or was given up."""
         self._promised_bytes -= num_bytes
+        self.num_open -= num_bytes > 0
 
     def report(self, report: LinkReport) -> None:
         """Take a report; older ones than the last are ignored."""
         if self._report is None or report.observed_at_ns >= self._report.observed_at_ns:
             self._report = report
+            self.utilisation += _WEIGHT * (report.utilisation - self.utilisation)
 
     def latest(self, now_ns: int) -> LinkReport | None:
         """The last report while it is fresh."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from prfaas.core.balance import Balance
 from prfaas.core.dispatch import DispatchSettings, ThresholdMoved
 from prfaas.core.link_book import LinkBook
 from prfaas.core.policies import AdaptivePolicy, make_policy
@@ -28,27 +29,35 @@ class Link:
         self.policy = make_policy(
             settings.policy, settings.offload_threshold, settings.bandwidth, settings.ttft_max_ns
         )
+        self.balance = Balance(settings.offload_threshold)
         self._loop = ThresholdLoop(max(settings.offload_threshold, 1))
 
     def signals(
         self,
         local_wait_ns: int | None,
         remote_wait_ns: int | None,
-        decode_wait_ns: int,
         now_ns: int,
     ) -> PathSignals:
         """What is known of both paths."""
         seen = self.book.latest(now_ns)
         if seen is None:
-            return PathSignals(local_wait_ns, remote_wait_ns, decode_wait_ns=decode_wait_ns)
+            return PathSignals(local_wait_ns, remote_wait_ns)
         backlog, rate, rtt_ns = self.book.behind(seen), seen.bits_per_s, seen.rtt_ns
-        known = local_wait_ns, remote_wait_ns, backlog, rate, rtt_ns, decode_wait_ns
+        known = local_wait_ns, remote_wait_ns, backlog, rate, rtt_ns, self.book.num_open
         return tuple.__new__(PathSignals, known)  # half the time of PathSignals(...)
 
     def replan(self, offload_threshold: int) -> None:
         """Start over from another planned threshold, tokens, above 0."""
         self.policy.offload_threshold = offload_threshold
+        self.balance.replan(offload_threshold)
         self._loop.replan(offload_threshold)
+
+    def learn(self, num_local: float, num_remote: float, now_ns: int) -> None:
+        """Let the threshold follow what arrived lately; see `balance`."""
+        seen = self.book.latest(now_ns)
+        if seen is not None and isinstance(self.policy, AdaptivePolicy):
+            found = self.balance.threshold(num_local, num_remote, seen.bits_per_s)
+            self.policy.offload_threshold = found
 
     def move(
         self, local_wait_ns: int | None, remote_wait_ns: int | None, now_ns: int

@@ -110,9 +110,13 @@ class LoadBook:
         """The ready instance that is free first, by name among equals; None if none is ready."""
         return self._order[0][1] if self._order else None
 
-    def last(self, names: Iterable[str]) -> str | None:
-        """The ready one of some instances that is free last, by name among equals."""
-        ready = (name for name in names if self._loads[name].ready)
+    def last(self, names: Iterable[str], free_at_ns_max: int) -> str | None:
+        """The ready one of some instances that is free last, by name among equals.
+
+        Those that are free only after `free_at_ns_max` are left out.
+        """
+        loads = self._loads
+        ready = (n for n in names if loads[n].ready and loads[n].free_at_ns <= free_at_ns_max)
         return min(ready, key=lambda name: (-self._loads[name].free_at_ns, name), default=None)
 
     def first(self, now_ns: int) -> tuple[str, int | None] | None:
@@ -142,6 +146,11 @@ class LoadBook:
         if now_ns - load.observed_at_ns > self._stale_after_ns:
             return None
         return max(0, load.free_at_ns - now_ns)
+
+    @property
+    def num_ready(self) -> int:
+        """Instances that are ready."""
+        return len(self._order)
 
     def num_jobs(self, name: str) -> int:
         """Jobs that this gateway sent to an instance and has not heard the end of."""

@@ -110,11 +110,13 @@ class AdaptiveSettings:
         margin_ns: The same as a duration.
         prior_weight: How much more gain a request needs for each factor of e that its length is
             away from the threshold: long prompts profit most from fast prefill, and a short one
-            in their place costs everybody who waits behind it.
+            in their place costs everybody who waits behind it. The threshold itself follows the
+            requests, see `balance`: a plan that is off loses its weight.
         hysteresis_ratio: Share of the margins that keeps an overruling going, in (0, 1].
         ttft_max_ns: Target of the time to first token; None is no target.
         headroom_ratio: Share of the target that the other path may be predicted to take. Beyond
             it the threshold stays: what has to be late shall not make the other path late too.
+            Where both paths miss the target, the one that misses it by less is taken.
     """
 
     margin_ratio: float = 0.10
@@ -150,7 +152,7 @@ class AdaptivePolicy:
             remote = path is Path.LOCAL
             path = Path.REMOTE if remote else Path.LOCAL
             reason = Reason.FASTER_REMOTE if remote else Reason.FASTER_LOCAL
-        local_ns, remote_ns, missing, _, _, pull_tokens, _ = found
+        local_ns, remote_ns, missing, _, pull_tokens, _, _, _, _ = found
         pull_tokens = pull_tokens if path is Path.LOCAL else 0
         threshold = self.offload_threshold
         decision = path, reason, new, threshold, local_ns, remote_ns, pull_tokens, missing, ""
@@ -165,10 +167,12 @@ class AdaptivePolicy:
             here, there = there, here
         settings = self._settings
         target_ns = settings.ttft_max_ns
-        if target_ns is not None and there > settings.headroom_ratio * target_ns:
+        # Where both paths are late, the less late one is taken.
+        one_is_in_time = target_ns is not None and min(here, there) <= target_ns
+        if one_is_in_time and there > settings.headroom_ratio * (target_ns or 0):
             return False
         here += 0 if local else found.bytes_ns
-        there += found.bytes_ns if local else 0
+        there += found.bytes_ns + found.delay_ns if local else 0
         ease = settings.hysteresis_ratio if self._overruling[usual] else 1.0
         distance = abs(log(max(num_new_tokens, 1) / max(self.offload_threshold, 1)))
         needed = there * exp(settings.prior_weight * distance)

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prfaas.core.predictions import BITS_PER_BYTE, CostModel, PathSignals, Prediction
+from prfaas.core.predictions import (
+    BITS_PER_BYTE,
+    CostModel,
+    DecodeWait,
+    PathSignals,
+    Prediction,
+    no_wait,
+)
 from prfaas.core.routing import RoutingFacts
 from prfaas.units import NS_PER_S
 
@@ -116,6 +123,7 @@ def with_pull(
     signals: PathSignals,
     costs: CostModel,
     ns_per_byte: float,
+    decode_wait: DecodeWait = no_wait,
 ) -> Prediction:
     """The prediction with the local path by way of a pull, where that pays.
 
@@ -125,6 +133,7 @@ def with_pull(
         signals: Queues and link.
         costs: Compute and bytes.
         ns_per_byte: Worth of a byte, as time.
+        decode_wait: What decode adds.
     """
     here, there = facts.pd_hit_tokens, facts.pullable_tokens
     if facts.obstacle is not None or there <= here:
@@ -142,5 +151,7 @@ def with_pull(
         return found
     start_ns = max(signals.local_wait_ns or 0, pull.arrival_ns)
     local_ns = start_ns + costs.local_prefill_ns(facts.num_prompt_tokens - there)
-    local_ns += found.decode_wait_ns
-    return found._replace(local_ns=local_ns, pull_tokens=pull.num_tokens)
+    decode_ns = decode_wait(local_ns)
+    return found._replace(
+        local_ns=local_ns + decode_ns, local_decode_ns=decode_ns, pull_tokens=pull.num_tokens
+    )

@@ -29,6 +29,8 @@ class Reason(StrEnum):
     """Its tenant has used its share of the links."""
     NO_ROOM = "no_room"
     """Its blocks do not fit into the PD cluster's pool, beside those on their way."""
+    LINK_FULL = "link_full"
+    """The link could not carry it in time behind what it was promised already."""
     ALWAYS_LOCAL = "always_local"
     ALWAYS_REMOTE = "always_remote"
     FASTER_LOCAL = "faster_local"
@@ -55,6 +57,7 @@ _WORDS = {
     Reason.LINK_LIMIT: "long ({compared}), but its tenant has used its share of the links",
     Reason.NO_ROOM: "long ({compared}), but its KV blocks do not fit into the pool at home, beside "
     "those on their way",
+    Reason.LINK_FULL: "long ({compared}), but the link has more to carry than it can in time",
     Reason.ALWAYS_LOCAL: "the policy keeps every request at home ({compared})",
     Reason.ALWAYS_REMOTE: "the policy sends every request away ({compared})",
     Reason.FASTER_LOCAL: "long ({compared}), but predicted faster at home{predictions}",

@@ -104,8 +104,17 @@ class Stage:
             device_tokens_max=most_device,
         )
 
-    def last_like(self, chosen: Candidate, arrival: Arrival, now_ns: int) -> Candidate:
-        """The busiest instance that may stand in for a chosen one: same pool and layout."""
+    def last_like(
+        self, chosen: Candidate, arrival: Arrival, now_ns: int, wait_ns_max: int
+    ) -> Candidate:
+        """The busiest instance that may stand in for a chosen one: same pool and layout.
+
+        Args:
+            chosen: The instance.
+            arrival: The request.
+            now_ns: Time.
+            wait_ns_max: Instances with longer queues do not stand in.
+        """
         like = self.instances[chosen.name]
         peers = (
             i.name
@@ -113,7 +122,7 @@ class Stage:
             if (i.pool, i.layout_id) == (like.pool, like.layout_id)
             and i.num_tokens_max >= like.num_tokens_max
         )
-        name = self.book.last(peers) or chosen.name
+        name = self.book.last(peers, now_ns + wait_ns_max) or chosen.name
         wait_ns, hits = self.book.wait_ns(name, now_ns), arrival.hits
         device = hits.get(name, 0)
         hit = max(hits.get(like.pool, 0), device)

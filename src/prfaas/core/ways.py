@@ -5,16 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from prfaas.core.balance import Work
 from prfaas.core.calibration import Calibration, corrected
 from prfaas.core.dispatch import Arrival, DispatchSettings, HomeCluster, RemoteCluster
 from prfaas.core.links import Link, Links
 from prfaas.core.picking import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate, Weights
 from prfaas.core.policies import PolicyName
-from prfaas.core.predictions import PathSignals, Prediction, predict
+from prfaas.core.predictions import (
+    BITS_PER_BYTE,
+    DecodeWait,
+    PathSignals,
+    Prediction,
+    no_wait,
+    predict,
+)
 from prfaas.core.pulls import with_pull
 from prfaas.core.rooms import Rooms
 from prfaas.core.routing import Path, Reason, RoutingFacts
 from prfaas.core.stage import Instance, Stage
+from prfaas.units import NS_PER_S
+
+SACRIFICED_MAX = 3
+"""Targets: a request that is late anyway is not sent to a queue that is longer than these."""
+UTILISATION_MAX = 0.9
+"""A busier link is taken to be as busy: the delay that one more transfer causes has no end."""
+DRAIN_NS_MAX = 30 * NS_PER_S
+"""Without a target: a link that lags further behind prefill is promised nothing more."""
 
 
 class Way(NamedTuple):
@@ -57,7 +73,7 @@ class Way(NamedTuple):
         if self.facts.obstacle is None and (remote_ns is None or remote_ns <= target_ns):
             return False
         if path is Path.LOCAL:
-            alone_ns = local_ns - found.decode_wait_ns
+            alone_ns = local_ns - found.local_decode_ns
         return alone_ns is not None and alone_ns > target_ns
 
 
@@ -90,6 +106,7 @@ class Ways:
         self, home: HomeCluster, remotes: Sequence[RemoteCluster], settings: DispatchSettings
     ) -> None:
         self._settings = settings
+        self._drain_ns_max = settings.ttft_max_ns or DRAIN_NS_MAX
         self._remotes = tuple(remotes) or (RemoteCluster("", ()),)
         self.links = Links(settings)
         self.rooms = Rooms()
@@ -107,17 +124,17 @@ class Ways:
         everyone = (*home.prefill, *(home.decode or ()))
         self._default_pool = everyone[0].pool if everyone else ""
 
-    def best(self, arrival: Arrival, now_ns: int, decode_wait_ns: int = 0) -> Way:
+    def best(self, arrival: Arrival, now_ns: int, decode_wait: DecodeWait = no_wait) -> Way:
         """The best way that leads through a PrfaaS cluster; `obstacle` says if it is barred.
 
         Args:
             arrival: The request.
             now_ns: Time.
-            decode_wait_ns: What decode adds on every path.
+            decode_wait: What decode adds.
         """
         home, _, at_home = self.home.pick(arrival, now_ns)
         ways = [
-            self._through(remote, arrival, home, now_ns, decode_wait_ns) for remote in self._remotes
+            self._through(remote, arrival, home, now_ns, decode_wait) for remote in self._remotes
         ]
         self._seen = arrival.num_tokens_to_fit, ways, at_home
         return ways[0] if len(ways) == 1 else min(ways, key=lambda way: way.rank)
@@ -127,6 +144,30 @@ class Ways:
         if path is Path.LOCAL:
             return self.local_calibration
         return self.remote_calibrations[way.cluster.name]
+
+    def note(self, way: Way) -> None:
+        """A request was admitted: it is evidence for the threshold of the link looked at."""
+        costs, facts = way.cluster.costs, way.facts
+        if costs is None or self._settings.policy is not PolicyName.ADAPTIVE:
+            return
+        prompt, new = facts.num_prompt_tokens, facts.num_new_tokens
+        if facts.obstacle is Reason.NOT_OFFLOADABLE:
+            way.link.balance.note(Work(new, costs.local_prefill_ns(new), None, 0))
+            return
+        remote_ns = costs.remote_prefill_ns(prompt - facts.prfaas_hit_tokens)
+        shipped = costs.shipped_bytes(prompt, facts.present_tokens)
+        work = new, costs.local_prefill_ns(new), remote_ns, shipped
+        way.link.balance.note(tuple.__new__(Work, work))  # half the time of Work(...)
+
+    def learn(self, now_ns: int) -> None:
+        """Let the threshold of every link follow the requests that were admitted lately."""
+        if self._settings.policy is not PolicyName.ADAPTIVE:
+            return
+        num_local = self.home.book.num_ready / len(self.away)
+        for stage in self.away.values():
+            for link in self.links:
+                if link.source in stage.pools:
+                    link.learn(num_local, stage.book.num_ready, now_ns)
 
     @property
     def seen(self) -> Seen:
@@ -145,11 +186,12 @@ class Ways:
             return way
         if self.calibration(way, path).is_refuted or not way.misses(target_ns, path):
             return way
+        wait_ns_max = SACRIFICED_MAX * target_ns
         if path is Path.LOCAL and way.home is not None:
-            return way._replace(home=self.home.last_like(way.home, arrival, now_ns))
+            return way._replace(home=self.home.last_like(way.home, arrival, now_ns, wait_ns_max))
         if path is Path.REMOTE and way.away is not None:
             stage = self.away[way.cluster.name]
-            return way._replace(away=stage.last_like(way.away, arrival, now_ns))
+            return way._replace(away=stage.last_like(way.away, arrival, now_ns, wait_ns_max))
         return way
 
     def _through(
@@ -158,7 +200,7 @@ class Ways:
         arrival: Arrival,
         home: Candidate | None,
         now_ns: int,
-        decode_wait_ns: int,
+        decode_wait: DecodeWait,
     ) -> Way:
         stage = self.away[remote.name]
         at_home = self.home.instances[home.name] if home else None
@@ -184,41 +226,53 @@ class Ways:
         pullable = hits.get(source, 0)
         there = away.hit_tokens if away else pullable
         splits = arrival.offloadable and (shippable is None or shippable > held)
+        home_ns, away_ns = home.wait_ns if home else None, away.wait_ns if away else None
+        signals = link.signals(home_ns, away_ns, now_ns)
         obstacle = _obstacle(arrival, splits, barred)
         if obstacle is None and not self.rooms.fits(
             destination, arrival.layout, present, shippable or 0
         ):
             obstacle = Reason.NO_ROOM
+        if obstacle is None and signals.link_lag_ns > self._drain_ns_max:
+            obstacle = Reason.LINK_FULL
         # Made as tuples: half the time of a call with four arguments, and one of eight.
         prompt = arrival.num_prompt_tokens
         known = prompt, held, there, obstacle, held - present, there - pullable
         facts = tuple.__new__(RoutingFacts, known)
-        signals = link.signals(
-            home.wait_ns if home else None,
-            away.wait_ns if away else None,
-            decode_wait_ns,
-            now_ns,
-        )
-        found = predict(facts, signals, remote.costs)
+        found = predict(facts, signals, remote.costs, decode_wait)
         if remote.costs is not None:
-            found = self._weighed(found, facts, signals, remote)
+            found = self._weighed(found, facts, signals, remote, decode_wait, link.book.utilisation)
             away_factor = self.remote_calibrations[remote.name].factor
             found = corrected(found, signals, self.local_calibration.factor, away_factor)
         way = remote, home, away, link, facts, found, signals, looked_at
         return tuple.__new__(Way, way)
 
     def _weighed(
-        self, found: Prediction, facts: RoutingFacts, signals: PathSignals, remote: RemoteCluster
+        self,
+        found: Prediction,
+        facts: RoutingFacts,
+        signals: PathSignals,
+        remote: RemoteCluster,
+        decode_wait: DecodeWait,
+        utilisation: float,
     ) -> Prediction:
         """What bytes are worth, and whether a prefix is pulled rather than computed at home."""
         costs, settings = remote.costs, self._settings
         assert costs is not None  # noqa: S101 (asked before)
         ns_per_byte = settings.ns_per_byte(remote.price_per_tb)
-        if ns_per_byte:
+        delay_ns_per_byte = 0.0
+        if settings.policy is PolicyName.ADAPTIVE and signals.link_bits_per_s:
+            # In a queue that is busy for a share u of the time, a second of work delays the others
+            # by u / (1 - u) seconds in all.
+            use = min(utilisation, UTILISATION_MAX)
+            delay_ns_per_byte = BITS_PER_BYTE * NS_PER_S / signals.link_bits_per_s * use / (1 - use)
+        if ns_per_byte or delay_ns_per_byte:
             shipped = costs.shipped_bytes(facts.num_prompt_tokens, facts.present_tokens)
-            found = found._replace(bytes_ns=round(shipped * ns_per_byte))
+            found = found._replace(
+                bytes_ns=round(shipped * ns_per_byte), delay_ns=round(shipped * delay_ns_per_byte)
+            )
         if settings.pulls and settings.policy is PolicyName.ADAPTIVE:
-            return with_pull(found, facts, signals, costs, ns_per_byte)
+            return with_pull(found, facts, signals, costs, ns_per_byte, decode_wait)
         return found
 
 

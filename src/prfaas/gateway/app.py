@@ -370,7 +370,7 @@ class Gateway:
         self.metrics.arrived(transfer)
         if transfer.is_complete:
             self.driver.handed_over(transfer.number, time.monotonic_ns())
-        self.driver.transfer_over(transfer.number)
+        self.driver.transfer_over(transfer.number, time.monotonic_ns())
         self.loops.transfer_over(transfer)
         self.guards.ended((transfer.source, transfer.destination), told_of_link(transfer))
 

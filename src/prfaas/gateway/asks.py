@@ -20,6 +20,7 @@ class Ask:
         offloadable: Whether prefill and decode may be split.
         tenant: Whose it is.
         may_ship: Whether its tenant may use the links.
+        streams: Whether its first token is seen.
     """
 
     number: int
@@ -30,6 +31,7 @@ class Ask:
     offloadable: bool
     tenant: str = ""
     may_ship: bool = True
+    streams: bool = True
 
     @property
     def shippable_tokens(self) -> int | None:

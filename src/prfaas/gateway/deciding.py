@@ -138,6 +138,7 @@ class Planner:
             offloadable=client.offloadable,
             tenant=tenant.name,
             may_ship=tenant.quota.may_ship(time.monotonic_ns()),
+            streams=client.stream,
         )
         return ask, prompt
 

@@ -272,6 +272,7 @@ class Driver:
         """The first token of a stream has come, on the path that was decided."""
         if self.split is None:
             self.dispatcher.prompt_ready(number, now_ns)
+        self.dispatcher.first_token(number, now_ns)
 
     def loaded(self, number: int) -> None:
         """An engine has begun to answer: the blocks of a request are not needed in its pool."""
@@ -290,9 +291,9 @@ class Driver:
         """The prefix that a prefill at home pulls will not come whole."""
         self.dispatcher.lose_pull(number, now_ns)
 
-    def transfer_over(self, number: int) -> None:
+    def transfer_over(self, number: int, now_ns: int) -> None:
         """The pools have told the end of a request's transfer."""
-        self.dispatcher.transfer_over(number)
+        self.dispatcher.transfer_over(number, now_ns)
 
     def end(self, number: int, now_ns: int) -> None:
         """A request is over."""
@@ -366,6 +367,7 @@ class Driver:
             tenant=ask.tenant,
             may_ship=ask.may_ship,
             layout=ask.layout,
+            streams=ask.streams,
         )
 
     def cached(self, ask: Ask) -> tuple[dict[str, int], dict[str, int]]:

@@ -62,7 +62,7 @@ def _way(way: Way) -> JsonObject:
         "pull_tokens": found.pull_tokens,
         "local_wait_ms": _ms(signals.local_wait_ns),
         "remote_wait_ms": _ms(signals.remote_wait_ns),
-        "decode_wait_ms": _ms(signals.decode_wait_ns),
+        "decode_wait_ms": _ms(way.prediction.local_decode_ns),
         "link_backlog_bytes": signals.link_backlog_bytes,
         "link_bits_per_s": signals.link_bits_per_s,
         "rtt_ms": _ms(signals.rtt_ns),

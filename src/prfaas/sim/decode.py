@@ -3,6 +3,9 @@
 Between two changes of the batch every sequence advances at the same pace, so one counter of steps
 serves all: a sequence that joins at step v leaves at step v + its remaining tokens. A change of the
 batch costs O(log batch), no matter how many tokens lie between.
+
+KV blocks are taken when a sequence joins the batch, not while its transfer waits for the link. The
+pool keeps what has arrived, and the engine loads it then.
 """
 
 from __future__ import annotations
@@ -63,7 +66,6 @@ class DecodeInstance:
         self._clock, self._step_ns, self._limits = clock, step_ns, limits
         self._kv_bytes, self._on_first, self._on_done = kv_bytes, on_first, on_done
         self._waiting: deque[Request] = deque()
-        self._held: dict[Request, int] = {}
         self._running: list[tuple[float, int, Request]] = []
         self._steps, self._stepped_at_ns, self._pace_ns = 0.0, 0, 1
         self._context_sum = 0.0
@@ -78,16 +80,6 @@ class DecodeInstance:
     def num_running(self) -> int:
         """Sequences in the batch."""
         return len(self._running)
-
-    def hold(self, request: Request) -> None:
-        """Take KV blocks before a transfer, as engines do that allocate first; if there is room."""
-        size = self._kv_bytes(request)
-        if request not in self._held and self._has_room(size):
-            self._hold(request, size)
-
-    def release(self, request: Request) -> None:
-        """Give KV blocks back, if any are held."""
-        self.kv_used_bytes -= self._held.pop(request, 0)
 
     def fits(self, request: Request) -> bool:
         """Whether an empty instance could hold the request at all."""
@@ -106,8 +98,7 @@ class DecodeInstance:
         self._advance()
         lost = [r for _, _, r in sorted(self._running, key=lambda entry: entry[1])]
         lost += self._waiting
-        for request in lost:
-            self.release(request)
+        self.kv_used_bytes = 0
         self._running.clear()
         self._waiting.clear()
         self._context_sum, self.up = 0.0, False
@@ -122,10 +113,6 @@ class DecodeInstance:
         capacity = self._limits.kv_capacity_bytes
         return capacity is None or self.kv_used_bytes + size <= capacity
 
-    def _hold(self, request: Request, size: int) -> None:
-        self._held[request] = size
-        self.kv_used_bytes += size
-
     def _advance(self) -> None:
         """Bring the counter of steps up to now."""
         now_ns = self._clock.now_ns
@@ -139,32 +126,16 @@ class DecodeInstance:
             return
         running, batch_max = self._running, self._limits.batch_max
         while self._waiting and len(running) < batch_max:
-            request = self._next_that_fits()
-            if request is None:
+            size = self._kv_bytes(self._waiting[0])
+            if not self._has_room(size):
                 return
+            self.kv_used_bytes += size
+            request = self._waiting.popleft()
             self._on_first(request)
             self._context_sum += request.num_prompt_tokens - self._steps
             end = self._steps + max(request.num_output_tokens - 1, 0)
             heappush(running, (end, request.index, request))
             self.num_running_most = max(self.num_running_most, len(running))
-
-    def _next_that_fits(self) -> Request | None:
-        """The oldest request if it has blocks or gets them, else the oldest that holds some.
-
-        Without the second, a request without blocks would wait for those of one behind it.
-        """
-        waiting, held = self._waiting, self._held
-        first = waiting[0]
-        if first not in held:
-            size = self._kv_bytes(first)
-            if self._has_room(size):
-                self._hold(first, size)
-        if first in held:
-            return waiting.popleft()
-        found = next((request for request in waiting if request in held), None)
-        if found is not None:
-            waiting.remove(found)
-        return found
 
     def _plan_next(self) -> None:
         if not self._running:
@@ -198,7 +169,7 @@ class DecodeInstance:
             end, _, request = heappop(running)
             steps = max(request.num_output_tokens - 1, 0)
             self._context_sum -= request.num_prompt_tokens - (end - steps)
-            self.release(request)
+            self.kv_used_bytes -= self._kv_bytes(request)
             self._on_done(request)
         self._admit()
         self._plan_next()

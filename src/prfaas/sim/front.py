@@ -83,6 +83,7 @@ class Front:
             request.tenant,
             True,
             None,
+            True,
         )
         arrival = tuple.__new__(Arrival, told)  # a third of the time of Arrival(...)
         return self.dispatcher.arrive(arrival, now_ns, again=again)
@@ -103,14 +104,14 @@ class Front:
         """The end of a request's prefill was heard of."""
         self.dispatcher.prefilled(request.index, now_ns)
 
-    def decoding(self, request: Request, now_ns: int) -> None:
-        """A request streams its first token: it waited since its blocks were there."""
-        self.dispatcher.decoding(now_ns - request.landed_at_ns, now_ns)
+    def first_token(self, request: Request, now_ns: int) -> None:
+        """A request streams its first token."""
         self.dispatcher.prompt_ready(request.index, request.landed_at_ns)
+        self.dispatcher.first_token(request.index, now_ns)
 
-    def landed(self, request: Request) -> None:
+    def landed(self, request: Request, now_ns: int) -> None:
         """All blocks of a request have crossed the link."""
-        self.dispatcher.transfer_over(request.index)
+        self.dispatcher.transfer_over(request.index, now_ns)
 
     def ended(self, request: Request, now_ns: int) -> None:
         """A request is over."""

@@ -20,7 +20,6 @@ from prfaas.sim.make_failures import make_failures
 from prfaas.sim.scenario_file import (
     LinkTable,
     PlacementTable,
-    RoutingTable,
     ScenarioFile,
     SignalsTable,
     SloTable,
@@ -73,7 +72,7 @@ def make_setup(
         else _costs(file, question, home, num_prompt_tokens_max),
         step_ns=step_time(pd.decode),
         decode=DecodeLimits(problem.decode_slots, capacity),
-        routing=_routing(file.routing, found),
+        routing=_routing(file, found),
         cache=CacheSetup(
             file.cache.pd_blocks,
             file.cache.pd_disk_blocks,
@@ -140,13 +139,14 @@ def _num_prefill(file: ScenarioFile, found: Operation, num_instances: int) -> in
     return num_prefill
 
 
-def _routing(table: RoutingTable, found: Operation) -> RoutingSetup:
+def _routing(file: ScenarioFile, found: Operation) -> RoutingSetup:
+    table = file.routing
     planned = round(found.offload_threshold or 0)
     return RoutingSetup(
         policy=table.policy,
         offload_threshold=planned if table.threshold is None else table.threshold,
         moving_threshold=table.moving_threshold,
-        admission=table.admission,
+        admission=file.slo.ttft is not None if table.admission is None else table.admission,
         weights=table.weights,
         bandwidth=table.bandwidth,
     )

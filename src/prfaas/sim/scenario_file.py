@@ -42,8 +42,8 @@ class RoutingTable(_Table):
     proportion."""
     conversion: Seconds = 1.0
     """What a change of roles costs an instance beside draining."""
-    admission: bool = False
-    """Refuse at the door what is predicted to miss slo.ttft."""
+    admission: bool | None = None
+    """Refuse at the door what is predicted to miss slo.ttft; if absent, where there is slo.ttft."""
     bandwidth: Bandwidth = Bandwidth.SCARCE
     """Regime of the paper's rule: scarce, or abundant, which pulls the longer prefix."""
 

@@ -148,9 +148,6 @@ class Simulation:
             transport.give_up(request)
         self._pulling.pop(request, None)
         self._withdraw(request)
-        decoder = self.front.decoder_of(request)
-        if decoder is not None:
-            self.decoders[decoder].release(request)
         self.num_recomputed += 1
         self._route(request, again=True)
 
@@ -191,7 +188,7 @@ class Simulation:
 
     def _pulled(self, request: Request) -> None:
         """The prefix is there that a prefill at home waits for."""
-        self.front.landed(request)
+        self.front.landed(request, self.clock.now_ns)
         name, job = self._pulling.pop(request)
         if not self.locals[name].up:
             self.again(request)
@@ -232,9 +229,7 @@ class Simulation:
     def _remote_started(self, transport: Transport, name: str, job: Job) -> None:
         self._started(job, transport.cluster.name, name, transport.cluster.costs.chunks)
         transport.start(job.request)
-        decoder = self.front.choose_decode(job.request)
-        if decoder is not None:
-            self.decoders[decoder].hold(job.request)
+        self.front.choose_decode(job.request)
 
     def _local_done(self, job: Job) -> None:
         if job.attempt == job.request.attempt:
@@ -260,7 +255,7 @@ class Simulation:
     # Link
 
     def _landed(self, request: Request) -> None:
-        self.front.landed(request)
+        self.front.landed(request, self.clock.now_ns)
         self._store(self.setup.name, request)
         self._decode(request)
 
@@ -278,14 +273,12 @@ class Simulation:
         name = self.front.choose_decode(request)
         decoder = None if name is None else self.decoders[name]
         if decoder is None or not decoder.fits(request):
-            if decoder is not None:
-                decoder.release(request)
             self._end(request, Outcome.FAILED)
             return
         decoder.submit(request)
 
     def _first(self, request: Request) -> None:
-        self.front.decoding(request, self.clock.now_ns)
+        self.front.first_token(request, self.clock.now_ns)
         if request.first_token_at_ns == UNSET:
             request.first_token_at_ns = self.clock.now_ns
 

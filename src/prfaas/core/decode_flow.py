@@ -1,0 +1,109 @@
+"""Predicts the wait for decode from who is ahead and when those that decode will end.
+
+A request waits for decode behind those that wait already and those on their way. How many decode
+at once is seen while requests queue, and how long one takes as it ends. Waits of the past alone
+would come too late: with ten seconds of prefill under way, a queue that is seen now belongs to
+requests that were routed ten seconds ago.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from prfaas.units import NS_PER_S
+
+QUEUED_NS = NS_PER_S // 5
+"""A request that waited longer was in a queue; less is a step of the batch, or a round trip."""
+_WEIGHT = 0.02
+"""Weight of the newest duration in their mean and variation."""
+_GROWTH_MAX, _FADING = 3, 0.95
+"""A prediction is at most so many times the longest recent wait, which fades with every request: a
+delay that only looks like a queue, such as loading blocks, cannot become a long one."""
+
+
+class DecodeFlow:
+    """Requests on their way to decode, those that wait for it, and those that decode.
+
+    Args:
+        stale_after_ns: Age beyond which the room is unknown, ns: no request has queued since.
+    """
+
+    def __init__(self, stale_after_ns: int) -> None:
+        self._stale_after_ns = stale_after_ns
+        self._landed_at_ns: dict[int, int | None] = {}
+        self._begun_at_ns: dict[int, int] = {}
+        self._order: list[tuple[int, int]] = []
+        self._num_places, self._queued_at_ns = 0, -stale_after_ns - 1
+        self._mean_ns, self._square_ns, self._longest_ns = 0.0, 0.0, 0.0
+
+    def expect(self, request_id: int) -> None:
+        """Add a request that is prefilled."""
+        self._forget(request_id)
+        self._landed_at_ns[request_id] = None
+
+    def landed(self, request_id: int, now_ns: int) -> None:
+        """Record that the blocks of a request are there; one that is not expected stays out."""
+        if request_id in self._landed_at_ns:
+            self._landed_at_ns[request_id] = now_ns
+
+    def begun(self, request_id: int, now_ns: int) -> None:
+        """Record that decode took a request; one that is not expected stays out."""
+        if request_id not in self._landed_at_ns:
+            return
+        landed_at_ns = self._landed_at_ns.pop(request_id)
+        waited_ns = 0 if landed_at_ns is None else now_ns - landed_at_ns
+        self._begun_at_ns[request_id] = now_ns
+        insort(self._order, (now_ns, request_id))
+        self._longest_ns = max(waited_ns, self._longest_ns * _FADING)
+        if waited_ns >= QUEUED_NS:
+            self._num_places, self._queued_at_ns = len(self._order), now_ns
+        self._num_places = max(self._num_places, len(self._order))
+
+    def end(self, request_id: int, now_ns: int) -> None:
+        """Remove a request that is over; one that is not there changes nothing."""
+        begun_at_ns = self._forget(request_id)
+        if begun_at_ns is not None:
+            weight, took_ns = _WEIGHT if self._mean_ns else 1.0, now_ns - begun_at_ns
+            self._mean_ns += weight * (took_ns - self._mean_ns)
+            self._square_ns += weight * (took_ns**2 - self._square_ns)
+
+    def wait_ns(self, after_ns: int, now_ns: int) -> int:
+        """Return the predicted wait of a request that lands `after_ns` from now.
+
+        0 while no request has queued for long: then decode has taken every one at once.
+        """
+        num_decoding = len(self._order)
+        if not num_decoding or now_ns - self._queued_at_ns > self._stale_after_ns:
+            return 0
+        ahead = len(self._landed_at_ns) - (self._num_places - num_decoding)
+        if ahead < 0 or not self._mean_ns:
+            return 0
+        wait_ns = max(0, self._free_after_ns(ahead, now_ns) - after_ns)
+        return min(wait_ns, round(_GROWTH_MAX * self._longest_ns))
+
+    @property
+    def num_held(self) -> int:
+        """Requests on their way, waiting and decoding; 0 when all is over."""
+        return len(self._landed_at_ns) + len(self._order)
+
+    def _free_after_ns(self, ahead: int, now_ns: int) -> int:
+        """Time until a place is free for a request with `ahead` others before it.
+
+        Requests that take equally long end in the order in which they began. The more their times
+        differ, the less their ages say, and places fall free at an even pace.
+        """
+        num_decoding = len(self._order)
+        rounds, place = divmod(ahead, num_decoding)
+        left_ns = self._order[place][0] - now_ns + self._mean_ns
+        in_order_ns = max(0.0, left_ns) + rounds * self._mean_ns
+        even_ns = (ahead + 1) * self._mean_ns / num_decoding
+        variation = min(1.0, max(0.0, self._square_ns / self._mean_ns**2 - 1.0))
+        return round(in_order_ns + variation * (even_ns - in_order_ns))
+
+    def _forget(self, request_id: int) -> int | None:
+        """Remove a request; when it began to decode, if it did."""
+        self._landed_at_ns.pop(request_id, None)
+        begun_at_ns = self._begun_at_ns.pop(request_id, None)
+        if begun_at_ns is not None:
+            del self._order[bisect_left(self._order, (begun_at_ns, request_id))]
+        return begun_at_ns

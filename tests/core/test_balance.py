@@ -1,0 +1,82 @@
+"""The threshold that recent requests ask for, and how it takes over from the plan's."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.core.balance import NUM_FOR_HALF, Balance, Work
+
+LENGTHS = list(range(100, 10_100, 100))
+
+
+def seen(planned: int, rounds: int = 1, *, bytes_per_token: int = 0) -> Balance:
+    """Every length from 100 to 10,000 tokens once a round; remote prefill is twice as fast."""
+    balance = Balance(planned)
+    for length in LENGTHS * rounds:
+        balance.note(Work(length, 2 * length, length, bytes_per_token * length))
+    return balance
+
+
+def test_without_requests_the_plan_decides() -> None:
+    assert Balance(20_000).threshold(4, 4, 1e9) == 20_000
+
+
+def test_the_plan_loses_its_weight_as_requests_come_in() -> None:
+    after = [seen(100_000, rounds).threshold(4, 4, 1e12) for rounds in (1, 5, 50)]
+    assert after == sorted(after, reverse=True)
+    assert after[0] > 10_000
+    # 2 x the tokens up to t are as many as those beyond it: t is 10,000 / sqrt(3).
+    assert after[2] == pytest.approx(5_774, rel=0.1)
+
+
+def test_plan_and_evidence_count_alike_after_so_many_requests() -> None:
+    balance = Balance(40_000)
+    for _ in range(NUM_FOR_HALF):
+        balance.note(Work(10_000, 1, 1, 0))
+    assert balance.threshold(1, 1, 1e12) == pytest.approx((40_000 * 10_000) ** 0.5, rel=0.5)
+
+
+def test_a_slow_link_or_few_remote_instances_raise_it() -> None:
+    free = seen(5_000, 50).threshold(4, 4, 1e12)
+    assert seen(5_000, 50).threshold(4, 1, 1e12) > free
+    assert seen(5_000, 50, bytes_per_token=1000).threshold(4, 4, 1e12) > free
+    assert seen(5_000, 50).threshold(1, 4, 1e12) < free
+
+
+def test_what_cannot_leave_is_work_of_home() -> None:
+    balance = seen(5_000, 50)
+    before = balance.threshold(4, 4, 1e12)
+    for _ in range(200):
+        balance.note(Work(500, 20_000, None, 0))
+    assert balance.threshold(4, 4, 1e12) < before
+
+
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.integers(0, 10**6),
+            st.integers(1, 10**11),
+            st.none() | st.integers(1, 10**11),
+            st.integers(0, 10**10),
+        ),
+        max_size=40,
+    ),
+    planned=st.integers(0, 10**6),
+    num_local=st.integers(0, 9),
+    num_remote=st.integers(0, 9),
+    bits_per_s=st.floats(0, 1e12),
+)
+def test_it_is_a_length_between_the_plan_and_the_requests(
+    rows: list[tuple[int, int, int | None, int]],
+    planned: int,
+    num_local: int,
+    num_remote: int,
+    bits_per_s: float,
+) -> None:
+    balance = Balance(planned)
+    for row in rows:
+        balance.note(Work(*row))
+    found = balance.threshold(num_local, num_remote, bits_per_s)
+    assert 1 <= found <= max([planned, 1, *(row[0] for row in rows)])
