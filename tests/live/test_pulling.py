@@ -24,13 +24,15 @@ pytestmark = [
 
 HOME_S, AWAY_S = 3.0, 30.0
 """Home is slow, and what computes remotely is slower: what lies there is worth its way."""
-FAST_HOME_S = 0.1
-"""A home that has soon computed what a slow link would bring."""
+FASTER_HOME_S = 0.15
+"""A home that computes 9,000 tokens in 3 s: slower than the link usually is, and sooner than the
+link once that has become slow. A pull is left before its timeout of 10 s."""
 LONG = 9000
+ATTEMPTS_MAX = 5
 END = " And then?"
 Answer = dict[str, Any]
 Record = dict[str, Any]
-SLOW_BYTES_PER_S = 200_000
+SLOW_BYTES_PER_S = 100_000
 
 
 @asynccontextmanager
@@ -127,14 +129,14 @@ async def asked_slowly(live: Live, other: Live, known: str) -> tuple[Answer, Rec
 
 
 async def test_a_prefix_that_is_late_is_computed(live: Live, tmp_path: Path) -> None:
-    known = "[late] " + document(LONG)
-    async with pulling(live, tmp_path, FAST_HOME_S) as other:
-        answer, record, num_tokens = await asked_slowly(live, other, known)
-        if not record["pull_tokens"]:
-            # What was measured of the link last, on a busy machine, can make it look too slow.
-            await live.remote_again("measured")
-            known = "[later] " + document(LONG)
+    async with pulling(live, tmp_path, FASTER_HOME_S) as other:
+        for number in range(ATTEMPTS_MAX):
+            known = f"[late {number}] " + document(LONG)
             answer, record, num_tokens = await asked_slowly(live, other, known)
+            if record["pull_tokens"]:
+                break
+            # What was measured of the link last, on a busy machine, can make it look too slow.
+            await live.remote_again(f"measured {number}")
         assert (record["path"], record["pull_tokens"]) == ("local", num_tokens), record
         assert record["fallback"] == {"stage": "pull", "reason": "late"}
         # Without the state at its end nothing of it is of use.
