@@ -21,6 +21,12 @@ _POLICIES = ("local", "remote", "paper", "adaptive")
     help="Routing policy; several are compared on the same requests.",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of arrivals and lengths.")
+@click.option(
+    "--seeds",
+    "num_seeds",
+    type=click.IntRange(1, 100),
+    help="Run so many consecutive seeds in parallel; print means and 95 % intervals.",
+)
 @click.option("--sweep", is_flag=True, help="Find the highest load that holds the targets.")
 @click.option(
     "--attainment",
@@ -43,6 +49,7 @@ def simulate(
     settings: tuple[str, ...],
     policies: tuple[str, ...],
     seed: int | None,
+    num_seeds: int | None,
     sweep: bool,
     attainment: float,
     as_json: bool,
@@ -64,7 +71,12 @@ def simulate(
       prfaas simulate examples/sim/link-cut.toml --series cut.json
       prfaas simulate examples/sim/link-cut.toml --chrome-trace trace.json
       prfaas simulate examples/sim/scarce-link.toml --sweep
+      prfaas simulate examples/sim/bursty.toml --policy paper --policy adaptive --seeds 5
     """
+    if num_seeds is not None and (sweep or report or series or chrome_trace):
+        raise click.UsageError(
+            "--seeds makes many runs; --sweep, --report, --series and --chrome-trace take one seed"
+        )
     if sweep and (report or series or chrome_trace):
         raise click.UsageError(
             "--sweep makes many runs; --report, --series and --chrome-trace show one load"
@@ -72,6 +84,11 @@ def simulate(
     from prfaas.cli import simulate_actions as actions
 
     scenarios = actions.load_scenarios(scenario, settings, policies, seed)
+    if num_seeds is not None:
+        from prfaas.cli.simulate_seeds import show_seeds
+
+        show_seeds(scenarios, scenario, settings, num_seeds, as_json=as_json)
+        return
     if sweep:
         actions.show_knees(scenarios, attainment=attainment, as_json=as_json)
         return

@@ -26,7 +26,13 @@ def _sent(results: Results, purpose: str) -> float:
     return sum(link["bytes"][purpose] for link in results.traffic.values()) / 1e9
 
 
-_SHOWN_OF_TTFT = (("mean", "avg"), ("P50", "p50"), ("P90", "p90"), ("P99", "p99"))
+_SHOWN_OF_TTFT = (
+    ("mean", "avg"),
+    ("P50", "p50"),
+    ("P90", "p90"),
+    ("P99", "p99"),
+    ("longest", "max"),
+)
 ROWS: tuple[tuple[str, Callable[[Results], str]], ...] = (
     ("requests", lambda r: f"{r.num_requests:,}"),
     ("finished", lambda r: f"{r.outcomes.get('finished', 0):,}"),

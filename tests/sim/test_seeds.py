@@ -1,0 +1,49 @@
+"""Intervals over seeds, and the command that prints them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from prfaas.cli.simulate import simulate
+from prfaas.sim.run import run
+from prfaas.sim.scenario import load_scenario
+from prfaas.sim.seeds import interval
+from tests.sim.systems import EXAMPLES
+
+SETTINGS = ('workload.duration="4min"', 'workload.warmup="0s"')
+
+
+def test_an_interval_is_students() -> None:
+    found = interval([1.0, 2.0, 3.0])
+    assert found.mean == 2.0
+    # t(0.975, 2) is 4.303, the deviation 1, over the root of 3.
+    assert found.half_width == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
+    assert interval([1.0]).half_width is None
+
+
+@pytest.mark.timeout(180)
+def test_seeds_run_in_parallel_and_give_the_mean_of_single_runs() -> None:
+    file = EXAMPLES / "paper-poisson.toml"
+    words = [word for setting in SETTINGS for word in ("--set", setting)]
+    made = CliRunner().invoke(
+        simulate, [str(file), *words, "--seed", "4", "--seeds", "2", "--json"]
+    )
+    assert made.exit_code == 0, made.output
+    said = json.loads(made.stdout)
+    assert said["seeds"] == [4, 5]
+    alone = [run(load_scenario(file, SETTINGS).with_seed(seed)).results for seed in (4, 5)]
+    found = said["intervals"]["adaptive"]
+    assert found["goodput"]["mean"] == pytest.approx(sum(r.goodput for r in alone) / 2)
+    longest = sum(r.time_to_first_token["max"] for r in alone) / 2 / 1e3
+    assert found["ttft_max"]["mean"] == pytest.approx(longest)
+
+
+def test_seeds_and_a_report_of_one_run_exclude_each_other() -> None:
+    made = CliRunner().invoke(
+        simulate, [str(EXAMPLES / "bursty.toml"), "--seeds", "2", "--report", "x.html"]
+    )
+    assert made.exit_code == 2
+    assert "--seeds makes many runs" in made.output
