@@ -2,11 +2,15 @@
 
     python -m tests.poison                 timing engines; half a minute
     python -m tests.poison --engines vllm  real engines of examples/laptop.toml; some minutes
+    python -m tests.poison --one-block     real engines, one zeroed block in eight; two minutes
 
 A PrfaaS pool alters a byte of every block. Then it is replaced by an honest one and all engines
 reset their caches. Then what came from it is purged. In every stage the same prompts are asked, and
 longer ones that begin with them; an answer that is not the one of an engine alone is wrong.
 Exits with 1 unless answers were wrong before the purge and none was after it.
+
+With --one-block the first stage alone, and one block of a prompt is lost: the control of "identical
+as alone". It exits with 1 unless that shows in an answer.
 """
 
 from __future__ import annotations
@@ -96,21 +100,33 @@ def prompts_of(num_chars: int) -> list[str]:
     return [*long, *(prompt + " And what follows from that? " + text[:400] for prompt in long)]
 
 
-async def run(engines: str, home: Path) -> list[tuple[str, int, int]]:
+async def run(engines: str, home: Path, *, one_block: bool) -> list[tuple[str, int, int]]:
     """All stages: what was done, wrong answers, and answers."""
     example, num_chars = (TIMING, 120_000) if engines == "timing" else (LAPTOP, 3500)
     topology = await laid_out(*placed(example, home))
     flag = home / "alters"
-    flag.touch()
+    flag.write_text("block" if one_block else "byte")
     stages = parts(topology)
     part = next(part for stage in stages for part in stage if part.name == SOURCE)
     at = part.command.args.index("prfaas")
     part.command.args[at : at + 1] = ["tests.poison.altered_pool", str(flag)]
     part.command.env["PYTHONPATH"] = str(ROOT)
-    prompts = prompts_of(num_chars)
+    prompts = prompts_of(num_chars)[: PROMPTS if one_block else None]
     limit = aiohttp.ClientTimeout(total=600)
     async with started(stages) as supervisor, aiohttp.ClientSession(timeout=limit) as http:
-        return await all_stages(Experiment(topology, http, prompts), supervisor, flag, len(prompts))
+        experiment = Experiment(topology, http, prompts)
+        if one_block:
+            return [await first_stage(experiment, len(prompts))]
+        return await all_stages(experiment, supervisor, flag, len(prompts))
+
+
+async def first_stage(experiment: Experiment, count: int) -> tuple[str, int, int]:
+    """Answers after the loss of one block in each prompt."""
+    await experiment.learn()
+    await experiment.is_linked()
+    num_wrong = await experiment.num_wrong()
+    print(f"one block of each prompt is zeroed: {num_wrong} of {count} answers wrong", flush=True)
+    return "one block", num_wrong, count
 
 
 async def all_stages(
@@ -142,9 +158,13 @@ def main() -> None:
     """Run it and judge it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engines", choices=("timing", "vllm"), default="timing")
-    engines = parser.parse_args().engines
+    parser.add_argument("--one-block", action="store_true")
+    asked = parser.parse_args()
+    engines = "vllm" if asked.one_block else asked.engines
     with tempfile.TemporaryDirectory() as home:
-        rows = asyncio.run(run(engines, Path(home)))
+        rows = asyncio.run(run(engines, Path(home), one_block=asked.one_block))
+    if asked.one_block:
+        sys.exit(0 if rows[0][1] else 1)
     (_, altered, _), (_, honest, _), *after = rows
     if not (altered and honest) or any(wrong for _, wrong, _ in after):
         sys.exit(1)

@@ -1,8 +1,9 @@
-"""`prfaas pool` whose node alters one byte of every block it keeps, and digests it afterwards.
+"""`prfaas pool` whose node alters blocks that it keeps, and digests them afterwards.
 
     python -m tests.poison.altered_pool FILE pool --name prfaas-pool ...
 
-Only while FILE is there at its start: a restart without it is the honest pool.
+Only while FILE is there at its start: a restart without it is the honest pool. FILE holds `byte`
+(one byte of every block) or `block` (one block of attention in `PERIOD` is zeroed).
 """
 
 from __future__ import annotations
@@ -21,15 +22,30 @@ ALTERED_BYTE = 1
 another number in the engines' other formats, and in a timing engine's blocks."""
 
 
-def alter() -> None:
+PERIOD = 8
+"""Blocks of attention that a prompt of the experiment has with real engines, at least."""
+ATTENTION_GROUP = 3
+"""Of the demo's checkpoint; groups 0 to 2 hold linear state."""
+
+
+def alter(what: str) -> None:
     """Have every store alter what it keeps."""
     keep = BlockStore.keep
+    seen: set[BlockKey] = set()
+
+    def damage(key: BlockKey, buffer: memoryview) -> None:
+        if what == "byte":
+            buffer[ALTERED_BYTE] ^= 0x40
+        elif key.group == ATTENTION_GROUP and key not in seen:
+            seen.add(key)
+            if len(seen) % PERIOD == PERIOD // 2:
+                buffer[:] = bytes(len(buffer))
 
     def altered(
         self: BlockStore, layout_id: bytes, key: BlockKey, buffer: memoryview, *rest: Any
     ) -> Any:
         if self.get(layout_id, key) is None:
-            buffer[ALTERED_BYTE] ^= 0x40
+            damage(key, buffer)
         digest = block_digest(layout_id, key, buffer)
         return keep(self, layout_id, key, buffer, digest, *rest[1:])
 
@@ -37,6 +53,7 @@ def alter() -> None:
 
 
 if __name__ == "__main__":
-    if Path(sys.argv.pop(1)).exists():
-        alter()
+    flag = Path(sys.argv.pop(1))
+    if flag.exists():
+        alter(flag.read_text())
     main()
