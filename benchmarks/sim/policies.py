@@ -1,186 +1,216 @@
-"""Goodput under SLO by scenario and policy, as Markdown tables.
+"""Goodput and tail by scenario and policy, as Markdown tables, each a share of an upper bound.
 
-python benchmarks/sim/policies.py [--seeds 1,2,3] [--rows "bursty;link-cut"] [--jobs 2]
+python benchmarks/sim/policies.py [--seeds 1,2,3] [--tables grid;rows;capacity] [--minutes 20]
 
-The rates follow one rule, which knows nothing of `adaptive`. The base rate of a row is the highest
-at which the paper's policy, with the planner's threshold and split for this very system, meets both
-targets for 90 % of the requests while nothing is disturbed: Poisson arrivals and a whole link, or
-the trace as it is. It is found on seed 11. Rows are run at 0.8, 1.0 and 1.2 times it.
+`grid`: abundant and scarce links, plans that fit and that do not, at 0.6 to 1.4 of what the system
+carries with the right plan and split. `rows`: disturbances and traces at given rates. `capacity`:
+the highest load of a trace at which 90 % of the requests meet the targets. The bound is that of
+`bounds.py`; the best static threshold is the best of seven in hindsight.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+from bounds import bound
+from rich.console import Console
+from rich.progress import track
 
 from prfaas.core.policies import PolicyName
 from prfaas.sim.run import find_knee, run
 from prfaas.sim.scenario import Scenario, load_scenario
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "sim"
-SEARCH_SEED = 11
-OTHER_LOADS = (0.8, 1.2)
-FIVE_GBIT = ('plan_settings=["prfaas.0.link.bandwidth=5Gbps"]',)
-NUM_LENGTHS = 400
-COMPARED = (PolicyName.PAPER, PolicyName.ADAPTIVE)
+FIVE_GBIT = 'plan_settings=["prfaas.0.link.bandwidth=5Gbps"]'
+THRESHOLDS = (500, 2_000, 5_000, 10_000, 20_000, 40_000, 80_000)
+LOADS = (0.6, 0.8, 1.0, 1.2, 1.4)
+DECLINED = "routing.admission=false"
+POLICIES = ("local", "remote", "paper", "best static", "adaptive")
+STALE_ON_100_GBIT = (FIVE_GBIT, 'link.bandwidth="100Gbps"')
 
 
 @dataclass(frozen=True)
 class Row:
-    """A scenario file with changes, and the undisturbed system whose base rate it uses.
+    """A scenario file with changes.
 
     Attributes:
         file: Name of the scenario.
         changes: Settings of this row.
-        base: File and settings of the undisturbed system; None for a trace, which is its own.
-        rate_ratio: The row's mean rate, as a share of the base rate.
-        base_only: Runs at the base rate without admission alone; it takes too long for more.
+        runs_itself: A trace: its length is its own.
     """
 
     file: str
     changes: tuple[str, ...] = ()
-    base: tuple[str, tuple[str, ...]] | None = ("paper-poisson", ())
-    rate_ratio: float = 1.0
-    base_only: bool = False
+    runs_itself: bool = False
 
 
-ROWS = {
-    "poisson": Row("paper-poisson"),
-    "bursty": Row("bursty"),
-    "link-degraded": Row("link-degraded"),
-    "link-cut": Row("link-cut"),
-    "prfaas-instance-down": Row("instance-down"),
-    # The peak of the day is at the base rate: 1 / (1 + swing).
-    "diurnal": Row("diurnal", rate_ratio=1 / 1.5),
-    "diurnal, re-roling": Row("diurnal", ("routing.reroling=true",), rate_ratio=1 / 1.5),
-    "mooncake": Row("mooncake", base=None),
-    "claude-code": Row("claude-code", base=None, base_only=True),
-    "scarce-link": Row("scarce-link", FIVE_GBIT, ("scarce-link", FIVE_GBIT)),
-    "stale-plan": Row("scarce-link", base=("scarce-link", FIVE_GBIT)),
-    "stale-plan, re-roling": Row(
-        "scarce-link", ("routing.reroling=true",), ("scarce-link", FIVE_GBIT)
-    ),
+GRID = {
+    "abundant": (Row("paper-poisson"), 3.17),
+    "abundant, stale plan": (Row("paper-poisson", STALE_ON_100_GBIT), 3.17),
+    "scarce": (Row("scarce-link", (FIVE_GBIT,)), 2.0),
+    "scarce, stale plan": (Row("scarce-link"), 2.0),
 }
+ROWS = {
+    "poisson": Row("paper-poisson", ("workload.rate=2.8125",)),
+    "bursty": Row("bursty", ("workload.rate=2.8125",)),
+    "link-degraded": Row("link-degraded", ("workload.rate=2.8125",)),
+    "link-cut": Row("link-cut", ("workload.rate=2.8125",)),
+    "prfaas-instance-down": Row("instance-down", ("workload.rate=2.8125",)),
+    "scarce-link": Row("scarce-link", (FIVE_GBIT, "workload.rate=1.75")),
+    "stale-plan": Row("scarce-link", ("workload.rate=1.75",)),
+    "mooncake, 2.2 x": Row("mooncake", ("workload.rate_scale=2.2",), runs_itself=True),
+    "azure code, 1.5 x": Row("azure-code", ("workload.rate_scale=1.5",), runs_itself=True),
+    "claude-code, 200 users": Row("claude-code", ("workload.users=200",)),
+}
+TRACES = {"mooncake": Row("mooncake", (), True), "azure code": Row("azure-code", (), True)}
 
 
-def scenario_of(row: Row) -> Scenario:
-    """The row's scenario at its base rate."""
-    if row.base is None:
-        made = load_scenario(EXAMPLES / f"{row.file}.toml", planned_on(row.file))
-        return made.with_rate_scaled(base_scale(row.file))
-    rate = base_rate(*row.base) * row.rate_ratio
-    settings = [*row.changes, f"workload.rate={rate}"]
-    return load_scenario(EXAMPLES / f"{row.file}.toml", settings)
+@dataclass(frozen=True)
+class Cell:
+    """Figures of one run: goodput in req/s, TTFT in s."""
+
+    goodput: float
+    mean_s: float
+    p99_s: float
+    longest_s: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a row, changes, a policy and a seed."""
+
+    row: Row
+    changes: tuple[str, ...]
+    policy: str
+    seed: int
+
+
+def scenario_of(row: Row, changes: Sequence[str], minutes: int) -> Scenario:
+    """A row's scenario, cut to so many minutes unless it is a trace."""
+    cut = [] if row.runs_itself else [f'workload.duration="{minutes}min"']
+    cut += [] if row.runs_itself else ['workload.warmup="3min"']
+    return load_scenario(EXAMPLES / f"{row.file}.toml", [*row.changes, *cut, *changes])
+
+
+def measure(job: Job) -> Cell:
+    """Run one job; `best static` takes the best of all thresholds in hindsight."""
+    if job.policy != "best static":
+        return _run(job, job.policy)
+    static = (
+        Job(job.row, (*job.changes, f"routing.threshold={t}"), "", job.seed) for t in THRESHOLDS
+    )
+    return max((_run(each, "paper") for each in static), key=lambda cell: cell.goodput)
+
+
+def _run(job: Job, policy: str) -> Cell:
+    scenario = scenario_of(job.row, job.changes, MINUTES)
+    found = run(scenario.with_policy(PolicyName(policy)).with_seed(job.seed)).results
+    ttft = found.time_to_first_token
+    return Cell(found.goodput, *(ttft[key] / 1e3 for key in ("avg", "p99", "max")))
+
+
+def limit(job: Job) -> float:
+    """The bound of a job's scenario, req/s; nan for a closed loop: arrivals follow answers."""
+    if job.row.file == "claude-code":
+        return float("nan")
+    return bound(scenario_of(job.row, job.changes, MINUTES).with_seed(job.seed))
+
+
+def capacity(job: Job) -> float:
+    """Highest rate of a trace at which 90 % of its requests meet the targets, req/s."""
+    scenario = scenario_of(job.row, job.changes, MINUTES)
+    knee = find_knee(scenario.with_policy(PolicyName(job.policy)).with_seed(job.seed))
+    return 0.0 if knee is None else knee.results.num_requests / knee.results.window_s
+
+
+MINUTES = 20
 
 
 @cache
-def base_rate(file: str, changes: tuple[str, ...]) -> float:
-    """Highest Poisson rate that the paper's policy holds at 90 %, req/s."""
-    settings = [*changes, "workload.rate=1.0", 'workload.duration="1h"']
-    return _knee(load_scenario(EXAMPLES / f"{file}.toml", settings))
+def _interval_factor(num_seeds: int) -> float:
+    """Student's t for 95 % of the mean of so many seeds, over the root of their number."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, num_seeds - 1)) / num_seeds**0.5 if num_seeds > 1 else 0.0
 
 
-@cache
-def base_scale(file: str) -> float:
-    """The same of a trace, as a factor on its own rate."""
-    return _knee(load_scenario(EXAMPLES / f"{file}.toml", planned_on(file)))
+def table(
+    jobs: dict[str, tuple[Row, tuple[str, ...]]],
+    policies: Sequence[str],
+    seeds: Sequence[int],
+    pool: multiprocessing.pool.Pool,
+) -> list[str]:
+    """Lines of a table: goodput of every policy, and the tails of paper and adaptive."""
+    runs = [Job(*jobs[n], policy, seed) for n in jobs for policy in policies for seed in seeds]
+    limits = [Job(*jobs[name], "", seeds[0]) for name in jobs]
+    console = Console(stderr=True)
+    cells = list(track(pool.imap(measure, runs), "running", len(runs), console=console))
+    bounds = list(track(pool.imap(limit, limits), "bounding", len(limits), console=console))
+    by_job = dict(zip(runs, cells, strict=True))
+    lines = []
+    for (name, (row, changes)), most in zip(jobs.items(), bounds, strict=True):
+        found = {p: [by_job[Job(row, changes, p, seed)] for seed in seeds] for p in policies}
+        lines.append(_line(name, found, most))
+    head = [*policies, "bound", "adaptive / bound", "/ best of all"]
+    head += [f"{p} {what}" for p in ("paper", "adaptive") for what in ("mean", "P99", "longest")]
+    return [f"| scenario | {' | '.join(head)} |", "|---|" + "---:|" * len(head), *lines]
 
 
-def _knee(scenario: Scenario) -> float:
-    found = find_knee(scenario.with_policy(PolicyName.PAPER).with_seed(SEARCH_SEED), 0.9, 0.02)
-    if found is None:
-        raise SystemExit(f"{scenario.title}: the paper's policy holds at no rate")
-    return found.scale
-
-
-@cache
-def planned_on(file: str) -> tuple[str, ...]:
-    """Plan settings from the incremental lengths and outputs that a trace shows at home."""
-    simulation = run(
-        load_scenario(EXAMPLES / f"{file}.toml").with_policy(PolicyName.LOCAL)
-    ).simulation
-    new = sorted(r.num_new_tokens for r in simulation.requests)
-    outputs = [r.num_output_tokens for r in simulation.requests]
-    quantiles = [new[(2 * i + 1) * len(new) // (2 * NUM_LENGTHS)] for i in range(NUM_LENGTHS)]
-    # The plan's profiles go from 128 to 131,072 tokens.
-    lengths = [float(min(max(length, 128), 131_072)) for length in quantiles]
-    settings = [
-        "workload.distribution=lengths",
-        f"workload.lengths={lengths}",
-        f"workload.output_tokens={sum(outputs) / len(outputs)}",
+def _line(name: str, found: dict[str, list[Cell]], most: float) -> str:
+    mean = {p: statistics.mean(c.goodput for c in cells) for p, cells in found.items()}
+    ours = found["adaptive"]
+    wide = _interval_factor(len(ours))
+    spread = wide * (statistics.stdev(c.goodput for c in ours) if len(ours) > 1 else 0.0)
+    cells = [f"{rate:.3f}" for policy, rate in mean.items() if policy != "adaptive"]
+    cells += [
+        f"{mean['adaptive']:.3f} ± {spread:.3f}",
+        f"{most:.3f}",
+        f"{mean['adaptive'] / most:.0%}",
     ]
-    return (f"plan_settings={json.dumps(settings)}",)
-
-
-def goodput(
-    scenario: Scenario, policy: PolicyName, load: float, seeds: Sequence[int], name: str
-) -> float:
-    """Mean over seeds, req/s. Says on stderr what was run."""
-    chosen = scenario.with_policy(policy)
-    if load != 1.0:
-        chosen = chosen.with_rate_scaled(load)
-    found = [run(chosen.with_seed(seed)).results for seed in seeds]
-    mean = sum(r.goodput for r in found) / len(found)
-    share = sum(r.slo_attainment for r in found) / len(found)
-    print(json.dumps([name, policy.value, load, round(mean, 4), round(share, 4)]), flush=True)
-    return mean
-
-
-def with_admission(scenario: Scenario) -> Scenario:
-    """The same, and what is predicted to be late is refused."""
-    routing = replace(scenario.setup.routing, admission=True)
-    return replace(scenario, setup=replace(scenario.setup, routing=routing))
-
-
-def measure(name: str, seeds: Sequence[int]) -> tuple[str, str | None]:
-    """A row of the table, and of the one with admission."""
-    row = ROWS[name]
-    scenario = scenario_of(row)
-    found = {p: goodput(scenario, p, 1.0, seeds, name) for p in PolicyName}
-    cells = [f"{rate:.3f}" for rate in found.values()]
-    cells.append(_gain(found[PolicyName.PAPER], found[PolicyName.ADAPTIVE]))
-    if row.base_only:
-        return _line(name, [*cells, *["-"] * len(OTHER_LOADS)]), None
-    for load in OTHER_LOADS:
-        cells.append(_gain(*(goodput(scenario, p, load, seeds, name) for p in COMPARED)))
-    refusing = with_admission(scenario)
-    pair = [goodput(refusing, p, 1.0, seeds, f"{name} +admission") for p in COMPARED]
-    return _line(name, cells), _line(name, [*(f"{rate:.3f}" for rate in pair), _gain(*pair)])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Goodput under SLO by scenario and policy.")
-    parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--rows", default=";".join(ROWS), help="separated by ;")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="rows at a time")
-    options = parser.parse_args()
-    seeds = [int(seed) for seed in options.seeds.split(",")]
-    with multiprocessing.Pool(options.jobs) as pool:
-        rows = pool.map(partial(measure, seeds=seeds), options.rows.split(";"), chunksize=1)
-    loads = [f"at {load}" for load in OTHER_LOADS]
-    _print(["scenario", *(p.value for p in PolicyName), "+x", *loads], [row for row, _ in rows])
-    _print(["scenario", *(p.value for p in COMPARED), "+x"], [row for _, row in rows if row])
-
-
-def _print(head: Sequence[str], lines: Sequence[str]) -> None:
-    print("", _line(head[0], head[1:]), "|---|" + "---:|" * (len(head) - 1), *lines, sep="\n")
-
-
-def _line(name: str, cells: Sequence[str]) -> str:
+    others = max(rate for policy, rate in mean.items() if policy not in ("adaptive", "best static"))
+    cells.append(f"{mean['adaptive'] / others - 1:+.1%}" if others else "-")
+    for policy in ("paper", "adaptive"):
+        tail = [[c.mean_s, c.p99_s, c.longest_s] for c in found[policy]]
+        cells += [f"{statistics.mean(column):.1f}" for column in zip(*tail, strict=True)]
     return f"| {name} | {' | '.join(cells)} |"
 
 
-def _gain(theirs: float, ours: float) -> str:
-    """What `ours` has more, and no percentage that says nothing."""
-    if theirs <= 0:
-        return f"{ours:.3f} : 0"
-    return "> 10 x" if ours > 10 * theirs else f"{ours / theirs - 1:+.1%}"
+def main() -> None:
+    global MINUTES
+    parser = argparse.ArgumentParser(description="Goodput under SLO by scenario and policy.")
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--tables", default="grid;rows;capacity", help="separated by ;")
+    parser.add_argument("--minutes", type=int, default=MINUTES, help="of synthetic arrivals")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
+    options = parser.parse_args()
+    seeds, MINUTES = [int(seed) for seed in options.seeds.split(",")], options.minutes
+    grid = {
+        f"{name}, {load}": (row, (f"workload.rate={rate * load}",))
+        for name, (row, rate) in GRID.items()
+        for load in LOADS
+    }
+    rows = {name: (row, ()) for name, row in ROWS.items()}
+    without = {name: (row, (DECLINED,)) for name, row in ROWS.items()}
+    with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
+        if "grid" in options.tables:
+            print(*table(grid, ("local", "remote", "paper", "adaptive"), seeds, pool), "", sep="\n")
+        if "rows" in options.tables:
+            print("With admission:", "", *table(rows, POLICIES, seeds, pool), "", sep="\n")
+            few = ("local", "remote", "paper", "adaptive")
+            print("Without:", "", *table(without, few, seeds, pool), "", sep="\n")
+        if "capacity" in options.tables:
+            for name, row in TRACES.items():
+                for changes in ((), (DECLINED,)):
+                    pair = [Job(row, changes, policy, seeds[0]) for policy in ("paper", "adaptive")]
+                    paper, ours = pool.map(capacity, pair)
+                    print(f"| {name} | {changes or 'admission'} | {paper:.2f} | {ours:.2f} |")
 
 
 if __name__ == "__main__":
