@@ -17,6 +17,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import isnan
 from pathlib import Path
 
 from bounds import bound
@@ -169,11 +170,8 @@ def _line(name: str, found: dict[str, list[Cell]], most: float) -> str:
     wide = _interval_factor(len(ours))
     spread = wide * (statistics.stdev(c.goodput for c in ours) if len(ours) > 1 else 0.0)
     cells = [f"{rate:.3f}" for policy, rate in mean.items() if policy != "adaptive"]
-    cells += [
-        f"{mean['adaptive']:.3f} ± {spread:.3f}",
-        f"{most:.3f}",
-        f"{mean['adaptive'] / most:.0%}",
-    ]
+    cells.append(f"{mean['adaptive']:.3f} ± {spread:.3f}")
+    cells += ["-", "-"] if isnan(most) else [f"{most:.3f}", f"{mean['adaptive'] / most:.0%}"]
     others = max(rate for policy, rate in mean.items() if policy not in ("adaptive", "best static"))
     cells.append(f"{mean['adaptive'] / others - 1:+.1%}" if others else "-")
     for policy in ("paper", "adaptive"):
