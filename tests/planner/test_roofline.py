@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from prfaas.errors import ConfigError
 from prfaas.planner.catalogue import find_accelerator, find_model
 from prfaas.planner.geometry import KvGeometry
 from prfaas.planner.hf_config import geometry_from_config
+from prfaas.planner.load import load_question
 from prfaas.planner.roofline import (
     ModelSize,
     Roofline,
@@ -15,6 +18,8 @@ from prfaas.planner.roofline import (
     prefill_flops,
     prefill_profile,
 )
+
+from .paths import EXAMPLES
 
 
 def _model(key: str) -> tuple[KvGeometry, ModelSize]:
@@ -87,6 +92,31 @@ def test_weights_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="weights take 671 GB, 2 x NVIDIA H200 SXM have 282 GB"):
         decode_profile("decode", _roofline(), geometry, size)
     assert kv_capacity_bytes(_roofline("h200", 8), size) == pytest.approx(8 * 141e9 * 0.9 - 671e9)
+
+
+def test_a_decode_step_has_a_fixed_time_as_well() -> None:
+    geometry, size = _model("llama_3_3_70b")
+    plain = decode_profile("x", _roofline(), geometry, size)
+    whole = decode_profile("x", replace(_roofline(), step_overhead_s=0.003), geometry, size)
+    assert whole.step_at(1024) == pytest.approx(plain.step_at(1024) + 0.003)
+    assert "3 ms a step" in whole.source
+
+
+def test_a_roofline_in_a_plan_has_an_overhead_of_a_decode_step() -> None:
+    # A small model's step was 1.7 ms and less; no engine launches and schedules in that.
+    plan = EXAMPLES / "qwen3.5-397b.toml"
+    steps = load_question(plan).problem.pd.decode.step_at(1024)
+    bare = load_question(plan, ['pd.roofline.step_overhead="0ms"']).problem.pd.decode.step_at(1024)
+    assert steps == pytest.approx(bare + 0.003)
+
+
+def test_int4_weights_read_a_quarter_and_multiply_at_the_bf16_peak() -> None:
+    geometry, size = _model("llama_3_3_70b")
+    int4, bf16 = (replace(_roofline(), weights=name) for name in ("int4", "bf16"))
+    assert int4.weight_bytes(size) / bf16.weight_bytes(size) == pytest.approx(0.2578, abs=1e-4)
+    assert int4.flop_per_s == bf16.flop_per_s
+    steps = [decode_profile("x", r, geometry, size).step_at(256)[0] for r in (int4, bf16)]
+    assert steps[0] / steps[1] == pytest.approx(0.258, abs=0.001)
 
 
 @pytest.mark.parametrize("efficiency", [0.0, 1.5])

@@ -12,6 +12,8 @@ from prfaas.planner.search import Operation, grid_for, operation, optimum
 from prfaas.planner.throughput import Mode
 
 SECONDS_PER_H = 3600
+DEAD_PER_S = 1 / SECONDS_PER_H
+"""A design that sustains less than this, req/s, has no price for a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,10 @@ class Design:
 
     @property
     def price_per_mtoken(self) -> float:
-        """Price of one million prompt tokens; inf when the design sustains nothing."""
-        mtokens_per_h = self.prompt_tokens_per_s * SECONDS_PER_H / 1e6
-        return self.price_per_h / mtokens_per_h if mtokens_per_h > 0 else float("inf")
+        """Price of one million prompt tokens; inf when it sustains less than a request an hour."""
+        if self.operation.rate_per_s < DEAD_PER_S:
+            return float("inf")
+        return self.price_per_h / (self.prompt_tokens_per_s * SECONDS_PER_H / 1e6)
 
 
 def gain_at_equal_cost(design: Design, other: Design) -> float:
@@ -68,7 +71,8 @@ def naive_heterogeneous(problem: Problem, mode: Mode) -> Design:
 
 def homogeneous(problem: Problem, mode: Mode, num_instances: int, name: str) -> Design:
     """PD instances alone, at their best split."""
-    alone = replace(problem, prfaas=(), pd=replace(problem.pd, num_instances=num_instances))
+    pd = replace(problem.pd, num_instances=num_instances)
+    alone = replace(problem, prfaas=(), pd=pd, num_prefill=None)
     nothing = np.array([problem.workload.lengths.high])
     grid = grid_for(alone, tp.stage_terms(alone, nothing, mode))
     row = int(np.argmax(grid.rate[:, 0]))

@@ -144,12 +144,13 @@ def _latency(plan: Plan) -> str:
             queued.mean,
             queued.p50,
             queued.p90,
-            queued.p99,
         )
-        rows.append((name, *(w.seconds(value) for value in figures_s)))
+        p99 = w.between(*queued.p99_range)
+        rows.append((name, *(w.seconds(value) for value in figures_s), p99))
     note = (
         f"Queued: Allen-Cunneen approximation at {times.arrival_per_s:.2f} req/s; the simulator "
-        "is the judge. inf: the design can not carry this load."
+        "is the judge, and P99 is the range seen in simulations. inf: the design can not carry "
+        "this load."
     )
     return f"{table(head, rows)}<small>{escape(note)}</small>"
 

@@ -157,20 +157,17 @@ class EmpiricalLengths:
     """Lengths as they were observed, each as likely as often as it occurs.
 
     Args:
-        lengths: Tokens, any order, at least 2 different values, all above 0.
+        lengths: Tokens, any order, at least one, all above 0.
 
     Raises:
-        ConfigError: Too few lengths, or a length that is not above 0.
+        ConfigError: No lengths, or a length that is not above 0.
     """
 
     lengths: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if len(set(self.lengths)) < 2:
-            raise ConfigError(
-                f"{len(set(self.lengths))} different prompt lengths are not a distribution; give "
-                "at least 2"
-            )
+        if not self.lengths:
+            raise ConfigError("workload.lengths is empty; give at least one prompt length")
         if min(self.lengths) <= 0:
             raise ConfigError(f"prompt length {min(self.lengths)} is not above 0 tokens")
 

@@ -108,6 +108,7 @@ class _Loader:
             pd=self._pd(file.pd),
             step_tokens=file.search.step,
             threshold=file.search.threshold,
+            num_prefill=file.search.num_prefill,
         )
         if problem.threshold is not None:
             check_threshold(problem, problem.threshold)
@@ -211,6 +212,7 @@ class _Loader:
             decode_efficiency=peak.decode_efficiency,
             overhead_s=peak.overhead,
             source=peak.source,
+            step_overhead_s=peak.step_overhead,
         )
         return roofline, self._size
 

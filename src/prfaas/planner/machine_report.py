@@ -22,7 +22,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "latency": {
             "service": _latencies(times.service),
             "overlapped": _latencies(times.overlapped),
-            "queued": _latencies(times.queued),
+            "queued": {name: _queued(found) for name, found in times.queued.items()},
             "queued_arrival_per_s": times.arrival_per_s,
         },
         "shadow_values": [asdict(value) for value in plan.shadow],
@@ -59,6 +59,11 @@ def _design(design: Design) -> dict[str, Any]:
 
 def _latencies(times: dict[str, Latency]) -> dict[str, Any]:
     return {name: asdict(latency) for name, latency in times.items()}
+
+
+def _queued(found: Latency) -> dict[str, float]:
+    low, high = found.p99_range
+    return {**asdict(found), "p99_low": low, "p99_high": high}
 
 
 def without_infinity(value: Any) -> Any:

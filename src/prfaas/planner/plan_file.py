@@ -139,14 +139,16 @@ class RooflineTable(_Table):
 
     accelerator: str
     """Name in the catalogue: h200, h100, h20, b200, a100, l40s."""
-    weights: Literal["fp8", "bf16"] = "bf16"
-    """Format of the weights."""
+    weights: Literal["int4", "fp8", "bf16"] = "bf16"
+    """Format of the weights; int4 is weight-only, with products in bf16."""
     prefill_efficiency: Ratio
     """Share of the tensor peak that prefill reaches."""
     decode_efficiency: Ratio = 0.6
     """Share of the memory bandwidth that decode reaches."""
     overhead: Seconds = 0.0
     """Fixed time of a prefill."""
+    step_overhead: Seconds = 0.003
+    """Fixed time of a decode step: kernel launches, collectives, sampling, scheduling."""
     source: str
     """Where the efficiencies come from."""
 
@@ -213,6 +215,8 @@ class SearchTable(_Table):
     """Distance between thresholds, tokens."""
     threshold: float | None = None
     """Keep this threshold and search the split only, tokens."""
+    num_prefill: int | None = None
+    """Keep this number of prefill instances N_p in the PD cluster and search the threshold only."""
     chunk: Annotated[int, Field(ge=1)] = 8192
     """Prefill chunk, tokens, for overlapped transfers."""
 

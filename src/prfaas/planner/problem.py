@@ -130,6 +130,7 @@ class Problem:
         pd: The PD cluster.
         step_tokens: Distance between thresholds that the search tries, tokens.
         threshold: The only threshold to try, tokens; None searches.
+        num_prefill: The only N_p to try for PrfaaS-PD, below `pd.num_instances`; None searches.
 
     Raises:
         ConfigError: A setting is impossible.
@@ -142,6 +143,7 @@ class Problem:
     pd: PdCluster
     step_tokens: int = 100
     threshold: float | None = None
+    num_prefill: int | None = None
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -154,6 +156,12 @@ class Problem:
         if self.pd.num_instances < 1:
             raise ConfigError(
                 f"pd.instances is {self.pd.num_instances}; at least 1 is needed, or nothing decodes"
+            )
+        if self.num_prefill is not None and not 0 <= self.num_prefill < self.pd.num_instances:
+            raise ConfigError(
+                f"search.num_prefill is {self.num_prefill}; with pd.instances = "
+                f"{self.pd.num_instances} it is 0 to {self.pd.num_instances - 1}, or nothing "
+                "decodes"
             )
         if self.workload.output_tokens <= 0:
             raise ConfigError(

@@ -27,7 +27,8 @@ from prfaas.planner.geometry import FloatArray, KvGeometry, LayerKind, kv_bytes
 from prfaas.planner.hf_reader import ConfigReader
 from prfaas.planner.profiles import DecodeProfile, PrefillProfile
 
-_WEIGHT_BYTES = {"fp8": 1.0, "bf16": 2.0}
+# int4 is weight-only: 4 bits and one 16-bit scale per group of 128; products are in bf16.
+_WEIGHT_BYTES = {"int4": 0.5 + 2 / 128, "fp8": 1.0, "bf16": 2.0}
 _LENGTHS = tuple(float(x) for x in np.unique(np.geomspace(1, 2**20, 81).round()))
 _BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _CONTEXTS = tuple(float(2**k) for k in range(8, 21))
@@ -55,11 +56,13 @@ class Roofline:
     Args:
         accelerator: Peak figures of one GPU.
         num_gpus: GPUs of the instance.
-        weights: "fp8" or "bf16": bytes per weight and the matching tensor peak.
+        weights: "int4", "fp8" or "bf16": bytes per weight and the matching tensor peak; int4
+            weights are multiplied at the bf16 peak.
         prefill_efficiency: Share of the tensor peak that prefill reaches, in (0, 1].
         decode_efficiency: Share of the memory bandwidth that decode reaches, in (0, 1].
         overhead_s: Fixed time of a prefill, s.
         source: Where the efficiencies come from.
+        step_overhead_s: Fixed time of a decode step, s: launches, collectives, scheduling.
     """
 
     accelerator: Accelerator
@@ -69,6 +72,7 @@ class Roofline:
     decode_efficiency: float
     overhead_s: float
     source: str
+    step_overhead_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.weights not in _WEIGHT_BYTES:
@@ -177,7 +181,7 @@ def _step_s(
     touched = 1 - (1 - model.active_parameters / model.parameters) ** batch
     weights = roofline.weight_bytes(model) * touched
     cache = batch * kv_bytes(geometry, int(context))
-    return (weights + cache) / roofline.memory_bytes_per_s
+    return roofline.step_overhead_s + (weights + cache) / roofline.memory_bytes_per_s
 
 
 def _source(roofline: Roofline) -> str:
@@ -185,6 +189,7 @@ def _source(roofline: Roofline) -> str:
         f"roofline of {roofline.num_gpus} x {roofline.accelerator.name} "
         f"({roofline.accelerator.source}), {roofline.weights} weights, prefill at "
         f"{roofline.prefill_efficiency:.0%} of the tensor peak, decode at "
-        f"{roofline.decode_efficiency:.0%} of the memory bandwidth; efficiencies: "
+        f"{roofline.decode_efficiency:.0%} of the memory bandwidth and "
+        f"{roofline.step_overhead_s * 1e3:.3g} ms a step; efficiencies: "
         f"{roofline.source}"
     )

@@ -95,6 +95,8 @@ class Operation:
     def slack(self, stage: Stage) -> float:
         """Share of a stage's capacity that is idle at Λ_max, in [0, 1]."""
         capacity = self.capacity_per_s[stage]
+        if capacity <= 0:  # a stage without instances has no capacity that could be idle
+            return 0.0
         return 1.0 if np.isinf(capacity) else 1 - self.rate_per_s / capacity
 
 
@@ -144,12 +146,19 @@ def best_thresholds(grid: SearchGrid) -> list[int]:
 
 
 def optimum(problem: Problem, mode: Mode, grid: SearchGrid | None = None) -> Operation:
-    """The threshold and split with the highest Λ."""
+    """The threshold and split with the highest Λ, at the problem's N_p if it gives one."""
     found = grid or search_grid(problem, mode)
-    best = found.rate.max()
-    ties = np.argwhere(found.rate >= best * (1 - _TIE))
+    rate = allowed_rates(problem, found)
+    ties = np.argwhere(rate >= rate.max() * (1 - _TIE))
     row, column = max(ties.tolist(), key=lambda index: (index[1], -index[0]))
     return operation(problem, mode, found, row, column)
+
+
+def allowed_rates(problem: Problem, grid: SearchGrid) -> FloatArray:
+    """Λ of a grid, req/s, shape (S, T); -1 at splits other than a given N_p."""
+    if problem.num_prefill is None:
+        return grid.rate
+    return np.where(grid.num_prefill[:, None] == problem.num_prefill, grid.rate, -1.0)
 
 
 def operation(problem: Problem, mode: Mode, grid: SearchGrid, row: int, column: int) -> Operation:
@@ -213,7 +222,7 @@ def at_threshold(problem: Problem, mode: Mode, threshold: float) -> Operation:
     check_threshold(problem, threshold)
     terms = tp.stage_terms(problem, np.array([float(threshold)]), mode)
     grid = grid_for(problem, terms)
-    return operation(problem, mode, grid, int(np.argmax(grid.rate[:, 0])), 0)
+    return operation(problem, mode, grid, int(np.argmax(allowed_rates(problem, grid)[:, 0])), 0)
 
 
 def check_threshold(problem: Problem, threshold: float) -> None:

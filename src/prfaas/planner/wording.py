@@ -29,6 +29,15 @@ def seconds(value: float) -> str:
     return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
+def between(low_s: float, high_s: float) -> str:
+    """A range of durations, s; "inf" when it has no bound."""
+    if math.isinf(high_s):
+        return "inf"
+    if high_s < 1:
+        return f"{low_s * 1e3:.0f}-{high_s * 1e3:.0f} ms"
+    return f"{low_s:.1f}-{high_s:.1f} s"
+
+
 def percent(ratio: float, *, signed: bool = False) -> str:
     """A share or a gain."""
     return f"{ratio:+.1%}" if signed else f"{ratio:.1%}"

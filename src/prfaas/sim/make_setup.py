@@ -158,13 +158,20 @@ def _threshold_note(file: ScenarioFile, routing: RoutingSetup) -> str:
 
 
 def _continued(problem: Problem, longest: int) -> list[str]:
-    """Profiles that prompts go beyond."""
-    return [
-        f"profile {profile.name!r} is continued from {profile.lengths[-1]:.0f} to "
-        f"{longest} tokens and below {profile.lengths[0]:.0f} along its end segments"
-        for profile in problem.prefill_profiles
-        if longest > round(problem.workload.lengths.high) and not profile.covers(1, longest)
-    ]
+    """Notes on profiles whose knots do not reach the scenario's prompts."""
+    if longest <= round(problem.workload.lengths.high):
+        return []
+    notes = []
+    for profile in problem.prefill_profiles:
+        first, last = profile.lengths[0], profile.lengths[-1]
+        ends = [f"below {first:.0f} tokens"] if first > 1 else []
+        if longest > last:
+            ends.append(f"from {last:.0f} to {longest} tokens")
+        if ends:
+            notes.append(
+                f"profile {profile.name!r} is continued {' and '.join(ends)} along its end segments"
+            )
+    return notes
 
 
 def _roles(file: ScenarioFile, problem: Problem) -> RolesSetup | None:
