@@ -32,6 +32,13 @@ def rows() -> list[Row]:
     return [*found, Row(DemoRequest(TITLE, ""), [])]
 
 
+def test_an_answer_that_an_engine_gives_from_its_own_cache_is_named_so() -> None:
+    row = rows()[1]
+    assert (row.is_identical, row.is_as_cached) == (False, False)
+    row.again = "a"
+    assert (row.is_identical, row.is_as_cached) == (False, True)
+
+
 def printed(width: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
     console.print(table_of(rows(), width))

@@ -27,7 +27,8 @@ class Row:
         messages: The conversation that was sent.
         answer: Of the deployment.
         record: The gateway's record of it; empty while it runs.
-        alone: Answer of one engine alone; None before it was asked.
+        alone: Answer of one engine alone that computes the whole prompt; None before it was asked.
+        again: The same engine's answer when it finds the prompt's prefix in its own cache.
     """
 
     request: DemoRequest
@@ -35,11 +36,21 @@ class Row:
     answer: str = ""
     record: JsonObject = field(default_factory=dict)
     alone: str | None = None
+    again: str | None = None
 
     @property
     def is_identical(self) -> bool:
-        """Whether one engine alone gave the same answer."""
+        """Return True if one engine alone gave the same answer, having computed all of it."""
         return self.alone == self.answer
+
+    @property
+    def is_as_cached(self) -> bool:
+        """Return True if one engine alone gave the same answer with its own prefix cache.
+
+        That is what a hand-off is. Computing a prompt in other pieces may round otherwise, and
+        choose another token where two are as likely: in vLLM's own prefix hits, too.
+        """
+        return self.again == self.answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +89,9 @@ def _shipped(row: Row, _: int) -> str:
 def _alone(row: Row, _: int) -> str:
     if row.alone is None:
         return ""
-    return "identical" if row.is_identical else "[red]DIFFERS[/]"
+    if row.is_identical:
+        return "identical"
+    return "as cached" if row.is_as_cached else "[red]DIFFERS[/]"
 
 
 _WHY = "why"
