@@ -14,6 +14,10 @@ from prfaas.planner.throughput import Mode
 SECONDS_PER_H = 3600
 DEAD_PER_S = 1 / SECONDS_PER_H
 """A design that sustains less than this, req/s, has no price for a token."""
+LEAST_INSTANCES = 2
+"""The smallest homogeneous fleet: one instance prefills, one decodes."""
+INSTANCES_MAX = 2**20
+"""Largest homogeneous fleet that is tried for a rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,7 @@ class Design:
     Args:
         name: For people.
         operation: Settings and rates at Λ_max.
-        num_gpus: GPUs of the design.
+        num_gpus: GPUs of the design; a baseline for the same money may have part of an instance.
         gpu_price_per_h: Price of them for one hour.
         link_price_per_h: Price of the traffic at Λ_max for one hour.
         prompt_tokens_per_s: Prompt tokens, cached ones included, at Λ_max.
@@ -31,7 +35,7 @@ class Design:
 
     name: str
     operation: Operation
-    num_gpus: int
+    num_gpus: float
     gpu_price_per_h: float
     link_price_per_h: float
     prompt_tokens_per_s: float
@@ -83,16 +87,60 @@ def homogeneous(problem: Problem, mode: Mode, num_instances: int, name: str) -> 
     )
 
 
-def equal_gpus(problem: Problem, mode: Mode) -> Design:
-    """The homogeneous design with as many GPUs."""
-    gpus = _num_gpus(problem)
-    return homogeneous(
-        problem, mode, max(gpus // problem.pd.gpus_per_instance, 1), "homogeneous, equal GPUs"
+def homogeneous_fraction(problem: Problem, mode: Mode, instances: float, name: str) -> Design:
+    """PD instances alone, part of an instance included.
+
+    Between whole numbers every rate is interpolated: a fleet of 12.3 instances is 70 % a fleet of
+    12 and 30 % a fleet of 13. With whole instances, gains would jump with prices. The split that is
+    shown, and its latency, are the smaller fleet's.
+
+    Args:
+        problem: The question.
+        mode: How stage terms are computed.
+        instances: Of the fleet; below `LEAST_INSTANCES` it is the smallest fleet.
+        name: For people.
+    """
+    count = max(instances, float(LEAST_INSTANCES))
+    whole = int(count + 1e-9)
+    share = count - whole
+    fewer = homogeneous(problem, mode, whole, name)
+    if share < 1e-9:
+        return fewer
+    return _blended(fewer, homogeneous(problem, mode, whole + 1, name), share)
+
+
+def _blended(fewer: Design, more: Design, share: float) -> Design:
+    def between(low: float, high: float) -> float:
+        return low + share * (high - low) if np.isfinite(high - low) else low
+
+    a, b = fewer.operation, more.operation
+    found = replace(
+        a,
+        rate_per_s=between(a.rate_per_s, b.rate_per_s),
+        pd_prefill_per_s=between(a.pd_prefill_per_s, b.pd_prefill_per_s),
+        decode_per_s=between(a.decode_per_s, b.decode_per_s),
+        capacity_per_s={
+            stage: between(rate, b.capacity_per_s[stage])
+            for stage, rate in a.capacity_per_s.items()
+        },
+    )
+    return replace(
+        fewer,
+        operation=found,
+        num_gpus=between(fewer.num_gpus, more.num_gpus),
+        gpu_price_per_h=between(fewer.gpu_price_per_h, more.gpu_price_per_h),
+        prompt_tokens_per_s=between(fewer.prompt_tokens_per_s, more.prompt_tokens_per_s),
     )
 
 
+def equal_gpus(problem: Problem, mode: Mode) -> Design:
+    """The homogeneous design with as many GPUs, part of an instance included."""
+    instances = _num_gpus(problem) / problem.pd.gpus_per_instance
+    return homogeneous_fraction(problem, mode, instances, "homogeneous, equal GPUs")
+
+
 def equal_cost(problem: Problem, mode: Mode, budget_per_h: float | None = None) -> Design:
-    """The homogeneous design that the same money buys, in whole instances.
+    """The homogeneous design that the same money buys, part of an instance included.
 
     Args:
         problem: The question.
@@ -100,8 +148,38 @@ def equal_cost(problem: Problem, mode: Mode, budget_per_h: float | None = None) 
         budget_per_h: Money for one hour; None is what the GPUs of `problem` cost.
     """
     budget = problem.gpu_price_per_h if budget_per_h is None else budget_per_h
-    instances = int(budget / problem.pd.price_per_instance_h + 1e-9)
-    return homogeneous(problem, mode, max(instances, 1), "homogeneous, equal cost")
+    instances = budget / problem.pd.price_per_instance_h
+    return homogeneous_fraction(problem, mode, instances, "homogeneous, equal cost")
+
+
+def instances_for(problem: Problem, mode: Mode, rate_per_s: float) -> float:
+    """Instances of the homogeneous fleet that sustains a rate, part of an instance included.
+
+    Args:
+        problem: The question.
+        mode: How stage terms are computed.
+        rate_per_s: Rate of requests, req/s.
+
+    Returns:
+        inf when no fleet of up to `INSTANCES_MAX` sustains it.
+    """
+
+    def rate(count: int) -> float:
+        return homogeneous(problem, mode, count, "").operation.rate_per_s
+
+    high = LEAST_INSTANCES
+    while rate(high) < rate_per_s:
+        high *= 2
+        if high > INSTANCES_MAX:
+            return float("inf")
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if rate(middle) >= rate_per_s else (middle, high)
+    if high <= LEAST_INSTANCES:
+        return LEAST_INSTANCES * rate_per_s / rate(LEAST_INSTANCES)
+    below, above = rate(high - 1), rate(high)
+    return high - 1 + (rate_per_s - below) / (above - below)
 
 
 def _num_gpus(problem: Problem) -> int:

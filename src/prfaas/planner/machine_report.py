@@ -29,7 +29,8 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "tornado": [asdict(swing) for swing in plan.tornado],
         "break_even_bits_per_s": plan.break_even_bits_per_s,
         "recompute_bits_per_s": plan.recompute_bits_per_s,
-        "break_even_price_per_tb": plan.break_even_price_per_tb,
+        "break_even_price_per_tb": plan.break_even_price.per_tb,
+        "break_even_price_reason": plan.break_even_price.reason,
         "notes": plan.notes,
     }
     cleaned: dict[str, Any] = without_infinity(found)

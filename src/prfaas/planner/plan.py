@@ -12,7 +12,7 @@ from prfaas.planner.problem import Problem
 from prfaas.planner.search import Operation
 from prfaas.planner.throughput import Mode
 from prfaas.planner.verdict import Verdict, judge
-from prfaas.planner.whatif import ShadowValue, Swing
+from prfaas.planner.whatif import BreakEvenPrice, ShadowValue, Swing
 
 _TIGHT = 0.005  # stages with less slack are said to bind
 DEFAULT_LOAD_RATIO = 0.8  # of Λ_max, for latency with queueing when no arrival rate is given
@@ -77,7 +77,7 @@ class Plan:
         verdict: The answer.
         break_even_bits_per_s: Bandwidth below which it loses; None when it never pays.
         recompute_bits_per_s: Bandwidth below which recomputing beats fetching, at l_long.
-        break_even_price_per_tb: WAN price at which it stops paying; None when nothing is shipped.
+        break_even_price: WAN price at which it stops paying, or why there is none.
         notes: Assumptions the reader has to know, such as extrapolated profiles.
     """
 
@@ -90,7 +90,7 @@ class Plan:
     verdict: Verdict
     break_even_bits_per_s: float | None
     recompute_bits_per_s: float
-    break_even_price_per_tb: float | None
+    break_even_price: BreakEvenPrice
     notes: list[str]
 
 
@@ -116,7 +116,7 @@ def make_plan(question: Question) -> Plan:
         verdict=judge(paper.gain, exact.gain, swings, _reason(exact)),
         break_even_bits_per_s=whatif.break_even_bandwidth(problem, Mode.EXACT),
         recompute_bits_per_s=whatif.recompute_bandwidth(problem, long),
-        break_even_price_per_tb=whatif.break_even_price_per_tb(problem, Mode.EXACT),
+        break_even_price=whatif.break_even_price(problem, Mode.EXACT),
         notes=_notes(problem),
     )
 

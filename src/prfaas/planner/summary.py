@@ -14,11 +14,8 @@ def facts(plan: Plan) -> list[tuple[str, str]]:
         ("mean length offloaded / local", f"{found.mean_long:,.0f} / {found.mean_short:,.0f}"),
         ("pays above a bandwidth of", w.bandwidth(plan.break_even_bits_per_s)),
         ("fetching beats recomputing above", w.bandwidth(plan.recompute_bits_per_s)),
-        ("break-even price of 1 TB", _break_even_price(plan.break_even_price_per_tb)),
+        (
+            "break-even price of 1 TB",
+            plan.break_even_price.reason or w.price(plan.break_even_price.per_tb),
+        ),
     ]
-
-
-def _break_even_price(price: float | None) -> str:
-    if price is not None and price < 0:
-        return "none: it loses on a free link"
-    return w.price(price)

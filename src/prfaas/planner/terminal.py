@@ -78,7 +78,7 @@ def _design_row(design: Design) -> tuple[str, ...]:
     found = design.operation
     return (
         design.name,
-        str(design.num_gpus),
+        w.gpus(design.num_gpus),
         w.tokens(found.offload_threshold),
         f"{found.num_prfaas}/{found.num_prefill}/{found.num_decode}",
         w.rate(found.rate_per_s),

@@ -54,6 +54,19 @@ class Swing:
         return abs(self.high - self.low)
 
 
+@dataclass(frozen=True, slots=True)
+class BreakEvenPrice:
+    """Price of traffic at which PrfaaS-PD stops paying.
+
+    Args:
+        per_tb: Price of 10**12 bytes, 0 or more; None when there is none.
+        reason: Why there is none, or "".
+    """
+
+    per_tb: float | None
+    reason: str
+
+
 def shadow_values(problem: Problem, mode: Mode, base_rate_per_s: float) -> list[ShadowValue]:
     """ΔΛ for one more instance of each kind, 10 Gbit/s of each link, 10 % more cache hits."""
     changed: list[tuple[str, Problem]] = []
@@ -214,20 +227,23 @@ def recompute_bandwidth(problem: Problem, num_tokens: float) -> float:
     return size * BITS / problem.pd.prefill.seconds_at(num_tokens)
 
 
-def break_even_price_per_tb(problem: Problem, mode: Mode) -> float | None:
-    """Price of 10**12 bytes at which PrfaaS-PD costs as much per token as the homogeneous design.
+def break_even_price(problem: Problem, mode: Mode) -> BreakEvenPrice:
+    """Price of 10**12 bytes, the same on every link, at which the gain at equal cost is zero.
 
-    Returns:
-        None when nothing is shipped; negative when it loses even on a free link.
+    The baseline is bought with all the money of PrfaaS-PD, the price of its traffic included, as
+    in `gain`.
     """
-    free = replace(
-        problem,
-        prfaas=tuple(replace(c, link=replace(c.link, price_per_tb=0.0)) for c in problem.prfaas),
-    )
-    ours = designs.prfaas_pd(free, mode)
+    ours = designs.prfaas_pd(problem, mode)
+    rate = ours.operation.rate_per_s
+    if rate < designs.DEAD_PER_S:
+        return BreakEvenPrice(None, "none: PrfaaS-PD sustains nothing")
     shipped = designs.terabytes_per_h(ours.operation)
     if not shipped:
-        return None
-    other = designs.equal_cost(free, mode)
-    mtokens = ours.prompt_tokens_per_s * designs.SECONDS_PER_H / 1e6
-    return (other.price_per_mtoken * mtokens - ours.gpu_price_per_h) / shipped
+        return BreakEvenPrice(None, "none: nothing is shipped")
+    budget = designs.instances_for(problem, mode, rate) * problem.pd.price_per_instance_h
+    price = (budget - ours.gpu_price_per_h) / shipped
+    if price < 0:
+        return BreakEvenPrice(None, "none: it loses on a free link")
+    if np.isinf(price):
+        return BreakEvenPrice(None, "none: no homogeneous fleet sustains as much")
+    return BreakEvenPrice(price, "")

@@ -48,6 +48,11 @@ def tokens(count: float | None) -> str:
     return "-" if count is None else f"{count:,.0f}"
 
 
+def gpus(number: float) -> str:
+    """GPUs of a fleet, with a decimal when an instance is bought in part."""
+    return f"{number:.0f}" if abs(number - round(number)) < 0.05 else f"{number:.1f}"
+
+
 def price(amount: float | None) -> str:
     """A price without its unit, which the plan file chose."""
     if amount is None:
