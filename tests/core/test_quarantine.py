@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,12 +11,14 @@ from prfaas.core import quarantine
 from prfaas.core.quarantine import KEPT_NS, REFUSED_NS, WINDOW_MAX, Quarantine
 
 A, B, C, D = (bytes([n]) * 16 for n in range(4))
+DEATHS = (("engine", number) for number in count())
+"""Each of its own."""
 
 
 def test_suspects_run_one_at_a_time_until_they_are_cleared() -> None:
     found = Quarantine()
     for digest in (A, B, C, D):
-        found.killed(digest, 0)
+        found.killed(digest, next(DEATHS), 0)
     assert found.begin(A)
     assert not found.begin(A)
     assert not found.begin(B)
@@ -30,10 +34,10 @@ def test_suspects_run_one_at_a_time_until_they_are_cleared() -> None:
 
 def test_who_was_alone_when_a_second_engine_died_is_refused_for_long() -> None:
     found = Quarantine()
-    found.killed(A, 0)
+    found.killed(A, next(DEATHS), 0)
     assert found.refused_ns(A, 0) == 0
     assert found.begin(A)
-    found.killed(A, 5)
+    found.killed(A, next(DEATHS), 5)
     assert found.refused_ns(A, 5) == KEPT_NS
     assert not found.is_suspect(A, 5 + KEPT_NS)
 
@@ -41,19 +45,29 @@ def test_who_was_alone_when_a_second_engine_died_is_refused_for_long() -> None:
 def test_who_was_not_alone_is_refused_for_a_short_time_and_then_runs_alone() -> None:
     found = Quarantine()
     for digest in (A, B, C):
-        found.killed(digest, 0)
+        found.killed(digest, next(DEATHS), 0)
     assert found.begin(A)
     found.cleared(A)
     assert found.begin(B)
     assert found.begin(C)
-    found.killed(B, 0)
+    found.killed(B, next(DEATHS), 0)
     assert found.refused_ns(B, 0) == REFUSED_NS
     found.left(C)
     later_ns = REFUSED_NS
     assert found.refused_ns(B, later_ns) == 0
     assert found.begin(B)
-    found.killed(B, later_ns)
+    found.killed(B, next(DEATHS), later_ns)
     assert found.refused_ns(B, later_ns) == KEPT_NS
+
+
+def test_requests_with_one_prompt_report_the_death_of_one_engine_once() -> None:
+    found = Quarantine()
+    for now_ns in range(3):
+        found.killed(A, ("engine", 1), now_ns)
+    assert found.refused_ns(A, 3) == 0
+    assert found.begin(A)
+    found.killed(A, ("engine", 2), 4)
+    assert found.refused_ns(A, 4) == KEPT_NS
 
 
 @given(st.lists(st.tuples(st.sampled_from("kbcl"), st.integers(0, 200)), max_size=300))
@@ -63,7 +77,7 @@ def test_the_table_and_the_runners_are_bounded(steps: list[tuple[str, int]]) -> 
         digest = number.to_bytes(16, "big")
         match step:
             case "k":
-                found.killed(digest, 0)
+                found.killed(digest, next(DEATHS), 0)
             case "b":
                 found.begin(digest)
             case "c":
@@ -77,6 +91,6 @@ def test_the_table_and_the_runners_are_bounded(steps: list[tuple[str, int]]) -> 
 def test_the_oldest_suspects_are_forgotten_first() -> None:
     found = Quarantine()
     for number in range(quarantine.SUSPECTS_MAX + 1):
-        found.killed(number.to_bytes(16, "big"), 0)
+        found.killed(number.to_bytes(16, "big"), next(DEATHS), 0)
     assert len(found) == quarantine.SUSPECTS_MAX
     assert not found.is_suspect((0).to_bytes(16, "big"), 0)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from prfaas.units import NS_PER_S
 
+Death = tuple[str, int]
+"""One death of an engine: its name, and how often it had been lost by then."""
 DEATHS_MAX = 2
 """Engines that one prompt may be in when they die."""
 SUSPECTS_MAX = 4096
@@ -29,6 +31,7 @@ REFUSED_NS = 30 * NS_PER_S
 @dataclass(slots=True)
 class _Suspect:
     num_deaths: int = 0
+    last_death: Death | None = None
     forgotten_at_ns: int = 0
     refused_until_ns: int = 0
 
@@ -57,14 +60,18 @@ class Quarantine:
         found = self._suspects.get(digest)
         return max(found.refused_until_ns - now_ns, 0) if found is not None else 0
 
-    def killed(self, digest: bytes, now_ns: int) -> None:
-        """An engine died with this prompt in it, before its first token."""
+    def killed(self, digest: bytes, death: Death, now_ns: int) -> None:
+        """An engine died with this prompt in it, before its first token.
+
+        Requests with the same prompt report the same death; it counts once.
+        """
         others = self._running - {digest}
         self._running.discard(digest)
         self._window = 1
         suspect = self._suspects.setdefault(digest, _Suspect())
         self._suspects.move_to_end(digest)
-        suspect.num_deaths += 1
+        if suspect.last_death != death:
+            suspect.num_deaths, suspect.last_death = suspect.num_deaths + 1, death
         suspect.forgotten_at_ns = now_ns + KEPT_NS
         if suspect.num_deaths >= DEATHS_MAX:
             suspect.refused_until_ns = now_ns + (REFUSED_NS if others else KEPT_NS)

@@ -71,6 +71,7 @@ class Engine:
         max_model_len: Longest sequence, tokens, as the engine last reported it; outlives its
             readiness, 0 before it was ever ready.
         is_ready: True while the last health check succeeded.
+        num_lost: Times that it was ready and then was not.
         num_in_flight: Legs that this gateway has running on it.
         num_missed: Looks in a row that it did not answer in time.
         load: What it said of its load when it was last looked at.
@@ -83,6 +84,7 @@ class Engine:
     pool: str
     max_model_len: int = 0
     is_ready: bool = False
+    num_lost: int = 0
     num_in_flight: int = 0
     num_missed: int = 0
     load: EngineLoad = UNKNOWN_LOAD
@@ -341,6 +343,7 @@ class Engines:
     def _mark_down(self, engine: Engine, reason: str) -> None:
         if engine.is_ready:
             engine.is_ready = False
+            engine.num_lost += 1
             log_event(_log, logging.WARNING, "engine_down", engine=engine.name, why=reason)
             self._driver.engine_gone(engine.name, time.monotonic_ns())
             self.guards.refresh()

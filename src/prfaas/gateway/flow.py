@@ -241,7 +241,10 @@ class Flow:
             UnavailableError: The turn of this prompt does not come.
         """
         if await self.engines.is_gone(engine):
-            exchange.suspicion = await self.suspects.killed(plan.prompt)
+            death = engine.name, engine.num_lost
+            # Its turn is over: the next one may be another request's, with the same prompt.
+            exchange.suspicion = None
+            exchange.suspicion = await self.suspects.killed(plan.prompt, death)
 
     def _first_token(self, exchange: Exchange, number: int, *, blames: bool = True) -> None:
         """An engine has begun to answer, which those before it could have done as well."""

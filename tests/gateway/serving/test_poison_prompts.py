@@ -118,6 +118,21 @@ async def test_those_that_were_in_a_dead_engine_are_tried_one_after_the_other(
     assert most <= 2
 
 
+async def test_one_prompt_that_many_sent_is_suspect_of_one_death_alone(spared: World) -> None:
+    gate = asyncio.Event()
+
+    async def crash(engine: ScriptedEngine, request: web.Request, body: Any) -> web.StreamResponse:
+        await gate.wait()
+        return await die(engine, request, body)
+
+    spared.prefill.script = crash
+    posts = [asyncio.create_task(spared.post(BODY)) for _ in range(3)]
+    await until(lambda: len(spared.prefill.calls) == 3)
+    gate.set()
+    assert [status for status, _ in await asyncio.gather(*posts)] == [200] * 3
+    assert len(spared.gateway._flow.suspects._quarantine) == 0
+
+
 async def test_an_engine_that_drops_a_connection_and_lives_makes_no_suspect(
     spared: World,
 ) -> None:

@@ -9,7 +9,7 @@ import time
 from array import array
 from collections.abc import Callable
 
-from prfaas.core.quarantine import DEATHS_MAX, Quarantine
+from prfaas.core.quarantine import DEATHS_MAX, Death, Quarantine
 from prfaas.gateway.rejections import PromptBreaksEnginesError, UnavailableError
 from prfaas.gateway.tokenizing import Prompt
 from prfaas.units import NS_PER_S
@@ -51,8 +51,12 @@ class Suspects:
             return None
         return await self._turn(digest)
 
-    async def killed(self, prompt: Prompt) -> bytes:
+    async def killed(self, prompt: Prompt, death: Death) -> bytes:
         """An engine died with a prompt in it; wait until another one may be tried.
+
+        Args:
+            prompt: Of a request that the engine had.
+            death: Requests that report the same one are in the same engine.
 
         Returns:
             Its digest.
@@ -62,7 +66,7 @@ class Suspects:
             UnavailableError: Its turn does not come.
         """
         digest = self._digest(prompt)
-        self._quarantine.killed(digest, time.monotonic_ns())
+        self._quarantine.killed(digest, death, time.monotonic_ns())
         self._changed.set()
         if not self._refused_s(digest):
             await asyncio.sleep(PAUSE_S)
