@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ async def on_disk(site: Site) -> None:
         if name not in disk:
             block.pins += 1
             assert disk.offer(name, block, partial(unpin, block))
-    await until(lambda: len(disk) == len(site.node.store))
+    await until(lambda: all(name in disk for name in site.node.store._blocks))
 
 
 def unpin(block: StoredBlock) -> None:
@@ -214,6 +215,96 @@ async def test_a_purge_that_broke_off_is_finished_by_the_next(
 
 def fails(*_: object) -> None:
     raise OSError("no space left")
+
+
+async def restarted(world: World, pd: Site, folder: Path) -> Site:
+    await pd.kill()
+    again = await world.start_pd(disk=folder, disk_bytes=1 << 20)
+    assert again.node.disk is not None
+    disk = again.node.disk
+    await until(lambda: disk.is_ready)
+    return again
+
+
+async def test_a_purge_that_could_not_mark_the_disk_does_so_when_asked_again(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "disk"
+    _, pd, prefill, decode = await world.two_sites(disk=folder, disk_bytes=1 << 20)
+    gateway = await subscribe(pd, world.identities)
+    await ship(prefill, pd)
+    await store(decode, OWN)
+    await on_disk(pd)
+    with monkeypatch.context() as broken:
+        broken.setattr(SegmentFiles, "erase", fails)
+        assert "no space" in (await ask(gateway)).problem
+        assert "no space" in (await ask(gateway, job=2)).problem
+    assert (await ask(gateway, job=3)).problem == ""
+    assert (await restarted(world, pd, folder)).held() == set(OWN)
+
+
+async def test_a_purge_marks_records_that_could_not_be_read(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "disk"
+    _, pd, prefill, decode = await world.two_sites(disk=folder, disk_bytes=1 << 20)
+    gateway = await subscribe(pd, world.identities)
+    await ship(prefill, pd)
+    await on_disk(pd)
+    forget_memory(pd)
+    with monkeypatch.context() as broken:
+        broken.setattr(SegmentFiles, "read", fails)
+        assert await decode.load(PROMPT[:1]) == [False]
+    assert (await ask(gateway)).problem == ""
+    assert (await restarted(world, pd, folder)).held() == set()
+
+
+async def test_of_two_records_of_a_name_a_purge_marks_both(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "disk"
+    _, pd, prefill, decode = await world.two_sites(disk=folder, disk_bytes=1 << 20)
+    await ship(prefill, pd)
+    await on_disk(pd)
+    forget_memory(pd)
+    with monkeypatch.context() as broken:
+        broken.setattr(SegmentFiles, "read", fails)
+        assert await decode.load(PROMPT[:1]) == [False]
+    assert await store(decode, PROMPT[:1], SOURCE)
+    await on_disk(pd)
+    pd = await restarted(world, pd, folder)
+    gateway = await subscribe(pd, world.identities)
+    assert (await ask(gateway)).num_blocks == len(PROMPT)
+    assert (await restarted(world, pd, folder)).held() == set()
+
+
+async def test_a_read_that_outlasts_a_purge_brings_nothing_back(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "disk"
+    _, pd, prefill, decode = await world.two_sites(disk=folder, disk_bytes=1 << 20)
+    gateway = await subscribe(pd, world.identities)
+    await ship(prefill, pd)
+    await on_disk(pd)
+    forget_memory(pd)
+    has_read, may_end, read = threading.Event(), threading.Event(), SegmentFiles.read
+
+    def slow(*about: Any) -> bytes | None:
+        digest = read(*about)
+        has_read.set()
+        may_end.wait(60)
+        return digest
+
+    monkeypatch.setattr(SegmentFiles, "read", slow)
+    loading = asyncio.create_task(decode.load(PROMPT[:1]))
+    await until(has_read.is_set)
+    assert (await ask(gateway)).problem == ""
+    gateway.channel.send(PurgeEnd(source=SOURCE))
+    await until(lambda: not pd.node._purging._bars)
+    may_end.set()
+    assert await loading == [False]
+    assert pd.held() == set()
+    gateway.channel.close("done")
 
 
 async def test_nobody_finds_a_purged_block_that_is_pinned_or_leased(world: World) -> None:

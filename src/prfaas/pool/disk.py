@@ -91,6 +91,9 @@ class DiskTier:
         self._places: dict[BlockName, Place] = {}
         self._segments: dict[int, list[BlockName]] = {}
         self._sizes: dict[int, int] = {}
+        self._unlisted: list[tuple[BlockName, Place]] = []
+        """Records on disk that the index lacks and that the next start would find: they could not
+        be read or marked, or there is another one of that name."""
         self._active: int | None = None
         self._queue: deque[_Offer] = deque()
         self._queued_bytes = 0
@@ -145,16 +148,18 @@ class DiskTier:
             self._queue.remove(offer)
             self._queued_bytes -= len(offer.block.data)
             offer.done()
-        gone = self._forget(matches)
+        self._forget(matches)
         async with self._turn:
-            gone += self._forget(matches)  # What was being written meanwhile.
+            self._forget(matches)  # What was being written meanwhile.
+            gone = [record for record in self._unlisted if matches(record[1].origin)]
             await self._in_writer(self._files.erase, gone)
+            marked = set(gone)
+            self._unlisted = [record for record in self._unlisted if record not in marked]
 
-    def _forget(self, matches: Matches) -> list[tuple[BlockName, Place]]:
+    def _forget(self, matches: Matches) -> None:
         found, _ = self.count(matches)
-        gone = [(name, self._places.pop(name)) for name in found]
+        self._unlisted += [(name, self._places.pop(name)) for name in found]
         self._on_gone(found)
-        return gone
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
         """Queue a block to be written; `done` is called from the loop when its turn is over.
@@ -194,10 +199,13 @@ class DiskTier:
             digest, reason = None, "disk_error"
         else:
             reason = "disk_digest"
+        if self._places.get(name) != place:
+            return None  # It was purged, or its segment dropped, while it was read.
         if digest is not None:
             self._metrics.blocks_promoted.inc()
-        elif self._places.get(name) == place:
+        else:
             del self._places[name]
+            self._unlisted.append((name, place))
             self._metrics.blocks_dropped.labels(reason=reason).inc()
             self._on_gone([name])
         return digest
@@ -324,6 +332,7 @@ class DiskTier:
         await self._in_writer(self._files.remove, number)
         self.used_bytes -= self._sizes.pop(number)
         self._policy.removed(number)
+        self._unlisted = [record for record in self._unlisted if record[1].segment != number]
         gone: list[BlockName] = []
         for name in self._segments.pop(number):
             place = self._places.get(name)
@@ -400,8 +409,14 @@ class DiskTier:
             await self._in_writer(self._files.remove, segment.number)
             return
         self._add_segment(segment.number, segment.num_bytes)
-        new = [name for name, _ in scan.records if name not in self._places]
-        self._places.update(scan.records)
+        new: list[BlockName] = []
+        for name, place in scan.records:
+            earlier = self._places.get(name)
+            if earlier is None:
+                new.append(name)
+            else:
+                self._unlisted.append((name, earlier))
+            self._places[name] = place
         self._segments[segment.number] = [name for name, _ in scan.records]
         self._on_found(new)
 
