@@ -307,6 +307,19 @@ async def test_a_disk_that_failed_is_tried_again(
     await until(lambda: bool(on_disk(pd)))
 
 
+async def test_retries_of_a_disk_that_fails_leave_no_empty_files(
+    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    await start_pd(world, folder)
+    engine = await world.engine("pd-pool")
+    with no_more_than(0):
+        for key in KEYS[:32]:
+            assert await engine.store([key])
+        await until(lambda: caplog.text.count("can not be written") >= 3)
+        assert len(segments(folder)) <= 1, "one may be begun"
+
+
 async def test_a_disk_that_fails_at_start_leaves_the_node_with_memory(
     world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,6 +8,7 @@ written for a while, what can be read is read.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -286,6 +287,9 @@ class DiskTier:
             self._metrics.blocks_spilled.inc()
         if error is not None:
             self._grow(active, sum(place.record_bytes for place in places) - size)
+            if not self._segments[active]:
+                with contextlib.suppress(OSError):  # Or every retry would leave an empty file.
+                    await self._drop(active)
             raise error
 
     async def _segment_for(self, size: int) -> int:
