@@ -118,7 +118,8 @@ class Identity:
         context.verify_mode = ssl.CERT_REQUIRED
         try:
             context.load_verify_locations(self.authority)
-            context.load_cert_chain(self.certificate, self.key)
+            # Without a password OpenSSL would ask for one at the terminal, and wait.
+            context.load_cert_chain(self.certificate, self.key, password="")
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
                 f"identity {self.certificate} can not be used: {error}; "

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import aiohttp
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from prfaas.config.deployment import ClientTlsTable
 from prfaas.config.tenants import open_doors
@@ -126,3 +130,29 @@ def test_keys_that_cross_a_network_in_clear_are_warned_of(
 ) -> None:
     found: Iterator[str] = open_doors(listen, tenants=True, operator_keys=True, tls=tls)
     assert any("in clear" in line for line in found) == warned
+
+
+def test_a_key_with_a_password_is_refused_and_not_asked_for_at_the_terminal(tmp_path: Path) -> None:
+    """In a process with a terminal of its own, where OpenSSL would wait for the answer."""
+    files = certificate_in(tmp_path / "tls")
+    plain = serialization.load_pem_private_key(Path(files["key"]).read_bytes(), None)
+    locked = plain.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+    Path(files["key"]).write_bytes(locked)
+    program = dedent("""
+        import os, sys
+        from pathlib import Path
+        from prfaas.config.deployment import ClientTlsTable
+        from prfaas.errors import ConfigError
+        from prfaas.gateway.http.tls import server_context
+        os.login_tty(os.openpty()[1])
+        try:
+            server_context(ClientTlsTable(certificate=Path(sys.argv[1]), key=Path(sys.argv[2])))
+        except ConfigError as error:
+            sys.exit(3 if "without a password" in str(error) else 4)
+    """)
+    command = [sys.executable, "-c", program, files["certificate"], files["key"]]
+    assert subprocess.run(command, timeout=40, check=False).returncode == 3  # noqa: S603 (ours)

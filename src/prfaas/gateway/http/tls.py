@@ -31,7 +31,8 @@ def server_context(table: ClientTlsTable) -> ssl.SSLContext:
 
 def _load(context: ssl.SSLContext, table: ClientTlsTable) -> None:
     try:
-        context.load_cert_chain(table.certificate, table.key)
+        # Without a password OpenSSL would ask for one at the terminal, and wait.
+        context.load_cert_chain(table.certificate, table.key, password="")
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
             f"gateway.tls: certificate {table.certificate} and key {table.key} can not be used: "
