@@ -9,6 +9,8 @@ from click import Context
 from prfaas.cli.main import COMMANDS, cli
 from prfaas.cli.reference import reference as commands
 from prfaas.config.reference import reference
+from prfaas.core.dispatch import Refusal
+from prfaas.core.routing import Reason
 from prfaas.sim.reference import reference as scenario_reference
 
 ROOT = Path(__file__).parents[1]
@@ -46,6 +48,12 @@ def test_every_kind_of_error_of_the_gateway_is_documented() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     assert len(kinds) > 3
     assert not {kind for kind in kinds if f"`{kind}`" not in page}
+
+
+def test_every_reason_of_a_decision_is_documented() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    table = page.partition("## Reasons of a decision")[2].partition("## Errors")[0]
+    assert not {reason for reason in (*Reason, *Refusal) if f"`{reason.value}`" not in table}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
