@@ -155,4 +155,4 @@ def test_a_key_with_a_password_is_refused_and_not_asked_for_at_the_terminal(tmp_
             sys.exit(3 if "without a password" in str(error) else 4)
     """)
     command = [sys.executable, "-c", program, files["certificate"], files["key"]]
-    assert subprocess.run(command, timeout=40, check=False).returncode == 3  # noqa: S603 (ours)
+    assert subprocess.run(command, timeout=40, check=False).returncode == 3
