@@ -8,7 +8,8 @@ import numpy as np
 
 from prfaas.planner import throughput as tp
 from prfaas.planner.problem import BYTES_PER_TB, Problem
-from prfaas.planner.search import Operation, grid_for, operation, optimum
+from prfaas.planner.search import Operation, grid_for
+from prfaas.planner.sizing.within import best_operation, within_target
 from prfaas.planner.throughput import Mode
 
 SECONDS_PER_H = 3600
@@ -16,7 +17,7 @@ DEAD_PER_S = 1 / SECONDS_PER_H
 """A design that sustains less than this, req/s, has no price for a token."""
 LEAST_INSTANCES = 2
 """The smallest homogeneous fleet: one instance prefills, one decodes."""
-INSTANCES_MAX = 2**20
+INSTANCES_MAX = 2**14
 """Largest homogeneous fleet that is tried for a rate."""
 
 
@@ -54,7 +55,11 @@ class Design:
 
 
 def gain_at_equal_cost(design: Design, other: Design) -> float:
-    """How much more a unit of money carries in `design` than in `other`: 0.15 is 15 % more."""
+    """How much more a unit of money carries in `design` than in `other`: 0.15 is 15 % more.
+
+    Returns:
+        -1 when `design` sustains nothing; inf when only `other` does not.
+    """
     if np.isinf(design.price_per_mtoken):
         return -1.0
     return other.price_per_mtoken / design.price_per_mtoken - 1
@@ -62,25 +67,27 @@ def gain_at_equal_cost(design: Design, other: Design) -> float:
 
 def prfaas_pd(problem: Problem, mode: Mode) -> Design:
     """PrfaaS-PD at its optimum."""
-    return _priced("PrfaaS-PD", problem, optimum(problem, mode))
+    return _priced("PrfaaS-PD", problem, best_operation(problem, mode))
 
 
 def naive_heterogeneous(problem: Problem, mode: Mode) -> Design:
     """All prefill on the PrfaaS clusters, all decode in the PD cluster."""
     everything = np.array([np.nextafter(problem.workload.lengths.low, 0)])
     grid = grid_for(problem, tp.stage_terms(problem, everything, mode))
-    found = replace(operation(problem, mode, grid, 0, 0), offload_threshold=None)
+    free = replace(problem, num_prefill=0)
+    found = replace(within_target(free, mode, grid), offload_threshold=None)
     return _priced("naive heterogeneous", problem, found)
 
 
 def homogeneous(problem: Problem, mode: Mode, num_instances: int, name: str) -> Design:
     """PD instances alone, at their best split."""
     pd = replace(problem.pd, num_instances=num_instances)
-    alone = replace(problem, prfaas=(), pd=pd, num_prefill=None)
+    # One threshold is tried, so the step does not count against the size of the search.
+    step = max(round(problem.workload.lengths.high), 1)
+    alone = replace(problem, prfaas=(), pd=pd, num_prefill=None, step_tokens=step)
     nothing = np.array([problem.workload.lengths.high])
     grid = grid_for(alone, tp.stage_terms(alone, nothing, mode))
-    row = int(np.argmax(grid.rate[:, 0]))
-    found = replace(operation(alone, mode, grid, row, 0), offload_threshold=None)
+    found = replace(within_target(alone, mode, grid), offload_threshold=None)
     return replace(
         _priced(name, alone, found),
         operation=replace(found, cluster_shares=tuple(0.0 for _ in problem.prfaas)),

@@ -72,6 +72,7 @@ _ON_BAR = {
     Stage.PRFAAS_NETWORK: "#1f2328",
     Stage.PD_PREFILL: "#1f2328",
     Stage.PD_DECODE: "white",
+    Stage.TTFT_TARGET: "white",
 }
 """Colour of the text on each stage's bar, dark on the light ones."""
 
@@ -85,6 +86,7 @@ def stages_figure(plan: Plan) -> Any:
         Stage.PRFAAS_NETWORK: "#56b4e9",
         Stage.PD_PREFILL: _COLOURS["PD-P"],
         Stage.PD_DECODE: _COLOURS["PD-D"],
+        Stage.TTFT_TARGET: "#7f3f98",
     }
     figure = go.Figure()
     figure.add_bar(

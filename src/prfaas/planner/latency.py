@@ -120,14 +120,42 @@ def queued_ttft(
     """
     if arrival_per_s <= 0:
         raise ConfigError(f"arrival rate is {arrival_per_s} req/s; it has to be above 0")
-    capacity = sum(c.link.bits_per_s for c in problem.prfaas) or np.inf
-    scale = arrival_per_s / found.rate_per_s if found.rate_per_s else np.inf
-    link_load = found.egress_bits_per_s * scale / capacity
+    link_load = _link_load(problem, found, arrival_per_s)
     if link_load >= 1 or arrival_per_s >= found.decode_per_s:
         return Latency(*[float("inf")] * 4)
     classes = _classes(problem, found, Transfer.OVERLAPPED, chunk_tokens, link_load)
     waits = [_wait(c, arrival_per_s, problem.workload.arrival_cv) for c in classes]
     return _latency([(c, *w) for c, w in zip(classes, waits, strict=True)])
+
+
+def share_in_time(problem: Problem, found: Operation, arrival_per_s: float, time_s: float) -> float:
+    """Share of requests that have their first token within a time, with queueing, in [0, 1].
+
+    Args:
+        problem: The question; its chunk and variation of arrivals count.
+        found: Threshold and split at Λ_max, which is above 0 unless nothing arrives.
+        arrival_per_s: Λ offered, req/s; at 0 nobody waits.
+        time_s: Time, s.
+    """
+    link_load = _link_load(problem, found, arrival_per_s) if arrival_per_s else 0.0
+    if link_load >= 1 or (arrival_per_s and arrival_per_s >= found.decode_per_s):
+        return 0.0
+    chunk = problem.chunk_tokens
+    classes = _classes(problem, found, Transfer.OVERLAPPED, chunk, link_load)
+    share = 0.0
+    for group in classes:
+        waiting, mean_s = 0.0, 0.0
+        if arrival_per_s:
+            waiting, mean_s = _wait(group, arrival_per_s, problem.workload.arrival_cv)
+        if not np.isinf(mean_s):
+            share += _done_by(group, waiting, mean_s, time_s)
+    return share
+
+
+def _link_load(problem: Problem, found: Operation, arrival_per_s: float) -> float:
+    capacity = sum(c.link.bits_per_s for c in problem.prfaas) or np.inf
+    scale = arrival_per_s / found.rate_per_s if found.rate_per_s else np.inf
+    return found.egress_bits_per_s * scale / capacity if found.egress_bits_per_s else 0.0
 
 
 def _classes(

@@ -109,6 +109,8 @@ class _Loader:
             step_tokens=file.search.step,
             threshold=file.search.threshold,
             num_prefill=file.search.num_prefill,
+            ttft_p90_s=file.slo.ttft_p90,
+            chunk_tokens=file.search.chunk,
         )
         if problem.threshold is not None:
             check_threshold(problem, problem.threshold)
@@ -161,13 +163,14 @@ class _Loader:
         if capacity is None and table.roofline is not None:
             roofline, size = self._roofline(table)
             capacity = rl.kv_capacity_bytes(roofline, size)
+        targets = [t for t in (table.tpot_max, self._file.slo.tpot) if t is not None]
         return PdCluster(
             name=table.name,
             num_instances=table.instances,
             gpus_per_instance=table.gpus_per_instance,
             prefill=self._prefill(table),
             decode=self._decode(table),
-            tpot_max_s=table.tpot_max,
+            tpot_max_s=min(targets, default=None),
             kv_capacity_bytes=capacity,
             price_per_gpu_h=table.price_per_gpu_hour,
         )

@@ -31,6 +31,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "recompute_bits_per_s": plan.recompute_bits_per_s,
         "break_even_price_per_tb": plan.break_even_price.per_tb,
         "break_even_price_reason": plan.break_even_price.reason,
+        "sizing": None if plan.sizing is None else asdict(plan.sizing),
         "notes": plan.notes,
     }
     cleaned: dict[str, Any] = without_infinity(found)

@@ -10,6 +10,9 @@ from prfaas.planner.latency import Latency, Transfer
 from prfaas.planner.load import Question
 from prfaas.planner.problem import Problem
 from prfaas.planner.search import Operation
+from prfaas.planner.sizing.answer import doubt, obstacle
+from prfaas.planner.sizing.confidence import few_long_prompts
+from prfaas.planner.sizing.fleet import Sizing, size
 from prfaas.planner.throughput import Mode
 from prfaas.planner.verdict import Verdict, judge
 from prfaas.planner.whatif import BreakEvenPrice, ShadowValue, Swing
@@ -75,6 +78,7 @@ class Plan:
         shadow: Value of one more unit of each resource, exact.
         tornado: Gain at equal cost under swings of every input, exact.
         verdict: The answer.
+        sizing: The cheapest fleets for the demand; None without a demand.
         break_even_bits_per_s: Bandwidth below which it loses; None when it never pays.
         recompute_bits_per_s: Bandwidth below which recomputing beats fetching, at l_long.
         break_even_price: WAN price at which it stops paying, or why there is none.
@@ -88,6 +92,7 @@ class Plan:
     shadow: list[ShadowValue]
     tornado: list[Swing]
     verdict: Verdict
+    sizing: Sizing | None
     break_even_bits_per_s: float | None
     recompute_bits_per_s: float
     break_even_price: BreakEvenPrice
@@ -104,7 +109,8 @@ def make_plan(question: Question) -> Plan:
     problem = question.problem
     paper, exact = compare(problem, Mode.PAPER), compare(problem, Mode.EXACT)
     swings = whatif.tornado(problem, Mode.EXACT)
-    found = exact.prfaas.operation
+    found, demand = exact.prfaas.operation, question.arrival_per_s
+    sizing = None if demand is None else size(problem, demand)
     long = found.mean_long or problem.mean_new_tokens
     return Plan(
         question=question,
@@ -113,11 +119,19 @@ def make_plan(question: Question) -> Plan:
         latencies=_latencies(question, exact),
         shadow=whatif.shadow_values(problem, Mode.EXACT, found.rate_per_s),
         tornado=swings,
-        verdict=judge(paper.gain, exact.gain, swings, _reason(exact)),
+        verdict=judge(
+            paper.gain,
+            exact.gain,
+            swings,
+            _reason(exact),
+            obstacle=obstacle(problem, exact.prfaas, demand, sizing),
+            doubt=doubt(problem, exact.prfaas, exact.equal_cost),
+        ),
+        sizing=sizing,
         break_even_bits_per_s=whatif.break_even_bandwidth(problem, Mode.EXACT),
         recompute_bits_per_s=whatif.recompute_bandwidth(problem, long),
         break_even_price=whatif.break_even_price(problem, Mode.EXACT),
-        notes=_notes(problem),
+        notes=[*_notes(problem), *few_long_prompts(problem, found)],
     )
 
 

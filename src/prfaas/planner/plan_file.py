@@ -86,8 +86,9 @@ class WorkloadTable(_Table):
     """Share of every prompt that the prefix cache serves; a trace brings its own."""
     output_tokens: float
     """Mean output length, tokens."""
-    arrival_rate: float | None = None
-    """Load for the latency with queueing, req/s; 80 % of what is sustained if absent."""
+    arrival_rate: Annotated[float, Field(gt=0)] | None = None
+    """Demand, req/s: the load for the latency with queueing, which the plan has to carry. If
+    absent, 80 % of what is sustained."""
     arrival_cv: Annotated[float, Field(ge=0)] = 1.0
     """Variation of the gaps between arrivals; 1 is Poisson, more is burstier."""
 
@@ -221,6 +222,15 @@ class SearchTable(_Table):
     """Prefill chunk, tokens, for overlapped transfers."""
 
 
+class SloTable(_Table):
+    """`[slo]`: targets that the plan has to meet."""
+
+    ttft_p90: Annotated[Seconds, Field(gt=0)] | None = None
+    """Target for the 90th percentile of the time to first token, queueing included."""
+    tpot: Annotated[Seconds, Field(gt=0)] | None = None
+    """Target for the time per output token; the stricter of this and pd.tpot_max counts."""
+
+
 class PlanFile(_Table):
     """A plan file."""
 
@@ -234,5 +244,7 @@ class PlanFile(_Table):
     """PrfaaS clusters."""
     pd: PdTable
     """The PD cluster."""
+    slo: SloTable = SloTable()
+    """Targets."""
     search: SearchTable = SearchTable()
     """How thresholds are tried."""

@@ -130,6 +130,8 @@ class Problem:
         pd: The PD cluster.
         step_tokens: Distance between thresholds that the search tries, tokens.
         threshold: The only threshold to try, tokens; None searches.
+        ttft_p90_s: Target for the P90 of the time to first token with queueing, s; None has none.
+        chunk_tokens: Prefill chunk, tokens, for overlapped transfers.
         num_prefill: The only N_p to try for PrfaaS-PD, below `pd.num_instances`; None searches.
 
     Raises:
@@ -144,6 +146,8 @@ class Problem:
     step_tokens: int = 100
     threshold: float | None = None
     num_prefill: int | None = None
+    ttft_p90_s: float | None = None
+    chunk_tokens: int = 8192
 
     def __post_init__(self) -> None:
         self._check_counts()

@@ -24,6 +24,7 @@ class Stage(StrEnum):
     PRFAAS_NETWORK = "PrfaaS egress"
     PD_PREFILL = "PD-P prefill"
     PD_DECODE = "PD-D decode"
+    TTFT_TARGET = "TTFT target"
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class Verdict:
     Args:
         answer: Pays when the gain at equal cost is positive in both modes and no single input,
             20 % lower or higher, turns it; does not pay when all of these are zero or negative;
-            depends otherwise.
+            depends otherwise. A target or demand that can not be met does not pay.
         sentence: The answer with its numbers.
         turning: Inputs that turn the sign within their swing.
     """
@@ -33,7 +33,15 @@ class Verdict:
     turning: tuple[str, ...]
 
 
-def judge(gain_paper: float, gain_exact: float, swings: list[Swing], reason: str) -> Verdict:
+def judge(
+    gain_paper: float,
+    gain_exact: float,
+    swings: list[Swing],
+    reason: str,
+    *,
+    obstacle: str = "",
+    doubt: str = "",
+) -> Verdict:
     """The verdict.
 
     Args:
@@ -41,20 +49,32 @@ def judge(gain_paper: float, gain_exact: float, swings: list[Swing], reason: str
         gain_exact: Gain at equal cost with exact expectations.
         swings: The tornado of the exact gain.
         reason: What binds, as the end of a sentence.
+        obstacle: A target or demand that the plan can not meet, and what it would take; it
+            does not pay then. "" when all are met.
+        doubt: Why a gain may not count, as a part of a sentence; it depends then.
     """
+    if obstacle:
+        return Verdict(
+            Answer.DOES_NOT_PAY, f"Prefill-as-a-Service does not pay: {obstacle}; {reason}.", ()
+        )
     is_gain = gain_exact > 0
     turning = tuple(s.what for s in swings if (s.low > 0) != is_gain or (s.high > 0) != is_gain)
-    if (gain_paper > 0) != is_gain or turning:
+    if (gain_paper > 0) != is_gain or turning or (doubt and is_gain):
         answer = Answer.DEPENDS
     else:
         answer = Answer.PAYS if is_gain else Answer.DOES_NOT_PAY
-    return Verdict(answer, _sentence(answer, gain_paper, gain_exact, turning, reason), turning)
+    return Verdict(
+        answer, _sentence(answer, (gain_paper, gain_exact), turning, reason, doubt), turning
+    )
 
 
 def _sentence(
-    answer: Answer, gain_paper: float, gain_exact: float, turning: tuple[str, ...], reason: str
+    answer: Answer, both: tuple[float, float], turning: tuple[str, ...], reason: str, doubt: str
 ) -> str:
+    gain_paper, gain_exact = both
     gains = f"{gain_exact:+.1%} at equal cost ({gain_paper:+.1%} with the paper's mean lengths)"
+    if gain_exact == float("inf"):
+        gains = "the homogeneous fleet for the same money misses the target at any load"
     if answer is Answer.PAYS:
         return f"Prefill-as-a-Service pays: {gains}; no single input 20 % off turns it; {reason}."
     if answer is Answer.DOES_NOT_PAY:
@@ -62,6 +82,8 @@ def _sentence(
             f"Prefill-as-a-Service does not pay: {gains}, and no single input 20 % off turns it; "
             f"{reason}."
         )
+    if doubt:
+        return f"It depends: {gains}, but {doubt}; {reason}."
     on = f"20 % on {_listed(turning)} turns it" if turning else "the two modes disagree"
     return f"It depends: {gains}, but {on}; {reason}."
 

@@ -11,7 +11,7 @@ from prfaas.planner import designs
 from prfaas.planner.geometry import KvGeometry, kv_bytes_at
 from prfaas.planner.lengths import LogNormalLengths
 from prfaas.planner.problem import Link, PrfaasCluster, Problem, Workload
-from prfaas.planner.search import optimum
+from prfaas.planner.sizing.within import best_operation
 from prfaas.planner.throughput import BITS, Mode
 
 Change = Callable[[float], Problem]
@@ -81,7 +81,7 @@ def shadow_values(problem: Problem, mode: Mode, base_rate_per_s: float) -> list[
     hits = problem.workload.with_more_hits(SHADOW_HIT_RATIO)
     changed.append(("10 % more cache hits", _with_profiles_for(problem, hits)))
     return [
-        ShadowValue(what, optimum(other, mode).rate_per_s - base_rate_per_s)
+        ShadowValue(what, best_operation(other, mode).rate_per_s - base_rate_per_s)
         for what, other in changed
     ]
 

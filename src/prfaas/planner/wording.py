@@ -39,7 +39,9 @@ def between(low_s: float, high_s: float) -> str:
 
 
 def percent(ratio: float, *, signed: bool = False) -> str:
-    """A share or a gain."""
+    """A share or a gain; a gain is infinite when the baseline can not do it at all."""
+    if math.isinf(ratio):
+        return "baseline fails"
     return f"{ratio:+.1%}" if signed else f"{ratio:.1%}"
 
 

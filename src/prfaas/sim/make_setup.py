@@ -10,7 +10,8 @@ from prfaas.planner.costs import make_costs
 from prfaas.planner.load import Question
 from prfaas.planner.problem import Link, Problem
 from prfaas.planner.profiles import PrefillProfile
-from prfaas.planner.search import Operation, optimum
+from prfaas.planner.search import Operation
+from prfaas.planner.sizing.within import best_operation
 from prfaas.planner.split_plans import split_plans
 from prfaas.planner.step_time import step_time
 from prfaas.planner.throughput import Mode
@@ -57,7 +58,7 @@ def make_setup(
         ConfigError: They do not fit together.
     """
     problem, pd = question.problem, question.problem.pd
-    found = optimum(problem, Mode.EXACT)
+    found = best_operation(problem, Mode.EXACT)
     num_prefill = _num_prefill(file, found, pd.num_instances)
     capacity = None if pd.kv_capacity_bytes is None else int(pd.kv_capacity_bytes)
     clusters = _clusters(file, question, num_prompt_tokens_max)

@@ -1,0 +1,94 @@
+"""Targets and demand in words: what can not be met, what binds, and what it would take."""
+
+from __future__ import annotations
+
+from prfaas.planner import wording as w
+from prfaas.planner.designs import DEAD_PER_S, Design
+from prfaas.planner.latency import Latency, Transfer, service_ttft
+from prfaas.planner.problem import Problem
+from prfaas.planner.search import Operation, optimum
+from prfaas.planner.sizing.fleet import INSTANCES_MAX, Fleet, Sizing
+from prfaas.planner.throughput import Mode
+
+
+def obstacle(
+    problem: Problem, ours: Design, demand_per_s: float | None, sizing: Sizing | None
+) -> str:
+    """A target or demand that the plan misses, with what binds and what it would take; or ""."""
+    found, target = ours.operation, problem.ttft_p90_s
+    if target is not None and found.rate_per_s < DEAD_PER_S:
+        return _missed_target(problem, found, target)
+    if demand_per_s is None or demand_per_s <= found.rate_per_s:
+        return ""
+    within = "" if target is None else f" within a TTFT P90 of {w.seconds(target)}"
+    return (
+        f"a demand of {demand_per_s:,.6g} req/s is above the {found.rate_per_s:.3g} req/s that it "
+        f"sustains{within}; {found.binding.value} binds; {_takes(problem, sizing)}"
+    )
+
+
+def _missed_target(problem: Problem, found: Operation, target: float) -> str:
+    local, remote = _idle_p90(problem, found), _idle_remote_p90(problem)
+    ways = f"prefill that is {local.p90 / target:.2g} times as fast in {problem.pd.name}"
+    if remote is not None and remote > target:
+        ways += ", or remote prefill and a link that are"
+        ways += f" {remote - target:.3g} s faster in all"
+    shown = "" if remote is None else f" and {w.seconds(remote)} with all of them remote"
+    return (
+        f"a TTFT P90 of {w.seconds(target)} is met at no load, threshold or size: without waiting "
+        f"it is {w.seconds(local.p90)} at the threshold with the highest rate{shown}; "
+        f"prefill time and round trip bind; it would take {ways}"
+    )
+
+
+def _idle_p90(problem: Problem, found: Operation) -> Latency:
+    return service_ttft(problem, found, Transfer.OVERLAPPED, problem.chunk_tokens)
+
+
+def _idle_remote_p90(problem: Problem) -> float | None:
+    if not any(cluster.num_instances for cluster in problem.prfaas):
+        return None
+    everything = Problem(
+        title=problem.title,
+        geometry=problem.geometry,
+        workload=problem.workload,
+        prfaas=problem.prfaas,
+        pd=problem.pd,
+        step_tokens=max(round(problem.workload.lengths.high), 1),
+        threshold=problem.workload.lengths.low * (1 - 1e-12),
+    )
+    found = optimum(everything, Mode.EXACT)
+    return _idle_p90(problem, found).p90
+
+
+def _takes(problem: Problem, sizing: Sizing | None) -> str:
+    if sizing is None or sizing.cheapest is None:
+        return f"no fleet of up to {INSTANCES_MAX} instances carries it"
+    return f"it would take {fleet_in_words(problem, sizing.cheapest)}"
+
+
+def fleet_in_words(problem: Problem, fleet: Fleet) -> str:
+    """Instances, settings and price of a fleet."""
+    clusters = zip(problem.prfaas, fleet.prfaas, strict=True)
+    parts = [f"{count} in {cluster.name}" for cluster, count in clusters if count]
+    parts.append(f"{fleet.pd} in {problem.pd.name}")
+    threshold = fleet.offload_threshold
+    settings = "nothing offloaded" if threshold is None else f"t = {threshold:,.0f}"
+    return (
+        f"{' and '.join(parts)} (N_p : N_d = {fleet.num_prefill} : "
+        f"{fleet.pd - fleet.num_prefill}, {settings}) for {fleet.price_per_h:,.4g} an hour"
+    )
+
+
+def doubt(problem: Problem, ours: Design, other: Design) -> str:
+    """A gain that is bought with time to first token where no target limits it; or ""."""
+    if problem.ttft_p90_s is not None or not ours.operation.rate_per_s:
+        return ""
+    mine = _idle_p90(problem, ours.operation).p90
+    theirs = _idle_p90(problem, other.operation).p90
+    if mine <= theirs:
+        return ""
+    return (
+        f"its TTFT P90 without waiting is {w.seconds(mine)} against {w.seconds(theirs)} of the "
+        "homogeneous fleet; slo.ttft_p90 decides"
+    )

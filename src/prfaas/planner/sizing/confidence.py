@@ -1,0 +1,58 @@
+"""Confidence of a plan whose load rests on few long prompts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from prfaas.planner.geometry import FloatArray
+from prfaas.planner.problem import Problem
+from prfaas.planner.search import Operation, Stage
+
+REQUESTS = 16_000
+"""Requests over which a load is said to vary: a long simulation, or an hour at 4 req/s."""
+WANDER_MAX = 0.05
+"""A load that varies by more (two standard errors) is noted."""
+_NEAR = 0.2  # stages with less slack decide the result
+
+
+def few_long_prompts(problem: Problem, found: Operation) -> list[str]:
+    """A note for each prefill stage near its limit whose load rests on few long prompts."""
+    tokens, weight = problem.workload.lengths.sample()
+    high = problem.workload.lengths.high
+    threshold = high if found.offload_threshold is None else found.offload_threshold
+    notes = []
+    for stages, side, profile in (
+        (
+            (Stage.PRFAAS_COMPUTE, Stage.PRFAAS_NETWORK),
+            tokens > threshold,
+            problem.prfaas[0].prefill if problem.prfaas else None,
+        ),
+        ((Stage.PD_PREFILL,), tokens <= threshold, problem.pd.prefill),
+    ):
+        near = [s for s in stages if found.rate_per_s and found.slack(s) < _NEAR]
+        if profile is None or not near or not side.any():
+            continue
+        load = np.where(side, profile.at(tokens), 0.0)
+        wander = 2 * _relative_error(load, weight)
+        if wander > WANDER_MAX:
+            notes.append(
+                f"{near[0].value}: {_half(load, weight):.1%} of all requests, the longest, carry "
+                f"half of its load, so it varies by ±{wander:.0%} over {REQUESTS:,} requests; "
+                "simulate several seeds, or plan with a longer trace"
+            )
+    return notes
+
+
+def _relative_error(load: FloatArray, weight: FloatArray) -> float:
+    """Standard error of the mean load over `REQUESTS` requests, relative to the mean."""
+    mean = float(np.average(load, weights=weight))
+    variance = float(np.average((load - mean) ** 2, weights=weight))
+    return float(np.sqrt(variance / REQUESTS) / mean)
+
+
+def _half(load: FloatArray, weight: FloatArray) -> float:
+    """Share of requests that carries half of the load, those with the most load first."""
+    order = np.argsort(-load)
+    carried = np.cumsum((load * weight)[order])
+    last = int(np.searchsorted(carried, carried[-1] / 2))
+    return float(weight[order][: last + 1].sum())

@@ -1,0 +1,172 @@
+"""The cheapest fleet for a demand, within the targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from prfaas.planner import throughput as tp
+from prfaas.planner.problem import BYTES_PER_TB, PrfaasCluster, Problem
+from prfaas.planner.search import Operation, SearchGrid, grid_for, optimum, thresholds
+from prfaas.planner.sizing.within import candidates, meets
+from prfaas.planner.throughput import Mode, StageTerms
+
+INSTANCES_MAX = 4096
+"""Largest number of PD instances, or of PrfaaS instances of one cluster, that is tried."""
+_COLUMNS_MAX = 128  # thresholds that are tried
+_TRIES_MAX = 48  # settings of one fleet that are tried with queueing, those with the highest Λ
+_COUNTS = 16  # numbers of PrfaaS instances that are tried at once
+_SECONDS_PER_H = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Instances and settings that carry a demand.
+
+    Args:
+        prfaas: Instances of each PrfaaS cluster.
+        pd: Instances of the PD cluster.
+        num_prefill: N_p.
+        offload_threshold: t, tokens; None when nothing is offloaded.
+        price_per_h: Price of machines, and of traffic at the demand, for one hour.
+    """
+
+    prfaas: tuple[int, ...]
+    pd: int
+    num_prefill: int
+    offload_threshold: float | None
+    price_per_h: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """The cheapest fleets for a demand; None where none of `INSTANCES_MAX` carries it.
+
+    Args:
+        demand_per_s: Demand, req/s.
+        cheapest: With or without PrfaaS instances, whichever costs less.
+        homogeneous: PD instances alone.
+    """
+
+    demand_per_s: float
+    cheapest: Fleet | None
+    homogeneous: Fleet | None
+
+
+def size(problem: Problem, demand_per_s: float) -> Sizing:
+    """Find the cheapest fleets; several PrfaaS clusters keep their proportions.
+
+    Args:
+        problem: The question; the sizes of its clusters are only proportions here.
+        demand_per_s: Demand, req/s, above 0.
+    """
+    search = _Search(problem, demand_per_s)
+    alone = search.smallest(0, INSTANCES_MAX)
+    if not problem.prfaas:
+        return Sizing(demand_per_s, alone, alone)
+    most = INSTANCES_MAX if alone is None else alone.pd
+    last = INSTANCES_MAX if alone is None else _affordable(search, alone.price_per_h)
+    fleets = {0: alone}
+    first, gap = 0, last
+    while gap >= 1:  # counts spread over the range, then around the cheapest
+        for count in _spread(first, min(first + gap, last)):
+            if count not in fleets:
+                fleets[count] = search.smallest(count, most)
+        cheapest = min(fleets, key=lambda count: _price(fleets[count]))
+        first, gap = max(cheapest - gap // _COUNTS, 0), 2 * gap // _COUNTS
+    return Sizing(demand_per_s, min(fleets.values(), key=_price), alone)
+
+
+def _price(fleet: Fleet | None) -> float:
+    return float("inf") if fleet is None else fleet.price_per_h
+
+
+def _affordable(search: _Search, price_per_h: float) -> int:
+    """PrfaaS instances that, with one PD instance, cost no more than a price."""
+    one = search.price(1, 1) - search.price(0, 1)
+    return min(int((price_per_h - search.price(0, 1)) / one), INSTANCES_MAX)
+
+
+def _spread(first: int, last: int) -> list[int]:
+    return [int(x) for x in np.unique(np.linspace(first, last, _COUNTS + 1).round())]
+
+
+class _Search:
+    def __init__(self, problem: Problem, demand_per_s: float) -> None:
+        self._problem = replace(problem, num_prefill=None)
+        self._demand_per_s = demand_per_s
+        self._terms = self._stage_terms()
+        self._largest = max((c.num_instances for c in problem.prfaas), default=0) or 1
+
+    def _stage_terms(self) -> StageTerms:
+        tried = thresholds(self._problem)
+        spread = np.linspace(0, len(tried) - 1, min(len(tried), _COLUMNS_MAX)).round().astype(int)
+        return tp.stage_terms(self._problem, tried[spread], Mode.EXACT)
+
+    def _fleet(self, prfaas: int, pd: int) -> Problem:
+        clusters = tuple(self._scaled(cluster, prfaas) for cluster in self._problem.prfaas)
+        step = max(round(self._problem.workload.lengths.high), 1)
+        return replace(
+            self._problem,
+            prfaas=clusters,
+            pd=replace(self._problem.pd, num_instances=pd),
+            step_tokens=step,
+        )
+
+    def _scaled(self, cluster: PrfaasCluster, count: int) -> PrfaasCluster:
+        share = (cluster.num_instances or 1) / self._largest
+        return replace(cluster, num_instances=-int(-count * share // 1))
+
+    def price(self, prfaas: int, pd: int) -> float:
+        """Price of the machines for one hour."""
+        return self._fleet(prfaas, pd).gpu_price_per_h
+
+    def smallest(self, prfaas: int, most: int) -> Fleet | None:
+        """The fewest PD instances, at most `most`, that carry the demand with PrfaaS instances."""
+        low, high = 0, 1
+        found = self._settings(prfaas, high)
+        while found is None:
+            if high >= most:
+                return None
+            low, high = high, min(2 * high, most)
+            found = self._settings(prfaas, high)
+        while high - low > 1:
+            middle = (low + high) // 2
+            fewer = self._settings(prfaas, middle)
+            if fewer is None:
+                low = middle
+            else:
+                high, found = middle, fewer
+        return self._priced(self._fleet(prfaas, high), found)
+
+    def _settings(self, prfaas: int, pd: int) -> Operation | None:
+        problem = self._fleet(prfaas, pd)
+        grid = grid_for(problem, self._terms)
+        if grid.rate.max() < self._demand_per_s:
+            return None
+        if problem.ttft_p90_s is None:
+            return optimum(problem, Mode.EXACT, grid)
+        return self._within(problem, grid)
+
+    def _within(self, problem: Problem, grid: SearchGrid) -> Operation | None:
+        for tried, found in enumerate(candidates(problem, Mode.EXACT, grid)):
+            if found.rate_per_s < self._demand_per_s or tried >= _TRIES_MAX:
+                return None
+            if meets(problem, found, self._demand_per_s):
+                return found
+        return None
+
+    def _priced(self, problem: Problem, found: Operation) -> Fleet:
+        bits_per_s = found.egress_bits_per_s * self._demand_per_s / found.rate_per_s
+        terabytes = bits_per_s / tp.BITS * _SECONDS_PER_H / BYTES_PER_TB
+        shared = zip(problem.prfaas, found.cluster_shares, strict=True)
+        link_price = sum(share * cluster.link.price_per_tb for cluster, share in shared)
+        offloads = found.offload_fraction > 1e-9
+        return Fleet(
+            tuple(cluster.num_instances for cluster in problem.prfaas),
+            problem.pd.num_instances,
+            found.num_prefill,
+            found.offload_threshold if offloads else None,
+            problem.gpu_price_per_h + terabytes * link_price,
+        )

@@ -1,0 +1,232 @@
+"""The verdict honours targets and demand, and the answer has the cheapest fleet."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prfaas.cli.plan import plan
+from prfaas.errors import ConfigError
+from prfaas.planner.latency import queued_ttft
+from prfaas.planner.load import Question, load_question
+from prfaas.planner.machine_report import as_dict
+from prfaas.planner.plan import Plan, make_plan
+from prfaas.planner.problem import Problem
+from prfaas.planner.search import Stage, optimum
+from prfaas.planner.sizing import fleet
+from prfaas.planner.sizing.confidence import few_long_prompts
+from prfaas.planner.throughput import Mode
+from prfaas.planner.verdict import Answer
+
+from .paths import EXAMPLES
+from .strategies import problems
+
+CASE = EXAMPLES / "paper-case-study.toml"
+
+
+def answered(*changes: str) -> Plan:
+    return make_plan(load_question(CASE, changes))
+
+
+def test_a_round_trip_of_a_minute_does_not_pay_without_a_target() -> None:
+    found = answered('prfaas.0.link.rtt="60s"').verdict
+    assert found.answer is Answer.DEPENDS
+    assert "TTFT P90 without waiting is 63.43 s against 9.73 s" in found.sentence
+
+
+def test_a_round_trip_of_a_minute_does_not_pay_within_a_target() -> None:
+    found = answered('prfaas.0.link.rtt="60s"', 'slo.ttft_p90="12s"')
+    assert found.verdict.answer is Answer.DOES_NOT_PAY
+    # Only a threshold that fewer than one in ten exceed meets the target.
+    assert found.exact.prfaas.operation.offload_fraction < 0.1
+
+
+def test_a_target_is_met_at_the_rate_that_is_printed() -> None:
+    found = answered('slo.ttft_p90="12s"')
+    problem = found.question.problem
+    for design in (found.exact.prfaas, found.exact.equal_gpus):
+        ours = design.operation
+        rate = ours.capacity_per_s[Stage.TTFT_TARGET]
+        assert ours.rate_per_s == rate
+        assert 0.5 < rate < 3.2
+        p90 = queued_ttft(problem, ours, rate * (1 - 1e-9)).p90
+        assert p90 <= 12.01
+    assert found.verdict.answer is Answer.PAYS
+
+
+def test_a_target_that_only_prfaas_meets_pays() -> None:
+    found = answered('slo.ttft_p90="8s"')
+    assert found.verdict.answer is Answer.PAYS
+    assert "the homogeneous fleet for the same money misses the target" in found.verdict.sentence
+    assert found.exact.equal_cost.operation.rate_per_s == 0
+
+
+def test_a_target_that_no_size_meets_says_what_binds_and_what_it_would_take() -> None:
+    found = answered('slo.ttft_p90="2s"').verdict
+    assert found.answer is Answer.DOES_NOT_PAY
+    for words in (
+        "a TTFT P90 of 2.00 s is met at no load, threshold or size",
+        "prefill time and round trip bind",
+        "it would take prefill that is 1.7 times as fast in H20 cluster",
+    ):
+        assert words in found.sentence
+
+
+def test_a_demand_above_capacity_does_not_pay_and_says_what_it_would_take() -> None:
+    found = answered("workload.arrival_rate=100")
+    assert found.verdict.answer is Answer.DOES_NOT_PAY
+    for words in (
+        "a demand of 100 req/s is above the 3.18 req/s that it sustains",
+        "PrfaaS prefill binds",
+        "it would take",
+    ):
+        assert words in found.verdict.sentence
+    assert answered("workload.arrival_rate=3").verdict.answer is Answer.PAYS
+
+
+def test_a_target_for_the_time_per_token_is_the_stricter_of_two() -> None:
+    slow, fast = (load_question(CASE, [f'slo.tpot="{ms}ms"']) for ms in (30, 25))
+    assert slow.problem.pd.tpot_max_s == fast.problem.pd.tpot_max_s == 0.025
+    with pytest.raises(ConfigError, match=r"the target is 5\.0 ms; relax"):
+        answered('slo.tpot="5ms"')
+
+
+@pytest.mark.parametrize("target_s", [None, 12.0])
+@pytest.mark.parametrize("demand_per_s", [1.0, 6.0])
+def test_the_cheapest_fleet_carries_the_demand_and_one_instance_less_does_not(
+    case_study: Question, demand_per_s: float, target_s: float | None
+) -> None:
+    problem = replace(case_study.problem, ttft_p90_s=target_s)
+    found = fleet.size(problem, demand_per_s)
+    best, alone = found.cheapest, found.homogeneous
+    assert best is not None
+    assert alone is not None
+    assert best.price_per_h <= alone.price_per_h
+    assert _carries(problem, best, 0, demand_per_s)
+    assert not _carries(problem, best, 1, demand_per_s)
+    if target_s is not None and best.offload_threshold is not None:
+        sized = _sized(problem, best, 0)
+        kept = replace(sized, threshold=best.offload_threshold, num_prefill=best.num_prefill)
+        assert queued_ttft(kept, optimum(kept, Mode.EXACT), demand_per_s).p90 <= target_s * 1.001
+
+
+def _sized(problem: Problem, found: fleet.Fleet, fewer: int) -> Problem:
+    cluster = replace(problem.prfaas[0], num_instances=found.prfaas[0])
+    pd = replace(problem.pd, num_instances=found.pd - fewer)
+    return replace(problem.with_cluster(0, cluster), pd=pd)
+
+
+def _carries(problem: Problem, found: fleet.Fleet, fewer: int, demand_per_s: float) -> bool:
+    if found.pd - fewer < 1:
+        return False
+    sized = _sized(problem, found, fewer)
+    rate = make_plan(Question(sized, None, 8192)).exact.prfaas.operation.rate_per_s
+    return rate >= demand_per_s * (0.98 if not fewer else 1.02)
+
+
+def test_the_cheapest_fleet_is_printed_and_in_json() -> None:
+    demand = ["--set", "workload.arrival_rate=10"]
+    text = CliRunner().invoke(plan, [str(CASE), *demand]).output
+    assert "cheapest for 10 req/s" in text
+    assert "without PrfaaS instances" in text
+    found = json.loads(CliRunner().invoke(plan, [str(CASE), "--json", *demand]).output)["sizing"]
+    assert found["cheapest"]["price_per_h"] <= found["homogeneous"]["price_per_h"]
+
+
+ORDER = {Answer.DOES_NOT_PAY: 0, Answer.DEPENDS: 1, Answer.PAYS: 2}
+
+
+def _rtt(problem: Problem, demand: float, factor: float) -> tuple[Problem, float]:
+    clusters = tuple(
+        replace(c, link=replace(c.link, rtt_s=0.05 * factor**4)) for c in problem.prfaas
+    )
+    return replace(problem, prfaas=clusters), demand
+
+
+def _price(problem: Problem, demand: float, factor: float) -> tuple[Problem, float]:
+    clusters = tuple(replace(c, price_per_gpu_h=c.price_per_gpu_h * factor) for c in problem.prfaas)
+    return replace(problem, prfaas=clusters), demand
+
+
+def _demand(problem: Problem, demand: float, factor: float) -> tuple[Problem, float]:
+    return problem, demand * factor
+
+
+@pytest.mark.parametrize("change", [_rtt, _price, _demand])
+@settings(max_examples=8, deadline=None)
+@given(problem=problems(), load=st.floats(0.2, 1.5))
+def test_the_verdict_never_improves_with(
+    change: Callable[[Problem, float, float], tuple[Problem, float]], problem: Problem, load: float
+) -> None:
+    demand = load * optimum(problem, Mode.EXACT).rate_per_s
+    answers = []
+    for factor in (1.0, 1.6, 4.0):
+        changed, per_s = change(problem, demand, factor)
+        answers.append(ORDER[make_plan(Question(changed, per_s, 8192)).verdict.answer])
+    assert answers == sorted(answers, reverse=True)
+
+
+@settings(max_examples=20, deadline=None)
+@given(problem=problems(), target_s=st.floats(0.5, 60), stricter=st.floats(0.3, 1))
+def test_a_stricter_target_never_carries_more(
+    problem: Problem, target_s: float, stricter: float
+) -> None:
+    from prfaas.planner.sizing.within import best_operation
+
+    loose, strict = (
+        best_operation(replace(problem, ttft_p90_s=t), Mode.EXACT).rate_per_s
+        for t in (target_s, target_s * stricter)
+    )
+    assert strict <= loose * (1 + 1e-6)
+    assert loose <= optimum(problem, Mode.EXACT).rate_per_s * (1 + 1e-9)
+
+
+def _numbers(value: object, path: str = "") -> list[tuple[str, float]]:
+    if isinstance(value, dict):
+        return [x for key, item in value.items() for x in _numbers(item, f"{path}.{key}")]
+    if isinstance(value, list):
+        return [x for item in value for x in _numbers(item, path)]
+    return [(path, value)] if isinstance(value, int | float) else []
+
+
+SIGNED = ("gain_at_equal_cost", "rate_gain_per_s", ".tornado")
+
+
+@settings(max_examples=12, deadline=None)
+@given(problem=problems(), load=st.floats(0.2, 1.5), target_s=st.none() | st.floats(0.5, 60))
+def test_no_number_of_a_plan_is_nan_or_negative(
+    problem: Problem, load: float, target_s: float | None
+) -> None:
+    question = replace(problem, ttft_p90_s=target_s)
+    demand = load * optimum(problem, Mode.EXACT).rate_per_s
+    made = make_plan(Question(question, demand, 8192))
+    found = as_dict(made)
+    for path, number in _numbers(found):
+        assert math.isfinite(number), path
+        if not any(word in path for word in SIGNED):
+            assert number >= -1e-9, path
+    assert "nan" not in made.verdict.sentence
+
+
+def test_a_plan_that_rests_on_few_long_prompts_says_so() -> None:
+    lengths = [500] * 990 + [120_000] * 10
+    found = answered(
+        'workload.distribution="lengths"',
+        f"workload.lengths={lengths}",
+        "workload.output_tokens=16",
+        "prfaas.0.instances=1",
+    )
+    notes = few_long_prompts(found.question.problem, found.exact.prfaas.operation)
+    assert notes
+    # One request in a hundred is offloaded: 2 / sqrt(160) of the load is chance.
+    assert "PrfaaS prefill: 0.5% of all requests, the longest, carry half" in notes[0]
+    assert "±16% over 16,000 requests" in notes[0]
+    assert notes[0] in found.notes
+    assert not [n for n in answered().notes if "half of its load" in n]
