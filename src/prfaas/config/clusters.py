@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from prfaas.config.engine_args import check_parallelism
+from prfaas.config.engine_args import SEQUENCES, check_parallelism, size_of
 from prfaas.config.names import ZMQ, FilePathText, HostPort, PartName, Url
 from prfaas.config.quantities import RateBitsPerS, SizeBytes, holds_a_block
 from prfaas.config.table import Table
@@ -121,11 +120,7 @@ class EngineTable(Table):
         """Sequences that it runs at once, as far as the file tells."""
         if self.sequences_max is not None:
             return self.sequences_max
-        given = " ".join(self.args).replace("=", " ").split()
-        for flag, value in itertools.pairwise(given):
-            if flag == "--max-num-seqs" and value.isascii() and value.isdigit() and int(value):
-                return int(value)
-        return SEQUENCES_MAX
+        return size_of(self.args, SEQUENCES, SEQUENCES_MAX) or SEQUENCES_MAX
 
     @field_validator("env")
     @classmethod

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 PIPELINE = ("--pipeline-parallel-size", "-pp")
 DATA = ("--data-parallel-size", "-dp")
+SEQUENCES = ("--max-num-seqs",)
 
 
 def values_of(args: list[str], names: tuple[str, ...]) -> Iterator[str]:
@@ -25,10 +26,11 @@ def values_of(args: list[str], names: tuple[str, ...]) -> Iterator[str]:
             yield value if mark else next(words, "")
 
 
-def size_of(args: list[str], names: tuple[str, ...]) -> int:
-    """Number that an option has; 1 where it is not given, or is no number: vLLM refuses that."""
-    (*_, value) = ("1", *values_of(args, names))
-    return int(value) if value.isdecimal() else 1
+def size_of(args: list[str], names: tuple[str, ...], default: int = 1) -> int:
+    """Number that an option has; `default` where it is not given, or is no number: vLLM refuses
+    that."""
+    (*_, value) = (str(default), *values_of(args, names))
+    return int(value) if value.isdecimal() else default
 
 
 def check_parallelism(args: list[str], *, kv_events: bool) -> None:

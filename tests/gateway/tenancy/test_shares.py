@@ -210,6 +210,9 @@ async def test_a_single_tenant_is_not_held(world: World) -> None:
         ({"args": ["--max-num-seqs", "many"]}, 256),
         ({"args": ["--max-num-seqs"]}, 256),
         ({"args": ["--max-num-seqs", "16"], "sequences_max": 9}, 9),
+        ({"args": ["--max_num_seqs", "16"]}, 16),
+        ({"args": ["--max-num-seqs", "16", "--max-num-seqs", "64"]}, 64),
+        ({"args": ["--max-num-seqs", "0"]}, 256),
     ],
 )
 def test_an_engines_slots_are_what_it_is_started_with(table: dict[str, Any], expected: int) -> None:
