@@ -34,6 +34,16 @@ def test_the_fastest_counts_and_fades() -> None:
     assert rate.most(1, NS_PER_S, 10**9) <= 12
 
 
+def test_an_answer_that_came_all_at_once_doubles_the_speed_at_most() -> None:
+    rate = OutputRate()
+    rate.observe(50, 1, NS_PER_S)
+    rate.observe(16, 1, 100_000)
+    assert rate.most(1, NS_PER_S, 10**9) == 100
+    for _ in range(4):
+        rate.observe(800, 1, NS_PER_S)
+    assert rate.most(1, NS_PER_S, 10**9) == 800
+
+
 def test_a_bucket_takes_back_no_more_than_it_holds() -> None:
     bucket = Bucket(10, NS_PER_S)
     bucket.take(25, 0)

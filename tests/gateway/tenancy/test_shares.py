@@ -79,6 +79,22 @@ async def test_an_abandoned_answer_is_charged_for_every_sequence(start: Any) -> 
         assert await world.metric(sample) == 128_000
 
 
+async def test_an_abandoned_answer_without_a_limit_is_not_charged_the_rest_of_the_model(
+    start: Any,
+) -> None:
+    async with start(tokens_per_minute=1_000_000) as world:
+        world.decode.script = hang
+        messages = [{"role": "user", "content": "hi"}]
+        url = "/v1/chat/completions"
+        asking = asyncio.create_task(post(world, "red", url, messages=messages))
+        await until(lambda: len(world.decode.calls) == 1)
+        await cancelled(asking)
+        await until(lambda: ended(world, 1))
+        record = world.gateway.records.latest(1)[0]
+        assert record.e2e_ns is not None
+        assert 1 <= record.num_abandoned_tokens <= 1000 * record.e2e_ns / 1e9 + 1
+
+
 async def test_an_abandoned_answer_costs_what_the_engine_can_have_made(start: Any) -> None:
     async with start(tokens_per_minute=10_000_000) as world:
         charging = world.gateway._generation.charging

@@ -8,12 +8,16 @@ from prfaas.units import NS_PER_S
 
 TOKENS_MIN = 8
 """Of a sequence: shorter answers say little of an engine's speed."""
+GROWTH_MAX = 2
 FADING = 0.02
 """Weight of a new answer that is slower than those before."""
 
 
 class OutputRate:
-    """How fast engines make the tokens of one sequence: the fastest answers of late."""
+    """How fast engines make the tokens of one sequence: the fastest answers of late.
+
+    One answer at most doubles it: tokens that were held up on their way come all at once.
+    """
 
     def __init__(self) -> None:
         self._per_s: float | None = None
@@ -30,8 +34,12 @@ class OutputRate:
         if each < TOKENS_MIN or duration_ns <= 0:
             return
         per_s = each * NS_PER_S / duration_ns
-        slower = per_s if self._per_s is None else self._per_s + FADING * (per_s - self._per_s)
-        self._per_s = max(per_s, slower)
+        if self._per_s is None:
+            self._per_s = per_s
+        elif per_s > self._per_s:
+            self._per_s = min(per_s, GROWTH_MAX * self._per_s)
+        else:
+            self._per_s += FADING * (per_s - self._per_s)
 
     def most(self, num_sequences: int, duration_ns: int, tokens_max: int) -> int:
         """Tokens that so many sequences have had made in a time, at most.

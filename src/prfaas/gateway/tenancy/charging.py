@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import time
+from math import ceil
 
 from prfaas.core.quotas import Quota
 from prfaas.core.tenancy.output_charge import OutputRate
 from prfaas.gateway.records import Outcome, Record
 from prfaas.gateway.requests import ClientRequest
 from prfaas.gateway.tenants import Tenant
+from prfaas.units import NS_PER_S
 
 TOKENISED_PER_TOKEN = 16
 """Tokens that are only tokenised and count as one that is computed."""
+UNDECLARED_PER_S = 1000
+"""Tokens that one sequence of a request without an output limit can have had made in a second: the
+rest of the model's length is no bound to charge a client for that left at once."""
 
 
 class Charging:
@@ -42,7 +47,10 @@ class Charging:
         if record.output_at_ns is not None:
             made = self._rate.since(sequences, now_ns - record.output_at_ns)
         else:
-            made = self._rate.most(sequences, now_ns - asked_at_ns, record.output_tokens_max)
+            most, passed_ns = record.output_tokens_max, now_ns - asked_at_ns
+            if not record.reserved_tokens:
+                most = min(most, sequences * ceil(UNDECLARED_PER_S * passed_ns / NS_PER_S))
+            made = self._rate.most(sequences, passed_ns, most)
         return max(0, min(made, left))
 
 
