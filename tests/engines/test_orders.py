@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from prfaas.core.blocks import CacheGroup, GroupKind, Layout
 from prfaas.engines.orders import PushOrder, WaitOrder, read_order
+
+from .vllm_modules import needing_vllm
 
 TRANSFER = "ab" * 16
 PUSH = {"transfer": TRANSFER, "push_to": "pd-pool", "have_tokens": 16, "final_tokens": 64}
@@ -52,3 +56,22 @@ def test_what_a_pool_node_would_not_take_is_refused(order: dict[str, Any]) -> No
 def test_an_order_that_is_no_object_is_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         read_order(parameters)
+
+
+@pytest.mark.timeout(180)
+def test_an_order_beyond_the_prompt_costs_vllm_no_memory() -> None:
+    base = needing_vllm("vllm.v1.kv_offload.base")
+    module = needing_vllm("prfaas.engines.vllm_tier")
+    sent: list[Any] = []
+    tier = module.PrfaasTier.__new__(module.PrfaasTier)
+    tier._layout = Layout(b"L" * 32, 16, "0", (CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 1024),))
+    tier._client = SimpleNamespace(send=sent.append)
+    context = base.ReqContext(req_id="one")
+    for end in (16, 32):
+        context._offload_key_positions[base.make_offload_key(bytes([end]) * 32, 0)] = end
+    for final_tokens, blocks in ((32, {0: bytes([16]) * 32 + bytes([32]) * 32}), (2**53, {})):
+        order = PushOrder("ab" * 16, "pd-pool", final_tokens=final_tokens)
+        push = module._Push(bytes.fromhex(order.transfer), order, context)
+        tier._unannounced = [push]
+        tier._announce(push)
+        assert sent[-1].blocks == blocks

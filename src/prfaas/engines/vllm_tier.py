@@ -154,10 +154,15 @@ class PrfaasTier(SecondaryTierManager):
         push.is_announced = True
         self._unannounced.remove(push)
         span = self._layout.tokens_per_hash
-        hashes = [b""] * (push.order.final_tokens // span)
-        for key, end_token in push.context._offload_key_positions.items():
-            if end_token <= push.order.final_tokens and end_token % span == 0:
-                hashes[end_token // span - 1] = get_offload_block_hash(key)
+        ends = {
+            end_token // span: key
+            for key, end_token in push.context._offload_key_positions.items()
+            if end_token <= push.order.final_tokens and end_token % span == 0
+        }
+        # As long as the prompt, not as the order: that could name any length.
+        hashes = [b""] * max(ends, default=0)
+        for end, key in ends.items():
+            hashes[end - 1] = get_offload_block_hash(key)
         self._client.send(push_of(push.order, self._layout, hashes))
 
     # --- lookups ---
