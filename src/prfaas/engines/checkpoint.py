@@ -118,7 +118,7 @@ def _save_weights(directory: Path, tokenizer: Any, seed: int) -> None:
     torch.manual_seed(seed)
     model = Qwen3NextForCausalLM(config).to(torch.bfloat16)
     _hang_on_context(model)
-    _speak_in_letters(model, tokenizer)
+    speak_in_letters(model, tokenizer)
     model.save_pretrained(directory)
 
 
@@ -141,7 +141,7 @@ def _hang_on_context(model: Any) -> None:
             state.A_log.copy_(torch.linspace(slow, fast, state.A_log.numel()))
 
 
-def _speak_in_letters(model: Any, tokenizer: Any) -> None:
+def speak_in_letters(model: Any, tokenizer: Any) -> None:
     """Mute everything but letters, digits and spaces, so that answers can be shown."""
     import torch
 
