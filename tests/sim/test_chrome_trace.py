@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from prfaas.cli.main import cli
 from prfaas.errors import ConfigError
 from prfaas.sim.chrome_trace import trace_events
+from prfaas.sim.request import Outcome
 from prfaas.sim.results import digest
 from prfaas.sim.run import Run, run
 from prfaas.sim.scenario import load_scenario
@@ -124,9 +125,12 @@ def test_arrows_begin_inside_a_slice_and_end_once(events: list[Event]) -> None:
 
 
 def test_the_trace_tells_what_happened(found: Run, events: list[Event]) -> None:
-    requests = found.simulation.requests
+    whole = found.simulation.requests
+    requests = [request for request in whole if request.outcome is not Outcome.REJECTED]
     begun = [e for e in of(events, "b") if e["name"].startswith("request ")]
-    assert len(begun) == len(requests)
+    assert len(begun) == len(whole)
+    refused = [e for e in begun if e["name"].endswith(", refused")]
+    assert len(refused) == len(whole) - len(requests) > 0
     decoded = [e for e in of(events, "X") if e["cat"] == "stage" and "lost" not in e["name"]]
     by_request = defaultdict(list)
     for event in decoded:

@@ -11,14 +11,14 @@ References:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from prfaas.sim.failures import in_words
 from prfaas.sim.recorded import Attempt, RecordedSimulation
-from prfaas.sim.request import UNSET
+from prfaas.sim.request import UNSET, Request
 from prfaas.sim.run import Run
 from prfaas.sim.series import Sample
 from prfaas.sim.setup import Failure
@@ -67,6 +67,8 @@ def trace_events(run: Run) -> Iterator[Event]:
     for sample in sim.series.samples:
         yield from _counters(sample, tracks)
     yield from _request_events(attempts, tracks, until_ns)
+    if isinstance(sim, RecordedSimulation):
+        yield from _refused_events(sim.refused, tracks)
     costs_of = {cluster.name: cluster.costs for cluster in sim.setup.prfaas}
     stages = [
         spans_of(attempt, costs_of.get(attempt.routed.cluster, sim.setup.costs), until_ns)
@@ -147,6 +149,16 @@ def _request_events(attempts: Sequence[Attempt], tracks: _Tracks, until_ns: int)
                 yield _async("b", name, start, common, _about(attempt))
                 yield _async("e", name, end, common)
         yield _async("e", f"request {index}", end_ns, common)
+
+
+def _refused_events(refused: Iterable[Request], tracks: _Tracks) -> Iterator[Event]:
+    """Requests that got a 429: an instant beside the others."""
+    at = tracks.place(_REQUESTS, "all")
+    for request in refused:
+        common = {"cat": "request", "id": request.index, **at}
+        name, about = f"request {request.index}, refused", {"prompt": request.num_prompt_tokens}
+        yield _async("b", name, request.arrived_at_ns, common, about)
+        yield _async("e", name, request.arrived_at_ns, common)
 
 
 def _async(

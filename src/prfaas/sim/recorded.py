@@ -61,6 +61,8 @@ class RecordedSimulation(Simulation):
     ) -> None:
         super().__init__(setup, requests, on_progress)
         self.attempts: list[Attempt] = []
+        self.refused: list[Request] = []
+        """Recorded requests that got a 429."""
         self._num_left = num_requests_max
         self._current: dict[Request, Attempt | None] = {}
 
@@ -128,7 +130,10 @@ class RecordedSimulation(Simulation):
         super()._first(request)
 
     def _end(self, request: Request, outcome: Outcome) -> None:
+        is_recorded = request in self._current
         attempt = self._current.pop(request, None)
         if attempt is not None:
             attempt.ended_at_ns = self.clock.now_ns
+        elif is_recorded and outcome is Outcome.REJECTED:
+            self.refused.append(request)
         super()._end(request, outcome)
