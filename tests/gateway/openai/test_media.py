@@ -31,6 +31,11 @@ INSIDE = (
     "http://pd-engine:8100/v1/models",
     "http://metadata.google.internal/",
     "http://files.corp/",
+    "http://[64:ff9b::a9fe:a9fe]/latest/meta-data/",
+    "http://[2002:7f00:1::]/",
+    "http://[2001:0:7f00:1::]/",
+    "http://kubernetes.default.svc/",
+    "http://db.localdomain/",
 )
 STRANGE = (
     "file:///etc/passwd",

@@ -30,7 +30,12 @@ _MEDIA_KEYS = frozenset(
 _URL = re.compile(r"https?://(\[[0-9a-f:.]{2,45}\]|[a-z0-9.-]{1,253})(:[0-9]{1,5})?(?:[/?#].*)?")
 """No user, no escapes and no odd characters where a host could be read in two ways."""
 _PUBLIC_NAME = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]*[a-z0-9])?\.)+[a-z][a-z0-9-]*[a-z0-9]")
-_PRIVATE_ENDS = ("localhost", "local", "internal", "intranet", "lan", "home", "corp", "arpa")
+_PRIVATE_ENDS = frozenset(
+    {"localhost", "localdomain", "local", "internal", "intranet", "private", "lan", "home", "corp"}
+    | {"arpa", "svc", "test"}
+)
+_TRANSLATED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16")))
+"""NAT64 and 6to4: the address within may be a private one. Teredo is not global to begin with."""
 
 
 def check_media(messages: list[JsonObject], domains: Collection[str]) -> None:
@@ -92,7 +97,9 @@ def _check_url(value: object, place: str, domains: Collection[str]) -> None:
 
 def _is_public(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_global
+        address = ipaddress.ip_address(host)
+        is_translated = address.version == 6 and any(address in net for net in _TRANSLATED)
+        return address.is_global and not is_translated
     except ValueError:
         # A last label of digits would be an address in another notation.
         named = _PUBLIC_NAME.fullmatch(host) is not None
