@@ -86,6 +86,8 @@ class Keeper:
             self._probe()
 
     def _start(self) -> None:
+        # A restart may have been asked for while the process before this one was cleaned up.
+        self._end = False
         try:
             self.part.start()
         except OSError as error:
