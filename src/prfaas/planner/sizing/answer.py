@@ -6,7 +6,7 @@ from prfaas.planner import wording as w
 from prfaas.planner.designs import DEAD_PER_S, Design
 from prfaas.planner.latency import Latency, Transfer, service_ttft
 from prfaas.planner.problem import Problem
-from prfaas.planner.search import Operation, optimum
+from prfaas.planner.search import Operation, Stage, optimum
 from prfaas.planner.sizing.fleet import INSTANCES_MAX, Fleet, Sizing
 from prfaas.planner.throughput import Mode
 
@@ -16,8 +16,15 @@ def obstacle(
 ) -> str:
     """A target or demand that the plan misses, with what binds and what it would take; or ""."""
     found, target = ours.operation, problem.ttft_p90_s
-    if target is not None and found.rate_per_s < DEAD_PER_S:
-        return _missed_target(problem, found, target)
+    if found.rate_per_s < DEAD_PER_S:
+        untargeted = optimum(problem, Mode.EXACT)
+        if untargeted.rate_per_s < DEAD_PER_S:
+            dead = untargeted.binding
+            if untargeted.decode_per_s < DEAD_PER_S:
+                dead = Stage.PD_DECODE
+            return f"{dead.value} sustains nothing, whatever the target"
+        if target is not None:
+            return _missed_target(problem, found, target)
     if demand_per_s is None or demand_per_s <= found.rate_per_s:
         return ""
     within = "" if target is None else f" within a TTFT P90 of {w.seconds(target)}"
