@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from prfaas.core.blocks import BlockKey
+from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.engines.orders import PushOrder
+from prfaas.engines.timing.instance import Instance, Work
 from prfaas.pool.origins import LOCAL, Origin
 from prfaas.pool.tiers import StoredBlock
 from prfaas.wire.fragments import block_digest
@@ -143,3 +146,29 @@ async def test_requests_under_way_bring_nothing_back(
         await asyncio.gather(*crowd)
         await until(world.is_quiet)
         assert await num_wrong(world, right) == 0
+
+
+async def test_a_prefix_that_was_forgotten_before_its_push_is_not_stored_as_clean() -> None:
+    layout = Layout(b"L" * 32, 16, "0", (CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 1024),))
+    instance = object.__new__(Instance)
+    instance.layout, instance._span = layout, 16
+    stored: list[object] = []
+    work = Work("one", [1] * 48, 1, order=PushOrder("ab" * 16, "pd-pool", final_tokens=48))
+    work.hashes = [bytes([n]) * 32 for n in range(3)]
+    is_forgotten = False
+
+    async def lacking(_: str, keys: list[BlockKey]) -> set[BlockKey]:
+        work.is_void = is_forgotten
+        return set(keys)
+
+    instance.tier = cast(
+        "Any",
+        SimpleNamespace(
+            is_connected=True, lacking=lacking, store=lambda *about: stored.append(about)
+        ),
+    )
+    await instance._push_own(work, 48)
+    assert len(stored) == 1
+    is_forgotten = True
+    await instance._push_own(work, 48)
+    assert len(stored) == 1

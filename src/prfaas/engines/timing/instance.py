@@ -249,7 +249,7 @@ class Instance:
         blocks = self._blocks(work.hashes, have, hit_tokens, work.stain)
         lacking = await self.tier.lacking(work.request, [block.key for block in blocks])
         own = [block for block in blocks if block.key in lacking]
-        if own:
+        if own and not work.is_void:  # Else nobody knows any more what they are of.
             self.tier.store(work.request, own, work.hashes)
 
     def _check(self, blocks: list[tuple[BlockKey, bytes]]) -> bytes:
