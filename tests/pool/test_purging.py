@@ -12,7 +12,15 @@ import pytest
 
 from prfaas.core.blocks import BlockKey
 from prfaas.pool import purging
-from prfaas.pool.origins import UNKNOWN, Origin, computed, origin_bytes, origin_in, received
+from prfaas.pool.origins import (
+    ORIGIN_BYTES_MAX,
+    UNKNOWN,
+    Origin,
+    computed,
+    origin_bytes,
+    origin_in,
+    received,
+)
 from prfaas.pool.segments import ALIGN_BYTES, MAGIC_1, MARKER, SegmentFiles
 from prfaas.pool.tiers import StoredBlock
 from prfaas.wire.fragments import block_digest
@@ -448,5 +456,7 @@ def test_an_origin_fits_its_record_and_reads_as_it_was_written() -> None:
     names = frozenset(f"{number}" * 64 for number in range(SOURCES_MAX))
     for origin in (Origin(names, "e" * 64, b"t" * 16), Origin(), UNKNOWN):
         assert origin_in(origin_bytes(origin)) == origin
+    longest = Origin(names, "\N{GRINNING FACE}" * 64, b"t" * 16)
+    assert len(origin_bytes(longest)) <= ORIGIN_BYTES_MAX
     assert computed("engine", names | {"one more"}).is_of("whoever")
     assert origin_in(b"\xc1") == UNKNOWN

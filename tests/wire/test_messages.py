@@ -218,6 +218,7 @@ def test_a_field_of_another_type_is_refused(message: Message) -> None:
         (Load(job=0, keys=[], rows=[]), "rows", [-1]),
         (LoadDone(job=0, loaded=b""), "sources", ["s"] * (SOURCES_MAX + 1)),
         (Store(job=0, keys=[], rows=[]), "sources", ["s" * 65]),
+        (Store(job=0, keys=[], rows=[]), "sources", ["\N{GRINNING FACE}" * 64]),
         (Offer(transfer_id=TRANSFER), "blocks", {0: bytes(MANIFEST_BYTES_MAX + 1)}),
         (Offer(transfer_id=TRANSFER), "blocks", dict.fromkeys(range(GROUPS_MAX + 1), b"")),
         (Purge(job=0, source="s"), "source", "s" * 65),

@@ -40,7 +40,9 @@ SOURCES_MAX = 8
 """Pools that a block names as where it came from; more of them are EVERY."""
 EVERY = "*"
 """Stands for any pool; no pool can have this name."""
-Sources = Annotated[list[Name], msgspec.Meta(max_length=SOURCES_MAX)]
+Source = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"\A[ -~]+\Z")]
+"""ASCII, so that as many as there may be fit into a record on disk."""
+Sources = Annotated[list[Source], msgspec.Meta(max_length=SOURCES_MAX)]
 Extent = tuple[Count, Count]
 """Offset and length, bytes, within a row of the engine's shared memory."""
 
