@@ -70,6 +70,21 @@ def test_requests_with_one_prompt_report_the_death_of_one_engine_once() -> None:
     assert found.refused_ns(A, 4) == KEPT_NS
 
 
+def test_a_suspect_that_has_run_for_long_holds_up_nobody_and_stays_suspect() -> None:
+    found = Quarantine()
+    for digest in (A, B, C):
+        found.killed(digest, next(DEATHS), 0)
+    assert found.begin(A)
+    found.survived(A)
+    assert found.begin(B)
+    assert found.begin(C)
+    assert found.is_suspect(A, 1)
+    found.killed(A, next(DEATHS), 1)
+    assert found.refused_ns(A, 1) == REFUSED_NS
+    found.cleared(B)
+    assert not found.is_suspect(B, 1)
+
+
 @given(st.lists(st.tuples(st.sampled_from("kbcl"), st.integers(0, 200)), max_size=300))
 def test_the_table_and_the_runners_are_bounded(steps: list[tuple[str, int]]) -> None:
     found = Quarantine()

@@ -2,7 +2,8 @@
 
 Whatever was in an engine when it died is suspect, and one of it may be the cause. Suspects go on
 one at a time; each that gets its first token is cleared, and twice as many may run beside each
-other. A suspect that loses another engine is refused: for long if it was alone, since nothing else
+other. One that has run for long without harm, as an answer that is not streamed, stays suspect and
+holds nobody up. A suspect that loses another engine is refused: for long if it was alone, since nothing else
 can have been the cause, for a short time if others may have been.
 
 Prompts are known by digests. The table is bounded; the oldest entries are forgotten first.
@@ -87,9 +88,13 @@ class Quarantine:
 
     def cleared(self, digest: bytes) -> None:
         """A suspect that ran has its first token."""
+        self.survived(digest)
+        self._suspects.pop(digest, None)
+
+    def survived(self, digest: bytes) -> None:
+        """A suspect has run for long without harm: others do not wait for it any more."""
         if digest in self._running:
             self._running.discard(digest)
-            self._suspects.pop(digest, None)
             self._window = min(2 * self._window, WINDOW_MAX)
 
     def left(self, digest: bytes) -> None:

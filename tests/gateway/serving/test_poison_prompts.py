@@ -16,6 +16,7 @@ from aiohttp import web
 from prfaas.core.quarantine import Quarantine
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.endpoints import Endpoints
+from prfaas.gateway.serving import suspects
 from tests.gateway.conftest import World, deployment_for, until
 from tests.gateway.prompts import LONG
 from tests.gateway.scripted_engine import ScriptedEngine
@@ -45,8 +46,9 @@ async def dead(
 
 
 @pytest.fixture
-async def spared(world: World) -> World:
-    """A world whose second PD engine is ready as well."""
+async def spared(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world whose second PD engine is ready as well, and where no suspect survives by time."""
+    monkeypatch.setattr(suspects, "SURVIVED_S", 600.0)
     world.spare.healthy = True
     await until(lambda: world.gateway.engines.by_name["spare"].is_ready)
     return world
@@ -131,6 +133,29 @@ async def test_one_prompt_that_many_sent_is_suspect_of_one_death_alone(spared: W
     gate.set()
     assert [status for status, _ in await asyncio.gather(*posts)] == [200] * 3
     assert len(spared.gateway._flow.suspects._quarantine) == 0
+
+
+async def test_a_suspect_whose_answer_takes_long_holds_up_no_other_one(
+    spared: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suspects, "SURVIVED_S", 0.05)
+    gate, end = asyncio.Event(), asyncio.Event()
+
+    async def crash(engine: ScriptedEngine, request: web.Request, body: Any) -> web.StreamResponse:
+        await gate.wait()
+        return await die(engine, request, body)
+
+    async def long(engine: ScriptedEngine, request: web.Request, body: Any) -> web.StreamResponse:
+        await end.wait()
+        return await engine.answer(request, body)
+
+    spared.prefill.script, spared.decode.script, spared.spare.script = crash, long, long
+    posts = [asyncio.create_task(spared.post(BODY | {"prompt": f"{n}{LONG}"})) for n in range(3)]
+    await until(lambda: len(spared.prefill.calls) == 3)
+    gate.set()
+    await until(lambda: len(spared.decode.calls) + len(spared.spare.calls) == 3)
+    end.set()
+    assert [status for status, _ in await asyncio.gather(*posts)] == [200] * 3
 
 
 async def test_an_engine_that_drops_a_connection_and_lives_makes_no_suspect(

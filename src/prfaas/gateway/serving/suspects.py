@@ -16,6 +16,8 @@ from prfaas.units import NS_PER_S
 
 PAUSE_S = 0.5
 """Wait before a prompt is given to another engine after one died with it."""
+SURVIVED_S = 5.0
+"""Time after which a suspect that runs holds up no other one."""
 TURN_S = 60.0
 """Longest that a suspect waits for its turn."""
 KEY_BYTES = 32
@@ -83,6 +85,10 @@ class Suspects:
         self._quarantine.left(digest)
         self._changed.set()
 
+    def _survived(self, digest: bytes) -> None:
+        self._quarantine.survived(digest)
+        self._changed.set()
+
     async def _turn(self, digest: bytes) -> bytes:
         self._count("waited")
         try:
@@ -90,6 +96,8 @@ class Suspects:
                 while True:
                     self._check(digest)
                     if self._quarantine.begin(digest):
+                        loop = asyncio.get_running_loop()
+                        loop.call_later(SURVIVED_S, self._survived, digest)
                         return digest
                     self._changed.clear()
                     await self._changed.wait()
