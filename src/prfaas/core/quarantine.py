@@ -3,8 +3,10 @@
 Whatever was in an engine when it died is suspect, and one of it may be the cause. Suspects go on
 one at a time; each that gets its first token is cleared, and twice as many may run beside each
 other. One that has run for long without harm, as an answer that is not streamed, stays suspect and
-holds nobody up. A suspect that loses another engine is refused: for long if it was alone, since nothing else
-can have been the cause, for a short time if others may have been.
+holds nobody up.
+
+A suspect that loses another engine is refused: for long if no other suspect ran, for a short time
+if another one may have been the cause.
 
 Prompts are known by digests. The table is bounded; the oldest entries are forgotten first.
 """
