@@ -84,7 +84,8 @@ async def ask(http: aiohttp.ClientSession, url: str, body: dict[str, object]) ->
 
 async def try_prompts(topology: Topology, http: aiohttp.ClientSession, row: Row) -> None:
     model = Path(topology.deployment.model.path)
-    geometry = geometry_from_config(json.loads((model / "config.json").read_text()))
+    config = json.loads((model / "config.json").read_text())
+    geometry = geometry_from_config(config, state_dtype="float32")
     text = (ROOT / "LICENSE").read_text()
     for number, length in enumerate(PROMPT_TOKENS):
         body: dict[str, object] = {

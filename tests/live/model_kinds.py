@@ -82,6 +82,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "layer_types": ["conv", "conv", "full_attention", "conv"],
             "block_auto_adjust_ff_dim": False,
+            "conv_dim": 256,
+            "block_dim": 256,
+            "block_ff_dim": 512,
+            "conv_L_cache": 3,
         },
     ),
 }
