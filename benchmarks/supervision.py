@@ -62,7 +62,7 @@ class Running:
         return pid
 
     def answers(self, page: str) -> bool:
-        """Whether a page of the gateway answers 200."""
+        """Return True if a page of the gateway answers 200."""
         try:
             with urllib.request.urlopen(f"{self.url}{page}", timeout=2):  # noqa: S310
                 return True

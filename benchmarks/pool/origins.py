@@ -1,4 +1,4 @@
-"""What naming blocks in tickets and keeping their origins costs.
+"""Cost of naming blocks in tickets and of keeping their origins.
 
 python -m benchmarks.pool.origins
 """

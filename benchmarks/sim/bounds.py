@@ -31,7 +31,7 @@ from prfaas.units import NS_PER_S
 
 @dataclass(frozen=True)
 class Use:
-    """What serving a request takes of each stage, in seconds.
+    """Seconds of each stage that serving a request takes.
 
     Attributes:
         local_s: Prefill at home; inf where that is late even alone.

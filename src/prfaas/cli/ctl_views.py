@@ -74,7 +74,7 @@ def decision_line(entry: Json) -> str:
 
 
 def purge_lines(found: Json) -> list[str]:
-    """What a purge did, or would do, a line for each pool node and engine."""
+    """Lines of a purge report, done or dry: one for each pool node and engine."""
     does = "has" if found["dry_run"] else "dropped"
     lines = []
     for pool in found["pools"]:

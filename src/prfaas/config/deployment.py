@@ -97,7 +97,7 @@ class GatewayTable(Table):
 
     @property
     def scheme(self) -> str:
-        """What URLs of this gateway begin with."""
+        """Scheme of the URLs of this gateway."""
         return "https" if self.tls else "http"
 
     _limits = field_validator("request_timeout", "connect_timeout")(long_enough)

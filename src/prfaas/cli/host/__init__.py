@@ -1,1 +1,1 @@
-"""What a deployment takes of the machine it runs on: memory, disks, ports, pages to scrape."""
+"""Resources of the machine that a deployment takes: memory, disks, ports, pages to scrape."""

@@ -62,7 +62,7 @@ class Disagreement(NamedTuple):
 
     @property
     def is_certain(self) -> bool:
-        """Whether two engines were told values that can not come to the same."""
+        """Return True if two engines were told values that can not come to the same."""
         return len(set(self.values.values()) - _UNSURE) > 1
 
     @property
