@@ -63,6 +63,34 @@ async def test_streams_are_told_the_same(world: World) -> None:
     assert world.decode.calls[0].body["stream_options"]["include_usage"] is True
 
 
+@pytest.mark.parametrize("num_choices", [1, 2])
+async def test_the_fingerprint_ends_each_answer_of_a_stream_without_usage(
+    world: World, num_choices: int
+) -> None:
+    """The engine sends it with the usage, which the gateway alone has asked for."""
+    lines = world.decode.chunks
+
+    def with_fingerprint(body, *, chat):  # type: ignore[no-untyped-def]
+        *rest, last = lines(body, chat=chat)
+        return [*rest, last | {"system_fingerprint": "vllm-x"}]
+
+    world.decode.chunks = with_fingerprint  # type: ignore[method-assign]
+    for include_usage in (False, True):
+        stream = await world.openai.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": SHORT}],
+            n=num_choices,
+            stream=True,
+            stream_options={"include_usage": include_usage},
+        )
+        chunks = [chunk async for chunk in stream]
+        marked = [chunk.system_fingerprint for chunk in chunks].count("vllm-x")
+        assert marked == (1 if include_usage else num_choices)
+        assert chunks[-1].system_fingerprint == "vllm-x"
+        ends = [c.choices[0].finish_reason for c in chunks if c.choices]
+        assert ends.count("stop") == num_choices
+
+
 async def test_an_engine_without_details(world: World) -> None:
     async def script(engine, request, body):  # type: ignore[no-untyped-def]
         from aiohttp import web

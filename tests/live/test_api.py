@@ -48,15 +48,24 @@ COMPLETIONS: tuple[dict[str, Any], ...] = (
     {"prompt": [65, 66, 67]},
     {"response_format": {"type": "json_schema"}},
 )
-OTHERS = ("id", "created", "system_fingerprint", "prompt_tokens_details", "kv_transfer_params")
-"""What differs from one answer to the next, or tells of caches."""
+OTHERS = ("id", "created", "cached_tokens", "created_cache_tokens", "kv_transfer_params")
+"""What differs from one answer to the next, or counts what caches hold."""
 
 
 def bare(value: Any) -> Any:
-    """An answer without what may differ; absent and null are the same to a client."""
+    """An answer without values that may differ; their keys stay, and so does null."""
     if isinstance(value, dict):
-        return {k: bare(v) for k, v in value.items() if k not in OTHERS and v is not None}
+        return {k: k if k in OTHERS and v is not None else bare(v) for k, v in value.items()}
     return [bare(each) for each in value] if isinstance(value, list) else value
+
+
+def shape(value: Any) -> Any:
+    """Keys of a chunk, and where it has null, in a form that sets can hold."""
+    if isinstance(value, dict):
+        return tuple(sorted((k, shape(v)) for k, v in value.items()))
+    if isinstance(value, list):
+        return tuple(shape(each) for each in value)
+    return "null" if value is None else "value"
 
 
 async def ask(live: Live, base: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -78,11 +87,20 @@ def joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
         for choice in chunk["choices"]:
             delta = choice.get("delta") or {"text": choice.get("text", "")}
             for key, text in delta.items():
+                if text is None:
+                    continue
                 where = choice["index"], key
                 texts[where] = texts.get(where, "") + str(text)
             ends[choice["index"]] = choice.get("finish_reason") or ends.get(choice["index"])
     kinds = {(chunk["object"], chunk["model"]) for chunk in chunks}
-    return {"texts": texts, "ends": ends, "kinds": kinds, "usage": chunks[-1].get("usage")}
+    return {
+        "texts": texts,
+        "ends": ends,
+        "kinds": kinds,
+        "shapes": {shape(chunk) for chunk in chunks},
+        "usage": chunks[-1].get("usage"),
+        "fingerprint": chunks[-1].get("system_fingerprint"),
+    }
 
 
 async def same(live: Live, path: str, body: dict[str, Any]) -> int:
@@ -96,16 +114,35 @@ async def same(live: Live, path: str, body: dict[str, Any]) -> int:
 async def test_answers_and_errors_are_vllms(live: Live) -> None:
     statuses = []
     usage = {"stream": True, "stream_options": {"include_usage": True}}
+    continuous = {"include_usage": True, "continuous_usage_stats": True}
     for fields in CHATS:
         body = {"messages": MESSAGES, "max_tokens": 8, "temperature": 0} | fields
         statuses.append(await same(live, "/v1/chat/completions", body))
         if "logprobs" not in fields:
             statuses.append(await same(live, "/v1/chat/completions", body | usage))
+    for fields in ({"stream": True}, {"stream": True, "stream_options": continuous}):
+        body = {"messages": MESSAGES, "max_tokens": 8, "temperature": 0} | fields
+        statuses.append(await same(live, "/v1/chat/completions", body))
+        body = {"prompt": "One two three", "max_tokens": 8, "temperature": 0} | fields
+        statuses.append(await same(live, "/v1/completions", body))
     for fields in COMPLETIONS:
         body = {"prompt": "One two three", "max_tokens": 8, "temperature": 0} | fields
         statuses.append(await same(live, "/v1/completions", body))
     assert statuses.count(200) > 20
     assert set(statuses) == {200, 400}
+
+
+async def test_what_a_chat_creates_in_caches_is_what_vllm_counts(live: Live) -> None:
+    """Local and remote, new and cached, below a block and above."""
+    engine, salt = live.topology.engines["pd-engine"], secrets.token_hex(8)
+    for num_chars in (200, 1000, 2600):
+        for _ in range(2):
+            counted = []
+            for base, more in ((live.url, {}), (engine, {"cache_salt": salt})):
+                body = live.chat_body(f"{salt} {document(num_chars)}", max_tokens=1, **more)
+                async with live.http.post(f"{base}/v1/chat/completions", json=body) as reply:
+                    counted.append((await reply.json())["usage"])
+            assert counted[0] == counted[1], num_chars
 
 
 async def test_tokens_are_vllms(live: Live) -> None:

@@ -81,6 +81,11 @@ class Layout:
         """Longest reusable prefix of a prompt: the last token always has to be computed."""
         return max(0, num_tokens - 1) // self.boundary_tokens * self.boundary_tokens
 
+    def last_whole_block(self, num_tokens: int) -> int:
+        """End of the last block that a prompt fills in every group, tokens."""
+        spans = [group.tokens_per_block for group in self.groups]
+        return min(num_tokens // span * span for span in spans)
+
 
 def block_key(layout: Layout, group: CacheGroup, hashes: list[bytes], end_token: int) -> BlockKey:
     """Name of the block of `group` that ends at `end_token`.

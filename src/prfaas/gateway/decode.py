@@ -182,13 +182,20 @@ async def _relay_stream(
     try:
         is_over = await _relay_events(reader, data, exchange)
     except LegBrokenError:
+        _put_held(exchange)
         await exchange.stream.flush()
         raise
     if not is_over:
         response.close()
         return None
+    _put_held(exchange)
     exchange.finish()
     return await exchange.stream.finish()
+
+
+def _put_held(exchange: Exchange) -> None:
+    for event in exchange.take_held():
+        exchange.stream.put(event)
 
 
 def _refused_in(data: bytes) -> JsonObject | None:
@@ -234,11 +241,21 @@ def client_chunks(chunk: JsonObject, exchange: Exchange) -> list[JsonObject]:
         exchange.first_token()
         if "usage" in chunk:
             chunk["usage"] = exchange.usage.shifted(chunk["usage"])
-        return exchange.replies.chunks(chunk)
+        events = exchange.replies.chunks(chunk)
+        if exchange.client.include_usage or not _is_end(chunk):
+            return events
+        # Without a usage chunk, vLLM's fingerprint is in the last one of each answer. The gateway
+        # asks for usage always, which brings the fingerprint right after the last token.
+        exchange.held.append(events.pop())
+        return events
     usage = exchange.usage.corrected(chunk.get("usage"))
     if not exchange.client.include_usage:
-        return []
+        return exchange.take_held(chunk.get("system_fingerprint"))
     return exchange.replies.chunks(chunk | {"usage": usage})
+
+
+def _is_end(chunk: JsonObject) -> bool:
+    return any(choice.get("finish_reason") is not None for choice in chunk["choices"])
 
 
 async def _next_event(reader: EventReader) -> bytes:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from prfaas.errors import EngineError
 from prfaas.gateway.answering import ClientStream
 from prfaas.gateway.engines import SuspectError
+from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.records import Fallback, Outcome, Record
 from prfaas.gateway.replies import Replies, replies_for
@@ -45,6 +46,7 @@ class Exchange:
         suspects: Engines that failed at it, by their fault or its own.
         suspicion: Digest of its prompt while it runs as one after which an engine died.
         watch: Looks whether the remote path is late, until the first token.
+        held: Chunks that end an answer and wait for what the engine sends after them.
     """
 
     client: ClientRequest
@@ -63,6 +65,7 @@ class Exchange:
     suspects: list[str] = field(default_factory=list)
     suspicion: bytes | None = None
     watch: asyncio.Task[None] | None = None
+    held: list[JsonObject] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.usage = Usage(self.record)
@@ -90,6 +93,13 @@ class Exchange:
     def awaited_pull(self) -> TransferView | None:
         """A prefix on its way."""
         return None if self.pull is None or self.pull.outcome else self.pull.transfer
+
+    def take_held(self, system_fingerprint: object = None) -> list[JsonObject]:
+        """The chunks that were held back; vLLM writes its fingerprint into them."""
+        held, self.held = self.held, []
+        if system_fingerprint is None:
+            return held
+        return [chunk | {"system_fingerprint": system_fingerprint} for chunk in held]
 
     def leg_headers(self, leg: str) -> dict[str, str]:
         """Headers of a leg, "p" or "d"; nothing else of the client's gets to an engine."""

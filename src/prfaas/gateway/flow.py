@@ -94,6 +94,8 @@ class Flow:
         finally:
             self.metrics.decided(exchange.record)
         exchange.final_tokens = plan.final_tokens
+        if plan.layout is not None:
+            exchange.usage.cache_end = plan.layout.last_whole_block(plan.prompt.num_tokens)
         number = plan.ask.number
         exchange.on_first_token = partial(self._first_token, exchange, number)
         try:

@@ -13,6 +13,10 @@ from prfaas.gateway.jsons import JsonObject, as_object
 from prfaas.gateway.requests import Api, ClientRequest
 
 _PRIVATE_KEYS = ("kv_transfer_params", "ec_transfer_params")
+_WHOLE_CHAT_NULLS = {"prompt_logprobs": None, "prompt_token_ids": None, "prompt_text": None}
+_FIRST_CHUNK_NULLS = {"prompt_token_ids": None, "prompt_text": None}
+"""Keys of vLLM's chat answers that no completion has. A request that fills one goes to the engine's
+chat endpoint."""
 
 
 class Replies(Protocol):
@@ -35,15 +39,14 @@ def replies_for(client: ClientRequest, request_id: str) -> Replies:
 
 
 class Relay:
-    """Same API on both sides: only ids change, and transfer parameters stay inside."""
+    """Same API on both sides: ids change, and transfer parameters become null."""
 
     def __init__(self, prefix: str, request_id: str) -> None:
         self._id = prefix + request_id
 
     def whole(self, answer: JsonObject) -> JsonObject:
         """See `Replies`."""
-        kept = {key: value for key, value in answer.items() if key not in _PRIVATE_KEYS}
-        return kept | {"id": self._id}
+        return answer | _without_private(answer) | {"id": self._id}
 
     def chunks(self, chunk: JsonObject) -> list[JsonObject]:
         """See `Replies`."""
@@ -69,13 +72,15 @@ class ChatFromCompletions:
 
     def whole(self, answer: JsonObject) -> JsonObject:
         """See `Replies`."""
-        kept = {key: value for key, value in answer.items() if key not in _PRIVATE_KEYS}
+        head = answer | _without_private(answer) | _WHOLE_CHAT_NULLS
         choices = [self._choice(choice) for choice in answer.get("choices", [])]
-        return kept | {"id": self._id, "object": "chat.completion", "choices": choices}
+        return head | {"id": self._id, "object": "chat.completion", "choices": choices}
 
     def chunks(self, chunk: JsonObject) -> list[JsonObject]:
         """See `Replies`. The first chunk is preceded by one with the role for every choice."""
         head = chunk | {"id": self._id, "object": "chat.completion.chunk"}
+        if chunk.get("choices") and "usage" in chunk:
+            head["usage"] = as_object(chunk["usage"]) | {"completion_tokens_details": None}
         out = [head | {"choices": [self._delta(choice) for choice in chunk.get("choices", [])]}]
         if not self._opened and chunk.get("choices"):
             self._opened = True
@@ -87,18 +92,10 @@ class ChatFromCompletions:
             prompt_tokens = usage.get("prompt_tokens", 0)
             none_yet = {"completion_tokens": 0, "total_tokens": prompt_tokens}
             head = head | {"usage": usage | none_yet}
+        delta = {"role": self._role, "content": ""}
+        opening = {"delta": delta, "logprobs": None, "finish_reason": None}
         return [
-            head
-            | {
-                "choices": [
-                    {
-                        "index": index,
-                        "delta": {"role": self._role, "content": ""},
-                        "logprobs": None,
-                        "finish_reason": None,
-                    }
-                ]
-            }
+            head | _FIRST_CHUNK_NULLS | {"choices": [{"index": index, **opening}]}
             for index in range(self._num_choices)
         ]
 
@@ -117,6 +114,8 @@ class ChatFromCompletions:
             "logprobs": None,
             "finish_reason": choice.get("finish_reason") or "stop",
             "stop_reason": choice.get("stop_reason"),
+            "token_ids": None,
+            "routed_experts": choice.get("routed_experts"),
         }
 
     def _delta(self, choice: JsonObject) -> JsonObject:
@@ -125,7 +124,13 @@ class ChatFromCompletions:
             "delta": {"content": choice.get("text", "")},
             "logprobs": None,
             "finish_reason": choice.get("finish_reason"),
+            "token_ids": None,
         }
         if choice.get("finish_reason") is not None:
             delta["stop_reason"] = choice.get("stop_reason")
         return delta
+
+
+def _without_private(answer: JsonObject) -> JsonObject:
+    """Null for everything that is between the gateway and its engines."""
+    return {key: None for key in _PRIVATE_KEYS if key in answer}

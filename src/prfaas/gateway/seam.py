@@ -134,8 +134,9 @@ class Answer:
         self.created = chunk.get("created") if self.created is None else self.created
         chunk["created"] = self.created
         for choice in chunk.get("choices") or ():
-            choice.pop("prompt_token_ids", None)
-            ids, text = choice.pop("token_ids", None) or (), choice.get("text") or ""
+            ids, text = choice.get("token_ids") or (), choice.get("text") or ""
+            # Only the gateway asked for them: in vLLM's answer they are null.
+            choice["prompt_token_ids"] = choice["token_ids"] = None
             self._num_bytes += _ID_BYTES * len(ids) + len(text)
             if self._num_bytes > ANSWER_BYTES_MAX:
                 raise AnswerTooLongError("the engine's stream", ANSWER_BYTES_MAX)
