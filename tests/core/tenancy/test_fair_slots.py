@@ -1,11 +1,11 @@
-"""Slots go to the tenant that runs least for its weight, and nobody takes the last ones."""
+"""Slots go to the tenant that runs least for its weight; a few are kept for newcomers."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.tenancy.fair_slots import FairSlots, share_of
+from prfaas.core.tenancy.fair_slots import FairSlots, reserve_of, widest
 
 
 def asked(slots: FairSlots, *requests: tuple[int, str, int]) -> None:
@@ -13,32 +13,67 @@ def asked(slots: FairSlots, *requests: tuple[int, str, int]) -> None:
         slots.ask(*request)
 
 
-def test_one_tenant_leaves_slots_to_another() -> None:
+def test_a_tenant_that_is_alone_gets_all_slots_but_a_sixteenth() -> None:
     slots = FairSlots({})
     asked(slots, *((number, "red", 1) for number in range(200)))
-    assert len(slots.start(100)) == 75
-    slots.ask(1000, "blue", 25)
-    assert slots.start(100) == [1000]
-    assert (slots.num_running, slots.num_waiting) == (100, 125)
+    assert len(slots.start(128)) == 120
+    for few in range(1, 8):
+        slots = FairSlots({})
+        asked(slots, *((number, "red", 1) for number in range(200)))
+        assert len(slots.start(few)) == few
+
+
+def test_a_newcomer_starts_at_once_and_then_slots_that_fall_free_are_its_own() -> None:
+    slots = FairSlots({})
+    asked(slots, *((number, "red", 1) for number in range(300)))
+    slots.start(128)
+    asked(slots, *((1000 + number, "blue", 1) for number in range(100)))
+    assert slots.start(128) == [1000 + number for number in range(8)]
+    for number in range(8):
+        slots.leave(number)
+        assert slots.start(128) == []
+    for number in range(30):
+        slots.leave(8 + number)
+        assert slots.start(128) == [1008 + number]
+    assert slots.num_running == 120
+
+
+def test_the_reserve_comes_back_before_anybody_else_starts() -> None:
+    """A newcomer whose answer is long does not leave the next one without a slot."""
+    slots = FairSlots({})
+    asked(slots, *((number, "red", 1) for number in range(300)))
+    slots.start(128)
+    asked(slots, *((1000 + number, "blue", 1) for number in range(8)))
+    assert len(slots.start(128)) == 8
+    slots.ask(2000, "green", 1)
+    assert slots.start(128) == []
     slots.leave(0)
-    slots.ask(1001, "blue", 1)
-    assert slots.start(100) == [1001]
+    assert slots.start(128) == [2000]
+
+
+def test_a_wide_request_that_waits_keeps_no_newcomer_waiting() -> None:
+    slots = FairSlots({})
+    asked(slots, (0, "red", 100), (1, "blue", 50), (2, "green", 1))
+    assert slots.start(128) == [0, 2]
+    # What is in the reserve is not in the way of who is next.
+    slots.leave(0)
+    assert slots.start(128) == [1]
 
 
 def test_weights_divide_what_falls_free() -> None:
     slots = FairSlots({"red": 3.0, "blue": 1.0})
     asked(slots, *((number, "red", 1) for number in range(100)))
     asked(slots, *((number + 100, "blue", 1) for number in range(100)))
-    started = slots.start(40)
+    started = slots.start(42)
     assert sum(number < 100 for number in started) == 30
     assert len(started) == 40
 
 
 def test_a_wide_request_is_not_overtaken_for_ever() -> None:
     slots = FairSlots({})
-    asked(slots, (0, "red", 10), (1, "blue", 75))
+    asked(slots, (0, "red", 10), (1, "blue", 70))
     assert slots.start(80) == [0]
-    asked(slots, (2, "green", 5), (3, "red", 5))
+    asked(slots, (2, "green", 6), (3, "red", 5))
     assert slots.start(80) == []
     slots.leave(0)
     # Of those that run nothing, who came first is next.
@@ -80,7 +115,7 @@ def test_nobody_starves_and_nothing_is_over(
         assert slots.num_running == sum(tenants[n][1] for n in running) <= num_slots
         for name in "abc":
             widths = [tenants[n][1] for n in running if tenants[n][0] == name]
-            assert len(widths) < 2 or sum(widths) <= share_of(num_slots)
+            assert len(widths) < 2 or sum(widths) <= widest(num_slots)
         if leaves and running:
             slots.leave(running.pop(0))
     running += slots.start(num_slots)

@@ -200,12 +200,12 @@ async def test_one_tenants_thousand_prompts_leave_room_for_anothers_one(start: A
         await until(lambda: holding.num_held("red") == 0)
 
 
-async def test_a_request_that_is_wider_than_a_tenants_share_is_refused(start: Any) -> None:
+async def test_a_request_that_would_take_the_reserve_is_refused(start: Any) -> None:
     async with start({"sequences_max": 256}) as world:
         status, answer = await post(world, "red", prompt=["a"] * 128, n=8)
         assert status == 400
         assert "1024 answers" in answer["error"]["message"]
-        assert "192" in answer["error"]["message"]
+        assert "240" in answer["error"]["message"]
         assert not world.decode.calls
 
 

@@ -1,20 +1,21 @@
 """Slots for sequences, handed to tenants by weight. Pure.
 
-An engine runs so many sequences at once and queues the rest, first come first served: whoever
-sends a thousand makes everybody wait for them. Here requests wait per tenant instead. The tenant
-that runs the fewest sequences for its weight is next, and none takes the last slots.
+An engine runs a fixed number of sequences and queues the rest, first come first served: a tenant
+that sends a thousand makes all others wait. Here requests wait per tenant instead. The tenant that
+runs the fewest sequences for its weight is next. A tenant that is alone gets all slots but a small
+reserve, and the reserve goes to tenants that run little, so that a newcomer starts at once.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 
-SHARE_MAX = Fraction(3, 4)
-"""Of the slots, for one tenant: the rest lets another one start at once. Slots come back only when
-a whole request ends."""
+RESERVED_OF = 16
+"""One slot in so many is reserved, at least one where there are as many as `RESERVED_FROM`."""
+RESERVED_FROM = 8
+"""Below so many slots none is reserved: one of them would be too large a part."""
 
 
 @dataclass(slots=True)
@@ -28,6 +29,14 @@ class _Tenant:
         return self.running / self.weight
 
 
+@dataclass(slots=True)
+class _Request:
+    tenant: str
+    width: int
+    is_reserved: bool = False
+    """Runs in slots of the reserve."""
+
+
 class FairSlots:
     """Requests that run, and those that wait for a slot.
 
@@ -38,8 +47,10 @@ class FairSlots:
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
         self._tenants: dict[str, _Tenant] = {}
-        self._requests: dict[int, tuple[str, int]] = {}
+        self._requests: dict[int, _Request] = {}
         self._waiting: set[int] = set()
+        self._reserved: dict[int, None] = {}
+        self._num_reserved = 0
         self.num_running = 0
         """Sequences that run."""
 
@@ -58,26 +69,28 @@ class FairSlots:
 
         Args:
             request: Unique among those that run or wait.
-            tenant: Whose it is.
+            tenant: Its tenant.
             width: Its sequences, at least 1.
         """
-        self._requests[request] = (tenant, width)
+        self._requests[request] = _Request(tenant, width)
         self._waiting.add(request)
         known = self._tenants.setdefault(tenant, _Tenant(self._weights.get(tenant, 1.0)))
         known.waiting.append(request)
 
     def leave(self, request: int) -> None:
-        """A request has ended, or does not wait any longer."""
-        name, width = self._requests.pop(request)
-        tenant = self._tenants[name]
+        """Remove a request that has ended, or does not wait any longer."""
+        gone = self._requests.pop(request)
+        tenant = self._tenants[gone.tenant]
         if request in self._waiting:
             self._waiting.discard(request)
             tenant.waiting.remove(request)
         else:
-            self.num_running -= width
-            tenant.running -= width
+            self.num_running -= gone.width
+            tenant.running -= gone.width
+            if gone.is_reserved:
+                self._give_back(request, gone)
         if not tenant.running and not tenant.waiting:
-            del self._tenants[name]
+            del self._tenants[gone.tenant]
 
     def start(self, num_slots: int) -> list[int]:
         """Start requests whose turn it is.
@@ -88,31 +101,75 @@ class FairSlots:
         Returns:
             The requests, in order. One that is wider than the limit starts when nothing else runs.
         """
+        reserve = reserve_of(num_slots)
         started: list[int] = []
-        share = share_of(num_slots)
-        while (request := self._next(num_slots, share)) is not None:
-            name, width = self._requests[request]
-            self._tenants[name].waiting.popleft()
-            self._tenants[name].running += width
-            self._waiting.discard(request)
-            self.num_running += width
+        while True:
+            self._refill(num_slots - reserve)
+            request = self._next(num_slots - reserve)
+            is_reserved = request is None
+            if request is None:
+                request = self._next_of_reserve(reserve, num_slots)
+            if request is None:
+                return started
+            self._begin(request, is_reserved)
             started.append(request)
-        return started
 
-    def _next(self, num_slots: int, share: int) -> int | None:
-        ready = [tenant for tenant in self._tenants.values() if tenant.waiting]
-        for tenant in sorted(ready, key=lambda tenant: tenant.order):
-            request = tenant.waiting[0]
-            width = self._requests[request][1]
-            if not self.num_running:
-                return request
-            if tenant.running and tenant.running + width > share:
-                continue
-            # Nobody overtakes a wide request of the tenant that is next: it would wait for ever.
-            return request if self.num_running + width <= num_slots else None
-        return None
+    def _next(self, num_slots: int) -> int | None:
+        request = self._first(lambda _: True)
+        if request is None or not self.num_running:
+            return request
+        # Nobody overtakes a wide request of the tenant that is next: it would wait for ever.
+        taken = self.num_running - self._num_reserved
+        return request if taken + self._requests[request].width <= num_slots else None
+
+    def _next_of_reserve(self, reserve: int, num_slots: int) -> int | None:
+        def runs_little(tenant: _Tenant) -> bool:
+            return tenant.running + self._requests[tenant.waiting[0]].width <= reserve
+
+        request = self._first(runs_little)
+        if request is None:
+            return None
+        width = self._requests[request].width
+        is_free = self._num_reserved + width <= reserve and self.num_running + width <= num_slots
+        return request if is_free else None
+
+    def _first(self, may: Callable[[_Tenant], bool]) -> int | None:
+        """The oldest request of the tenant that runs least for its weight."""
+        ready = (tenant for tenant in self._tenants.values() if tenant.waiting and may(tenant))
+        tenant = min(ready, key=lambda tenant: tenant.order, default=None)
+        return None if tenant is None else tenant.waiting[0]
+
+    def _begin(self, request: int, is_reserved: bool) -> None:
+        found = self._requests[request]
+        tenant = self._tenants[found.tenant]
+        tenant.waiting.popleft()
+        tenant.running += found.width
+        self._waiting.discard(request)
+        self.num_running += found.width
+        if is_reserved:
+            found.is_reserved = True
+            self._reserved[request] = None
+            self._num_reserved += found.width
+
+    def _refill(self, num_slots: int) -> None:
+        """Count requests of the reserve among the others where there is room: it is free again."""
+        for request in list(self._reserved):
+            found = self._requests[request]
+            if self.num_running - self._num_reserved + found.width > num_slots:
+                return
+            self._give_back(request, found)
+
+    def _give_back(self, request: int, found: _Request) -> None:
+        found.is_reserved = False
+        del self._reserved[request]
+        self._num_reserved -= found.width
 
 
-def share_of(num_slots: int) -> int:
-    """Sequences that one tenant may run at once, at least 1."""
-    return max(1, int(num_slots * SHARE_MAX))
+def reserve_of(num_slots: int) -> int:
+    """Slots that only tenants which run little may take."""
+    return max(1, num_slots // RESERVED_OF) if num_slots >= RESERVED_FROM else 0
+
+
+def widest(num_slots: int) -> int:
+    """Sequences that one request may have, at least 1."""
+    return max(1, num_slots - reserve_of(num_slots))

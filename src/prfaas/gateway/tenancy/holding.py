@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
-from prfaas.core.tenancy.fair_slots import FairSlots, share_of
+from prfaas.core.tenancy.fair_slots import FairSlots, widest
 from prfaas.gateway.engines import Engines
 from prfaas.gateway.fields import bad
 from prfaas.gateway.tenants import Tenants
@@ -41,16 +41,16 @@ class Holding:
         return self._slots.waiting_of(tenant)
 
     def check(self, num_sequences: int) -> None:
-        """Refuse a request that would need more than one tenant's share at once.
+        """Refuse a request that would need the slots that are reserved for other tenants.
 
         Raises:
             RequestError: 400.
         """
         most = self._num_slots()
-        if self._is_on and most and num_sequences > share_of(most):
+        if self._is_on and most and num_sequences > widest(most):
             raise bad(
-                f"the request asks for {num_sequences} answers at once (prompts times n); a tenant "
-                f"may have {share_of(most)} here. Send fewer prompts in each request",
+                f"the request asks for {num_sequences} answers at once (prompts times n); a request "
+                f"may have {widest(most)} here. Send fewer prompts in each request",
                 "n",
             )
 
