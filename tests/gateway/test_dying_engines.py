@@ -23,8 +23,8 @@ def tokenising(world: World, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     begun, prompts = asyncio.Event(), world.gateway._prompts
     tokenise = prompts.prompt
 
-    async def held(*args: Any) -> Any:
-        made = await tokenise(*args)
+    async def held(*args: Any, **more: Any) -> Any:
+        made = await tokenise(*args, **more)
         begun.set()
         await until(lambda: not world.gateway.engines.by_name["decode"].is_ready)
         return made

@@ -11,7 +11,7 @@ from prfaas.core.blocks import Layout
 from prfaas.core.dispatch import Refusal, Refused, Routed
 from prfaas.core.routing import Path, Reason
 from prfaas.core.shipping import shipped_bytes
-from prfaas.errors import PrfaasError, RequestError
+from prfaas.errors import PrfaasError
 from prfaas.gateway.asks import Ask
 from prfaas.gateway.copies import Copier
 from prfaas.gateway.driver import Driver
@@ -22,9 +22,10 @@ from prfaas.gateway.records import Record
 from prfaas.gateway.rejections import RejectedError, UnavailableError
 from prfaas.gateway.requests import Api, ClientRequest
 from prfaas.gateway.routing.layout_check import LayoutCheck
-from prfaas.gateway.tenancy.charging import charge_tokenising, reserve
+from prfaas.gateway.tenancy.charging import reserve
+from prfaas.gateway.tenancy.tokenised import tokenising_cost
 from prfaas.gateway.tenants import Tenant
-from prfaas.gateway.tokenizing import Prompt, PromptMaker, TooManyTokensError
+from prfaas.gateway.tokenizing import Prompt, PromptMaker
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,30 +92,29 @@ class Planner:
     async def plan(self, client: ClientRequest, tenant: Tenant, record: Record) -> Plan:
         """Make the plan, and note the facts in `record`. The caller ends it with the driver.
 
-        What the prompt takes of its tenant's limits is counted.
+        What the prompt takes of its tenant's limits is counted, tokenising also if this raises.
 
         Raises:
             RequestError: The prompt can not be rendered or is too long, or would come too late.
             UnavailableError: No PD engine is ready.
         """
-        try:
-            ask, prompt = await self.ask(client, tenant, record)
-            plan = self._decide(ask, prompt, record)
-        except RequestError as error:
-            num_tokens = record.num_prompt_tokens
-            if isinstance(error, TooManyTokensError):
-                num_tokens = error.num_tokens
-            charge_tokenising(tenant.quota, num_tokens)
-            raise
+        ask, prompt = await self.ask(client, tenant, record)
+        plan = self._decide(ask, prompt, record)
         _count(plan, tenant, record)
         longest = max(map(len, prompt.sequences))
         reserve(client, max(0, plan.decode.max_model_len - longest), tenant, record)
         return plan
 
     async def ask(
-        self, client: ClientRequest, tenant: Tenant, record: Record
+        self, client: ClientRequest, tenant: Tenant, record: Record, *, is_charged: bool = True
     ) -> tuple[Ask, Prompt]:
         """What has to be known of a request to decide about it.
+
+        Args:
+            client: The request.
+            tenant: Its tenant.
+            record: Takes the facts.
+            is_charged: Whether the tenant pays for tokenising.
 
         Raises:
             RequestError: The prompt can not be rendered or is too long.
@@ -125,7 +125,9 @@ class Planner:
             raise self._engines.nobody()
         # Engines come and go while the prompt is tokenised: it is judged by the facts of now.
         layout, max_model_len = self._layout(first), first.max_model_len
-        prompt = await self._prompts.prompt(client, tenant, layout, max_model_len)
+        prompt = await self._prompts.prompt(
+            client, tenant, layout, max_model_len, is_charged=is_charged
+        )
         record.num_prompt_tokens = prompt.num_tokens
         if client.is_exact:
             check_length(client, prompt, max_model_len)
@@ -207,7 +209,8 @@ class Planner:
 def _count(plan: Plan, tenant: Tenant, record: Record) -> None:
     """What a request that was let in takes of its tenant's limits."""
     now_ns = time.monotonic_ns()
-    tenant.quota.count_tokens(plan.prompt.num_tokens, now_ns)
+    num_tokens = plan.prompt.num_tokens
+    tenant.quota.count_tokens(num_tokens - tokenising_cost(num_tokens), now_ns)
     routed, final_tokens = plan.routed, plan.final_tokens
     if routed.pulls:
         final_tokens = routed.hit_tokens

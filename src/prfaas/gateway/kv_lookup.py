@@ -72,7 +72,8 @@ class KvLookup:
         model = self.deployment.model.name
         data = json.dumps({"model": model} | body).encode()
         client = parse_request(data, api, model, self.vocab_size, rules=tenant.rules)
-        ask, _ = await self.planner.ask(client, tenant, Record("", api.value, tenant.name))
+        record = Record("", api.value, tenant.name)
+        ask, _ = await self.planner.ask(client, tenant, record, is_charged=False)
         return json_response(self._found(ask))
 
     def _tenant(self, name: str | None) -> Tenant:

@@ -15,9 +15,8 @@ from prfaas.gateway.fields import bad, shown
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.reading import read
 from prfaas.gateway.requests import Api, check_model, parse_object, request_from, token_ids
-from prfaas.gateway.tenancy.charging import charge_tokenising
 from prfaas.gateway.tenants import Tenant
-from prfaas.gateway.tokenizing import PromptMaker, TooManyTokensError
+from prfaas.gateway.tokenizing import PromptMaker
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +44,7 @@ class TokenApi:
         with self.door.enter(request[TENANT]):
             body = await read(request, parse_object)
             tenant = request[TENANT]
-            try:
-                ids, max_model_len = await self._ids(body, tenant)
-            except TooManyTokensError as error:
-                charge_tokenising(tenant.quota, error.num_tokens)
-                raise
-            charge_tokenising(tenant.quota, len(ids))
+            ids, max_model_len = await self._ids(body, tenant)
             wants_words = body.get("return_token_strs") is True
             words = (await self.prompts.words(ids, tenant))[1] if wants_words else None
         return json_response(
@@ -86,5 +80,4 @@ class TokenApi:
                 raise bad(f"tokens must be an array of token ids, got {shown(tokens)}", "tokens")
             ids = token_ids(tokens, self.prompts.vocab_size, "tokens")
             text, _ = await self.prompts.words(ids, request[TENANT])
-            charge_tokenising(request[TENANT].quota, len(ids))
         return json_response({"prompt": text})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from prfaas.core.blocks import Layout
+from prfaas.core.quotas import Quota
 from prfaas.errors import ConfigError, RequestError
 from prfaas.gateway.detokenizing import pieces
 from prfaas.gateway.encoding import Encoder, Naming
@@ -16,10 +18,12 @@ from prfaas.gateway.fields import bad
 from prfaas.gateway.ids_json import make_ready
 from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.requests import Api, ClientRequest
+from prfaas.gateway.tenancy.tokenised import charge_tokenising
 from prfaas.gateway.tenants import Tenant
 from prfaas.gateway.tokenization.bounds import TooLongError, bounds_of
 from prfaas.gateway.tokenization.tenant_threads import TenantThreads
 
+T = TypeVar("T")
 CUT_BY_ENGINE = 4
 """A prompt that the engine cuts may be so many times as long as the model's length."""
 SHORT_BYTES_MAX = 8192
@@ -110,8 +114,12 @@ class PromptMaker:
         self.threads.close()
 
     async def words(self, ids: list[int], tenant: Tenant) -> tuple[str, list[str]]:
-        """The text of token ids, and how the tokenizer writes each of them; on another thread."""
-        return await self.threads.run(tenant.name, partial(self._words, ids))
+        """The text of token ids, and how the tokenizer writes each of them; on another thread.
+
+        The tenant is charged for it, also if the caller does not wait for the end.
+        """
+        charge = partial(_charge, tenant.quota, lambda _: len(ids))
+        return await self.threads.run(tenant.name, partial(self._words, ids), charge)
 
     def _words(self, ids: list[int]) -> tuple[str, list[str]]:
         # Ids that the model has and the tokenizer has not are no words.
@@ -119,9 +127,18 @@ class PromptMaker:
         return str(self._tokenizer.decode(ids)), words
 
     async def prompt(
-        self, client: ClientRequest, tenant: Tenant, layout: Layout | None, max_model_len: int
+        self,
+        client: ClientRequest,
+        tenant: Tenant,
+        layout: Layout | None,
+        max_model_len: int,
+        *,
+        is_charged: bool = True,
     ) -> Prompt:
         """Render, tokenise and hash, on a thread of the tenant's.
+
+        The tenant is charged `tokenising_cost` when it is done, also if the prompt is refused or
+        the caller does not wait for the end.
 
         Args:
             client: The request.
@@ -129,16 +146,20 @@ class PromptMaker:
             layout: What to hash for; None skips hashing.
             max_model_len: Text that can not possibly fit is refused untokenised, and the rest of a
                 text is not tokenised once it is known not to fit.
+            is_charged: False for work that is not the tenant's own.
 
         Raises:
             RequestError: 400, the chat template refuses the messages or the text is far too long.
             TooManyTokensError: 400, tokenising has shown that it is too long.
         """
         work = partial(self._make, client, tenant.cache_salt, layout, max_model_len)
+        charge: Callable[[Future[Prompt]], None] | None = None
+        if is_charged:
+            charge = partial(_charge, tenant.quota, _num_made)
         is_short = client.num_bytes is not None and client.num_bytes <= SHORT_BYTES_MAX
         if is_short and not self._is_shared:
-            return work()
-        return await self.threads.run(tenant.name, work)
+            return _at_once(work, charge)
+        return await self.threads.run(tenant.name, work, charge)
 
     async def texts(
         self,
@@ -196,6 +217,31 @@ class PromptMaker:
         if isinstance(prompt, str):
             return self._encoder.encode(prompt, special, naming, tokens_max)
         return prompt, self._encoder.hashes(prompt, naming)
+
+
+def _at_once(work: Callable[[], T], on_end: Callable[[Future[T]], None] | None) -> T:
+    """Do without a thread what `TenantThreads.run` does."""
+    done: Future[T] = Future()
+    try:
+        done.set_result(work())
+    except RequestError as error:
+        done.set_exception(error)
+    if on_end is not None:
+        on_end(done)
+    return done.result()
+
+
+def _charge(quota: Quota, num_made: Callable[[T], int], done: Future[T]) -> None:
+    """Charge what was tokenised."""
+    error = done.exception()
+    if error is None:
+        charge_tokenising(quota, num_made(done.result()))
+    elif isinstance(error, TooManyTokensError):
+        charge_tokenising(quota, error.num_tokens)
+
+
+def _num_made(prompt: Prompt) -> int:
+    return prompt.num_tokens
 
 
 def _render(tokenizer: Any, client: ClientRequest) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import pathlib
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
 from prfaas.config.clusters import EngineTable
+from prfaas.core.dispatch import Refusal, Refused
+from prfaas.core.routing import Decision, Path, Reason
 from prfaas.gateway.keys import key_hash, new_key
 from tests.gateway.conftest import World, running, until
 from tests.gateway.scripted_engine import hang, stream_then_hang
@@ -21,7 +24,7 @@ Start = Callable[..., AsyncIterator[World]]
 
 
 @pytest.fixture
-def start(checkpoint: Path, identities: Path, tmp_path: Path) -> Any:
+def start(checkpoint: pathlib.Path, identities: pathlib.Path, tmp_path: pathlib.Path) -> Any:
     @asynccontextmanager
     async def begin(engine: dict[str, Any] | None = None, **red: Any) -> AsyncIterator[World]:
         tables = {name: {"keys": [key_hash(key)]} for name, key in KEYS.items()}
@@ -142,6 +145,78 @@ async def test_text_that_is_only_tokenised_costs_a_sixteenth(start: Any) -> None
         status, _ = await post(world, "red", "/tokenize", prompt="x" * 1600)
         assert status == 200
         assert before - tokens_left(world) == 100
+
+
+class Gate:
+    """Lets tokenising begin, and end when it is opened."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        prompts = world.gateway._prompts
+        self.begun, self._may_end = threading.Event(), threading.Event()
+        for name in ("_make", "_words"):
+            monkeypatch.setattr(prompts, name, self._held(getattr(prompts, name)))
+
+    def open(self) -> None:
+        self._may_end.set()
+
+    def _held(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def held(*args: Any) -> Any:
+            self.begun.set()
+            assert self._may_end.wait(50)
+            return work(*args)
+
+        return held
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "cost"),
+    [
+        ("/v1/completions", {"prompt": "x" * 1600}, 100),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 1600}]}, 100),
+        ("/tokenize", {"prompt": "x" * 1600}, 100),
+        ("/detokenize", {"tokens": [5] * 1600}, 100),
+        ("/v1/completions", {"prompt": "word " * 2000}, 250),
+    ],
+)
+async def test_a_client_that_leaves_pays_for_tokenising_that_has_begun(
+    start: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], cost: int
+) -> None:
+    async with start(tokens_per_minute=1) as world:
+        gate, before = Gate(world, monkeypatch), tokens_left(world)
+        asking = asyncio.create_task(post(world, "red", path, **body))
+        await until(gate.begun.is_set)
+        await cancelled(asking)
+        quota = world.gateway.tenants.by_name["red"].quota
+        await until(lambda: quota.num_in_flight == 0)
+        assert tokens_left(world) >= before
+        gate.open()
+        await until(lambda: cost <= before - tokens_left(world) < 1000)
+
+
+async def test_a_prompt_that_gets_no_engine_costs_what_was_tokenised(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with start(tokens_per_minute=1) as world:
+        before = tokens_left(world)
+
+        def refuse(*_: Any, **__: Any) -> Refused:
+            return Refused(
+                Refusal.NO_INSTANCE, 1, Decision(Path.LOCAL, Reason.BELOW_THRESHOLD, 1, 1)
+            )
+
+        monkeypatch.setattr(world.gateway.driver, "route", refuse)
+        status, _ = await post(world, "red", prompt="x" * 1600)
+        assert status == 503
+        assert before - tokens_left(world) == 100
+
+
+async def test_an_operator_who_looks_up_a_prompt_costs_its_tenant_nothing(start: Any) -> None:
+    async with start(tokens_per_minute=1) as world:
+        before = tokens_left(world)
+        url = f"{world.url}/kv/lookup?tenant=red"
+        async with world.http.post(url, json={"prompt": "x" * 1600}) as response:
+            assert response.status == 200
+        assert tokens_left(world) >= before
 
 
 async def test_a_prompt_that_is_too_long_costs_what_was_tokenised(start: Any) -> None:

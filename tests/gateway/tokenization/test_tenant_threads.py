@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+import pytest
+
 from prfaas.gateway.tokenization.tenant_threads import TenantThreads
 
 
@@ -96,4 +98,18 @@ async def test_a_caller_that_leaves_gives_back_its_turn() -> None:
     gate.set()
     await last
     assert threads.num_threads == 1
+    threads.close()
+
+
+async def test_a_newcomer_does_not_wait_behind_a_caller_that_has_left() -> None:
+    threads = TenantThreads(threads_max=1)
+    held_by_red = await threads._acquire("red")
+    leaving = asyncio.create_task(threads.run("blue", own_thread))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    threads._release(held_by_red)
+    # Before the one that leaves has run again: nobody would wake who waits behind it.
+    with pytest.raises(StopIteration):
+        threads._acquire("blue").send(None)
+    await asyncio.gather(leaving, return_exceptions=True)
     threads.close()

@@ -5,15 +5,12 @@ from __future__ import annotations
 import time
 from math import ceil
 
-from prfaas.core.quotas import Quota
 from prfaas.core.tenancy.output_charge import OutputRate
 from prfaas.gateway.records import Outcome, Record
 from prfaas.gateway.requests import ClientRequest
 from prfaas.gateway.tenants import Tenant
 from prfaas.units import NS_PER_S
 
-TOKENISED_PER_TOKEN = 16
-"""Tokens that are only tokenised and count as one that is computed."""
 UNDECLARED_PER_S = 1000
 """Tokens that one sequence of a request without an output limit can have had made in a second: the
 rest of the model's length is no bound to charge a client for that left at once."""
@@ -67,8 +64,3 @@ def reserve(client: ClientRequest, room: int, tenant: Tenant, record: Record) ->
     record.output_tokens_max = each * client.num_sequences
     record.reserved_tokens = 0 if client.max_tokens is None else record.output_tokens_max
     tenant.quota.count_tokens(record.reserved_tokens, time.monotonic_ns())
-
-
-def charge_tokenising(quota: Quota, num_tokens: int) -> None:
-    """Charge tokens that were made and not computed on."""
-    quota.count_tokens(-(-num_tokens // TOKENISED_PER_TOKEN), time.monotonic_ns())

@@ -49,8 +49,8 @@ class Holding:
         most = self._num_slots()
         if self._is_on and most and num_sequences > widest(most):
             raise bad(
-                f"the request asks for {num_sequences} answers at once (prompts times n); a request "
-                f"may have {widest(most)} here. Send fewer prompts in each request",
+                f"the request asks for {num_sequences} answers at once (prompts times n); at most "
+                f"{widest(most)} are served here. Send fewer prompts in each request",
                 "n",
             )
 

@@ -52,21 +52,34 @@ class TenantThreads:
         """Calls that wait for a thread."""
         return sum(map(len, self._waiting.values()))
 
-    async def run(self, tenant: str, work: Callable[[], T]) -> T:
+    async def run(
+        self, tenant: str, work: Callable[[], T], on_end: Callable[[Future[T]], None] | None = None
+    ) -> T:
         """Run `work` on a thread of `tenant`, once one is free.
 
         Work that has begun goes on when its caller is cancelled; its thread is busy until it ends.
+
+        Args:
+            tenant: Its tenant.
+            work: What to do there.
+            on_end: Called on the event loop when work that has begun ends, before its caller goes
+                on, and also if that was cancelled.
         """
         thread = await self._acquire(tenant)
         loop = asyncio.get_running_loop()
 
-        def release(_: Future[T]) -> None:
+        def end(done: Future[T]) -> None:
+            self._release(thread)
+            if on_end is not None and not done.cancelled():
+                on_end(done)
+
+        def ended(done: Future[T]) -> None:
             # A loop that is closed has nobody who waits.
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._release, thread)
+                loop.call_soon_threadsafe(end, done)
 
         begun = thread.executor.submit(work)
-        begun.add_done_callback(release)
+        begun.add_done_callback(ended)
         return await asyncio.wrap_future(begun)
 
     def close(self) -> None:
@@ -76,7 +89,9 @@ class TenantThreads:
         self._idle.clear()
 
     async def _acquire(self, tenant: str) -> _Thread:
-        if tenant not in self._waiting and (thread := self._free(tenant)):
+        # Those that were cancelled leave by themselves, a moment later.
+        queue = self._waiting.get(tenant, ())
+        if all(turn.done() for turn in queue) and (thread := self._free(tenant)):
             return thread
         turn: asyncio.Future[_Thread] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(turn)
