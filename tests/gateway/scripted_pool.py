@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prfaas.core.blocks import BlockKey, Layout
+from prfaas.core.transfers import TransferEnd
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import identity_in, peer_name
@@ -144,7 +145,7 @@ class ScriptedPool:
         self.send(Evicted(seq=self.seq(), layout_id=layout.layout_id, keys=wire))
 
     def end_transfer(
-        self, transfer: str, state: str = "committed", reason: str = "", num_bytes: int = 1000
+        self, transfer: str, kind: str = "committed", reason: str = "", num_bytes: int = 1000
     ) -> None:
         self.send(
             TransferEnded(
@@ -152,7 +153,7 @@ class ScriptedPool:
                 transfer_id=bytes.fromhex(transfer),
                 direction="in",
                 peer="x",
-                state=state,
+                kind=TransferEnd(kind),
                 reason=reason,
                 num_blocks=2,
                 num_bytes=num_bytes,

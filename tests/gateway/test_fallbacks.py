@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from prfaas.core.transfers import TransferEnd
+
 from .conftest import World, running, until
 from .prompts import LONG
 from .scripted_engine import (
@@ -95,25 +97,20 @@ async def test_pool_is_lost_during_prefill(world: World, which: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "reason", "stage", "label"),
+    ("kind", "stage"),
     [
-        ("aborted", "link_lost", "transfer", "link_lost"),
-        ("aborted", "engine_lost", "prefill", "engine_lost"),
-        ("aborted", "a digest was wrong", "transfer", "digest"),
-        ("aborted", "no_room", "transfer", "no_room"),
-        ("aborted", "3 blocks missing", "transfer", "blocks_missing"),
-        ("aborted", "whatever", "transfer", "aborted"),
-        ("expired", "lifetime", "transfer", "expired"),
+        (end, "prefill" if end is TransferEnd.ENGINE_LOST else "transfer")
+        for end in TransferEnd
+        if end is not TransferEnd.COMMITTED
     ],
 )
-async def test_transfer_ends_during_prefill(
-    world: World, state: str, reason: str, stage: str, label: str
-) -> None:
+async def test_transfer_ends_during_prefill(world: World, kind: TransferEnd, stage: str) -> None:
+    """Whatever a pool adds for people to read decides nothing."""
     world.prefill.script = hang
-    request = asyncio.create_task(answered(world, stage, label))
+    request = asyncio.create_task(answered(world, stage, kind))
     await world.prefill.hanging.wait()
     transfer = world.prefill.calls[0].body["kv_transfer_params"]["prfaas"]["transfer"]
-    world.pd_pool.end_transfer(transfer, state, reason)
+    world.pd_pool.end_transfer(transfer, kind, "the link of a pool: no_room, missing digest")
     await request
     await world.prefill.gone.wait()
 
@@ -161,7 +158,7 @@ async def test_decode_finds_less_although_all_was_sent(world: World) -> None:
 async def test_decode_finds_less_and_the_pool_says_why(world: World) -> None:
     async def abort_then_answer(engine: ScriptedEngine, request: Any, body: dict[str, Any]) -> Any:
         transfer = body["kv_transfer_params"]["prfaas"]["transfer"]
-        world.pd_pool.end_transfer(transfer, "aborted", "link_lost", num_bytes=10)
+        world.pd_pool.end_transfer(transfer, "link_lost", num_bytes=10)
         view = world.gateway.transfers._views[bytes.fromhex(transfer)]
         await until(lambda: "pd-pool" in view.ended)
         return await engine.answer(request, body)

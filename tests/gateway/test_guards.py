@@ -99,7 +99,7 @@ async def test_one_request_probes_and_the_others_stay_at_home(world: World) -> N
 async def test_a_link_that_loses_transfers_is_left_alone(world: World) -> None:
     clock = Clock(world)
     world.decode.cached_tokens = 320
-    for outcome in (*["aborted"] * 5, "committed"):
+    for outcome in (*["link_lost"] * 5, "committed"):
         if outcome == "committed":
             assert await state(world, LINK_LABEL) == "open"
             assert await path_of_next(world) == "local"
@@ -108,11 +108,29 @@ async def test_a_link_that_loses_transfers_is_left_alone(world: World) -> None:
             world.gateway.guards.refresh()
         assert await path_of_next(world) == "remote"
         transfer = world.prefill.calls[-1].body["kv_transfer_params"]["prfaas"]["transfer"]
-        world.pd_pool.end_transfer(transfer, outcome, "link_lost")
+        world.pd_pool.end_transfer(transfer, outcome)
         view = world.gateway.transfers._views[bytes.fromhex(transfer)]
         await until(partial(is_told, view))
     assert await state(world, LINK_LABEL) == "closed"
     assert await path_of_next(world) == "remote"
+
+
+@pytest.mark.parametrize(
+    ("kind", "opened"), [("peer_restarted", "open"), ("refused", "open"), ("aborted", "closed")]
+)
+async def test_a_fault_that_the_sending_pool_alone_reports_counts_against_the_link(
+    world: World, kind: str, opened: str
+) -> None:
+    """A pool that restarts knows no transfers, and reports the end of none."""
+    Clock(world)
+    world.decode.cached_tokens = 320
+    for _ in range(5):
+        assert await path_of_next(world) == "remote"
+        transfer = world.prefill.calls[-1].body["kv_transfer_params"]["prfaas"]["transfer"]
+        world.prfaas_pool.end_transfer(transfer, kind)
+        view = world.gateway.transfers._views[bytes.fromhex(transfer)]
+        await until(partial(view.ended.__contains__, "prfaas-pool"))
+    assert await state(world, LINK_LABEL) == opened
 
 
 async def test_the_only_decode_engine_is_never_barred(world: World) -> None:

@@ -154,7 +154,7 @@ async def test_a_pull_that_fails_is_given_up_and_the_engine_goes_on(
                     world.pd_pool.send(refusal)
                 case "no_room" | "link":
                     said = "no_room" if how == "no_room" else "link_lost"
-                    world.pd_pool.end_transfer(pull.transfer_id.hex(), "aborted", said)
+                    world.pd_pool.end_transfer(pull.transfer_id.hex(), said)
                 case "source" | "home":
                     pool = world.prfaas_pool if how == "source" else world.pd_pool
                     pool.disconnect()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.prefix_index import PrefixIndex, SourceState
+from prfaas.core.transfers import TransferEnd
 from prfaas.errors import PeerError
 from prfaas.gateway.subscription import Subscription
 from prfaas.gateway.transfers import VIEWS_MAX, Transfers
@@ -112,7 +113,7 @@ def ended_event(transfer_id: bytes) -> TransferEnded:
         transfer_id=transfer_id,
         direction="received",
         peer="a",
-        state="committed",
+        kind=TransferEnd.COMMITTED,
         reason="",
         num_blocks=1,
         num_bytes=1,

@@ -100,7 +100,7 @@ async def test_a_refused_ticket_is_a_fallback_of_its_own(world: World, where: st
     async def refuse(engine: Any, request: Any, body: dict[str, Any]) -> Any:
         transfer = body["kv_transfer_params"]["prfaas"]["transfer"]
         pool = getattr(world, where)
-        pool.end_transfer(transfer, state="refused", reason="ticket refused (expired)")
+        pool.end_transfer(transfer, kind="refused", reason="ticket refused (expired)")
         await engine.hanging.wait()
         raise AssertionError("the leg was not given up")
 

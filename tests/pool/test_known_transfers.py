@@ -2,7 +2,7 @@
 
 import pytest
 
-from prfaas.core.transfers import Transfer, TransferEvent
+from prfaas.core.transfers import Transfer, TransferEnd
 from prfaas.pool import known_transfers
 from prfaas.pool.known_transfers import KnownTransfers
 
@@ -14,7 +14,7 @@ def begun(known: KnownTransfers, number: int) -> Transfer:
 
 
 def ended(known: KnownTransfers, transfer: Transfer) -> None:
-    assert transfer.apply(TransferEvent.ABORT, "tried")
+    assert transfer.apply(TransferEnd.ABORTED, "tried")
     known.ended(transfer)
 
 
@@ -60,8 +60,8 @@ def test_of_a_name_that_is_used_again_the_last_end_counts(
 def test_refusals_are_of_a_peer_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_transfers, "TRANSFERS_MAX", 1)
     known = KnownTransfers()
-    known.refuse(b"a" * 16, "peer", "no_room")
-    assert known.refusal(b"a" * 16, "peer") == "no_room"
+    known.refuse(b"a" * 16, "peer", TransferEnd.NO_ROOM)
+    assert known.refusal(b"a" * 16, "peer") is TransferEnd.NO_ROOM
     assert known.refusal(b"a" * 16, "other") is None
-    known.refuse(b"b" * 16, "peer", "replayed")
+    known.refuse(b"b" * 16, "peer", TransferEnd.REFUSED)
     assert known.refusal(b"a" * 16, "peer") is None

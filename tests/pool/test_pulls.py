@@ -8,6 +8,7 @@ import pytest
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.manifest import manifest_digest, manifest_of_keys
+from prfaas.core.transfers import TransferEnd
 from prfaas.wire.fragments import ReceivedBlock, block_digest
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.engine import HIT, MISS, ON_ITS_WAY
@@ -180,7 +181,7 @@ async def test_a_pull_beyond_its_budget_is_ended(world: World) -> None:
     pull = a_pull(world, PROMPT, bytes_max=300)
     gateway.channel.send(pull)
     event = await ended(gateway, pull)
-    assert event.state == "aborted"
+    assert event.kind is TransferEnd.REFUSED
     assert event.reason == "oversized"
     assert prfaas.metric("tickets_refused_total", end="source", reason="oversized") == 1
     assert len(pd.held()) <= 2

@@ -8,6 +8,7 @@ import pytest
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.link_share import Fragment, OutgoingBlock
+from prfaas.core.transfers import TransferEnd
 from prfaas.pool import assembly, inbound, known_transfers, store
 from prfaas.pool.loose import LooseMemory
 from prfaas.pool.store import BlockStore
@@ -68,7 +69,7 @@ async def test_unfinished_blocks_of_one_peer_take_no_more_than_its_share(world: 
     await until(lambda: bool(peer.of(Abort)))
     [told] = peer.of(Abort)
     assert isinstance(told, Abort)
-    assert (told.transfer_id, told.reason) == (second, "no_room")
+    assert (told.transfer_id, told.kind) == (second, TransferEnd.NO_ROOM)
     assert pd.node.link_port.data.unfinished_bytes == BLOCK
     assert pd.node.inbound.is_open(first)
     peer.channel.send(Abort(transfer_id=first, reason="enough"))

@@ -4,7 +4,7 @@ import asyncio
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from prfaas.core.transfers import Transfer, TransferEvent
+from prfaas.core.transfers import Transfer, TransferEnd, TransferEvent
 from prfaas.pool.tracing import RECEIVED, SENT, TransferSpans
 from tests.otlp import attributes, collecting
 
@@ -27,7 +27,7 @@ async def test_a_span_is_what_the_pool_knows_of_its_transfer() -> None:
         for at_ns in (3_000, 4_000, 6_000):
             transfer.moved(10, at_ns)
         transfer.apply(TransferEvent.SEND)
-        transfer.apply(TransferEvent.COMMIT)
+        transfer.apply(TransferEnd.COMMITTED)
         spans.ended(RECEIVED, transfer, 9_000)
         await asyncio.to_thread(spans.close)
     span = seen.named("kv receive")
@@ -53,7 +53,7 @@ async def test_what_did_not_arrive_is_an_error_with_a_short_reason() -> None:
         spans = TransferSpans(endpoint, "near-pool")
         transfer = a_transfer()
         transfer.num_missing = 2
-        transfer.apply(TransferEvent.ABORT, "x" * 1000)
+        transfer.apply(TransferEnd.ABORTED, "x" * 1000)
         spans.ended(SENT, transfer, 9_000)
         await asyncio.to_thread(spans.close)
     span = seen.named("kv send")

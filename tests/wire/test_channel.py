@@ -12,7 +12,7 @@ from prfaas.errors import PeerError
 from prfaas.wire import channel as module
 from prfaas.wire import liveness
 from prfaas.wire.channel import WRITE_BUFFER_BYTES, Channel
-from prfaas.wire.frames import Frame, FrameDecoder
+from prfaas.wire.frames import VERSION, Frame, FrameDecoder
 from prfaas.wire.liveness import keep_alive
 from prfaas.wire.messages.base import Goodbye, Ping
 from prfaas.wire.messages.codec import decode, encode
@@ -87,6 +87,16 @@ async def test_a_peer_that_was_let_in_is_told_what_it_did(pair: Pair) -> None:
     (told,) = FrameDecoder().feed(await pair.hear(1 << 16))
     assert decode(told.payload) == Goodbye(reason="x" * 512)
     assert pair.channel.broke_protocol
+
+
+async def test_a_peer_of_an_older_version_is_told_in_its_own(pair: Pair) -> None:
+    pair.channel.peer = "pool"
+    await pair.say(encode(Subscribe(gateway="g"), VERSION - 1))
+    told = await pair.hear(1 << 16)
+    why = "protocol version 1 of the peer is too old: this side speaks 2; upgrade the peer"
+    assert told == encode(Goodbye(reason=why), VERSION - 1)
+    assert pair.frames == []
+    await until(lambda: bool(pair.closed))
 
 
 async def test_a_frame_that_is_refused_is_the_last_one(pair: Pair) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.manifest import MANIFEST_BYTES_MAX
+from prfaas.core.transfers import TransferEnd
 from prfaas.errors import PeerError
 from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong
@@ -119,7 +120,7 @@ EVERY: list[AnyMessage] = [
     Commit(transfer_id=TRANSFER, num_blocks=7, missing=KEYS),
     Pull(transfer_id=TRANSFER, source="prfaas-pool", keys=KEYS, ticket=b"sealed"),
     Missing(transfer_id=TRANSFER, keys=KEYS),
-    Abort(transfer_id=TRANSFER, reason="client left"),
+    Abort(transfer_id=TRANSFER, kind=TransferEnd.NO_ROOM, reason="client left"),
     Release(transfer_id=TRANSFER),
     Subscribe(gateway="gateway"),
     Snapshot(epoch="ab", next_seq=4, layout_id=b"L" * 32, keys=KEYS),
@@ -131,7 +132,7 @@ EVERY: list[AnyMessage] = [
         transfer_id=TRANSFER,
         direction="sent",
         peer="pd-pool",
-        state="committed",
+        kind=TransferEnd.COMMITTED,
         reason="",
         num_blocks=1,
         num_bytes=2,
@@ -207,6 +208,8 @@ def test_a_field_of_another_type_is_refused(message: Message) -> None:
         (PoolHello(pool="p", epoch="e", link="l"), "pool", "p" * 65),
         (PoolHello(pool="p", epoch="e", link="l"), "epoch", "e" * 513),
         (Abort(transfer_id=TRANSFER, reason=""), "reason", "r" * 513),
+        (Abort(transfer_id=TRANSFER), "kind", "committed"),
+        (Abort(transfer_id=TRANSFER), "kind", "whatever"),
         (Offer(transfer_id=TRANSFER), "transfer_id", b"t" * 15),
         (Offer(transfer_id=TRANSFER), "transfer_id", b"t" * 17),
         (Offer(transfer_id=TRANSFER), "ticket", b"t" * (TICKET_BYTES_MAX + 1)),

@@ -3,12 +3,15 @@
 A transfer moves the blocks of one prompt from one pool to another. Both ends keep one `Transfer`
 each and feed it the same events:
 
-    OFFERED ──accept──► ACCEPTED ──send──► SENT ──commit──► COMMITTED
+    OFFERED ──accept──► ACCEPTED ──send──► SENT ──committed──► COMMITTED
        └──────────────send─────────────────►┘
 
-    OFFERED, ACCEPTED, SENT ──refuse──► REFUSED     its ticket does not allow it
-                            ──abort───► ABORTED     given up, link lost
-                            ──expire──► EXPIRED     its time is over
+    OFFERED, ACCEPTED, SENT ──refused──────────► REFUSED
+                            ──expired──────────► EXPIRED
+                            ──any other end────► ABORTED
+
+An end (`TransferEnd`) is the event and the reason in one: pools send it to each other when one of
+them gives a transfer up, and to gateways, which label fallbacks and feed the link's breaker by it.
 
 `send` means that the sender has said how many blocks there are; it need not wait for the answer to
 its offer, so blocks are on their way a round trip earlier. Only the receiver commits, when every
@@ -35,30 +38,72 @@ class TransferState(StrEnum):
 
 
 class TransferEvent(StrEnum):
-    """What can happen to a transfer."""
+    """Progress of a transfer that goes on."""
 
     ACCEPT = "accept"
-    REFUSE = "refuse"
     SEND = "send"
-    COMMIT = "commit"
-    ABORT = "abort"
-    EXPIRE = "expire"
 
 
-_S, _E = TransferState, TransferEvent
-TRANSITIONS: dict[tuple[TransferState, TransferEvent], TransferState] = {
-    (_S.OFFERED, _E.ACCEPT): _S.ACCEPTED,
-    (_S.OFFERED, _E.SEND): _S.SENT,
-    (_S.ACCEPTED, _E.SEND): _S.SENT,
-    (_S.SENT, _E.COMMIT): _S.COMMITTED,
+class TransferEnd(StrEnum):
+    """How a transfer ended. The values are on the wire and label metrics."""
+
+    COMMITTED = "committed"
+    """Every block is there."""
+    REFUSED = "refused"
+    """Its ticket does not allow it, or not all that was sent."""
+    EXPIRED = "expired"
+    """The lifetime of its ticket is over."""
+    LINK_LOST = "link_lost"
+    """The link broke, and did not come back within the grace time; or there was none."""
+    PEER_RESTARTED = "peer_restarted"
+    """The pool at the other end came back without what it had known."""
+    NOT_WANTED = "not_wanted"
+    """The receiving pool does not know a transfer of which blocks come."""
+    MISCOUNTED = "miscounted"
+    """More blocks came than were announced."""
+    NO_ROOM = "no_room"
+    """No memory for a block."""
+    ENGINE_LOST = "engine_lost"
+    """The engine that computes the blocks is gone."""
+    PURGED = "purged"
+    """What comes from the source is being dropped."""
+    ABORTED = "aborted"
+    """The gateway gave it up."""
+
+    @property
+    def state(self) -> TransferState:
+        """The final state that this end leads to."""
+        try:
+            return TransferState(self.value)
+        except ValueError:
+            return TransferState.ABORTED
+
+
+LINK_FAULTS = frozenset(
+    {
+        TransferEnd.REFUSED,
+        TransferEnd.EXPIRED,
+        TransferEnd.LINK_LOST,
+        TransferEnd.PEER_RESTARTED,
+        TransferEnd.NOT_WANTED,
+        TransferEnd.MISCOUNTED,
+        TransferEnd.NO_ROOM,
+    }
+)
+"""Ends that count against the link, its two pools included. A lost engine has a breaker of its own;
+a purge and a request that was given up are nobody's fault."""
+
+_S = TransferState
+TRANSITIONS: dict[tuple[TransferState, TransferEvent | TransferEnd], TransferState] = {
+    (_S.OFFERED, TransferEvent.ACCEPT): _S.ACCEPTED,
+    (_S.OFFERED, TransferEvent.SEND): _S.SENT,
+    (_S.ACCEPTED, TransferEvent.SEND): _S.SENT,
+    (_S.SENT, TransferEnd.COMMITTED): _S.COMMITTED,
     **{
-        (state, event): end
+        (state, end): end.state
         for state in (_S.OFFERED, _S.ACCEPTED, _S.SENT)
-        for event, end in (
-            (_E.REFUSE, _S.REFUSED),
-            (_E.ABORT, _S.ABORTED),
-            (_E.EXPIRE, _S.EXPIRED),
-        )
+        for end in TransferEnd
+        if end is not TransferEnd.COMMITTED
     },
 }
 ENDS = frozenset({_S.COMMITTED, _S.REFUSED, _S.ABORTED, _S.EXPIRED})
@@ -77,7 +122,8 @@ class Transfer:
         layout_id: The layout of all its blocks.
         bytes_max: Payload bytes that its ticket allows.
         state: Where it is in its life.
-        reason: Why it ended as it did; empty while open or after a plain commit.
+        end: How it ended; None while open.
+        detail: More of how it ended, for people; may be empty.
         num_blocks: Blocks moved so far.
         num_bytes: Payload bytes moved so far.
         last_block_at_ns: When the last block was moved; 0 before the first.
@@ -93,7 +139,8 @@ class Transfer:
     layout_id: bytes = b""
     bytes_max: int = 0
     state: TransferState = TransferState.OFFERED
-    reason: str = ""
+    end: TransferEnd | None = None
+    detail: str = ""
     num_blocks: int = 0
     num_bytes: int = 0
     last_block_at_ns: int = 0
@@ -106,6 +153,13 @@ class Transfer:
         """Whether blocks may still be moved."""
         return self.state not in ENDS
 
+    @property
+    def reason(self) -> str:
+        """Why it ended as it did, for people; empty while open or after a plain commit."""
+        if self.end is None or self.end is TransferEnd.COMMITTED:
+            return ""
+        return self.detail or self.end.value
+
     def moved(self, num_bytes: int, now_ns: int) -> None:
         """Account for one block."""
         self.num_blocks += 1
@@ -114,8 +168,8 @@ class Transfer:
         if not self.first_block_at_ns:
             self.first_block_at_ns = now_ns
 
-    def apply(self, event: TransferEvent, reason: str = "") -> bool:
-        """Advance the state.
+    def apply(self, event: TransferEvent | TransferEnd, detail: str = "") -> bool:
+        """Advance the state, or end the transfer.
 
         Returns:
             Whether the state changed; False for what is late or comes a second time.
@@ -124,5 +178,6 @@ class Transfer:
         if following is None:
             return False
         self.state = following
-        self.reason = reason if following in ENDS else ""
+        if isinstance(event, TransferEnd):
+            self.end, self.detail = event, detail
         return True

@@ -14,6 +14,7 @@ from prfaas.config.addresses import join_address, split_address
 from prfaas.config.deployment import Deployment
 from prfaas.core.places import Places
 from prfaas.core.prefix_index import PrefixIndex
+from prfaas.core.transfers import TransferEnd
 from prfaas.errors import ConfigError
 from prfaas.gateway.access import Access
 from prfaas.gateway.connections import (
@@ -150,7 +151,7 @@ class Gateway:
         self.metrics = Metrics()
         self.records = Records()
         self.driver = Driver(deployment, profiles, self.index)
-        self.transfers = Transfers(self._transfer_over)
+        self.transfers = Transfers(self._transfer_over, self._transfer_judged)
         self.journal = Journal(self.metrics.control.changed)
         self.guards = Guards(deployment, self.driver, self.journal)
         self.engines = Engines(deployment, endpoints, engine_tls, self.driver, self.guards, poll_s)
@@ -372,7 +373,9 @@ class Gateway:
             self.driver.handed_over(transfer.number, time.monotonic_ns())
         self.driver.transfer_over(transfer.number, time.monotonic_ns())
         self.loops.transfer_over(transfer)
-        self.guards.ended((transfer.source, transfer.destination), told_of_link(transfer))
+
+    def _transfer_judged(self, transfer: TransferView, end: TransferEnd) -> None:
+        self.guards.ended((transfer.source, transfer.destination), told_of_link(end))
 
     def _app(self) -> web.Application:
         app = web.Application(

@@ -14,17 +14,10 @@ from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.core.breakers import Breaker, BreakerState
 from prfaas.core.budgets import RETRIES, Budget
-from prfaas.core.transfers import TransferState
+from prfaas.core.transfers import LINK_FAULTS, TransferEnd
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.journal import Journal, Loop
 from prfaas.gateway.pool_view import LinkName
-from prfaas.gateway.transfers import TransferView, failure_label
-
-LINK_FAULTS = frozenset(
-    {"digest", "link_lost", "pool_down", "no_room", "blocks_missing", "expired", "refused"}
-)
-"""Ends of a transfer that count against its link; a lost engine or a client that left do not."""
-
 
 Target = str | LinkName
 _WHY = {
@@ -134,14 +127,11 @@ class Guards:
             )
 
 
-def told_of_link(transfer: TransferView) -> Told:
-    """What the end of a transfer at its destination tells of the link."""
-    event = transfer.ended.get(transfer.destination)
-    if event is None:
-        return Told.NOTHING
-    if event.state == TransferState.COMMITTED:
+def told_of_link(end: TransferEnd) -> Told:
+    """What the end of a transfer tells of its link."""
+    if end is TransferEnd.COMMITTED:
         return Told.GOOD
-    return Told.FAILED if failure_label(event) in LINK_FAULTS else Told.NOTHING
+    return Told.FAILED if end in LINK_FAULTS else Told.NOTHING
 
 
 def label_of(target: Target) -> str:

@@ -13,6 +13,7 @@ import aiohttp
 
 from prfaas.config.routing import RoutingTable
 from prfaas.core.manifest import MANIFEST_BYTES_MAX, manifest_of
+from prfaas.core.transfers import TransferEnd
 from prfaas.errors import EngineError
 from prfaas.gateway.bodies import COMPLETIONS_PATH, prefill_body, wait_order
 from prfaas.gateway.deciding import Plan
@@ -28,10 +29,12 @@ from prfaas.gateway.guards import Told
 from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json
 from prfaas.gateway.records import NS_PER_MS, Fallback, Record
 from prfaas.gateway.tickets import TicketOffice
-from prfaas.gateway.transfers import ENGINE_LOST, LATE, STALLED, TransferView
+from prfaas.gateway.transfers import LATE, STALLED, TransferView
 from prfaas.units import NS_PER_S
 
 _log = logging.getLogger(__name__)
+_OF_ENGINE = (TransferEnd.ENGINE_LOST, LATE, STALLED)
+"""Ends of a transfer that the engine that prefills is the cause of."""
 
 
 class PrefillGivenUpError(EngineError):
@@ -114,14 +117,14 @@ class PrefillLeg:
         await _stop(leg)
         if transfer.broken.done():
             reason = transfer.broken.result()
-            stage = "prefill" if reason in (ENGINE_LOST, LATE, STALLED) else "transfer"
+            stage = "prefill" if reason in _OF_ENGINE else "transfer"
             if reason == STALLED:
                 self.engines.guards.ended(engine.name, Told.FAILED)
             raise PrefillGivenUpError(
                 stage,
                 reason,
                 f"the transfer broke: {reason}",
-                may_have_died=reason == ENGINE_LOST,
+                may_have_died=reason == TransferEnd.ENGINE_LOST,
             )
         self.engines.guards.ended(engine.name, Told.FAILED)
         limit_s = self.limits.prefill_timeout / NS_PER_S

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from prfaas.core.transfers import TransferState
+from prfaas.core.transfers import LINK_FAULTS, TransferEnd
 from prfaas.wire.messages.gateway import TransferEnded
 from prfaas.wire.messages.link import Refused
 
@@ -17,23 +17,12 @@ OPEN = "open"
 VIEWS_MAX = 4096
 """Transfers that are remembered; more than ever run at once, and late events find the others."""
 
-ENGINE_LOST = "engine_lost"
-"""The prefill engine is gone: its pool node says so, often before its own connection breaks."""
 LATE = "late"
 """The gateway left the remote path, because the local one is going to be sooner."""
 STALLED = "stalled"
 """The gateway left a prefill that took many times as long as such prefills do."""
 UNKNOWN = "unknown"
 """Blocks are missing though their transfer ended well."""
-_LABELS = {
-    "digest": "digest",
-    ENGINE_LOST: ENGINE_LOST,
-    "link": "link_lost",
-    "pool": "pool_down",
-    "no_room": "no_room",
-    "missing": "blocks_missing",
-}
-"""Words in a pool's reason, and what they are counted as."""
 
 
 @dataclass(slots=True)
@@ -49,6 +38,7 @@ class TransferView:
         broken: Resolves with a reason once the transfer can not complete any more.
         ended: How it ended, by pool.
         lost_pools: Pools whose event stream broke since it began.
+        is_judged: Whether its link was judged by its end.
     """
 
     transfer_id: bytes
@@ -59,6 +49,7 @@ class TransferView:
     trace: str = ""
     ended: dict[str, TransferEnded] = field(default_factory=dict)
     lost_pools: set[str] = field(default_factory=set)
+    is_judged: bool = False
 
     @property
     def stays(self) -> bool:
@@ -98,15 +89,15 @@ class TransferView:
     def is_complete(self) -> bool:
         """Whether its destination has told that all of it is there."""
         event = self.ended.get(self.destination)
-        return event is not None and event.state == TransferState.COMMITTED
+        return event is not None and event.kind is TransferEnd.COMMITTED
 
     @property
     def failure(self) -> str:
         """Why blocks are missing: one of a bounded set, for metrics."""
         for pool in (self.destination, self.source):
             event = self.ended.get(pool)
-            if event is not None and event.state != TransferState.COMMITTED:
-                return failure_label(event)
+            if event is not None and event.kind is not TransferEnd.COMMITTED:
+                return event.kind
         if self.lost_pools:
             return "pool_down"
         return UNKNOWN if self.has_arrived or self.stays else "timeout"
@@ -172,23 +163,21 @@ class PrefixPull:
         return max(0, min(cached_tokens, self.hit_tokens) - self.home_tokens)
 
 
-def failure_label(event: TransferEnded) -> str:
-    """Why there was no commit: "expired", "refused", a value of `_LABELS`, or "aborted"."""
-    if event.state in (TransferState.EXPIRED, TransferState.REFUSED):
-        return event.state
-    reason = event.reason.lower()
-    return next((label for word, label in _LABELS.items() if word in reason), "aborted")
-
-
 class Transfers:
     """Views by transfer id, the oldest forgotten first.
 
     Args:
         on_arrived: Called once a transfer, when its destination reported its end.
+        on_judged: Called once a transfer with the end that its link is judged by: the first fault
+            that a pool reports, or else the destination's end.
     """
 
-    def __init__(self, on_arrived: Callable[[TransferView], None] = lambda _: None) -> None:
-        self._on_arrived = on_arrived
+    def __init__(
+        self,
+        on_arrived: Callable[[TransferView], None] = lambda _: None,
+        on_judged: Callable[[TransferView, TransferEnd], None] = lambda *_: None,
+    ) -> None:
+        self._on_arrived, self._on_judged = on_arrived, on_judged
         self._views: OrderedDict[bytes, TransferView] = OrderedDict()
 
     def open(self, transfer_id: bytes, source: str, destination: str, number: int) -> TransferView:
@@ -206,8 +195,11 @@ class Transfers:
         if view is None or pool in view.ended or pool not in (view.source, view.destination):
             return
         view.ended[pool] = event
-        if event.state != TransferState.COMMITTED:
-            view.break_with(failure_label(event))
+        if event.kind is not TransferEnd.COMMITTED:
+            view.break_with(event.kind)
+        if not view.is_judged and (pool == view.destination or event.kind in LINK_FAULTS):
+            view.is_judged = True
+            self._on_judged(view, event.kind)
         if pool == view.destination:
             self._on_arrived(view)
 

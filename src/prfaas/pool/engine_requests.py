@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 
 from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.core.tickets import TicketRefusedError
+from prfaas.core.transfers import TransferEnd
 from prfaas.errors import PeerError
 from prfaas.pool.engine_copies import EngineCopies, release
 from prfaas.pool.engine_port import EngineSession
@@ -125,7 +126,7 @@ class EngineRequests:
         for transfer_id, (owner, link) in list(self._pushes.items()):
             if owner is engine:
                 del self._pushes[transfer_id]
-                link.abort(transfer_id, "engine_lost", tell_peer=True)
+                link.abort(transfer_id, TransferEnd.ENGINE_LOST, tell_peer=True)
         self._queues.pop(engine, None)
         for engines in self._awaited.values():
             engines.discard(engine)
@@ -253,7 +254,7 @@ class EngineRequests:
         if link is None:
             return
         if block is None:
-            link.abort(transfer_id, "no_room", tell_peer=True)
+            link.abort(transfer_id, TransferEnd.NO_ROOM, tell_peer=True)
         else:
             link.push(transfer_id, engine.layout.layout_id, key, block)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Set
 from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.core.manifest import Manifest, NamedBlocks
 from prfaas.core.tickets import Refusal, TicketRefusedError
-from prfaas.core.transfers import Transfer, TransferEvent, TransferState
+from prfaas.core.transfers import Transfer, TransferEnd, TransferEvent, TransferState
 from prfaas.errors import TransferError
 from prfaas.pool.known_transfers import TRANSFERS_MAX, KnownTransfers
 from prfaas.pool.metrics import PoolMetrics
@@ -94,14 +94,14 @@ class InboundTransfers:
             known.apply(TransferEvent.ACCEPT)
             return Accepted(transfer_id=transfer_id)
         if known is not None and known.peer in (peer, "") and known.state in GIVEN_UP:
-            return Abort(transfer_id=transfer_id, reason=known.reason)
-        if self._transfers.refusal(transfer_id, peer) == NO_ROOM:
-            return Abort(transfer_id=transfer_id, reason=NO_ROOM)
+            return abort_of(known)
+        if self._transfers.refusal(transfer_id, peer) is TransferEnd.NO_ROOM:
+            return Abort(transfer_id=transfer_id, kind=TransferEnd.NO_ROOM)
         try:
             grant = self._grant(offer.ticket, offer.blocks, transfer_id, peer)
         except TicketRefusedError as error:
             # Its blocks may be on their way: they are dropped without waiting for another offer.
-            self._transfers.refuse(transfer_id, peer, error.reason.value)
+            self._transfers.refuse(transfer_id, peer, TransferEnd.REFUSED)
             return Refused(transfer_id=transfer_id, reason=error.reason.value)
         self._begin(grant, peer).apply(TransferEvent.ACCEPT)
         return Accepted(transfer_id=transfer_id)
@@ -126,7 +126,7 @@ class InboundTransfers:
         ]
         self._asked[pull.transfer_id] = set(lacking)
         if not lacking and transfer.apply(TransferEvent.SEND):
-            self._end(transfer, TransferEvent.COMMIT)
+            self._end(transfer, TransferEnd.COMMITTED)
         return lacking
 
     def _grant(self, sealed: bytes, blocks: Manifest, transfer_id: bytes, source: str) -> Grant:
@@ -211,9 +211,9 @@ class InboundTransfers:
         self._store.keep_room()
         transfer = self._transfers.get(transfer_id)
         if transfer is None:
-            self._transfers.refuse(transfer_id, peer, NO_ROOM)
+            self._transfers.refuse(transfer_id, peer, TransferEnd.NO_ROOM)
         elif transfer.peer == peer:
-            self._end(transfer, TransferEvent.ABORT, NO_ROOM)
+            self._end(transfer, TransferEnd.NO_ROOM)
 
     def block(self, block: ReceivedBlock, peer: str) -> bool:
         """A block arrived whose digest was compared. A second time changes nothing.
@@ -234,12 +234,12 @@ class InboundTransfers:
         )
         if beyond is not None:
             self._tickets.refused(DESTINATION, transfer.transfer_id, beyond)
-            self._end(transfer, TransferEvent.REFUSE, beyond.reason.value)
+            self._end(transfer, TransferEnd.REFUSED, beyond.reason.value)
             return False
         origin = received(peer, block.transfer_id, is_inherited=block.is_inherited)
         if self._store.is_barred(origin):
             self._metrics.blocks_dropped.labels(reason=PURGED).inc()
-            self._end(transfer, TransferEvent.ABORT, PURGED)
+            self._end(transfer, TransferEnd.PURGED)
             return False
         lease_until_ns = None
         if block.transfer_id not in self._unawaited:
@@ -248,7 +248,7 @@ class InboundTransfers:
             block.layout_id, block.key, block.data, block.digest, origin, lease_until_ns
         ):
             self._metrics.blocks_dropped.labels(reason=NO_ROOM).inc()
-            self._end(transfer, TransferEvent.ABORT, NO_ROOM)
+            self._end(transfer, TransferEnd.NO_ROOM)
             return False
         arrived.add(name)
         transfer.moved(len(block.data), self._clock_ns())
@@ -270,7 +270,7 @@ class InboundTransfers:
             self._on_missing(commit.transfer_id, sorted(absent))
         surplus = transfer.num_blocks - commit.num_blocks
         if surplus > 0:
-            self._end(transfer, TransferEvent.ABORT, f"{surplus} blocks too many")
+            self._end(transfer, TransferEnd.MISCOUNTED, f"{surplus} blocks too many")
         else:
             self._expected[commit.transfer_id] = commit.num_blocks
 
@@ -284,7 +284,7 @@ class InboundTransfers:
         if transfer is None:
             return None
         if self._expected.get(transfer_id) == transfer.num_blocks:
-            self._end(transfer, TransferEvent.COMMIT)
+            self._end(transfer, TransferEnd.COMMITTED)
         return transfer.state
 
     def resumed(self, peer: str, transfer_ids: Iterable[bytes]) -> None:
@@ -296,7 +296,7 @@ class InboundTransfers:
         kept = set(transfer_ids)
         for transfer in self._transfers.open():
             if transfer.peer == peer and transfer.transfer_id not in kept:
-                self._end(transfer, TransferEvent.ABORT, "link_lost")
+                self._end(transfer, TransferEnd.LINK_LOST)
 
     def arrived(self, transfer_id: bytes) -> list[BlockName]:
         """What came with an open transfer."""
@@ -307,14 +307,24 @@ class InboundTransfers:
         transfer = self._transfers.get(transfer_id)
         return transfer if transfer is not None and transfer.peer in (peer, "") else None
 
-    def aborted(self, transfer_id: bytes, reason: str) -> None:
+    def not_wanted(self, transfer_id: bytes, peer: str) -> Abort:
+        """Answer to blocks of a transfer that is not open: how it ended here, if that is known."""
+        known = self.ending(transfer_id, peer)
+        if known is not None and not known.is_open and known.end is not TransferEnd.COMMITTED:
+            return abort_of(known)
+        refusal = self._transfers.refusal(transfer_id, peer)
+        return Abort(transfer_id=transfer_id, kind=refusal or TransferEnd.NOT_WANTED)
+
+    def aborted(
+        self, transfer_id: bytes, reason: str, kind: TransferEnd = TransferEnd.ABORTED
+    ) -> None:
         """Somebody gave the transfer up. What arrived stays: every block is good by itself."""
         transfer = self._transfers.get(transfer_id)
         if transfer is None:
             now = self._clock_ns()
             transfer = Transfer(transfer_id, "", now, now)
             self._remember(transfer)
-        self._end(transfer, TransferEvent.ABORT, reason)
+        self._end(transfer, kind, reason)
         self._end_leases(self._landed.pop(transfer_id, set()))
 
     def release(self, transfer_id: bytes) -> None:
@@ -324,11 +334,11 @@ class InboundTransfers:
         self._end_leases(self._arrived.get(transfer_id, set()))
         self._end_leases(self._landed.pop(transfer_id, set()))
 
-    def aborted_by(self, transfer_id: bytes, peer: str, reason: str) -> None:
+    def aborted_by(self, abort: Abort, peer: str) -> None:
         """The sending pool gave one of its transfers up."""
-        transfer = self._transfers.get(transfer_id)
+        transfer = self._transfers.get(abort.transfer_id)
         if transfer is not None and transfer.peer == peer:
-            self._end(transfer, TransferEvent.ABORT, reason)
+            self._end(transfer, abort.kind, abort.reason)
 
     def refused_by(self, transfer_id: bytes, peer: str, reason: str) -> bool:
         """The source of a pull will not serve it.
@@ -339,7 +349,7 @@ class InboundTransfers:
         transfer = self._transfers.get(transfer_id)
         if transfer is None or transfer.peer != peer or not transfer.is_open:
             return False
-        self._end(transfer, TransferEvent.REFUSE, reason)
+        self._end(transfer, TransferEnd.REFUSED, reason)
         return True
 
     def peer_away(self, peer: str) -> None:
@@ -352,13 +362,13 @@ class InboundTransfers:
         self._away_since_ns.pop(peer, None)
         for transfer in self._transfers.open():
             if transfer.peer == peer:
-                self._end(transfer, TransferEvent.ABORT, "link_lost")
+                self._end(transfer, TransferEnd.LINK_LOST)
 
     def purge(self, source: str) -> int:
         """End the open transfers from a pool; how many there were."""
         found = [transfer for transfer in self._transfers.open() if transfer.peer == source]
         for transfer in found:
-            self._end(transfer, TransferEvent.ABORT, PURGED)
+            self._end(transfer, TransferEnd.PURGED)
         return len(found)
 
     def expire(self) -> None:
@@ -369,7 +379,7 @@ class InboundTransfers:
                 self.peer_lost(peer)
         for transfer in self._transfers.open():
             if now >= transfer.deadline_ns:
-                self._end(transfer, TransferEvent.EXPIRE, "lifetime")
+                self._end(transfer, TransferEnd.EXPIRED, "lifetime")
 
     def is_on_its_way(self, transfer_id: bytes, peer_connected: bool) -> bool:
         """Whether a block that is not here may still come with this transfer.
@@ -387,8 +397,8 @@ class InboundTransfers:
         """Transfers that have not ended."""
         return self._transfers.num_open
 
-    def _end(self, transfer: Transfer, event: TransferEvent, reason: str = "") -> None:
-        if transfer.apply(event, reason):
+    def _end(self, transfer: Transfer, end: TransferEnd, detail: str = "") -> None:
+        if transfer.apply(end, detail):
             self._transfers.ended(transfer)
             arrived = self._arrived.pop(transfer.transfer_id, set())
             is_awaited = transfer.transfer_id not in self._unawaited
@@ -413,3 +423,9 @@ class InboundTransfers:
     def _remember(self, transfer: Transfer) -> None:
         self._transfers.began(transfer)
         self._arrived[transfer.transfer_id] = set()
+
+
+def abort_of(transfer: Transfer) -> Abort:
+    """Tell a peer how a transfer ended that did not commit."""
+    kind = transfer.end or TransferEnd.ABORTED
+    return Abort(transfer_id=transfer.transfer_id, kind=kind, reason=transfer.detail)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from prfaas.core.transfers import Transfer
+from prfaas.core.transfers import Transfer, TransferEnd
 
 TRANSFERS_MAX = 10_000
 """Transfers known at once. Ended ones make room for new ones; where all are open, new ones are
@@ -25,7 +25,7 @@ class KnownTransfers:
         self._open: dict[bytes, Transfer] = {}
         self._ended: OrderedDict[bytes, None] = OrderedDict()
         """Those that ended, the oldest end first."""
-        self._refused: OrderedDict[tuple[str, bytes], str] = OrderedDict()
+        self._refused: OrderedDict[tuple[str, bytes], TransferEnd] = OrderedDict()
 
     @property
     def num_open(self) -> int:
@@ -58,12 +58,12 @@ class KnownTransfers:
         self._open.pop(transfer.transfer_id, None)
         self._ended[transfer.transfer_id] = None
 
-    def refuse(self, transfer_id: bytes, peer: str, reason: str) -> None:
+    def refuse(self, transfer_id: bytes, peer: str, end: TransferEnd) -> None:
         """Remember why a peer's transfer was not taken."""
-        self._refused[peer, transfer_id] = reason
+        self._refused[peer, transfer_id] = end
         while len(self._refused) > TRANSFERS_MAX:
             self._refused.popitem(last=False)
 
-    def refusal(self, transfer_id: bytes, peer: str) -> str | None:
+    def refusal(self, transfer_id: bytes, peer: str) -> TransferEnd | None:
         """Why a peer's transfer was not taken; None if that is not known."""
         return self._refused.get((peer, transfer_id))

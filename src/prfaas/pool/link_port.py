@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable
 
 from prfaas.core.blocks import BlockKey
-from prfaas.core.transfers import TransferState
+from prfaas.core.transfers import TransferEnd, TransferState
 from prfaas.errors import PeerError
 from prfaas.pool.data_in import DigestError
 from prfaas.pool.data_port import DataPort
 from prfaas.pool.early import EarlyBlocks
-from prfaas.pool.inbound import NO_ROOM, InboundTransfers
+from prfaas.pool.inbound import InboundTransfers, abort_of
 from prfaas.pool.io_thread import IoThread
 from prfaas.pool.listener import Listener
 from prfaas.pool.metrics import PoolMetrics
@@ -154,7 +154,7 @@ class LinkPort:
             return
         transfer_id, layout_id = block.transfer_id, block.layout_id
         if not is_wanted:
-            channel.send(Abort(transfer_id=transfer_id, reason="not wanted"))
+            channel.send(self._inbound.not_wanted(transfer_id, peer))
             return
         keys = wire_keys([block.key])
         channel.send(Arrived(transfer_id=transfer_id, layout_id=layout_id, keys=keys))
@@ -187,7 +187,7 @@ class LinkPort:
                 self._require(channel, self._sources)
                 self._on_refused(message, channel.peer)
             case Abort() if channel.peer in self._sources:
-                self._inbound.aborted_by(message.transfer_id, channel.peer, message.reason)
+                self._inbound.aborted_by(message, channel.peer)
             case Subscribe() | Pull() | Abort() | Release() | Purge() | PurgeEnd():
                 self._require(channel, self._gateways)
                 self._of_gateway(channel, message)
@@ -236,7 +236,7 @@ class LinkPort:
         if transfer is None:
             return
         if not transfer.is_open and transfer.state is not TransferState.COMMITTED:
-            channel.send(Abort(transfer_id=transfer_id, reason=transfer.reason))
+            channel.send(abort_of(transfer))
             return
         by_layout: dict[bytes, list[BlockKey]] = {}
         for layout_id, key in self._inbound.arrived(transfer_id):
@@ -271,13 +271,13 @@ class LinkPort:
         self._inbound.no_room(transfer_id, peer)
         channel = self.channel_of(peer)
         if channel is not None:
-            channel.send(Abort(transfer_id=transfer_id, reason=NO_ROOM))
+            channel.send(Abort(transfer_id=transfer_id, kind=TransferEnd.NO_ROOM))
 
     def _refuse_transfer(self, peer: str, transfer_id: bytes) -> None:
         self._metrics.blocks_dropped.labels(reason="late").inc()
         channel = self.channel_of(peer)
         if channel is not None:
-            channel.send(Abort(transfer_id=transfer_id, reason="not wanted"))
+            channel.send(self._inbound.not_wanted(transfer_id, peer))
 
     def _broken(self, peer: str, error: PeerError) -> None:
         """A data connection broke the protocol: its peer can not be trusted."""

@@ -13,7 +13,7 @@ import msgspec
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.tickets import TicketRefusedError
-from prfaas.core.transfers import Transfer, TransferEvent
+from prfaas.core.transfers import Transfer, TransferEnd
 from prfaas.errors import ConfigError
 from prfaas.logs import log_event
 from prfaas.pool.admin import AdminServer
@@ -309,7 +309,7 @@ class PoolNode:
         if self.settings.sources:
             self.inbound.aborted(transfer_id, reason)
         for link in self.links.values():
-            link.abort(transfer_id, reason, tell_peer=True)
+            link.abort(transfer_id, TransferEnd.ABORTED, reason, tell_peer=True)
 
     def _missing(self, transfer_id: bytes, keys: list[BlockKey]) -> None:
         self._pulls.missing(transfer_id, keys)
@@ -325,7 +325,7 @@ class PoolNode:
         """An engine's ticket does not allow what it was told to push: the gateway has to know."""
         now = self._clock_ns()
         transfer = Transfer(transfer_id, peer, now, now)
-        transfer.apply(TransferEvent.REFUSE, reason)
+        transfer.apply(TransferEnd.REFUSED, reason)
         self._transfer_ended(SENT, transfer)
 
     def _beyond_ticket(self, transfer: Transfer, error: TicketRefusedError) -> None:
@@ -356,7 +356,7 @@ class PoolNode:
                 transfer_id=transfer.transfer_id,
                 direction=direction,
                 peer=transfer.peer,
-                state=transfer.state,
+                kind=transfer.end or TransferEnd.ABORTED,
                 reason=transfer.reason,
                 num_blocks=transfer.num_blocks,
                 num_bytes=transfer.num_bytes,

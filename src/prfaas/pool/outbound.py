@@ -14,12 +14,12 @@ from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.core.link_share import OutgoingBlock, TenantShare
 from prfaas.core.manifest import NamedBlocks
 from prfaas.core.tickets import TicketRefusedError
-from prfaas.core.transfers import Transfer, TransferEvent, TransferState
+from prfaas.core.transfers import Transfer, TransferEnd, TransferEvent, TransferState
 from prfaas.errors import PeerError
 from prfaas.pool.dialer import Dialer
 from prfaas.pool.io_thread import IoThread
 from prfaas.pool.metrics import PoolMetrics
-from prfaas.pool.origins import PURGED, Matches
+from prfaas.pool.origins import Matches
 from prfaas.pool.send_queue import SendQueue
 from prfaas.pool.tickets import Grant, oversized, unnamed
 from prfaas.pool.tiers import StoredBlock
@@ -186,7 +186,7 @@ class OutboundLink:
             TenantShare(ticket.tenant, ticket.weight, ticket.bytes_per_s),
         )
         if not self.is_up and self._is_given_up():
-            self._end(transfer, TransferEvent.ABORT, "link_down")
+            self._end(transfer, TransferEnd.LINK_LOST, "link_down")
         elif self._dialer.is_welcome:
             self._offer(outgoing)
 
@@ -236,14 +236,16 @@ class OutboundLink:
         """Tell the peer that what it asked for will not be sent."""
         self._dialer.send(Refused(transfer_id=transfer_id, reason=reason))
 
-    def abort(self, transfer_id: bytes, reason: str, *, tell_peer: bool) -> None:
+    def abort(
+        self, transfer_id: bytes, kind: TransferEnd, reason: str = "", *, tell_peer: bool
+    ) -> None:
         """Give a transfer up; harmless if it has ended."""
         outgoing = self._transfers.get(transfer_id)
         if outgoing is None:
             return
         if tell_peer:
-            self._dialer.send(Abort(transfer_id=transfer_id, reason=reason))
-        self._end(outgoing.transfer, TransferEvent.ABORT, reason)
+            self._dialer.send(Abort(transfer_id=transfer_id, kind=kind, reason=reason))
+        self._end(outgoing.transfer, kind, reason)
 
     def purge(self, matches: Matches) -> int:
         """Give up transfers that have a block of such an origin to send; how many there were."""
@@ -253,7 +255,7 @@ class OutboundLink:
             if any(matches(block.origin) for block in outgoing.blocks.values())
         ]
         for transfer_id in found:
-            self.abort(transfer_id, PURGED, tell_peer=True)
+            self.abort(transfer_id, TransferEnd.PURGED, tell_peer=True)
         return len(found)
 
     def expire(self) -> None:
@@ -261,9 +263,9 @@ class OutboundLink:
         now = self._clock_ns()
         for outgoing in list(self._transfers.values()):
             if now >= outgoing.transfer.deadline_ns:
-                self._end(outgoing.transfer, TransferEvent.EXPIRE, "lifetime")
+                self._end(outgoing.transfer, TransferEnd.EXPIRED, "lifetime")
         if not self.is_up and self._is_given_up():
-            self._give_up("link_lost")
+            self._give_up(TransferEnd.LINK_LOST)
 
     async def run(self) -> None:
         """Keep the link up until cancelled."""
@@ -312,18 +314,18 @@ class OutboundLink:
             case Accepted():
                 self._answered(message.transfer_id, TransferEvent.ACCEPT)
             case Refused():
-                self._answered(message.transfer_id, TransferEvent.REFUSE, message.reason)
+                self._answered(message.transfer_id, TransferEnd.REFUSED, message.reason)
             case Committed():
                 self._committed(message.transfer_id)
             case Abort():
-                self.abort(message.transfer_id, message.reason, tell_peer=False)
+                self.abort(message.transfer_id, message.kind, message.reason, tell_peer=False)
             case _:
                 raise PeerError(f"{type(message).__name__} has no meaning on a link")
 
     def _resume(self, peer_epoch: str) -> None:
         """The peer has said what it has; go on with the rest."""
         if self._peer_epoch not in ("", peer_epoch):
-            self._give_up("peer_restarted")
+            self._give_up(TransferEnd.PEER_RESTARTED)
         self._peer_epoch = peer_epoch
         self._dialer.welcomed()
         for outgoing in self._transfers.values():
@@ -340,7 +342,9 @@ class OutboundLink:
             )
         )
 
-    def _answered(self, transfer_id: bytes, event: TransferEvent, reason: str = "") -> None:
+    def _answered(
+        self, transfer_id: bytes, event: TransferEvent | TransferEnd, reason: str = ""
+    ) -> None:
         outgoing = self._transfers.get(transfer_id)
         if outgoing is not None:
             self._end(outgoing.transfer, event, reason)
@@ -363,7 +367,7 @@ class OutboundLink:
         # What the peer said of its last blocks may be lost with a connection that broke.
         for name in list(outgoing.blocks):
             self._arrived(transfer_id, name)
-        self._end(outgoing.transfer, TransferEvent.COMMIT)
+        self._end(outgoing.transfer, TransferEnd.COMMITTED)
 
     def _announce_end(self, outgoing: _Outgoing) -> None:
         transfer_id = outgoing.transfer.transfer_id
@@ -375,16 +379,19 @@ class OutboundLink:
     def _beyond_ticket(self, transfer: Transfer, error: TicketRefusedError) -> None:
         """The engine pushes what the gateway did not allow."""
         reason = error.reason.value
-        self._dialer.send(Abort(transfer_id=transfer.transfer_id, reason=reason))
+        refused = TransferEnd.REFUSED
+        self._dialer.send(Abort(transfer_id=transfer.transfer_id, kind=refused, reason=reason))
         self._on_over(transfer, error)
-        self._end(transfer, TransferEvent.REFUSE, reason)
+        self._end(transfer, refused, reason)
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, kind: TransferEnd) -> None:
         for transfer_id in list(self._transfers):
-            self.abort(transfer_id, reason, tell_peer=True)
+            self.abort(transfer_id, kind, tell_peer=True)
 
-    def _end(self, transfer: Transfer, event: TransferEvent, reason: str = "") -> None:
-        if not transfer.apply(event, reason) or transfer.is_open:
+    def _end(
+        self, transfer: Transfer, event: TransferEvent | TransferEnd, detail: str = ""
+    ) -> None:
+        if not transfer.apply(event, detail) or transfer.is_open:
             return
         outgoing = self._transfers.pop(transfer.transfer_id)
         self._queue.drop(transfer.transfer_id)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from prfaas.core.blocks import BlockKey
 from prfaas.core.tickets import TicketRefusedError
+from prfaas.core.transfers import TransferEnd
 from prfaas.errors import TransferError
 from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.outbound import OutboundLink
@@ -73,7 +74,7 @@ class Pulls:
             return
         channel = self._channel_of(pull.source)
         if channel is None:
-            self._inbound.aborted(pull.transfer_id, "link_down")
+            self._inbound.aborted(pull.transfer_id, "link_down", TransferEnd.LINK_LOST)
         elif lacking:
             channel.send(
                 Pull(

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable
 
 from prfaas.errors import PeerError
-from prfaas.wire.frames import Frame, FrameDecoder
+from prfaas.wire.frames import VERSION, Frame, FrameDecoder, VersionError
 from prfaas.wire.messages.base import Goodbye, Message
 from prfaas.wire.messages.codec import encode
 
@@ -128,11 +128,17 @@ class Channel(asyncio.Protocol):
             self._reason = reason
             self._transport.abort()
 
-    def distrust(self, reason: str) -> None:
-        """Close it for what the peer did, and say so; a stranger is told no names."""
+    def distrust(self, reason: str, version: int = VERSION) -> None:
+        """Close it for what the peer did, and say so; a stranger is told no names.
+
+        Args:
+            reason: Why.
+            version: Of the protocol that the peer understands.
+        """
         self.broke_protocol = True
         told = reason if self.peer else "you are not on the list here"
-        self.send(Goodbye(reason=told[:REASON_CHARS_MAX]))
+        if self._transport is not None:
+            self._transport.write(encode(Goodbye(reason=told[:REASON_CHARS_MAX]), version))
         self.close(f"protocol error: {reason}")
 
     def _deliver(self, data: bytes) -> None:
@@ -146,5 +152,7 @@ class Channel(asyncio.Protocol):
     def _guard(self, action: Callable[[], None]) -> None:
         try:
             action()
+        except VersionError as error:
+            self.distrust(str(error), error.version)
         except PeerError as error:
             self.distrust(str(error))

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from prfaas.errors import PeerError
 
 MAGIC = b"PFKV"
-VERSION = 1
+VERSION = 2
+"""Of the protocol: frames, fragments and messages. Peers of different versions do not talk."""
 CONTROL = 1
 TRANSFER_ID_BYTES = 16
 
@@ -25,6 +26,22 @@ CONTROL_BYTES_MAX = 8 * 2**20
 _HEADER = struct.Struct(">4sBBHI")
 
 
+class VersionError(PeerError):
+    """The peer speaks another version of the protocol.
+
+    Attributes:
+        version: The peer's.
+    """
+
+    def __init__(self, version: int) -> None:
+        if version < VERSION:
+            what = f"is too old: this side speaks {VERSION}; upgrade the peer"
+        else:
+            what = f"is newer than version {VERSION} of this side; upgrade this side"
+        super().__init__(f"protocol version {version} of the peer {what}")
+        self.version = version
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One encoded message."""
@@ -32,8 +49,12 @@ class Frame:
     payload: bytes
 
 
-def encode_control(payload: bytes) -> bytes:
+def encode_control(payload: bytes, version: int = VERSION) -> bytes:
     """A control frame, ready to send.
+
+    Args:
+        payload: The message.
+        version: Of the protocol; another one than ours for the last word to a peer that speaks it.
 
     Raises:
         ValueError: `payload` is larger than CONTROL_BYTES_MAX.
@@ -42,7 +63,7 @@ def encode_control(payload: bytes) -> bytes:
         raise ValueError(
             f"control message of {len(payload)} bytes; the limit is {CONTROL_BYTES_MAX}"
         )
-    return _HEADER.pack(MAGIC, VERSION, CONTROL, 0, len(payload)) + payload
+    return _HEADER.pack(MAGIC, version, CONTROL, 0, len(payload)) + payload
 
 
 class FrameDecoder:
@@ -99,7 +120,7 @@ class FrameDecoder:
         if magic != MAGIC:
             raise PeerError(f"not a prfaas peer: the stream starts with {bytes(magic)!r}")
         if version != VERSION:
-            raise PeerError(f"frame version {version}; this side speaks {VERSION}")
+            raise VersionError(version)
         if flags:
             raise PeerError(f"frame flags {flags:#06x}; version {VERSION} defines none")
         if kind != CONTROL:

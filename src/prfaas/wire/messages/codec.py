@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from prfaas.errors import PeerError
-from prfaas.wire.frames import encode_control
+from prfaas.wire.frames import VERSION, encode_control
 from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong
 from prfaas.wire.messages.engine import (
     EngineHello,
@@ -94,9 +94,9 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message, version: int = VERSION) -> bytes:
     """A whole control frame."""
-    return encode_control(_encoder.encode(message))
+    return encode_control(_encoder.encode(message), version)
 
 
 def decode(payload: bytes) -> AnyMessage:

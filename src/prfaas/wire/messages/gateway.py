@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from prfaas.core.transfers import TransferEnd, TransferState
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.fields import (
     TENANTS_SHOWN_MAX,
@@ -66,8 +67,9 @@ class TransferEnded(Message, tag="transfer_ended"):
     transfer_id: TransferId
     direction: Name
     peer: Text
-    state: Name
+    kind: TransferEnd
     reason: Text
+    """For people."""
     num_blocks: Count
     num_bytes: Count
     duration_ns: Count
@@ -75,6 +77,11 @@ class TransferEnded(Message, tag="transfer_ended"):
     """How long before this event the last block arrived or left."""
     num_missing: Count = 0
     """Blocks of a pull that the source did not have."""
+
+    @property
+    def state(self) -> TransferState:
+        """The final state of the transfer at this pool."""
+        return self.kind.state
 
 
 class Purge(Message, tag="purge"):

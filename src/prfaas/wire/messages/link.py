@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from prfaas.core.transfers import TransferEnd
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.fields import (
     Blocks,
@@ -96,10 +97,19 @@ class Commit(Message, tag="commit"):
 
 
 class Abort(Message, tag="abort"):
-    """This transfer is over without a commit. Pools and gateways send it."""
+    """This transfer is over without a commit. Pools and gateways send it.
+
+    `reason` is for people.
+    """
 
     transfer_id: TransferId
-    reason: Text
+    kind: TransferEnd = TransferEnd.ABORTED
+    reason: Text = ""
+
+    def __post_init__(self) -> None:
+        """Reject a commit, which only the receiver of all blocks can state."""
+        if self.kind is TransferEnd.COMMITTED:
+            raise ValueError("an abort that says committed")
 
 
 class Release(Message, tag="release"):
