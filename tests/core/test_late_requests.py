@@ -111,7 +111,17 @@ def test_a_path_without_headroom_takes_nobody_elses_requests(
     if decision.reason in (Reason.FASTER_LOCAL, Reason.FASTER_REMOTE):
         taken = local_ns if decision.path is Path.LOCAL else remote_ns
         left = remote_ns if decision.path is Path.LOCAL else local_ns
-        assert taken <= settings.headroom_ratio * TARGET_NS or min(taken, left) > TARGET_NS
+        is_lost = left > settings.lost_ratio * TARGET_NS
+        assert (
+            taken <= settings.headroom_ratio * TARGET_NS or min(taken, left) > TARGET_NS or is_lost
+        )
+
+
+@pytest.mark.parametrize(("local_s", "path"), [(25, Path.LOCAL), (300, Path.REMOTE)])
+def test_who_is_lost_at_home_takes_the_last_headroom_away(local_s: int, path: Path) -> None:
+    policy = AdaptivePolicy(10_000, AdaptiveSettings(ttft_max_ns=TARGET_NS))
+    found = Prediction(local_s * NS_PER_S, round(0.95 * TARGET_NS))
+    assert policy.decide(RoutingFacts(9_000), found).path is path
 
 
 @pytest.mark.parametrize("local_is_less_late", [True, False])

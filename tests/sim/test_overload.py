@@ -71,6 +71,20 @@ def test_without_admission_nobody_waits_longer_than_under_the_static_rule() -> N
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", ["scarce, fresh", "scarce, stale"])
+def test_without_admission_a_link_that_is_in_time_is_filled_for_those_who_are_lost(
+    name: str,
+) -> None:
+    found = {
+        policy: results(name, 1.4, policy, "routing.admission=false")
+        for policy in (PolicyName.REMOTE, PolicyName.ADAPTIVE)
+    }
+    ours, remote = found[PolicyName.ADAPTIVE], found[PolicyName.REMOTE]
+    assert ours.goodput > 0.9 * remote.goodput
+    assert ours.time_to_first_token["avg"] < 1.05 * remote.time_to_first_token["avg"]
+
+
+@pytest.mark.timeout(120)
 def test_a_target_brings_admission_unless_it_is_declined() -> None:
     assert results("scarce, stale", 1.2, PolicyName.PAPER).outcomes.get("rejected", 0) > 0
     declined = results("scarce, stale", 1.2, PolicyName.PAPER, "routing.admission=false")

@@ -117,6 +117,8 @@ class AdaptiveSettings:
         headroom_ratio: Share of the target that the other path may be predicted to take. Beyond
             it the threshold stays: what has to be late shall not make the other path late too.
             Where both paths miss the target, the one that misses it by less is taken.
+        lost_ratio: Targets from which on the usual path counts as lost. Then the other path is
+            filled up to the whole target: its headroom would save nobody.
     """
 
     margin_ratio: float = 0.10
@@ -125,6 +127,7 @@ class AdaptiveSettings:
     hysteresis_ratio: float = 0.5
     ttft_max_ns: int | None = None
     headroom_ratio: float = 0.8
+    lost_ratio: float = 3.0
 
 
 class AdaptivePolicy:
@@ -168,9 +171,10 @@ class AdaptivePolicy:
         settings = self._settings
         target_ns = settings.ttft_max_ns
         # Where both paths are late, the less late one is taken.
-        one_is_in_time = target_ns is not None and min(here, there) <= target_ns
-        if one_is_in_time and there > settings.headroom_ratio * (target_ns or 0):
-            return False
+        if target_ns is not None and min(here, there) <= target_ns:
+            is_lost = here > settings.lost_ratio * target_ns
+            if there > settings.headroom_ratio * target_ns and not is_lost:
+                return False
         here += 0 if local else found.bytes_ns
         there += found.bytes_ns + found.delay_ns if local else 0
         ease = settings.hysteresis_ratio if self._overruling[usual] else 1.0
