@@ -23,6 +23,7 @@ from .worlds import (
     CLUSTERS,
     HOME,
     NUM_BLOCKS_MAX,
+    PD_POOL,
     POOLS,
     Action,
     GatewayWorld,
@@ -248,6 +249,30 @@ def test_long_histories_reach_every_kind_of_action(policy: PolicyName) -> None:
     assert seen["several"] or policy is PolicyName.LOCAL
     assert own["home"] > 20
     assert own["away"] > 20 or policy is PolicyName.LOCAL
+
+
+def test_a_prefix_that_is_stored_while_requests_wait_shortens_both_queues() -> None:
+    rules = Rules(PolicyName.LOCAL, None, moving_threshold=False)
+    predicted: list[list[int | None]] = []
+    for world in (GatewayWorld(rules), SimulatorWorld(rules)):
+        for number in range(3 * len(HOME)):
+            world.arrive(number, 0, NUM_BLOCKS_MAX, 0, False)
+        before = _predicted(world.arrive(100, 1, 1, 0, False))
+        world.store(PD_POOL, 0, NUM_BLOCKS_MAX - 1)
+        for name in HOME:
+            world.report_load(name, 3, 0)
+        predicted.append([before, _predicted(world.arrive(101, 1, 1, 0, False))])
+    assert predicted[0] == predicted[1]
+    before_ns, after_ns = predicted[0]
+    assert before_ns is not None
+    assert after_ns is not None
+    # The first prompt of every instance runs; the two behind it have one block left of forty.
+    assert after_ns < before_ns * 0.4
+
+
+def _predicted(action: Action) -> int | None:
+    assert isinstance(action, Routed)
+    return action.decision.predicted_ns
 
 
 def test_lasting_pressure_moves_both_thresholds_alike() -> None:

@@ -10,7 +10,7 @@ from prfaas.core.policies import PolicyName
 from prfaas.sim.checks import check
 from prfaas.sim.request import Request
 from prfaas.sim.results import summarise
-from prfaas.sim.setup import BlockSetup, CacheSetup, Setup
+from prfaas.sim.setup import BlockSetup, CacheSetup, Setup, SignalSetup
 from prfaas.sim.simulation import Simulation
 from prfaas.sim.traffic import traffic_of
 from prfaas.units import NS_PER_S
@@ -63,3 +63,16 @@ def test_a_prefix_that_was_evicted_while_a_request_waited_is_computed() -> None:
     assert decision is not None
     assert decision.num_new_tokens == 50
     assert simulation.requests[2].num_new_tokens == 1050
+
+
+@pytest.mark.parametrize("policy", [PolicyName.LOCAL, PolicyName.REMOTE])
+def test_predictions_follow_what_was_computed_while_others_waited(policy: PolicyName) -> None:
+    # Twenty prompts share a prefix that nobody holds; one of another kind comes while ten wait.
+    requests = [prompt(i, i * MS) for i in range(20)] + [prompt(20, 1600 * MS, family=1)]
+    setup = replace(setup_for(policy, CacheSetup(None)), signals=SignalSetup())
+    simulation = played(setup, requests)
+    last = simulation.requests[-1]
+    assert last.decision is not None
+    assert last.decision.predicted_ns == pytest.approx(last.ttft_ns, rel=0.1)
+    assert last.offloaded == (policy is PolicyName.REMOTE)
+    assert last.ttft_ns > 1.4 * S

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 
 from prfaas.core.admission import AdmissionControl
 from prfaas.core.calibration import Calibration, Expected
@@ -39,6 +40,8 @@ from prfaas.core.ways import Seen, Way, Ways
 from prfaas.units import NS_PER_S
 
 RETRY_UNSERVED_S = 1
+LOOKUPS_MAX = 16
+"""Waiting requests of an instance that are looked up again after one report."""
 ROOM_KNOWN_NS = 60 * NS_PER_S
 """So long after the last request that queued for decode, its room is taken for known."""
 
@@ -54,6 +57,8 @@ class _Open:
     decode: str | None = None
     expected: Expected | None = None
     """Its prediction, until decode can begin or until it leaves the predicted path."""
+    looked_up_at_ns: int = 0
+    """When its cached prefix was looked up again last."""
 
 
 class Dispatcher:
@@ -221,15 +226,63 @@ class Dispatcher:
             entry.decode = self._decode_book.choose(avoid)
         return entry.decode
 
-    def prefilled(self, request_id: int, now_ns: int) -> None:
-        """The end of a prefill was heard of."""
+    def prefilled(self, request_id: int, now_ns: int) -> int | None:
+        """Record the end of a prefill.
+
+        Returns:
+            The request whose prefill begins now, to be looked up once more (`look_up`); None
+            without one.
+        """
         entry = self._open.get(request_id)
-        if entry is not None and entry.prefilling:
-            entry.prefilling = False
-            name = entry.routed.prefill
-            self._book_of[name].done(name, request_id, now_ns)
-            if entry.routed.decision.path is Path.LOCAL:
-                self._decode_flow.landed(request_id, now_ns)
+        if entry is None or not entry.prefilling:
+            return None
+        entry.prefilling = False
+        name = entry.routed.prefill
+        if entry.routed.decision.path is Path.LOCAL:
+            self._decode_flow.landed(request_id, now_ns)
+        return self._book_of[name].done(name, request_id, now_ns)
+
+    def due(self, name: str, num_waiting: int) -> Sequence[int]:
+        """Return requests that wait at an instance and should be looked up again (`look_up`).
+
+        Those whose last lookup is the oldest come first, at most `LOOKUPS_MAX`.
+
+        Args:
+            name: The instance.
+            num_waiting: Requests that its last report found waiting.
+        """
+        waiting = self._book_of[name].waiting(name, num_waiting)
+        if len(waiting) <= LOOKUPS_MAX:
+            return waiting
+        return nsmallest(LOOKUPS_MAX, waiting, key=lambda n: self._open[n].looked_up_at_ns)
+
+    def look_up(self, request_id: int, hits: Mapping[str, int], now_ns: int) -> None:
+        """Book the prefill that an engine would compute for a waiting request now.
+
+        Engines look up cached prefixes when prefill starts. Until then others may have computed
+        the prefix of a request, or it was evicted.
+
+        Args:
+            request_id: A request whose prefill has not begun, or begins now.
+            hits: As in `Arrival`.
+            now_ns: Time.
+        """
+        entry = self._open.get(request_id)
+        if entry is None or not entry.prefilling:
+            return
+        entry.looked_up_at_ns = now_ns
+        routed = entry.routed
+        stage = self._stage_of[routed.prefill]
+        hit = max(hits.get(stage.instances[routed.prefill].pool, 0), hits.get(routed.prefill, 0))
+        if routed.pulls:
+            hit = max(hit, routed.hit_tokens)
+        new = routed.num_prompt_tokens - hit
+        is_local = stage is self._ways.home
+        work_ns = (
+            self._local_work_ns(new) if is_local else self._remote_work_ns(routed.cluster, new)
+        )
+        if stage.book.rework(routed.prefill, request_id, now_ns, work_ns):
+            entry.expected = None
 
     def loaded(self, request_id: int) -> None:
         """The blocks of a request are where it is decoded: its pool may drop them."""
@@ -460,11 +513,7 @@ class Dispatcher:
         assert way.away is not None  # noqa: S101 (no policy sends away what is barred)
         prompt, hit, costs = arrival.num_prompt_tokens, way.away.hit_tokens, way.cluster.costs
         present, new = way.facts.present_tokens, prompt - hit
-        if costs is None:
-            work_ns = new * NOMINAL_NS_PER_TOKEN
-        else:
-            factor = self._ways.remote_calibrations[way.cluster.name].factor
-            work_ns = round(costs.remote_prefill_ns(new) * factor)
+        work_ns = self._remote_work_ns(way.cluster.name, new)
         shipped = costs.shipped_bytes(prompt, present) if costs else 0
         stage = self._ways.away[way.cluster.name]
         stage.book.dispatch(way.away.name, arrival.request_id, now_ns, work_ns)
@@ -498,6 +547,13 @@ class Dispatcher:
             return num_new_tokens * NOMINAL_NS_PER_TOKEN
         work_ns = costs.local_prefill_ns(num_new_tokens)
         return round(work_ns * self._ways.local_calibration.factor)
+
+    def _remote_work_ns(self, cluster: str, num_new_tokens: int) -> int:
+        costs = self._ways.remotes[cluster].costs
+        if costs is None:
+            return num_new_tokens * NOMINAL_NS_PER_TOKEN
+        work_ns = costs.remote_prefill_ns(num_new_tokens)
+        return round(work_ns * self._ways.remote_calibrations[cluster].factor)
 
     def _withdraw(self, request_id: int, entry: _Open, now_ns: int) -> None:
         """Nobody waits for the prefill any more."""

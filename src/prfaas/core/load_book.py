@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 
 @dataclass(slots=True)
@@ -77,14 +78,42 @@ class LoadBook:
         load.mean_ns = load.work_ns // len(load.jobs)
         self._move(load, start_ns + work_ns)
 
-    def done(self, name: str, job: int, now_ns: int) -> None:
-        """The end of a job was heard of: those before it are over too, those behind begin now."""
+    def done(self, name: str, job: int, now_ns: int) -> int | None:
+        """Record the end of a job: those before it are over too, the one behind it begins now.
+
+        Returns:
+            The job that begins; None without one, or when the end was known before.
+        """
         load = self._loads[name]
         if job not in load.jobs:
-            return
+            return None
         while job in load.jobs:
             self._end(load, next(iter(load.jobs)), now_ns)
         self._move(load, now_ns + load.work_ns + load.foreign_ns)
+        return next(iter(load.jobs), None)
+
+    def waiting(self, name: str, num_waiting: int) -> list[int]:
+        """Return the jobs of this gateway that wait at an instance, in order of dispatch.
+
+        Args:
+            name: The instance.
+            num_waiting: Requests that a report found waiting, of anybody.
+        """
+        jobs = self._loads[name].jobs
+        return list(islice(jobs, max(1, len(jobs) - num_waiting), None))
+
+    def rework(self, name: str, job: int, now_ns: int, work_ns: int) -> bool:
+        """Replace the work of a job that has not ended; return True if it changed."""
+        load = self._loads[name]
+        booked = load.jobs.get(job)
+        if booked is None or booked.work_ns == work_ns:
+            return False
+        changed_ns = work_ns - booked.work_ns
+        booked.work_ns = work_ns
+        load.work_ns += changed_ns
+        load.mean_ns = load.work_ns // len(load.jobs)
+        self._move(load, max(load.free_at_ns + changed_ns, now_ns))
+        return True
 
     def drop(self, name: str, job: int, now_ns: int) -> None:
         """A job was given up: whatever it would have taken is free."""

@@ -107,18 +107,18 @@ class Ways:
     ) -> None:
         self._settings = settings
         self._drain_ns_max = settings.ttft_max_ns or DRAIN_NS_MAX
-        self._remotes = tuple(remotes) or (RemoteCluster("", ()),)
+        self.remotes = {remote.name: remote for remote in remotes} or {"": RemoteCluster("", ())}
         self.links = Links(settings)
         self.rooms = Rooms()
         weights = MIXED_WEIGHTS if home.decode is None else PREFILL_WEIGHTS
         self.home = Stage(home.prefill, settings.stale_after_ns, weights)
         self.away = {
             remote.name: Stage(remote.instances, settings.stale_after_ns)
-            for remote in self._remotes
+            for remote in self.remotes.values()
         }
         self.local_calibration = Calibration(settings.calibration)
         self.remote_calibrations = {
-            remote.name: Calibration(settings.calibration) for remote in self._remotes
+            name: Calibration(settings.calibration) for name in self.remotes
         }
         self._seen: tuple[int, Sequence[Way], Sequence[Candidate]] = 0, (), ()
         everyone = (*home.prefill, *(home.decode or ()))
@@ -134,7 +134,8 @@ class Ways:
         """
         home, _, at_home = self.home.pick(arrival, now_ns)
         ways = [
-            self._through(remote, arrival, home, now_ns, decode_wait) for remote in self._remotes
+            self._through(remote, arrival, home, now_ns, decode_wait)
+            for remote in self.remotes.values()
         ]
         self._seen = arrival.num_tokens_to_fit, ways, at_home
         return ways[0] if len(ways) == 1 else min(ways, key=lambda way: way.rank)

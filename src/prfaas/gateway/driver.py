@@ -69,6 +69,8 @@ class Driver:
         self.num_late = 0
         """Requests that admission refused."""
         self._lengths: dict[str, int] = {}
+        self._asked: dict[int, Ask] = {}
+        """Requests that are open in the dispatcher."""
         self._broken: set[str | LinkName] = set()
         self._views: dict[str, PoolView] = {}
         self._home_pools = _pools(home)
@@ -176,6 +178,8 @@ class Driver:
             if not self.split.prefills(name):
                 return
         self.dispatcher.report_load(name, now_ns, num_waiting)
+        if num_waiting:
+            self._look_up(self.dispatcher.due(name, num_waiting), now_ns)
 
     # Pools and links
 
@@ -233,6 +237,10 @@ class Driver:
             stay: Keep it in the PD cluster.
         """
         found = self.dispatcher.arrive(self._arrival(ask, avoid, stay=stay), now_ns, again=again)
+        if isinstance(found, Routed):
+            self._asked[ask.number] = ask
+        else:
+            self._asked.pop(ask.number, None)
         if self.split is not None and not again:
             new = found.decision.num_new_tokens
             self.split.roles.mixes.came(now_ns, new, ask.num_prompt_tokens)
@@ -262,7 +270,9 @@ class Driver:
 
     def prefilled(self, number: int, now_ns: int) -> None:
         """The prefill leg has answered, or the first token has come."""
-        self.dispatcher.prefilled(number, now_ns)
+        begun = self.dispatcher.prefilled(number, now_ns)
+        if begun is not None:
+            self._look_up((begun,), now_ns)
 
     def prefill_answered(self, number: int, now_ns: int) -> None:
         """The prefill leg has answered."""
@@ -297,6 +307,7 @@ class Driver:
 
     def end(self, number: int, now_ns: int) -> None:
         """A request is over."""
+        self._asked.pop(number, None)
         self.dispatcher.end(number, now_ns)
 
     # What is known
@@ -352,6 +363,12 @@ class Driver:
             self._reports.seen(source, destination, ends[0].telemetry.get(destination), now_ns)
         up = up and (source, destination) not in self._broken
         return self.dispatcher.set_link(source, destination, up=up)
+
+    def _look_up(self, numbers: Iterable[int], now_ns: int) -> None:
+        """Look up cached prefixes of open requests once more."""
+        for number in numbers:
+            if (ask := self._asked.get(number)) is not None:
+                self.dispatcher.look_up(number, self.cached(ask)[0], now_ns)
 
     def _arrival(self, ask: Ask, avoid: str = "", *, stay: bool = False) -> Arrival:
         hits, hints = self.cached(ask)

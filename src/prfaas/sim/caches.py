@@ -109,6 +109,12 @@ class Caches:
         limits = {setup.name: setup.cache, **{c.name: c.cache for c in setup.prfaas}}
         self.devices = Devices([(instances[n], limits[n]) for n in limits], setup.blocks)
         self._have_own = self.devices.num_instances > 0
+        self.any_room = any(
+            room != 0
+            for limit in limits.values()
+            for room in (limit.host_blocks, limit.disk_blocks, limit.device_blocks)
+        )
+        """Whether there is any cache at all."""
 
     def hits(self, request: Request) -> dict[str, Hit]:
         """What each pool serves, and by instance what it holds itself, if anything.

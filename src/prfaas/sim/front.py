@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
 from prfaas.core.calibration import CalibrationSettings
@@ -38,6 +38,7 @@ class Front:
         self._home = setup.name
         self.heard = Heard()
         self._block_tokens = setup.blocks.tokens
+        self._asked: dict[int, Request] = {}
         # Instances that may change their role are known under a name in either.
         both = setup.num_prefill + setup.num_decode if setup.roles else 0
         self.prefill_names = tuple(f"p{i:05}" for i in range(both or setup.num_prefill))
@@ -70,6 +71,7 @@ class Front:
         self, request: Request, hits: Mapping[str, Hit], now_ns: int, *, again: bool
     ) -> Routed | Refused:
         """Decide for a request that arrives, or whose work was lost."""
+        self._asked[request.index] = request
         blocks, prompt = self._block_tokens, request.num_prompt_tokens
         told = (
             request.index,
@@ -88,6 +90,12 @@ class Front:
         arrival = tuple.__new__(Arrival, told)  # a third of the time of Arrival(...)
         return self.dispatcher.arrive(arrival, now_ns, again=again)
 
+    def _look_up(self, indices: Iterable[int], now_ns: int) -> None:
+        """Look up cached prefixes of open requests once more."""
+        for index in indices if self.caches.any_room else ():
+            hits = self.caches.hits(self._asked[index])
+            self.dispatcher.look_up(index, {name: hit[0] for name, hit in hits.items()}, now_ns)
+
     def choose_decode(self, request: Request) -> str | None:
         """Name of the instance that decodes a request, chosen when first asked for."""
         return self.dispatcher.choose_decode(request.index)
@@ -102,7 +110,9 @@ class Front:
 
     def prefilled(self, request: Request, now_ns: int) -> None:
         """The end of a request's prefill was heard of."""
-        self.dispatcher.prefilled(request.index, now_ns)
+        begun = self.dispatcher.prefilled(request.index, now_ns)
+        if begun is not None:
+            self._look_up((begun,), now_ns)
 
     def first_token(self, request: Request, now_ns: int) -> None:
         """A request streams its first token."""
@@ -115,6 +125,7 @@ class Front:
 
     def ended(self, request: Request, now_ns: int) -> None:
         """A request is over."""
+        del self._asked[request.index]
         self.dispatcher.end(request.index, now_ns)
 
     def set_link(self, cluster: str, *, up: bool) -> list[int]:
@@ -129,6 +140,9 @@ class Front:
     def report_loads(self, observed_at_ns: int, num_waiting: Sequence[tuple[str, int]]) -> None:
         """So many requests were seen to wait at some instances."""
         self.dispatcher.report_loads(observed_at_ns, num_waiting)
+        for name, waiting in num_waiting if self.caches.any_room else ():
+            if waiting:
+                self._look_up(self.dispatcher.due(name, waiting), observed_at_ns)
 
     def report_link(self, source: str, destination: str, report: LinkReport) -> None:
         """One direction of a link was seen."""

@@ -234,8 +234,8 @@ class Simulation:
     def _local_done(self, job: Job) -> None:
         if job.attempt == job.request.attempt:
             job.request.prefilled_at_ns = self.clock.now_ns
-            self.front.prefilled(job.request, self.clock.now_ns)
             self._store(self.setup.name, job.request)
+            self.front.prefilled(job.request, self.clock.now_ns)
             self._decode(job.request)
 
     def _remote_done(self, cluster: ClusterSetup, job: Job) -> None:

@@ -1,0 +1,129 @@
+"""Booked work follows what engines will compute: cached prefixes are looked up until they start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from prfaas.core.costs import Costs
+from prfaas.core.dispatch import (
+    Arrival,
+    DispatchSettings,
+    HomeCluster,
+    Member,
+    RemoteCluster,
+    Routed,
+)
+from prfaas.core.dispatcher import LOOKUPS_MAX, Dispatcher
+from prfaas.core.link_book import LinkReport
+from prfaas.core.policies import PolicyName
+from prfaas.units import NS_PER_S
+
+MS = NS_PER_S // 1000
+PROMPT = 1050
+WARM = {"home": 1000, "far": 1000}
+
+
+def dispatcher(policy: PolicyName) -> Dispatcher:
+    """One instance on either side; a token takes 1 ms."""
+    tokens = range(3)
+    table = [MS * n for n in tokens]
+    costs = Costs(table, table, [1000 * n for n in tokens], 0, 1000)
+    made = Dispatcher(
+        HomeCluster("pd", (Member("p", "home"),), (Member("d", "home"),), costs),
+        [RemoteCluster("away", (Member("r", "far"),), costs)],
+        DispatchSettings(policy, 1000),
+    )
+    made.set_link("far", "home", up=True)
+    made.report_link("far", "home", LinkReport(0, 1e12, 0, 0.0, MS))
+    return made
+
+
+def arrive(made: Dispatcher, number: int, hits: Mapping[str, int]) -> Routed:
+    found = made.arrive(Arrival(number, PROMPT, PROMPT, hits), 0)
+    assert isinstance(found, Routed)
+    return found
+
+
+def wait_ms(made: Dispatcher, name: str, now_ms: int) -> int:
+    wait_ns = made.load(name).wait_ns(name, now_ms * MS)
+    assert wait_ns is not None
+    return wait_ns // MS
+
+
+@pytest.fixture(params=[PolicyName.LOCAL, PolicyName.REMOTE])
+def made(request: pytest.FixtureRequest) -> Dispatcher:
+    return dispatcher(request.param)
+
+
+def test_a_request_whose_prefix_was_computed_meanwhile_takes_less_once_it_starts(
+    made: Dispatcher,
+) -> None:
+    name, *_ = {arrive(made, number, {}).prefill for number in range(3)}
+    assert wait_ms(made, name, 0) == 3 * PROMPT
+    assert made.prefilled(0, PROMPT * MS) == 1
+    made.look_up(1, WARM, PROMPT * MS)
+    assert wait_ms(made, name, PROMPT) == 50 + PROMPT
+    # A report of one that waits brings the lookup of the other one.
+    made.report_load(name, PROMPT * MS, 1)
+    assert list(made.due(name, 1)) == [2]
+    made.look_up(2, WARM, PROMPT * MS)
+    assert wait_ms(made, name, PROMPT) == 100
+
+
+def test_a_request_whose_prefix_was_evicted_meanwhile_takes_longer(made: Dispatcher) -> None:
+    name = arrive(made, 0, {}).prefill
+    arrive(made, 1, WARM)
+    made.prefilled(0, PROMPT * MS)
+    assert wait_ms(made, name, PROMPT) == 50
+    made.look_up(1, {}, PROMPT * MS)
+    assert wait_ms(made, name, PROMPT) == PROMPT
+
+
+def test_a_prefill_that_runs_is_not_looked_up(made: Dispatcher) -> None:
+    name = arrive(made, 0, {}).prefill
+    assert list(made.due(name, 0)) == []
+    assert list(made.due(name, 5)) == []
+    arrive(made, 1, {})
+    # What others sent waits too, and does not make the running one wait.
+    assert list(made.due(name, 5)) == [1]
+
+
+def test_an_end_that_was_known_before_starts_nothing(made: Dispatcher) -> None:
+    arrive(made, 0, {})
+    arrive(made, 1, {})
+    assert made.prefilled(1, MS) is None
+    assert made.prefilled(1, MS) is None
+    assert made.prefilled(0, MS) is None
+
+
+def test_all_of_a_long_queue_have_their_turn(made: Dispatcher) -> None:
+    name = arrive(made, 0, {}).prefill
+    waiting = set(range(1, 3 * LOOKUPS_MAX + 1))
+    for number in waiting:
+        arrive(made, number, {})
+    seen: set[int] = set()
+    for turn in range(1, 4):
+        due = made.due(name, len(waiting))
+        assert len(due) == LOOKUPS_MAX
+        seen.update(due)
+        for number in due:
+            made.look_up(number, {}, turn * MS)
+    assert seen == waiting
+
+
+def test_a_request_that_ended_is_not_looked_up(made: Dispatcher) -> None:
+    name = arrive(made, 0, {}).prefill
+    made.end(0, MS)
+    made.look_up(0, WARM, MS)
+    assert wait_ms(made, name, 1) == 0
+
+
+def test_predictions_learn_nothing_from_a_request_whose_work_changed(made: Dispatcher) -> None:
+    arrive(made, 0, {})
+    arrive(made, 1, {})
+    made.prefilled(0, PROMPT * MS)
+    made.look_up(1, WARM, PROMPT * MS)
+    made.prompt_ready(1, (PROMPT + 50) * MS)
+    assert all(found.factor == 1 for found in made.calibrations.values())
