@@ -30,7 +30,8 @@ from prfaas.core.policies import PolicyName
 from prfaas.sim.run import run
 from prfaas.sim.scenario import Scenario, load_scenario
 from prfaas.sim.workloads.synthetic import Synthetic
-from prfaas.sim.workloads.trace import Trace, read_mooncake
+from prfaas.sim.workloads.trace import Trace
+from prfaas.traces.reader import read_requests
 from prfaas.units import NS_PER_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "sim"
@@ -72,7 +73,7 @@ def timed(scenario: Scenario, trace: Path | None = None) -> Timed:
     if trace is not None:
         source = scenario.workload.source
         assert isinstance(source, Trace)
-        source = replace(source, rows=read_mooncake(trace))
+        source = replace(source, rows=read_requests(trace, "mooncake").rows)
         scenario = replace(scenario, workload=replace(scenario.workload, source=source))
     found = run(scenario)
     seconds = time.process_time() - started

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.planner.traces import BlockCache, read_trace
+from prfaas.planner.traces import read_trace
+from prfaas.traces.block_cache import BlockCache
 
 TRACES = Path(__file__).parents[2] / "examples" / "sim" / "traces"
 
@@ -43,7 +44,7 @@ def test_a_small_cache_forgets_the_oldest() -> None:
 
 def test_lengths_of_a_csv(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
-    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n0,10,5\n1,30,15\n")
+    path.write_text("GeneratedTokens,ContextTokens\n5,10\n15,30\n")
     trace = read_trace(path)
     assert trace.new_tokens == (10, 30)
     assert trace.mean_prompt_tokens == 20
@@ -52,15 +53,21 @@ def test_lengths_of_a_csv(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("t.csv", "a,b\n1,2\n", "none of the columns ContextTokens"),
-        ("t.jsonl", "{}\n", "missing required field `input_length`"),
+        (
+            "t.csv",
+            "a,b\n1,2\n",
+            "line 1 with the columns a, b; expected JSON lines with input_length",
+        ),
+        ("t.jsonl", "{}\n", "the fields no JSON object; expected"),
         ("t.jsonl", "", "holds no requests"),
-        ("t.csv", "tokens\n0\n", "holds no requests"),
-        ("t.csv", "tokens,output_length\n5\n", "got `null` - at `\\$.output_length`"),
-        ("t.csv", "tokens\n-5\n", ">= 0"),
-        ("t.csv", "tokens\nmany\n", "Expected `int`"),
-        ("t.jsonl", '{"input_length": -5}', ">= 0"),
-        ("t.parquet", "x", r"expected a name ending in .jsonl, .csv"),
+        ("t.csv", "tokens\n", "holds no requests"),
+        ("t.csv", "tokens\n0\n", "line 2: tokens is 0; expected 1 to"),
+        ("t.csv", "tokens,output_length\n5\n", "line 2: 1 values; expected 2"),
+        ("t.csv", "tokens\n-5\n", "tokens is -5; expected 1 to"),
+        ("t.csv", "tokens\nmany\n", "tokens is 'many'; expected a whole number"),
+        ("t.jsonl", '{"input_length": -5}', "input_length is -5; expected 1 to"),
+        ("t.jsonl", '{"input_length": 5}\n{"input_length"', "line 2: Input data was truncated"),
+        ("t.parquet", "x", "line 1 with the columns x"),
     ],
 )
 def test_broken_traces_are_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -75,7 +82,7 @@ def test_a_trace_that_was_cut_off_is_refused(tmp_path: Path) -> None:
     whole = gzip.compress(b'{"input_length": 5}\n' * 100)
     for damaged in (whole[:-4], whole[:12] + b"\xff\xff" + whole[14:], b"no gzip"):
         path.write_bytes(damaged)
-        with pytest.raises(ConfigError, match=r"trace .*t\.jsonl\.gz: "):
+        with pytest.raises(ConfigError, match=r"trace .*t\.jsonl\.gz can not be read: "):
             read_trace(path)
 
 

@@ -4,7 +4,8 @@ import pytest
 
 from prfaas.core.prefix_cache import PrefixCache
 from prfaas.sim.request import Request
-from prfaas.sim.workloads.trace import Trace, read_mooncake
+from prfaas.sim.workloads.trace import Trace
+from prfaas.traces.reader import read_requests
 from tests.sim.systems import EXAMPLES
 
 CONVERSATION = EXAMPLES / "traces" / "mooncake_conversation.jsonl.gz"
@@ -12,7 +13,7 @@ CONVERSATION = EXAMPLES / "traces" / "mooncake_conversation.jsonl.gz"
 
 @pytest.fixture(scope="module")
 def requests() -> list[Request]:
-    return Trace(read_mooncake(CONVERSATION)).requests(1)
+    return Trace(read_requests(CONVERSATION).rows).requests(1)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from prfaas.sim.checks import check
 from prfaas.sim.request import Outcome, Request
 from prfaas.sim.scenario import load_scenario
 from prfaas.sim.simulation import Simulation
-from prfaas.sim.workloads.regroup import Regroup
 from prfaas.sim.workloads.scaling import with_followers
-from prfaas.sim.workloads.session_file import Session, Turn, read_sessions
 from prfaas.sim.workloads.sessions import PAUSE_S, Sessions
+from prfaas.traces.sessions.regroup import Regroup
+from prfaas.traces.sessions.session_file import Session, Turn, read_sessions
 from prfaas.units import NS_PER_S
 from tests.sim.systems import EXAMPLES, system
 

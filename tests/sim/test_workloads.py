@@ -17,14 +17,15 @@ from hypothesis import strategies as st
 from prfaas.errors import ConfigError
 from prfaas.planner.lengths import LogNormalLengths
 from prfaas.sim.scenario import load_scenario
-from prfaas.sim.workloads import reading
 from prfaas.sim.workloads.arrivals import Steps, Swing, draw_arrivals
-from prfaas.sim.workloads.azure import read_azure
 from prfaas.sim.workloads.rate_curve import read_rate_curve
 from prfaas.sim.workloads.scaling import Workload, stretched
-from prfaas.sim.workloads.session_file import read_sessions
 from prfaas.sim.workloads.synthetic import Synthetic
-from prfaas.sim.workloads.trace import Row, Trace, read_mooncake
+from prfaas.sim.workloads.trace import Trace
+from prfaas.traces import limits
+from prfaas.traces.reader import read_requests
+from prfaas.traces.requests import Row
+from prfaas.traces.sessions.session_file import read_sessions
 from prfaas.units import NS_PER_S
 from tests.sim.systems import EXAMPLES
 
@@ -60,7 +61,7 @@ def test_the_curve_of_a_model_is_found_and_stretched() -> None:
 
 
 def test_azure_keeps_instants_and_lengths() -> None:
-    rows = read_azure(TRACES / "azure_conversation_2023.csv.gz")
+    rows = read_requests(TRACES / "azure_conversation_2023.csv.gz", "azure").rows
     assert len(rows) == 19_366
     assert (rows[0].at_ns, rows[0].num_prompt_tokens, rows[0].num_output_tokens) == (0, 374, 44)
     # 18:15:46.6805900 to 18:15:50.9951690
@@ -70,7 +71,7 @@ def test_azure_keeps_instants_and_lengths() -> None:
 
 
 def test_a_trace_at_twice_the_rate_takes_half_the_time_with_all_its_tokens() -> None:
-    rows = read_mooncake(TRACES / "mooncake_conversation.jsonl.gz")
+    rows = read_requests(TRACES / "mooncake_conversation.jsonl.gz", "mooncake").rows
     once, twice = Trace(rows), Trace(rows).with_rate_scaled(2.0)
     a, b = once.requests(1), twice.requests(1)
     assert b[-1].arrived_at_ns * 2 == pytest.approx(a[-1].arrived_at_ns, abs=2)
@@ -139,7 +140,6 @@ GOOD = {"timestamp": 5, "input_length": 600, "output_length": 3, "hash_ids": [1,
         ({"hash_ids": [1, 2**60]}, "an id of hash_ids is 1,152,921,504,606,846,976"),
         ({"hash_ids": [1] * 700}, "700 hash_ids for 600 prompt tokens, which are 2 blocks of 512"),
         ({"hash_ids": [1]}, "1 hash_ids for 600 prompt tokens, which are 2 blocks"),
-        ({"hash_ids": []}, "0 hash_ids for 600 prompt tokens"),
     ],
 )
 def test_a_wrong_line_of_a_trace_is_named(
@@ -148,7 +148,7 @@ def test_a_wrong_line_of_a_trace_is_named(
     path = tmp_path / "trace.jsonl"
     path.write_text(f"{json.dumps(GOOD)}\n{json.dumps(GOOD | change)}\n")
     with pytest.raises(ConfigError, match=message):
-        read_mooncake(path)
+        read_requests(path, "mooncake")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_wrong_line_of_azure_is_named(tmp_path: Path, line: str, message: str)
     path = tmp_path / "azure.csv"
     path.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{line}\n")
     with pytest.raises(ConfigError, match=message):
-        read_azure(path)
+        read_requests(path, "azure")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     empty.write_text("\n")
     for path, message in ((broken, "can not be read"), (empty, "no requests")):
         with pytest.raises(ConfigError, match=message):
-            read_mooncake(path)
+            read_requests(path, "mooncake")
 
 
 def test_a_trace_beyond_the_limits_is_refused(
@@ -201,12 +201,12 @@ def test_a_trace_beyond_the_limits_is_refused(
 ) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(f"{json.dumps(GOOD)}\n" * 3)
-    monkeypatch.setattr(reading, "FILE_BYTES_MAX", 200)
+    monkeypatch.setattr(limits, "FILE_BYTES_MAX", 200)
     with pytest.raises(ConfigError, match="line 3: the trace exceeds 200 bytes"):
-        read_mooncake(path)
-    monkeypatch.setattr(reading, "LINE_BYTES_MAX", 50)
+        read_requests(path, "mooncake")
+    monkeypatch.setattr(limits, "LINE_BYTES_MAX", 50)
     with pytest.raises(ConfigError, match="line 1: is longer than 50 bytes"):
-        read_mooncake(path)
+        read_requests(path, "mooncake")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 
 from prfaas.errors import ConfigError
 from prfaas.planner.geometry import FloatArray
-from prfaas.sim.workloads.source import NUM_REQUESTS_MAX
+from prfaas.traces.limits import NUM_REQUESTS_MAX
 
 
 class RateShape(Protocol):

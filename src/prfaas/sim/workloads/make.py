@@ -7,16 +7,17 @@ from pathlib import Path
 from prfaas.errors import ConfigError
 from prfaas.planner.problem import Workload as PlannedWorkload
 from prfaas.sim.workloads.arrivals import RateShape, Swing
-from prfaas.sim.workloads.azure import read_azure
 from prfaas.sim.workloads.rate_curve import read_rate_curve
-from prfaas.sim.workloads.reading import NUM_PROMPT_TOKENS_MAX
 from prfaas.sim.workloads.scaling import Workload
-from prfaas.sim.workloads.session_file import read_sessions
 from prfaas.sim.workloads.sessions import Sessions
 from prfaas.sim.workloads.source import Source
 from prfaas.sim.workloads.synthetic import Synthetic
 from prfaas.sim.workloads.table import WorkloadTable
-from prfaas.sim.workloads.trace import Trace, read_mooncake
+from prfaas.sim.workloads.trace import Trace
+from prfaas.traces.formats.columns import AZURE
+from prfaas.traces.limits import NUM_PROMPT_TOKENS_MAX
+from prfaas.traces.reader import read_requests
+from prfaas.traces.sessions.session_file import read_sessions
 from prfaas.units import NS_PER_S
 
 _SWING_PERIOD_S = 3600.0
@@ -57,8 +58,8 @@ def _source(
     path = directory / str(table.trace)
     match table.arrivals:
         case "trace" | "azure":
-            mooncake = table.arrivals == "trace"
-            rows = read_mooncake(path, block_tokens) if mooncake else read_azure(path)
+            form = AZURE.name if table.arrivals == "azure" else None
+            rows = read_requests(path, form, block_tokens=block_tokens).rows
             return Trace(rows, _ns(table.jitter), table.rate_scale, table.requests)
         case "sessions":
             return Sessions(

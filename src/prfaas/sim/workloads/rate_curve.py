@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 from prfaas.errors import ConfigError
 from prfaas.sim.workloads.arrivals import Steps
-from prfaas.sim.workloads.reading import in_range, read_lines, refuse
+from prfaas.traces.checks import in_range
+from prfaas.traces.drops import DroppedError
+from prfaas.traces.formats.columns import cells_of
+from prfaas.traces.lines import read_lines, refuse, text_of
 
 COLUMNS = ["model", "t0_s", "rate_rps", "rate_weighted_client_cv"]
 NUM_WINDOWS_MAX = 100_000
@@ -25,21 +27,20 @@ def read_rate_curve(path: Path, model: str, period_s: float | None = None) -> St
     Raises:
         ConfigError: The file is wrong, or has fewer than two windows of the model.
     """
-    starts, rates, models = [], [], set()
+    starts: list[float] = []
+    rates: list[float] = []
+    models: set[str] = set()
     for number, line in read_lines(path):
-        cells = next(csv.reader([line.decode("utf-8", "replace").strip()]))
-        if number == 1:
-            if cells != COLUMNS:
-                refuse(path, 1, f"columns {cells[:8]}; expected {COLUMNS}")
-            continue
-        if len(cells) != len(COLUMNS):
-            refuse(path, number, f"{len(cells)} values; expected {', '.join(COLUMNS)}")
-        models.add(cells[0])
-        if cells[0] != model:
-            continue
-        starts.append(_number(path, number, 1, cells))
-        rates.append(_number(path, number, 2, cells))
-        _check_window(path, number, starts)
+        try:
+            cells = _cells(number, text_of(line))
+            models.update(cells[:1])
+            if number > 1 and cells[0] == model:
+                starts.append(_number(1, cells))
+                rates.append(_number(2, cells))
+                _check_window(starts)
+        except DroppedError as error:
+            refuse(path, number, str(error))
+    models.discard(COLUMNS[0])
     if len(rates) < 2 or not any(rates):
         known = ", ".join(sorted(models)[:20])
         raise ConfigError(f"{path}: no curve of {model!r}; there are {known or 'none'}")
@@ -47,20 +48,31 @@ def read_rate_curve(path: Path, model: str, period_s: float | None = None) -> St
     return Steps(tuple(rates), own_s if period_s is None else period_s)
 
 
-def _number(path: Path, line: int, column: int, cells: list[str]) -> float:
+def _cells(number: int, line: bytes) -> list[str]:
+    cells = cells_of(line)
+    if number == 1 and cells != COLUMNS:
+        raise DroppedError(f"columns {cells[:8]}; expected {COLUMNS}")
+    if len(cells) != len(COLUMNS):
+        raise DroppedError(f"{len(cells)} values; expected {', '.join(COLUMNS)}")
+    return cells
+
+
+def _number(column: int, cells: list[str]) -> float:
     try:
         value = float(cells[column])
     except ValueError:
-        refuse(path, line, f"{COLUMNS[column]} is {cells[column][:40]!r}; expected a number")
-    in_range(path, line, COLUMNS[column], value, 0, 1e9)
+        raise DroppedError(
+            f"{COLUMNS[column]} is {cells[column][:40]!r}; expected a number"
+        ) from None
+    in_range(COLUMNS[column], value, 0, 1e9)
     return value
 
 
-def _check_window(path: Path, line: int, starts: list[float]) -> None:
+def _check_window(starts: list[float]) -> None:
     if len(starts) > NUM_WINDOWS_MAX:
-        refuse(path, line, f"more than {NUM_WINDOWS_MAX:,} windows")
+        raise DroppedError(f"more than {NUM_WINDOWS_MAX:,} windows")
     if len(starts) < 2:
         return
     expected = starts[0] + (starts[1] - starts[0]) * (len(starts) - 1)
     if starts[1] <= starts[0] or starts[-1] != expected:
-        refuse(path, line, f"t0_s is {starts[-1]:g}; expected {expected:g}, as windows are equal")
+        raise DroppedError(f"t0_s is {starts[-1]:g}; expected {expected:g}, as windows are equal")

@@ -2,7 +2,8 @@
 
 A slow system therefore gets fewer requests, as in life. Sessions start at random instants, or a
 fixed number of users runs one after another. Every start is a session of its own, with its own
-blocks: a recorded session that is used twice shares nothing with itself.
+blocks, but for those that sessions of the file share: a recorded session that is used twice shares
+no other ones with itself.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import numpy as np
 from prfaas.errors import ConfigError
 from prfaas.sim.request import Follower, Request
 from prfaas.sim.workloads.arrivals import draw_arrivals
-from prfaas.sim.workloads.regroup import Regroup
-from prfaas.sim.workloads.session_file import Session, Turn
-from prfaas.sim.workloads.source import NUM_REQUESTS_MAX
+from prfaas.traces.limits import NUM_REQUESTS_MAX
+from prfaas.traces.sessions.regroup import Regroup, SharedNames
+from prfaas.traces.sessions.session_file import Session, Turn
 from prfaas.units import NS_PER_S
 
 NUM_BLOCK_IDS_MAX = 200_000_000
@@ -98,11 +99,18 @@ class _Draw:
         self._source = source
         self._order = self._endless(rng)
         self._indices, self._blocks, self._num_ids = count(), count(), 0
+        self._shared_names: SharedNames = {}
 
     def session(self, at_ns: int) -> tuple[Request, Request, int]:
         """First and last request of a session that starts at `at_ns`, and its pauses, ns."""
         session = next(self._order)
-        regroup = Regroup(session.block_tokens, self._source.block_tokens, self._blocks)
+        regroup = Regroup(
+            session.block_tokens,
+            self._source.block_tokens,
+            self._blocks,
+            session.shared,
+            self._shared_names,
+        )
         made: list[Request] = []
         for turn in session.turns:
             before = None if turn.after is None else session.turns[turn.after]

@@ -6,8 +6,6 @@ from typing import Protocol
 
 from prfaas.sim.request import Request
 
-NUM_REQUESTS_MAX = 5_000_000
-
 
 class Source(Protocol):
     """Requests, by seed. The same seed gives the same requests."""

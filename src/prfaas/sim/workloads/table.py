@@ -37,8 +37,9 @@ class WorkloadTable(BaseModel):
     )
 
     arrivals: Literal["poisson", "gamma", "diurnal", "trace", "azure", "sessions"] = "poisson"
-    """poisson, gamma, diurnal: synthetic. trace: Mooncake's schema. azure: Azure's CSV. sessions:
-    closed loop, a turn comes after the answer before it."""
+    """poisson, gamma, diurnal: synthetic. trace: recorded requests in any of the formats of
+    workloads.md. azure: the same, of Azure's format only. sessions: closed loop, a turn comes after
+    the answer before it."""
     rate: Positive | None = None
     """Mean arrival rate, req/s; of sessions their starts, 1/s. Not for a trace."""
     users: Annotated[int, Field(ge=1)] | None = None

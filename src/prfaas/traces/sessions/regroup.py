@@ -8,6 +8,8 @@ from itertools import chain, islice
 from prfaas.errors import ConfigError
 
 Runs = tuple[tuple[int, int], ...]
+SharedNames = dict[tuple[int, tuple[int, ...]], int]
+"""Name of a group of blocks, by the name of the group before it and its ids."""
 
 
 class Regroup:
@@ -17,19 +19,30 @@ class Regroup:
         source_tokens: Tokens of a recorded block.
         block_tokens: Tokens of a block of the cache, a multiple of `source_tokens`.
         names: Where new names come from.
+        shared: Recorded ids that other sessions have too.
+        shared_names: Names of groups of such ids; grows. The sessions of a file have one.
 
     Raises:
         ConfigError: One size is no multiple of the other.
     """
 
-    def __init__(self, source_tokens: int, block_tokens: int, names: Iterator[int]) -> None:
+    def __init__(
+        self,
+        source_tokens: int,
+        block_tokens: int,
+        names: Iterator[int],
+        shared: frozenset[int] = frozenset(),
+        shared_names: SharedNames | None = None,
+    ) -> None:
         if block_tokens % source_tokens:
             raise ConfigError(
                 f"cache.block_tokens is {block_tokens}; blocks of the sessions have "
                 f"{source_tokens} tokens, so it has to be a multiple of that"
             )
         self._ratio, self._names = block_tokens // source_tokens, names
-        self._known: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._shared = shared
+        self._shared_names: SharedNames = {} if shared_names is None else shared_names
+        self._known: SharedNames = {}
         self._named: dict[Runs, tuple[int, ...]] = {}
 
     def blocks(self, runs: Runs, before: Runs | None) -> tuple[int, ...]:
@@ -44,9 +57,10 @@ class Regroup:
         ids = _ids(runs, kept * self._ratio)
         while group := tuple(islice(ids, self._ratio)):
             key = (found[-1] if found else -1, group)
-            name = self._known.get(key)
+            known = self._shared_names if self._shared.issuperset(group) else self._known
+            name = known.get(key)
             if name is None:
-                name = self._known[key] = next(self._names)
+                name = known[key] = next(self._names)
             found.append(name)
         self._named[runs] = tuple(found)
         return self._named[runs]

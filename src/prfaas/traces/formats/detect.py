@@ -1,0 +1,85 @@
+"""The format of a file, from its first lines."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from prfaas.errors import ConfigError
+from prfaas.traces.formats import mooncake
+from prfaas.traces.formats.columns import CSV_FORMATS, cells_of
+from prfaas.traces.lines import read_lines
+
+SESSIONS = "sessions"
+CHATS = "chats"
+REQUEST_FORMATS = (mooncake.NAME, *(form.name for form in CSV_FORMATS))
+"""Formats of requests that come at instants of their own."""
+_NUM_LINES = 20
+_MARKS = (
+    (mooncake.NAME, {"input_length"}),
+    (SESSIONS, {"block_size", "requests"}),
+    (CHATS, {"messages"}),
+    (CHATS, {"conversations"}),
+    (CHATS, {"conversation"}),
+    (CHATS, {"message"}),
+    (CHATS, {"role", "content"}),
+)
+"""Formats of JSON lines by fields that only they have."""
+
+
+def detect(path: Path) -> str:
+    """The name of a file's format.
+
+    Raises:
+        ConfigError: The file can not be read, is empty, or is in no known format.
+    """
+    seen: list[str] = []
+    for number, line in islice(read_lines(path), _NUM_LINES):
+        if line is None:
+            continue
+        if line.startswith(b"["):
+            raise ConfigError(
+                f"trace {path}: a JSON array; expected one object a line: jq -c '.[]' FILE"
+            )
+        if not line.startswith(b"{"):
+            if seen:  # a damaged line in a file of JSON lines
+                continue
+            return _table(path, number, line)
+        fields = _fields(line)
+        for name, marks in _MARKS:
+            if marks <= fields:
+                return name
+        seen += sorted(fields)[:8] or ["no JSON object"]
+    if not seen:
+        raise ConfigError(f"trace {path} holds no requests: the file is empty")
+    raise _unknown(path, f"the fields {', '.join(name[:40] for name in dict.fromkeys(seen))}")
+
+
+def _fields(line: bytes) -> set[str]:
+    try:
+        return set(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return set()
+
+
+def _table(path: Path, number: int, header: bytes) -> str:
+    columns = [cell.strip() for cell in cells_of(header)]
+    for form in CSV_FORMATS:
+        if form.matches(columns):
+            return form.name
+    shown = ", ".join(column[:40] for column in columns[:8])
+    raise _unknown(path, f"line {number} with the columns {shown}")
+
+
+def _unknown(path: Path, found: str) -> ConfigError:
+    known = "; ".join(
+        f"{form.name}: {', '.join(n for n in (form.instant, form.prompt[0]) if n)}"
+        for form in CSV_FORMATS
+    )
+    return ConfigError(
+        f"trace {path}: {found[:400]}; expected JSON lines with input_length (mooncake), "
+        "block_size and requests (sessions) or messages (chats), or a table with a header "
+        f"({known})"
+    )

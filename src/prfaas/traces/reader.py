@@ -1,0 +1,226 @@
+"""Requests of a trace in any of the formats, in order of arrival, the first one at 0."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from prfaas.errors import ConfigError
+from prfaas.traces import limits
+from prfaas.traces.drops import DroppedError, Drops
+from prfaas.traces.formats import mooncake
+from prfaas.traces.formats.columns import CSV_FORMATS, LENGTHS, CsvRows
+from prfaas.traces.formats.detect import CHATS, REQUEST_FORMATS, SESSIONS, detect
+from prfaas.traces.lines import OnProgress, read_lines, refuse, text_of
+from prfaas.traces.requests import Row
+from prfaas.units import NS_PER_S
+
+_Parse = Callable[[bytes], Row]
+_ELSEWHERE = {
+    SESSIONS: 'sessions; the simulator reads them with arrivals = "sessions"',
+    CHATS: "chat transcripts; make sessions of them: prfaas trace import FILE --out FILE",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a trace; instants count from the first request of the file.
+
+    Attributes:
+        start_ns: Earlier requests are left out; 0 keeps also what an unordered file has earlier.
+        duration_ns: Length of the part; None is all that is left.
+        num_requests: Reading ends with so many requests; None is all.
+    """
+
+    start_ns: int = 0
+    duration_ns: int | None = None
+    num_requests: int | None = None
+
+    def check(self, since_ns: int) -> None:
+        """Check an instant.
+
+        Raises:
+            DroppedError: It is outside.
+        """
+        early = self.start_ns > 0 and since_ns < self.start_ns
+        if early or (self.duration_ns is not None and since_ns >= self.start_ns + self.duration_ns):
+            raise DroppedError("outside the part that was asked for", damaged=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A trace as it was read.
+
+    Attributes:
+        rows: In order of arrival; the first one at 0.
+        form: Name of the format.
+        drops: Lines that gave no request.
+        num_unordered: Requests that the file has after a later one.
+    """
+
+    rows: tuple[Row, ...]
+    form: str
+    drops: Drops
+    num_unordered: int
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(row.num_prompt_tokens for row in self.rows)
+
+
+def read_requests(
+    path: Path,
+    form: str | None = None,
+    *,
+    block_tokens: int = mooncake.BLOCK_TOKENS,
+    complete: bool = True,
+    damaged_max: float = 0.0,
+    part: Part | None = None,
+    on_progress: OnProgress | None = None,
+) -> Reading:
+    """Read a trace.
+
+    Args:
+        path: The file, gzipped or not.
+        form: One of `REQUEST_FORMATS`; None detects it.
+        block_tokens: Tokens of a block, of a format with ids of blocks.
+        complete: Instants and output lengths are needed; a missing output counts as 1 token.
+        damaged_max: Largest share of damaged lines, in [0, 1). With 0 the first one is an error,
+            otherwise they are dropped and counted.
+        part: What to read; None is all.
+        on_progress: Called now and then with the bytes of the file that were read.
+
+    Raises:
+        ConfigError: The file can not be read, is in another format, holds no request, is too large,
+            or too much of it is damaged.
+    """
+    name = detect(path) if form is None else form
+    lines = read_lines(path, on_progress)
+    reader = _Reader(path, damaged_max, part or Part())
+    reader.read(lines, _parser(path, name, lines, block_tokens, complete))
+    return reader.result(name)
+
+
+def _parser(
+    path: Path,
+    name: str,
+    lines: Iterator[tuple[int, bytes | None]],
+    block_tokens: int,
+    complete: bool,
+) -> _Parse:
+    if name in _ELSEWHERE:
+        raise ConfigError(f"trace {path} holds {_ELSEWHERE[name]}")
+    if name not in REQUEST_FORMATS:
+        raise ConfigError(f"no format is called {name!r}; there are {', '.join(REQUEST_FORMATS)}")
+    if name == mooncake.NAME:
+        return mooncake.MooncakeRows(block_tokens, complete=complete)
+    if name == LENGTHS.name and complete:
+        raise ConfigError(
+            f"trace {path} has lengths without instants: enough for a plan, not for a simulation"
+        )
+    number, header = next(lines, (1, b""))
+    csv_format = next(each for each in CSV_FORMATS if each.name == name)
+    return CsvRows(csv_format, path, number, header or b"")
+
+
+@dataclass(slots=True)
+class _Reader:
+    path: Path
+    damaged_max: float
+    part: Part
+    drops: Drops = field(default_factory=Drops)
+    rows: list[Row] = field(default_factory=list)
+    lines: array[int] = field(default_factory=lambda: array("Q"))
+    num_ids: int = 0
+    num_unordered: int = 0
+    first_ns: int | None = None
+    latest_ns: int = 0
+
+    def read(self, lines: Iterator[tuple[int, bytes | None]], parse: _Parse) -> None:
+        """Keep the requests of all lines."""
+        for number, line in lines:
+            self.drops.num_lines += 1
+            try:
+                self._keep(number, parse(text_of(line)))
+            except DroppedError as error:
+                self._drop(number, error)
+            if len(self.rows) == self.part.num_requests:
+                break
+
+    def _keep(self, number: int, row: Row) -> None:
+        if self.first_ns is None:
+            self.first_ns = self.latest_ns = row.at_ns
+        self.part.check(row.at_ns - self.first_ns)
+        self.num_ids += len(row.block_ids)
+        if len(self.rows) == limits.NUM_REQUESTS_MAX or self.num_ids > limits.NUM_BLOCK_IDS_MAX:
+            refuse(
+                self.path,
+                number,
+                f"more than {limits.NUM_REQUESTS_MAX:,} requests or {limits.NUM_BLOCK_IDS_MAX:,} "
+                "ids of blocks; import a part: prfaas trace import with --duration or --requests",
+            )
+        self.rows.append(row)
+        self.lines.append(number)
+        self.num_unordered += row.at_ns < self.latest_ns
+        self.latest_ns = max(self.latest_ns, row.at_ns)
+
+    def _drop(self, number: int, error: DroppedError) -> None:
+        if error.damaged and self.damaged_max == 0:
+            refuse(
+                self.path, number, f"{error}; prfaas trace import leaves out lines that are damaged"
+            )
+        self.drops.add(number, error)
+
+    def result(self, form: str) -> Reading:
+        """The requests in order.
+
+        Raises:
+            ConfigError: Too much is damaged, or nothing is left.
+        """
+        kept = self._near()
+        refuse_if_damaged(self.path, self.drops, self.damaged_max)
+        if not kept:
+            raise ConfigError(f"trace {self.path} holds no requests{_why(self.drops)}")
+        kept.sort(key=lambda row: row.at_ns)
+        first_ns = kept[0].at_ns
+        shifted = kept if not first_ns else [r._replace(at_ns=r.at_ns - first_ns) for r in kept]
+        return Reading(tuple(shifted), form, self.drops, self.num_unordered)
+
+    def _near(self) -> list[Row]:
+        """The requests without those whose instant is absurdly far from all others."""
+        if not self.rows:
+            return []
+        at_s = np.fromiter((row.at_ns / NS_PER_S for row in self.rows), float, len(self.rows))
+        far = np.abs(at_s - np.median(at_s)) > limits.SPAN_S
+        for i in np.flatnonzero(far).tolist():
+            detail = f"{abs(at_s[i] - float(np.median(at_s))) / 86_400:,.0f} days from the median"
+            days = limits.SPAN_S // 86_400
+            reason = f"an instant more than {days} days from the others"
+            self._drop(self.lines[i], DroppedError(reason, f"the instant lies {detail}"))
+        return [row for row, is_far in zip(self.rows, far.tolist(), strict=True) if not is_far]
+
+
+def refuse_if_damaged(path: Path, drops: Drops, damaged_max: float) -> None:
+    """Refuse a file of which too much is damaged.
+
+    Raises:
+        ConfigError: The share of damaged lines is above `damaged_max`.
+    """
+    if drops.damaged_ratio > damaged_max:
+        raise ConfigError(
+            f"trace {path}: {drops.num_damaged:,} of {drops.num_lines:,} lines are damaged, more "
+            f"than {damaged_max:.2%}{_why(drops)}; see whether it is the right format (--from), or "
+            "raise --damaged-max"
+        )
+
+
+def _why(drops: Drops) -> str:
+    """The most frequent reasons with the first line of each."""
+    found = sorted(drops.reasons.values(), key=lambda reason: -reason.count)[:3]
+    shown = "".join(f"; line {r.first_line}: {r.first_detail}" for r in found)
+    return f" ({drops.num_dropped:,} dropped{shown})" if shown else ""

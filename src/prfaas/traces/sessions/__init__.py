@@ -1,0 +1,1 @@
+"""Sessions: requests that wait for the answers before them."""

@@ -1,0 +1,40 @@
+"""Sessions as requests at the instants at which they were recorded: an open loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+from prfaas.traces.requests import Row
+from prfaas.traces.sessions.regroup import Regroup, SharedNames
+from prfaas.traces.sessions.session_file import Session
+from prfaas.units import NS_PER_S
+
+
+def flattened(sessions: Sequence[Session], block_tokens: int) -> tuple[Row, ...]:
+    """All turns, in order of arrival.
+
+    A session without a start begins when the one before it has ended, since nothing is known of
+    what ran beside it.
+
+    Args:
+        sessions: In the order of their file.
+        block_tokens: Tokens of a block of the requests, a multiple of those of the sessions.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    names, shared_names = count(), SharedNames()
+    rows: list[Row] = []
+    ended_s = 0.0
+    for session in sessions:
+        start_s = ended_s if session.start_s is None else session.start_s
+        regroup = Regroup(session.block_tokens, block_tokens, names, session.shared, shared_names)
+        for turn in session.turns:
+            before = None if turn.after is None else session.turns[turn.after]
+            blocks = regroup.blocks(turn.runs, None if before is None else before.runs)
+            at_ns = round((start_s + turn.at_s) * NS_PER_S)
+            rows.append(Row(at_ns, turn.num_prompt_tokens, turn.num_output_tokens, blocks))
+        ended_s = start_s + max(turn.at_s for turn in session.turns)
+    rows.sort(key=lambda row: row.at_ns)
+    return tuple(rows)

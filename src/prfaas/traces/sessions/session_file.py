@@ -1,0 +1,182 @@
+"""A file of recorded agent sessions: one session a line, runs of block ids instead of all ids.
+
+The form is that of kv-cache-tester's traces of Claude Code, run-length encoded:
+
+    {"id": ..., "block_size": 64, "requests": [
+        {"in": prompt tokens, "out": output tokens, "h": [[first id, run length], ...],
+         "t": s since the start, "api": s until the answer, "think": s from the answer before},
+        {"t": ..., "sub": [requests of a sub-agent]}]}
+
+Ids are the session's own, but for those in the runs of `shared`: they are the file's, and sessions
+that have them share these blocks. `start` is when the session began, s since the first one. A line
+with `dup_of` repeats another session and is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from prfaas.errors import ConfigError
+from prfaas.traces import limits
+from prfaas.traces.checks import check_output, check_prompt, decode, in_range
+from prfaas.traces.drops import DroppedError
+from prfaas.traces.lines import OnProgress, read_lines, refuse, text_of
+from prfaas.traces.sessions.regroup import Runs
+
+NUM_TURNS_MAX = 100_000
+"""Of one session."""
+NUM_SESSIONS_MAX = 1_000_000
+
+
+class _Request(msgspec.Struct):
+    t: float
+    input_tokens: int | None = msgspec.field(default=None, name="in")
+    out: int | None = None
+    h: list[tuple[int, int]] = []
+    api: float | None = None
+    think: float | None = None
+    sub: list[_Request] | None = None
+
+
+class _Session(msgspec.Struct):
+    block_size: int
+    requests: list[_Request] = []
+    dup_of: str | None = None
+    shared: list[tuple[int, int]] = []
+    start: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request of a session.
+
+    Attributes:
+        num_prompt_tokens: Prompt, tokens.
+        num_output_tokens: Output, tokens.
+        runs: First id and length of each run of block ids; the last block may be a partial one.
+        think_s: From the end of the request before, of the agent that starts it, s.
+        after: Index of the turn it waits for; None for the first.
+        at_s: When it came, s since the start of the session.
+    """
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    runs: Runs
+    think_s: float
+    after: int | None
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Turns, each after the one it waits for.
+
+    Attributes:
+        turns: In an order in which each comes after the one it waits for.
+        block_tokens: Tokens of a block.
+        shared: Ids of blocks that other sessions of the file have too.
+        start_s: When it began, s since the first session of the file; None if unknown.
+    """
+
+    turns: tuple[Turn, ...]
+    block_tokens: int
+    shared: frozenset[int] = frozenset()
+    start_s: float | None = None
+
+
+def read_sessions(path: Path, on_progress: OnProgress | None = None) -> tuple[Session, ...]:
+    """The sessions of a file that have a turn.
+
+    Args:
+        path: The file, gzipped or not.
+        on_progress: Called now and then with the bytes of the file that were read.
+
+    Raises:
+        ConfigError: The file or a line of it is wrong.
+    """
+    decoder = msgspec.json.Decoder(_Session)
+    found: list[Session] = []
+    for number, line in read_lines(path, on_progress):
+        try:
+            session = _session(decode(decoder, text_of(line)))
+        except DroppedError as error:
+            refuse(path, number, str(error))
+        if session is not None:
+            found.append(session)
+        if len(found) > NUM_SESSIONS_MAX:
+            refuse(path, number, f"more than {NUM_SESSIONS_MAX:,} sessions; split the file")
+    if not found:
+        raise ConfigError(f"{path} holds no sessions")
+    return tuple(found)
+
+
+def _session(raw: _Session) -> Session | None:
+    if raw.dup_of is not None or not raw.requests:
+        return None
+    in_range("block_size", raw.block_size, 1, 2**20, "tokens")
+    if raw.start is not None:
+        in_range("start", raw.start, 0, limits.SECONDS_MAX, "s")
+    turns: list[Turn] = []
+    _append(turns, raw.requests)
+    if not turns:
+        return None
+    _check_runs("shared", raw.shared, limits.NUM_PROMPT_TOKENS_MAX)
+    shared = (id_ for first, count in raw.shared for id_ in range(first, first + count))
+    return Session(tuple(turns), raw.block_size, frozenset(shared), raw.start)
+
+
+def _append(
+    turns: list[Turn],
+    requests: list[_Request],
+    before: int | None = None,
+    lead_s: float = 0.0,
+    base_s: float = 0.0,
+) -> None:
+    """Append the turns of one agent; those of a sub-agent start after the turn before them.
+
+    Args:
+        turns: Grows.
+        requests: Of the agent.
+        before: Turn that the first one waits for.
+        lead_s: The first one waits so much longer.
+        base_s: When the agent started, s since the start of the session.
+    """
+    ended_s = 0.0
+    for request in requests:
+        in_range("t", request.t, 0, limits.SECONDS_MAX, "s")
+        gap_s = max(request.t - ended_s, 0.0)
+        if request.sub is not None:
+            if before is None:
+                raise DroppedError("a sub-agent comes before the first request")
+            _append(turns, request.sub, before, gap_s, base_s + request.t)
+            continue
+        think_s = gap_s if request.think is None else request.think
+        turns.append(_turn(request, think_s + lead_s, before, base_s + request.t))
+        if len(turns) > NUM_TURNS_MAX:
+            raise DroppedError(f"more than {NUM_TURNS_MAX:,} requests in a session")
+        before, lead_s, ended_s = len(turns) - 1, 0.0, request.t + (request.api or 0.0)
+
+
+def _turn(request: _Request, think_s: float, before: int | None, at_s: float) -> Turn:
+    if request.input_tokens is None or request.out is None:
+        raise DroppedError("a request needs `in` and `out`, or `sub`")
+    check_prompt("in", request.input_tokens)
+    check_output("out", request.out)
+    in_range("think, or t after the answer before", think_s, 0, limits.SECONDS_MAX, "s")
+    _check_runs("h", request.h, request.input_tokens)
+    runs, out = tuple(request.h), max(request.out, 1)
+    return Turn(request.input_tokens, out, runs, think_s, before, at_s)
+
+
+def _check_runs(field: str, runs: list[tuple[int, int]], num_blocks_max: int) -> None:
+    for first, count in runs:
+        in_range(f"first id of a run in {field}", first, 0, limits.BLOCK_ID_MAX)
+        in_range(f"length of a run in {field}", count, 1, num_blocks_max, "blocks")
+    if sum(count for _, count in runs) > num_blocks_max:
+        raise DroppedError(
+            f"{field} names too many blocks",
+            f"{field} names more blocks than the {num_blocks_max:,} tokens of a prompt",
+        )
