@@ -57,9 +57,16 @@ class PrfaasConnector(OffloadingConnector):
         self._may_pause = vllm_config.parallel_config.data_parallel_size == 1
         if self.connector_scheduler is not None:
             [our_tier] = self.connector_scheduler.manager.secondary_tiers
+            self._tier: PrfaasTier = our_tier
             self._steps = EmptySteps(our_tier.must_wait, our_tier.wait_for_news)
             self._cache_config = vllm_config.cache_config
             self._unchecked: tuple[CacheGroup, ...] = tier["row_layout"].layout.groups
+
+    def on_new_request(self, request: Request) -> None:
+        """A request came; blocks that an adapter computes stay in this engine."""
+        if request.lora_request is not None:
+            self._tier.keep(request.request_id)
+        super().on_new_request(request)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int

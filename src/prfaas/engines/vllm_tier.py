@@ -6,6 +6,10 @@ Lives in vLLM's scheduler process. Translates between vLLM's offloading interfac
 What a request may want of the pool node is in `orders.py`. Sent are the attention blocks between
 `have_tokens`, what the other side has already, and `final_tokens`, and of linear state the
 checkpoint at `final_tokens` alone, since only that one can be resumed from.
+
+Blocks of an adapter (LoRA) stay in the engine. vLLM names them by the adapter's name and path
+beside the tokens, which is enough for one process; in a pool node they would outlive it, and meet
+those of other engines, whose adapter of that name and path may hold other bytes.
 """
 
 from __future__ import annotations
@@ -83,6 +87,10 @@ class PrfaasTier(SecondaryTierManager):
         self._unannounced: list[_Push] = []
         """Pushes of requests whose blocks vLLM has not named yet: it does so when it schedules."""
         self._loads: dict[int, TransferJob] = {}
+        self._kept: set[str] = set()
+        """Requests whose blocks stay in the engine."""
+        self._kept_stores: list[int] = []
+        """Stores of theirs that are not reported as done yet."""
         self._lineage: Lineage[OffloadKey] = Lineage()
         self._requests = BlockRequests(self._send, time.monotonic_ns)
         hello = EngineHello(
@@ -107,8 +115,18 @@ class PrfaasTier(SecondaryTierManager):
 
     # --- requests ---
 
+    def keep(self, request: str) -> None:
+        """Have the blocks of a request stay in the engine. Called before `on_new_request`.
+
+        Args:
+            request: vLLM's id of it.
+        """
+        self._kept.add(request)
+
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """Read what the request wants of the pool node."""
+        if req_context.req_id in self._kept:
+            return RequestOffloadingContext()
         try:
             order = read_order(req_context.kv_transfer_params)
         except ValueError as error:
@@ -130,6 +148,7 @@ class PrfaasTier(SecondaryTierManager):
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """All stores of the request were submitted."""
+        self._kept.discard(req_context.req_id)
         lookups = self._requests.end(req_context.req_id)
         if lookups is not None and (lookups.num_late or lookups.num_unanswered):
             log.warning(
@@ -169,13 +188,13 @@ class PrfaasTier(SecondaryTierManager):
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """HIT, MISS, or RETRY while not known or on its way."""
-        if not self._client.is_connected:
+        if not self._client.is_connected or req_context.req_id in self._kept:
             return LookupResult.MISS
         return _RESULTS[self._requests.look_up(req_context.req_id, _key(key))]
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """Blocks of a prefix hit in the device's own cache were used."""
-        if keys:
+        if keys and req_context.req_id not in self._kept:
             self._client.send(Touch(keys=[_key(key) for key in keys]))
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
@@ -201,6 +220,9 @@ class PrfaasTier(SecondaryTierManager):
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Hand rows over to the pool node, and have them pushed if the request wants it."""
+        if job_metadata.req_context.req_id in self._kept:
+            self._kept_stores.append(job_metadata.job_id)
+            return
         keys = [_key(key) for key in job_metadata.keys]
         push = self._pushes.get(job_metadata.req_context.req_id)
         wanted = self._wanted(push, job_metadata.req_context) if push else set()
@@ -247,7 +269,9 @@ class PrfaasTier(SecondaryTierManager):
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Jobs that ended, with the keys of a load that are good."""
-        return [self._result(done) for done in self._requests.take_done()]
+        kept, self._kept_stores = self._kept_stores, []
+        results = [JobResult(job, True) for job in kept]
+        return results + [self._result(done) for done in self._requests.take_done()]
 
     def _result(self, done: JobDone) -> JobResult:
         load = self._loads.pop(done.job, None)
@@ -281,7 +305,7 @@ class PrfaasTier(SecondaryTierManager):
 
     def has_pending_work(self) -> bool:
         """Keep the engine stepping until every job is reported."""
-        return self._requests.num_jobs > 0
+        return self._requests.num_jobs > 0 or bool(self._kept_stores)
 
     def drain_jobs(self) -> None:
         """Wait until no job is under way."""

@@ -277,6 +277,7 @@ class Gateway:
             records=self.records,
             tracing=self._tracing,
             on_end=self.loops.ended,
+            adapters=self.engines.adapters,
         )
         self._tokens = TokenApi(model, self._prompts, self.engines, self._door)
         self._runner: web.AppRunner | None = None

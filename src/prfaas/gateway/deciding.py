@@ -60,6 +60,9 @@ class Plan:
         return self.routed.present_tokens
 
 
+ADAPTER = "its model is an adapter, whose KV blocks stay in the engine"
+
+
 class Planner:
     """Decides where requests go.
 
@@ -100,6 +103,8 @@ class Planner:
         """
         ask, prompt = await self.ask(client, tenant, record)
         plan = self._decide(ask, prompt, record)
+        if client.is_for_adapter and plan.routed.decision.reason is Reason.NOT_OFFLOADABLE:
+            record.decision = plan.routed.decision._replace(detail=ADAPTER)
         _count(plan, tenant, record)
         longest = max(map(len, prompt.sequences))
         reserve(client, max(0, plan.decode.max_model_len - longest), tenant, record)
@@ -125,8 +130,10 @@ class Planner:
             raise self._engines.nobody()
         # Engines come and go while the prompt is tokenised: it is judged by the facts of now.
         layout, max_model_len = self._layout(first), first.max_model_len
+        # Blocks of an adapter lie in no pool, so nobody asks for their names.
+        named = None if client.is_for_adapter else layout
         prompt = await self._prompts.prompt(
-            client, tenant, layout, max_model_len, is_charged=is_charged
+            client, tenant, named, max_model_len, is_charged=is_charged
         )
         record.num_prompt_tokens = prompt.num_tokens
         if client.is_exact:

@@ -74,7 +74,8 @@ class Ending:
         return await exchange.stream.finish()
 
     async def _say(self, exchange: Exchange, chunk: JsonObject) -> None:
-        head = {"object": "text_completion", "model": self.model}
+        model = exchange.client.body.get("model", self.model)
+        head = {"object": "text_completion", "model": model}
         for event in client_chunks(head | chunk, exchange):
             await exchange.stream.send(event)
 

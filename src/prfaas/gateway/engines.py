@@ -21,6 +21,7 @@ from prfaas.gateway.engine_answers import read_answer
 from prfaas.gateway.engine_load import UNKNOWN_LOAD, EngineLoad, load_in
 from prfaas.gateway.guards import Guards, Told
 from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json, to_json
+from prfaas.gateway.openai.adapters import adapters_in
 from prfaas.gateway.rejections import UnavailableError
 from prfaas.logs import log_event
 from prfaas.units import NS_PER_S
@@ -68,6 +69,7 @@ class Engine:
         url: Base URL.
         role: Role of its cluster.
         pool: Name of the pool node on its host.
+        adapters: Names of the adapters that it last listed.
         max_model_len: Longest sequence, tokens, as the engine last reported it; outlives its
             readiness, 0 before it was ever ready.
         is_ready: True while the last health check succeeded.
@@ -82,6 +84,7 @@ class Engine:
     url: str
     role: ClusterRole
     pool: str
+    adapters: frozenset[str] = frozenset()
     max_model_len: int = 0
     is_ready: bool = False
     num_lost: int = 0
@@ -164,6 +167,15 @@ class Engines:
     def names(self, role: ClusterRole) -> list[str]:
         """Names of the engines of a role."""
         return [engine.name for engine in self.by_name.values() if engine.role is role]
+
+    def adapters(self) -> frozenset[str]:
+        """Names of the adapters that every PD engine has which is ready.
+
+        While none is ready, those that all were last known to have.
+        """
+        decoders = [e for e in self.by_name.values() if e.role is ClusterRole.PD]
+        listed = [e.adapters for e in decoders if e.is_ready] or [e.adapters for e in decoders]
+        return frozenset.intersection(*listed) if listed else frozenset()
 
     def takes(self, engine: Engine) -> bool:
         """Whether it gets new legs: it is ready, and no breaker or operator minds."""
@@ -285,9 +297,7 @@ class Engines:
         try:
             async with asyncio.timeout(self._connect_s):
                 await self._get(engine, "/health")
-                if not engine.is_ready:
-                    models = from_json(await self._get(engine, "/v1/models"))
-                    self._mark_ready(engine, models)
+                await self._look_at_models(engine)
                 await self._look_at_queue(engine)
             engine.num_missed = 0
         except (aiohttp.ClientError, ValueError, EngineError) as error:
@@ -309,6 +319,18 @@ class Engines:
         if engine.role is ClusterRole.PRFAAS or any(others):
             for leg in engine.legs:
                 leg.reschedule(asyncio.get_running_loop().time())
+
+    async def _look_at_models(self, engine: Engine) -> None:
+        """Ask what it serves: adapters come and go while an engine runs, its model does not."""
+        try:
+            models = from_json(await self._get(engine, "/v1/models"))
+        except (EngineError, ValueError):
+            if engine.is_ready:
+                return
+            raise
+        if not engine.is_ready:
+            self._mark_ready(engine, models)
+        engine.adapters = adapters_in(models, self._model)
 
     async def _look_at_queue(self, engine: Engine) -> None:
         """Ask how many requests wait; an engine that does not say so has an unknown queue."""

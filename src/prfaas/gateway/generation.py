@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from http.client import responses
@@ -51,6 +51,7 @@ class Generation:
         records: Remember them.
         tracing: Traces them.
         on_end: Hears of every request that has ended.
+        adapters: Names of the adapters that can be asked for now.
         charging: Charges tenants for it.
     """
 
@@ -64,6 +65,7 @@ class Generation:
     records: Records
     tracing: Tracing
     on_end: Callable[[Record], None]
+    adapters: Callable[[], Collection[str]] = tuple
     charging: Charging = field(default_factory=Charging)
 
     def add_to(self, router: web.UrlDispatcher) -> None:
@@ -128,6 +130,7 @@ class Generation:
             vocab_size=self.vocab_size,
             chat_endpoint=self.chat_endpoint,
             rules=request[TENANT].rules,
+            adapters=self.adapters(),
         )
         client = await read(request, parse)
         record.stream, record.num_sequences = client.stream, client.num_sequences

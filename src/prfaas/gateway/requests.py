@@ -6,6 +6,7 @@ wherever vLLM would read them. Other fields pass by an allow-list (`openai/allow
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
@@ -78,6 +79,7 @@ class ClientRequest:
         is_exact: Whether the gateway's token ids are exactly what the engine computes on. False
             with images and the like, with a suffix, and where the engine cuts the prompt.
         num_bytes: Of the body; None where that is not known.
+        is_for_adapter: Whether the model that is asked for is an adapter of the engines.
     """
 
     api: Api
@@ -95,6 +97,7 @@ class ClientRequest:
     offloadable: bool
     is_exact: bool
     num_bytes: int | None = None
+    is_for_adapter: bool = False
 
     @property
     def num_sequences(self) -> int:
@@ -110,6 +113,7 @@ def parse_request(
     *,
     chat_endpoint: bool = False,
     rules: RequestRules = STRICT,
+    adapters: Collection[str] = (),
 ) -> ClientRequest:
     """Check a raw body; see `request_from`."""
     return request_from(
@@ -120,6 +124,7 @@ def parse_request(
         chat_endpoint=chat_endpoint,
         rules=rules,
         num_bytes=len(data),
+        adapters=adapters,
     )
 
 
@@ -132,6 +137,7 @@ def request_from(
     chat_endpoint: bool = False,
     rules: RequestRules = STRICT,
     num_bytes: int | None = None,
+    adapters: Collection[str] = (),
 ) -> ClientRequest:
     """Check a body.
 
@@ -143,12 +149,13 @@ def request_from(
         chat_endpoint: Every chat needs the engines' chat endpoint.
         rules: What its tenant may send beyond what everybody may.
         num_bytes: Of the body, if that is known.
+        adapters: Names of adapters, which may be asked for instead of the model.
 
     Raises:
         RequestError: 400 or 404.
     """
     body = allowed(body, rules.fields)
-    check_model(body, model)
+    is_for_adapter = check_model(body, model, adapters)
     check_types(body)
     check_logprobs(body, is_chat=api is Api.CHAT)
     max_tokens, max_tokens_field = _max_tokens(body, api)
@@ -180,10 +187,12 @@ def request_from(
         by_chat_endpoint=chat
         and (chat_endpoint or is_multimodal or _needs_chat_endpoint(body, given)),
         offloadable=not is_multimodal
+        and not is_for_adapter
         and len(prompts) <= 1
         and not (given - switched_off) & _UNSPLITTABLE_KEYS,
         is_exact=not is_multimodal and not given & {"truncate_prompt_tokens", "suffix"},
         num_bytes=num_bytes,
+        is_for_adapter=is_for_adapter,
     )
 
 
@@ -212,8 +221,16 @@ def parse_object(data: bytes) -> JsonObject:
     return body
 
 
-def check_model(body: JsonObject, model: str) -> None:
-    """See that the model that is asked for is the one that is served; name it if none is.
+def check_model(body: JsonObject, model: str, adapters: Collection[str] = ()) -> bool:
+    """Check that the model that is asked for is served; put in its name if none is asked for.
+
+    Args:
+        body: Of a request.
+        model: Name of the model.
+        adapters: Names of its adapters.
+
+    Returns:
+        True if it is an adapter.
 
     Raises:
         RequestError: 404.
@@ -221,14 +238,18 @@ def check_model(body: JsonObject, model: str) -> None:
     wanted = body.get("model")
     if wanted is not None and not isinstance(wanted, str):
         raise bad(f"model must be a string, got {shown(wanted)}", "model")
-    if wanted and wanted != model:
-        raise RequestError(
-            f"The model {shown(wanted)} does not exist; this gateway serves {model!r}.",
-            status=404,
-            param="model",
-            error_type="NotFoundError",
-        )
-    body["model"] = model
+    if not wanted or wanted == model:
+        body["model"] = model
+        return False
+    if wanted in adapters:
+        return True
+    raise RequestError(
+        f"The model {shown(wanted)} does not exist; this gateway serves {model!r}"
+        f"{' and adapters that /v1/models lists' if adapters else ''}.",
+        status=404,
+        param="model",
+        error_type="NotFoundError",
+    )
 
 
 def _max_tokens(body: JsonObject, api: Api) -> tuple[int | None, str]:

@@ -61,7 +61,8 @@ class TokenApi:
         if api is Api.COMPLETIONS and not isinstance(body.get("prompt"), str):
             raise bad(f"prompt must be a string, got {shown(body.get('prompt'))}", "prompt")
         vocab_size, rules = self.prompts.vocab_size, tenant.rules
-        client = request_from(body, api, self.model, vocab_size, rules=rules)
+        adapters = self.engines.adapters()
+        client = request_from(body, api, self.model, vocab_size, rules=rules, adapters=adapters)
         if not client.is_exact:
             raise bad("only text is tokenised here, and it is not truncated", "messages")
         engine = self.engines.choose(ClusterRole.PD)
@@ -74,7 +75,7 @@ class TokenApi:
     async def _detokenize(self, request: web.Request) -> web.Response:
         with self.door.enter(request[TENANT]):
             body = await read(request, parse_object)
-            check_model(body, self.model)
+            check_model(body, self.model, self.engines.adapters())
             tokens = body.get("tokens")
             if not isinstance(tokens, list):
                 raise bad(f"tokens must be an array of token ids, got {shown(tokens)}", "tokens")

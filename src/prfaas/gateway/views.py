@@ -66,11 +66,19 @@ class Views:
         return json_response({"version": __version__})
 
     async def _models(self, _: web.Request) -> web.Response:
-        return json_response({"object": "list", "data": [self._card()]})
+        adapters = sorted(self.engines.adapters())
+        cards = [self._card(), *(self._adapter_card(name) for name in adapters)]
+        return json_response({"object": "list", "data": cards})
 
     async def _model(self, request: web.Request) -> web.Response:
-        check_model({"model": request.match_info["model"]}, self.model)
+        name = request.match_info["model"]
+        if check_model({"model": name}, self.model, self.engines.adapters()):
+            return json_response(self._adapter_card(name))
         return json_response(self._card())
+
+    def _adapter_card(self, name: str) -> JsonObject:
+        """An adapter; where its files lie is no client's business."""
+        return self._card() | {"id": name, "root": name, "parent": self.model}
 
     def _card(self) -> JsonObject:
         ready = self.engines.choose(ClusterRole.PD)

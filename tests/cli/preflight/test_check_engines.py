@@ -106,7 +106,7 @@ def test_a_cache_layout_in_the_environment_is_compared(prfaas: Prfaas, laptop: P
         (["--kv-transfer-config.kv_role", "x"], "--kv-transfer-config can not be set here"),
         (["--port", "1"], "--port can not be set here: the gateway looks for the engine at"),
         (["--served-model-name", "x"], "--served-model-name can not be set here: clients ask"),
-        (["--enable-lora"], "--enable-lora can not be set here: an adapter's bytes"),
+        (["--weight-transfer-config", "{}"], "--weight-transfer-config can not be set here"),
         (["--no-enable-prefix-caching"], "--enable-prefix-caching is 'no' and has to be 'yes'"),
         (["--prefix-caching-hash-algo", "sha256"], "is 'sha256' and has to be 'sha256_cbor'"),
     ],

@@ -55,10 +55,10 @@ ALIKE = {
     "limits": ["--max-num-batched-tokens", "4096", "--max-num-seqs", "3"],
     "length": ["--max-model-len", "8192"],
     "what auto means": ["--model-impl", "vllm", "--kv-cache-dtype", "bfloat16"],
+    "adapters": ["--enable-lora", "--max-lora-rank", "8"],
     "seed and name": ["--seed", "7", "--served-model-name", "other"],
 }
 REFUSED = {
-    "adapters": (["--enable-lora"], "LoRA adapters"),
     "other bytes while it runs": (
         ["--weight-transfer-config", '{"backend": "ipc"}'],
         "would leave blocks of the old ones",

@@ -22,7 +22,6 @@ _REFUSED = {
     "--host": _ADDRESS,
     "--port": _ADDRESS,
     "--served-model-name": "clients ask for [model] name; set that instead",
-    "--enable-lora": "an adapter's bytes are not known when blocks are named",
     "--weight-transfer-config": "blocks of replaced weights would stay",
 }
 """Arguments that an engine of a deployment can not have, and why."""

@@ -141,7 +141,6 @@ ELSEWHERE: Mapping[str, Mapping[str, str]] = {
     }
     | {
         "device_config": _OTHER + "platform",
-        "lora_config": "refused: an adapter's bytes are not known when blocks are named",
         "quant_config": _OTHER + "model_config.quantization, model_config.quantization_config",
     },
 }
@@ -378,6 +377,7 @@ NOT_COUNTED: Mapping[str, Mapping[str, str]] = {
         _SPEED,
     ),
     "vllm_config": {
+        "lora_config": "blocks of adapters stay in their engine; the model's are as without",
         "offload_config": _SPEED,
         "aux_output_config": _OUTPUT,
         "engram_config": _SPEED,

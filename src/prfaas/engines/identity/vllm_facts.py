@@ -68,12 +68,6 @@ def vllm_facts(
 
 
 def _refuse_unknowable(vllm_config: Any) -> None:
-    if vllm_config.lora_config is not None:
-        raise ConfigError(
-            "LoRA adapters are named by the operator and their bytes are not known when blocks are "
-            "named, so two sites could share blocks of different adapters; start the engine "
-            "without --enable-lora"
-        )
     if vllm_config.weight_transfer_config is not None:
         raise ConfigError(
             "weights that are replaced while the engine runs would leave blocks of the old ones; "

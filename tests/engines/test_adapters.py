@@ -1,0 +1,102 @@
+"""Blocks of adapters never reach a pool node; needs vLLM to import, not to run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from prfaas.engines.block_requests import BlockRequests
+from tests.engines.vllm_modules import needing_vllm
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def tier() -> Any:
+    """A tier whose messages to the pool node are noted."""
+    made = object.__new__(needing_vllm("prfaas.engines.vllm_tier").PrfaasTier)
+    made.sent = []
+
+    def send(message: Any) -> bool:
+        made.sent.append(message)
+        return True
+
+    made._client = SimpleNamespace(send=send, is_connected=True)
+    made._requests = BlockRequests(send, lambda: 0)
+    made._pushes, made._unannounced, made._loads = {}, [], {}
+    made._kept, made._kept_stores = set(), []
+    made._lineage = SimpleNamespace(sources=lambda _: [])
+    return made
+
+
+@pytest.fixture
+def connector(tier: Any) -> Any:
+    made = object.__new__(needing_vllm("prfaas.engines.vllm_connector").PrfaasConnector)
+    base = needing_vllm("vllm.v1.kv_offload.base")
+    made._tier = tier
+    made.connector_scheduler = SimpleNamespace(
+        on_new_request=lambda request: tier.on_new_request(base.ReqContext(request.request_id))
+    )
+    return made
+
+
+def use(tier: Any, context: Any, key: bytes) -> Any:
+    """Everything that vLLM asks of a tier for a request that computes one block."""
+    base = needing_vllm("vllm.v1.kv_offload.base")
+    found = tier.lookup(key, context)
+    tier.touch([key], context)
+    tier.on_schedule_end(base.ScheduleEndContext([context.req_id], []))
+    tier.submit_store(SimpleNamespace(job_id=7, keys=[key], chunk_ids=[0], req_context=context))
+    return found
+
+
+@pytest.mark.parametrize("adapter", [None, SimpleNamespace(lora_name="a", lora_path="/a")])
+def test_only_the_models_own_blocks_reach_the_pool_node(
+    connector: Any, tier: Any, adapter: Any
+) -> None:
+    base = needing_vllm("vllm.v1.kv_offload.base")
+    connector.on_new_request(SimpleNamespace(request_id="r", lora_request=adapter))
+    context, key = base.ReqContext("r"), base.make_offload_key(bytes(32), 0)
+    found = use(tier, context, key)
+    assert tier.has_pending_work()
+    if adapter is None:
+        assert found is base.LookupResult.RETRY
+        assert {type(each).__name__ for each in tier.sent} == {"Touch", "Lookup", "Store"}
+        assert tier.get_finished_jobs() == []
+        return
+    assert found is base.LookupResult.MISS
+    assert tier.sent == []
+    [done] = tier.get_finished_jobs()
+    assert (done.job_id, done.success) == (7, True)
+    assert not tier.has_pending_work()
+    tier.on_request_finished(context)
+    assert tier._kept == set()
+
+
+def test_a_push_is_not_begun_for_an_adapter(connector: Any, tier: Any) -> None:
+    """Whoever asks an engine directly for one gets no transfer."""
+    base = needing_vllm("vllm.v1.kv_offload.base")
+    order = {"transfer": "00" * 16, "push_to": "pd-pool", "final_tokens": 384}
+    context = base.ReqContext("r", {"prfaas": order})
+    tier.keep("r")
+    asked = tier.on_new_request(context)
+    assert asked.policy is base.OffloadPolicy.CHUNK_LEVEL
+    assert tier._pushes == {}
+
+
+def test_vllm_names_blocks_by_adapter() -> None:
+    """What keeps the caches of adapters apart within an engine, in the pinned vLLM."""
+    utils = needing_vllm("vllm.v1.core.kv_cache_utils")
+
+    def keys(adapter: Any) -> Any:
+        request = SimpleNamespace(
+            lora_request=adapter, mm_features=[], cache_salt="s", prompt_embeds=None
+        )
+        return utils.generate_block_hash_extra_keys(request, 16, 32, 0)[0]
+
+    one = SimpleNamespace(lora_name="one", lora_path="/1")
+    moved = SimpleNamespace(lora_name="one", lora_path="/2")
+    two = SimpleNamespace(lora_name="two", lora_path="/1")
+    assert len({keys(adapter) for adapter in (None, one, moved, two)}) == 4
