@@ -5,8 +5,8 @@ one at a time; each that gets its first token is cleared, and twice as many may 
 other. One that has run for long without harm, as an answer that is not streamed, stays suspect and
 holds nobody up.
 
-A suspect that loses another engine is refused: for long if no other suspect ran, for a short time
-if another one may have been the cause.
+A suspect that a second engine dies with is refused: for long if it was alone in that engine, else
+for a short time that grows with every further death, since another prompt may have been the cause.
 
 Prompts are known by digests. The table is bounded; the oldest entries are forgotten first.
 """
@@ -28,13 +28,17 @@ WINDOW_MAX = 64
 KEPT_NS = 600 * NS_PER_S
 """Time after the last death for which a prompt stays suspect, or refused if it was alone."""
 REFUSED_NS = 30 * NS_PER_S
-"""Time for which a prompt is refused that was not alone."""
+"""Time for which a prompt is refused that was not alone when the second engine died."""
+REFUSED_GROWTH = 4
+"""By which that time grows with every further death, up to `KEPT_NS`."""
 
 
 @dataclass(slots=True)
 class _Suspect:
     num_deaths: int = 0
     last_death: Death | None = None
+    num_reports: int = 0
+    """Requests with this prompt that have reported the last death."""
     forgotten_at_ns: int = 0
     refused_until_ns: int = 0
 
@@ -63,21 +67,28 @@ class Quarantine:
         found = self._suspects.get(digest)
         return max(found.refused_until_ns - now_ns, 0) if found is not None else 0
 
-    def killed(self, digest: bytes, death: Death, now_ns: int) -> None:
+    def killed(self, digest: bytes, death: Death, num_legs: int, now_ns: int) -> None:
         """An engine died with this prompt in it, before its first token.
 
         Requests with the same prompt report the same death; it counts once.
+
+        Args:
+            digest: Of the prompt.
+            death: Which one.
+            num_legs: Requests that the engine had when it died, this one included.
+            now_ns: Time.
         """
-        others = self._running - {digest}
         self._running.discard(digest)
         self._window = 1
         suspect = self._suspects.setdefault(digest, _Suspect())
         self._suspects.move_to_end(digest)
         if suspect.last_death != death:
             suspect.num_deaths, suspect.last_death = suspect.num_deaths + 1, death
+            suspect.num_reports = 0
+        suspect.num_reports += 1
         suspect.forgotten_at_ns = now_ns + KEPT_NS
         if suspect.num_deaths >= DEATHS_MAX:
-            suspect.refused_until_ns = now_ns + (REFUSED_NS if others else KEPT_NS)
+            suspect.refused_until_ns = now_ns + _refused_ns(suspect, num_legs)
         while len(self._suspects) > SUSPECTS_MAX:
             self._suspects.popitem(last=False)
 
@@ -102,3 +113,9 @@ class Quarantine:
     def left(self, digest: bytes) -> None:
         """A suspect ended without a first token, for another reason than an engine's death."""
         self._running.discard(digest)
+
+
+def _refused_ns(suspect: _Suspect, num_legs: int) -> int:
+    if num_legs <= suspect.num_reports:
+        return KEPT_NS
+    return min(KEPT_NS, REFUSED_NS * REFUSED_GROWTH ** (suspect.num_deaths - DEATHS_MAX))

@@ -75,6 +75,7 @@ class Engine:
         is_ready: True while the last health check succeeded.
         num_lost: Times that it was ready and then was not.
         num_in_flight: Legs that this gateway has running on it.
+        num_broken: Legs that it failed at since it last completed one, or became ready.
         num_missed: Looks in a row that it did not answer in time.
         load: What it said of its load when it was last looked at.
         legs: One for each of the legs, to end it by.
@@ -89,9 +90,15 @@ class Engine:
     is_ready: bool = False
     num_lost: int = 0
     num_in_flight: int = 0
+    num_broken: int = 0
     num_missed: int = 0
     load: EngineLoad = UNKNOWN_LOAD
     legs: set[asyncio.Timeout] = field(default_factory=set)
+
+    @property
+    def num_lost_legs(self) -> int:
+        """Legs that it had when it died, once it is known to be gone; at least 1."""
+        return max(1, self.num_broken + self.num_in_flight)
 
 
 class Engines:
@@ -219,9 +226,16 @@ class Engines:
                     raise
                 self._keep(response)
             told = _told_by(response.status)
+            engine.num_broken = 0 if told is Told.GOOD else engine.num_broken + 1
         except SuspectError:
+            engine.num_broken += 1
+            raise
+        except EngineUnreachableError as error:
+            engine.num_broken += error.had_request
+            told = Told.FAILED
             raise
         except (EngineError, aiohttp.ClientError):
+            engine.num_broken += 1
             told = Told.FAILED
             raise
         finally:
@@ -355,7 +369,7 @@ class Engines:
         for model in found if isinstance(found, list) else []:
             length = as_count(as_object(model).get("max_model_len"))
             if as_object(model).get("id") == self._model and length:
-                engine.max_model_len, engine.is_ready = length, True
+                engine.max_model_len, engine.is_ready, engine.num_broken = length, True, 0
                 self._driver.engine_ready(engine.name, length, time.monotonic_ns())
                 fields = {"engine": engine.name, "max_model_len": length}
                 log_event(_log, logging.INFO, "engine_ready", **fields)

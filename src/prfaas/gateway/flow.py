@@ -246,7 +246,8 @@ class Flow:
             death = engine.name, engine.num_lost
             # Its turn is over: the next one may be another request's, with the same prompt.
             exchange.suspicion = None
-            exchange.suspicion = await self.suspects.killed(plan.prompt, death)
+            killed = self.suspects.killed(plan.prompt, death, engine.num_lost_legs)
+            exchange.suspicion = await killed
 
     def _first_token(self, exchange: Exchange, number: int, *, blames: bool = True) -> None:
         """An engine has begun to answer, which those before it could have done as well."""

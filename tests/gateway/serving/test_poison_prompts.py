@@ -19,7 +19,7 @@ from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.serving import suspects
 from tests.gateway.conftest import World, deployment_for, until
 from tests.gateway.prompts import LONG
-from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.scripted_engine import ScriptedEngine, hang
 
 from .dying_engine import POISON
 
@@ -72,6 +72,27 @@ async def test_a_prompt_gets_no_third_engine(spared: World, script: Any) -> None
     assert (status, len(alive.calls)) == (200, 1)
     assert await spared.metric('prfaas_suspect_prompts_total{outcome="refused"}') == 2
     assert spared.gateway.driver.dispatcher.num_open == 0
+
+
+async def test_a_prompt_that_was_not_alone_in_the_second_engine_is_refused_for_a_short_time(
+    spared: World,
+) -> None:
+    """An operator who ends two engines in turn bars no prompt that was in both for long."""
+
+    async def crash(engine: ScriptedEngine, request: web.Request, body: Any) -> web.StreamResponse:
+        return await (die if len(body["prompt"]) > 9 else hang)(engine, request, body)
+
+    home = (spared.decode, spared.spare)
+    for engine in (spared.prefill, *home):
+        engine.script = crash
+    beside = [asyncio.create_task(spared.post(BODY | {"prompt": "hi"})) for _ in home]
+    await until(lambda: all(len(engine.calls) == 1 for engine in home))
+    status, answer = await spared.post(BODY)
+    assert status == 500
+    assert "for 30 s" in answer["error"]["message"]
+    for task in beside:
+        task.cancel()
+    await asyncio.gather(*beside, return_exceptions=True)
 
 
 async def test_clients_are_told_not_to_try_again(spared: World) -> None:

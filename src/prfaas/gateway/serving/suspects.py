@@ -53,12 +53,13 @@ class Suspects:
             return None
         return await self._turn(digest)
 
-    async def killed(self, prompt: Prompt, death: Death) -> bytes:
+    async def killed(self, prompt: Prompt, death: Death, num_legs: int) -> bytes:
         """An engine died with a prompt in it; wait until another one may be tried.
 
         Args:
             prompt: Of a request that the engine had.
             death: Requests that report the same one are in the same engine.
+            num_legs: Requests that the engine had when it died, at least 1.
 
         Returns:
             Its digest.
@@ -68,7 +69,7 @@ class Suspects:
             UnavailableError: Its turn does not come.
         """
         digest = self._digest(prompt)
-        self._quarantine.killed(digest, death, time.monotonic_ns())
+        self._quarantine.killed(digest, death, num_legs, time.monotonic_ns())
         self._changed.set()
         if not self._refused_s(digest):
             await asyncio.sleep(PAUSE_S)
