@@ -11,6 +11,7 @@ from prfaas.cli.reference import reference as commands
 from prfaas.config.reference import reference
 from prfaas.core.dispatch import Refusal
 from prfaas.core.routing import Reason
+from prfaas.gateway.telemetry.fallback_reasons import REASONS
 from prfaas.sim.reference import reference as scenario_reference
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +55,33 @@ def test_every_reason_of_a_decision_is_documented() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     table = page.partition("## Reasons of a decision")[2].partition("## Errors")[0]
     assert not {reason for reason in (*Reason, *Refusal) if f"`{reason.value}`" not in table}
+
+
+def test_every_reason_of_a_fallback_is_documented_with_its_meaning() -> None:
+    page = (ROOT / "docs" / "failures.md").read_text()
+    table = page.partition("## Reasons of a fallback")[2].partition("## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+) \|$", table, re.MULTILINE)
+    told = {(stage, reason): text for stage, found, text in rows for reason in _quoted(found)}
+    expected = {
+        (stage, reason): text
+        for stage, reasons in REASONS.items()
+        for reason, text in reasons.items()
+        if stage != "pull"
+    }
+    assert told == expected
+    assert set(REASONS["pull"]) == {*REASONS["transfer"], "not_asked"}
+
+
+def test_every_reason_of_a_fallback_in_the_source_is_in_the_table() -> None:
+    sources = (ROOT / "src" / "prfaas" / "gateway").rglob("*.py")
+    pattern = r"(?:Fallback|GivenUpError)\(\s*\"(\w+)\", \"(\w+)\""
+    found = {pair for source in sources for pair in re.findall(pattern, source.read_text())}
+    assert len(found) > 5
+    assert not {(stage, reason) for stage, reason in found if reason not in REASONS[stage]}
+
+
+def _quoted(text: str) -> list[str]:
+    return re.findall(r"`(\w+)`", text)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -21,6 +21,7 @@ from prfaas.gateway.pools import Pools
 from prfaas.gateway.pull_metrics import PullMetrics
 from prfaas.gateway.records import Outcome, Record
 from prfaas.gateway.routing.layout_check import LayoutCheck
+from prfaas.gateway.telemetry.fallback_reasons import label
 from prfaas.gateway.tenant_metrics import TenantMetrics
 from prfaas.gateway.transfers import TransferView
 from prfaas.units import NS_PER_S
@@ -42,7 +43,8 @@ class Totals:
         num_remote: Requests that were offloaded and have ended.
         num_local: Requests that stayed in the PD cluster and have ended.
         num_refused: Requests that were not let in.
-        num_fallbacks: Offloaded requests that fell back.
+        num_fallbacks: Offloaded requests that fell back, except those whose fields decode refuses:
+            that is their clients' fault.
         link_bytes: KV cache that arrived, by source and destination.
     """
 
@@ -169,7 +171,8 @@ class Metrics:
     def fell_back(self, record: Record) -> None:
         """A request left the remote path, or gained nothing from it."""
         if record.fallback:
-            self._fallbacks.labels(record.fallback.stage, record.fallback.reason).inc()
+            stage, reason = record.fallback.stage, record.fallback.reason
+            self._fallbacks.labels(stage, label(stage, reason)).inc()
 
     def arrived(self, transfer: TransferView) -> None:
         """A transfer ended at its destination."""
@@ -203,7 +206,9 @@ class Metrics:
             num_local=_sum(self._requests, path=Path.LOCAL)
             - _sum(self._requests, path=Path.LOCAL, outcome=Outcome.REJECTED),
             num_refused=_sum(self._refused),
-            num_fallbacks=_sum(self._fallbacks) - _sum(self._fallbacks, stage="decode"),
+            num_fallbacks=_sum(self._fallbacks)
+            - _sum(self._fallbacks, stage="decode")
+            - _sum(self._fallbacks, stage="prefill", reason="refused"),
             link_bytes=_by_link(self._kv_bytes),
         )
 

@@ -8,10 +8,11 @@ import pytest
 from aiohttp import web
 
 from prfaas.gateway.requests import Api, request_from
+from prfaas.gateway.serving import rehearsal
 from prfaas.gateway.serving.rehearsal import is_plain
 from tests.gateway.conftest import World
 from tests.gateway.prompts import LONG
-from tests.gateway.scripted_engine import ScriptedEngine, refuse
+from tests.gateway.scripted_engine import ScriptedEngine, hang, refuse
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -52,6 +53,10 @@ async def test_what_decode_refuses_gets_no_remote_prefill(
     assert record["outcome"] == "rejected"
     assert record["fallback"] == {"stage": "prefill", "reason": "refused"}
     assert await world.metric('prfaas_rehearsals_total{outcome="refused"}') == 1
+    # The client's fault: one that asks again and again sets off no alarm of fallbacks.
+    fallback = 'prfaas_fallback_total{reason="refused",stage="prefill"}'
+    assert await world.metric(fallback) == 1
+    assert world.gateway.metrics.totals().num_fallbacks == 0
     assert world.gateway.driver.dispatcher.num_open == 0
 
 
@@ -87,6 +92,33 @@ async def test_an_engine_that_fails_at_the_rehearsal_is_taken_to_agree(world: Wo
     assert (await world.post(completion(top_k=3)))[0] == 200
     assert len(world.prefill.calls) == 1
     assert await world.metric('prfaas_rehearsals_total{outcome="unknown"}') == 1
+
+
+async def test_an_engine_that_does_not_answer_a_rehearsal_is_not_asked_again_for_a_while(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_asked = 0
+
+    async def answer(engine: ScriptedEngine, request: web.Request, body: Any) -> web.StreamResponse:
+        nonlocal num_asked
+        if len(body["prompt"]) == 1:
+            num_asked += 1
+            return await hang(engine, request, body)
+        return await engine.answer(request, body)
+
+    monkeypatch.setattr(rehearsal, "LIMIT_S", 0.2)
+    world.decode.script = answer
+    for k in range(3):
+        assert (await world.post(completion(top_k=3 + k)))[0] == 200
+    assert num_asked == 1
+    assert len(world.prefill.calls) == 3
+    assert await world.metric('prfaas_rehearsals_total{outcome="unknown"}') == 1
+    assert await world.metric('prfaas_rehearsals_total{outcome="skipped"}') == 2
+    monkeypatch.setattr(rehearsal, "UNKNOWN_S", 0.0)
+    world.gateway._flow.rehearsal._unknown.clear()
+    for k in range(2):
+        assert (await world.post(completion(top_k=9 + k)))[0] == 200
+    assert num_asked == 3
 
 
 @pytest.mark.parametrize(

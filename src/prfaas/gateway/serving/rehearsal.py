@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,6 +35,10 @@ LIMIT_S = 1.0
 """An engine that does not answer by then is taken to agree."""
 PASSED_MAX = 1024
 """Combinations of fields that are remembered to be taken."""
+UNKNOWN_S = 10.0
+"""An engine that has not answered a tenant's rehearsal is not asked again by that tenant for so
+long: it is late already, and every request would wait `LIMIT_S` more."""
+UNKNOWN_MAX = 1024
 NUM_CHOICES = 2
 """More than one choice is refused, or is not, whatever their number."""
 GREEDY_BELOW = 1e-5
@@ -66,12 +71,15 @@ class Rehearsal:
 
     Args:
         engines: Are asked.
-        count: Called with the outcome: "passed", "refused" or "unknown".
+        count: Called with the outcome: "passed", "refused", "unknown", or "skipped" where the
+            engine did not answer another one lately.
     """
 
     def __init__(self, engines: Engines, count: Callable[[str], None] = lambda _: None) -> None:
         self._engines, self._count = engines, count
         self._passed: OrderedDict[bytes, None] = OrderedDict()
+        self._unknown: OrderedDict[tuple[str, str], float] = OrderedDict()
+        """By engine and tenant's salt, until when it is not asked."""
 
     async def is_refused(self, exchange: Exchange, plan: Plan) -> bool:
         """Return True if the engine that would decode a request does not take it."""
@@ -82,9 +90,14 @@ class Rehearsal:
         if key in self._passed:
             self._passed.move_to_end(key)
             return False
+        unheard = (plan.decode.name, plan.prompt.cache_salt)
+        if self._unknown.get(unheard, 0.0) > time.monotonic():
+            self._count("skipped")
+            return False
         status = await self._ask(exchange, plan)
         if status is None or status >= 500:
             self._count("unknown")
+            self._remember_unknown(unheard)
             return False
         if status >= 400:
             self._count("refused")
@@ -94,6 +107,12 @@ class Rehearsal:
         if len(self._passed) > PASSED_MAX:
             self._passed.popitem(last=False)
         return False
+
+    def _remember_unknown(self, unheard: tuple[str, str]) -> None:
+        self._unknown[unheard] = time.monotonic() + UNKNOWN_S
+        self._unknown.move_to_end(unheard)
+        if len(self._unknown) > UNKNOWN_MAX:
+            self._unknown.popitem(last=False)
 
     async def _ask(self, exchange: Exchange, plan: Plan) -> int | None:
         """Status of a rehearsal; None without an answer."""
