@@ -11,6 +11,7 @@ from prfaas.cli.reference import reference as commands
 from prfaas.config.reference import reference
 from prfaas.core.dispatch import Refusal
 from prfaas.core.routing import Reason
+from prfaas.core.transfers import TransferEnd
 from prfaas.gateway.telemetry.fallback_reasons import REASONS
 from prfaas.sim.reference import reference as scenario_reference
 
@@ -70,6 +71,7 @@ def test_every_reason_of_a_fallback_is_documented_with_its_meaning() -> None:
     }
     assert told == expected
     assert set(REASONS["pull"]) == {*REASONS["transfer"], "not_asked"}
+    assert {*TransferEnd} - {TransferEnd.COMMITTED} < {*REASONS["transfer"]}
 
 
 def test_every_reason_of_a_fallback_in_the_source_is_in_the_table() -> None:

@@ -118,4 +118,7 @@ class Quarantine:
 def _refused_ns(suspect: _Suspect, num_legs: int) -> int:
     if num_legs <= suspect.num_reports:
         return KEPT_NS
-    return min(KEPT_NS, REFUSED_NS * REFUSED_GROWTH ** (suspect.num_deaths - DEATHS_MAX))
+    refused_ns = REFUSED_NS
+    for _ in range(DEATHS_MAX, suspect.num_deaths):
+        refused_ns = min(KEPT_NS, REFUSED_GROWTH * refused_ns)
+    return refused_ns

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from prfaas.core.transfers import TransferEnd
+
 OTHER = "other"
 _TRANSFER: Mapping[str, str] = {
-    "refused": "a pool node refused it: `prfaas_tickets_refused_total{end,reason}`",
-    "expired": "the time of its ticket was over",
-    "aborted": "a pool node gave it up; its log has the reason",
-    "digest": "a block was damaged on its way",
-    "link_lost": "the link was down for longer than a transfer outlives",
+    TransferEnd.REFUSED.value: "a pool node refused it: `prfaas_tickets_refused_total{end,reason}`",
+    TransferEnd.EXPIRED.value: "the time of its ticket was over",
+    TransferEnd.LINK_LOST.value: "the link was down for longer than a transfer outlives",
+    TransferEnd.PEER_RESTARTED.value: "the pool at the other end came back without it",
+    TransferEnd.NOT_WANTED.value: "the receiving pool does not know it",
+    TransferEnd.MISCOUNTED.value: "more blocks came than were announced",
+    TransferEnd.NO_ROOM.value: "the receiving pool had no memory for it",
+    TransferEnd.ENGINE_LOST.value: "the engine that computed the blocks was gone",
+    TransferEnd.PURGED.value: "a purge of its source was under way",
+    TransferEnd.ABORTED.value: "a gateway gave it up",
     "pool_down": "the gateway lost the event stream of one of the two pool nodes",
-    "no_room": "the receiving pool had no memory for it",
-    "blocks_missing": "the source had not all of its blocks",
     "late": "the gateway left it: computing was going to be sooner",
     "timeout": "it was still under way when decode had waited for `transfer_timeout`",
     "unknown": "it ended well, and decode found less of it than it should",
@@ -46,7 +51,7 @@ REASONS: Mapping[str, Mapping[str, str]] = {
         "error": "the engine reported an error within its stream, or its answer is too long",
         "status_5xx": "the engine answered so",
     },
-    "pull": _TRANSFER | {"not_asked": "the receiving pool node could not be asked"},
+    "pull": {**_TRANSFER, "not_asked": "the receiving pool node could not be asked"},
 }
 """Meanings by stage and reason."""
 
