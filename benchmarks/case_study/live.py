@@ -5,6 +5,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,13 @@ class Live:
 
 
 async def run(
-    design: Design, asked: list[Request], end_s: float, scale: Scale, bits_per_s: float, place: Path
+    design: Design,
+    asked: list[Request],
+    end_s: float,
+    scale: Scale,
+    bits_per_s: float,
+    place: Path,
+    routing: Sequence[str] = (f'plan = "{PLAN}"',),
 ) -> Live:
     """Drive one design.
 
@@ -75,13 +82,14 @@ async def run(
         scale: How it is made smaller.
         bits_per_s: The paper's link.
         place: Folder for keys, sockets and logs.
+        routing: Further lines of the gateway's `[routing]`.
     """
     prepare(place)
     # Transfers take their time in seconds of the wall clock: the link is as much faster.
     rate = round(bits_per_s * scale.bytes / scale.time)
     began, used = time.monotonic(), _cpu_s()
     async with Wan(rtt_ms=scale.rtt_ms * scale.time, rate_bits_per_s=rate) as wan:
-        site = _Site(TwoSites(wan, place, MODEL), design, scale, rate)
+        site = _Site(TwoSites(wan, place, MODEL), design, scale, rate, routing)
         engines = await site.start()
         before = (await wan.counters()).there
         spec = {
@@ -108,18 +116,22 @@ def _cpu_s() -> float:
 
 
 def _outcome(found: dict[str, Any], time_scale: float) -> Outcome:
-    first = found["first"]
+    first, done = found["first"], found.get("done")
     return Outcome(
         found["at"] / time_scale,
         None if first is None else first / time_scale,
         found["path"] == "remote",
         found["error"],
+        None if done is None else done / time_scale,
     )
 
 
 class _Site:
-    def __init__(self, sites: TwoSites, design: Design, scale: Scale, rate: int) -> None:
+    def __init__(
+        self, sites: TwoSites, design: Design, scale: Scale, rate: int, routing: Sequence[str]
+    ) -> None:
         self._sites, self._design, self._scale, self._rate = sites, design, scale, rate
+        self._more = routing
         self._far = [f"prfaas-{i}" for i in range(design.num_prfaas)]
         self._prefill = [f"pd-p-{i}" for i in range(design.num_prefill)]
         self._decode = [f"pd-d-{i}" for i in range(design.num_decode)]
@@ -170,5 +182,5 @@ class _Site:
             f'policy = "{self._design.policy.value}"',
             'prefill_timeout = "300s"',
             'transfer_timeout = "60s"',
-            f'plan = "{PLAN}"',
+            *self._more,
         ]

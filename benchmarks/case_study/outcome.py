@@ -14,12 +14,14 @@ class Outcome:
         first: When its first token came, s; None if it did not before the end.
         offloaded: Whether it was prefilled away.
         error: What went wrong; empty if nothing did.
+        done: When its last token came, s; None if it did not before the end.
     """
 
     arrived: float
     first: float | None
     offloaded: bool = False
     error: str = ""
+    done: float | None = None
 
 
 @dataclass(frozen=True)
