@@ -1,11 +1,16 @@
 """Goodput and tail by scenario and policy, as Markdown tables, each a share of an upper bound.
 
-python benchmarks/sim/policies.py [--seeds 1,2,3] [--tables grid;rows;capacity] [--minutes 20]
+python benchmarks/sim/policies.py [--tables grid,rows,...] [--seeds 1,2,3] [--minutes 20]
 
-`grid`: abundant and scarce links, plans that fit and that do not, at 0.6 to 1.4 of what the system
-carries with the right plan and split. `rows`: disturbances and traces at given rates. `capacity`:
-the highest load of a trace at which 90 % of the requests meet the targets. The bound is that of
-`bounds.py`; the best static threshold is the best of seven in hindsight.
+| table | content |
+|---|---|
+| grid | abundant and scarce links, plans that fit and stale ones, at 0.6 to 1.4 of capacity |
+| grid-declined | the same without admission |
+| rows, rows-declined | disturbances, traces and sessions at given rates |
+| loops | the short-term loop and changes of roles |
+| capacity | highest load of a trace at which 90 % of the requests meet the targets |
+
+The bound is that of `bounds.py`; the best static threshold is the best of seven in hindsight.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ THRESHOLDS = (500, 2_000, 5_000, 10_000, 20_000, 40_000, 80_000)
 LOADS = (0.6, 0.8, 1.0, 1.2, 1.4)
 DECLINED = "routing.admission=false"
 POLICIES = ("local", "remote", "paper", "best static", "adaptive")
+FEW = ("local", "remote", "paper", "adaptive")
 STALE_ON_100_GBIT = (FIVE_GBIT, 'link.bandwidth="100Gbps"')
 
 
@@ -69,6 +75,26 @@ ROWS = {
     "mooncake, 2.2 x": Row("mooncake", ("workload.rate_scale=2.2",), runs_itself=True),
     "azure code, 1.5 x": Row("azure-code", ("workload.rate_scale=1.5",), runs_itself=True),
     "claude-code, 200 users": Row("claude-code", ("workload.users=200",)),
+    "claude-code, 300 users": Row("claude-code", ("workload.users=300",)),
+}
+LOOPS = {
+    "poisson": Row("paper-poisson", ("workload.rate=2.8125",)),
+    "bursty": Row("bursty", ("workload.rate=2.8125",)),
+    "diurnal": Row("diurnal", ("workload.rate=1.875",)),
+    "abundant, stale plan, 0.8": Row("paper-poisson", (*STALE_ON_100_GBIT, "workload.rate=2.536")),
+    "abundant, stale plan, 1.0": Row("paper-poisson", (*STALE_ON_100_GBIT, "workload.rate=3.17")),
+    "scarce-link": Row("scarce-link", (FIVE_GBIT, "workload.rate=1.75")),
+    "scarce, stale plan, 0.8": Row("scarce-link", ("workload.rate=1.6",)),
+    "scarce, stale plan, 1.0": Row("scarce-link", ("workload.rate=2.0",)),
+}
+REROLING, SHORT_TERM = "routing.reroling=true", "routing.moving_threshold=true"
+SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "paper": ("paper", ()),
+    "paper, re-roling": ("paper", (REROLING,)),
+    "adaptive": ("adaptive", ()),
+    "adaptive, short-term loop": ("adaptive", (SHORT_TERM,)),
+    "adaptive, re-roling": ("adaptive", (REROLING,)),
+    "adaptive, both": ("adaptive", (REROLING, SHORT_TERM)),
 }
 TRACES = {"mooncake": Row("mooncake", (), True), "azure code": Row("azure-code", (), True)}
 
@@ -180,35 +206,78 @@ def _line(name: str, found: dict[str, list[Cell]], most: float) -> str:
     return f"| {name} | {' | '.join(cells)} |"
 
 
+def loops(seeds: Sequence[int], pool: multiprocessing.pool.Pool) -> list[str]:
+    """Lines of a table: goodput, and mean TTFT behind it, with and without the loops."""
+    runs = [
+        Job(row, changes, policy, seed)
+        for row in LOOPS.values()
+        for policy, changes in SETTINGS.values()
+        for seed in seeds
+    ]
+    console = Console(stderr=True)
+    cells = iter(list(track(pool.imap(measure, runs), "running", len(runs), console=console)))
+    lines = [f"| scenario | {' | '.join(SETTINGS)} |", "|---|" + "---:|" * len(SETTINGS)]
+    for name in LOOPS:
+        shown = []
+        for _ in SETTINGS:
+            found = [next(cells) for _ in seeds]
+            goodput = statistics.mean(cell.goodput for cell in found)
+            shown.append(f"{goodput:.3f} ({statistics.mean(cell.mean_s for cell in found):.1f} s)")
+        lines.append(f"| {name} | {' | '.join(shown)} |")
+    return lines
+
+
+def capacities(seeds: Sequence[int], pool: multiprocessing.pool.Pool) -> list[str]:
+    """Lines of a table: capacities of the traces, with the plan of the case study."""
+    cases = {
+        f"{name}, {'without' if changes else 'with'} admission": [
+            Job(row, changes, policy, seeds[0]) for policy in ("paper", "adaptive")
+        ]
+        for name, row in TRACES.items()
+        for changes in ((), (DECLINED,))
+    }
+    rates = iter(pool.map(capacity, [job for pair in cases.values() for job in pair], 1))
+    lines = ["| trace | paper | adaptive | ratio |", "|---|---:|---:|---:|"]
+    for name in cases:
+        paper, ours = next(rates), next(rates)
+        lines.append(f"| {name} | {paper:.2f} | {ours:.2f} | {ours / paper:.2f}x |")
+    return lines
+
+
 def main() -> None:
     global MINUTES
     parser = argparse.ArgumentParser(description="Goodput under SLO by scenario and policy.")
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--tables", default="grid;rows;capacity", help="separated by ;")
+    parser.add_argument("--tables", default="grid,grid-declined,rows,rows-declined,loops,capacity")
+    parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--minutes", type=int, default=MINUTES, help="of synthetic arrivals")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     options = parser.parse_args()
     seeds, MINUTES = [int(seed) for seed in options.seeds.split(",")], options.minutes
     grid = {
-        f"{name}, {load}": (row, (f"workload.rate={rate * load}",))
+        f"{name}, {load}": (row, (f"workload.rate={rate * load:g}",))
         for name, (row, rate) in GRID.items()
         for load in LOADS
     }
-    rows = {name: (row, ()) for name, row in ROWS.items()}
-    without = {name: (row, (DECLINED,)) for name, row in ROWS.items()}
-    with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
-        if "grid" in options.tables:
-            print(*table(grid, ("local", "remote", "paper", "adaptive"), seeds, pool), "", sep="\n")
-        if "rows" in options.tables:
-            print("With admission:", "", *table(rows, POLICIES, seeds, pool), "", sep="\n")
-            few = ("local", "remote", "paper", "adaptive")
-            print("Without:", "", *table(without, few, seeds, pool), "", sep="\n")
-        if "capacity" in options.tables:
-            for name, row in TRACES.items():
-                for changes in ((), (DECLINED,)):
-                    pair = [Job(row, changes, policy, seeds[0]) for policy in ("paper", "adaptive")]
-                    paper, ours = pool.map(capacity, pair)
-                    print(f"| {name} | {changes or 'admission'} | {paper:.2f} | {ours:.2f} |")
+    rows: dict[str, tuple[Row, tuple[str, ...]]] = {name: (row, ()) for name, row in ROWS.items()}
+    # A run leaves cycles of some 10 MB behind, which are collected seldom: processes end early.
+    with multiprocessing.get_context("fork").Pool(options.jobs, maxtasksperchild=4) as pool:
+        for name in options.tables.split(","):
+            if name == "loops":
+                lines = loops(seeds, pool)
+            elif name == "capacity":
+                lines = capacities(seeds, pool)
+            else:
+                kind, _, declined = name.partition("-")
+                changes = (DECLINED,) if declined else ()
+                jobs = {
+                    n: (row, (*own, *changes))
+                    for n, (row, own) in (grid if kind == "grid" else rows).items()
+                    if options.only in n
+                }
+                few = kind == "grid" or declined
+                lines = table(jobs, FEW if few else POLICIES, seeds, pool)
+            print(f"{name}:", "", *lines, "", sep="\n", flush=True)
 
 
 if __name__ == "__main__":
