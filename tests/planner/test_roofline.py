@@ -94,6 +94,22 @@ def test_weights_that_do_not_fit_are_refused() -> None:
     assert kv_capacity_bytes(_roofline("h200", 8), size) == pytest.approx(8 * 141e9 * 0.9 - 671e9)
 
 
+@pytest.mark.parametrize("cluster", ["prfaas", "pd"])
+def test_weights_that_leave_no_memory_for_kv_cache_are_refused(cluster: str) -> None:
+    # 397 GB of weights; 4 x H100 have 320 GB, 5 x 80 GB = 400 GB are used to 90 %. Without the
+    # refusal a negative KV memory made all rates negative, and the PrfaaS cluster was not checked.
+    peak = '{accelerator="h100", weights="fp8", prefill_efficiency=0.4, source="a test"}'
+    settings = {
+        "pd": [f"pd.roofline={peak}", "pd.gpus_per_instance=5"],
+        "prfaas": [
+            'prfaas=[{name="x", instances=1, gpus_per_instance=5, link={bandwidth="1Gbps"}, '
+            f"roofline={peak}}}]"
+        ],
+    }[cluster]
+    with pytest.raises(ConfigError, match="no memory is left for KV cache; take more GPUs"):
+        load_question(EXAMPLES / "qwen3.5-397b.toml", settings)
+
+
 def test_a_decode_step_has_a_fixed_time_as_well() -> None:
     geometry, size = _model("llama_3_3_70b")
     plain = decode_profile("x", _roofline(), geometry, size)

@@ -88,8 +88,20 @@ def load_question(path: Path, overrides: Sequence[str] = ()) -> Question:
     tables = read_toml(path)
     for setting in overrides:
         override(tables, setting)
-    file = validated(PlanFile, tables, path)
-    return _Loader(path.parent, file).question()
+    return question_of(validated(PlanFile, tables, path), path.parent)
+
+
+def question_of(file: PlanFile, directory: Path) -> Question:
+    """Return the question that the tables of a plan file ask.
+
+    Args:
+        file: The tables.
+        directory: Start of the relative paths in them.
+
+    Raises:
+        ConfigError: The tables ask for the impossible.
+    """
+    return _Loader(directory, file).question()
 
 
 class _Loader:
@@ -217,6 +229,7 @@ class _Loader:
             source=peak.source,
             step_overhead_s=peak.step_overhead,
         )
+        rl.require_room(table.name, roofline, self._size)
         return roofline, self._size
 
 

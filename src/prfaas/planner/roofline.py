@@ -27,6 +27,8 @@ from prfaas.planner.geometry import FloatArray, KvGeometry, LayerKind, kv_bytes
 from prfaas.planner.hf_reader import ConfigReader
 from prfaas.planner.profiles import DecodeProfile, PrefillProfile
 
+USABLE_RATIO = 0.9
+"""Share of an instance's memory that weights and KV cache may take."""
 # int4 is weight-only: 4 bits and one 16-bit scale per group of 128; products are in bf16.
 _WEIGHT_BYTES = {"int4": 0.5 + 2 / 128, "fp8": 1.0, "bf16": 2.0}
 _LENGTHS = tuple(float(x) for x in np.unique(np.geomspace(1, 2**20, 81).round()))
@@ -152,16 +154,9 @@ def decode_profile(
     """Decode step times of the roofline, for batches up to 512 that fit into memory.
 
     Raises:
-        ConfigError: The weights alone do not fit.
+        ConfigError: The weights leave no memory for KV cache.
     """
-    free = roofline.num_gpus * roofline.accelerator.memory_bytes - roofline.weight_bytes(model)
-    if free <= 0:
-        raise ConfigError(
-            f"{name}: the weights take {roofline.weight_bytes(model) / 1e9:.0f} GB, "
-            f"{roofline.num_gpus} x {roofline.accelerator.name} have "
-            f"{roofline.num_gpus * roofline.accelerator.memory_bytes / 1e9:.0f} GB; take more GPUs "
-            "per instance or smaller weights"
-        )
+    require_room(name, roofline, model)
     table = tuple(
         tuple(_step_s(roofline, geometry, model, batch, context) for context in _CONTEXTS)
         for batch in _BATCHES
@@ -169,10 +164,26 @@ def decode_profile(
     return DecodeProfile(name, _source(roofline), _BATCHES, _CONTEXTS, table)
 
 
-def kv_capacity_bytes(roofline: Roofline, model: ModelSize, usable_ratio: float = 0.9) -> float:
+def kv_capacity_bytes(roofline: Roofline, model: ModelSize) -> float:
     """Memory of the instance left for KV cache: 90 % of all, less the weights."""
     memory = roofline.num_gpus * roofline.accelerator.memory_bytes
-    return memory * usable_ratio - roofline.weight_bytes(model)
+    return memory * USABLE_RATIO - roofline.weight_bytes(model)
+
+
+def require_room(name: str, roofline: Roofline, model: ModelSize) -> None:
+    """Refuse an instance whose weights leave no memory for KV cache.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    if kv_capacity_bytes(roofline, model) <= 0:
+        memory = roofline.num_gpus * roofline.accelerator.memory_bytes
+        raise ConfigError(
+            f"{name}: the weights take {roofline.weight_bytes(model) / 1e9:.0f} GB, "
+            f"{roofline.num_gpus} x {roofline.accelerator.name} have {memory / 1e9:.0f} GB, of "
+            f"which {USABLE_RATIO:.0%} are used; no memory is left for KV cache; take more GPUs "
+            "per instance or smaller weights"
+        )
 
 
 def _step_s(
