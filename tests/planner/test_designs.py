@@ -2,12 +2,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from prfaas.planner import whatif
+from prfaas.planner.geometry import kv_bytes_at
 from prfaas.planner.load import Question
 from prfaas.planner.plan import compare, make_plan
 from prfaas.planner.problem import Problem
+from prfaas.planner.profiles import DecodeProfile
 from prfaas.planner.search import Stage, optimum
 from prfaas.planner.throughput import Mode
 from prfaas.planner.verdict import Answer, judge
@@ -45,14 +48,26 @@ def test_the_link_binds_when_it_is_thin(problem: Problem) -> None:
     assert found.capacity_per_s[Stage.PRFAAS_NETWORK] == pytest.approx(found.rate_per_s, rel=0.01)
 
 
-def test_held_transfers_cost_decode_slots(problem: Problem) -> None:
-    tight = replace(problem.pd, kv_capacity_bytes=20 * 0.67e9)
-    slow = whatif.with_bandwidth(replace(problem, pd=tight), 0.2)
-    fast = whatif.with_bandwidth(replace(problem, pd=tight), 100)
-    slow_found, fast_found = optimum(slow, Mode.EXACT), optimum(fast, Mode.EXACT)
-    assert slow_found.decode_per_s / slow_found.num_decode < (
-        fast_found.decode_per_s / fast_found.num_decode
+def test_transfers_on_their_way_hold_no_decode_memory(problem: Problem) -> None:
+    tight = replace(problem.pd, kv_capacity_bytes=12 * 0.67e9)
+    slow, fast = (
+        optimum(whatif.with_bandwidth(replace(problem, pd=tight), factor), Mode.EXACT)
+        for factor in (0.2, 100)
     )
+    assert slow.offload_fraction > 0
+    assert slow.decode_per_s / slow.num_decode == fast.decode_per_s / fast.num_decode
+
+
+def test_kv_memory_bounds_the_batch_and_with_it_the_step_time(problem: Problem) -> None:
+    steps = tuple((0.010 + batch * 1e-4,) for batch in (1, 64, 512))
+    decode = DecodeProfile("decode", "test", (1, 64, 512), (1.0,), steps)
+    context = problem.workload.mean_context
+    sequence = float(kv_bytes_at(problem.geometry, np.array([context]))[0])
+    tight = replace(problem.pd, decode=decode, tpot_max_s=None, kv_capacity_bytes=64.5 * sequence)
+    found = optimum(replace(problem, pd=tight), Mode.EXACT)
+    # 64 fit. The step of all 512, 61.2 ms, was charged for them: a quarter of what they carry.
+    per_instance = 64 / (0.0164 * problem.workload.output_tokens)
+    assert found.decode_per_s == pytest.approx(found.num_decode * per_instance)
 
 
 def test_break_even_points_are_where_the_gain_is_zero(problem: Problem) -> None:

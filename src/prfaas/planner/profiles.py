@@ -133,6 +133,10 @@ class DecodeProfile:
         rows = [np.interp(context, self.contexts, row) for row in self.step_seconds]
         return np.array(rows, dtype=np.float64)
 
+    def step_of(self, batch: float, context: float) -> float:
+        """Step time of a batch at one context, s; constant outside the batches."""
+        return float(np.interp(batch, self.batches, self.step_at(context)))
+
     def largest_batch(self, context: float, step_max_s: float | None) -> tuple[float, float]:
         """Largest batch whose step is not longer than `step_max_s`, and its step time.
 

@@ -159,8 +159,7 @@ def decode_throughput(
 ) -> FloatArray:
     """Θ_pd-d, req/s: equation (5), bounded by KV memory when its size is given.
 
-    A transfer under way holds the decode KV of its request, as vLLM allocates before it pulls, so
-    an offloaded request holds memory for its transfer time as well.
+    Decode takes the KV memory of a request when it admits it: blocks on their way lie in the pool.
 
     Args:
         problem: The question.
@@ -172,24 +171,25 @@ def decode_throughput(
         Shape (S, T).
     """
     cluster = pd or problem.pd
-    context = problem.workload.mean_context
-    batch, step_s = cluster.decode.largest_batch(context, cluster.tpot_max_s)
-    decode_s = step_s * problem.workload.output_tokens
-    per_instance = np.full_like(terms.threshold, batch / decode_s)
-    if cluster.kv_capacity_bytes is not None:
-        sequence = float(kv_bytes_at(problem.geometry, np.array([context]))[0])
-        resident = np.floor(cluster.kv_capacity_bytes / sequence)
-        held_s = decode_s + terms.offload_fraction * _transfer_s(problem, terms)
-        per_instance = np.minimum(per_instance, resident / held_s)
+    batch, step_s = decode_batch(problem, cluster)
+    per_instance = np.full_like(terms.threshold, batch / (step_s * problem.workload.output_tokens))
     return np.asarray(num_decode * per_instance, dtype=np.float64)
 
 
-def _transfer_s(problem: Problem, terms: StageTerms) -> FloatArray:
-    if not problem.prfaas:
-        return np.zeros_like(terms.threshold)
-    slowest = min(cluster.link.bits_per_s for cluster in problem.prfaas)
-    rtt = max(cluster.link.rtt_s for cluster in problem.prfaas)
-    return terms.kv_long_bytes * BITS / slowest + rtt
+def decode_batch(problem: Problem, cluster: PdCluster) -> tuple[float, float]:
+    """Return the sequences that a decode instance runs at once and its step time with them, s.
+
+    The largest batch within the target whose caches fit into the KV memory; 0 when none fits.
+    """
+    context = problem.workload.mean_context
+    batch, step_s = cluster.decode.largest_batch(context, cluster.tpot_max_s)
+    if cluster.kv_capacity_bytes is None:
+        return batch, step_s
+    sequence = float(kv_bytes_at(problem.geometry, np.array([context]))[0])
+    resident = float(np.floor(cluster.kv_capacity_bytes / sequence))
+    if resident >= batch:
+        return batch, step_s
+    return resident, cluster.decode.step_of(resident, context)
 
 
 def _rate(supply: float, demand: FloatArray) -> FloatArray:

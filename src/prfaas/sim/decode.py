@@ -44,7 +44,7 @@ class DecodeInstance:
         clock: Virtual time.
         step_ns: Step time by batch and mean context.
         limits: Batch and KV cache.
-        kv_bytes: KV bytes of a request, its output included.
+        kv_bytes: KV bytes that a request holds on average while it decodes.
         on_first: A sequence was admitted and streams its first token.
         on_done: A sequence has all its tokens.
     """
@@ -81,10 +81,10 @@ class DecodeInstance:
         """Sequences in the batch."""
         return len(self._running)
 
-    def fits(self, request: Request) -> bool:
-        """Whether an empty instance could hold the request at all."""
+    def fits(self, num_bytes: int) -> bool:
+        """Return True if an empty instance can hold a sequence of so many KV bytes."""
         capacity = self._limits.kv_capacity_bytes
-        return capacity is None or self._kv_bytes(request) <= capacity
+        return capacity is None or num_bytes <= capacity
 
     def submit(self, request: Request) -> None:
         """Queue a prefilled request."""

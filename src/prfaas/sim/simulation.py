@@ -107,6 +107,15 @@ class Simulation:
         )
 
     def _kv_bytes(self, request: Request) -> int:
+        """KV bytes that a request holds on average while it decodes.
+
+        Engines take blocks as a sequence grows, and the sequences of a batch are at different
+        points of their outputs.
+        """
+        output = request.num_output_tokens // 2
+        return self.setup.costs.kv_bytes(request.num_prompt_tokens + output)
+
+    def _kv_bytes_at_end(self, request: Request) -> int:
         return self.setup.costs.kv_bytes(request.num_prompt_tokens + request.num_output_tokens)
 
     def run(self, stop_at_ns: int | None = None) -> None:
@@ -272,7 +281,7 @@ class Simulation:
         request.landed_at_ns = self.clock.now_ns
         name = self.front.choose_decode(request)
         decoder = None if name is None else self.decoders[name]
-        if decoder is None or not decoder.fits(request):
+        if decoder is None or not decoder.fits(self._kv_bytes_at_end(request)):
             self._end(request, Outcome.FAILED)
             return
         decoder.submit(request)
