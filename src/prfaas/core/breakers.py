@@ -26,6 +26,15 @@ class BreakerState(StrEnum):
     """Nothing."""
 
 
+class Told(StrEnum):
+    """What a request told of an engine or a link."""
+
+    GOOD = "good"
+    FAILED = "failed"
+    NOTHING = "nothing"
+    """It ended for reasons of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class BreakerSettings:
     """When a breaker opens, and for how long.

@@ -14,12 +14,13 @@ import aiohttp
 
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
+from prfaas.core.breakers import Told
 from prfaas.errors import EngineError
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.engine_answers import read_answer
 from prfaas.gateway.engine_load import UNKNOWN_LOAD, EngineLoad, load_in
-from prfaas.gateway.guards import Guards, Told
+from prfaas.gateway.guards import Guards
 from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json, to_json
 from prfaas.gateway.openai.adapters import adapters_in
 from prfaas.gateway.rejections import UnavailableError

@@ -10,6 +10,7 @@ from functools import partial
 
 from aiohttp import web
 
+from prfaas.core.breakers import Told
 from prfaas.errors import EngineError
 from prfaas.gateway.deciding import Plan, Planner
 from prfaas.gateway.decode import BROKEN, DecodeLeg, LegBrokenError, error_answer
@@ -17,7 +18,7 @@ from prfaas.gateway.driver import Driver
 from prfaas.gateway.ending import Ending
 from prfaas.gateway.engines import INTERNAL_ERROR, Engine, Engines, EngineUnreachableError
 from prfaas.gateway.exchange import Exchange
-from prfaas.gateway.guards import Guards, Told
+from prfaas.gateway.guards import Guards
 from prfaas.gateway.hedges import Hedges
 from prfaas.gateway.jsons import from_json
 from prfaas.gateway.metrics import Metrics

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from enum import StrEnum
 
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
-from prfaas.core.breakers import Breaker, BreakerState
+from prfaas.core.breakers import Breaker, BreakerState, Told
 from prfaas.core.budgets import RETRIES, Budget
 from prfaas.core.transfers import LINK_FAULTS, TransferEnd
 from prfaas.gateway.driver import Driver
@@ -25,15 +24,6 @@ _WHY = {
     BreakerState.HALF_OPEN: "its time is over; one request probes",
     BreakerState.CLOSED: "the probe succeeded",
 }
-
-
-class Told(StrEnum):
-    """What a request told of an engine or a link."""
-
-    GOOD = "good"
-    FAILED = "failed"
-    NOTHING = "nothing"
-    """It ended for reasons of its own."""
 
 
 class Guards:

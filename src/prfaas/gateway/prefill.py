@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from prfaas.config.routing import RoutingTable
+from prfaas.core.breakers import Told
 from prfaas.core.manifest import MANIFEST_BYTES_MAX, manifest_of
 from prfaas.core.transfers import TransferEnd
 from prfaas.errors import EngineError
@@ -25,7 +26,6 @@ from prfaas.gateway.engines import (
     EngineUnreachableError,
     SuspectError,
 )
-from prfaas.gateway.guards import Told
 from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json
 from prfaas.gateway.records import NS_PER_MS, Fallback, Record
 from prfaas.gateway.tickets import TicketOffice

@@ -13,10 +13,11 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
+from prfaas.core.breakers import Told
 from prfaas.gateway.deciding import Plan
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.exchange import Exchange
-from prfaas.gateway.guards import Guards, Told
+from prfaas.gateway.guards import Guards
 from prfaas.gateway.hedges import Hedges
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pools import Pools

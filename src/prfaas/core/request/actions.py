@@ -1,0 +1,123 @@
+"""Actions: what a driver has to do for a request.
+
+Those of one step are in order. Legs (`StartPrefill`, `StartDecode`, `ContinueOn`) run until their
+driver reports an event of theirs, or until a later action stops them; all others are done at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from prfaas.core.request.events import Blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Base of all actions."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartPull(Action):
+    """Have the prefix fetched that the route counts on; the next leg waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartPrefill(Action):
+    """Prefill on `engine`, whose KV cache goes to the pool of the engine that decodes."""
+
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopPrefill(Action):
+    """End the prefill leg: nobody waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartDecode(Action):
+    """Decode on `engine`, which computes what is missing of the prompt's KV cache."""
+
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldBack(Action):
+    """Find out whether `engine` died; if so, wait for the prompt's turn. Then report `TurnCame`."""
+
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContinueOn(Action):
+    """Decode on another engine, from the tokens so far, once `after_ns` are over."""
+
+    engine: str
+    after_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Abort(Action):
+    """End the transfer at both pools; what has arrived stays. `why` is for people."""
+
+    blocks: Blocks
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release(Action):
+    """Nobody waits for these blocks any more; their transfer goes on if it is open."""
+
+    blocks: Blocks
+
+
+@dataclass(frozen=True, slots=True)
+class FellBack(Action):
+    """Record that the route was left, or did not pay off.
+
+    Attributes:
+        stage: "prefill", "transfer", "decode" or "pull".
+        reason: One of a bounded set; labels a metric.
+        why: For people.
+    """
+
+    stage: str
+    reason: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retry(Action):
+    """Count a decode leg that is to run again, or may not because the budget is spent."""
+
+    is_allowed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fail(Action):
+    """Report the last failure to the client: no other engine can go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt(Action):
+    """Report `Woke` at this instant, ns; replaces the last one. None cancels it."""
+
+    at_ns: int | None
+
+
+AnyAction = (
+    StartPull
+    | StartPrefill
+    | StopPrefill
+    | StartDecode
+    | HoldBack
+    | ContinueOn
+    | Abort
+    | Release
+    | FellBack
+    | Retry
+    | Fail
+    | WakeAt
+)
+ACTIONS: tuple[type[Action], ...] = get_args(AnyAction)
+"""All kinds of actions."""

@@ -1,0 +1,191 @@
+"""Events: what happens to a request, as its driver reports it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import get_args
+
+from prfaas.core.transfers import TransferEnd
+
+
+class PrefillFailure(StrEnum):
+    """Why a prefill leg gave no KV cache; labels a metric."""
+
+    UNREACHABLE = "unreachable"
+    BROKEN = "broken"
+    """The connection broke before the answer was whole."""
+    STATUS_4XX = "status_4xx"
+    STATUS_5XX = "status_5xx"
+    BAD_ANSWER = "bad_answer"
+    REFUSED = "refused"
+    """The engine that decodes would refuse the request."""
+    NO_LAYOUT = "no_layout"
+    TOO_MANY_BLOCKS = "too_many_blocks"
+    """More blocks than a ticket can name."""
+
+
+class DecodeFailure(StrEnum):
+    """Why a decode leg ended before its answer did; labels a metric."""
+
+    UNREACHABLE = "unreachable"
+    BROKEN = "broken"
+    STATUS_5XX = "status_5xx"
+    ERROR = "error"
+    """The engine reported an error within its stream."""
+
+
+class Blocks(StrEnum):
+    """Blocks that a request waits for."""
+
+    HAND_OFF = "hand_off"
+    """Of the prompt, from the engine that prefills to the pool of the one that decodes."""
+    PULL = "pull"
+    """Of a cached prefix, from another cluster, for a prefill in the PD cluster."""
+
+
+class Outcome(StrEnum):
+    """How a request ended; every request has exactly one."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    REJECTED = "rejected"
+    """The client's fault: 4xx."""
+    FAILED = "failed"
+    """Ours or an engine's: 5xx, or an error within a stream."""
+    TIMED_OUT = "timed_out"
+    """It took longer than the client or the gateway allows: 504."""
+    CANCELLED = "cancelled"
+    """The client left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Base of all events. An event that its state has no use for is late, and changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun(Event):
+    """The route stands: the first event."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillDone(Event):
+    """The prefill leg has answered: the KV cache is computed, and on its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFailed(Event):
+    """The prefill leg has failed.
+
+    Attributes:
+        kind: Why.
+        may_have_died: The engine had the prompt, and may have ended over it.
+        is_suspect: The engine reported a failure at this request: its fault or the request's.
+    """
+
+    kind: PrefillFailure
+    may_have_died: bool = False
+    is_suspect: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEnded(Event):
+    """A pool reported the end of blocks that were on their way.
+
+    Attributes:
+        blocks: Which.
+        kind: How it ended.
+        at_destination: The pool that receives reported it, which is the last word.
+    """
+
+    blocks: Blocks
+    kind: TransferEnd
+    at_destination: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PullNotAsked(Event):
+    """The pool that was to fetch the prefix could not be asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLost(Event):
+    """A pool at an end of these blocks' way is not heard any more: they cannot be followed."""
+
+    blocks: Blocks
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCame(Event):
+    """Another engine may be tried with a prompt that an engine may have died of."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBroke(Event):
+    """The decode leg has failed.
+
+    Attributes:
+        kind: Why.
+        may_have_died: The engine had the prompt, and may have ended over it.
+        is_suspect: The engine reported a failure at this request: its fault or the request's.
+        can_continue: Another engine can go on; False if something has reached the client that only
+            this engine could continue.
+    """
+
+    kind: DecodeFailure
+    may_have_died: bool = False
+    is_suspect: bool = False
+    can_continue: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken(Event):
+    """The first token of a leg's stream has come. An answer that comes whole has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Event):
+    """The answer is complete.
+
+    Attributes:
+        found_tokens: Prefix that the engine that decodes found.
+        cached_tokens: Prefix that the engine that prefills found; the same where that is one.
+    """
+
+    found_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped(Event):
+    """The request is over without its answer.
+
+    Attributes:
+        outcome: `REJECTED` by an engine, `CANCELLED` by its client, `TIMED_OUT`, or `FAILED`.
+    """
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Woke(Event):
+    """The instant has come that the last `WakeAt` named."""
+
+
+AnyEvent = (
+    Begun
+    | PrefillDone
+    | PrefillFailed
+    | TransferEnded
+    | PullNotAsked
+    | PoolLost
+    | TurnCame
+    | EngineBroke
+    | FirstToken
+    | Finished
+    | Stopped
+    | Woke
+)
+EVENTS: tuple[type[Event], ...] = get_args(AnyEvent)
+"""All kinds of events."""

@@ -1,0 +1,105 @@
+"""What all requests share: the dispatcher's driver, breakers, limits, and budgets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from prfaas.core.breakers import Told
+from prfaas.core.budgets import HEDGES, RETRIES, Budget
+
+
+class Books(Protocol):
+    """The driver of the dispatcher; `number` is the request's. The gateway's and the simulator's
+    have all of these. None raises or takes long."""
+
+    def prefill_answered(self, number: int, now_ns: int) -> None:
+        """The prefill leg has answered."""
+
+    def prefilled(self, number: int, now_ns: int) -> None:
+        """The prefill is over."""
+
+    def handed_over(self, number: int, now_ns: int) -> None:
+        """All blocks are where the request is decoded."""
+
+    def transfer_over(self, number: int, now_ns: int) -> None:
+        """The link has no more to carry for the request."""
+
+    def loaded(self, number: int) -> None:
+        """The engine that decodes has taken the blocks from its pool."""
+
+    def first_token(self, number: int, now_ns: int) -> None:
+        """The first token of a stream came, on the route that was decided."""
+
+    def fall_back(self, number: int, now_ns: int) -> None:
+        """The prefill was given up: the engine that decodes prefills."""
+
+    def lose_pull(self, number: int, now_ns: int) -> None:
+        """The pulled prefix will not come whole."""
+
+    def end(self, number: int, now_ns: int) -> None:
+        """The request is over."""
+
+    def elsewhere(self, number: int, avoid: str, now_ns: int) -> str | None:
+        """Route a request again to another engine that decodes; None without any."""
+
+    def expected_prefill_ns(self, number: int) -> int | None:
+        """Expected time of its prefill leg, ns; None is unknown."""
+
+    def expected_local_ns(self, name: str, num_new_tokens: int, now_ns: int) -> int | None:
+        """Expected time of a prefill that is sent to a PD instance now, ns; None is unknown."""
+
+    def local_path_ns(self, number: int, name: str, now_ns: int) -> int | None:
+        """Predicted time to the first token on the local path from now on, ns; None is unknown."""
+
+    def backlog_bytes(self, source: str, destination: str, now_ns: int) -> int | None:
+        """Bytes that a link was promised and has not carried; None is unknown."""
+
+    def link_bits_per_s(self, source: str, destination: str, now_ns: int) -> float | None:
+        """Rate of a link; None is unknown."""
+
+
+class Breakers(Protocol):
+    """Circuit breakers of engines and of links, a link being its two pools."""
+
+    def began(self, target: str | tuple[str, str], now_ns: int) -> None:
+        """Something is sent to an engine or over a link."""
+
+    def ended(self, target: str | tuple[str, str], told: Told, now_ns: int) -> None:
+        """It ended, which says this of the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits on a request, ns.
+
+    Attributes:
+        prefill_timeout_ns: From the start of a prefill leg to its answer.
+        transfer_timeout_ns: Time for which an engine waits for a pull.
+        ttft_max_ns: Target of the time to first token; None is no target.
+        legs_max: Decode legs: a prompt that breaks engines does not get to break all of them.
+    """
+
+    prefill_timeout_ns: int
+    transfer_timeout_ns: int
+    ttft_max_ns: int | None = None
+    legs_max: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What all requests of one driver share.
+
+    Attributes:
+        books: The dispatcher's driver.
+        breakers: Of engines and links.
+        limits: On a request.
+        retries: Budget of decode legs that run again.
+        hedges: Budget of routes that are left because they are late or stalled.
+    """
+
+    books: Books
+    breakers: Breakers
+    limits: Limits
+    retries: Budget = field(default_factory=lambda: Budget(RETRIES))
+    hedges: Budget = field(default_factory=lambda: Budget(HEDGES))

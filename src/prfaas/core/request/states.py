@@ -1,0 +1,87 @@
+"""The life of a request as a table: its stages, and what each event may lead to.
+
+                    ┌── failed, timed out, stalled, late, lost ──┐
+    ROUTED ─► PREFILLING ──── done ────► DECODING ─► STREAMING ─► ENDED
+       │            │                     ▲  │ ▲          │
+       └─ in place ─┼─────────────────────┘  │ └─ breaks ─┘
+                    └─ may have died ► HELD ◄┘
+                                         └── the prompt's turn ► DECODING
+
+How it works. A request is routed by the dispatcher, and from then on `machine.RequestLife` leads
+it. A driver (the gateway's serving room, or the simulator) reports events (`events.py`) with the
+time, and carries out the actions (`actions.py`) that a step returns. The machine holds no clock and
+does no I/O. It keeps the books of the dispatcher, the breakers of links, and the two budgets
+itself, so both drivers retry, hedge, and give up by the same rules.
+
+    stage        meaning
+    ROUTED       nothing is done yet
+    PREFILLING   an engine prefills whose KV cache another one will decode from
+    HELD         an engine failed that had the prompt, and may have died of it
+    DECODING     a decode leg runs, and has not answered yet
+    STREAMING    tokens come
+    ENDED        every book is closed; nothing follows
+
+Beside its stage a request has blocks on their way: a hand-off from the engine that prefills, or a
+prefix that is pulled, or both. They are *open* until they are aborted or released, once each. A
+fault of the hand-off ends the prefill leg, since nothing would come of it; later, decode computes
+what has not arrived. A fault of a pull is only recorded: its engine computes the prefix.
+
+An event that is not in the table for a stage came too late, or twice. It changes nothing, and gives
+no action: drivers need not check what is still of interest.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from prfaas.core.request.events import (
+    Begun,
+    EngineBroke,
+    Event,
+    Finished,
+    FirstToken,
+    PoolLost,
+    PrefillDone,
+    PrefillFailed,
+    PullNotAsked,
+    Stopped,
+    TransferEnded,
+    TurnCame,
+    Woke,
+)
+
+
+class Stage(StrEnum):
+    """Where a request is in its life."""
+
+    ROUTED = "routed"
+    PREFILLING = "prefilling"
+    HELD = "held"
+    DECODING = "decoding"
+    STREAMING = "streaming"
+    ENDED = "ended"
+
+
+_S = Stage
+_STAYS: dict[tuple[Stage, type[Event]], set[Stage]] = {
+    (stage, event): {stage}
+    for stage in (_S.PREFILLING, _S.HELD, _S.DECODING, _S.STREAMING)
+    for event in (TransferEnded, PoolLost, PullNotAsked, Woke)
+}
+TRANSITIONS: dict[tuple[Stage, type[Event]], set[Stage]] = {
+    **_STAYS,
+    (_S.ROUTED, Begun): {_S.PREFILLING, _S.DECODING},
+    (_S.PREFILLING, PrefillDone): {_S.DECODING},
+    (_S.PREFILLING, PrefillFailed): {_S.DECODING, _S.HELD},
+    (_S.PREFILLING, TransferEnded): {_S.PREFILLING, _S.DECODING, _S.HELD},
+    (_S.PREFILLING, PoolLost): {_S.PREFILLING, _S.DECODING},
+    (_S.PREFILLING, Woke): {_S.PREFILLING, _S.DECODING},
+    (_S.HELD, TurnCame): {_S.DECODING, _S.ENDED},
+    (_S.DECODING, FirstToken): {_S.STREAMING},
+    (_S.DECODING, EngineBroke): {_S.DECODING, _S.HELD, _S.ENDED},
+    (_S.DECODING, Finished): {_S.ENDED},
+    (_S.STREAMING, EngineBroke): {_S.DECODING, _S.ENDED},
+    (_S.STREAMING, Finished): {_S.ENDED},
+    **{(stage, Stopped): {_S.ENDED} for stage in _S if stage is not _S.ENDED},
+}
+"""Stages that an event may lead to from a stage."""

@@ -1,0 +1,107 @@
+"""Alarms of a request until its first token: timeouts, a stalled prefill, a route that is late."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from prfaas.core.hedging import SOONER_RATIO, RemotePath, leaves, patience_ns
+from prfaas.core.request.fleet import Fleet
+from prfaas.units import NS_PER_S
+
+LOOKS = 20
+"""Looks at a route in the time that it was predicted to take."""
+LOOK_NS_MIN, LOOK_NS_MAX = NS_PER_S // 10, NS_PER_S
+
+
+class Alarm(StrEnum):
+    """Why a prefill or a pull is left; labels a metric."""
+
+    TIMEOUT = "timeout"
+    """It has taken as long as it may."""
+    STALLED = "stalled"
+    """A prefill takes many times as long as such prefills do, and a local one is sooner."""
+    LATE = "late"
+    """A route over a link misses its prediction, and a local one is sooner."""
+
+
+class PrefillWatch:
+    """Watches a prefill leg.
+
+    Args:
+        fleet: What all requests share.
+        number: The request.
+        local: Engine that would prefill instead, and the tokens that it would compute.
+        now_ns: When the leg starts.
+    """
+
+    def __init__(self, fleet: Fleet, number: int, local: tuple[str, int], now_ns: int) -> None:
+        self._fleet, self._local = fleet, local
+        self._began_at_ns = now_ns
+        self._ends_at_ns = now_ns + fleet.limits.prefill_timeout_ns
+        expected_ns = fleet.books.expected_prefill_ns(number)
+        self._look_at_ns = None if expected_ns is None else now_ns + patience_ns(expected_ns)
+
+    @property
+    def wakes_at_ns(self) -> int:
+        """When it has to be looked at."""
+        return min(self._ends_at_ns, self._look_at_ns or self._ends_at_ns)
+
+    def look(self, now_ns: int) -> Alarm | None:
+        """Return the reason to leave the prefill; None if there is none yet."""
+        if now_ns >= self._ends_at_ns:
+            return Alarm.TIMEOUT
+        if self._look_at_ns is None or now_ns < self._look_at_ns:
+            return None
+        self._look_at_ns = now_ns + LOOK_NS_MAX
+        name, num_new_tokens = self._local
+        local_ns = self._fleet.books.expected_local_ns(name, num_new_tokens, now_ns)
+        is_sooner = local_ns is None or local_ns * SOONER_RATIO < now_ns - self._began_at_ns
+        if is_sooner and self._fleet.hedges.take(now_ns) is not None:
+            return Alarm.STALLED
+        return None
+
+
+class RouteWatch:
+    """Watches a route over a link whose time to first token was predicted.
+
+    Args:
+        fleet: What all requests share.
+        number: The request.
+        local: Engine that would prefill instead.
+        link: Both ends of the link.
+        path: The prediction.
+    """
+
+    def __init__(
+        self, fleet: Fleet, number: int, local: str, link: tuple[str, str], path: RemotePath
+    ) -> None:
+        self._fleet, self._number, self._local = fleet, number, local
+        self._link, self._path = link, path
+        self._pause_ns = min(max(path.predicted_ns // LOOKS, LOOK_NS_MIN), LOOK_NS_MAX)
+        self.wakes_at_ns = path.started_at_ns + self._pause_ns
+        """When it has to be looked at."""
+
+    def look(self, now_ns: int) -> Alarm | None:
+        """Return the reason to leave the route; None if there is none yet."""
+        if now_ns < self.wakes_at_ns:
+            return None
+        self.wakes_at_ns = now_ns + self._pause_ns
+        books, path = self._fleet.books, self._path
+        to_come_ns = path.to_come_ns(now_ns, books.link_bits_per_s(*self._link, now_ns))
+        if not path.is_late(now_ns, to_come_ns):
+            return None
+        local_ns = books.local_path_ns(self._number, self._local, now_ns)
+        if local_ns is None or not leaves(path, now_ns, to_come_ns, local_ns):
+            return None
+        return None if self._fleet.hedges.take(now_ns) is None else Alarm.LATE
+
+
+class Timeout:
+    """An instant after which nobody waits."""
+
+    def __init__(self, ends_at_ns: int) -> None:
+        self.wakes_at_ns = ends_at_ns
+
+    def look(self, now_ns: int) -> Alarm | None:
+        """Return the alarm once its time has come."""
+        return Alarm.TIMEOUT if now_ns >= self.wakes_at_ns else None

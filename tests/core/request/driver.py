@@ -1,0 +1,204 @@
+"""A driver of the request machine without engines: books that record, and legs that may fail."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from prfaas.core.breakers import Told
+from prfaas.core.dispatch import Routed
+from prfaas.core.request.actions import (
+    Abort,
+    Action,
+    ContinueOn,
+    Fail,
+    HoldBack,
+    Release,
+    StartDecode,
+    StartPrefill,
+    StartPull,
+    StopPrefill,
+    WakeAt,
+)
+from prfaas.core.request.events import AnyEvent, Begun, Blocks, Event
+from prfaas.core.request.fleet import Fleet, Limits
+from prfaas.core.request.machine import RequestLife, Route
+from prfaas.core.request.states import TRANSITIONS, Stage
+from prfaas.core.routing import Decision, Path, Reason
+from prfaas.units import NS_PER_S
+
+LIMITS = Limits(prefill_timeout_ns=60 * NS_PER_S, transfer_timeout_ns=30 * NS_PER_S)
+NUMBER = 7
+
+
+@dataclass
+class ScriptedBooks:
+    """Books that know what a test tells them, and count what they are told."""
+
+    others: list[str] = field(default_factory=list)
+    """Engines that decode, the one that is tried first not among them."""
+    prefill_ns: int | None = None
+    local_ns: int | None = None
+    told: Counter[str] = field(default_factory=Counter)
+
+    def prefill_answered(self, number: int, now_ns: int) -> None:
+        self.told["prefill_answered"] += 1
+
+    def prefilled(self, number: int, now_ns: int) -> None:
+        self.told["prefilled"] += 1
+
+    def handed_over(self, number: int, now_ns: int) -> None:
+        self.told["handed_over"] += 1
+
+    def transfer_over(self, number: int, now_ns: int) -> None:
+        self.told["transfer_over"] += 1
+
+    def loaded(self, number: int) -> None:
+        self.told["loaded"] += 1
+
+    def first_token(self, number: int, now_ns: int) -> None:
+        self.told["first_token"] += 1
+
+    def fall_back(self, number: int, now_ns: int) -> None:
+        self.told["fall_back"] += 1
+
+    def lose_pull(self, number: int, now_ns: int) -> None:
+        self.told["lose_pull"] += 1
+
+    def end(self, number: int, now_ns: int) -> None:
+        assert number == NUMBER
+        self.told["end"] += 1
+
+    def elsewhere(self, number: int, avoid: str, now_ns: int) -> str | None:
+        return next((name for name in self.others if name != avoid), None)
+
+    def expected_prefill_ns(self, number: int) -> int | None:
+        return self.prefill_ns
+
+    def expected_local_ns(self, name: str, num_new_tokens: int, now_ns: int) -> int | None:
+        return self.local_ns
+
+    def local_path_ns(self, number: int, name: str, now_ns: int) -> int | None:
+        return self.local_ns
+
+    def backlog_bytes(self, source: str, destination: str, now_ns: int) -> int | None:
+        return None
+
+    def link_bits_per_s(self, source: str, destination: str, now_ns: int) -> float | None:
+        return None
+
+
+@dataclass
+class ScriptedBreakers:
+    """Breakers that never open."""
+
+    began_of: Counter[str | tuple[str, str]] = field(default_factory=Counter)
+    failed: list[str | tuple[str, str]] = field(default_factory=list)
+
+    def began(self, target: str | tuple[str, str], now_ns: int) -> None:
+        self.began_of[target] += 1
+
+    def ended(self, target: str | tuple[str, str], told: Told, now_ns: int) -> None:
+        if told is Told.FAILED:
+            self.failed.append(target)
+
+
+def routed(path: Path, *, pulls: bool = False, predicted_ns: int | None = None) -> Routed:
+    """A route of a prompt of 8,000 tokens, of which 1,000 are held where it is decoded."""
+    decision = Decision(
+        path,
+        Reason.ABOVE_THRESHOLD,
+        num_new_tokens=7000,
+        offload_threshold=4000,
+        predicted_remote_ns=predicted_ns if path is Path.REMOTE else None,
+        predicted_local_ns=predicted_ns if path is Path.LOCAL else None,
+        pull_tokens=4000 if pulls else 0,
+    )
+    source = "far" if path is Path.REMOTE or pulls else ""
+    return Routed(
+        decision, "c", "p", "d", source, "pd", 8000, 5000 if pulls else 1000, 1000, 1000, 0, 100
+    )
+
+
+class Driver:
+    """Leads one request, and checks after every step what has to hold after all of them."""
+
+    def __init__(
+        self,
+        found: Routed,
+        *,
+        apart: bool = True,
+        books: ScriptedBooks | None = None,
+        limits: Limits = LIMITS,
+    ) -> None:
+        self.books, self.breakers = books or ScriptedBooks(), ScriptedBreakers()
+        self.fleet = Fleet(self.books, self.breakers, limits)
+        is_remote = found.decision.path is Path.REMOTE
+        pools = ("far" if is_remote else "pd", "pd")
+        self.life = RequestLife(
+            Route(NUMBER, found, "d", "p" if apart or is_remote else "", pools, 7680), self.fleet
+        )
+        self.now_ns = 0
+        self.leg = ""
+        """Engine whose leg runs; empty without one."""
+        self.num_decode_legs = 0
+        self.wakes_at_ns: int | None = None
+        self.open: set[Blocks] = set()
+        self.closed: list[Blocks] = []
+        self.taken: set[tuple[Stage, type[Event], Stage]] = set()
+        self.seen: Counter[type[Action]] = Counter()
+
+    def begin(self) -> list[Action]:
+        return self.step(Begun())
+
+    def step(self, event: AnyEvent, after_ns: int = 0) -> list[Action]:
+        self.now_ns += after_ns
+        before, told = self.life.stage, self.books.told.total()
+        actions = self.life.step(event, self.now_ns)
+        after = TRANSITIONS.get((before, type(event)))
+        if after is None:
+            assert not actions
+            assert (self.life.stage, self.books.told.total()) == (before, told)
+        else:
+            assert self.life.stage in after, (before, event, self.life.stage)
+            self.taken.add((before, type(event), self.life.stage))
+        for action in actions:
+            self._do(action)
+        self._check()
+        return actions
+
+    def _do(self, action: Action) -> None:
+        self.seen[type(action)] += 1
+        match action:
+            case StartPull():
+                self.open.add(Blocks.PULL)
+            case StartPrefill(engine):
+                assert not self.leg
+                self.leg = engine
+                if self.life.hand_off and self.life.hand_off.crosses_link:
+                    self.open.add(Blocks.HAND_OFF)
+            case StopPrefill():
+                self.leg = ""
+            case StartDecode(engine) | ContinueOn(engine):
+                self.num_decode_legs += 1
+                self.leg = engine
+            case Abort(blocks) | Release(blocks):
+                self.open.remove(blocks)
+                self.closed.append(blocks)
+            case WakeAt(at_ns):
+                assert at_ns is None or at_ns > self.now_ns
+                self.wakes_at_ns = at_ns
+            case HoldBack() | Fail():
+                self.leg = ""
+
+    def _check(self) -> None:
+        is_over = self.life.stage is Stage.ENDED
+        assert self.books.told["end"] == is_over
+        assert (self.life.outcome.value != "running") == is_over
+        assert self.num_decode_legs <= LIMITS.legs_max
+        assert len(self.closed) == len(set(self.closed))
+        if is_over:
+            assert not self.open
+            assert self.wakes_at_ns is None
+        if self.life.stage in (Stage.PREFILLING, Stage.DECODING):
+            assert self.leg
