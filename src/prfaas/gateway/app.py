@@ -6,7 +6,6 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable
-from typing import Any
 
 from aiohttp import web
 
@@ -18,7 +17,6 @@ from prfaas.core.transfers import TransferEnd
 from prfaas.errors import ConfigError
 from prfaas.gateway.access import Access
 from prfaas.gateway.connections import (
-    HANDSHAKE_S,
     Connections,
     connections_max,
     raise_descriptor_limit,
@@ -313,15 +311,16 @@ class Gateway:
         await self._runner.setup()
         if self._runner.server is None:
             raise RuntimeError("the server was not set up")
+        tls = None if self._client_tls is None else self._client_tls.context
         self.connections = Connections(
-            self._runner.server, connections_max(self._table.requests_max)
+            self._runner.server, connections_max(self._table.requests_max), tls
         )
         self.metrics.connections.watch(self.connections)
         await self.engines.all_looked_at()
         address = split_address(self._table.listen)
         try:
             self._listener = await asyncio.get_running_loop().create_server(
-                self.connections, *address, **self._tls_options()
+                self.connections, *address
             )
         except (OSError, OverflowError) as error:
             message = f"gateway.listen {self._table.listen!r} can not be used: {error}"
@@ -330,11 +329,6 @@ class Gateway:
         if self._client_tls is not None:
             self._tasks.append(asyncio.create_task(self._client_tls.watch()))
         return f"{self._table.scheme}://{join_address((address[0], port))}"
-
-    def _tls_options(self) -> dict[str, Any]:
-        if self._client_tls is None:
-            return {}
-        return {"ssl": self._client_tls.context, "ssl_handshake_timeout": HANDSHAKE_S}
 
     def renew_identity(self) -> None:
         """Show, and trust, what the files of the identity hold at this moment.
@@ -356,6 +350,7 @@ class Gateway:
         if self._listener is not None:
             self._listener.close()
         if self._runner is not None:
+            await self.connections.stop()
             await self._runner.cleanup()
         await self._console.close()
         for task in self._tasks:

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import re
 import resource
-import time
+import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from enum import StrEnum
@@ -23,6 +23,7 @@ from aiohttp import web
 
 from prfaas.gateway.answering import error_object, json_response
 from prfaas.gateway.failures import error_body
+from prfaas.gateway.http.handshakes import Handshakes
 from prfaas.gateway.jsons import to_json
 from prfaas.logs import log_event
 from prfaas.said import SaidOnce
@@ -30,8 +31,8 @@ from prfaas.wire.plain_http import PlainHandler
 
 HEAD_S = 30.0
 """How long the first request's head may take to come."""
-HANDSHAKE_S = 10.0
-"""Longest a client may take for its TLS handshake."""
+HANDSHAKES_SHARE = 0.25
+"""Of all places, for connections in their TLS handshake."""
 KEEPALIVE_S = 75.0
 """How long the head of each further request may take; above the 60 s of common load balancers."""
 DESCRIPTORS_WANTED = 1 << 16
@@ -92,19 +93,17 @@ class Connections:
 
     Args:
         server: Serves them.
-        limit: Most of them at once.
+        limit: Most of them at once, handshakes included.
+        tls: Certificate for clients; None serves plain HTTP.
     """
 
-    def __init__(self, server: web.Server, limit: int) -> None:
+    def __init__(self, server: web.Server, limit: int, tls: ssl.SSLContext | None = None) -> None:
         self._server, self.limit = server, limit
         self.head_s = HEAD_S
         self._waiting: dict[Connection, None] = {}
         self._kept: dict[Connection, None] = {}
         self._busy: set[Connection] = set()
-        self.handshake_s = HANDSHAKE_S
-        self._arriving: dict[_Arriving, float] = {}
-        """Accepted and not through with TLS, and when that ends. A failed handshake is reported to
-        no protocol: these count until their time is over."""
+        self.handshakes = None if tls is None else Handshakes(tls, self._arrived, self._give_up)
         self.on_closed: Callable[[Closed], None] = lambda _: None
         self._said = SaidOnce()
         handle = server.request_handler
@@ -119,11 +118,8 @@ class Connections:
     @property
     def num_open(self) -> int:
         """Connections that are open, those in their TLS handshake included."""
-        settled = len(self._waiting) + len(self._kept) + len(self._busy)
-        now_s = time.monotonic()
-        while self._arriving and next(iter(self._arriving.values())) <= now_s:
-            del self._arriving[next(iter(self._arriving))]
-        return settled + len(self._arriving)
+        num_handshakes = 0 if self.handshakes is None else len(self.handshakes)
+        return len(self._waiting) + len(self._kept) + len(self._busy) + num_handshakes
 
     @property
     def num_busy(self) -> int:
@@ -131,21 +127,11 @@ class Connections:
         return len(self._busy)
 
     def __call__(self) -> asyncio.Protocol:
-        """Somebody connects: takes the place of who has been idle longest, if there is no other."""
-        if self.num_open >= self.limit:
-            self._say_full()
-            idle = next(iter(self._waiting or self._kept), None)
-            if idle is None:
-                self.on_closed(Closed.REFUSED)
-                return _Refused()
-            self.close(idle, Closed.FULL)
-        arriving = _Arriving(self._server, self)
-        self._arriving[arriving] = time.monotonic() + self.handshake_s
-        return arriving
-
-    def arrived(self, arriving: _Arriving) -> None:
-        """Its handshake, if there is one, is done."""
-        self._arriving.pop(arriving, None)
+        """Return the protocol of a connection that was accepted."""
+        if self.handshakes is None:
+            return self._next()
+        self.handshakes.num_max = max(1, int(self.limit * HANDSHAKES_SHARE))
+        return self.handshakes.begin()
 
     def came(self, connection: Connection) -> None:
         """It is open."""
@@ -174,26 +160,40 @@ class Connections:
         self.gone(connection)
         connection.force_close()
 
+    async def stop(self) -> None:
+        """End handshakes."""
+        if self.handshakes is not None:
+            await self.handshakes.stop()
+
+    def _next(self) -> asyncio.Protocol:
+        """Somebody connects: takes the place of who has been idle longest, if there is no other."""
+        num_places = self.limit - (0 if self.handshakes is None else self.handshakes.num_max)
+        if len(self._waiting) + len(self._kept) + len(self._busy) >= max(1, num_places):
+            self._say_full()
+            idle = next(iter(self._waiting or self._kept), None)
+            if idle is None:
+                self.on_closed(Closed.REFUSED)
+                return _Refused()
+            self.close(idle, Closed.FULL)
+        return Connection(self._server, self)
+
+    def _arrived(self, transport: asyncio.Transport, early: bytes) -> None:
+        """A handshake is done."""
+        protocol = self._next()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        if early:
+            protocol.data_received(early)
+
+    def _give_up(self) -> None:
+        """A handshake made room for a newer one."""
+        self._say_full()
+        self.on_closed(Closed.FULL)
+
     def _say_full(self) -> None:
         if self._said.is_new("connections_full"):
             fields = {"limit": self.limit, "busy": self.num_busy}
             log_event(_log, logging.WARNING, "connections_full", **fields)
-
-
-class _Arriving(asyncio.Protocol):
-    """A connection until it is open."""
-
-    __slots__ = ("_connections", "_server")
-
-    def __init__(self, server: web.Server, connections: Connections) -> None:
-        self._server, self._connections = server, connections
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Hand over to the protocol that serves it."""
-        self._connections.arrived(self)
-        connection = Connection(self._server, self._connections)
-        transport.set_protocol(connection)
-        connection.connection_made(transport)
 
 
 class Connection(PlainHandler):
@@ -241,33 +241,15 @@ class Connection(PlainHandler):
         self._connections.rests(self)
         return sent
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """The answer to what is no HTTP request; the connection ends with it.
-
-        Raises:
-            ConnectionError: An answer has begun.
-        """
-        if request.writer.output_size > 0:
-            raise ConnectionError("an answer has begun; no other can be sent")
+    def error_answer(self, status: int, message: str) -> web.Response:
+        """OpenAI's error for what is no HTTP request, or what failed before all handlers."""
         if status < 500:
             # aiohttp quotes what it could not read, as Python writes bytes.
-            why = _QUOTED.split((message or "").split("\n")[0])[0].strip(" :")
+            why = _QUOTED.split(message.split("\n", maxsplit=1)[0])[0].strip(" :")
             said = f"this is no HTTP request that can be read: {why[:200]}"
-            error = error_object(said, "BadRequestError", None, status)
-        else:
-            _log.error("request_failed", exc_info=exc)
-            error = error_object(
-                "the gateway failed; its log says why", "InternalServerError", None, status
-            )
-        answer = json_response(error, status)
-        answer.force_close()
-        return answer
+            return json_response(error_object(said, "BadRequestError", None, status), status)
+        said = "the gateway failed; its log says why"
+        return json_response(error_object(said, "InternalServerError", None, status), status)
 
     def log_exception(self, *args: Any, **more: Any) -> None:
         """A body that is not encoded as it says is answered, and is nothing for the log."""

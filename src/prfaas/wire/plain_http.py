@@ -49,12 +49,21 @@ class PlainHandler(web.RequestHandler):
             raise ConnectionError("an answer has begun; no other can be sent")
         if status >= 500:
             _log.error("request_failed", exc_info=exc)
+        answer = self.error_answer(status, message or "")
+        answer.force_close()
+        return answer
+
+    def error_answer(self, status: int, message: str) -> web.Response:
+        """The body of `handle_error`'s answer.
+
+        Args:
+            status: 400 and above.
+            message: What aiohttp has to report; it quotes the client and names Python.
+        """
         said = (
             "the request failed; the log says why" if status >= 500 else "this is no HTTP request"
         )
-        answer = web.Response(status=status, text=f"{said}\n")
-        answer.force_close()
-        return answer
+        return web.Response(status=status, text=f"{said}\n")
 
 
 async def listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server:

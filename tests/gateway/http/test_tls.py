@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from prfaas.config.tenants import open_doors
 from prfaas.errors import ConfigError
 from prfaas.gateway.http.tls import ClientTls
 from tests.gateway.conftest import World, running, until
+from tests.gateway.scripted_engine import hang
 
 from .certificates import NAME, certificate_in, trusting
 
@@ -99,26 +101,59 @@ def _shown(server: ssl.SSLContext, client: ssl.SSLContext) -> bytes | None:
     return theirs.getpeercert(binary_form=True)
 
 
-async def test_connections_in_their_handshake_count_towards_the_limit(
+async def test_handshakes_count_until_they_fail_and_keep_nobody_out(
     checkpoint: Path, identities: Path, tmp_path: Path
 ) -> None:
     files = certificate_in(tmp_path / "tls")
     async with running(checkpoint, identities, tmp_path, gateway={"tls": files}) as world:
         connections = world.gateway.connections
-        connections.limit = 2
+        assert connections.handshakes is not None
+        connections.handshakes.limit_s, connections.limit = 3600.0, 16
         port = int(world.url.rsplit(":", 1)[1])
-        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        await until(lambda: connections.num_open == 2)
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+        await until(lambda: connections.num_open == 4)
+        # One more ends the oldest, and is served beside the others.
         url, trusted = f"{place(world)}/version", trusting(tmp_path / "tls")
-        async with world.http.get(url, ssl=trusted) as reply:
-            assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
+        async with aiohttp.ClientSession() as http, http.get(url, ssl=trusted) as reply:
+            assert reply.status == 200
+        assert await silent[0][0].read() == b""
+        assert await closed(world, tmp_path) == 1
+        # Those that leave, and those that speak no TLS, have given their places back.
+        silent[1][1].close()
+        for _, writer in silent[2:]:
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        handshakes = connections.handshakes
+        await until(lambda: len(handshakes) == 0)
         for _, writer in silent:
             writer.close()
-        for arriving in connections._arriving:  # as if their time were over
-            connections._arriving[arriving] = 0.0
-        await until(lambda: connections.num_open == 0)
-        async with world.http.get(url, ssl=trusted) as reply:
-            assert reply.status == 200
+
+
+async def test_a_full_gateway_tells_a_client_so_over_tls(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    files = certificate_in(tmp_path / "tls")
+    async with running(checkpoint, identities, tmp_path, gateway={"tls": files}) as world:
+        world.decode.script = hang
+        world.gateway.connections.limit = 2
+        trusted = trusting(tmp_path / "tls")
+        asking = asyncio.create_task(
+            world.http.post(f"{place(world)}/v1/completions", json={"prompt": "a"}, ssl=trusted)
+        )
+        await until(lambda: len(world.decode.calls) == 1)
+        async with world.http.get(f"{place(world)}/version", ssl=trusted) as reply:
+            assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+async def closed(world: World, directory: Path) -> float:
+    url = f"{place(world)}/metrics"
+    async with world.http.get(url, ssl=trusting(directory / "tls")) as reply:
+        text = await reply.text()
+    pattern = r'^prfaas_client_connections_closed_total\{reason="full"\} (.*)$'
+    found = re.search(pattern, text, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
 
 
 @pytest.mark.parametrize(
