@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from prfaas.core.blocks import BlockKey
+from prfaas.core.transfer.tcp_goodput import num_connections
 from prfaas.lab.faults import Fault, FaultProxy
 from prfaas.pool import data_connection, data_in, data_out
-from prfaas.pool.dialer import num_connections
 from prfaas.pool.link_meter import LinkMeter
 from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.send_queue import FRAGMENT_BYTES

@@ -10,12 +10,17 @@ import random
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
+from prfaas.core.transfer.tcp_goodput import CongestionControl, Transport
 from prfaas.errors import ConfigError
+from prfaas.planner.fit_map.axes import BANDWIDTHS, LENGTHS, LOSSES, RTTS, parse_axes
 
 __all__ = ["model", "plan", "profile"]
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
+_MAP_ONLY = ("bandwidths", "rtts", "losses", "lengths", "congestion_control", "pool_nodes")
+"""Parameters that mean nothing without --map."""
 
 
 def _counts(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[int, ...]:
@@ -39,17 +44,63 @@ def _finite(_ctx: click.Context, _param: click.Parameter, number: float | None) 
 
 
 @click.command()
-@click.argument("file", type=_FILE)
+@click.argument("files", type=_FILE, nargs=-1, required=True, metavar="FILE...")
 @click.option("--set", "settings", multiple=True, metavar="A.B=V", help="Change one setting.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-@click.option("--report", type=_FILE, help="Write a self-contained HTML report.")
+@click.option(
+    "--report", type=_FILE, help="Write a self-contained HTML report; of --map also an SVG picture."
+)
 @click.option("--emit", is_flag=True, help="Print the settings for a deployment file, only.")
+@click.option(
+    "--map",
+    "as_map",
+    is_flag=True,
+    help="Where it pays: over bandwidth, round trip, loss and prompt lengths, of each FILE.",
+)
+@click.option(
+    "--bandwidths",
+    default=BANDWIDTHS,
+    show_default=True,
+    help="Of the map, without loss; of all links together.",
+)
+@click.option("--rtts", default=RTTS, show_default=True, help="Round trips of the map.")
+@click.option("--losses", default=LOSSES, show_default=True, help="Losses of the map.")
+@click.option(
+    "--lengths", default=LENGTHS, show_default=True, help="Prompts so many times as long as FILE's."
+)
+@click.option(
+    "--congestion-control",
+    type=click.Choice([control.value for control in CongestionControl]),
+    default=CongestionControl.BBR.value,
+    show_default=True,
+    help="Of the map: cubic where hosts do not allow BBR.",
+)
+@click.option(
+    "--pool-nodes",
+    type=click.IntRange(min=1),
+    help="Of the map: senders of each PrfaaS cluster; one for 8 GPUs if absent.",
+)
+@click.pass_context
 def plan(
-    file: Path, settings: tuple[str, ...], as_json: bool, report: Path | None, emit: bool
+    context: click.Context,
+    *,
+    files: tuple[Path, ...],
+    settings: tuple[str, ...],
+    as_json: bool,
+    report: Path | None,
+    emit: bool,
+    as_map: bool,
+    bandwidths: str,
+    rtts: str,
+    losses: str,
+    lengths: str,
+    congestion_control: str,
+    pool_nodes: int | None,
 ) -> None:
     """Does Prefill-as-a-Service pay, and with what settings?
 
-    FILE is a plan file: model, workload, clusters, links and prices; see docs/planner.md.
+    FILE is a plan file: model, workload, clusters, links and prices; see docs/planner.md. Only
+    --map takes several.
 
     \b
     Examples:
@@ -57,10 +108,26 @@ def plan(
       prfaas plan FILE --set 'prfaas.0.link.bandwidth="10Gbps"' --set pd.instances=10
       prfaas plan FILE --report plan.html       one file, opens without a network
       prfaas plan FILE --emit                   settings for `prfaas up`
+      prfaas plan FILE --map                    where it pays, and what moves that
+      prfaas plan FILE --map --rtts 5ms,80ms --losses 0.1% --report map.svg
     """
+    if as_map:
+        from prfaas.cli.map_actions import MapView, show_maps
+
+        axes = parse_axes(bandwidths, rtts, losses, lengths)
+        transport = Transport(pool_nodes or 0, control=CongestionControl(congestion_control))
+        if emit:
+            raise ConfigError("--emit prints settings of one plan; leave it or --map out")
+        show_maps(MapView(files, settings, axes, transport, as_json, report))
+        return
+    for name in _MAP_ONLY:
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise ConfigError(f"--{name.replace('_', '-')} belongs to --map; add it")
+    if len(files) > 1:
+        raise ConfigError(f"{len(files)} plan files are given; only --map takes several")
     from prfaas.cli.plan_actions import show_plan
 
-    show_plan(file, settings, as_json=as_json, report=report, emit=emit)
+    show_plan(files[0], settings, as_json=as_json, report=report, emit=emit)
 
 
 @click.command()

@@ -79,15 +79,15 @@ def shadow_values(problem: Problem, mode: Mode, base_rate_per_s: float) -> list[
     pd = replace(problem.pd, num_instances=problem.pd.num_instances + 1)
     changed.append((f"one more instance in {problem.pd.name}", replace(problem, pd=pd)))
     hits = problem.workload.with_more_hits(SHADOW_HIT_RATIO)
-    changed.append(("10 % more cache hits", _with_profiles_for(problem, hits)))
+    changed.append(("10 % more cache hits", with_workload(problem, hits)))
     return [
         ShadowValue(what, best_operation(other, mode).rate_per_s - base_rate_per_s)
         for what, other in changed
     ]
 
 
-def _with_profiles_for(problem: Problem, workload: Workload) -> Problem:
-    """The problem with other lengths; a what-if may leave the knots, and then says so."""
+def with_workload(problem: Problem, workload: Workload) -> Problem:
+    """The problem with other traffic; profiles are continued where its lengths leave the knots."""
     clusters = tuple(
         replace(c, prefill=replace(c.prefill, extrapolate=True)) for c in problem.prfaas
     )
@@ -133,7 +133,7 @@ def inputs(problem: Problem) -> Iterator[tuple[str, Change]]:
             f"{pd.name}: KV memory",
             lambda f: replace(problem, pd=replace(pd, kv_capacity_bytes=capacity * f)),
         )
-    yield "prompt length", lambda f: _with_profiles_for(problem, work.with_lengths_scaled(f))
+    yield "prompt length", lambda f: with_workload(problem, work.with_lengths_scaled(f))
     yield (
         "output length",
         lambda f: replace(problem, workload=replace(work, output_tokens=work.output_tokens * f)),
@@ -143,7 +143,7 @@ def inputs(problem: Problem) -> Iterator[tuple[str, Change]]:
     if isinstance(lengths, LogNormalLengths):
         yield (
             "spread of lengths (sigma)",
-            lambda f: _with_profiles_for(
+            lambda f: with_workload(
                 problem, replace(work, lengths=replace(lengths, sigma=lengths.sigma * f))
             ),
         )

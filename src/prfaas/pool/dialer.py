@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
 import secrets
 import ssl
 from collections.abc import Callable
 from typing import Protocol
 
 from prfaas.core.pacing import Pacer
+from prfaas.core.transfer.tcp_goodput import num_connections
 from prfaas.logs import log_event
 from prfaas.pool.data_out import DataSenders
 from prfaas.pool.io_thread import IoThread
@@ -40,21 +40,8 @@ REFUSED_RETRY_MAX_S = 10.0
 STABLE_S = 5.0
 """A connection that lasted this long was a good one: the next try follows at once."""
 CONNECT_TIMEOUT_S = 5.0
-CONNECTIONS_MIN, CONNECTIONS_MAX = 2, 16
-FAR_CONNECTIONS_MIN, FAR_RTT_NS = 4, 5_000_000
-"""Over far paths one connection that lost a segment must not slow the others' blocks down."""
-WINDOW_BYTES = 2_700_000
-"""What a connection moves per round trip under Linux's default limit on send buffers, 4 MiB."""
 TELEMETRY_EVERY = 10
 """Samples between two reports of a busy link."""
-
-
-def num_connections(bits_per_s: int, rtt_ns: int) -> int:
-    """Data connections of a link: enough windows for what it carries, and one more."""
-    in_flight_bytes = bits_per_s / 8 * rtt_ns / NS_PER_S
-    wanted = math.ceil(in_flight_bytes / WINDOW_BYTES) + 1
-    least = FAR_CONNECTIONS_MIN if rtt_ns >= FAR_RTT_NS else CONNECTIONS_MIN
-    return max(least, min(CONNECTIONS_MAX, wanted))
 
 
 class LinkUser(Protocol):

@@ -1,7 +1,7 @@
 """A link between two clusters: capacity that its flows share equally.
 
 All active flows get the same rate: an equal share of the capacity, or what loss lets the
-connections of one transfer carry, whichever is less. One counter of bytes served to each flow is
+connections of one pool node carry, whichever is less. One counter of bytes served to each flow is
 enough: a flow with b bytes left ends when the counter has moved on by b. An event costs O(log
 flows).
 """
@@ -12,42 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heappop, heappush
-from math import sqrt
 
 from prfaas.sim.clock import Clock
 from prfaas.sim.request import Request
 from prfaas.units import NS_PER_S
 
 BITS_PER_BYTE = 8
-_MATHIS = sqrt(1.5)
 _EPSILON_BYTES = 1e-3
-
-
-def loss_limited_bits_per_s(
-    rtt_ns: int, loss: float, num_connections: int, segment_bytes: int = 8960
-) -> float:
-    """What loss-based congestion control carries: connections x MSS / RTT x sqrt(3/2) / sqrt(p).
-
-    With jumbo segments one connection at 56 ms and 1e-5 gets 0.5 Gbit/s, as measured in
-    arXiv:2608.14967.
-
-    Args:
-        rtt_ns: Round-trip time.
-        loss: Probability that a segment is lost.
-        num_connections: Connections of one transfer.
-        segment_bytes: Payload of a segment.
-
-    Returns:
-        Bits per second; inf without loss or without delay.
-
-    References:
-        Mathis, Semke, Mahdavi, Ott: The macroscopic behavior of the TCP congestion avoidance
-        algorithm, 1997.
-    """
-    if loss <= 0 or rtt_ns <= 0:
-        return float("inf")
-    per_connection = segment_bytes * BITS_PER_BYTE * NS_PER_S / rtt_ns * _MATHIS / sqrt(loss)
-    return num_connections * per_connection
 
 
 class Purpose(StrEnum):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prfaas.core.copies import CopySettings
 from prfaas.core.costs import Costs
 from prfaas.core.role_loop import RoleSettings
+from prfaas.core.transfer.tcp_goodput import Path, Transport, goodput_bits_per_s
 from prfaas.errors import ConfigError
 from prfaas.planner.costs import make_costs
 from prfaas.planner.load import Question
@@ -16,7 +17,6 @@ from prfaas.planner.split_plans import split_plans
 from prfaas.planner.step_time import step_time
 from prfaas.planner.throughput import Mode
 from prfaas.sim.decode import DecodeLimits
-from prfaas.sim.link import loss_limited_bits_per_s
 from prfaas.sim.make_failures import make_failures
 from prfaas.sim.scenario_file import (
     LinkTable,
@@ -189,11 +189,18 @@ def _roles(file: ScenarioFile, problem: Problem) -> RolesSetup | None:
 
 
 def _link(table: LinkTable, planned: Link) -> LinkSetup:
-    rtt_ns = _ns(planned.rtt_s if table.rtt is None else table.rtt)
+    rtt_s = planned.rtt_s if table.rtt is None else table.rtt
+    bits_per_s = planned.bits_per_s if table.bandwidth is None else table.bandwidth
+    flow_bits_per_s = float("inf")
+    if table.loss:
+        path = Path(bits_per_s, rtt_s, table.loss)
+        transport = Transport(table.pool_nodes, table.connections or 0, table.congestion_control)
+        bits_per_s = goodput_bits_per_s(path, transport)
+        flow_bits_per_s = goodput_bits_per_s(path, transport.alone)
     return LinkSetup(
-        bits_per_s=planned.bits_per_s if table.bandwidth is None else table.bandwidth,
-        rtt_ns=rtt_ns,
-        flow_bits_per_s=loss_limited_bits_per_s(rtt_ns, table.loss, table.connections),
+        bits_per_s=bits_per_s,
+        rtt_ns=_ns(rtt_s),
+        flow_bits_per_s=flow_bits_per_s,
         dead_after_ns=_ns(table.dead_after),
         price_per_tb=planned.price_per_tb,
     )

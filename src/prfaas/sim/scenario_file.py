@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from prfaas.core.policies import Bandwidth, PolicyName
+from prfaas.core.transfer.tcp_goodput import CONNECTIONS_MAX, CongestionControl
 from prfaas.planner.plan_file import BitsPerSecond, Positive, Seconds, SizeBytes
 from prfaas.sim.setup import FailureKind
 from prfaas.sim.workloads.table import WorkloadTable
@@ -56,9 +57,15 @@ class LinkTable(_Table):
     rtt: Seconds | None = None
     """Round-trip time; the plan's if absent."""
     loss: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Probability that a segment is lost; limits what one connection carries."""
-    connections: Annotated[int, Field(ge=1)] = 8
-    """TCP connections of one transfer."""
+    """Share of segments that are lost at random; limits what TCP carries over the link
+    (`core/transfer/tcp_goodput.py`)."""
+    congestion_control: CongestionControl = CongestionControl.BBR
+    """bbr, or cubic on hosts that do not allow it; counts with loss."""
+    connections: Annotated[int, Field(ge=1, le=CONNECTIONS_MAX)] | None = None
+    """Data connections of a pool node; as many as it opens by itself if absent. Counts with
+    loss."""
+    pool_nodes: Annotated[int, Field(ge=1)] = 1
+    """Pool nodes that send side by side over a link; one transfer has one. Counts with loss."""
     overlap: bool = True
     """Ship chunk by chunk while prefill computes."""
     dead_after: Seconds = 5.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from prfaas.planner.geometry import FloatArray
@@ -17,10 +19,31 @@ _NEAR = 0.2  # stages with less slack decide the result
 
 def few_long_prompts(problem: Problem, found: Operation) -> list[str]:
     """A note for each prefill stage near its limit whose load rests on few long prompts."""
+    notes = []
+    for stage, load, weight in _near_limit(problem, found):
+        wander = 2 * _relative_error(load, weight)
+        if wander > WANDER_MAX:
+            notes.append(
+                f"{stage.value}: {_half(load, weight):.1%} of all requests, the longest, carry "
+                f"half of its load, so it varies by ±{wander:.0%} over {REQUESTS:,} requests; "
+                "simulate several seeds, or plan with a longer trace"
+            )
+    return notes
+
+
+def load_variation(problem: Problem, found: Operation) -> float:
+    """Largest variation of the load of a prefill stage near its limit, two standard errors."""
+    near = _near_limit(problem, found)
+    return max((2 * _relative_error(load, weight) for _, load, weight in near), default=0.0)
+
+
+def _near_limit(
+    problem: Problem, found: Operation
+) -> Iterator[tuple[Stage, FloatArray, FloatArray]]:
+    """Prefill stages near their limit, with the load of each length and its weight."""
     tokens, weight = problem.workload.lengths.sample()
     high = problem.workload.lengths.high
     threshold = high if found.offload_threshold is None else found.offload_threshold
-    notes = []
     for stages, side, profile in (
         (
             (Stage.PRFAAS_COMPUTE, Stage.PRFAAS_NETWORK),
@@ -32,15 +55,7 @@ def few_long_prompts(problem: Problem, found: Operation) -> list[str]:
         near = [s for s in stages if found.rate_per_s and found.slack(s) < _NEAR]
         if profile is None or not near or not side.any():
             continue
-        load = np.where(side, profile.at(tokens), 0.0)
-        wander = 2 * _relative_error(load, weight)
-        if wander > WANDER_MAX:
-            notes.append(
-                f"{near[0].value}: {_half(load, weight):.1%} of all requests, the longest, carry "
-                f"half of its load, so it varies by ±{wander:.0%} over {REQUESTS:,} requests; "
-                "simulate several seeds, or plan with a longer trace"
-            )
-    return notes
+        yield near[0], np.where(side, profile.at(tokens), 0.0), weight
 
 
 def _relative_error(load: FloatArray, weight: FloatArray) -> float:

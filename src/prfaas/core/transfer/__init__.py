@@ -1,0 +1,1 @@
+"""Transfers of KV blocks between clusters."""

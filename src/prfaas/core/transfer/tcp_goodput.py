@@ -1,0 +1,185 @@
+"""Goodput of a link over TCP, from the path's bandwidth, round trip and loss.
+
+Three limits; the lowest counts:
+
+- **Path.** BBR keeps the path full under random loss, but for a small share (`_BBR_SHARE`, measured
+  in docs/results/link.md). It gives up near a loss of 20 %, where its
+  probing gain of 1.25 no longer makes up for what is lost (Cardwell et al., "BBR: Congestion-Based
+  Congestion Control", ACM Queue 14(5), 2016, figure 8).
+- **Window.** Linux's default limit on send buffers, 4 MiB, lets a connection have about
+  `WINDOW_BYTES` under way in each round trip.
+- **Loss, without BBR.** CUBIC's mean window is `1.054 (RTT / p)^(3/4)` segments, or Reno's
+  `sqrt(3 / (2 p))` where that is more (RFC 9438, sections 4.3 and 5.2; Mathis et al., "The
+  Macroscopic Behavior of the TCP Congestion Avoidance Algorithm", 1997). Measured against it in
+  docs/results/link.md: one iperf3 connection under cubic at 1 Gbit/s and 40 ms carries 24 Mbit/s at
+  0.1 % loss and 2 at 1 %; the formula has 11 and 3.5.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
+
+from prfaas.units import NS_PER_S
+
+BITS_PER_BYTE = 8
+CONNECTIONS_MIN, CONNECTIONS_MAX = 2, 16
+FAR_CONNECTIONS_MIN, FAR_RTT_NS = 4, 5_000_000
+"""Over far paths one connection that lost a segment must not slow the others' blocks down."""
+WINDOW_BYTES = 2_700_000
+"""What a connection moves per round trip under Linux's default limit on send buffers, 4 MiB."""
+SEGMENT_BYTES = 1448
+"""Payload of a segment on a path of 1,500-byte packets."""
+
+_BBR_SHARE = ((0.0, 1.0), (0.001, 0.99), (0.01, 0.92), (0.2, 0.0))
+"""Loss, and the share of the lossless goodput that is left under BBR; straight lines between."""
+_CUBIC_C, _CUBIC_BETA = 0.4, 0.7
+_CUBIC: float = (_CUBIC_C * (3 + _CUBIC_BETA) / (4 * (1 - _CUBIC_BETA))) ** 0.25
+_RENO = math.sqrt(1.5)
+
+
+def num_connections(bits_per_s: float, rtt_ns: int) -> int:
+    """Data connections of a link: enough windows for what it carries, and one more."""
+    in_flight_bytes = bits_per_s / BITS_PER_BYTE * rtt_ns / NS_PER_S
+    wanted = math.ceil(in_flight_bytes / WINDOW_BYTES) + 1
+    least = FAR_CONNECTIONS_MIN if rtt_ns >= FAR_RTT_NS else CONNECTIONS_MIN
+    return max(least, min(CONNECTIONS_MAX, wanted))
+
+
+class CongestionControl(StrEnum):
+    """Congestion control of the data connections."""
+
+    BBR = "bbr"
+    """What pool nodes ask for; a host has to allow it."""
+    CUBIC = "cubic"
+    """Linux's default, where BBR is not allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A path between two clusters.
+
+    Args:
+        bits_per_s: What transfers can use of it without loss, above 0.
+        rtt_s: Round trip, s, 0 or more.
+        loss: Share of segments that the path loses at random, in [0, 1).
+    """
+
+    bits_per_s: float
+    rtt_s: float = 0.0
+    loss: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """Both ends of a link.
+
+    Args:
+        num_nodes: Pool nodes that send side by side, at least 1; each has connections of its own.
+        connections: Data connections of a node; 0 is as many as a node opens by itself.
+        control: Congestion control.
+        window_bytes: What a connection may have under way.
+    """
+
+    num_nodes: int = 1
+    connections: int = 0
+    control: CongestionControl = CongestionControl.BBR
+    window_bytes: float = WINDOW_BYTES
+
+    @property
+    def alone(self) -> Transport:
+        """One of its pool nodes."""
+        return replace(self, num_nodes=1)
+
+
+def goodput_bits_per_s(path: Path, transport: Transport) -> float:
+    """Goodput of a link, bit/s: it never rises with the round trip or the loss.
+
+    References:
+        RFC 9438; the others are in the module's docstring.
+    """
+    whole = path.bits_per_s
+    if transport.control is CongestionControl.BBR:
+        whole *= _bbr_share(path.loss)
+    each = _connection_bits_per_s(path, transport)
+    if math.isinf(each):
+        return whole
+    count = transport.connections or _connections(path, transport)
+    return min(whole, transport.num_nodes * count * each)
+
+
+def _connections(path: Path, transport: Transport) -> int:
+    """Connections that a node opens by itself.
+
+    It opens as many as what it carries asks for. Where loss holds CUBIC's windows far below their
+    limit that is the least, which is taken for every loss: a longer path never carries more.
+    """
+    if transport.control is CongestionControl.CUBIC and path.loss > 0:
+        return FAR_CONNECTIONS_MIN
+    share = path.bits_per_s / transport.num_nodes
+    wanted = num_connections(share, round(path.rtt_s * NS_PER_S))
+    return max(FAR_CONNECTIONS_MIN, wanted)
+
+
+def _connection_bits_per_s(path: Path, transport: Transport) -> float:
+    if path.rtt_s <= 0:
+        return math.inf
+    window = transport.window_bytes
+    if transport.control is CongestionControl.CUBIC and path.loss > 0:
+        window = min(window, _cubic_segments(path) * SEGMENT_BYTES)
+    return window * BITS_PER_BYTE / path.rtt_s
+
+
+def _cubic_segments(path: Path) -> float:
+    """Mean congestion window of CUBIC, segments."""
+    cubic = _CUBIC * math.pow(path.rtt_s / path.loss, 0.75)
+    return max(cubic, _RENO / math.sqrt(path.loss))
+
+
+def _bbr_share(loss: float) -> float:
+    for (low, high_share), (high, low_share) in pairwise(_BBR_SHARE):
+        if loss <= high:
+            return high_share + (low_share - high_share) * (loss - low) / (high - low)
+    return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Conditions under which transfers of this project were measured.
+
+    Args:
+        rtt_s: Longest round trip.
+        loss: Highest loss.
+        node_bits_per_s: Highest goodput of one pool node over a path with a round trip.
+        controls: Congestion controls.
+    """
+
+    rtt_s: float
+    loss: float
+    node_bits_per_s: float
+    controls: frozenset[CongestionControl]
+
+    def gaps(self, path: Path, transport: Transport, link_bits_per_s: float) -> list[str]:
+        """What a link asks for beyond the measurements, in words.
+
+        Args:
+            path: The path.
+            transport: Both ends.
+            link_bits_per_s: What the link has to carry.
+        """
+        each = link_bits_per_s / transport.num_nodes
+        beyond = {
+            f"round trips above {self.rtt_s * 1e3:g} ms": path.rtt_s > self.rtt_s,
+            f"loss above {self.loss * 100:g} %": path.loss > self.loss,
+            f"more than {self.node_bits_per_s / 1e9:g} Gbit/s from one pool node": each
+            > self.node_bits_per_s,
+            f"{transport.control} with loss": bool(path.loss)
+            and transport.control not in self.controls,
+        }
+        return [what for what, is_beyond in beyond.items() if is_beyond]
+
+
+MEASURED = Measured(0.04, 0.01, 3.9e9, frozenset({CongestionControl.BBR}))
+"""Measurements of docs/results/link.md."""

@@ -1,0 +1,150 @@
+"""Make the map of one question."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from prfaas.core.transfer.tcp_goodput import Path, Transport
+from prfaas.errors import ConfigError
+from prfaas.planner.fit_map import movers as mv
+from prfaas.planner.fit_map.axes import Axes
+from prfaas.planner.fit_map.crossover import Crossover
+from prfaas.planner.fit_map.movers import Mover
+from prfaas.planner.fit_map.point import Fit, PathPlans, Point
+from prfaas.planner.load import Question
+from prfaas.planner.problem import Problem
+from prfaas.planner.whatif import with_workload
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """The map of one mix of lengths.
+
+    Args:
+        factor: Prompts are so many times as long as the plan's.
+        mean_tokens: Mean of what is left to prefill, tokens.
+        points: (loss, round trip, bandwidth) -> point.
+        crossovers: (loss, round trip) -> bandwidth at which it begins to pay.
+    """
+
+    factor: float
+    mean_tokens: float
+    points: dict[tuple[float, float, float], Point]
+    crossovers: dict[tuple[float, float], Crossover]
+
+    def reasons(self) -> Counter[str]:
+        """Points that are not yet proven, by the reason's kind."""
+        return Counter(p.doubt.value for p in self.points.values() if p.doubt is not None)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Crossover at one round trip and loss with the plan's own lengths, and what would move it.
+
+    Args:
+        path: Round trip and loss; its bandwidth means nothing.
+        base: Crossover.
+        movers: Changes, those that lower it most first.
+    """
+
+    path: Path
+    base: Crossover
+    movers: list[Mover]
+
+
+@dataclass(frozen=True)
+class FitMap:
+    """The map of one question.
+
+    Args:
+        title: Of the question.
+        axes: What is drawn.
+        transport: Both ends of the links; `num_nodes` 0 is one for each host.
+        mixes: One for each length factor.
+        moved: What would move the crossover, at the middle and the longest round trip.
+    """
+
+    title: str
+    axes: Axes
+    transport: Transport
+    mixes: list[Mix]
+    moved: list[Moved]
+
+    @property
+    def shown_loss(self) -> float:
+        """Loss of the cells in pictures, and of `moved`: the middle one."""
+        return _middle(self.axes.loss)
+
+    def count(self, fit: Fit) -> int:
+        """Points with an answer."""
+        return sum(p.fit is fit for mix in self.mixes for p in mix.points.values())
+
+
+def make_map(
+    question: Question,
+    axes: Axes,
+    transport: Transport,
+    on_progress: Progress | None = None,
+) -> FitMap:
+    """Plan every point of the axes.
+
+    Args:
+        question: The plan; its own bandwidth and round trip give way to the axes.
+        axes: What is drawn.
+        transport: Both ends of the links.
+        on_progress: Called with the rows that are done, and all.
+
+    Raises:
+        ConfigError: There is no PrfaaS cluster, or it has no instances, or the question can not be
+            answered.
+    """
+    problem = question.problem
+    if not any(cluster.num_instances for cluster in problem.prfaas):
+        raise ConfigError(
+            f"{problem.title}: a map needs a PrfaaS cluster with instances; add [[prfaas]] to the "
+            "plan file"
+        )
+    rows, done = len(axes.length_factors) * len(axes.loss) * len(axes.rtt_s), 0
+    mixes = []
+    for factor in axes.length_factors:
+        plans = PathPlans(_scaled(problem, factor), transport, question.arrival_per_s)
+        mix = Mix(factor, plans.problem.mean_new_tokens, {}, {})
+        for loss in axes.loss:
+            for rtt_s in axes.rtt_s:
+                _add_row(mix, plans, axes, loss, rtt_s)
+                done += 1
+                if on_progress is not None:
+                    on_progress(done, rows)
+        mixes.append(mix)
+    plans = PathPlans(problem, transport, question.arrival_per_s)
+    references = dict.fromkeys((_middle(axes.rtt_s), axes.rtt_s[-1]))
+    moved = [_moved(plans, Path(1.0, rtt_s, _middle(axes.loss))) for rtt_s in references]
+    return FitMap(problem.title, axes, transport, mixes, moved)
+
+
+def _moved(plans: PathPlans, path: Path) -> Moved:
+    base = mv.at(plans, path)
+    return Moved(path, base, mv.movers(plans, path, base))
+
+
+def _add_row(mix: Mix, plans: PathPlans, axes: Axes, loss: float, rtt_s: float) -> None:
+    for bits_per_s in axes.bits_per_s:
+        point = plans.point(Path(bits_per_s, rtt_s, loss))
+        mix.points[loss, rtt_s, bits_per_s] = point
+    mix.crossovers[loss, rtt_s] = mv.at(plans, Path(axes.bits_per_s[0], rtt_s, loss))
+
+
+def _scaled(problem: Problem, factor: float) -> Problem:
+    """The problem with longer or shorter prompts; thresholds are spaced in proportion."""
+    if factor == 1:
+        return problem
+    scaled = replace(problem, step_tokens=max(1, round(problem.step_tokens * factor)))
+    return with_workload(scaled, problem.workload.with_lengths_scaled(factor))
+
+
+def _middle(values: tuple[float, ...]) -> float:
+    return values[(len(values) - 1) // 2]

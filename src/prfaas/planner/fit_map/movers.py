@@ -1,0 +1,92 @@
+"""What would move the crossover: one input at a time, settings re-optimised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from prfaas.core.transfer.tcp_goodput import CongestionControl, Path
+from prfaas.planner import whatif
+from prfaas.planner.fit_map.crossover import Crossover, crossover
+from prfaas.planner.fit_map.point import PathPlans, num_hosts
+from prfaas.planner.problem import Problem
+
+SWING = 0.2
+_PATH_INPUTS = (": bandwidth", ": round trip")
+"""Endings of the planner's inputs that are axes of the map."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mover:
+    """A change, and where the crossover goes.
+
+    Args:
+        what: The change, for people.
+        crossover: With it.
+        ratio: New crossover over the old one, never NaN: 0 when it pays now and never did, or at
+            any bandwidth; inf when it no longer pays.
+    """
+
+    what: str
+    crossover: Crossover
+    ratio: float
+
+
+def movers(plans: PathPlans, path: Path, base: Crossover) -> list[Mover]:
+    """Changes and the crossover at a round trip and loss, those that lower it most first."""
+    found = []
+    for what, other in (*_transports(plans), *_inputs(plans)):
+        moved = at(other, path)
+        found.append(Mover(what, moved, _ratio(moved.bits_per_s, base.bits_per_s)))
+    return sorted(found, key=lambda mover: mover.ratio)
+
+
+def at(plans: PathPlans, path: Path) -> Crossover:
+    """Crossover at the round trip and loss of a path."""
+    return crossover(lambda bits_per_s: plans.gain(replace(path, bits_per_s=bits_per_s)))
+
+
+def _ratio(moved: float, base: float) -> float:
+    if moved == base:
+        return 1.0
+    if base == 0:
+        return math.inf
+    return 0.0 if math.isinf(base) else moved / base
+
+
+def _transports(plans: PathPlans) -> Iterator[tuple[str, PathPlans]]:
+    transport = plans.transport
+    nodes = transport.num_nodes or sum(num_hosts(c) for c in plans.problem.prfaas)
+    others = [c for c in CongestionControl if c is not transport.control]
+    changed = [
+        (f"{c} in place of {transport.control}", replace(transport, control=c)) for c in others
+    ]
+    changed += [
+        (
+            "send buffers four times as large (tcp_wmem)",
+            replace(transport, window_bytes=4 * transport.window_bytes),
+        ),
+    ]
+    if transport.num_nodes or len(plans.problem.prfaas) == 1:
+        changed.append(("twice as many pool nodes", replace(transport, num_nodes=2 * nodes)))
+    for what, other in changed:
+        yield what, replace(plans, transport=other)
+
+
+def _inputs(plans: PathPlans) -> Iterator[tuple[str, PathPlans]]:
+    problem = plans.problem
+    yield "KV cache half as large (fp8 in place of bf16)", _with(plans, _half_cache(problem))
+    swung: list[tuple[str, Callable[[float], Problem]]] = list(whatif.inputs(problem))
+    for what, change in swung:
+        if not what.endswith(_PATH_INPUTS):
+            for sign, factor in (("-", 1 - SWING), ("+", 1 + SWING)):
+                yield f"{what} {sign}{SWING:.0%}", _with(plans, change(factor))
+
+
+def _with(plans: PathPlans, problem: Problem) -> PathPlans:
+    return replace(plans, problem=problem)
+
+
+def _half_cache(problem: Problem) -> Problem:
+    return replace(problem, geometry=whatif.scaled_geometry(problem.geometry, 0.5))
