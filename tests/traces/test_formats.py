@@ -127,7 +127,7 @@ DAMAGED = [
     (AZURE, "2023-13-16 18:15:46.1,5,1", "TIMESTAMP is '2023-13-16 18:15:46.1'; expected as in"),
     (AZURE, "2023-11-16 18:15:46+99:00,5,1", "TIMESTAMP is"),
     (AZURE, "2023-11-16 18:15:46.1,5,1,7", "4 values; expected 3"),
-    (AZURE, "2023-11-16 18:15:46.1,٣,1", "ContextTokens is '٣'; expected a whole number"),
+    (AZURE, "2023-11-16 18:15:46.1,٣,1", r"ContextTokens is '\\u0663'; expected a whole"),
     (AZURE, "\udcff\udcfe,5,1", "TIMESTAMP is"),
     (BURSTGPT, "-1,G,5,5,10,A", "Timestamp is -1; expected 0 to"),
     (BURSTGPT, "nan,G,5,5,10,A", "Timestamp is 'nan'; expected seconds"),

@@ -31,6 +31,7 @@ COMMANDS = {
     "simulate": "simulate",
     "tenant": "tenant",
     "top": "top",
+    "trace": "trace.command",
     "up": "deploy",
 }
 """Where each command lives."""
@@ -69,6 +70,7 @@ def cli() -> None:
       prfaas ctl explain REQUEST_ID      why did this request go where it went?
       prfaas top                         what a gateway does, live
       prfaas simulate examples/sim/link-cut.toml   what if the link is cut?
+      prfaas trace show TRACE.csv        requests, rate, bursts and lengths of a recorded workload
     """
 
 

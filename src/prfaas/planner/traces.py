@@ -10,7 +10,7 @@ from prfaas.traces.formats.detect import SESSIONS, detect
 from prfaas.traces.formats.mooncake import BLOCK_TOKENS
 from prfaas.traces.reader import read_requests
 from prfaas.traces.requests import Row
-from prfaas.traces.sessions.flatten import flattened
+from prfaas.traces.sessions.flatten import block_tokens_of, flattened
 from prfaas.traces.sessions.session_file import read_sessions
 
 
@@ -44,15 +44,18 @@ def read_trace(path: Path, cache_blocks: int | None = None) -> TraceLengths:
     Raises:
         ConfigError: The file can not be read, is in no known format, or a line is damaged.
     """
-    form = detect(path)
+    form, block_tokens = detect(path), BLOCK_TOKENS
     rows: tuple[Row, ...]
     if form == SESSIONS:
-        rows = flattened(read_sessions(path), BLOCK_TOKENS)
+        sessions = read_sessions(path)
+        block_tokens = block_tokens_of(sessions, BLOCK_TOKENS)
+        rows = flattened(sessions, block_tokens)
     else:
         rows = read_requests(path, form, complete=False).rows
     prompts = [(row.num_prompt_tokens, row.block_ids) for row in rows]
+    cached = None if cache_blocks is None else cache_blocks * BLOCK_TOKENS // block_tokens
     return TraceLengths(
-        tuple(new_tokens(prompts, BLOCK_TOKENS, cache_blocks)),
+        tuple(new_tokens(prompts, block_tokens, cached)),
         sum(row.num_prompt_tokens for row in rows) / len(rows),
         sum(row.num_output_tokens for row in rows) / len(rows),
     )

@@ -57,5 +57,10 @@ def check_output(field: str, num_tokens: int) -> None:
     in_range(field, num_tokens, 0, limits.NUM_OUTPUT_TOKENS_MAX, "tokens")
 
 
+def shown_name(name: str) -> str:
+    """A name out of a file, short and without control characters, for messages."""
+    return name[:40] if name.isprintable() else ascii(name[:40])
+
+
 def _shown(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.15g}"

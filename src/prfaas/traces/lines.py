@@ -16,7 +16,7 @@ from prfaas.traces.drops import DroppedError
 OnProgress = Callable[[int], None]
 _GZIP_MAGIC = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
-_LINES_PER_REPORT = 4096
+_BYTES_PER_REPORT = 2**18
 
 
 def refuse(path: Path, line: int, problem: str) -> NoReturn:
@@ -45,9 +45,12 @@ def read_lines(
     """
     try:
         with path.open("rb") as raw, _unpacked(path, raw) as file:
+            num_bytes = 0
             for number, text in _bounded(path, file):
-                if on_progress is not None and number % _LINES_PER_REPORT == 0:
+                num_bytes += len(text or b"")
+                if on_progress is not None and num_bytes > _BYTES_PER_REPORT:
                     on_progress(raw.tell())
+                    num_bytes = 0
                 if text is None or text:
                     yield number, text
             if on_progress is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.errors import ConfigError
-from prfaas.traces.checks import check_output, check_prompt
+from prfaas.traces.checks import check_output, check_prompt, shown_name
 from prfaas.traces.drops import DroppedError
 from prfaas.traces.formats.instants import calendar_ns, seconds_ns
 from prfaas.traces.lines import refuse
@@ -124,7 +124,7 @@ class CsvRows:
         self._instant = _find((form.instant,), columns)
         if not form.matches(columns):
             needed = ", ".join(n for n in (form.instant, form.prompt[0], form.output[0]) if n)
-            seen = ", ".join(name[:40] for name in columns[:8])
+            seen = ", ".join(map(shown_name, columns[:8]))
             refuse(path, number, f"columns {seen}; {form.name} needs {needed}")
         for index in (self._prompt, self._output, self._instant):
             if index is not None and columns.count(columns[index]) > 1:
@@ -142,7 +142,7 @@ class CsvRows:
             raise DroppedError(
                 "wrong number of values",
                 f"{len(cells):,} values; expected {self._num_columns}: "
-                + ", ".join(self._names[:8]),
+                + ", ".join(map(shown_name, self._names[:8])),
             )
         at_ns = 0
         if self._instant is not None:
@@ -164,7 +164,7 @@ class CsvRows:
             name = self._names[index]
             raise DroppedError(
                 f"{name} is no whole number",
-                f"{name} is {cells[index][:40]!r}; expected a whole number",
+                f"{name} is {cells[index][:40]!a}; expected a whole number",
             )
         return int(match[1])
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from prfaas.errors import ConfigError
+from prfaas.traces.checks import shown_name
 from prfaas.traces.formats import mooncake
 from prfaas.traces.formats.columns import CSV_FORMATS, cells_of
 from prfaas.traces.lines import read_lines
@@ -54,7 +55,7 @@ def detect(path: Path) -> str:
         seen += sorted(fields)[:8] or ["no JSON object"]
     if not seen:
         raise ConfigError(f"trace {path} holds no requests: the file is empty")
-    raise _unknown(path, f"the fields {', '.join(name[:40] for name in dict.fromkeys(seen))}")
+    raise _unknown(path, f"the fields {', '.join(map(shown_name, dict.fromkeys(seen)))}")
 
 
 def _fields(line: bytes) -> set[str]:
@@ -69,7 +70,7 @@ def _table(path: Path, number: int, header: bytes) -> str:
     for form in CSV_FORMATS:
         if form.matches(columns):
             return form.name
-    shown = ", ".join(column[:40] for column in columns[:8])
+    shown = ", ".join(map(shown_name, columns[:8]))
     raise _unknown(path, f"line {number} with the columns {shown}")
 
 

@@ -36,8 +36,8 @@ def calendar_ns(column: str, text: str) -> int:
     except ValueError:
         raise DroppedError(
             f"{column} is no date and time",
-            f"{column} is {text[:40]!r}; expected as in '2023-11-16 18:15:46.6805900', with or "
-            "without a time zone",
+            f"{column} is {text[:40]!a}; expected as in '2023-11-16 18:15:46.6805900', "
+            "with or without a time zone",
         ) from None
     return seconds * NS_PER_S + int((match[2] or "0")[:9].ljust(9, "0"))
 
@@ -60,7 +60,8 @@ def seconds_ns(column: str, text: str) -> int:
     """
     if not _NUMBER.fullmatch(text):
         raise DroppedError(
-            f"{column} is no number", f"{column} is {text[:40]!r}; expected seconds as a number"
+            f"{column} is no number",
+            f"{column} is {text[:40]!a}; expected seconds as a number",
         )
     value = float(text)
     in_range(column, value, 0, limits.INSTANT_S_MAX, "s")

@@ -10,6 +10,23 @@ from prfaas.traces.sessions.regroup import Regroup, SharedNames
 from prfaas.traces.sessions.session_file import Session
 from prfaas.units import NS_PER_S
 
+NUM_BLOCKS = 4_000_000
+"""With more, the blocks of sessions are taken together: the replay takes a second a million."""
+
+
+def block_tokens_of(sessions: Sequence[Session], coarse_tokens: int) -> int:
+    """Tokens of a block to flatten sessions with.
+
+    Args:
+        sessions: At least one.
+        coarse_tokens: For sessions with many blocks, if it is a multiple of theirs.
+    """
+    own = max(session.block_tokens for session in sessions)
+    num_tokens = sum(turn.num_prompt_tokens for session in sessions for turn in session.turns)
+    divides = all(coarse_tokens % session.block_tokens == 0 for session in sessions)
+    same = all(own % session.block_tokens == 0 for session in sessions)
+    return coarse_tokens if divides and (num_tokens > own * NUM_BLOCKS or not same) else own
+
 
 def flattened(sessions: Sequence[Session], block_tokens: int) -> tuple[Row, ...]:
     """All turns, in order of arrival.

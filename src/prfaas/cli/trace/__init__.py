@@ -1,0 +1,1 @@
+"""`prfaas trace`: recorded workloads."""

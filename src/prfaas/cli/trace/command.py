@@ -1,0 +1,176 @@
+"""`prfaas trace`: recorded workloads for plans and simulations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_FORMATS = ("mooncake", "azure", "burstgpt", "servegen", "chats")
+
+
+class ShareType(click.ParamType[float]):
+    """`1%` or `0.01`."""
+
+    name = "share"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read a share of less than all."""
+        text = str(value)
+        try:
+            found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            found = -1.0
+        if not 0 <= found < 1:
+            self.fail(f"{text!r} is not a share from 0% to less than 100%", param, ctx)
+        return found
+
+
+class DurationType(click.ParamType[int]):
+    """`90s`, `2h`: nanoseconds."""
+
+    name = "duration"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Read a duration."""
+        from prfaas.errors import ConfigError
+        from prfaas.units import parse_duration
+
+        try:
+            return parse_duration(str(value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.group()
+def trace() -> None:
+    """Recorded workloads for plans and simulations: import them, and see what is in them.
+
+    \b
+    Examples:
+      prfaas trace show examples/sim/traces/mooncake_conversation.jsonl.gz
+      prfaas trace import BurstGPT_1.csv --out burstgpt.jsonl.gz
+      prfaas trace import chats.jsonl --out sessions.jsonl.gz --chars-per-token 4
+    """
+
+
+@trace.command("import")
+@click.argument("file", type=_FILE)
+@click.option("--out", type=_FILE, required=True, help="File to write: .jsonl or .jsonl.gz.")
+@click.option(
+    "--from", "form", type=click.Choice(_FORMATS), help="Format; without it, as it is detected."
+)
+@click.option("--start", type=DurationType(), help="Begin so long after the first request.")
+@click.option("--duration", type=DurationType(), help="End so long after that.")
+@click.option("--requests", type=click.IntRange(min=1), help="Stop after so many requests.")
+@click.option(
+    "--block-tokens",
+    type=click.IntRange(1, 2**20),
+    default=512,
+    show_default=True,
+    help="Tokens of a block of Mooncake's hash_ids.",
+)
+@click.option(
+    "--damaged-max",
+    type=ShareType(),
+    default="1%",
+    show_default=True,
+    help="Refuse a file of which more lines are damaged.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    help="Chats: directory of a model's tokenizer.json, for lengths in its tokens.",
+)
+@click.option(
+    "--chars-per-token",
+    type=click.FloatRange(0.25, 64),
+    help="Chats: characters a token, in place of a tokenizer.",
+)
+@click.option(
+    "--pause",
+    type=DurationType(),
+    default="10s",
+    show_default=True,
+    help="Chats: pause before a turn where none is recorded.",
+)
+@click.option("--force", is_flag=True, help="Replace the file to write.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def import_(
+    *,
+    file: Path,
+    out: Path,
+    form: str | None,
+    start: int | None,
+    duration: int | None,
+    requests: int | None,
+    block_tokens: int,
+    damaged_max: float,
+    tokenizer: Path | None,
+    chars_per_token: float | None,
+    pause: int,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write a trace in the form that plans and simulations read.
+
+    FILE is a trace of Mooncake (with or without hash_ids), Azure (2023, 2024), BurstGPT, ServeGen,
+    or chat transcripts: JSON lines of messages, which become sessions. It may be gzipped. Damaged
+    lines are dropped and counted by reason. Of chats, lengths and numbers of common blocks are
+    written, and no text. See docs/workloads.md.
+
+    \b
+    Examples:
+      prfaas trace import AzureLLMInferenceTrace_conv_1week.csv --out day.jsonl.gz --duration 24h
+      prfaas trace import BurstGPT_1.csv --out burstgpt.jsonl.gz --start 48h --duration 1h
+      prfaas trace import mooncake.jsonl --out part.jsonl --requests 5000 --damaged-max 0%
+      prfaas trace import chats.jsonl.gz --out sessions.jsonl.gz --tokenizer ./my-model
+      prfaas trace import chats.jsonl --out sessions.jsonl.gz --chars-per-token 3.6 --pause 30s
+    """
+    if tokenizer is not None and chars_per_token is not None:
+        raise click.UsageError("give --tokenizer or --chars-per-token, not both")
+    from prfaas.cli.trace.importing import Import
+    from prfaas.traces.reader import Part
+
+    Import(
+        file,
+        out,
+        form,
+        Part(start or 0, duration, requests),
+        block_tokens,
+        damaged_max,
+        tokenizer,
+        chars_per_token,
+        pause,
+        overwrite=force,
+    ).run(as_json=as_json)
+
+
+@trace.command()
+@click.argument("file", type=_FILE)
+@click.option(
+    "--block-tokens",
+    type=click.IntRange(1, 2**20),
+    default=512,
+    show_default=True,
+    help="Tokens of a block of Mooncake's hash_ids.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def show(*, file: Path, block_tokens: int, as_json: bool) -> None:
+    """Requests, span, rate, bursts, lengths and common prefixes of a trace.
+
+    FILE is in any format that plans and simulations read.
+
+    \b
+    Examples:
+      prfaas trace show examples/sim/traces/azure_code_2023.csv.gz
+      prfaas trace show sessions.jsonl.gz --json
+    """
+    from prfaas.cli.trace.showing import show_trace
+
+    show_trace(file, block_tokens, as_json=as_json)

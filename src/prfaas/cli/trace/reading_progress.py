@@ -1,0 +1,28 @@
+"""A bar for the bytes of a file that were read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from prfaas.traces.lines import OnProgress
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[OnProgress]:
+    """Show a bar on a terminal while a file is read; elsewhere nothing."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TimeRemainingColumn(),
+    )
+    total = path.stat().st_size if path.is_file() else None
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"reading {escape(path.name)}", total=total)
+        yield lambda done: progress.update(task, completed=done)

@@ -1,0 +1,134 @@
+"""Blocks of a prompt, named by a hash of all that is before their end."""
+
+from __future__ import annotations
+
+from array import array
+from hashlib import blake2b
+
+from prfaas.errors import ConfigError
+from prfaas.traces.sessions.regroup import Runs
+from prfaas.traces.sessions.text_units import TextUnits
+
+NUM_BLOCKS_MAX = 8_000_000
+"""Different blocks of a file."""
+_DIGEST_BYTES = 16
+
+
+class _Numbers:
+    """Numbers in the order in which digests were first seen, and which several sessions have."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._owners = array("I")
+        self.shared = bytearray()
+
+    def of(self, digest: bytes, session: int) -> int:
+        number = self._numbers.setdefault(digest, len(self._numbers))
+        if number == len(self._owners):
+            if number == NUM_BLOCKS_MAX:
+                raise ConfigError(
+                    f"more than {NUM_BLOCKS_MAX:,} different blocks; import a part: --requests"
+                )
+            self._owners.append(session)
+            self.shared.append(0)
+        elif self._owners[number] != session:
+            self.shared[number] = 1
+        return number
+
+
+class BlockNumbers:
+    """Numbers of the blocks of a file, and which blocks several sessions have.
+
+    Whole blocks count from 0 and last, partial ones of prompts from `NUM_BLOCKS_MAX`, so that the
+    blocks of a growing prompt are one run.
+
+    Args:
+        key: Secret of the hashes. It changes no number: a transcript's author must not be able to
+            make two blocks look alike.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self._whole, self._partial = _Numbers(), _Numbers()
+
+    def whole(self, digest: bytes, session: int) -> int:
+        """The number of a block that a session has.
+
+        Raises:
+            ConfigError: There are too many.
+        """
+        return self._whole.of(digest, session)
+
+    def partial(self, digest: bytes, session: int) -> int:
+        """The number of a prompt's last block, which is not full.
+
+        Raises:
+            ConfigError: There are too many.
+        """
+        return NUM_BLOCKS_MAX + self._partial.of(digest, session)
+
+    def shared(self, first: int, count: int) -> list[tuple[int, int]]:
+        """Runs of blocks, among `count` from `first`, that several sessions have."""
+        base = 0 if first < NUM_BLOCKS_MAX else NUM_BLOCKS_MAX
+        marks = (self._partial if base else self._whole).shared
+        runs, at, end = [], first - base, first - base + count
+        while (start := marks.find(b"\1", at, end)) >= 0:
+            stop = marks.find(b"\0", start, end)
+            at = end if stop < 0 else stop
+            runs.append((base + start, at - start))
+        return runs
+
+
+class BlockChain:
+    """A growing prompt.
+
+    Args:
+        numbers: Of the file's blocks.
+        session: Whose prompt it is.
+        units: What texts are measured in.
+    """
+
+    def __init__(self, numbers: BlockNumbers, session: int, units: TextUnits) -> None:
+        self._numbers, self._session, self._units = numbers, session, units
+        self._hash = blake2b(key=numbers.key, digest_size=_DIGEST_BYTES)
+        self._runs: list[tuple[int, int]] = []
+        self._num_units = 0
+
+    def add(self, role: str, text: bytes) -> None:
+        """Add a message: its role and its units."""
+        units, size = self._units, self._units.unit_bytes
+        # Not its length: prompts that part within a message share the blocks before.
+        self._hash.update(b"\0" + role.encode())
+        whole = bytes(units.units_per_message * size) + text
+        at, block_bytes = 0, units.units_per_block * size
+        while at < len(whole):
+            room = block_bytes - self._num_units * size % block_bytes
+            piece = whole[at : at + room]
+            self._hash.update(piece)
+            self._num_units += len(piece) // size
+            at += room
+            if len(piece) == room:
+                self._append(self._numbers.whole(self._hash.digest(), self._session))
+
+    def _append(self, number: int) -> None:
+        if self._runs and sum(self._runs[-1]) == number:
+            first, count = self._runs[-1]
+            self._runs[-1] = (first, count + 1)
+        else:
+            self._runs.append((number, 1))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far."""
+        return self._units.num_tokens(self._num_units)
+
+    def runs(self) -> Runs:
+        """First number and length of each run of the blocks so far; the last may be a part."""
+        if self._num_units % self._units.units_per_block == 0:
+            return tuple(self._runs)
+        last = self._numbers.partial(self.digest(), self._session)
+        return (*self._runs, (last, 1))
+
+    def digest(self) -> bytes:
+        """Hash of all so far."""
+        return self._hash.digest()
