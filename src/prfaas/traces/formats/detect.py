@@ -70,6 +70,11 @@ def _table(path: Path, number: int, header: bytes) -> str:
     for form in CSV_FORMATS:
         if form.matches(columns):
             return form.name
+    if "rate_rps" in columns:
+        raise ConfigError(
+            f"trace {path} holds rates over time and no requests; a simulation follows them with "
+            'arrivals = "diurnal", curve and curve_model'
+        )
     shown = ", ".join(map(shown_name, columns[:8]))
     raise _unknown(path, f"line {number} with the columns {shown}")
 
