@@ -14,6 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+WAITING_MAX = 256
+"""Jobs of a queue that are listed; those behind them will not start soon."""
+
 
 @dataclass(slots=True)
 class _Job:
@@ -93,14 +96,18 @@ class LoadBook:
         return next(iter(load.jobs), None)
 
     def waiting(self, name: str, num_waiting: int) -> list[int]:
-        """Return the jobs of this gateway that wait at an instance, in order of dispatch.
+        """Return jobs of this gateway that wait at an instance, in order of dispatch.
 
         Args:
             name: The instance.
             num_waiting: Requests that a report found waiting, of anybody.
+
+        Returns:
+            The first `WAITING_MAX` of them.
         """
         jobs = self._loads[name].jobs
-        return list(islice(jobs, max(1, len(jobs) - num_waiting), None))
+        first = max(1, len(jobs) - num_waiting)
+        return list(islice(jobs, first, first + WAITING_MAX))
 
     def rework(self, name: str, job: int, now_ns: int, work_ns: int) -> bool:
         """Replace the work of a job that has not ended; return True if it changed."""
