@@ -12,11 +12,16 @@ advance, and lets every stage work until the last target has passed. No policy c
 
 A request that cannot meet its target alone on an idle path does not take that path. Cached prefixes
 count as in a cache without limits that already holds what came before: no policy hits more.
+
+In a closed loop arrivals follow answers: they are those of a system in which nobody waits, which
+has the most of them. That is a bound for all of a run; a window may have a request more.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import takewhile
 
 import numpy as np
 from scipy.optimize import linprog
@@ -38,37 +43,48 @@ class Use:
         remote_s: Prefill away; inf the same.
         link_s: On the link.
         decode_s: Decode slot.
+        alone_s: From arrival to the last token, on the faster path with nobody else.
     """
 
     local_s: float
     remote_s: float
     link_s: float
     decode_s: float
+    alone_s: float
 
 
 def bound(scenario: Scenario) -> float:
     """Upper bound of the goodput of a scenario with one PrfaaS cluster, req/s."""
-    requests = [r for r in scenario.requests() if r.arrived_at_ns >= scenario.start_ns]
-    setup = scenario.setup
-    end_ns = scenario.end_ns or max(r.arrived_at_ns for r in requests) + 1
+    setup, came = scenario.setup, _come(scenario)
+    end_ns = scenario.end_ns or max(r.arrived_at_ns for r, _ in came) + 1
+    uses = [use for r, use in came if scenario.start_ns <= r.arrived_at_ns < end_ns]
     window_s = (end_ns - scenario.start_ns) / NS_PER_S
-    hits = _hits(scenario.requests(), setup.blocks.tokens) if setup.cache.host_blocks != 0 else {}
-    uses = [_use(setup, r, hits.get(r.index, 0)) for r in requests]
     return _served(setup, uses, window_s + (setup.slo.ttft_ns or 0) / NS_PER_S) / window_s
 
 
-def _hits(requests: list[Request], span: int) -> dict[int, int]:
-    """Longest prefix that any earlier request had, tokens."""
-    seen: set[int] = set()
-    found = {}
-    for request in requests:
+def _come(scenario: Scenario) -> list[tuple[Request, Use]]:
+    """Requests in order of arrival; one that follows another comes as if that had not waited.
+
+    The hit of each is the longest prefix that any earlier request had.
+    """
+    setup, roots = scenario.setup, scenario.requests()
+    cached, seen = setup.cache.host_blocks != 0, set[int]()
+    queue = [(r.arrived_at_ns, r.index, r) for r in roots]
+    heapify(queue)
+    found = []
+    while queue:
+        at_ns, _, request = heappop(queue)
+        request.arrived_at_ns = at_ns
         length = 0
-        for block in request.block_ids:
-            if block not in seen:
-                break
-            length += 1
-        found[request.index] = min(length * span, request.num_prompt_tokens - 1)
-        seen.update(request.block_ids)
+        if cached:
+            length = sum(1 for _ in takewhile(seen.__contains__, request.block_ids))
+            seen.update(request.block_ids)
+        use = _use(setup, request, min(length * setup.blocks.tokens, request.num_prompt_tokens - 1))
+        found.append((request, use))
+        for follower in request.followers:
+            next_ns = at_ns + round(use.alone_s * NS_PER_S) + follower.after_ns
+            if next_ns < follower.until_ns:
+                heappush(queue, (next_ns, follower.request.index, follower.request))
     return found
 
 
@@ -80,12 +96,13 @@ def _use(setup: Setup, request: Request, hit: int) -> Use:
     remote_s = cluster.costs.remote_prefill_ns(new) / NS_PER_S
     link_s = cluster.costs.shipped_bytes(prompt, hit) * BITS_PER_BYTE / cluster.link.bits_per_s
     alone_s = max(remote_s, link_s) + cluster.link.rtt_ns / NS_PER_S
-    steps = max(request.num_output_tokens - 1, 0)
+    decode_s = max(request.num_output_tokens - 1, 0) * setup.step_ns(1, prompt) / NS_PER_S
     return Use(
         local_s if local_s <= target_s else float("inf"),
         remote_s if alone_s <= target_s else float("inf"),
         link_s,
-        steps * setup.step_ns(1, prompt) / NS_PER_S,
+        decode_s,
+        min(local_s, alone_s) + decode_s,
     )
 
 

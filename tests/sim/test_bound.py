@@ -43,3 +43,15 @@ def test_with_room_for_all_the_bound_is_what_can_be_in_time_alone() -> None:
     scenario = load_scenario(EXAMPLES / "paper-poisson.toml", settings)
     count = len(scenario.requests())
     assert script().bound(scenario) == pytest.approx(count / 480, rel=0.02)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("policy", [PolicyName.PAPER, PolicyName.ADAPTIVE])
+def test_in_a_closed_loop_no_policy_is_above_the_arrivals_of_a_system_without_queues(
+    policy: PolicyName,
+) -> None:
+    settings = ["workload.users=200", 'workload.duration="8min"', 'workload.warmup="0s"']
+    scenario = load_scenario(EXAMPLES / "claude-code.toml", settings).with_policy(policy)
+    found, bound = run(scenario).results, script().bound(scenario)
+    assert found.goodput <= bound * (1 + 1e-9)
+    assert found.goodput > 0.5 * bound
