@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from prfaas.cli.main import cli
+from prfaas.cli.trace import reading_progress
 from prfaas.errors import ConfigError
 from prfaas.planner.traces import read_trace
 from prfaas.sim.scenario import load_scenario
@@ -132,6 +135,29 @@ def test_chats_become_sessions_that_a_simulation_plays(tmp_path: Path) -> None:
     roots = load_scenario(path, settings).workload.requests(1)
     assert len(roots) == 3
     assert roots[0].followers[0].after_ns == 30e9
+
+
+def test_the_chats_of_the_example_become_three_sessions(tmp_path: Path) -> None:
+    out = tmp_path / "sessions.jsonl"
+    done = json.loads(run("import", DATA / "chats.jsonl", "--out", out, "--json"))
+    assert (done["num_requests"], done["num_sessions"], done["form"]) == (5, 3, "chats")
+    assert done["notes"]["prompts without an answer"] == 1
+    found = show(out)
+    assert found["load"]["rate_per_s"] == pytest.approx(4 / 100)
+    assert found["sessions"]["pause_s"]["max"] == 36.5
+
+
+def test_a_bar_follows_the_bytes_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = StringIO()
+    console = Console(file=screen, force_terminal=True, width=80)
+    monkeypatch.setattr(reading_progress, "Console", lambda **_: console)
+    source = EXAMPLES / "traces" / "azure_code_2023.csv.gz"
+    run("import", source, "--out", tmp_path / "out.jsonl")
+    assert "reading azure_code_2023.csv.gz" in screen.getvalue()
+    size = source.stat().st_size / 1024
+    assert f"{size:.1f}/{size:.1f} KiB" in screen.getvalue()
 
 
 def test_the_figures_of_public_traces_are_those_that_are_known() -> None:

@@ -174,6 +174,8 @@ def test_a_wrong_line_of_azure_is_named(tmp_path: Path, line: str, message: str)
         ({"requests": [{"t": 0, "in": 0, "out": 1}]}, "line 1: in is 0"),
         ({"requests": [{"t": 0, "in": 9, "out": 1, "think": -2}]}, "is -2; expected 0 to"),
         ({"requests": [{"t": 0, "in": 9, "out": 1, "h": [[1, 9], [20, 1]]}]}, "more blocks than"),
+        ({"requests": [{"t": 0, "in": 9, "out": 1}], "shared": [[1, 0]]}, "in shared is 0"),
+        ({"requests": [{"t": -1, "in": 9, "out": 1}]}, "t is -1; expected 0 to"),
         ({"requests": [{"t": 0, "sub": []}]}, "a sub-agent comes before"),
         ({"block_size": 0, "requests": [{"t": 0, "in": 9, "out": 1}]}, "block_size is 0"),
         ({"dup_of": "other"}, "holds no sessions"),
@@ -183,6 +185,16 @@ def test_a_wrong_session_is_named(tmp_path: Path, session: dict[str, object], me
     path = tmp_path / "sessions.jsonl"
     path.write_text(json.dumps({"block_size": 64} | session))
     with pytest.raises(ConfigError, match=message):
+        read_sessions(path)
+
+
+def test_sessions_in_another_format_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text('{"messages": []}')
+    with pytest.raises(ConfigError, match="holds no sessions but chats; prfaas trace import makes"):
+        read_sessions(path)
+    path.write_text(json.dumps(GOOD))
+    with pytest.raises(ConfigError, match=r'but mooncake; .*requests are for arrivals = "trace"'):
         read_sessions(path)
 
 

@@ -65,7 +65,7 @@ def test_sessions_with_one_system_prompt_share_its_blocks_and_no_others(tmp_path
         [chat("x" * 300, "a"), chat("y" * 300, "a"), {"messages": chat("z", "a")["messages"][1:]}],
     )
     found = sessions(tmp_path, chats)
-    assert [session.shared for session in found] == [{0, 1, 2}, {0, 1, 2}, frozenset()]
+    assert [session.shared for session in found] == [((0, 3),), ((0, 3),), ()]
     roots = Sessions(found, 10**6 * NS_PER_S, 64, rate_per_s=1e-4).requests(1)
     ids = [set(r.block_ids) for r in with_followers(roots)]
     long = [each for each in ids if len(each) > 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import chain, islice
 
@@ -19,7 +20,7 @@ class Regroup:
         source_tokens: Tokens of a recorded block.
         block_tokens: Tokens of a block of the cache, a multiple of `source_tokens`.
         names: Where new names come from.
-        shared: Recorded ids that other sessions have too.
+        shared: Runs of recorded ids that other sessions have too, rising.
         shared_names: Names of groups of such ids; grows. The sessions of a file have one.
 
     Raises:
@@ -31,7 +32,7 @@ class Regroup:
         source_tokens: int,
         block_tokens: int,
         names: Iterator[int],
-        shared: frozenset[int] = frozenset(),
+        shared: Runs = (),
         shared_names: SharedNames | None = None,
     ) -> None:
         if block_tokens % source_tokens:
@@ -41,6 +42,7 @@ class Regroup:
             )
         self._ratio, self._names = block_tokens // source_tokens, names
         self._shared = shared
+        self._shared_starts = [first for first, _ in shared]
         self._shared_names: SharedNames = {} if shared_names is None else shared_names
         self._known: SharedNames = {}
         self._named: dict[Runs, tuple[int, ...]] = {}
@@ -57,13 +59,18 @@ class Regroup:
         ids = _ids(runs, kept * self._ratio)
         while group := tuple(islice(ids, self._ratio)):
             key = (found[-1] if found else -1, group)
-            known = self._shared_names if self._shared.issuperset(group) else self._known
+            # An id names all before it too: a group whose last block is shared is shared.
+            known = self._shared_names if self._is_shared(group[-1]) else self._known
             name = known.get(key)
             if name is None:
                 name = known[key] = next(self._names)
             found.append(name)
         self._named[runs] = tuple(found)
         return self._named[runs]
+
+    def _is_shared(self, block: int) -> bool:
+        i = bisect_right(self._shared_starts, block) - 1
+        return i >= 0 and block < sum(self._shared[i])
 
 
 def common_length(a: Runs, b: Runs) -> int:

@@ -23,6 +23,7 @@ from prfaas.errors import ConfigError
 from prfaas.traces import limits
 from prfaas.traces.checks import check_output, check_prompt, decode, in_range
 from prfaas.traces.drops import DroppedError
+from prfaas.traces.formats.detect import SESSIONS, detect
 from prfaas.traces.lines import OnProgress, read_lines, refuse, text_of
 from prfaas.traces.sessions.regroup import Runs
 
@@ -77,13 +78,13 @@ class Session:
     Attributes:
         turns: In an order in which each comes after the one it waits for.
         block_tokens: Tokens of a block.
-        shared: Ids of blocks that other sessions of the file have too.
+        shared: Runs of ids of blocks that other sessions of the file have too, rising.
         start_s: When it began, s since the first session of the file; None if unknown.
     """
 
     turns: tuple[Turn, ...]
     block_tokens: int
-    shared: frozenset[int] = frozenset()
+    shared: Runs = ()
     start_s: float | None = None
 
 
@@ -103,6 +104,7 @@ def read_sessions(path: Path, on_progress: OnProgress | None = None) -> tuple[Se
         try:
             session = _session(decode(decoder, text_of(line)))
         except DroppedError as error:
+            _refuse_other(path)
             refuse(path, number, str(error))
         if session is not None:
             found.append(session)
@@ -111,6 +113,16 @@ def read_sessions(path: Path, on_progress: OnProgress | None = None) -> tuple[Se
     if not found:
         raise ConfigError(f"{path} holds no sessions")
     return tuple(found)
+
+
+def _refuse_other(path: Path) -> None:
+    """Refuse a file in another format."""
+    form = detect(path)
+    if form != SESSIONS:
+        raise ConfigError(
+            f"{path} holds no sessions but {form}; prfaas trace import makes sessions of chats, "
+            'and requests are for arrivals = "trace"'
+        )
 
 
 def _session(raw: _Session) -> Session | None:
@@ -124,8 +136,7 @@ def _session(raw: _Session) -> Session | None:
     if not turns:
         return None
     _check_runs("shared", raw.shared, limits.NUM_PROMPT_TOKENS_MAX)
-    shared = (id_ for first, count in raw.shared for id_ in range(first, first + count))
-    return Session(tuple(turns), raw.block_size, frozenset(shared), raw.start)
+    return Session(tuple(turns), raw.block_size, tuple(sorted(raw.shared)), raw.start)
 
 
 def _append(
