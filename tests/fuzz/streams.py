@@ -36,7 +36,7 @@ def messages(chance: random.Random) -> list[Message]:
             blocks={chance.randrange(4): chance.randbytes(chance.randrange(100))},
         ),
         Purge(job=chance.randrange(9), source="prfaas-pool", is_dry=chance.random() < 1 / 2),
-        PurgeEnd(source="prfaas-pool"),
+        PurgeEnd(job=9, source="prfaas-pool"),
         Commit(transfer_id=transfer, num_blocks=chance.randrange(1 << 20)),
         Abort(transfer_id=transfer, reason="r" * chance.randrange(100)),
         Subscribe(gateway="gateway"),

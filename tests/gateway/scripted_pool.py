@@ -20,6 +20,7 @@ from prfaas.wire.messages.gateway import (
     PoolState,
     Purge,
     PurgeEnd,
+    PurgeEnded,
     Snapshot,
     SnapshotEnd,
     Stored,
@@ -51,6 +52,8 @@ class ScriptedPool:
     pulls: list[Pull] = field(default_factory=list)
     on_purge: Callable[[ScriptedPool, Message], None] | None = None
     """Told of purges."""
+    is_barred: bool = True
+    """Said at the end of a purge."""
     num_subscriptions: int = 0
     is_mute: bool = False
     """Subscribed to, but says nothing."""
@@ -100,8 +103,12 @@ class ScriptedPool:
                 self.releases.append(release)
             case Pull() as pull:
                 self.pulls.append(pull)
-            case (Purge() | PurgeEnd()) as message if self.on_purge is not None:
+            case Purge() as message if self.on_purge is not None:
                 self.on_purge(self, message)
+            case PurgeEnd() as message:
+                if self.on_purge is not None:
+                    self.on_purge(self, message)
+                self.send(PurgeEnded(job=message.job, was_barred=self.is_barred))
 
     def _snapshot(self, channel: Channel) -> None:
         for layout_id, key in self.blocks:

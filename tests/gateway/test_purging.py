@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from prfaas.errors import RequestError
 from prfaas.gateway import purging
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.gateway import Purge, Purged
@@ -138,6 +139,20 @@ async def test_a_pool_that_breaks_in_the_middle_is_not_done(world: World) -> Non
     assert problems == {"prfaas-pool": "", "pd-pool": "the connection broke"}
 
 
+async def test_a_pool_that_was_started_anew_before_engines_forgot_is_not_done(world: World) -> None:
+    told = script(world)
+    world.pd_pool.is_barred = False
+    _, report = await purge(world)
+    assert not report["is_complete"]
+    problems = {pool["name"]: pool["problem"] for pool in report["pools"]}
+    assert problems == {"prfaas-pool": "", "pd-pool": purging.TAKEN_AGAIN}
+    [entry] = world.gateway.journal.latest(1)
+    assert "NOT DONE at pd-pool" in entry.why
+    assert told.count(("pd-pool", "PurgeEnd")) == 1
+    world.pd_pool.is_barred = True
+    assert (await purge(world))[1]["is_complete"]
+
+
 async def test_one_purge_at_a_time_and_it_outlives_who_asked(world: World) -> None:
     told = script(world)
     asked, go_on = asyncio.Event(), asyncio.Event()
@@ -164,6 +179,16 @@ async def test_one_purge_at_a_time_and_it_outlives_who_asked(world: World) -> No
     go_on.set()
     await until(lambda: ("pd-pool", "PurgeEnd") in told)
     assert ("decode", "forget") in told
+
+
+async def test_of_two_purges_in_one_turn_of_the_loop_the_second_is_refused(world: World) -> None:
+    script(world)
+    purging = world.gateway._control.purging
+    asked = [purging.purge("prfaas-pool", is_dry=False) for _ in range(2)]
+    first, second = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(first, dict)
+    assert isinstance(second, RequestError)
+    assert second.status == 409
 
 
 async def test_a_pool_that_nobody_knows_is_a_404_and_one_that_left_is_not(world: World) -> None:

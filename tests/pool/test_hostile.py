@@ -139,7 +139,7 @@ ROLES: list[tuple[str, Message]] = [
     ("prfaas-pool", Subscribe(gateway="gateway")),
     ("prfaas-pool", Release(transfer_id=TRANSFER)),
     ("prfaas-pool", Purge(job=1, source="pd-pool")),
-    ("prfaas-pool", PurgeEnd(source="prfaas-pool")),
+    ("prfaas-pool", PurgeEnd(job=9, source="prfaas-pool")),
     ("prfaas-pool", PoolHello(pool="gateway", epoch="e", link="l")),
     ("prfaas-pool", Push(transfer_id=TRANSFER, peer="pd-pool")),
     ("gateway", Load(job=1, keys=[], rows=[])),

@@ -26,7 +26,7 @@ from prfaas.pool.tiers import StoredBlock
 from prfaas.wire.fragments import block_digest
 from prfaas.wire.messages.engine import Store
 from prfaas.wire.messages.fields import SOURCES_MAX, keys_of, wire_keys
-from prfaas.wire.messages.gateway import Evicted, Purge, Purged, PurgeEnd
+from prfaas.wire.messages.gateway import Evicted, Purge, Purged, PurgeEnd, PurgeEnded
 from prfaas.wire.messages.link import Refused
 
 from .conftest import World
@@ -168,7 +168,7 @@ async def test_a_purge_drops_what_came_and_what_was_computed_from_it(
     await until(lambda: told() == gone)
     # Asked again it has nothing to do; taken again is what comes after its end.
     assert (await ask(gateway, job=3)).num_blocks == 0
-    gateway.channel.send(PurgeEnd(source=SOURCE))
+    gateway.channel.send(PurgeEnd(job=9, source=SOURCE))
     await until(lambda: not pd.node._purging.is_barred(received(SOURCE, b"", is_inherited=False)))
     transfer = prefill.push()
     prefill.push_done(transfer, rest=PROMPT)
@@ -307,7 +307,7 @@ async def test_a_read_that_outlasts_a_purge_brings_nothing_back(
     loading = asyncio.create_task(decode.load(PROMPT[:1]))
     await until(has_read.is_set)
     assert (await ask(gateway)).problem == ""
-    gateway.channel.send(PurgeEnd(source=SOURCE))
+    gateway.channel.send(PurgeEnd(job=9, source=SOURCE))
     await until(lambda: not pd.node._purging._bars)
     may_end.set()
     assert await loading == [False]
@@ -347,8 +347,35 @@ async def test_while_a_purge_lasts_nothing_of_its_source_is_taken(world: World) 
     await until(lambda: pd.metric("tickets_refused_total", end="destination", reason="purging"))
     await until(lambda: prfaas.metric("transfers_total", direction="sent", state="refused") == 1)
     assert pd.held() == set(OWN)
-    gateway.channel.send(PurgeEnd(source=SOURCE))
+    gateway.channel.send(PurgeEnd(job=9, source=SOURCE))
     assert [m for m in gateway.messages if isinstance(m, Refused)] == []
+    gateway.channel.close("done")
+
+
+async def end(gateway: Peer) -> bool:
+    """End a purge; return True if nothing of its source was taken until then."""
+    gateway.channel.send(PurgeEnd(job=77, source=SOURCE))
+
+    def answers() -> list[PurgeEnded]:
+        return [m for m in gateway.messages if isinstance(m, PurgeEnded)]
+
+    await until(answers)
+    [answer] = answers()
+    gateway.messages.clear()
+    return answer.was_barred
+
+
+async def test_a_gateway_learns_that_a_bar_did_not_last(world: World) -> None:
+    """A pool node that was started anew knows of no purge, and has taken blocks since."""
+    pd = await world.start_pd()
+    gateway = await subscribe(pd, world.identities)
+    await ask(gateway)
+    assert await end(gateway)
+    await ask(gateway)
+    await pd.kill()
+    pd = await world.start_pd()
+    gateway = await subscribe(pd, world.identities)
+    assert not await end(gateway)
     gateway.channel.close("done")
 
 

@@ -25,8 +25,17 @@ from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import peer_name
 from prfaas.wire.liveness import keep_alive
+from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.codec import decode
-from prfaas.wire.messages.gateway import LinkTelemetry, Purge, Purged, PurgeEnd, Subscribe, TierUse
+from prfaas.wire.messages.gateway import (
+    LinkTelemetry,
+    Purge,
+    Purged,
+    PurgeEnd,
+    PurgeEnded,
+    Subscribe,
+    TierUse,
+)
 from prfaas.wire.messages.link import Abort, Pull, Release
 
 _REASON_CHARS_MAX = 200
@@ -71,7 +80,7 @@ class PoolClient:
         self._closed = asyncio.Event()
         self._was_live = False
         self._said = ""
-        self._purges: dict[int, asyncio.Future[Purged]] = {}
+        self._purges: dict[int, asyncio.Future[Purged | PurgeEnded]] = {}
         self._next_purge = 0
         self.subscription = subscription
 
@@ -116,25 +125,40 @@ class PoolClient:
         Raises:
             PeerError: It is not connected, or does not answer.
         """
+        self._next_purge += 1
+        message = Purge(job=self._next_purge, source=source, is_dry=is_dry)
+        answer = await self._answered(message.job, message)
+        if not isinstance(answer, Purged):
+            raise PeerError("it answers something else")
+        return answer
+
+    async def end_purge(self, source: str) -> bool:
+        """Have the pool take blocks of a source again.
+
+        Returns:
+            False if it took some since the purge began.
+
+        Raises:
+            PeerError: It is not connected, or does not answer.
+        """
+        self._next_purge += 1
+        message = PurgeEnd(job=self._next_purge, source=source)
+        answer = await self._answered(message.job, message)
+        return isinstance(answer, PurgeEnded) and answer.was_barred
+
+    async def _answered(self, job: int, message: Message) -> Purged | PurgeEnded:
         if self._channel is None:
             raise PeerError("not connected")
-        self._next_purge += 1
-        job, answer = self._next_purge, asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Purged | PurgeEnded] = asyncio.get_running_loop().create_future()
         self._purges[job] = answer
         try:
-            self._channel.send(Purge(job=job, source=source, is_dry=is_dry))
+            self._channel.send(message)
             async with asyncio.timeout(PURGE_S):
-                purged: Purged = await answer
+                return await answer
         except TimeoutError:
             raise PeerError(f"no answer within {PURGE_S:g} s") from None
         finally:
             self._purges.pop(job, None)
-        return purged
-
-    def end_purge(self, source: str) -> None:
-        """Tell the pool that a purge is over; nothing happens without a connection."""
-        if self._channel is not None:
-            self._channel.send(PurgeEnd(source=source))
 
     async def _connect(self) -> Channel | None:
         host, port = self._address
@@ -167,7 +191,7 @@ class PoolClient:
 
     def _on_frame(self, channel: Channel, frame: Frame) -> None:
         message = decode(frame.payload)
-        if not isinstance(message, Purged):
+        if not isinstance(message, Purged | PurgeEnded):
             self.subscription.receive(message)
             return
         answer = self._purges.get(message.job)
@@ -303,10 +327,16 @@ class Pools:
         """
         return await self._clients[pool].purge(source, is_dry=is_dry)
 
-    def end_purge(self, source: str) -> None:
-        """Tell all pools that a purge is over."""
-        for client in self._clients.values():
-            client.end_purge(source)
+    async def end_purge(self, pool: str, source: str) -> bool:
+        """Have a pool take blocks of a source again.
+
+        Returns:
+            False if it took some since the purge began.
+
+        Raises:
+            PeerError: It is not connected, or does not answer.
+        """
+        return await self._clients[pool].end_purge(source)
 
     def abort(self, transfer: TransferView, reason: str) -> None:
         """Tell both pools that a transfer is over."""

@@ -2,14 +2,15 @@
 
 Pool nodes drop them and take no more of the source (`pool/purging.py`), engines forget what they
 hold, and only then do pool nodes take blocks of the source again: an engine that has not forgotten
-yet can bring nothing back. Each step may be done twice: what broke off is asked for again.
+yet can bring nothing back. Each step may be done twice: what broke off is asked for again. A bar of
+a purge that broke off ends by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prfaas.errors import EngineError, PeerError, RequestError
 from prfaas.gateway.driver import Driver
@@ -22,6 +23,10 @@ TRIES_MAX, TRIES_FREE = 40, 4
 """How often an engine is asked to forget, and how often before it gets no new requests meanwhile:
 it can not while blocks are loaded into it."""
 RETRY_S = 0.25
+TAKEN_AGAIN = (
+    "it took blocks of the source again before all engines had forgotten: it was started anew, or "
+    "they took more than two minutes; ask again"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,6 @@ class Purging:
     def __init__(self, engines: Engines, pools: Pools, driver: Driver, journal: Journal) -> None:
         self._engines, self._pools = engines, pools
         self._driver, self._journal = driver, journal
-        self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[JsonObject]] = set()
 
     async def purge(self, source: str, *, is_dry: bool) -> JsonObject:
@@ -66,7 +70,7 @@ class Purging:
         Raises:
             RequestError: Nobody knows of such a pool, or a purge is under way.
         """
-        if self._lock.locked():
+        if self._tasks:
             raise RequestError(
                 "a purge is under way at this gateway; ask again when it is over",
                 status=409,
@@ -84,23 +88,20 @@ class Purging:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run(self, source: str, *, is_dry: bool) -> JsonObject:
-        async with self._lock:
-            if is_dry or source not in self._pools.names():
-                found = await self._at_pools(source, is_dry=True)
-                if source not in self._pools.names() and not any(p.num_blocks for p in found):
-                    raise _unknown(source, self._pools.names())
-                if is_dry:
-                    return _report(source, found, {}, None)
-            try:
-                found = await self._at_pools(source, is_dry=False)
-                names = list(self._engines.by_name)
-                problems = await asyncio.gather(
-                    *(self._forget(engine) for engine in self._engines.by_name.values())
-                )
-            finally:
-                self._pools.end_purge(source)
-            forgot = dict(zip(names, problems, strict=True))
-            return _report(source, found, forgot, self._note(source, found, forgot))
+        if is_dry or source not in self._pools.names():
+            found = await self._at_pools(source, is_dry=True)
+            if source not in self._pools.names() and not any(p.num_blocks for p in found):
+                raise _unknown(source, self._pools.names())
+            if is_dry:
+                return _report(source, found, {}, None)
+        found = await self._at_pools(source, is_dry=False)
+        names = list(self._engines.by_name)
+        problems = await asyncio.gather(
+            *(self._forget(engine) for engine in self._engines.by_name.values())
+        )
+        found = list(await asyncio.gather(*(self._end_at(pool, source) for pool in found)))
+        forgot = dict(zip(names, problems, strict=True))
+        return _report(source, found, forgot, self._note(source, found, forgot))
 
     async def _at_pools(self, source: str, *, is_dry: bool) -> list[PoolPurge]:
         names = self._pools.names()
@@ -119,6 +120,14 @@ class Purging:
             told.num_transfers,
             told.problem,
         )
+
+    async def _end_at(self, pool: PoolPurge, source: str) -> PoolPurge:
+        """End a purge at a pool node; it is not done if blocks were taken again before."""
+        try:
+            was_barred = await self._pools.end_purge(pool.name, source)
+        except PeerError as error:
+            return replace(pool, problem=pool.problem or f"at its end: {error}")
+        return pool if was_barred or pool.problem else replace(pool, problem=TAKEN_AGAIN)
 
     async def _forget(self, engine: Engine) -> str:
         """Have an engine forget; why it did not, or nothing."""

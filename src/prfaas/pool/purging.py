@@ -6,7 +6,8 @@
 
 Between the first and the last step no engine can store here what it computed from such blocks, and
 none finds any. A gateway that dies in between leaves a bar, which ends by itself after BAR_NS; the
-same purge sent again does the rest.
+same purge sent again does the rest. The answer to the last step tells the gateway if the bar had
+ended before, as of a pool node that was started anew meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from prfaas.pool.origins import PURGED, Matches, Origin
 from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.store import BlockStore
 from prfaas.wire.messages.base import Message
-from prfaas.wire.messages.gateway import Purge, Purged, PurgeEnd
+from prfaas.wire.messages.gateway import Purge, Purged, PurgeEnd, PurgeEnded
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,8 @@ class Purging:
     ) -> None:
         """A gateway begins a purge, or ends it."""
         if isinstance(message, PurgeEnd):
-            self._bars.pop((message.source, gateway), None)
+            bar = self._bars.pop((message.source, gateway), None)
+            answer(PurgeEnded(job=message.job, was_barred=bar is not None))
             return
         if not message.is_dry:
             if len(self._bars) >= BARS_MAX:

@@ -14,10 +14,13 @@ import pytest
 
 from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.engines.orders import PushOrder
+from prfaas.engines.timing import tier
 from prfaas.engines.timing.instance import Instance, Work
+from prfaas.engines.timing.pushes import NewBlock
 from prfaas.pool.origins import LOCAL, Origin
 from prfaas.pool.tiers import StoredBlock
 from prfaas.wire.fragments import block_digest
+from prfaas.wire.messages.engine import Store, StoreDone
 from tests.pool.sites import Site, until
 
 from . import test_deployment
@@ -172,3 +175,52 @@ async def test_a_prefix_that_was_forgotten_before_its_push_is_not_stored_as_clea
     is_forgotten = True
     await instance._push_own(work, 48)
     assert len(stored) == 1
+
+
+class _Pool:
+    """Takes what an instance sends, and answers when it is told to."""
+
+    def __init__(self, *about: Any) -> None:
+        self.sent: list[Any] = []
+        self.is_connected = True
+
+    def send(self, message: Any) -> bool:
+        self.sent.append(message)
+        return True
+
+    def close(self) -> None:
+        pass
+
+    def stores(self) -> list[Store]:
+        return [message for message in self.sent if isinstance(message, Store)]
+
+
+async def test_stores_that_wait_do_not_outlive_a_purge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is of the source: sent and answered, or never sent, once the engine has forgotten."""
+    monkeypatch.setattr(tier, "PoolClient", _Pool)
+    layout = Layout(b"L" * 32, 16, "0", (CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 1024),))
+    ours = tier.Tier("pd-0", layout, Path("nowhere"), 64 * 1024, {})
+    pool = cast("_Pool", ours._client)
+    keys = [BlockKey(0, number.to_bytes(32, "big")) for number in range(101)]
+    ours.lineage.loaded([keys[0].block_hash], ["prfaas-pool"])
+
+    def store(request: str, first: int, last: int) -> None:
+        blocks = [NewBlock(key, 16, b"") for key in keys[first:last]]
+        ours.store(request, blocks, [key.block_hash for key in keys[first:last]])
+
+    store("of it", 0, 100)
+    # The rows are taken: the rest waits.
+    await until(lambda: sum(len(message.keys) for message in pool.stores()) == ours.rows.num_rows)
+    sent = pool.stores()
+    forgetting = asyncio.create_task(ours.forget())
+    store("clean", 100, 101)
+    await asyncio.sleep(0)
+    assert not forgetting.done()
+    for message in sent:
+        assert message.sources == ["prfaas-pool"]
+        ours._requests.on_message(StoreDone(job=message.job, stored=True))
+    ours._take_done()
+    await forgetting
+    await until(lambda: len(pool.stores()) > len(sent))
+    assert [(m.keys, m.sources) for m in pool.stores()[len(sent) :]] == [([keys[100]], [])]
+    await ours.close()

@@ -126,13 +126,13 @@ class Instance:
             await self.tier.close()
         await self.events.close()
 
-    def forget(self) -> None:
-        """Drop all blocks; what is under way ends, and leaves none."""
+    async def forget(self) -> None:
+        """Drop all blocks; what is under way ends, and leaves none here or in the pool."""
         self.cache.clear()
         for work in (*self._works.values(), *self._finding):
             work.is_void = True
         if self.tier is not None:
-            self.tier.lineage.forget()
+            await self.tier.forget()
 
     @property
     def num_waiting(self) -> int:

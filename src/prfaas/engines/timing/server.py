@@ -153,7 +153,7 @@ class Server:
         return _json({"prompt": self._vocabulary.decode(tokens)})
 
     async def _reset(self, _request: web.Request) -> web.Response:
-        self.instance.forget()
+        await self.instance.forget()
         return _json({"success": True})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:

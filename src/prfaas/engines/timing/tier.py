@@ -35,11 +35,16 @@ BATCH_ROWS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class _New:
-    """Blocks that a request has computed, and the pools that they are of."""
+    """Blocks that a request has computed, and the pools that they are of.
+
+    Attributes:
+        era: How often the instance had forgotten what it held by then.
+    """
 
     request: str
     blocks: list[NewBlock]
     sources: list[str]
+    era: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,9 @@ class Tier:
         self._requests = BlockRequests(self._send, time.monotonic_ns)
         self._pushes: dict[str, PushOfRequest] = {}
         self._jobs: dict[int, asyncio.Future[JobDone]] = {}
+        self._labelled: set[asyncio.Future[JobDone]] = set()
+        """Stores under way of blocks that are of other pools."""
+        self._era = 0
         self._next_job = 0
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
@@ -221,7 +229,17 @@ class Tier:
             blocks: What it has computed.
             hashes: Hash chain of all that it has used.
         """
-        self._outbox.put_nowait(_New(request, blocks, self.lineage.sources(hashes)))
+        self._outbox.put_nowait(_New(request, blocks, self.lineage.sources(hashes), self._era))
+
+    async def forget(self) -> None:
+        """Store nothing any more that is of another pool and was computed by now.
+
+        Returns once the pool node has answered for what was sent before.
+        """
+        self._era += 1
+        self.lineage.forget()
+        if self._labelled:
+            await asyncio.wait(self._labelled)
 
     async def _run(
         self, job: int, load: Load, rows: list[int], keys: list[BlockKey]
@@ -249,6 +267,9 @@ class Tier:
 
     async def _write_batch(self, new: _New, blocks: list[NewBlock]) -> None:
         rows = await self.rows.take(len(blocks))
+        if new.sources and new.era < self._era:
+            self.rows.give(rows)
+            return
         for row, block in zip(rows, blocks, strict=True):
             size = self._sizes[block.key.group]
             self.rows.write(row, block_bytes(block.key, size, block.stain))
@@ -265,6 +286,9 @@ class Tier:
         )
         future = self._submit(job, store)
         future.add_done_callback(lambda _: self.rows.give(rows))
+        if new.sources:
+            self._labelled.add(future)
+            future.add_done_callback(self._labelled.discard)
 
     def _end_push(self, entry: _Finish) -> None:
         push = self._pushes.pop(entry.request)

@@ -28,6 +28,7 @@ from prfaas.wire.messages.gateway import (
     Purge,
     Purged,
     PurgeEnd,
+    PurgeEnded,
     Snapshot,
     SnapshotEnd,
     Stored,
@@ -87,6 +88,7 @@ AnyMessage = (
     | PoolState
     | Purge
     | PurgeEnd
+    | PurgeEnded
     | Purged
 )
 

@@ -99,7 +99,19 @@ class Purge(Message, tag="purge"):
 class PurgeEnd(Message, tag="purge_end"):
     """Blocks of `source` are taken again."""
 
+    job: Count
     source: Name
+
+
+class PurgeEnded(Message, tag="purge_ended"):
+    """Answer to `PurgeEnd`.
+
+    `was_barred` is false if blocks of the source were taken before: the pool node was started anew
+    since the `Purge`, or two minutes have passed.
+    """
+
+    job: Count
+    was_barred: bool
 
 
 class Purged(Message, tag="purged"):
