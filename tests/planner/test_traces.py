@@ -58,7 +58,7 @@ def test_lengths_of_a_csv(tmp_path: Path) -> None:
             "a,b\n1,2\n",
             "line 1 with the columns a, b; expected JSON lines with input_length",
         ),
-        ("t.jsonl", "{}\n", "the fields no JSON object; expected"),
+        ("t.jsonl", "{}\n", r"line 1 with the fields \(none\); expected"),
         ("t.jsonl", "", "holds no requests"),
         ("t.csv", "tokens\n", "holds no requests"),
         ("t.csv", "tokens\n0\n", "line 2: tokens is 0; expected 1 to"),

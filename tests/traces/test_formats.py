@@ -164,9 +164,9 @@ def test_a_damaged_line_is_an_error_or_dropped_with_its_reason(
 
 def test_an_instant_far_from_all_others_is_damage(tmp_path: Path) -> None:
     rows = "".join(f"2023-11-16 18:15:{i:02d},5,1\n" for i in range(30))
-    path = written(tmp_path, f"{AZURE}1970-01-01 00:00:00,5,1\n{rows}")
+    path = written(tmp_path, f"{AZURE}1970-01-01 00:00:00,5,1\n2099-01-01 00:00:00,5,1\n{rows}")
     found = read_requests(path, damaged_max=0.1)
-    assert len(found.rows) == 30
+    assert (len(found.rows), found.num_unordered) == (30, 0)
     assert found.rows[-1].at_ns == 29 * NS_PER_S
     with pytest.raises(ConfigError, match=r"line 2: the instant lies 19,\d\d\d days from the med"):
         read_requests(path)
@@ -191,7 +191,8 @@ def test_a_line_that_is_too_long_is_dropped(
         (AZURE, "holds no requests"),
         ("a,b\n1,2\n", "line 1 with the columns a, b; expected"),
         ('[{"messages": []}]', "a JSON array; expected one object a line"),
-        ('{"text": "x"}\n', "the fields text; expected"),
+        ('"' + "x" * 200_000, r"line 1 with the columns \(none\)"),
+        ('{"text": "x"}\n', "line 1 with the fields text; expected"),
         (b"\x89PNG\r\n\x1a\n\0\0", "line 1 with the columns"),
         ("TIMESTAMP,ContextTokens\n", "lengths without instants"),
         ("model,t0_s,rate_rps\n", "holds rates over time and no requests; a simulation follows"),
@@ -224,6 +225,13 @@ def test_too_many_requests_or_ids_are_refused(
     monkeypatch.setattr(limits, "NUM_BLOCK_IDS_MAX", 30)
     with pytest.raises(ConfigError, match="or 30 ids of blocks"):
         read_requests(DATA / "mooncake_conversation_40.jsonl")
+
+
+def test_a_damaged_first_line_does_not_hide_the_format(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    for damaged in ("x,y", "{", '{"note": 1}'):
+        path.write_text(f"{damaged}\n" + MOONCAKE * 3)
+        assert len(read_requests(path, damaged_max=0.3).rows) == 3
 
 
 @pytest.mark.parametrize("name", ["azure_2024.csv", "burstgpt.csv", "servegen.csv"])

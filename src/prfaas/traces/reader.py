@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -137,9 +138,7 @@ class _Reader:
     rows: list[Row] = field(default_factory=list)
     lines: array[int] = field(default_factory=lambda: array("Q"))
     num_ids: int = 0
-    num_unordered: int = 0
     first_ns: int | None = None
-    latest_ns: int = 0
 
     def read(self, lines: Iterator[tuple[int, bytes | None]], parse: _Parse) -> None:
         """Keep the requests of all lines."""
@@ -154,7 +153,7 @@ class _Reader:
 
     def _keep(self, number: int, row: Row) -> None:
         if self.first_ns is None:
-            self.first_ns = self.latest_ns = row.at_ns
+            self.first_ns = row.at_ns
         self.part.check(row.at_ns - self.first_ns)
         self.num_ids += len(row.block_ids)
         if len(self.rows) == limits.NUM_REQUESTS_MAX or self.num_ids > limits.NUM_BLOCK_IDS_MAX:
@@ -166,8 +165,6 @@ class _Reader:
             )
         self.rows.append(row)
         self.lines.append(number)
-        self.num_unordered += row.at_ns < self.latest_ns
-        self.latest_ns = max(self.latest_ns, row.at_ns)
 
     def _drop(self, number: int, error: DroppedError) -> None:
         if error.damaged and self.damaged_max == 0:
@@ -186,10 +183,12 @@ class _Reader:
         refuse_if_damaged(self.path, self.drops, self.damaged_max)
         if not kept:
             raise ConfigError(f"trace {self.path} holds no requests{_why(self.drops)}")
+        latest = accumulate((row.at_ns for row in kept), max)
+        num_unordered = sum(row.at_ns < at_ns for row, at_ns in zip(kept, latest, strict=True))
         kept.sort(key=lambda row: row.at_ns)
         first_ns = kept[0].at_ns
         shifted = kept if not first_ns else [r._replace(at_ns=r.at_ns - first_ns) for r in kept]
-        return Reading(tuple(shifted), form, self.drops, self.num_unordered)
+        return Reading(tuple(shifted), form, self.drops, num_unordered)
 
     def _near(self) -> list[Row]:
         """The requests without those whose instant is absurdly far from all others."""

@@ -103,6 +103,14 @@ def cells_of(line: bytes) -> list[str]:
         ) from None
 
 
+def columns_of(header: bytes) -> list[str]:
+    """The names in a header; none if they can not be split."""
+    try:
+        return [cell.strip() for cell in cells_of(header)]
+    except DroppedError:
+        return []
+
+
 class CsvRows:
     """Rows of a file in a CSV format.
 
@@ -117,7 +125,7 @@ class CsvRows:
     """
 
     def __init__(self, form: CsvFormat, path: Path, number: int, header: bytes) -> None:
-        columns = [cell.strip() for cell in cells_of(header)]
+        columns = columns_of(header)
         self._form, self._num_columns = form, len(columns)
         self._prompt = _find(form.prompt, columns)
         self._output = _find(form.output, columns)

@@ -10,7 +10,7 @@ import msgspec
 from prfaas.errors import ConfigError
 from prfaas.traces.checks import shown_name
 from prfaas.traces.formats import mooncake
-from prfaas.traces.formats.columns import CSV_FORMATS, cells_of
+from prfaas.traces.formats.columns import CSV_FORMATS, columns_of
 from prfaas.traces.lines import read_lines
 
 SESSIONS = "sessions"
@@ -36,26 +36,31 @@ def detect(path: Path) -> str:
     Raises:
         ConfigError: The file can not be read, is empty, or is in no known format.
     """
-    seen: list[str] = []
+    found: list[str] = []
     for number, line in islice(read_lines(path), _NUM_LINES):
-        if line is None:
-            continue
-        if line.startswith(b"["):
+        if line is None or line.startswith(b"{"):
+            fields = _fields(line or b"")
+            for name, marks in _MARKS:
+                if marks <= fields:
+                    return name
+            found.append(f"line {number} with the fields {_shown(sorted(fields))}")
+        elif line.startswith(b"[") and not found:
             raise ConfigError(
                 f"trace {path}: a JSON array; expected one object a line: jq -c '.[]' FILE"
             )
-        if not line.startswith(b"{"):
-            if seen:  # a damaged line in a file of JSON lines
-                continue
-            return _table(path, number, line)
-        fields = _fields(line)
-        for name, marks in _MARKS:
-            if marks <= fields:
-                return name
-        seen += sorted(fields)[:8] or ["no JSON object"]
-    if not seen:
+        else:
+            columns = columns_of(line)
+            if not found and (table := _table(path, columns)):
+                return table
+            # It may be a damaged line before lines of JSON.
+            found.append(f"line {number} with the columns {_shown(columns)}")
+    if not found:
         raise ConfigError(f"trace {path} holds no requests: the file is empty")
-    raise _unknown(path, f"the fields {', '.join(map(shown_name, dict.fromkeys(seen)))}")
+    raise _unknown(path, found[0])
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(map(shown_name, names[:8])) or "(none)"
 
 
 def _fields(line: bytes) -> set[str]:
@@ -65,8 +70,7 @@ def _fields(line: bytes) -> set[str]:
         return set()
 
 
-def _table(path: Path, number: int, header: bytes) -> str:
-    columns = [cell.strip() for cell in cells_of(header)]
+def _table(path: Path, columns: list[str]) -> str | None:
     for form in CSV_FORMATS:
         if form.matches(columns):
             return form.name
@@ -75,8 +79,7 @@ def _table(path: Path, number: int, header: bytes) -> str:
             f"trace {path} holds rates over time and no requests; a simulation follows them with "
             'arrivals = "diurnal", curve and curve_model'
         )
-    shown = ", ".join(map(shown_name, columns[:8]))
-    raise _unknown(path, f"line {number} with the columns {shown}")
+    return None
 
 
 def _unknown(path: Path, found: str) -> ConfigError:
