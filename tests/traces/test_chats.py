@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from prfaas.core.prefix_cache import PrefixCache
 from prfaas.errors import ConfigError
 from prfaas.planner.traces import read_trace
 from prfaas.sim.workloads.scaling import with_followers
@@ -74,6 +75,21 @@ def test_sessions_with_one_system_prompt_share_its_blocks_and_no_others(tmp_path
     common = set.intersection(*long)
     assert len(common) == 3
     assert all(a & b == common for a in long for b in long if a is not b)
+
+
+def test_a_simulation_has_the_prefix_hits_that_a_plan_has(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.jsonl.gz"
+    lines = [chat(f"{i:03d}" * 100, "a" * 90, "r" * 50, "b") for i in range(40)]
+    write_lines(path, session_lines(read(tmp_path, lines), 1.0))
+    source = Sessions(read_sessions(path), 10**6 * NS_PER_S, 64, rate_per_s=1e-4)
+    cache, hit, total = PrefixCache(), 0, 0
+    for request in with_followers(source.requests(1)):
+        hit += min(cache.usable_hit(request.block_ids) * 64, request.num_prompt_tokens)
+        total += request.num_prompt_tokens
+        cache.store(request.block_ids)
+    planned = read_trace(path)
+    assert planned.prefix_hit_ratio > 0.5
+    assert hit / total == pytest.approx(planned.prefix_hit_ratio, abs=0.02)
 
 
 def test_prompts_that_part_within_a_message_share_what_is_before(tmp_path: Path) -> None:

@@ -169,7 +169,9 @@ class _Reader:
     def _drop(self, number: int, error: DroppedError) -> None:
         if error.damaged and self.damaged_max == 0:
             refuse(
-                self.path, number, f"{error}; prfaas trace import leaves out lines that are damaged"
+                self.path,
+                number,
+                f"{error}; prfaas trace import leaves out such lines, up to --damaged-max",
             )
         self.drops.add(number, error)
 
