@@ -23,6 +23,8 @@ def reading(path: Path) -> Iterator[OnProgress]:
         TimeRemainingColumn(),
     )
     total = path.stat().st_size if path.is_file() else None
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    quiet = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=quiet) as progress:
         task = progress.add_task(f"reading {escape(path.name)}", total=total)
         yield lambda done: progress.update(task, completed=done)
