@@ -13,7 +13,7 @@ from prfaas.core.policies import PolicyName
 def doubts(deployment: Deployment) -> Iterator[str]:
     """A line for every setting that an operator may not have meant."""
     routing, clusters = deployment.routing, deployment.clusters
-    if routing.effective_policy in (PolicyName.PAPER, PolicyName.ADAPTIVE):
+    if routing.effective_policy not in (PolicyName.LOCAL, PolicyName.REMOTE):
         yield from _threshold(routing.offload_threshold, list(clusters.values()))
     blocks = {
         name: (table.timing.block_tokens, table.timing.bytes_scale)

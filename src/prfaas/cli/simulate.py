@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-_POLICIES = ("local", "remote", "paper", "adaptive")
+_POLICIES = ("local", "remote", "paper", "observed", "adaptive")
 
 
 @click.command()

@@ -19,8 +19,9 @@ class RoutingTable(Table):
     """Incremental length, tokens, above which a prompt is prefilled in the PrfaaS cluster."""
     policy: Annotated[PolicyName, Field(strict=False)] | None = None
     """"local" never offloads, "remote" always does, "paper" compares with `offload_threshold`,
-    "adaptive" overrules the threshold where the other path is predicted to be clearly faster.
-    Without it: adaptive if there is a `plan` to predict from, else paper."""
+    "observed" does that and keeps a prompt at home where observed first tokens come clearly sooner
+    there, "adaptive" overrules the threshold where the other path is predicted to be clearly
+    faster. Without it: adaptive if there is a `plan` to predict from, else observed."""
     plan: FilePathText | None = None
     """Plan file of `prfaas plan` with the instances' profiles, from which paths are predicted; its
     PrfaaS clusters are found by name, a single one stands for all. "adaptive" needs it."""
@@ -81,4 +82,4 @@ class RoutingTable(Table):
         """`policy`, or what stands in for it."""
         if self.policy is not None:
             return self.policy
-        return PolicyName.PAPER if self.plan is None else PolicyName.ADAPTIVE
+        return PolicyName.OBSERVED if self.plan is None else PolicyName.ADAPTIVE

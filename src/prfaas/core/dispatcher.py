@@ -12,7 +12,7 @@ itself. Time comes in as an argument.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 
 from prfaas.core.admission import AdmissionControl
@@ -30,10 +30,12 @@ from prfaas.core.dispatch import (
     Routed,
     ThresholdMoved,
 )
+from prfaas.core.first_tokens import FirstTokens
 from prfaas.core.link_book import LinkReport
 from prfaas.core.links import Links
 from prfaas.core.load_book import LoadBook
 from prfaas.core.paces import NOMINAL_NS_PER_TOKEN, Paces
+from prfaas.core.policies import PolicyName
 from prfaas.core.predictions import DecodeWait, no_wait
 from prfaas.core.routing import Decision, Path, Reason
 from prfaas.core.ways import Seen, Way, Ways
@@ -57,6 +59,8 @@ class _Open:
     decode: str | None = None
     expected: Expected | None = None
     """Its prediction, until decode can begin or until it leaves the predicted path."""
+    streams: bool = False
+    """Its first token has come."""
     looked_up_at_ns: int = 0
     """When its cached prefix was looked up again last."""
 
@@ -73,6 +77,9 @@ class Dispatcher:
     def __init__(
         self, home: HomeCluster, remotes: Sequence[RemoteCluster], settings: DispatchSettings
     ) -> None:
+        if settings.policy is PolicyName.OBSERVED:
+            home = replace(home, costs=None)
+            remotes = [replace(remote, costs=None) for remote in remotes]
         self._home, self._settings = home, settings
         self._admission = AdmissionControl(settings.ttft_max_ns, settings.fairness)
         self._ways = Ways(home, remotes, settings)
@@ -87,6 +94,10 @@ class Dispatcher:
         self._decode_flow = DecodeFlow(ROOM_KNOWN_NS)
         self._open: dict[int, _Open] = {}
         self._paces = Paces() if home.costs is None else None
+        self._first_tokens: FirstTokens | None = None
+        if settings.policy is PolicyName.OBSERVED:
+            self._first_tokens = FirstTokens(home.name)
+        self._num_streaming = dict.fromkeys(self._stage_of, 0)
         self.spared_ns = 0
         """Prefill that was sent away although the threshold keeps it at home, ns of an instance."""
 
@@ -172,7 +183,7 @@ class Dispatcher:
         if arrival.request_id in self._open:
             self.end(arrival.request_id, now_ns)
         way = self._ways.best(arrival, now_ns, self._decode_wait(now_ns))
-        decision = way.link.policy.decide(way.facts, way.prediction)
+        decision = self._decide(way, now_ns)
         calibration = self._ways.calibration(way, decision.path)
         if self._settings.admission and not again:
             proven_ns = decision.predicted_ns if calibration.is_proven(now_ns) else None
@@ -194,7 +205,8 @@ class Dispatcher:
         else:
             routed = self._keep(arrival, decision, way, now_ns)
         entry = self._enter(arrival, routed, now_ns)
-        if decision.predicted_ns is not None and not again and not routed.pulls:
+        is_planned = self._paces is None
+        if is_planned and decision.predicted_ns is not None and not again and not routed.pulls:
             predicted_ns = decision.predicted_ns - way.prediction.decode_ns(decision.path)
             entry.expected = calibration.expect(predicted_ns, now_ns)
         return routed
@@ -202,12 +214,42 @@ class Dispatcher:
     def foresee(self, arrival: Arrival, now_ns: int) -> Foreseen:
         """What would be decided for a request; admission is not asked, and nothing is booked."""
         way = self._ways.best(arrival, now_ns, self._decode_wait(now_ns))
-        decision = way.link.policy.decide(way.facts, way.prediction)
+        decision = self._decide(way, now_ns)
         way = self._ways.apart(way, arrival, decision.path, now_ns)
         is_remote = decision.path is Path.REMOTE
         taker = way.away if is_remote else way.home
         source = way.link.source if is_remote or decision.pull_tokens else ""
         return Foreseen(decision, taker and taker.name, source, way.link.destination)
+
+    def _decide(self, way: Way, now_ns: int) -> Decision:
+        """The policy's decision; what was observed may keep a prompt at home."""
+        decision = way.link.policy.decide(way.facts, way.prediction)
+        first_tokens, home, away = self._first_tokens, way.home, way.away
+        if first_tokens is None or home is None or away is None:
+            return decision
+        if decision.path is Path.LOCAL:
+            return decision
+        own_ns = self._local_work_ns(decision.num_new_tokens)
+        away_ns = self._remote_work_ns(
+            way.cluster.name, way.facts.num_prompt_tokens - way.facts.prfaas_hit_tokens
+        )
+        compared = first_tokens.sooner_at_home(
+            way.cluster.name,
+            local_ns=own_ns + self._book_of[home.name].pending_ns(home.name),
+            remote_ns=away_ns + self._book_of[away.name].pending_ns(away.name),
+            own_ns=own_ns,
+            num_decoding=self._num_streaming[home.name],
+            now_ns=now_ns,
+        )
+        if compared is None:
+            return decision
+        return decision._replace(
+            path=Path.LOCAL,
+            reason=Reason.FASTER_LOCAL,
+            predicted_local_ns=compared.local_ns,
+            predicted_remote_ns=compared.remote_ns,
+            unpredicted=None,
+        )
 
     def choose_decode(self, request_id: int, avoid: str = "") -> str | None:
         """The instance that decodes an open request, chosen when first asked for.
@@ -298,6 +340,8 @@ class Dispatcher:
             path, cluster = entry.routed.decision.path, entry.routed.cluster
             self.calibrations[path, cluster].observe(entry.expected, at_ns)
             entry.expected = None
+        if self._first_tokens is not None:
+            self._first_tokens.came(request_id, at_ns)
         self.prefill_answered(request_id, at_ns)
 
     def prefill_answered(self, request_id: int, now_ns: int) -> None:
@@ -314,8 +358,7 @@ class Dispatcher:
         if entry is not None:
             entry.expected = None
             self._decode_flow.end(request_id, now_ns)
-        if self._paces is not None:
-            self._paces.drop(request_id)
+        self._drop_paces(request_id)
         if entry is None or (self._decode_book is None and not entry.routed.source):
             return
         self.transfer_over(request_id, now_ns)
@@ -335,6 +378,7 @@ class Dispatcher:
         entry = self._open.get(request_id)
         if entry is None or not entry.routed.pulls:
             return
+        self._drop_paces(request_id)
         self.transfer_over(request_id, now_ns)
         self.loaded(request_id)
         routed = entry.routed = entry.routed._replace(source="")
@@ -350,6 +394,9 @@ class Dispatcher:
         if entry is None:
             return
         self._decode_flow.begun(request_id, now_ns)
+        if not entry.streams and entry.routed.decode in self._num_streaming:
+            entry.streams = True
+            self._num_streaming[entry.routed.decode] += 1
         self._admission.seen(entry.routed.decision, now_ns - entry.arrived_at_ns)
 
     def transfer_over(self, request_id: int, now_ns: int) -> None:
@@ -373,8 +420,9 @@ class Dispatcher:
         self.loaded(request_id)
         del self._open[request_id]
         self._decode_flow.end(request_id, now_ns)
-        if self._paces is not None:
-            self._paces.drop(request_id)
+        self._drop_paces(request_id)
+        if entry.streams and entry.routed.decode is not None:
+            self._num_streaming[entry.routed.decode] -= 1
         if entry.prefilling:
             self._withdraw(request_id, entry, now_ns)
         if self._decode_book is None:
@@ -540,6 +588,16 @@ class Dispatcher:
         wait_ns = self._book_of[name].wait_ns(name, now_ns) or 0
         own_ns = (arrival.num_prompt_tokens - routed.hit_tokens) * NOMINAL_NS_PER_TOKEN
         paces.sent(arrival.request_id, routed.cluster, max(wait_ns, own_ns), now_ns)
+        if self._first_tokens is not None and not routed.pulls:
+            queued_ns = self._book_of[name].pending_ns(name)
+            self._first_tokens.sent(arrival.request_id, routed.cluster, queued_ns, now_ns)
+
+    def _drop_paces(self, request_id: int) -> None:
+        """A request left the path that it was sent on, or is over."""
+        if self._paces is not None:
+            self._paces.drop(request_id)
+        if self._first_tokens is not None:
+            self._first_tokens.drop(request_id)
 
     def _local_work_ns(self, num_new_tokens: int) -> int:
         costs = self._home.costs

@@ -192,6 +192,11 @@ class LoadBook:
         """Jobs that this gateway sent to an instance and has not heard the end of."""
         return len(self._loads[name].jobs)
 
+    def pending_ns(self, name: str) -> int:
+        """Work that an instance has and has not ended, what it works on counted whole."""
+        load = self._loads[name]
+        return load.work_ns + load.foreign_ns
+
     def queued_ns(self, name: str) -> int:
         """Work that waits at an instance, what it works on left out."""
         load = self._loads[name]

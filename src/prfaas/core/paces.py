@@ -1,8 +1,8 @@
 """Observed prefill rates, for deployments without a plan to predict from.
 
 Work is counted in a nominal time per token; how many times as long prefills really take is learnt
-by cluster, with the calibration that corrects predictions of a plan. No routing decision is made
-from it: it says when a prefill that has not answered is hardly going to.
+by cluster, with the calibration that corrects predictions of a plan. It says when a prefill that
+has not answered is hardly going to; `first_tokens` routes by it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ PACE = CalibrationSettings(factor_max=10_000.0, dead_band=1.0, noise_ns=0)
 
 
 class Paces:
-    """Rates of clusters, and prefills that were sent to them and have not answered."""
+    """Rates of clusters, and prefills that were sent to them and have not answered.
 
-    def __init__(self) -> None:
+    Args:
+        settings: Of the factors.
+    """
+
+    def __init__(self, settings: CalibrationSettings = PACE) -> None:
+        self._settings = settings
         self._by_cluster: dict[str, Calibration] = {}
         self._open: dict[int, tuple[Calibration, Expected]] = {}
 
     def sent(self, request_id: int, cluster: str, nominal_ns: int, now_ns: int) -> None:
         """A prefill is sent to a cluster; `nominal_ns` is the work before it and its own."""
-        pace = self._by_cluster.setdefault(cluster, Calibration(PACE))
+        pace = self._by_cluster.setdefault(cluster, Calibration(self._settings))
         expected_ns = max(round(nominal_ns * pace.factor), 1)
         self._open[request_id] = pace, pace.expect(expected_ns, now_ns)
 
@@ -51,3 +56,10 @@ class Paces:
         if pace is None or pace.num_samples < PACE.num_min:
             return None
         return round(nominal_ns * pace.factor)
+
+    def proven_ns(self, cluster: str, nominal_ns: int, now_ns: int) -> int | None:
+        """As `estimated_ns`; None as well while samples are old or contradict each other."""
+        pace = self._by_cluster.get(cluster)
+        if pace is None or pace.num_samples < PACE.num_min or not pace.is_proven(now_ns):
+            return None
+        return max(round(nominal_ns * pace.factor), 1)

@@ -5,6 +5,7 @@
 | `local` | never offload |
 | `remote` | always offload: the naive heterogeneous design |
 | `paper` | static threshold, with the paper's scarce and abundant rules |
+| `observed` | the threshold; observed first tokens may keep a prompt at home (`first_tokens`) |
 | `adaptive` | the threshold as prior; predicted completion on both paths may overrule it |
 
 No policy sees output lengths, or anything else that a gateway would not know.
@@ -37,6 +38,7 @@ class PolicyName(StrEnum):
     LOCAL = "local"
     REMOTE = "remote"
     PAPER = "paper"
+    OBSERVED = "observed"
     ADAPTIVE = "adaptive"
 
 
@@ -199,6 +201,8 @@ def make_policy(
             return RemotePolicy(offload_threshold)
         case PolicyName.PAPER:
             return PaperPolicy(offload_threshold, bandwidth)
+        case PolicyName.OBSERVED:
+            return PaperPolicy(offload_threshold)
         case PolicyName.ADAPTIVE:
             return AdaptivePolicy(offload_threshold, AdaptiveSettings(ttft_max_ns=ttft_max_ns))
 

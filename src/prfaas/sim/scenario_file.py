@@ -26,7 +26,7 @@ class RoutingTable(_Table):
     """`[routing]`: who decides, and on what instances."""
 
     policy: PolicyName = PolicyName.ADAPTIVE
-    """local, remote, paper or adaptive."""
+    """local, remote, paper, observed or adaptive."""
     threshold: Count | None = None
     """Offload threshold, tokens; the planner's optimum if absent."""
     prefill_instances: Count | None = None

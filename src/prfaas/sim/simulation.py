@@ -212,8 +212,10 @@ class Simulation:
     def _send_away(self, request: Request, routed: Routed) -> None:
         request.offloaded = True
         transport = self.transports[routed.cluster]
-        transport.promise(request, routed.shipped_bytes, routed.present_tokens)
-        chunks = transport.cluster.costs.chunks(request.num_new_tokens)
+        costs, present = transport.cluster.costs, routed.present_tokens
+        # As many as the gateway was promised, which knows it only with a plan.
+        transport.promise(request, costs.shipped_bytes(request.num_prompt_tokens, present), present)
+        chunks = costs.chunks(request.num_new_tokens)
         self.remotes[routed.prefill].submit(Job(request, request.attempt, chunks))
 
     # Prefill

@@ -1,0 +1,181 @@
+"""Observed first tokens keep a prompt at home where offloading only adds work."""
+
+from __future__ import annotations
+
+import pytest
+
+from prfaas.core.calibration import CalibrationSettings
+from prfaas.core.dispatch import (
+    Arrival,
+    DispatchSettings,
+    HomeCluster,
+    Member,
+    RemoteCluster,
+    Routed,
+)
+from prfaas.core.dispatcher import Dispatcher
+from prfaas.core.first_tokens import UNSEEN_RATIO, Compared, FirstTokens
+from prfaas.core.paces import PACE
+from prfaas.core.policies import PolicyName
+from prfaas.core.routing import Path, Reason
+from prfaas.units import NS_PER_S
+
+WORK = 10**9
+STALE_NS = CalibrationSettings().stale_after_ns
+
+
+def seen(home: float | None, away: float | None, count: int = PACE.num_min) -> FirstTokens:
+    """First tokens of both paths after so many times their nominal work; the last one at time 0."""
+    found = FirstTokens("pd")
+    for number in range(count):
+        for cluster, factor in (("pd", home), ("far", away)):
+            if factor is not None:
+                found.sent(number, cluster, WORK, -round(factor * WORK))
+                found.came(number, 0)
+    return found
+
+
+def compare(
+    found: FirstTokens, local: int = 1, remote: int = 1, num_decoding: int = 0, now_ns: int = 0
+) -> Compared | None:
+    """With so many prompts at either instance, this one included."""
+    return found.sooner_at_home(
+        "far",
+        local_ns=local * WORK,
+        remote_ns=remote * WORK,
+        own_ns=WORK,
+        num_decoding=num_decoding,
+        now_ns=now_ns,
+    )
+
+
+def test_a_path_that_is_clearly_slower_is_not_taken() -> None:
+    kept = compare(seen(home=1.0, away=2.0))
+    assert kept is not None
+    assert kept.local_ns == pytest.approx(WORK, rel=0.01)
+    assert kept.remote_ns == pytest.approx(2 * WORK, rel=0.01)
+    assert compare(seen(home=1.9, away=2.0)) is None
+    assert compare(seen(home=2.0, away=1.0)) is None
+
+
+def test_queues_count_on_both_paths() -> None:
+    found = seen(home=2.0, away=1.0)
+    assert compare(found, remote=2) is None
+    assert compare(found, remote=3) is not None
+    assert compare(found, local=2, remote=3) is None
+
+
+def test_requests_that_are_decoded_at_home_are_spared() -> None:
+    found = seen(home=1.0, away=2.5)
+    assert compare(found, num_decoding=1) is not None
+    assert compare(found, num_decoding=2) is None
+
+
+def test_too_little_overrules_nothing() -> None:
+    assert compare(seen(home=1.0, away=2.0, count=PACE.num_min - 1)) is None
+    assert compare(seen(home=1.0, away=None)) is None
+
+
+def test_a_home_that_was_not_seen_counts_as_slow() -> None:
+    found = seen(home=None, away=1.0)
+    assert compare(found, remote=round(UNSEEN_RATIO)) is None
+    assert compare(found, remote=round(UNSEEN_RATIO) + 1) is not None
+
+
+def test_what_is_old_or_contradicts_itself_overrules_nothing() -> None:
+    found = seen(home=1.0, away=2.0)
+    assert compare(found, now_ns=STALE_NS) is not None
+    assert compare(found, now_ns=STALE_NS + 1) is None
+    for number in range(100, 150):
+        found.sent(number, "far", WORK, 0)
+        found.came(number, WORK * (100 if number % 2 else 1))
+    assert compare(found, now_ns=WORK * 100) is None
+
+
+def test_what_was_dropped_teaches_nothing() -> None:
+    found = FirstTokens("pd")
+    for number in range(20):
+        found.sent(number, "far", WORK, 0)
+        found.drop(number)
+        found.came(number, 9 * WORK)
+    assert compare(found) is None
+
+
+@pytest.fixture
+def dispatcher() -> Dispatcher:
+    """One engine in each cluster, without a plan."""
+    made = Dispatcher(
+        HomeCluster("pd", (Member("p0", "pd"),)),
+        [RemoteCluster("far", (Member("r0", "far"),))],
+        DispatchSettings(PolicyName.OBSERVED, 100),
+    )
+    made.set_link("far", "pd", up=True)
+    for name in ("p0", "r0"):
+        made.describe(name, num_tokens_max=10**6, layout_id=b"")
+        made.set_ready(name, ready=True, now_ns=0)
+    return made
+
+
+def arrive(made: Dispatcher, number: int, num_tokens: int, now_ns: int) -> Routed:
+    for name in ("p0", "r0"):
+        waiting = max(made.load(name).num_jobs(name) - 1, 0)
+        made.report_load(name, now_ns, waiting)
+    found = made.arrive(Arrival(number, num_tokens, 0, {}), now_ns)
+    assert isinstance(found, Routed)
+    return found
+
+
+def serve(made: Dispatcher, number: int, num_tokens: int, now_ns: int, ttft_ns: int) -> Routed:
+    """A request from its arrival to its end, alone."""
+    found = arrive(made, number, num_tokens, now_ns)
+    made.prefilled(number, now_ns + ttft_ns)
+    made.prompt_ready(number, now_ns + ttft_ns)
+    made.first_token(number, now_ns + ttft_ns)
+    made.end(number, now_ns + ttft_ns)
+    return found
+
+
+def test_long_prompts_stay_once_first_tokens_have_shown_it(dispatcher: Dispatcher) -> None:
+    """3 s for a long prompt away; at home 100 tokens take 0.1 s, so that it would take 1 s."""
+    for number in range(PACE.num_min):
+        now_ns = 20 * number * NS_PER_S
+        serve(dispatcher, 2 * number, 100, now_ns, NS_PER_S // 10)
+        found = serve(dispatcher, 2 * number + 1, 1000, now_ns + 5 * NS_PER_S, 3 * NS_PER_S)
+        assert found.decision.reason is Reason.ABOVE_THRESHOLD
+    now_ns = 20 * PACE.num_min * NS_PER_S
+    kept = arrive(dispatcher, 98, 1000, now_ns).decision
+    assert (kept.path, kept.reason) == (Path.LOCAL, Reason.FASTER_LOCAL)
+    assert kept.predicted_local_ns == pytest.approx(NS_PER_S, rel=0.01)
+    assert kept.predicted_remote_ns == pytest.approx(3 * NS_PER_S, rel=0.01)
+    # The next ones find a queue at home, and then the remote path is the shorter one.
+    assert arrive(dispatcher, 99, 1000, now_ns).decision.path is Path.LOCAL
+    assert arrive(dispatcher, 100, 1000, now_ns).decision.path is Path.REMOTE
+    assert dispatcher.foresee(Arrival(101, 1000, 0, {}), now_ns).decision.path is Path.LOCAL
+
+
+def test_a_request_that_left_its_path_teaches_nothing(dispatcher: Dispatcher) -> None:
+    for number in range(2 * PACE.num_min):
+        now_ns = 20 * number * NS_PER_S
+        arrive(dispatcher, number, 1000, now_ns)
+        dispatcher.fall_back(number, now_ns)
+        dispatcher.prompt_ready(number, now_ns + NS_PER_S)
+        dispatcher.end(number, now_ns + NS_PER_S)
+    now_ns = 10**6 * NS_PER_S
+    assert arrive(dispatcher, 99, 1000, now_ns).decision.reason is Reason.ABOVE_THRESHOLD
+
+
+def test_streams_at_home_count_until_they_end(dispatcher: Dispatcher) -> None:
+    for number in range(PACE.num_min):
+        now_ns = 20 * number * NS_PER_S
+        serve(dispatcher, 2 * number, 100, now_ns, NS_PER_S // 10)
+        serve(dispatcher, 2 * number + 1, 1000, now_ns + 5 * NS_PER_S, 3 * NS_PER_S)
+    now_ns = 20 * PACE.num_min * NS_PER_S
+    for number in (50, 51):
+        arrive(dispatcher, number, 100, now_ns)
+        dispatcher.prefilled(number, now_ns)
+        dispatcher.first_token(number, now_ns)
+        dispatcher.first_token(number, now_ns)
+    asked = Arrival(98, 1000, 0, {})
+    assert dispatcher.foresee(asked, now_ns).decision.path is Path.REMOTE
+    dispatcher.end(50, now_ns)
+    assert dispatcher.foresee(asked, now_ns).decision.path is Path.LOCAL

@@ -1,0 +1,118 @@
+"""Routing without a plan: offloading that only adds work stops, one that helps stays."""
+
+from __future__ import annotations
+
+from itertools import cycle, islice
+
+import numpy as np
+import pytest
+
+from prfaas.core.policies import PolicyName
+from prfaas.core.routing import Reason
+from prfaas.sim.checks import check
+from prfaas.sim.request import Request
+from prfaas.sim.setup import SignalSetup
+from prfaas.sim.simulation import Simulation
+from prfaas.units import NS_PER_S
+from tests.sim.systems import MS, linear_costs, requests_at, system
+
+LONG, SHORT = 6000, 500
+THRESHOLD = 1000
+SIGNALS = SignalSetup()
+US = MS // 1000
+
+
+def run(
+    policy: PolicyName,
+    requests: list[Request],
+    *,
+    local_ns: int = 100 * US,
+    remote_ns: int = 100 * US,
+    bits_per_s: float = 1e9,
+    num_decode: int = 1,
+) -> Simulation:
+    """Two engines: prefill times per token, and a link for 1,000 bytes a token."""
+    simulation = Simulation(
+        system(
+            policy=policy,
+            threshold=THRESHOLD,
+            num_decode=num_decode,
+            bits_per_s=bits_per_s,
+            costs=linear_costs(local_ns=local_ns, remote_ns=remote_ns),
+            signals=SIGNALS,
+        ),
+        requests,
+    )
+    simulation.run()
+    check(simulation)
+    return simulation
+
+
+def every(gap_s: float, count: int, *lengths: int) -> list[Request]:
+    """Requests at equal distances, of lengths that repeat."""
+    instants = [round(number * gap_s * NS_PER_S) for number in range(count)]
+    return requests_at(instants, list(islice(cycle(lengths), count)))
+
+
+def mean_ttft_s(simulation: Simulation, first: int = 0) -> float:
+    times = [r.first_token_at_ns - r.arrived_at_ns for r in simulation.requests[first:]]
+    return float(np.mean(times)) / NS_PER_S
+
+
+def num_remote(simulation: Simulation, first: int = 0) -> int:
+    return sum(r.offloaded for r in simulation.requests[first:])
+
+
+def test_where_offloading_only_adds_the_link_prompts_come_home() -> None:
+    """Equal engines, nobody waits, and the link takes longer than a prefill."""
+    requests = every(2.0, 80, LONG, SHORT)
+    paper = run(PolicyName.PAPER, every(2.0, 80, LONG, SHORT), bits_per_s=5e7)
+    ours = run(PolicyName.OBSERVED, requests, bits_per_s=5e7)
+    alone = run(PolicyName.LOCAL, every(2.0, 80, LONG, SHORT), bits_per_s=5e7)
+    learnt = 40
+    assert num_remote(paper, learnt) == 20
+    assert num_remote(ours, learnt) == 0
+    assert mean_ttft_s(ours, learnt) == pytest.approx(mean_ttft_s(alone, learnt))
+    assert mean_ttft_s(ours, learnt) < 0.9 * mean_ttft_s(paper, learnt)
+    reasons = {r.decision.reason for r in ours.requests[learnt:] if r.decision}
+    assert reasons == {Reason.FASTER_LOCAL, Reason.BELOW_THRESHOLD}
+
+
+@pytest.mark.parametrize("gap_s", [0.05, 0.2, 0.4])
+def test_a_crowd_uses_both_engines(gap_s: float) -> None:
+    """More long prompts than one engine prefills: the PD engine takes its share of them."""
+    warm = every(2.0, 40, LONG, SHORT)
+    last_ns = warm[-1].arrived_at_ns + 5 * NS_PER_S
+
+    def requests() -> list[Request]:
+        crowd = [last_ns + round(number * gap_s * NS_PER_S) for number in range(40)]
+        before = every(2.0, 40, LONG, SHORT)
+        instants = [r.arrived_at_ns for r in before] + crowd
+        return requests_at(instants, [r.num_prompt_tokens for r in before] + [LONG] * 40)
+
+    paper, ours = (run(policy, requests()) for policy in (PolicyName.PAPER, PolicyName.OBSERVED))
+    assert num_remote(paper, 40) == 40
+    assert 14 <= num_remote(ours, 40) <= 26
+    assert mean_ttft_s(ours, 40) < 0.65 * mean_ttft_s(paper, 40)
+
+
+def test_a_fast_prefill_cluster_gets_what_it_got() -> None:
+    requests = every(0.3, 200, LONG, SHORT)
+    ours = run(PolicyName.OBSERVED, requests, local_ns=200 * US, remote_ns=40 * US)
+    paper = run(
+        PolicyName.PAPER, every(0.3, 200, LONG, SHORT), local_ns=200 * US, remote_ns=40 * US
+    )
+    assert num_remote(ours) == num_remote(paper) == 100
+
+
+def test_nothing_is_overruled_before_anything_was_seen() -> None:
+    """A crowd that comes first has the threshold alone."""
+    ours = run(PolicyName.OBSERVED, every(0.0, 16, LONG))
+    assert num_remote(ours) == 16
+
+
+def test_a_remote_path_that_was_not_taken_for_long_is_tried_again() -> None:
+    """The link was slow when it was last seen; five minutes later one prompt finds it fast."""
+    times = every(2.0, 200, LONG, SHORT)
+    ours = run(PolicyName.OBSERVED, times, bits_per_s=5e7)
+    assert 1 <= num_remote(ours, 40) <= 2
