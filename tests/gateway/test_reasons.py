@@ -112,7 +112,7 @@ async def test_tools_are_split_by_token_ids(world: World, checkpoint: Path) -> N
         "/v1/chat/completions",
     )
     assert status == 200
-    assert "kv_transfer_params" not in reply
+    assert reply["kv_transfer_params"] is None
     [prefill], [_, decode] = world.prefill.calls, world.decode.calls
     assert (prefill.path, decode.path) == ("/v1/completions", "/v1/chat/completions")
     parameters = decode.body["kv_transfer_params"]

@@ -62,7 +62,7 @@ async def test_control_keys_and_headers_stay_out(
         assert (parameters is not None) == (text is LONG and not is_rehearsal)
         assert parameters is None or parameters["transfer"] != EVIL["transfer"]
     assert world.decode.calls[-1].body["vllm_xargs"] == {"fine": 1}
-    assert "kv_transfer_params" not in reply
+    assert "private" not in reply
     assert world.salt not in reply
 
 

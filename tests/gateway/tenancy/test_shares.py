@@ -116,6 +116,7 @@ async def test_an_abandoned_answer_costs_what_the_engine_can_have_made(start: An
 async def test_a_stream_that_stalls_is_charged_on(start: Any) -> None:
     async with start() as world:
         world.gateway._generation.charging._rate.observe(10**9, 1, 10**9)
+        world.decode.words = ("a", " b", " c", " d")
         world.decode.script = stream_then_hang(3)
         headers = {"Authorization": f"Bearer {KEYS['red']}"}
         body = {"prompt": "hi", "stream": True, "max_tokens": 500}
