@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.blocks import BlockKey
+from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.errors import ConfigError
 from prfaas.pool import disk as module
-from prfaas.pool.segments import ALIGN_BYTES, SegmentFiles
+from prfaas.pool.disk import DiskTier
+from prfaas.pool.metrics import PoolMetrics
+from prfaas.pool.segments import ALIGN_BYTES, Place, SegmentFiles
+from prfaas.pool.tiers import StoredBlock
 from prfaas.wire.messages.engine import HIT, MISS, Load
 from prfaas.wire.messages.fields import keys_of, wire_keys
 from prfaas.wire.messages.gateway import Evicted, PoolState, Stored, TierUse
@@ -318,6 +321,43 @@ async def test_retries_of_a_disk_that_fails_leave_no_empty_files(
             assert await engine.store([key])
         await until(lambda: caplog.text.count("can not be written") >= 3)
         assert len(segments(folder)) <= 1, "one may be begun"
+
+
+async def test_a_full_disk_that_fails_loses_one_segment_however_often_it_is_tried(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room is made before it is known that the write fails; it serves all later attempts."""
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    gone: list[BlockName] = []
+    tier = DiskTier(folder, DISK, PoolMetrics(), lambda _: None, gone.extend)
+    running = asyncio.create_task(tier.run())
+    await until(lambda: tier.is_ready)
+
+    async def write(number: int, size: int) -> None:
+        done = asyncio.Event()
+        name = (LAYOUT.layout_id, BlockKey(0, number.to_bytes(32, "big")))
+        block = StoredBlock(memoryview(bytearray(size)), bytes(32))
+        await until(lambda: tier.offer(name, block, done.set))
+        await done.wait()
+
+    number = 0
+    while not gone:
+        await write(number := number + 1, 3000)
+    assert tier.used_bytes > DISK - DISK // 8
+    num_segments = len(tier._segments)
+    gone.clear()
+
+    def fail(*_: object) -> Place:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(SegmentFiles, "append", fail)
+    for size in (3000, 9000, 1, 5000) * 10:
+        await write(number := number + 1, size)
+    assert len(tier._segments) >= num_segments - 1
+    assert len(gone) <= DISK // 8 // 3000
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    tier.close()
 
 
 async def test_a_disk_that_fails_at_start_leaves_the_node_with_memory(

@@ -1,7 +1,11 @@
 """Digests of whole files, and when a kept one is not trusted."""
 
 import os
+import shutil
+import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import blake3
 import pytest
@@ -175,3 +179,44 @@ def test_a_lock_that_can_not_be_had_costs_time_alone(tmp_path: Path) -> None:
     (kept / "lock").mkdir(parents=True)
     kept.chmod(0o700)
     assert FileDigests(kept).digest(path) == blake3.blake3(b"a").digest()
+
+
+def weights(directory: Path) -> Path:
+    path = directory / "weights"
+    path.write_bytes(b"w" * 1000)
+    return path
+
+
+def test_a_directory_that_is_swapped_after_it_was_checked_plants_no_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a user who may write above it: entries are opened in the directory that was checked."""
+    path, kept, planted = weights(tmp_path), tmp_path / "kept", tmp_path / "planted"
+    right = FileDigests(kept).digest(path)
+    shutil.copytree(kept, planted)
+    for entry in planted.iterdir():
+        if entry.name != "lock":
+            entry.write_text(bytes(32).hex())
+
+    def then_swap(check: Callable[..., Any]) -> Callable[..., Any]:
+        def swapping(*about: Any) -> Any:
+            found = check(*about)
+            if planted.exists() and (about[0] == kept or stat.S_ISDIR(found.st_mode)):
+                kept.rename(tmp_path / "ours")
+                planted.rename(kept)
+            return found
+
+        return swapping
+
+    for name in ("fstat", "access"):
+        monkeypatch.setattr(os, name, then_swap(getattr(os, name)))
+    assert FileDigests(kept).digest(path) == right
+
+
+def test_a_directory_behind_a_symbolic_link_is_not_used(tmp_path: Path, reads: list[int]) -> None:
+    path = weights(tmp_path)
+    FileDigests(tmp_path / "kept").digest(path)
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    num_reads = len(reads)
+    FileDigests(tmp_path / "link").digest(path)
+    assert len(reads) > num_reads

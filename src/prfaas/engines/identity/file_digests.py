@@ -2,9 +2,10 @@
 
 Kept in `prfaas/file-digests` under `$XDG_CACHE_HOME` (`~/.cache` if that is not set): one small
 file a digest, named by the file's path, device, inode, size, and times of modification and change.
-Only the user that the engine runs as can write there; a directory that others could write to is
-not used. A file's change time can not be set back, so a file that was written to is read again even
-if its size and modification time were restored.
+Only the user that the engine runs as can write there; a directory that others could write to, or
+that is a symbolic link, is not used, nor what somebody puts in its place meanwhile. A file's change
+time can not be set back, so a file that was written to is read again even if its size and
+modification time were restored.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ CHUNK_BYTES = 64 << 20
 SETTLED_NS = 2 * 10**9
 """A digest is kept of a file that was last changed so long ago: timestamps are coarse."""
 ENTRIES_MAX = 10_000
+ENTRY_BYTES_MAX = 256
+_LOCK = "lock"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -48,7 +51,7 @@ class FileDigests:
     """
 
     def __init__(self, directory: Path | None = None) -> None:
-        self._directory = _usable(directory if directory is not None else cache_directory())
+        self._directory = directory if directory is not None else cache_directory()
 
     def digest(self, path: Path) -> bytes:
         """Return the digest of all bytes of a file, 32 bytes.
@@ -57,48 +60,115 @@ class FileDigests:
             ConfigError: The file can not be read, or changed while it was read.
         """
         try:
-            with path.resolve(strict=True).open("rb", buffering=0) as file:
-                return self._digest(file, str(path.resolve()))
+            with (
+                path.resolve(strict=True).open("rb", buffering=0) as file,
+                _opened(self._directory) as kept,
+            ):
+                return _digest(file, str(path.resolve()), kept)
         except OSError as error:
             raise ConfigError(
                 f"{path} can not be read: {error.strerror or error}; the engine's blocks are named "
                 "by every byte of its model, so let it read all files of the checkpoint"
             ) from None
 
-    def _digest(self, file: Any, path: str) -> bytes:
-        before = os.fstat(file.fileno())
-        entry = self._entry(path, before)
-        if (found := _kept(entry)) is not None:
-            return found
-        with self._alone():
-            if (found := _kept(entry)) is not None:
-                return found
-            started_ns = time.time_ns()
-            digest = _read(file)
-            if _key(path, os.fstat(file.fileno())) != _key(path, before):
-                raise ConfigError(
-                    f"{path} was changed while its digest was computed; start the engine again "
-                    "when the checkpoint is complete"
-                )
-            changed_ns = max(before.st_mtime_ns, before.st_ctime_ns)
-            if entry is not None and started_ns - changed_ns >= SETTLED_NS:
-                _keep(entry, digest)
-        return digest
 
-    def _entry(self, path: str, found: os.stat_result) -> Path | None:
-        if self._directory is None:
-            return None
-        return self._directory / blake3.blake3(_key(path, found)).hexdigest()
+class _Kept:
+    """The directory of digests, by a descriptor.
+
+    What lies at its path may be swapped by whoever can write to a directory above it; what a
+    descriptor leads to can not.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._at = descriptor
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def alone(self) -> Iterator[None]:
         """Let one engine of the machine read a checkpoint, and the others take its digests."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):  # Without the lock it takes longer.
-                if self._directory is not None:
-                    lock = stack.enter_context((self._directory / "lock").open("w"))
-                    fcntl.flock(lock, fcntl.LOCK_EX)
+                lock = stack.enter_context(self._file(_LOCK, os.O_RDWR | os.O_CREAT))
+                fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+    def get(self, entry: str) -> bytes | None:
+        """Return the digest that was kept under a name; None without any."""
+        with contextlib.suppress(OSError, ValueError), self._file(entry, os.O_RDONLY) as file:
+            digest = bytes.fromhex(os.read(file, ENTRY_BYTES_MAX).decode())
+            return digest if len(digest) == blake3.blake3.digest_size else None
+        return None
+
+    def put(self, entry: str, digest: bytes) -> None:
+        """Write an entry whole or not at all. A disk that is full costs time at the next start."""
+        with contextlib.suppress(OSError):
+            for oldest in self._surplus():
+                os.unlink(oldest, dir_fd=self._at)
+            fresh = f"{entry}.{os.getpid()}"
+            with self._file(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+                os.write(file, digest.hex().encode())
+            os.replace(fresh, entry, src_dir_fd=self._at, dst_dir_fd=self._at)
+
+    def _surplus(self) -> list[str]:
+        with os.scandir(self._at) as found:
+            entries = [
+                (entry.stat(follow_symlinks=False).st_mtime_ns, entry.name)
+                for entry in found
+                if entry.name != _LOCK
+            ]
+        return [name for _, name in sorted(entries)[: max(0, len(entries) - ENTRIES_MAX)]]
+
+    @contextlib.contextmanager
+    def _file(self, name: str, flags: int) -> Iterator[int]:
+        file = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._at)
+        try:
+            yield file
+        finally:
+            os.close(file)
+
+
+@contextlib.contextmanager
+def _opened(directory: Path | None) -> Iterator[_Kept | None]:
+    """The directory if only this user can write there; None if it can not be used."""
+    with contextlib.ExitStack() as stack:
+        kept = None
+        if directory is not None:
+            with contextlib.suppress(OSError):
+                directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                descriptor = os.open(directory, flags)
+                stack.callback(os.close, descriptor)
+                found = os.fstat(descriptor)
+                if found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_WRITE:
+                    kept = _Kept(descriptor)
+        yield kept
+
+
+def _digest(file: Any, path: str, kept: _Kept | None) -> bytes:
+    before = os.fstat(file.fileno())
+    if kept is None:
+        return _read_whole(file, path, before)
+    entry = blake3.blake3(_key(path, before)).hexdigest()
+    if (found := kept.get(entry)) is not None:
+        return found
+    with kept.alone():
+        if (found := kept.get(entry)) is not None:
+            return found
+        started_ns = time.time_ns()
+        digest = _read_whole(file, path, before)
+        changed_ns = max(before.st_mtime_ns, before.st_ctime_ns)
+        if started_ns - changed_ns >= SETTLED_NS:
+            kept.put(entry, digest)
+    return digest
+
+
+def _read_whole(file: Any, path: str, before: os.stat_result) -> bytes:
+    digest = _read(file)
+    if _key(path, os.fstat(file.fileno())) != _key(path, before):
+        raise ConfigError(
+            f"{path} was changed while its digest was computed; start the engine again "
+            "when the checkpoint is complete"
+        )
+    return digest
 
 
 def _key(path: str, found: os.stat_result) -> bytes:
@@ -118,37 +188,3 @@ def _read(file: Any) -> bytes:
     while length := file.readinto(buffer):
         hasher.update(buffer[:length])
     return hasher.digest()
-
-
-def _usable(directory: Path | None) -> Path | None:
-    """Return the directory if only this user can write there; None if it can not be used."""
-    if directory is None:
-        return None
-    try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = directory.stat()
-    except OSError:
-        return None
-    if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_WRITE:
-        return None
-    return directory if os.access(directory, os.W_OK) else None
-
-
-def _kept(entry: Path | None) -> bytes | None:
-    if entry is None:
-        return None
-    with contextlib.suppress(OSError, ValueError):
-        digest = bytes.fromhex(entry.read_text())
-        return digest if len(digest) == blake3.blake3.digest_size else None
-    return None
-
-
-def _keep(entry: Path, digest: bytes) -> None:
-    """Write an entry whole or not at all. A disk that is full costs time at the next start."""
-    with contextlib.suppress(OSError):
-        others = sorted(entry.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-        for oldest in others[: max(0, len(others) - ENTRIES_MAX)]:
-            oldest.unlink(missing_ok=True)
-        fresh = entry.with_suffix(f".{os.getpid()}")
-        fresh.write_text(digest.hex())
-        fresh.replace(entry)
