@@ -11,8 +11,13 @@ import blake3
 import pytest
 
 from prfaas.core.blocks import BlockKey
+from prfaas.pool import disk as disk_module
+from prfaas.pool import origins as origins_module
 from prfaas.pool import purging
+from prfaas.pool.disk import DiskTier
+from prfaas.pool.metrics import PoolMetrics
 from prfaas.pool.origins import (
+    LOCAL,
     ORIGIN_BYTES_MAX,
     UNKNOWN,
     Origin,
@@ -487,3 +492,47 @@ def test_an_origin_fits_its_record_and_reads_as_it_was_written() -> None:
     assert len(origin_bytes(longest)) <= ORIGIN_BYTES_MAX
     assert computed("engine", names | {"one more"}).is_of("whoever")
     assert origin_in(b"\xc1") == UNKNOWN
+
+
+async def test_a_purge_looks_at_what_it_may_concern_and_lets_others_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 4,000 blocks on disk 1,000 are of the source, in a quarter of the segments."""
+    monkeypatch.setattr(origins_module, "SLICE", 64)
+    monkeypatch.setattr(disk_module, "SEGMENT_BYTES", 400 * ALIGN_BYTES)
+    tier = DiskTier(tmp_path, 1 << 25, PoolMetrics(), lambda _: None, lambda _: None)
+    running = asyncio.create_task(tier.run())
+    await until(lambda: tier.is_ready)
+    theirs = received(SOURCE, b"t" * 16, is_inherited=False)
+    for number in range(4000):
+        name = (LAYOUT.layout_id, BlockKey(0, number.to_bytes(32, "big")))
+        origin = theirs if 1000 <= number < 2000 else LOCAL
+        block = StoredBlock(memoryview(bytearray(100)), bytes(32), origin)
+        await until(lambda: tier.offer(name, block, lambda: None))  # noqa: B023
+    await until(lambda: len(tier) == 4000)
+
+    num_asked = most = since_turn = 0
+
+    def matches(origin: Origin) -> bool:
+        nonlocal num_asked, most, since_turn
+        num_asked, since_turn = num_asked + 1, since_turn + 1
+        most = max(most, since_turn)
+        return origin.is_of(SOURCE)
+
+    async def other_work() -> None:
+        nonlocal since_turn
+        while True:
+            since_turn = 0
+            await asyncio.sleep(0)
+
+    working = asyncio.create_task(other_work())
+    found, _ = await tier.drop(matches)
+    assert len(found) == 1000
+    assert len(tier) == 3000
+    assert num_asked <= 2000
+    assert most <= 128
+    await tier.erase(matches)
+    for task in (working, running):
+        task.cancel()
+    await asyncio.gather(working, running, return_exceptions=True)
+    tier.close()

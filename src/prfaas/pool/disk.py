@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -20,7 +20,7 @@ from prfaas.core.blocks import BlockName
 from prfaas.core.eviction import EvictionPolicy, LeastRecentlyUsed
 from prfaas.errors import ConfigError
 from prfaas.pool.metrics import PoolMetrics
-from prfaas.pool.origins import Matches, Origin
+from prfaas.pool.origins import Matches, Origin, sliced
 from prfaas.pool.segments import ALIGN_BYTES, Place, Scan, Segment, SegmentFiles, record_bytes
 from prfaas.pool.tiers import StoredBlock
 from prfaas.units import format_size
@@ -92,6 +92,8 @@ class DiskTier:
         self._places: dict[BlockName, Place] = {}
         self._segments: dict[int, list[BlockName]] = {}
         self._sizes: dict[int, int] = {}
+        self._kinds: dict[int, set[frozenset[str]]] = {}
+        """Sources of the records of each segment: a purge looks at those that it may concern."""
         self._unlisted: list[tuple[BlockName, Place]] = []
         """Records on disk that the index lacks and that the next start would find: they could not
         be read or marked, or there is another one of that name."""
@@ -129,38 +131,73 @@ class DiskTier:
         """Where a block came from."""
         return self._places[name].origin
 
-    def count(self, matches: Matches) -> tuple[set[BlockName], int]:
-        """Blocks whose origin matches, and their bytes."""
-        found = {name for name, place in self._places.items() if matches(place.origin)}
-        return found, sum(self._places[name].num_bytes for name in found)
+    async def count(self, matches: Matches) -> tuple[set[BlockName], int]:
+        """Blocks whose origin matches, and their bytes; other work goes on meanwhile."""
+        return await self._find(matches, list(self._segments), drop=False)
 
-    async def purge(self, matches: Matches) -> None:
-        """Drop blocks by their origin: at once here, and once this returns also for the next start.
+    async def drop(self, matches: Matches) -> tuple[set[BlockName], int]:
+        """Drop blocks by their origin, and return them and their bytes.
 
-        Blocks that wait to be written are not.
-
-        Raises:
-            OSError: They are dropped here, but not all could be marked on disk.
-            ConfigError: What lies on disk is not known yet.
+        Blocks that wait to be written are not. What is dropped comes back with the next start until
+        `erase` has returned.
         """
-        if not self._is_ready:
-            raise ConfigError(f"{self._folder} is still being read")
         for offer in [offer for offer in self._queue if matches(offer.block.origin)]:
             self._queue.remove(offer)
             self._queued_bytes -= len(offer.block.data)
             offer.done()
-        self._forget(matches)
+        active = self._active
+        since = max(self._segments, default=-1) + 1 if active is None else active
+        found, size = await self._find(matches, list(self._segments), drop=True)
+        async with self._turn:  # What was being written meanwhile.
+            recent = [number for number in self._segments if number >= since]
+            more, more_size = await self._find(matches, recent, drop=True)
+        return found | more, size + more_size
+
+    async def erase(self, matches: Matches) -> None:
+        """Mark what was dropped by its origin: once this returns, it does not come back.
+
+        Raises:
+            OSError: Not all could be marked.
+            ConfigError: What lies on disk is not known yet.
+        """
+        if not self._is_ready:
+            raise ConfigError(f"{self._folder} is still being read")
         async with self._turn:
-            self._forget(matches)  # What was being written meanwhile.
             gone = [record for record in self._unlisted if matches(record[1].origin)]
             await self._in_writer(self._files.erase, gone)
             marked = set(gone)
             self._unlisted = [record for record in self._unlisted if record not in marked]
 
-    def _forget(self, matches: Matches) -> None:
-        found, _ = self.count(matches)
-        self._unlisted += [(name, self._places.pop(name)) for name in found]
-        self._on_gone(found)
+    async def _find(
+        self, matches: Matches, segments: list[int], *, drop: bool
+    ) -> tuple[set[BlockName], int]:
+        """Blocks of some segments whose origin matches, and their bytes."""
+        found, num_bytes = set[BlockName](), 0
+        for number in segments:
+            kinds = self._kinds.get(number, ())
+            if not any(matches(Origin(sources)) for sources in kinds):
+                continue
+            for names in sliced(self._segments[number]):
+                part = self._matching(number, names, matches)
+                num_bytes += sum(place.num_bytes for place in part.values())
+                found |= part.keys()
+                if drop:
+                    for name in part:
+                        del self._places[name]
+                    self._unlisted += part.items()
+                    self._on_gone(part)
+                await asyncio.sleep(0)
+        return found, num_bytes
+
+    def _matching(
+        self, number: int, names: Sequence[BlockName], matches: Matches
+    ) -> dict[BlockName, Place]:
+        places = {name: place for name in names if (place := self._places.get(name)) is not None}
+        return {
+            name: place
+            for name, place in places.items()
+            if place.segment == number and matches(place.origin)
+        }
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
         """Queue a block to be written; `done` is called from the loop when its turn is over.
@@ -284,6 +321,7 @@ class DiskTier:
         for offer, place in zip(batch, places, strict=False):
             self._places[offer.name] = place
             self._segments[active].append(offer.name)
+            self._kinds[active].add(offer.block.origin.sources)
             self._metrics.blocks_spilled.inc()
         if error is not None:
             self._grow(active, sum(place.record_bytes for place in places) - size)
@@ -328,6 +366,7 @@ class DiskTier:
 
     def _add_segment(self, number: int, num_bytes: int) -> None:
         self._segments[number] = []
+        self._kinds[number] = set()
         self._sizes[number] = num_bytes
         self.used_bytes += num_bytes
         self._policy.added(number)
@@ -338,6 +377,7 @@ class DiskTier:
         self._policy.removed(number)
         self._unlisted = [record for record in self._unlisted if record[1].segment != number]
         gone: list[BlockName] = []
+        del self._kinds[number]
         for name in self._segments.pop(number):
             place = self._places.get(name)
             if place is not None and place.segment == number:
@@ -422,6 +462,7 @@ class DiskTier:
                 self._unlisted.append((name, earlier))
             self._places[name] = place
         self._segments[segment.number] = [name for name, _ in scan.records]
+        self._kinds[segment.number] = {place.origin.sources for _, place in scan.records}
         self._on_found(new)
 
 

@@ -14,9 +14,10 @@ in the index of the disk, and at most ORIGIN_BYTES_MAX in its record on disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 import msgspec
 
@@ -53,6 +54,16 @@ LOCAL = Origin()
 UNKNOWN = Origin(frozenset({EVERY}))
 """Of a block that was kept before origins were."""
 Matches = Callable[[Origin], bool]
+"""Depends on the sources of an origin alone."""
+SLICE = 4096
+"""Blocks that a purge looks at before other work has its turn: a millisecond or two."""
+T = TypeVar("T")
+
+
+def sliced(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Some items in parts of SLICE at most."""
+    for start in range(0, len(items), SLICE):
+        yield items[start : start + SLICE]
 
 
 def joined(sources: Iterable[str]) -> frozenset[str]:

@@ -16,12 +16,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
+from prfaas.core.blocks import BlockName
 from prfaas.errors import ConfigError
 from prfaas.logs import log_event
 from prfaas.pool.disk import DiskTier
 from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.metrics import PoolMetrics
-from prfaas.pool.origins import PURGED, Matches, Origin
+from prfaas.pool.origins import PURGED, Matches, Origin, sliced
 from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.store import BlockStore
 from prfaas.wire.messages.base import Message
@@ -97,15 +98,15 @@ class Purging:
 
     async def _purge(self, message: Purge, answer: Callable[[Message], None]) -> None:
         matches = self._matches(message.source)
-        in_memory, host_bytes = self._store.count(matches)
-        on_disk, disk_bytes = self._disk.count(matches) if self._disk else (set(), 0)
-        num_blocks, num_transfers, problem = len(in_memory | on_disk), 0, ""
+        num_transfers = 0
         if not message.is_dry:
             num_transfers = self._inbound.purge(message.source)
             num_transfers += sum(link.purge(matches) for link in self._links.values())
-            self._store.drop(in_memory)
+        in_memory, host_bytes = await self._in_memory(matches, drop=not message.is_dry)
+        on_disk, disk_bytes, problem = await self._on_disk(matches, drop=not message.is_dry)
+        num_blocks = len(in_memory | on_disk)
+        if not message.is_dry:
             self._metrics.blocks_dropped.labels(reason=PURGED).inc(num_blocks)
-            problem = await self._purge_disk(matches)
         purged = Purged(
             job=message.job,
             num_blocks=num_blocks,
@@ -119,14 +120,30 @@ class Purging:
         log_event(log, logging.WARNING, "purged", **fields, dry_run=dry, problem=problem or None)
         answer(purged)
 
-    async def _purge_disk(self, matches: Matches) -> str:
+    async def _in_memory(self, matches: Matches, *, drop: bool) -> tuple[set[BlockName], int]:
+        """Count or drop blocks in memory; links and engines are served meanwhile."""
+        found, num_bytes = set[BlockName](), 0
+        for names in sliced(self._store.in_memory()):
+            part, size = self._store.count(matches, names)
+            found |= part
+            num_bytes += size
+            if drop:
+                self._store.drop(part)
+            await asyncio.sleep(0)
+        return found, num_bytes
+
+    async def _on_disk(self, matches: Matches, *, drop: bool) -> tuple[set[BlockName], int, str]:
+        """Count or drop blocks on disk, and why not all were dropped for good."""
         if self._disk is None:
-            return ""
+            return set(), 0, ""
+        if not drop:
+            return *await self._disk.count(matches), ""
+        found, num_bytes = await self._disk.drop(matches)
         try:
-            await self._disk.purge(matches)
+            await self._disk.erase(matches)
         except (OSError, ConfigError) as error:
-            return f"disk: {error}"
-        return ""
+            return found, num_bytes, f"disk: {error}"
+        return found, num_bytes, ""
 
     def _matches(self, source: str) -> Matches:
         if source == self._pool:

@@ -173,10 +173,15 @@ class BlockStore:
         if block is not None and not block.pins:
             self._evict((layout_id, key))
 
-    def count(self, matches: Matches) -> tuple[set[BlockName], int]:
-        """Blocks in memory whose origin matches, and their bytes."""
-        found = {name for name, block in self._blocks.items() if matches(block.origin)}
-        return found, sum(len(self._blocks[name].data) for name in found)
+    def in_memory(self) -> list[BlockName]:
+        """Names of all blocks in memory."""
+        return list(self._blocks)
+
+    def count(self, matches: Matches, names: Iterable[BlockName]) -> tuple[set[BlockName], int]:
+        """Of some blocks those that are in memory and whose origin matches, and their bytes."""
+        blocks = ((name, self._blocks.get(name)) for name in names)
+        found = {name: b for name, b in blocks if b is not None and matches(b.origin)}
+        return set(found), sum(len(block.data) for block in found.values())
 
     def drop(self, names: Iterable[BlockName]) -> None:
         """Forget blocks in memory at once, also pinned and leased ones: nobody finds them any more.

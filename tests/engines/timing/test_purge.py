@@ -51,8 +51,7 @@ def repair(site: Site) -> None:
     """The honest pool is back, with nothing in it."""
     store = site.node.store
     del store.keep
-    names, _ = store.count(lambda _: True)
-    store.drop(names)
+    store.drop(store.in_memory())
 
 
 async def reset_engines(world: World) -> None:
