@@ -28,6 +28,7 @@ from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.store import BlockStore
 from prfaas.pool.tickets import Grant, TicketChecks
 from prfaas.pool.tiers import StoredBlock
+from prfaas.wire import sockets
 from prfaas.wire.fragments import block_digest
 from prfaas.wire.identity import identity_in
 from prfaas.wire.tickets import TicketOpener, TicketSigner
@@ -220,6 +221,8 @@ async def send(identities: Path, host: str, budget: int) -> None:
 
 
 if __name__ == "__main__":
+    if control := os.environ.get("BENCH_CONGESTION_CONTROL"):
+        sockets.CONGESTION_CONTROL = control.encode()
     role, directory, address, *rest = sys.argv[1:]
     if role == "receive":
         asyncio.run(receive(Path(directory), address))

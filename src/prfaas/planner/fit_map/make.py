@@ -111,7 +111,7 @@ def make_map(
     rows, done = len(axes.length_factors) * len(axes.loss) * len(axes.rtt_s), 0
     mixes = []
     for factor in axes.length_factors:
-        plans = PathPlans(_scaled(problem, factor), transport, question.arrival_per_s)
+        plans = PathPlans(scaled(problem, factor), transport, question.arrival_per_s)
         mix = Mix(factor, plans.problem.mean_new_tokens, {}, {})
         for loss in axes.loss:
             for rtt_s in axes.rtt_s:
@@ -138,12 +138,12 @@ def _add_row(mix: Mix, plans: PathPlans, axes: Axes, loss: float, rtt_s: float) 
     mix.crossovers[loss, rtt_s] = mv.at(plans, Path(axes.bits_per_s[0], rtt_s, loss))
 
 
-def _scaled(problem: Problem, factor: float) -> Problem:
+def scaled(problem: Problem, factor: float) -> Problem:
     """The problem with longer or shorter prompts; thresholds are spaced in proportion."""
     if factor == 1:
         return problem
-    scaled = replace(problem, step_tokens=max(1, round(problem.step_tokens * factor)))
-    return with_workload(scaled, problem.workload.with_lengths_scaled(factor))
+    spaced = replace(problem, step_tokens=max(1, round(problem.step_tokens * factor)))
+    return with_workload(spaced, problem.workload.with_lengths_scaled(factor))
 
 
 def _middle(values: tuple[float, ...]) -> float:
