@@ -29,7 +29,7 @@ PLANS = File(__file__).parents[2] / "examples" / "plan" / "families"
 LENGTHS, LOSSES = "0.125,0.5,1", "0,0.1%,1%"
 NEAR_AND_AWAY = (0.25, 0.75, 1.33, 4.0)
 NEVER_TRIED = (10e9, 100e9)
-CONFIRMED_AT = ((0.01, 0.001), (0.16, 0.001))
+NEAR_RTT_S, FAR_RTT_S, CONFIRMED_LOSS = 0.01, 0.16, 0.001
 
 
 def line(*cells: str) -> None:
@@ -139,12 +139,12 @@ def confirmations(questions: Sequence[Question], maps: Sequence[FitMap]) -> None
 def _paths(found: FitMap, factor: float) -> Iterator[Path]:
     """Points near the crossover and away from it."""
     (mix,) = (mix for mix in found.mixes if mix.factor == factor)
-    for rtt_s, loss in CONFIRMED_AT:
-        crossing = mix.crossovers[loss, rtt_s].bits_per_s
-        found_one = 0 < crossing < math.inf
-        tried = [crossing * f for f in NEAR_AND_AWAY] if found_one else NEVER_TRIED
-        for bits_per_s in tried:
-            yield Path(float(f"{bits_per_s:.2g}"), rtt_s, loss)
+    crossing = mix.crossovers[CONFIRMED_LOSS, NEAR_RTT_S].bits_per_s
+    found_one = 0 < crossing < math.inf
+    tried = [crossing * f for f in NEAR_AND_AWAY] if found_one else NEVER_TRIED
+    for bits_per_s in tried:
+        yield Path(float(f"{bits_per_s:.2g}"), NEAR_RTT_S, CONFIRMED_LOSS)
+    yield Path(NEVER_TRIED[-1], FAR_RTT_S, CONFIRMED_LOSS)
 
 
 def _cells(found: Confirmed) -> Iterator[str]:

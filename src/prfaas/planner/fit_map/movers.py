@@ -77,6 +77,8 @@ def _transports(plans: PathPlans) -> Iterator[tuple[str, PathPlans]]:
 def _inputs(plans: PathPlans) -> Iterator[tuple[str, PathPlans]]:
     problem = plans.problem
     yield "KV cache half as large (fp8 in place of bf16)", _with(plans, _half_cache(problem))
+    if any(cluster.link.price_per_tb for cluster in problem.prfaas):
+        yield "traffic for nothing", _with(plans, _free_traffic(problem))
     swung: list[tuple[str, Callable[[float], Problem]]] = list(whatif.inputs(problem))
     for what, change in swung:
         if not what.endswith(_PATH_INPUTS):
@@ -86,6 +88,11 @@ def _inputs(plans: PathPlans) -> Iterator[tuple[str, PathPlans]]:
 
 def _with(plans: PathPlans, problem: Problem) -> PathPlans:
     return replace(plans, problem=problem)
+
+
+def _free_traffic(problem: Problem) -> Problem:
+    clusters = (replace(c, link=replace(c.link, price_per_tb=0.0)) for c in problem.prfaas)
+    return replace(problem, prfaas=tuple(clusters))
 
 
 def _half_cache(problem: Problem) -> Problem:
