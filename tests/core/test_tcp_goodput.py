@@ -52,6 +52,7 @@ def test_goodput_is_within_the_path(path: Path, transport: Transport) -> None:
     found = goodput_bits_per_s(path, transport)
     assert 0 <= found <= path.bits_per_s
     assert goodput_bits_per_s(path, transport.alone) <= found
+    assert goodput_bits_per_s(replace(path, loss=0.0), transport.at_best) >= found
 
 
 @pytest.mark.parametrize(

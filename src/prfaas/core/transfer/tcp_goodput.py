@@ -30,6 +30,8 @@ FAR_CONNECTIONS_MIN, FAR_RTT_NS = 4, 5_000_000
 """Over far paths one connection that lost a segment must not slow the others' blocks down."""
 WINDOW_BYTES = 2_700_000
 """What a connection moves per round trip under Linux's default limit on send buffers, 4 MiB."""
+SEND_BUFFER_BYTES = 4 << 20
+"""Linux's default limit on send buffers; a connection never has more under way."""
 SEGMENT_BYTES = 1448
 """Payload of a segment on a path of 1,500-byte packets."""
 
@@ -87,6 +89,12 @@ class Transport:
     connections: int = 0
     control: CongestionControl = CongestionControl.BBR
     window_bytes: float = WINDOW_BYTES
+
+    @property
+    def at_best(self) -> Transport:
+        """The most that these ends could carry: full send buffers."""
+        full = self.window_bytes * SEND_BUFFER_BYTES / WINDOW_BYTES
+        return replace(self, control=CongestionControl.BBR, window_bytes=full)
 
     @property
     def alone(self) -> Transport:

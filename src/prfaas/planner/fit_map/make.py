@@ -65,7 +65,8 @@ class FitMap:
         axes: What is drawn.
         transport: Both ends of the links; `num_nodes` 0 is one for each host.
         mixes: One for each length factor.
-        moved: What would move the crossover, at the middle and the longest round trip.
+        moved: What would move the crossover, at the shortest, the middle and the longest round
+            trip.
     """
 
     title: str
@@ -121,7 +122,7 @@ def make_map(
                     on_progress(done, rows)
         mixes.append(mix)
     plans = PathPlans(problem, transport, question.arrival_per_s)
-    references = dict.fromkeys((_middle(axes.rtt_s), axes.rtt_s[-1]))
+    references = dict.fromkeys((axes.rtt_s[0], _middle(axes.rtt_s), axes.rtt_s[-1]))
     moved = [_moved(plans, Path(1.0, rtt_s, _middle(axes.loss))) for rtt_s in references]
     return FitMap(problem.title, axes, transport, mixes, moved)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from prfaas.planner.fit_map import words
-from prfaas.planner.fit_map.make import FitMap, Mix, Moved
+from prfaas.planner.fit_map.make import FitMap, Mix
 from prfaas.planner.fit_map.picture import svg
 from prfaas.planner.html_parts import page, table
 
@@ -26,7 +26,8 @@ def html_page(maps: Sequence[FitMap]) -> str:
     for found in maps:
         body.append(f"<h2>{escape(found.title)}</h2><p>{escape(words.summary(found))}</p>")
         body += (part for mix in found.mixes for part in _mix(found, mix))
-        body += (part for moved in found.moved for part in _moved(moved))
+        for title, rows in words.moved_tables(found):
+            body += (f"<h3>{escape(title)}</h3>", table(("change", "pays from"), rows))
     return page(words.TITLE, _STYLE, body)
 
 
@@ -41,8 +42,3 @@ def _mix(found: FitMap, mix: Mix) -> Iterator[str]:
     reasons = [(reason, str(count)) for reason, count in mix.reasons().most_common()]
     if reasons:
         yield table(("not yet proven, because", "points"), reasons)
-
-
-def _moved(moved: Moved) -> Iterator[str]:
-    yield f"<h3>{escape(words.moved_title(moved))}</h3>"
-    yield table(("change", "pays from"), words.moved_rows(moved))

@@ -98,9 +98,10 @@ class PathPlans:
         """Gain at equal cost on a path."""
         return self._designs(self._goodputs(path), path.rtt_s)[2]
 
-    def lossless_gain(self, path: Path) -> float:
-        """Gain if TCP carried all of the bandwidth."""
-        return self._designs(self._bandwidths(path), path.rtt_s)[2]
+    def best_gain(self, path: Path) -> float:
+        """Gain if loss cost nothing and every send buffer were full."""
+        best = replace(self, transport=self.transport.at_best)
+        return best.gain(replace(path, loss=0.0))
 
     def point(self, path: Path) -> Point:
         """Plan on a path, and judge the gain."""
@@ -122,9 +123,9 @@ class PathPlans:
         if self._extrapolated > EXTRAPOLATED_MAX:
             return Doubt.PROFILE, f"{self._extrapolated:.0%} of the prefill time is extrapolated"
         if gain < 0:
-            # A loss is proven where it would be one even if TCP carried the whole path.
+            # A loss is proven where it would be one with all that TCP could carry at best.
             gaps = self._gaps(path, 0.0)
-            is_open = gaps and self.lossless_gain(path) > -margin
+            is_open = gaps and self.best_gain(path) > -margin
             return (Doubt.TRANSPORT, "; ".join(gaps)) if is_open else (None, "")
         gaps = self._gaps(path, ours.operation.egress_bits_per_s)
         if gaps:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prfaas.planner.fit_map import words
-from prfaas.planner.fit_map.make import FitMap, Mix, Moved
+from prfaas.planner.fit_map.make import FitMap, Mix
 from prfaas.planner.fit_map.point import Fit
 
 _STYLE = {Fit.PAYS: "green", Fit.DOES_NOT_PAY: "red", Fit.NOT_PROVEN: "yellow"}
@@ -28,9 +28,9 @@ def print_map(found: FitMap, console: Console) -> None:
         console.print(_mix_table(found, mix))
         for reason, count in mix.reasons().most_common():
             console.print(f"? {count} points: {reason}", style="yellow", highlight=False)
-    for moved in found.moved:
+    for title, rows in words.moved_tables(found):
         console.print()
-        console.print(_moved_table(moved))
+        console.print(_moved_table(title, rows))
 
 
 def _mix_table(found: FitMap, mix: Mix) -> Table:
@@ -68,11 +68,11 @@ def _row(found: FitMap, mix: Mix, ratio: float, rtt_s: float) -> Row:
     return cells, mix.crossovers[ratio, rtt_s].text
 
 
-def _moved_table(moved: Moved) -> Table:
-    table = _table(words.moved_title(moved))
+def _moved_table(title: str, rows: list[tuple[str, str]]) -> Table:
+    table = _table(title)
     table.add_column("change")
     table.add_column("pays from", justify="right")
-    for row in words.moved_rows(moved):
+    for row in rows:
         table.add_row(*row)
     return table
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from prfaas.core.transfer.tcp_goodput import Transport
 from prfaas.planner.fit_map.make import FitMap, Mix, Moved
@@ -66,19 +67,20 @@ def summary(found: FitMap) -> str:
     return f"{found.axes.num_points} points: {counts} ({transport(found.transport)})"
 
 
-def moved_title(moved: Moved) -> str:
-    """Headline of what moves the crossover."""
-    path = moved.path
-    return (
-        f"Crossover with the plan's lengths at {path.rtt_s * 1e3:g} ms and {loss(path.loss)} loss: "
-        f"{moved.base.text}. What would move it"
-    )
+def moved_tables(found: FitMap) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Title and rows of what moves the crossover; round trips that do not differ, once."""
+    groups = groupby(found.moved, key=lambda each: (each.base.text, _moved_rows(each)))
+    for (crossover, rows), group in groups:
+        rtts = between([f"{each.path.rtt_s * 1e3:g}" for each in group])
+        at = f"{rtts} ms and {loss(found.shown_loss)} loss"
+        title = f"Crossover with the plan's lengths at {at}: {crossover}. What would move it"
+        yield title, rows or [("no single change of those tried", crossover)]
 
 
-def moved_rows(moved: Moved) -> list[tuple[str, str]]:
+def _moved_rows(moved: Moved) -> list[tuple[str, str]]:
     """Changes that matter, and the crossover with each."""
     return [
         (mover.what, mover.crossover.text)
         for mover in moved.movers
         if abs(mover.ratio - 1) > MOVED_MIN
-    ] or [("no single change of those tried", moved.base.text)]
+    ]
