@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from prfaas.cli.options import LOG_FORMAT_VARIABLE, logs, logs_of_parts
+from prfaas.cli.options import LOG_FORMAT_VARIABLE, logs_of_parts
 from prfaas.logs import JsonFormatter, log_event
 
 
@@ -47,11 +47,6 @@ def test_other_lines_are_messages(caplog: pytest.LogCaptureFixture) -> None:
     assert "ValueError: no" in found["exception"]
 
 
-@logs
-def say() -> None:
-    log_event(logging.getLogger("prfaas.test"), logging.INFO, "said", request_id="r1")
-
-
 @pytest.mark.parametrize(
     ("words", "environment", "is_json"),
     [
@@ -64,7 +59,7 @@ def say() -> None:
 def test_a_command_logs_as_it_is_told(
     words: list[str], environment: dict[str, str], is_json: bool
 ) -> None:
-    code = "import click; from tests.test_logs import say; click.command()(say)()"
+    code = "import click; from tests.log_program import say; click.command()(say)()"
     found = subprocess.run(
         [sys.executable, "-c", code, *words],
         env={**os.environ, **environment},

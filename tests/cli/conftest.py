@@ -1,7 +1,10 @@
 """Commands run as the shell would run them, and the file that most of them read."""
 
+import contextlib
+import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -69,3 +72,32 @@ def one_line(outcome: Outcome) -> str:
     (line,) = errors.splitlines()
     assert line.startswith("prfaas: ")
     return line
+
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts `prfaas` with its output in a file."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def run(*args: object) -> subprocess.Popen[str]:
+        with (tmp_path / "output").open("w") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "prfaas", *map(str, args)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            )
+        processes.append(process)
+        return process
+
+    yield run
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.terminate()
+            process.wait(30)
+        process.kill()
+        process.wait()

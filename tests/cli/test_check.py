@@ -7,16 +7,10 @@ from pathlib import Path
 import pytest
 
 from prfaas.wire.identity import identity_in, make_authority, make_identity
+from tests.cli.check_files import CASE_STUDY, TIMING
 from tests.ports import free_port
 
-from .conftest import EXAMPLES, Prfaas, edit, one_line
-
-CASE_STUDY = EXAMPLES / "plan" / "paper-case-study.toml"
-TIMING = (
-    (EXAMPLES / "timing.toml")
-    .read_text()
-    .replace("examples/plan/paper-case-study.toml", str(CASE_STUDY))
-)
+from .conftest import Prfaas, edit, one_line
 
 
 def test_check_says_ok_and_starts_nothing(prfaas: Prfaas, laptop: Path) -> None:

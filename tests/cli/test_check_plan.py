@@ -9,8 +9,8 @@ from prfaas.config.load import load_deployment
 from prfaas.gateway.profiles import load_profiles
 from tests.plans import plan_file
 
+from .check_files import CASE_STUDY, TIMING
 from .conftest import Prfaas, edit, one_line
-from .test_check import CASE_STUDY, TIMING
 
 
 @pytest.fixture

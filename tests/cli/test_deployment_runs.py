@@ -16,11 +16,9 @@ from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError
 from tests.deployments import ROOT, TIMING, placed
 
-from .conftest import Prfaas, edit, one_line
-from .test_exit_codes import Start, said, start
-from .test_running import DEPLOYMENT, until
-
-__all__ = ["start"]
+from .conftest import Prfaas, Start, edit, one_line
+from .running_parts import DEPLOYMENT, until
+from .started_commands import said
 
 
 @pytest.mark.timeout(300)

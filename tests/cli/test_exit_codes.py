@@ -1,12 +1,9 @@
 """Exit codes of commands that a signal ends, as the shell sees them: real processes."""
 
-import contextlib
-import os
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,44 +12,15 @@ from prfaas.cli.supervision.control import SOCKET_NAME
 from prfaas.config.load import load_deployment
 from prfaas.engines.checkpoint import make_tokenizer
 from prfaas.wire.identity import make_authority, make_identity
+from tests.cli.conftest import Start
+from tests.cli.started_commands import said
 from tests.deployments import LAPTOP, TIMING, placed
 
-from .test_running import until
+from .running_parts import until
 
 CLEAN, EARLY = 0, 128
 pytestmark = pytest.mark.timeout(300)
 CASE_STUDY = Path(__file__).parents[2] / "examples" / "plan" / "paper-case-study.toml"
-Start = Callable[..., subprocess.Popen[str]]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts `prfaas` with its output in a file."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def run(*args: object) -> subprocess.Popen[str]:
-        with (tmp_path / "output").open("w") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "prfaas", *map(str, args)],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            )
-        processes.append(process)
-        return process
-
-    yield run
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.terminate()
-            process.wait(30)
-        process.kill()
-        process.wait()
-
-
-def said(tmp_path: Path) -> str:
-    return (tmp_path / "output").read_text()
 
 
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -13,7 +13,7 @@ from prfaas.config.load import load_deployment
 from prfaas.wire.identity import VALID_DAYS, identity_in
 
 from .conftest import Prfaas, one_line
-from .test_running import DEPLOYMENT
+from .running_parts import DEPLOYMENT
 from .tiny_parts import stopped
 
 NEARLY = datetime.timedelta(days=VALID_DAYS - 1)

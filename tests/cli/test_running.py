@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,34 +12,7 @@ from prfaas.cli import topology
 from prfaas.cli.main import main
 from prfaas.engines.launch import Command
 from prfaas.wire.identity import make_authority, make_identity
-
-PATIENCE_S = 30.0
-DEPLOYMENT = """
-state = "state"
-[model]
-name = "tiny"
-path = "./model"
-[gateway]
-listen = "127.0.0.1:0"
-[routing]
-offload_threshold = 1000
-[security]
-identities = "identities"
-generate = true
-[clusters.pd]
-role = "pd"
-[clusters.pd.pools.pd-pool]
-memory = "1MiB"
-[clusters.pd.engines.pd-engine]
-pool = "pd-pool"
-"""
-
-
-def until(condition: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
+from tests.cli.running_parts import DEPLOYMENT, PATIENCE_S, until
 
 
 def mentioning(place: Path) -> list[str]:

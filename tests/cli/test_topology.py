@@ -15,7 +15,7 @@ from prfaas.config.addresses import split_address
 from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError
 
-from .test_running import DEPLOYMENT
+from .running_parts import DEPLOYMENT
 
 FAR = """
 [clusters.far]

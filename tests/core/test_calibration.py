@@ -28,7 +28,7 @@ from prfaas.core.routing import Path
 from prfaas.units import NS_PER_S
 from tests.sim.systems import linear_costs
 
-from .test_late_requests import COSTS
+from .known_costs import COSTS
 
 MS = 1_000_000
 NUM_MIN = CalibrationSettings().num_min

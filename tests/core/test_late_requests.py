@@ -21,11 +21,9 @@ from prfaas.core.predictions import Prediction
 from prfaas.core.routing import Path, Reason, RoutingFacts
 from prfaas.core.ways import Ways
 from prfaas.units import NS_PER_S
-from tests.sim.systems import linear_costs
+from tests.core.known_costs import COSTS
 
 TARGET_NS = 10 * NS_PER_S
-COSTS = linear_costs()
-"""1 ms a token on either side."""
 
 
 def ways(waits_s: Mapping[str, float], policy: PolicyName = PolicyName.ADAPTIVE) -> Ways:

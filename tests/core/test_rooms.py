@@ -11,7 +11,7 @@ from prfaas.core.policies import PolicyName
 from prfaas.core.rooms import USABLE_RATIO, Rooms
 from prfaas.core.routing import Path, Reason
 
-from .test_dispatcher import dispatcher, sent
+from .dispatching import dispatcher, sent
 
 BLOCK, TOKENS = 1000, 16
 LAYOUT = Layout(b"L" * 32, TOKENS, "0", (CacheGroup(0, GroupKind.FULL_ATTENTION, TOKENS, BLOCK),))

@@ -22,6 +22,7 @@ from prfaas.gateway.endpoints import Endpoints
 from prfaas.gateway.pools import PoolTiming
 from prfaas.gateway.salt import deployment_secret, salt_of
 from prfaas.gateway.tenants import DEFAULT_NAME
+from tests.otlp import Collector, collecting
 
 from .scripted_engine import ScriptedEngine
 from .scripted_pool import ScriptedPool
@@ -203,3 +204,9 @@ async def world(checkpoint: Path, identities: Path, tmp_path: Path) -> AsyncIter
 def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+async def collector() -> AsyncIterator[tuple[Collector, str]]:
+    async with collecting() as made:
+        yield made

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from prfaas.cli.ctl import ctl
 from prfaas.errors import ConfigError
+from tests.gateway.ctl_runner import run
 
 from .conftest import World
 from .prompts import LONG
-
-
-async def run(*words: str, url: str) -> Result:
-    """The command in a thread of its own: the gateway runs in this one."""
-    return await asyncio.to_thread(CliRunner().invoke, ctl, [*words, "--url", url])
 
 
 async def test_an_operator_looks_steers_and_asks_why(world: World) -> None:

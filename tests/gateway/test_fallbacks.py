@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from prfaas.core.transfers import TransferEnd
+from tests.gateway.long_requests import BODY, both_pools_heard_the_abort
 
 from .conftest import World, running, until
-from .prompts import LONG
 from .scripted_engine import (
     Script,
     ScriptedEngine,
@@ -21,8 +21,6 @@ from .scripted_engine import (
     hang,
     refuse,
 )
-
-BODY = {"prompt": LONG, "max_tokens": 3}
 
 
 async def answered(world: World, stage: str, reason: str) -> dict[str, Any]:
@@ -35,13 +33,6 @@ async def answered(world: World, stage: str, reason: str) -> dict[str, Any]:
     assert record["fallback"] == {"stage": stage, "reason": reason}
     assert await world.metric(f'prfaas_fallback_total{{reason="{reason}",stage="{stage}"}}') == 1
     return record
-
-
-async def both_pools_heard_the_abort(world: World) -> None:
-    await until(lambda: bool(world.prfaas_pool.aborts and world.pd_pool.aborts))
-    transfer = world.prefill.calls[0].body["kv_transfer_params"]["prfaas"]["transfer"]
-    for pool in (world.prfaas_pool, world.pd_pool):
-        assert [abort.transfer_id.hex() for abort in pool.aborts] == [transfer]
 
 
 @pytest.mark.parametrize(

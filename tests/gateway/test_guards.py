@@ -15,8 +15,8 @@ from prfaas.gateway.transfers import TransferView
 from prfaas.units import NS_PER_S
 
 from .conftest import World, until
+from .long_requests import BODY
 from .scripted_engine import ScriptedEngine, drop, error_in_stream, refuse, send
-from .test_fallbacks import BODY
 
 LINK_LABEL = "link prfaas-pool:pd-pool"
 

@@ -13,10 +13,10 @@ from prfaas.gateway.hedges import Hedges
 from tests.plans import plan_file
 
 from .conftest import World, until
+from .long_requests import both_pools_heard_the_abort
+from .plan_tables import routing
 from .prompts import LONG
 from .scripted_engine import ScriptedEngine, hang
-from .test_fallbacks import both_pools_heard_the_abort
-from .test_policies import routing
 
 BODY = {"prompt": LONG, "max_tokens": 3}
 LATE = 'prfaas_fallback_total{reason="late",stage="%s"}'

@@ -14,9 +14,9 @@ from prfaas.gateway import generation
 from prfaas.gateway.answering import ClientGoneError, ClientStream
 
 from .conftest import World, running, until
+from .long_requests import both_pools_heard_the_abort
 from .prompts import LONG
 from .scripted_engine import Script, hang, stream_then_hang
-from .test_fallbacks import both_pools_heard_the_abort
 
 
 async def test_during_prefill(world: World) -> None:

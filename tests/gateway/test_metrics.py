@@ -6,7 +6,6 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prfaas.cli.metrics_reference import Described, gateway_metrics, pool_metrics, reference
 from prfaas.core.role_loop import Role
 from prfaas.wire.messages.gateway import LinkTelemetry
+from tests.gateway.alert_rules import DASHBOARD, ROOT, RULES, expressions
 from tests.plans import plan_file
 from tests.pool.conftest import World as Pools
 from tests.pool.conftest import world as pools_world
@@ -25,9 +25,6 @@ from tests.pool.conftest import world as pools_world
 from .conftest import World, running, until
 from .prompts import LONG, SHORT
 
-ROOT = Path(__file__).parents[2]
-RULES = ROOT / "dashboards" / "alerts.yml"
-DASHBOARD = ROOT / "dashboards" / "grafana.json"
 KNOWN = {
     sample: {*metric.labels, *(("le",) if sample.endswith("_bucket") else ())}
     for metric in [*gateway_metrics(), *pool_metrics()]
@@ -142,17 +139,6 @@ async def until_metric(world: World, sample: str, value: float) -> None:
 
 
 # --- dashboards and alerts ---
-
-
-def expressions() -> Iterator[tuple[str, str]]:
-    """Where, and the PromQL there."""
-    for group in yaml.safe_load(RULES.read_text())["groups"]:
-        for rule in group["rules"]:
-            yield rule["alert"], rule["expr"]
-    dashboard = json.loads(DASHBOARD.read_text())
-    for panel in dashboard["panels"]:
-        for target in panel.get("targets", ()):
-            yield panel["title"], target["expr"]
 
 
 @pytest.mark.parametrize(("where", "expression"), list(expressions()))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +13,12 @@ from prfaas.core.prefix_index import SourceState
 from prfaas.errors import ConfigError
 from prfaas.gateway.engine_load import EngineLoad, load_in
 from prfaas.gateway.profiles import load_profiles
+from tests.gateway.plan_tables import routing
 from tests.plans import plan_file
 
-from .conftest import LAYOUT, World, deployment_for, running, until
+from .conftest import LAYOUT, World, deployment_for, until
 from .prompts import LONG, SHORT
 from .scripted_engine import drop, hang
-
-
-@asynccontextmanager
-async def routing(
-    checkpoint: Path, identities: Path, directory: Path, **table: Any
-) -> AsyncIterator[World]:
-    async with running(checkpoint, identities, directory / "state", routing=table) as world:
-        pools = world.gateway.pools
-        await until(lambda: pools.link_up("prfaas-pool", "pd-pool"))
-        yield world
 
 
 async def routed(world: World, prompt: str) -> dict[str, Any]:

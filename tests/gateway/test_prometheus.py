@@ -18,9 +18,9 @@ import yaml
 from tests.pool.conftest import World as Pools
 from tests.pool.conftest import world as pools_world
 
+from .alert_rules import RULES, expressions
 from .conftest import World
 from .prompts import LONG, SHORT
-from .test_metrics import RULES, expressions
 
 pools = pools_world
 pytestmark = [

@@ -15,8 +15,8 @@ from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.gateway import Purge, Purged
 
 from .conftest import World, until
+from .ctl_runner import run
 from .scripted_pool import ScriptedPool
-from .test_ctl import run
 
 ENGINES = ("prefill", "decode", "spare")
 

@@ -19,35 +19,21 @@ from prfaas.core.dispatch import Arrival
 from prfaas.core.dispatcher import Dispatcher
 from prfaas.errors import RequestError
 from prfaas.gateway.access import Access
-from prfaas.gateway.keys import key_hash, new_key
+from prfaas.gateway.keys import key_hash
 from prfaas.gateway.tenants import Tenants, fairness
+from tests.gateway.tenant_keys import HASHES, KEYS, bearer, tenants
 from tests.otlp import Collector
 
 from .conftest import World, deployment_for, running, until
+from .legs_tickets import ticket_of
 from .prompts import LONG, SHORT
 from .scripted_engine import die_after, hang, stream_then_hang
-from .test_tracing import collector
-
-__all__ = ["collector"]
-from .test_tickets import ticket_of
-
-KEYS = {name: new_key() for name in ("red", "blue", "operator")}
-HASHES = {name: key_hash(key) for name, key in KEYS.items()}
-
-
-def tenants(**red: Any) -> dict[str, Any]:
-    """Red with limits, blue without."""
-    return {"red": {"keys": [HASHES["red"]], **red}, "blue": {"keys": [HASHES["blue"]]}}
 
 
 @pytest.fixture
 async def two(checkpoint: Path, identities: Path, tmp_path: Path) -> AsyncIterator[World]:
     async with running(checkpoint, identities, tmp_path / "state", tenants=tenants()) as made:
         yield made
-
-
-def bearer(name: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {KEYS[name]}"}
 
 
 async def ask(world: World, name: str, prompt: str = SHORT, **fields: Any) -> Any:

@@ -10,22 +10,16 @@ from typing import Any
 
 import pytest
 
-from prfaas.core.tickets import LIFETIME_MAX_NS, Ticket, check_ticket
+from prfaas.core.tickets import LIFETIME_MAX_NS, check_ticket
 from prfaas.gateway.keys import key_hash, new_key
 from prfaas.gateway.tickets import tenant_class
 from prfaas.wire.identity import make_authority, make_identity
-from prfaas.wire.tickets import TicketOpener
+from tests.gateway.legs_tickets import ticket_of
 
 from .conftest import LAYOUT, World, running, until
 
 LONG = "long prompt " * 30
 S = 10**9
-
-
-def ticket_of(call: Any, identities: Path) -> tuple[dict[str, Any], Ticket]:
-    order = call.body["kv_transfer_params"]["prfaas"]
-    opener = TicketOpener(identities / "ca.pem", frozenset({"gateway"}))
-    return order, opener.open(base64.b64decode(order["ticket"]), time.time_ns())
 
 
 async def test_the_ticket_of_a_transfer_allows_just_that(world: World, identities: Path) -> None:

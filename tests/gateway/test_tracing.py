@@ -5,25 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
-
 from prfaas.wire.tickets import TicketOpener
-from tests.otlp import Collector, attributes, collecting
+from tests.otlp import Collector, attributes
 
 from .conftest import World, running
 
 TRACE = "a" * 32
 PARENT = f"00-{TRACE}-{'b' * 16}-01"
 SECRET = "sesame open "
-
-
-@pytest.fixture
-async def collector() -> AsyncIterator[tuple[Collector, str]]:
-    async with collecting() as made:
-        yield made
 
 
 def context_of_pools(world: World, identities: Path) -> str:

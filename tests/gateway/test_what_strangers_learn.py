@@ -10,7 +10,7 @@ from prfaas.pool.admin import AdminServer
 from prfaas.pool.metrics import PoolMetrics
 
 from .conftest import World, running
-from .test_tenants import HASHES, bearer, tenants
+from .tenant_keys import HASHES, bearer, tenants
 
 TALKATIVE = re.compile(rb"python|aiohttp|traceback|exception|\bb'", re.IGNORECASE)
 WRONG = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 
 import openai
 import pytest
@@ -14,30 +13,14 @@ from prfaas.gateway.requests import Api, parse_request
 from prfaas.gateway.salt import deployment_secret, salt_of
 from prfaas.gateway.tenants import DEFAULT_NAME, Tenant
 from prfaas.gateway.tokenizing import PromptMaker
-from prfaas.planner.geometry import LayerKind, page_bytes
-from prfaas.planner.hf_config import geometry_from_config
 from tests.live.conftest import Live, document
+from tests.live.handoff_sizes import ATTENTION_GROUP, BLOCK_TOKENS, LINEAR_GROUPS, planned_bytes
 
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.timeout(240),
     pytest.mark.asyncio(loop_scope="session"),
 ]
-
-BLOCK_TOKENS = 384
-LINEAR_GROUPS = ("0", "1", "2")
-ATTENTION_GROUP = "3"
-
-
-def planned_bytes(live: Live, num_tokens: int, first_token: int = 0) -> int:
-    """What the planner says that full blocks and one state of every linear layer take."""
-    config = json.loads((Path(live.topology.deployment.model.path) / "config.json").read_text())
-    geometry = geometry_from_config(config, state_dtype="float32")
-    num_blocks = (num_tokens - 1) // BLOCK_TOKENS - first_token // BLOCK_TOKENS
-    attention = [group for group in geometry.groups if group.kind is LayerKind.FULL]
-    states = [group for group in geometry.groups if group.kind is LayerKind.LINEAR]
-    per_block = sum(group.num_layers * page_bytes(group, BLOCK_TOKENS) for group in attention)
-    return num_blocks * per_block + sum(g.num_layers * g.state_bytes for g in states)
 
 
 @pytest.mark.parametrize("num_chars", [2000, 5000, 9000, 12000])

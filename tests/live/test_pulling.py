@@ -13,7 +13,7 @@ from prfaas.config.routing import RoutingTable
 from prfaas.gateway.salt import deployment_secret, salt_of
 from prfaas.gateway.tenants import DEFAULT_NAME
 from tests.live.conftest import Live, document, gateway_over, until
-from tests.live.test_handoff import ATTENTION_GROUP, BLOCK_TOKENS, LINEAR_GROUPS, planned_bytes
+from tests.live.handoff_sizes import ATTENTION_GROUP, BLOCK_TOKENS, LINEAR_GROUPS, planned_bytes
 from tests.plans import plan_file
 
 pytestmark = [

@@ -21,9 +21,9 @@ from prfaas.wire.messages.fields import keys_of, wire_keys
 from prfaas.wire.messages.gateway import Evicted, PoolState, Stored, TierUse
 from prfaas.wire.messages.link import Missing
 
+from .asked_pulls import a_pull
 from .conftest import World
 from .sites import LAYOUT, LOOPBACK, NUM_ROWS, PROMPT, Engine, Site, content, subscribe, until
-from .test_pulls import a_pull
 
 KEYS = [BlockKey(0, n.to_bytes(32, "big")) for n in range(64)]
 MEMORY = 16 * 128

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from prfaas.core.blocks import BlockKey
-from prfaas.core.manifest import manifest_digest, manifest_of_keys
 from prfaas.core.transfers import TransferEnd
 from prfaas.wire.fragments import ReceivedBlock, block_digest
 from prfaas.wire.messages.base import Message
@@ -15,6 +14,7 @@ from prfaas.wire.messages.engine import HIT, MISS, ON_ITS_WAY
 from prfaas.wire.messages.fields import wire_keys
 from prfaas.wire.messages.gateway import TransferEnded
 from prfaas.wire.messages.link import Abort, Commit, Missing, Pull, Refused
+from tests.pool.asked_pulls import a_pull
 
 from .conftest import World
 from .sites import (
@@ -26,7 +26,6 @@ from .sites import (
     content,
     dial,
     offer,
-    seal,
     source,
     subscribe,
     until,
@@ -41,15 +40,6 @@ async def filled(world: World) -> tuple[Site, Site, Engine, Engine, Peer]:
     prfaas, pd, prefill, decode = await world.two_sites()
     assert await prefill.store(PROMPT)
     return prfaas, pd, prefill, decode, await subscribe(pd, world.identities)
-
-
-def a_pull(world: World, keys: list[BlockKey], **ticket: Any) -> Pull:
-    transfer, blocks = secrets.token_bytes(16), manifest_of_keys(keys)
-    sealed = seal(world.identities, transfer, blocks=manifest_digest(blocks), **ticket)
-    named = wire_keys(keys)
-    return Pull(
-        transfer_id=transfer, source="prfaas-pool", keys=named, ticket=sealed, blocks=blocks
-    )
 
 
 async def ended(gateway: Peer, pull: Message) -> TransferEnded:

@@ -16,8 +16,8 @@ from prfaas.wire.fragments import ReceivedBlock, block_digest, encode_prefix
 from prfaas.wire.messages.link import Abort, Accepted, Arrived, Commit, Committed, Refused
 
 from .conftest import World
+from .mirror import Mirror
 from .sites import HASHES, LAYOUT, MEMORY, PROMPT, Peer, Site, content, offer, source, until
-from .test_store import Mirror
 
 SHARE = MEMORY // inbound.PEER_SHARE
 BLOCK = SHARE // 2 + 1

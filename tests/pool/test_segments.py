@@ -1,68 +1,27 @@
 """Segment files: what was appended is found and read back; what is broken is not."""
 
-import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prfaas.core.blocks import BlockKey, BlockName
 from prfaas.errors import ConfigError
-from prfaas.pool.origins import received
 from prfaas.pool.segments import (
     ALIGN_BYTES,
     FORMAT,
     MARKER,
-    Place,
     SegmentFiles,
     head_bytes,
     record_bytes,
 )
-from prfaas.wire.fragments import block_digest
+from tests.pool.segment_files import ORIGIN, append, files_in, good, name_of
 
-LAYOUT_ID = b"L" * 32
-ORIGIN = received("prfaas-pool", b"t" * 16, is_inherited=False)
 HEADER_BYTES = head_bytes(ORIGIN)
 SIZES = [1, 100, ALIGN_BYTES - HEADER_BYTES, ALIGN_BYTES, 3 * ALIGN_BYTES + 7]
-
-
-@contextlib.contextmanager
-def files_in(folder: Path) -> Iterator[SegmentFiles]:
-    files = SegmentFiles(folder)
-    try:
-        yield files
-    finally:
-        files.close()
-
-
-def name_of(number: int) -> BlockName:
-    return LAYOUT_ID, BlockKey(number % 3, number.to_bytes(32, "big"))
-
-
-def content(number: int, size: int) -> bytearray:
-    return bytearray((number + at) % 251 for at in range(size))
-
-
-def append(files: SegmentFiles, number: int, size: int) -> Place:
-    name, data = name_of(number), content(number, size)
-    return files.append(name, data, block_digest(*name, data), ORIGIN)
-
-
-def good(files: SegmentFiles, number: int) -> dict[int, bool]:
-    """Blocks that a segment says it has, and whether each reads as it was written."""
-    read: dict[int, bool] = {}
-    for name, place in files.scan(number).records:
-        buffer = memoryview(bytearray(place.num_bytes))
-        block = int.from_bytes(name[1].block_hash, "big")
-        intact = files.read(name, place, buffer) is not None
-        assert not intact or buffer == content(block, place.num_bytes)
-        read[block] = intact
-    return read
 
 
 def fill(folder: Path, sizes: list[int]) -> Path:
@@ -149,7 +108,7 @@ def test_a_failed_append_leaves_nothing(tmp_path: Path) -> None:
     """In a process of its own, whose files the kernel limits."""
     code = """
 import pathlib, resource, sys
-from tests.pool.test_segments import append, files_in, good
+from tests.pool.segment_files import append, files_in, good
 with files_in(pathlib.Path(sys.argv[1])) as files:
     files.start()
     append(files, 0, 5000)

@@ -12,28 +12,11 @@ from prfaas.core.eviction import LeastRecentlyUsed
 from prfaas.pool.origins import LOCAL, Origin
 from prfaas.pool.store import BlockStore
 from prfaas.pool.tiers import StoredBlock
+from tests.pool.mirror import Mirror, Name
 
 CAPACITY = 100
 LAYOUTS = st.sampled_from([b"a" * 32, b"b" * 32])
 KEYS = st.builds(BlockKey, st.integers(0, 1), st.sampled_from([b"x" * 32, b"y" * 32, b"z" * 32]))
-
-Name = tuple[bytes, BlockKey]
-
-
-class Mirror:
-    """An observer that follows the events, as a gateway would."""
-
-    def __init__(self) -> None:
-        self.held: set[Name] = set()
-
-    def stored(self, layout_id: bytes, keys: list[BlockKey]) -> None:
-        for key in keys:
-            assert (layout_id, key) not in self.held, "stored twice without having gone"
-            self.held.add((layout_id, key))
-
-    def evicted(self, layout_id: bytes, keys: list[BlockKey]) -> None:
-        for key in keys:
-            self.held.remove((layout_id, key))
 
 
 class StoreAgainstModel(RuleBasedStateMachine):

@@ -15,12 +15,10 @@ from prfaas.wire.messages.fields import keys_of
 from prfaas.wire.messages.link import Pull
 from tests.pool.sites import until
 
-from . import test_deployment
-from .test_deployment import World, alone
-from .test_pulls import PROMPT, SPLIT, check_nothing_is_held, outcomes, pulling
+from .deployment import World, alone
+from .pulled_prefixes import PROMPT, SPLIT, check_nothing_is_held, outcomes, pulling
 from .worlds import DENSE_PLAN, SPAN
 
-checkpoint, identities = test_deployment.checkpoint, test_deployment.identities
 pytestmark = pytest.mark.timeout(120)
 NUM_BLOCKS = 11
 """Blocks of attention of what is pulled."""

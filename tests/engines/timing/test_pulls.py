@@ -3,82 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from prfaas.gateway.salt import deployment_secret, salt_of
-from prfaas.gateway.tenants import DEFAULT_NAME
+from tests.engines.timing.pulled_prefixes import (
+    KNOWN,
+    PROMPT,
+    SPLIT,
+    check_nothing_is_held,
+    outcomes,
+    pulling,
+)
 from tests.pool.sites import until
 
-from . import test_deployment
-from .test_deployment import PD_ENGINES, World, alone, running
-from .worlds import PLAN, write_plan
+from .deployment import PD_ENGINES, World, alone
 
-checkpoint, identities = test_deployment.checkpoint, test_deployment.identities
 pytestmark = pytest.mark.timeout(120)
-KNOWN = list(range(177))
-"""Its blocks reach to 176 tokens."""
-PROMPT = KNOWN + [7] * 13
-SPLIT = {"pd-0": "prefill", "pd-1": "decode"}
 SLOW_BITS_PER_S = 10_000
-
-
-@asynccontextmanager
-async def pulling(
-    checkpoint: Path,
-    identities: Path,
-    directory: Path,
-    roles: Mapping[str, str] = MappingProxyType({}),
-    plan_text: str = PLAN,
-) -> AsyncIterator[World]:
-    """Two clusters; that of PrfaaS has computed `KNOWN` for somebody else."""
-    plan = str(write_plan(directory, plan_text))
-    table = {"offload_threshold": 200, "plan": plan, "pull": True}
-    async with running(
-        directory,
-        checkpoint,
-        identities,
-        roles=roles,
-        has_wire=True,
-        plan_text=plan_text,
-        routing=table,
-    ) as world:
-        salt = salt_of(deployment_secret(directory / "state"), DEFAULT_NAME)
-        url = world.gateway.engines.by_name["prfaas-0"].url
-        body = {"prompt": KNOWN, "cache_salt": salt, "max_tokens": 1, "temperature": 0}
-        async with world.http.post(f"{url}/v1/completions", json=body) as reply:
-            assert reply.status == 200
-        while await num_to_pull(world) != 176:  # noqa: ASYNC110 - an index signals nothing
-            await asyncio.sleep(0.01)
-        yield world
-
-
-async def num_to_pull(world: World) -> int:
-    """What the gateway would pull of the prompt."""
-    async with world.http.post(f"{world.url}/kv/lookup", json={"prompt": PROMPT}) as reply:
-        return int((await reply.json())["decision"]["pull_tokens"])
-
-
-async def outcomes(world: World) -> dict[str, float]:
-    """What came of pulls."""
-    found = {}
-    for family in world.gateway.metrics.registry.collect():
-        for sample in family.samples:
-            if sample.name == "prfaas_pulls_total":
-                found[sample.labels["outcome"]] = sample.value
-    return found
-
-
-def check_nothing_is_held(world: World) -> None:
-    dispatcher = world.gateway.driver.dispatcher
-    assert (dispatcher.num_open, dispatcher.promised_bytes) == (0, 0)
-    for site in world.sites.values():
-        site.check()
 
 
 async def test_what_lies_away_comes_and_is_found(

@@ -23,10 +23,8 @@ from prfaas.wire.fragments import block_digest
 from prfaas.wire.messages.engine import Store, StoreDone
 from tests.pool.sites import Site, until
 
-from . import test_deployment
-from .test_deployment import LONG, World, alone, running
+from .deployment import LONG, World, alone, running
 
-checkpoint, identities = test_deployment.checkpoint, test_deployment.identities
 pytestmark = pytest.mark.timeout(180)
 PROMPTS = [[number, *LONG] for number in range(4)]
 FOLLOW_UPS = [[*prompt, *range(60)] for prompt in PROMPTS]

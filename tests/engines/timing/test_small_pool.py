@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .test_deployment import LONG, World, checkpoint, identities, running
-
-__all__ = ["checkpoint", "identities"]
+from .deployment import LONG, World, running
 
 pytestmark = pytest.mark.timeout(180)
 NUM_PROMPTS = 16

@@ -12,9 +12,8 @@ from prfaas.core.hashing import hash_chain
 from prfaas.gateway.keys import key_hash, new_key
 from tests.pool.sites import until
 
-from .test_deployment import LONG, World, checkpoint, identities, running
+from .deployment import LONG, World, running
 
-__all__ = ["checkpoint", "identities"]
 KEYS = {"red": new_key(), "blue": new_key()}
 TENANTS = {name: {"keys": [key_hash(key)]} for name, key in KEYS.items()}
 WHOLE = 288

@@ -8,10 +8,9 @@ import pytest
 
 from tests.otlp import attributes, collecting
 
-from .test_deployment import LONG, checkpoint, identities, running
+from .deployment import LONG, running
 from .worlds import MODEL
 
-__all__ = ["checkpoint", "identities"]
 pytestmark = pytest.mark.timeout(180)
 TRACE = "a" * 32
 

@@ -1,0 +1,226 @@
+"""Timing engines in two clusters, with pool nodes, a link and a gateway: all of it real."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import aiohttp
+
+from prfaas.config.deployment import Deployment
+from prfaas.engines.timing.host import Host
+from prfaas.engines.timing.instance import Instance
+from prfaas.gateway.app import Gateway
+from prfaas.gateway.endpoints import Endpoints
+from prfaas.gateway.pools import PoolTiming
+from prfaas.lab.faults import FaultProxy
+from prfaas.pool.settings import PoolSettings
+from prfaas.wire.identity import identity_in
+from tests.pool.sites import LOOPBACK, Site, until
+
+from .worlds import MODEL, PLAN, settings, started, write_plan
+
+THRESHOLD = 200
+
+
+LONG, SHORT = list(range(300)), list(range(100))
+
+
+PD_ENGINES = ("pd-0", "pd-1")
+
+
+@dataclass
+class World:
+    """Everything, and how it is reached."""
+
+    url: str
+    http: aiohttp.ClientSession
+    gateway: Gateway
+    sites: dict[str, Site]
+    hosts: list[Host]
+    wire: FaultProxy
+
+    def instance(self, name: str) -> Instance:
+        return next(h.servers[name].instance for h in self.hosts if name in h.servers)
+
+    @property
+    def instances(self) -> list[Instance]:
+        return [server.instance for host in self.hosts for server in host.servers.values()]
+
+    async def complete(
+        self,
+        prompt: list[int] | str,
+        key: str = "",
+        headers: Mapping[str, str] = MappingProxyType({}),
+        **body: Any,
+    ) -> dict[str, Any]:
+        headers = {**headers, "Authorization": f"Bearer {key}"} if key else headers
+        asked = {"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": 12, **body}
+        async with self.http.post(
+            f"{self.url}/v1/completions", json=asked, headers=headers
+        ) as reply:
+            answer: dict[str, Any] = await reply.json()
+            assert reply.status == 200, answer
+            return answer
+
+    async def text(self, prompt: list[int]) -> str:
+        return str((await self.complete(prompt))["choices"][0]["text"])
+
+    async def record(self) -> dict[str, Any]:
+        async with self.http.get(f"{self.url}/control/requests") as reply:
+            found: dict[str, Any] = (await reply.json())["requests"][0]
+            return found
+
+    def is_quiet(self) -> bool:
+        """Nobody computes, waits or holds anything for a request."""
+        engines = all(
+            not (i.num_waiting or i.scheduler.num_running)
+            and i.tier is not None
+            and i.tier.rows.num_free == i.tier.rows.num_rows
+            for i in self.instances
+        )
+        links = [link for site in self.sites.values() for link in site.node.links.values()]
+        inbound = sum(site.node.inbound.num_open for site in self.sites.values())
+        legs = sum(engine.num_in_flight for engine in self.gateway.engines.by_name.values())
+        return engines and not inbound + legs + sum(link.num_open for link in links)
+
+    def forget(self) -> None:
+        """Empty the prefix caches of all instances."""
+        for instance in self.instances:
+            instance.cache.clear()
+
+
+@asynccontextmanager
+async def running(
+    directory: Path,
+    checkpoint: Path,
+    identities: Path,
+    time_scale: float = 0.001,
+    kv_events: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+    *,
+    has_wire: bool = False,
+    plan_text: str = PLAN,
+    pd_memory_bytes: int = 1 << 22,
+    **tables: Any,
+) -> AsyncIterator[World]:
+    """A world; `kv_events` is where engines publish and repeat them, `has_wire` that pools are
+    linked through its `wire`, and `plan_text` what engines are like."""
+    async with AsyncExitStack() as stack:
+        sites = {}
+        peers: dict[str, tuple[str, int]] = {}
+        wire = FaultProxy((LOOPBACK, 0))
+        if has_wire:
+            await wire.open()
+            stack.push_async_callback(wire.close)
+        for name in ("pd-pool", "prfaas-pool"):
+            site = Site(
+                PoolSettings(
+                    name=name,
+                    memory_bytes=pd_memory_bytes if name == "pd-pool" else 1 << 22,
+                    listen=(LOOPBACK, 0),
+                    socket_path=directory / f"{name}.sock",
+                    admin=(LOOPBACK, 0),
+                    identity=identity_in(identities, name),
+                    peers=dict(peers),
+                    sources=frozenset({"prfaas-pool"} if name == "pd-pool" else ()),
+                    gateways=frozenset({"gateway"}),
+                    tracing=tables.get("tracing", {}).get("endpoint"),
+                )
+            )
+            await site.ready()
+            stack.push_async_callback(site.kill)
+            sites[name], peers = site, {name: (LOOPBACK, site.port)}
+            if has_wire and name == "pd-pool":
+                wire.target, peers[name] = peers[name], (LOOPBACK, wire.port)
+        plan, hosts = write_plan(directory, plan_text), []
+        urls: dict[str, str] = {}
+        for pool, cluster, names in (
+            ("prfaas-pool", "prfaas", ("prfaas-0",)),
+            ("pd-pool", None, PD_ENGINES),
+        ):
+            socket = directory / f"{pool}.sock"
+            made = settings(
+                plan,
+                checkpoint,
+                *names,
+                cluster=cluster,
+                pool=socket,
+                time_scale=time_scale,
+                kv_events={name: kv_events[name] for name in names if name in kv_events},
+            )
+            host, theirs = await started(made)
+            stack.push_async_callback(host.close)
+            hosts.append(host)
+            urls |= theirs
+        deployment = deployment_of(
+            checkpoint, identities, directory / "state", kv_events=kv_events, **tables
+        )
+        ports = {name: (LOOPBACK, site.port) for name, site in sites.items()}
+        gateway = Gateway(
+            deployment,
+            Endpoints(engines=urls, pools=ports),
+            poll_s=0.02,
+            timing=PoolTiming(backoff_s=0.01, backoff_max_s=0.05),
+        )
+        url = await gateway.start()
+        stack.push_async_callback(gateway.close)
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        world = World(url, http, gateway, sites, hosts, wire)
+        await until(lambda: is_well(world))
+        yield world
+        await until(world.is_quiet)
+
+
+def is_well(world: World) -> bool:
+    engines, pools = world.gateway.engines.by_name, world.gateway.pools
+    announced = [pools.layout(engine.pool, engine.name) for engine in engines.values()]
+    ready = all(engine.is_ready for engine in engines.values())
+    return ready and all(announced) and pools.link_up("prfaas-pool", "pd-pool")
+
+
+def deployment_of(
+    checkpoint: Path,
+    identities: Path,
+    state: Path,
+    roles: Mapping[str, str] = MappingProxyType({}),
+    kv_events: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+    **tables: Any,
+) -> Deployment:
+    def cluster(role: str, pool: str, names: tuple[str, ...]) -> dict[str, Any]:
+        engines: dict[str, Any] = {
+            name: {"pool": pool, "role": roles.get(name, "both")} for name in names
+        }
+        for name in names:
+            where = zip(("kv_events", "kv_events_replay"), kv_events.get(name, ()), strict=False)
+            engines[name] |= dict(where)
+        return {"role": role, "pools": {pool: {}}, "engines": engines}
+
+    return Deployment.model_validate(
+        {
+            "model": {"name": MODEL, "path": str(checkpoint)},
+            "gateway": {"listen": f"{LOOPBACK}:0"},
+            "routing": {"offload_threshold": THRESHOLD},
+            "security": {"identities": str(identities)},
+            "state": str(state),
+            **tables,
+            "clusters": {
+                "prfaas": cluster("prfaas", "prfaas-pool", ("prfaas-0",)),
+                "pd": cluster("pd", "pd-pool", PD_ENGINES),
+            },
+        }
+    )
+
+
+async def alone(checkpoint: Path, directory: Path, prompt: list[int]) -> str:
+    """What an engine without any pool answers."""
+    host, urls = await started(settings(write_plan(directory), checkpoint, "alone"))
+    async with aiohttp.ClientSession() as http:
+        body = {"prompt": prompt, "temperature": 0, "max_tokens": 12}
+        async with http.post(f"{urls['alone']}/v1/completions", json=body) as reply:
+            text = str((await reply.json())["choices"][0]["text"])
+    await host.close()
+    return text

@@ -1,0 +1,13 @@
+"""A command that logs."""
+
+from __future__ import annotations
+
+import logging
+
+from prfaas.cli.options import logs
+from prfaas.logs import log_event
+
+
+@logs
+def say() -> None:
+    log_event(logging.getLogger("prfaas.test"), logging.INFO, "said", request_id="r1")

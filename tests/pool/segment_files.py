@@ -1,0 +1,52 @@
+"""Segment files with blocks of known bytes."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from prfaas.core.blocks import BlockKey, BlockName
+from prfaas.pool.origins import received
+from prfaas.pool.segments import (
+    Place,
+    SegmentFiles,
+)
+from prfaas.wire.fragments import block_digest
+
+LAYOUT_ID = b"L" * 32
+
+
+ORIGIN = received("prfaas-pool", b"t" * 16, is_inherited=False)
+
+
+@contextlib.contextmanager
+def files_in(folder: Path) -> Iterator[SegmentFiles]:
+    files = SegmentFiles(folder)
+    try:
+        yield files
+    finally:
+        files.close()
+
+
+def name_of(number: int) -> BlockName:
+    return LAYOUT_ID, BlockKey(number % 3, number.to_bytes(32, "big"))
+
+
+def content(number: int, size: int) -> bytearray:
+    return bytearray((number + at) % 251 for at in range(size))
+
+
+def append(files: SegmentFiles, number: int, size: int) -> Place:
+    name, data = name_of(number), content(number, size)
+    return files.append(name, data, block_digest(*name, data), ORIGIN)
+
+
+def good(files: SegmentFiles, number: int) -> dict[int, bool]:
+    """Blocks that a segment says it has, and whether each reads as it was written."""
+    read: dict[int, bool] = {}
+    for name, place in files.scan(number).records:
+        buffer = memoryview(bytearray(place.num_bytes))
+        block = int.from_bytes(name[1].block_hash, "big")
+        intact = files.read(name, place, buffer) is not None
+        assert not intact or buffer == content(block, place.num_bytes)
+        read[block] = intact
+    return read
