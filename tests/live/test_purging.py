@@ -1,12 +1,13 @@
-"""Real engines forget what they hold."""
+"""Real engines forget what they hold, whatever they are doing, and go on."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from tests.live.conftest import Live, document
+from tests.live.conftest import Live, document, until
 
 pytestmark = [
     pytest.mark.engine,
@@ -28,7 +29,9 @@ async def held(live: Live, text: str) -> dict[str, int]:
     return {name: found["hit_tokens"] for name, found in (await live.look(text)).items()}
 
 
-async def test_after_a_purge_real_engines_have_forgotten_what_came(live: Live) -> None:
+async def test_after_a_purge_nobody_holds_what_came_and_the_next_prompt_is_right(
+    live: Live,
+) -> None:
     text = "Purge this. " + document(3000, start=800)
     _, headers = await live.chat(text)
     assert headers["X-Prfaas-Path"] == "remote"
@@ -38,5 +41,35 @@ async def test_after_a_purge_real_engines_have_forgotten_what_came(live: Live) -
     assert report["is_complete"], report
     amounts = {pool["name"]: pool["num_blocks"] for pool in report["pools"]}
     assert amounts["pd-pool"] > 0
-    after = await held(live, text)
-    assert after["pd-pool"] == 0
+    assert (await held(live, text))["pd-pool"] == 0
+
+    async def forgotten() -> bool:
+        """Engines tell of their own memory over another stream."""
+        return not any((await held(live, text)).values())
+
+    await until(forgotten)
+    answer, headers = await live.chat(text)
+    assert headers["X-Prfaas-Path"] == "remote"
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert answer["choices"][0]["message"]["content"] == await live.alone(text, "purged")
+
+
+async def test_engines_forget_under_load(live: Live) -> None:
+    """Prompts are computed, handed over, loaded and decoded while a purge runs."""
+    texts = [f"[{n}] crowd. " + document(2500, start=100 * n) for n in range(4)]
+    crowd = [asyncio.create_task(live.chat(text, max_tokens=48)) for text in texts]
+
+    async def running() -> bool:
+        url = live.topology.engines["pd-engine"]
+        return await live.metric(url, "vllm:num_requests_running") > 0
+
+    while not await running() and not all(task.done() for task in crowd):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    report = await purge(live)
+    answers = await asyncio.gather(*crowd)
+    assert report["is_complete"], report
+    for number, (text, (answer, _)) in enumerate(zip(texts, answers, strict=True)):
+        expected = await live.alone(text, f"crowd {number}", max_tokens=48)
+        assert answer["choices"][0]["message"]["content"] == expected
+    again, _ = await live.chat(texts[0])
+    assert again["choices"][0]["message"]["content"] == await live.alone(texts[0], "crowd again")
