@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment, ModelTable
 from prfaas.config.load import load_deployment
+from prfaas.config.routing import RoutingTable
 from prfaas.errors import ConfigError
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
@@ -326,3 +327,14 @@ def test_what_is_no_toml_says_so(tmp_path: Path, content: bytes) -> None:
 def test_a_model_s_name_can_be_printed() -> None:
     with pytest.raises(ValidationError, match="can not be printed"):
         ModelTable(name="a\n\x1b[31m", path="here")
+
+
+@pytest.mark.parametrize(
+    ("table", "policy"),
+    [({}, "observed"), ({"plan": "p"}, "adaptive"), ({"policy": "paper"}, "paper")],
+)
+def test_without_a_policy_the_best_that_can_be_known_is_taken(
+    table: dict[str, Any], policy: str
+) -> None:
+    routing = RoutingTable.model_validate({"offload_threshold": 1000, **table})
+    assert routing.effective_policy == policy
