@@ -10,10 +10,8 @@ import pytest
 
 from prfaas.core.paces import PACE
 
-from .test_deployment import LONG, SHORT, World, checkpoint, identities, running
+from .deployment import LONG, SHORT, World, running
 from .worlds import MODEL
-
-__all__ = ["checkpoint", "identities"]
 
 pytestmark = pytest.mark.timeout(180)
 CROWD = 16
