@@ -32,6 +32,10 @@ def test_a_crowd_comes_spread_out() -> None:
     assert waits == [0, 0, 0, NS_PER_S // 2, NS_PER_S, None]
 
 
+def test_a_budget_that_nothing_fills_gives_nothing() -> None:
+    assert take(Budget(BudgetSettings(ratio=0, per_s=0, reserve=0)), 0, 1) == [None]
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, NS_PER_S)), max_size=300))
 def test_never_more_than_the_share_the_floor_and_the_reserve(
     steps: list[tuple[bool, int]],

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from prfaas.gateway.transfers import LATE
+from prfaas.core.request.watch import Alarm
 
 from .clients import Call, Clients
 from .site import DECODE, PREFILL, Site, running
@@ -197,7 +197,7 @@ def judge(
     fallback = record.get("fallback")
     is_moved = fallback is not None
     found.moved += is_moved
-    found.late += isinstance(fallback, dict) and fallback["reason"] == LATE
+    found.late += isinstance(fallback, dict) and fallback["reason"] == Alarm.LATE
     found.retried += call.tries > 1
     found.wait_s, found.gap_s = max(found.wait_s, call.wait_s), max(found.gap_s, call.gap_s)
     found.num_wrong += call.is_wrong

@@ -191,7 +191,7 @@ async def test_engines_that_do_not_tell_their_tokens(pair: World, checkpoint: Pa
 
 async def test_over_budget_nothing_is_run_again(pair: World, checkpoint: Path) -> None:
     talk(pair, checkpoint, "abcdef", dies=[2])
-    pair.gateway.guards.retries = Budget(BudgetSettings(0, 0.001, 0))
+    pair.gateway.fleet.retries = Budget(BudgetSettings(0, 0.001, 0))
     events = await stream(pair, {"prompt": "hi", "stream": True, "max_tokens": 9})
     assert "error" in events[-1]
     assert await pair.metric('prfaas_retries_total{outcome="over_budget"}') == 1

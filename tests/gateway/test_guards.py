@@ -239,7 +239,7 @@ async def test_what_may_not_be_tried_elsewhere_tells_nothing(world: World) -> No
     await a_second_engine(world)
     Clock(world)
     world.decode.script = world.spare.script = refuse(500)
-    world.gateway.guards.retries = Budget(BudgetSettings(ratio=0.0, per_s=1e-9, reserve=0.0))
+    world.gateway.fleet.retries = Budget(BudgetSettings(ratio=0.0, per_s=1e-9, reserve=0.0))
     for _ in range(12):
         assert (await world.post({"prompt": "hi"}))[0] == 500
     assert await state(world, "engine decode") == "closed"

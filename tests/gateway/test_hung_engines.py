@@ -64,7 +64,7 @@ async def test_over_budget_a_stalled_prefill_is_waited_for(
     limits = {"prefill_timeout": "4s"}
     async with running(checkpoint, identities, tmp_path / "state", routing=limits) as world:
         await learn(world)
-        world.gateway._flow.hedges.budget = Budget(BudgetSettings(0, 0, 0))
+        world.gateway.fleet.hedges = Budget(BudgetSettings(0, 0, 0))
         world.prefill.script = hang
         assert (await world.post(BODY))[0] == 200
         assert (await world.record())["fallback"] == {"stage": "prefill", "reason": "timeout"}

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
-import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,6 @@ from prfaas.core.breakers import BreakerState
 from prfaas.core.quotas import Bucket
 from prfaas.gateway.tenants import DEFAULT_NAME
 from prfaas.gateway.tickets import tenant_class
-from prfaas.gateway.transfers import PrefixPull, TransferView
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.fields import keys_of
 from prfaas.wire.messages.link import Pull, Refused
@@ -238,18 +234,3 @@ async def test_without_the_option_nothing_is_pulled(
         record = await ask(world)
         assert (record["pull_tokens"], record["pulled_tokens"]) == (0, None)
         assert not world.pd_pool.pulls
-
-
-async def test_a_pull_that_is_over_keeps_nothing_of_its_request() -> None:
-    """Views of transfers are remembered by the thousand, prompts must not be."""
-    broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    pull = PrefixPull(TransferView(bytes(16), *LINK, 1, broken), 0, HELD)
-    prompt = frozenset(LONG)
-    remembered = weakref.ref(prompt)
-    pull.watch(partial(print, prompt), None, 1000.0, "timeout")
-    del prompt
-    gc.collect()
-    assert remembered() is not None
-    pull.end("whole")
-    gc.collect()
-    assert remembered() is None

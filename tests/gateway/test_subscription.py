@@ -102,7 +102,7 @@ def test_any_history_leaves_what_was_stored_last(history: list[tuple[bool, Block
 async def test_transfers_of_others_do_not_fill_memory() -> None:
     transfers = Transfers()
     for i in range(2 * VIEWS_MAX):
-        transfers.open(i.to_bytes(16, "big"), "a", "b", 0)
+        transfers.open(i.to_bytes(16, "big"), "a", "b")
         transfers.ended("b", ended_event(bytes(15) + b"x"))
     assert len(transfers._views) == VIEWS_MAX
 

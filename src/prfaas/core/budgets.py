@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from prfaas.units import NS_PER_S
@@ -59,7 +60,9 @@ class Budget:
         """
         self._fill(now_ns)
         left = self._balance - 1
-        wait_ns = 0 if left >= 0 else round(-left / self._settings.per_s * NS_PER_S)
+        per_s, wait_ns = self._settings.per_s, 0
+        if left < 0:
+            wait_ns = round(-left / per_s * NS_PER_S) if per_s else sys.maxsize
         if wait_ns > self._settings.wait_max_ns:
             return None
         self._balance = left

@@ -453,6 +453,35 @@ class Dispatcher:
             return self._paces.estimated_ns(self._home.name, work_ns)
         return work_ns
 
+    def local_path_ns(
+        self, request_id: int, name: str, held_tokens: int, now_ns: int
+    ) -> int | None:
+        """Predicted time to first token of a request that takes the local path now, ns.
+
+        Args:
+            request_id: The request; None is returned if it is not open, or without a cost model.
+            name: PD instance that would prefill.
+            held_tokens: Prefix that is there by now.
+            now_ns: Time.
+        """
+        entry = self._open.get(request_id)
+        if entry is None or self._home.costs is None:
+            return None
+        book, routed = self._book_of.get(name), entry.routed
+        wait_ns = book.wait_ns(name, now_ns) if book is not None else 0
+        if wait_ns is None:
+            return None
+        if routed.pulls:
+            # Its prefill is in that queue already.
+            num_new_tokens = routed.num_prompt_tokens - routed.hit_tokens
+            wait_ns = max(0, wait_ns - self._local_work_ns(num_new_tokens))
+        return wait_ns + self._local_work_ns(max(1, routed.num_prompt_tokens - held_tokens))
+
+    def route_of(self, request_id: int) -> Routed | None:
+        """Where an open request goes."""
+        entry = self._open.get(request_id)
+        return None if entry is None else entry.routed
+
     # What is held
 
     @property

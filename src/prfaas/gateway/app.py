@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 from collections.abc import Callable
 
 from aiohttp import web
@@ -13,6 +12,7 @@ from prfaas.config.addresses import join_address, split_address
 from prfaas.config.deployment import Deployment
 from prfaas.core.places import Places
 from prfaas.core.prefix_index import PrefixIndex
+from prfaas.core.request.fleet import Fleet, Limits
 from prfaas.core.transfers import TransferEnd
 from prfaas.errors import ConfigError
 from prfaas.gateway.access import Access
@@ -37,7 +37,6 @@ from prfaas.gateway.failures import openai_errors
 from prfaas.gateway.flow import Flow
 from prfaas.gateway.generation import Generation
 from prfaas.gateway.guards import Guards, told_of_link
-from prfaas.gateway.hedges import Hedges
 from prfaas.gateway.http.tls import ClientTls
 from prfaas.gateway.journal import Journal
 from prfaas.gateway.kv_lookup import KvLookup
@@ -47,12 +46,12 @@ from prfaas.gateway.pools import Pools, PoolTiming
 from prfaas.gateway.prefill import PrefillLeg
 from prfaas.gateway.prefixes import Fetcher
 from prfaas.gateway.profiles import load_profiles
-from prfaas.gateway.pulling import Pulling
 from prfaas.gateway.pulse import Pulse
 from prfaas.gateway.purging import Purging
 from prfaas.gateway.records import NS_PER_MS, Records
 from prfaas.gateway.routing.layout_check import LayoutCheck
 from prfaas.gateway.serving.rehearsal import Rehearsal
+from prfaas.gateway.serving.request_run import Parts as RunParts
 from prfaas.gateway.serving.suspects import Suspects
 from prfaas.gateway.tenancy.holding import holding_for
 from prfaas.gateway.tenants import Tenants, fairness
@@ -237,32 +236,24 @@ class Gateway:
             frozenset(self.engine_events.names()),
             self._prompts.vocab_size,
         )
-        hedges = Hedges(self.driver, profiles.home, limits.ttft_max)
+        times = Limits(limits.prefill_timeout, limits.transfer_timeout, limits.ttft_max)
+        self.fleet = Fleet(self.driver, self.guards, times)
         self._flow = Flow(
-            engines=self.engines,
             holding=holding,
             planner=planner,
-            driver=self.driver,
-            guards=self.guards,
-            prefill_leg=PrefillLeg(self.engines, model, deployment.routing, tickets),
-            decode_leg=DecodeLeg(self.engines, deployment.routing.transfer_timeout // NS_PER_MS),
-            hedges=hedges,
-            pulling=Pulling(
-                fetcher,
-                self.transfers,
-                self.pools,
-                self.driver,
-                self.guards,
-                hedges,
-                self.metrics,
-                limits.transfer_timeout,
+            parts=RunParts(
+                fleet=self.fleet,
+                engines=self.engines,
+                prefill_leg=PrefillLeg(self.engines, model, deployment.routing, tickets),
+                decode_leg=DecodeLeg(self.engines, limits.transfer_timeout // NS_PER_MS),
+                ending=Ending(self._prompts, model),
+                pools=self.pools,
+                transfers=self.transfers,
+                fetcher=fetcher,
+                rehearsal=Rehearsal(self.engines, self.metrics.rehearsed),
+                suspects=Suspects(self.metrics.suspect),
+                metrics=self.metrics,
             ),
-            ending=Ending(self._prompts, model),
-            pools=self.pools,
-            transfers=self.transfers,
-            rehearsal=Rehearsal(self.engines, self.metrics.rehearsed),
-            suspects=Suspects(self.metrics.suspect),
-            metrics=self.metrics,
         )
         self._generation = Generation(
             table=deployment.gateway,
@@ -365,9 +356,6 @@ class Gateway:
 
     def _transfer_over(self, transfer: TransferView) -> None:
         self.metrics.arrived(transfer)
-        if transfer.is_complete:
-            self.driver.handed_over(transfer.number, time.monotonic_ns())
-        self.driver.transfer_over(transfer.number, time.monotonic_ns())
         self.loops.transfer_over(transfer)
 
     def _transfer_judged(self, transfer: TransferView, end: TransferEnd) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from functools import partial
 
 from prfaas.core.blocks import GroupKind
 from prfaas.core.copies import Copy, CopySettings, HotPrefixes, marks
@@ -16,6 +17,7 @@ from prfaas.core.link_book import LinkBook
 from prfaas.core.pulls import Road
 from prfaas.core.routing import Path
 from prfaas.core.shipping import shipped_bytes
+from prfaas.core.transfers import TransferEnd
 from prfaas.core.ways import Way
 from prfaas.gateway.asks import Ask
 from prfaas.gateway.driver import Driver
@@ -66,7 +68,6 @@ class Copier:
         self._settings, self._journal = settings, journal
         self._hot: dict[LinkName, HotPrefixes[bytes]] = {}
         self._open: dict[bytes, _Open] = {}
-        self._num_begun = 0
 
     @property
     def num_open(self) -> int:
@@ -152,18 +153,20 @@ class Copier:
         have_tokens = copy.num_present * prefix.layout.boundary_tokens
         if len(self._open) >= OPEN_MAX:
             return False
-        self._num_begun += 1
-        # Numbers of requests are not negative: no request's books are touched.
+        transfer_id = secrets.token_bytes(TRANSFER_ID_BYTES)
         transfer = self._transfers.open(
-            secrets.token_bytes(TRANSFER_ID_BYTES), source, destination, -self._num_begun
+            transfer_id, source, destination, partial(self._reported, transfer_id)
         )
         if not self._fetcher.fetch(transfer, prefix, have_tokens):
             return False
         book.promise(copy.num_bytes)
         ends_at_ns = now_ns + self._fetcher.tickets.lifetime_ns
         self._open[transfer.transfer_id] = _Open(book, copy.num_bytes, ends_at_ns)
-        transfer.broken.add_done_callback(lambda _: self._over(transfer.transfer_id))
         return True
+
+    def _reported(self, transfer_id: bytes, kind: TransferEnd | None, _: bool) -> None:
+        if kind is not TransferEnd.COMMITTED:
+            self._over(transfer_id)
 
     def _over(self, transfer_id: bytes) -> None:
         copy = self._open.pop(transfer_id, None)

@@ -151,19 +151,6 @@ class Planner:
         )
         return ask, prompt
 
-    def elsewhere(self, plan: Plan, avoid: str) -> Engine | None:
-        """Another engine for a request whose decode engine broke; None without any."""
-        number, now_ns = plan.ask.number, time.monotonic_ns()
-        found = self._driver.route(plan.ask, now_ns, again=True, avoid=avoid, stay=True)
-        if isinstance(found, Refused):
-            spared = self._driver.spared(self._engines.names(ClusterRole.PD), avoid)
-            return None if spared is None else self._engines.by_name[spared]
-        # Where instances only decode, who decodes prefills what has not arrived; if none is left,
-        # one that prefills decodes as well.
-        self._driver.fall_back(number, now_ns)
-        name = found.decode or self._driver.choose_decode(number, avoid=avoid) or found.prefill
-        return self._engines.by_name[name]
-
     def _layout(self, first: Engine) -> Layout | None:
         """Layout of an engine that decodes, of the first that is known."""
         others = (e for e in self._engines.by_name.values() if e.role is ClusterRole.PD)

@@ -9,6 +9,7 @@ import aiohttp
 from aiohttp import web
 
 from prfaas.config.clusters import ClusterRole
+from prfaas.core.request.events import Outcome
 from prfaas.errors import EngineError
 from prfaas.gateway.answering import error_object, json_response
 from prfaas.gateway.bodies import decode_body, wait_order
@@ -17,10 +18,10 @@ from prfaas.gateway.engines import INTERNAL_ERROR, Engine, Engines, SuspectError
 from prfaas.gateway.exchange import Exchange, reply_headers
 from prfaas.gateway.failures import error_body, retry_headers
 from prfaas.gateway.jsons import JsonObject, as_count, as_object, from_json, to_json
-from prfaas.gateway.records import Outcome
 from prfaas.gateway.requests import ClientRequest
 from prfaas.gateway.sse import DONE, EventReader
 from prfaas.gateway.tokenizing import Prompt
+from prfaas.gateway.transfers import TransferView
 
 _PROMPT_IDS = b'"prompt_token_ids":['
 _ERROR = b'{"error"'
@@ -70,7 +71,12 @@ class DecodeLeg:
     transfer_timeout_ms: int
 
     async def run(
-        self, engine: Engine, exchange: Exchange, client: ClientRequest, prompt: Prompt
+        self,
+        engine: Engine,
+        exchange: Exchange,
+        client: ClientRequest,
+        prompt: Prompt,
+        awaited: TransferView | None,
     ) -> web.StreamResponse | None:
         """Decode on `engine` and relay its answer, an error included.
 
@@ -79,6 +85,7 @@ class DecodeLeg:
             exchange: The request.
             client: What of it is left to do.
             prompt: All tokens so far.
+            awaited: Blocks on their way to `engine`.
 
         Returns:
             The answer; None if the gateway ended it before the engine did.
@@ -92,7 +99,7 @@ class DecodeLeg:
             client,
             prompt,
             max_model_len=engine.max_model_len,
-            transfer=wait_order(exchange.awaited, self.transfer_timeout_ms),
+            transfer=wait_order(awaited, self.transfer_timeout_ms),
             with_ids=exchange.answer is not None,
         )
         headers = exchange.leg_headers("d")

@@ -24,7 +24,6 @@ from prfaas.core.dispatch import (
 )
 from prfaas.core.dispatcher import Dispatcher
 from prfaas.core.prefix_index import PrefixIndex
-from prfaas.core.routing import Path
 from prfaas.gateway.asks import Ask
 from prfaas.gateway.link_reports import LinkReports
 from prfaas.gateway.pool_view import LinkName, PoolView
@@ -68,6 +67,8 @@ class Driver:
         self._clusters_off: set[str] = set()
         self.num_late = 0
         """Requests that admission refused."""
+        self._asks: dict[int, Ask] = {}
+        """Of open requests: they may have to be routed again."""
         self._lengths: dict[str, int] = {}
         self._asked: dict[int, Ask] = {}
         """Requests that are open in the dispatcher."""
@@ -79,6 +80,7 @@ class Driver:
             for name, cluster in away.items()
             for pool in _pools({name: cluster})
         }
+        self._home_names = frozenset(home)
         self.home = next(iter(home))
         """Name of the PD cluster."""
         self.price_per_tb = {
@@ -164,11 +166,6 @@ class Driver:
         is_well = name in self._healthy and name not in self._broken
         return is_well and not self.is_barred(name)
 
-    def spared(self, names: Iterable[str], avoid: str) -> str | None:
-        """One of some engines that is well and kept from requests by its breaker alone."""
-        found = (name for name in names if name in self._healthy and name in self._broken)
-        return next((name for name in found if name != avoid and not self.is_barred(name)), None)
-
     def engine_seen(
         self, name: str, num_waiting: int, now_ns: int, num_running: int | None = None
     ) -> None:
@@ -244,9 +241,28 @@ class Driver:
         if self.split is not None and not again:
             new = found.decision.num_new_tokens
             self.split.roles.mixes.came(now_ns, new, ask.num_prompt_tokens)
-        if isinstance(found, Refused) and found.reason is Refusal.PREDICTED_LATE:
-            self.num_late += 1
+        if isinstance(found, Refused):
+            self.num_late += found.reason is Refusal.PREDICTED_LATE
+        elif not again:
+            self._asks[ask.number] = ask
         return found
+
+    def elsewhere(self, number: int, avoid: str, now_ns: int) -> str | None:
+        """Route a request again whose decode engine broke; None without another one."""
+        ask = self._asks[number]
+        found = self.route(ask, now_ns, again=True, avoid=avoid, stay=True)
+        if isinstance(found, Refused):
+            return self._barred_by_breaker(avoid)
+        # Where instances only decode, who decodes prefills what has not arrived; if none is left,
+        # one that prefills decodes as well.
+        self.fall_back(number, now_ns)
+        return found.decode or self.choose_decode(number, avoid=avoid) or found.prefill
+
+    def _barred_by_breaker(self, avoid: str) -> str | None:
+        """A PD engine that is well and kept from requests by its breaker alone."""
+        home = (name for name, cluster in self._cluster_of.items() if cluster in self._home_names)
+        found = (name for name in home if name in self._healthy and name in self._broken)
+        return next((name for name in found if name != avoid and not self.is_barred(name)), None)
 
     def foresee(self, ask: Ask, now_ns: int) -> Foreseen:
         """What would be decided for a request, if it came now."""
@@ -312,14 +328,22 @@ class Driver:
 
     # What is known
 
-    @property
-    def local_correction(self) -> float:
-        """Factor of predictions of the local path."""
-        return self.dispatcher.calibrations[Path.LOCAL, self.home].factor
+    def expected_prefill_ns(self, number: int) -> int | None:
+        """Expected time of a request's prefill leg, ns; None is unknown."""
+        return self.dispatcher.expected_prefill_ns(number)
 
-    def wait_ns(self, name: str, now_ns: int) -> int | None:
-        """Predicted wait for an engine that prefills, ns; None is unknown."""
-        return self.dispatcher.load(name).wait_ns(name, now_ns)
+    def expected_local_ns(self, name: str, num_new_tokens: int, now_ns: int) -> int | None:
+        """Expected time of a prefill that is sent to a PD engine now, ns; None is unknown."""
+        return self.dispatcher.expected_local_ns(name, num_new_tokens, now_ns)
+
+    def local_path_ns(self, number: int, name: str, now_ns: int) -> int | None:
+        """Predicted time to first token of a request that takes the local path now, ns."""
+        ask, routed = self._asks.get(number), self.dispatcher.route_of(number)
+        if ask is None or routed is None:
+            return None
+        hits, _ = self.cached(ask)
+        held_tokens = max(hits.get(routed.destination, 0), hits.get(name, 0))
+        return self.dispatcher.local_path_ns(number, name, held_tokens, now_ns)
 
     def backlog_bytes(self, source: str, destination: str, now_ns: int) -> int | None:
         """What a link was promised and has not carried; None is unknown."""

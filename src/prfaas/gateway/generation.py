@@ -12,6 +12,7 @@ from http.client import responses
 from aiohttp import web
 
 from prfaas.config.deployment import GatewayTable
+from prfaas.core.request.events import Outcome
 from prfaas.errors import PrfaasError
 from prfaas.gateway.access import TENANT
 from prfaas.gateway.answering import ClientGoneError, ClientStream
@@ -22,7 +23,7 @@ from prfaas.gateway.flow import Flow
 from prfaas.gateway.headers import request_id, time_limit
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.reading import read
-from prfaas.gateway.records import Outcome, Record, Records
+from prfaas.gateway.records import Record, Records
 from prfaas.gateway.rejections import RejectedError
 from prfaas.gateway.requests import Api, parse_request
 from prfaas.gateway.tenancy.charging import Charging

@@ -1,4 +1,4 @@
-"""Breakers around engines and links, and the budget on retries: who fails is spared, and spares.
+"""Breakers around engines and links: who fails is spared, and spares.
 
 A breaker that opens has the driver give its target nothing new. The breaker of the only PD engine
 that takes requests changes nothing: a request that would find nobody may as well try it.
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.core.breakers import Breaker, BreakerState, Told
-from prfaas.core.budgets import RETRIES, Budget
 from prfaas.core.transfers import LINK_FAULTS, TransferEnd
 from prfaas.gateway.driver import Driver
 from prfaas.gateway.journal import Journal, Loop
@@ -27,7 +26,7 @@ _WHY = {
 
 
 class Guards:
-    """All breakers of a deployment, and the retries it may make.
+    """All breakers of a deployment.
 
     Args:
         deployment: Who there is.
@@ -56,11 +55,6 @@ class Guards:
             for destination in near.pools
         ]
         self.breakers = {target: Breaker() for target in engines + links}
-        self.retries = Budget(RETRIES)
-
-    def came(self) -> None:
-        """A request came in."""
-        self.retries.deposit(self._clock_ns())
 
     def began(self, target: Target) -> None:
         """A request is sent to an engine, or its blocks over a link."""

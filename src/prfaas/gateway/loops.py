@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from prfaas.config.deployment import Deployment
+from prfaas.core.request.events import Outcome
 from prfaas.errors import ConfigError
 from prfaas.gateway.copies import Copier, copy_settings
 from prfaas.gateway.driver import Driver
@@ -10,7 +11,7 @@ from prfaas.gateway.journal import Journal
 from prfaas.gateway.prefixes import Fetcher
 from prfaas.gateway.profiles import Profiles
 from prfaas.gateway.pulse import BEAT_S, LOOP_EVERY, Beaten
-from prfaas.gateway.records import Outcome, Record
+from prfaas.gateway.records import Record
 from prfaas.gateway.reroling import Reroling
 from prfaas.gateway.split import Split
 from prfaas.gateway.transfers import Transfers, TransferView

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from prfaas.core.breakers import Breaker, BreakerState
 from prfaas.core.prefix_index import PrefixIndex, SourceState
+from prfaas.core.request.events import Outcome
 from prfaas.core.routing import Path
 from prfaas.gateway.connection_metrics import ConnectionMetrics
 from prfaas.gateway.control_metrics import ControlMetrics
@@ -19,7 +20,7 @@ from prfaas.gateway.event_metrics import EventMetrics
 from prfaas.gateway.guards import Guards, label_of
 from prfaas.gateway.pools import Pools
 from prfaas.gateway.pull_metrics import PullMetrics
-from prfaas.gateway.records import Outcome, Record
+from prfaas.gateway.records import Record
 from prfaas.gateway.routing.layout_check import LayoutCheck
 from prfaas.gateway.telemetry.fallback_reasons import label
 from prfaas.gateway.tenant_metrics import TenantMetrics

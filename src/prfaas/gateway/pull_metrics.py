@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter
 
-from prfaas.gateway.transfers import PrefixPull
-
 
 class PullMetrics:
     """Counters by link.
@@ -29,8 +27,7 @@ class PullMetrics:
             registry=registry,
         )
 
-    def ended(self, pull: PrefixPull, num_tokens: int) -> None:
+    def ended(self, link: tuple[str, str], outcome: str, num_tokens: int) -> None:
         """A request that had a prefix fetched is over, and was saved computing so many tokens."""
-        link = pull.transfer.source, pull.transfer.destination
-        self._pulls.labels(*link, pull.outcome).inc()
+        self._pulls.labels(*link, outcome).inc()
         self._tokens.labels(*link).inc(num_tokens)

@@ -7,9 +7,9 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from prfaas.core.dispatch import Refusal
+from prfaas.core.request.events import Outcome
 from prfaas.core.routing import Decision
 from prfaas.core.ways import Seen
 from prfaas.gateway.jsons import JsonObject
@@ -18,21 +18,6 @@ from prfaas.gateway.transfers import TransferView
 RECORDS_MAX = 1000
 PREFIX_CHARS_MIN = 8
 NS_PER_MS = 1_000_000
-
-
-class Outcome(StrEnum):
-    """How a request ended; every request has exactly one."""
-
-    RUNNING = "running"
-    FINISHED = "finished"
-    REJECTED = "rejected"
-    """The client's fault: 4xx."""
-    FAILED = "failed"
-    """Ours or an engine's: 5xx, or an error within a stream."""
-    TIMED_OUT = "timed_out"
-    """It took longer than the client or the gateway allows: 504."""
-    CANCELLED = "cancelled"
-    """The client left."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from prfaas.config.tracing import TracingTable
-from prfaas.gateway.records import Outcome, Record
+from prfaas.core.request.events import Outcome
+from prfaas.gateway.records import Record
 from prfaas.spans import is_sampled, is_traceparent, make_provider
 from prfaas.units import NS_PER_S
 

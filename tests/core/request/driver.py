@@ -10,6 +10,7 @@ from prfaas.core.dispatch import Routed
 from prfaas.core.request.actions import (
     Abort,
     Action,
+    AnyAction,
     ContinueOn,
     Fail,
     HoldBack,
@@ -95,10 +96,10 @@ class ScriptedBreakers:
     began_of: Counter[str | tuple[str, str]] = field(default_factory=Counter)
     failed: list[str | tuple[str, str]] = field(default_factory=list)
 
-    def began(self, target: str | tuple[str, str], now_ns: int) -> None:
+    def began(self, target: str | tuple[str, str]) -> None:
         self.began_of[target] += 1
 
-    def ended(self, target: str | tuple[str, str], told: Told, now_ns: int) -> None:
+    def ended(self, target: str | tuple[str, str], told: Told) -> None:
         if told is Told.FAILED:
             self.failed.append(target)
 
@@ -148,10 +149,10 @@ class Driver:
         self.taken: set[tuple[Stage, type[Event], Stage]] = set()
         self.seen: Counter[type[Action]] = Counter()
 
-    def begin(self) -> list[Action]:
+    def begin(self) -> list[AnyAction]:
         return self.step(Begun())
 
-    def step(self, event: AnyEvent, after_ns: int = 0) -> list[Action]:
+    def step(self, event: AnyEvent, after_ns: int = 0) -> list[AnyAction]:
         self.now_ns += after_ns
         before, told = self.life.stage, self.books.told.total()
         actions = self.life.step(event, self.now_ns)
@@ -167,7 +168,7 @@ class Driver:
         self._check()
         return actions
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: AnyAction) -> None:
         self.seen[type(action)] += 1
         match action:
             case StartPull():

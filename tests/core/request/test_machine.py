@@ -13,6 +13,7 @@ from prfaas.core.request.actions import (
     ACTIONS,
     Abort,
     Action,
+    AnyAction,
     ContinueOn,
     Fail,
     FellBack,
@@ -62,11 +63,11 @@ def remote(**more: object) -> Driver:
     return Driver(routed(Path.REMOTE), **more)  # type: ignore[arg-type]
 
 
-def kinds(actions: list[Action]) -> list[type[Action]]:
+def kinds(actions: list[AnyAction]) -> list[type[Action]]:
     return [type(action) for action in actions if not isinstance(action, WakeAt)]
 
 
-def fallbacks(actions: list[Action]) -> list[tuple[str, str]]:
+def fallbacks(actions: list[AnyAction]) -> list[tuple[str, str]]:
     return [(each.stage, each.reason) for each in actions if isinstance(each, FellBack)]
 
 
@@ -160,7 +161,7 @@ def test_a_route_that_is_late_is_left_for_one_that_is_sooner() -> None:
     driver = Driver(routed(Path.REMOTE, predicted_ns=10 * NS_PER_S), books=books)
     driver.begin()
     driver.step(PrefillDone(), NS_PER_S)
-    actions: list[Action] = []
+    actions: list[AnyAction] = []
     while not actions or isinstance(actions[0], WakeAt):
         assert driver.wakes_at_ns is not None
         actions = driver.step(Woke(), driver.wakes_at_ns - driver.now_ns)
@@ -168,6 +169,15 @@ def test_a_route_that_is_late_is_left_for_one_that_is_sooner() -> None:
     assert kinds(actions) == [Abort, FellBack]
     assert fallbacks(actions) == [("transfer", "late")]
     assert driver.life.awaited is None
+
+
+def test_blocks_that_have_come_are_not_given_up_however_long_decode_takes() -> None:
+    books = ScriptedBooks(local_ns=1)
+    driver = Driver(routed(Path.REMOTE, predicted_ns=10 * NS_PER_S), books=books)
+    driver.begin()
+    driver.step(PrefillDone())
+    assert driver.step(TransferEnded(HAND_OFF, TransferEnd.COMMITTED)) == [WakeAt(None)]
+    assert driver.step(Woke(), 1000 * NS_PER_S) == []
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,9 @@ class PrefillFailure(StrEnum):
     UNREACHABLE = "unreachable"
     BROKEN = "broken"
     """The connection broke before the answer was whole."""
+    STATUS_1XX = "status_1xx"
+    STATUS_2XX = "status_2xx"
+    STATUS_3XX = "status_3xx"
     STATUS_4XX = "status_4xx"
     STATUS_5XX = "status_5xx"
     BAD_ANSWER = "bad_answer"
@@ -82,11 +85,13 @@ class PrefillFailed(Event):
         kind: Why.
         may_have_died: The engine had the prompt, and may have ended over it.
         is_suspect: The engine reported a failure at this request: its fault or the request's.
+        why: For people.
     """
 
     kind: PrefillFailure
     may_have_died: bool = False
     is_suspect: bool = False
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +136,14 @@ class EngineBroke(Event):
         is_suspect: The engine reported a failure at this request: its fault or the request's.
         can_continue: Another engine can go on; False if something has reached the client that only
             this engine could continue.
+        why: For people.
     """
 
     kind: DecodeFailure
     may_have_died: bool = False
     is_suspect: bool = False
     can_continue: bool = True
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,12 +60,12 @@ class Books(Protocol):
 
 
 class Breakers(Protocol):
-    """Circuit breakers of engines and of links, a link being its two pools."""
+    """Circuit breakers of engines and of links, a link being its two pools, with their clock."""
 
-    def began(self, target: str | tuple[str, str], now_ns: int) -> None:
+    def began(self, target: str | tuple[str, str]) -> None:
         """Something is sent to an engine or over a link."""
 
-    def ended(self, target: str | tuple[str, str], told: Told, now_ns: int) -> None:
+    def ended(self, target: str | tuple[str, str], told: Told) -> None:
         """It ended, which says this of the target."""
 
 
@@ -86,7 +86,7 @@ class Limits:
     legs_max: int = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fleet:
     """What all requests of one driver share.
 

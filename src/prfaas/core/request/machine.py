@@ -10,7 +10,7 @@ from prfaas.core.breakers import Told
 from prfaas.core.hedging import RemotePath
 from prfaas.core.request.actions import (
     Abort,
-    Action,
+    AnyAction,
     ContinueOn,
     Fail,
     FellBack,
@@ -107,7 +107,7 @@ class RequestLife:
         self._suspects: list[str] = []
         """Engines that failed at it, by their fault or its own."""
 
-    def step(self, event: AnyEvent, now_ns: int) -> list[Action]:
+    def step(self, event: AnyEvent, now_ns: int) -> list[AnyAction]:
         """Take an event.
 
         Args:
@@ -133,7 +133,7 @@ class RequestLife:
             return Blocks.HAND_OFF
         return Blocks.PULL if self.pull is not None and self.pull.is_open else None
 
-    def _on(self, event: AnyEvent, now_ns: int) -> Iterator[Action]:
+    def _on(self, event: AnyEvent, now_ns: int) -> Iterator[AnyAction]:
         match event:
             case Begun():
                 yield from self._begin(now_ns)
@@ -163,11 +163,11 @@ class RequestLife:
 
     # The way to the first token
 
-    def _begin(self, now_ns: int) -> Iterator[Action]:
+    def _begin(self, now_ns: int) -> Iterator[AnyAction]:
         route, routed = self._route, self._route.routed
         if routed.pulls:
             self.pull = Movement(routed.source, routed.destination, routed.hit_tokens)
-            self._breakers.began(self.pull.link, now_ns)
+            self._breakers.began(self.pull.link)
             self._watch_route(self.pull, routed.prefill, now_ns)
             self._watches.append(Timeout(now_ns + self._fleet.limits.transfer_timeout_ns))
             yield StartPull()
@@ -176,7 +176,7 @@ class RequestLife:
             return
         self.hand_off = Movement(*route.pools, route.final_tokens)
         if self.hand_off.crosses_link:
-            self._breakers.began(self.hand_off.link, now_ns)
+            self._breakers.began(self.hand_off.link)
             self._watch_route(self.hand_off, route.decode, now_ns)
         elif not self._watches:
             self._fleet.hedges.deposit(now_ns)
@@ -201,7 +201,7 @@ class RequestLife:
         watch = RouteWatch(self._fleet, self._route.number, local, blocks.link, path)
         self._watches.append(watch)
 
-    def _prefilled(self, now_ns: int) -> Iterator[Action]:
+    def _prefilled(self, now_ns: int) -> Iterator[AnyAction]:
         number = self._route.number
         self._books.prefill_answered(number, now_ns)
         self._books.prefilled(number, now_ns)
@@ -209,16 +209,17 @@ class RequestLife:
             self._books.handed_over(number, now_ns)
         yield from self._start_decode()
 
-    def _prefill_failed(self, failure: PrefillFailed, now_ns: int) -> Iterator[Action]:
+    def _prefill_failed(self, failure: PrefillFailed, now_ns: int) -> Iterator[AnyAction]:
         if failure.is_suspect:
             self._suspects.append(self._route.prefill)
         died = self._route.prefill if failure.may_have_died else ""
-        yield from self._leave_prefill("prefill", failure.kind, died, now_ns)
+        fallback = FellBack("prefill", failure.kind, failure.why)
+        yield from self._leave_prefill(fallback, died, now_ns)
 
-    def _leave_prefill(self, stage: str, why: str, died: str, now_ns: int) -> Iterator[Action]:
+    def _leave_prefill(self, fallback: FellBack, died: str, now_ns: int) -> Iterator[AnyAction]:
         """Go on without a prefill: the engine that decodes computes what has not arrived."""
-        yield from self._abort_hand_off("the prefill leg was given up", now_ns)
-        yield from self._fall_back(stage, why, "the prefill leg was given up", now_ns)
+        yield from self._abort_hand_off("the prefill leg was given up")
+        yield from self._fall_back(fallback, now_ns)
         self._drop(PrefillWatch)
         if died:
             self.stage = Stage.HELD
@@ -226,7 +227,7 @@ class RequestLife:
         else:
             yield from self._start_decode()
 
-    def _start_decode(self) -> Iterator[Action]:
+    def _start_decode(self) -> Iterator[AnyAction]:
         self._drop(PrefillWatch)
         self.stage = Stage.DECODING
         self._legs_left -= 1
@@ -241,12 +242,12 @@ class RequestLife:
             self._books.first_token(number, now_ns)
         # Engines that failed in the middle of an answer are judged by the rest of it.
         if not self._has_streamed:
-            self._blame(now_ns)
+            self._blame()
         self._has_streamed = self._has_streamed or is_streamed
 
     # Blocks on their way
 
-    def _transfer_ended(self, event: TransferEnded, now_ns: int) -> Iterator[Action]:
+    def _transfer_ended(self, event: TransferEnded, now_ns: int) -> Iterator[AnyAction]:
         blocks = self._movement(event.blocks)
         if blocks is None:
             return
@@ -256,43 +257,45 @@ class RequestLife:
             if event.kind is TransferEnd.COMMITTED:
                 self._books.handed_over(self._route.number, now_ns)
             self._books.transfer_over(self._route.number, now_ns)
+            self._drop(RouteWatch)
         yield from self._faulty(event.blocks, blocks, now_ns)
 
-    def _pool_lost(self, which: Blocks, now_ns: int) -> Iterator[Action]:
+    def _pool_lost(self, which: Blocks, now_ns: int) -> Iterator[AnyAction]:
         blocks = self._movement(which)
         if blocks is not None:
             blocks.fault = blocks.fault or POOL_DOWN
             yield from self._faulty(which, blocks, now_ns)
 
-    def _faulty(self, which: Blocks, blocks: Movement, now_ns: int) -> Iterator[Action]:
+    def _faulty(self, which: Blocks, blocks: Movement, now_ns: int) -> Iterator[AnyAction]:
         """Leave what would wait for blocks that can not arrive any more."""
         if not blocks.fault or not blocks.is_open or blocks.end is TransferEnd.COMMITTED:
             return
+        self._drop(RouteWatch)
         if which is Blocks.PULL:
             if self.stage is not Stage.STREAMING:
                 yield from self._lose_pull(blocks.fault, now_ns)
         elif self.stage is Stage.PREFILLING:
             yield from self._stop_prefill(blocks.fault, now_ns)
 
-    def _stop_prefill(self, why: str, now_ns: int) -> Iterator[Action]:
+    def _stop_prefill(self, why: str, now_ns: int) -> Iterator[AnyAction]:
         yield StopPrefill()
         engine = self._route.prefill
         if why in (Alarm.TIMEOUT, Alarm.STALLED):
-            self._breakers.ended(engine, Told.FAILED, now_ns)
+            self._breakers.ended(engine, Told.FAILED)
         died = engine if why == TransferEnd.ENGINE_LOST else ""
-        yield from self._leave_prefill(
-            "prefill" if why in _OF_ENGINE else "transfer", why, died, now_ns
-        )
+        stage = "prefill" if why in _OF_ENGINE else "transfer"
+        fallback = FellBack(stage, why, f"the prefill leg was ended: {why}")
+        yield from self._leave_prefill(fallback, died, now_ns)
 
-    def _lose_pull(self, why: str, now_ns: int) -> Iterator[Action]:
+    def _lose_pull(self, why: str, now_ns: int) -> Iterator[AnyAction]:
         """What has not arrived of a pulled prefix is computed by the engine that waits for it."""
         self.pull_outcome = why
         self._books.lose_pull(self._route.number, now_ns)
-        yield from self._abort_pull(f"the prefix is computed: {why}", now_ns)
+        yield from self._abort_pull(f"the prefix is computed: {why}")
         self._fell_back = True
         yield FellBack("pull", why, "what has not arrived of the prefix is computed")
 
-    def _woke(self, now_ns: int) -> Iterator[Action]:
+    def _woke(self, now_ns: int) -> Iterator[AnyAction]:
         for watch in tuple(self._watches):
             alarm = watch.look(now_ns) if watch in self._watches else None
             if alarm is None:
@@ -306,35 +309,36 @@ class RequestLife:
             else:
                 yield from self._leave_hand_off(alarm, now_ns)
 
-    def _leave_hand_off(self, why: str, now_ns: int) -> Iterator[Action]:
+    def _leave_hand_off(self, why: str, now_ns: int) -> Iterator[AnyAction]:
         """Decode does not wait for blocks that are late."""
-        yield from self._abort_hand_off("the blocks are late", now_ns)
-        yield from self._fall_back("transfer", why, "the local path is sooner by now", now_ns)
+        yield from self._abort_hand_off("the blocks are late")
+        fallback = FellBack("transfer", why, "the local path is sooner by now")
+        yield from self._fall_back(fallback, now_ns)
 
     # Another engine
 
-    def _engine_broke(self, broke: EngineBroke, now_ns: int) -> Iterator[Action]:
+    def _engine_broke(self, broke: EngineBroke, now_ns: int) -> Iterator[AnyAction]:
         self._broke = broke
         if broke.is_suspect:
             self._suspects.append(self.decode)
         if not self._legs_left or not broke.can_continue:
             yield from self._fail(now_ns)
             return
-        yield from self._abort_hand_off("the decode engine is gone", now_ns)
-        yield from self._end_pull_early("the decode engine is gone", now_ns)
+        yield from self._abort_hand_off("the decode engine is gone")
+        yield from self._end_pull_early("the decode engine is gone")
         if broke.may_have_died and not self._has_streamed:
             self.stage = Stage.HELD
             yield HoldBack(self.decode)
         else:
             yield from self._go_elsewhere(broke, now_ns)
 
-    def _turn_came(self, now_ns: int) -> Iterator[Action]:
+    def _turn_came(self, now_ns: int) -> Iterator[AnyAction]:
         if self._broke is None:
             yield from self._start_decode()
         else:
             yield from self._go_elsewhere(self._broke, now_ns)
 
-    def _go_elsewhere(self, broke: EngineBroke, now_ns: int) -> Iterator[Action]:
+    def _go_elsewhere(self, broke: EngineBroke, now_ns: int) -> Iterator[AnyAction]:
         other = self._books.elsewhere(self._route.number, self.decode, now_ns)
         if other is None:
             yield from self._fail(now_ns)
@@ -348,12 +352,12 @@ class RequestLife:
             return
         self._legs_left -= 1
         self._fell_back, self.decode, self.stage = True, other, Stage.DECODING
-        yield FellBack("decode", broke.kind, f"the decode leg failed: {broke.kind}")
+        yield FellBack("decode", broke.kind, broke.why)
         yield ContinueOn(other, wait_ns)
 
     # Ends
 
-    def _finished(self, event: Finished, now_ns: int) -> Iterator[Action]:
+    def _finished(self, event: Finished, now_ns: int) -> Iterator[AnyAction]:
         if self.stage is Stage.DECODING:
             self._first_token(now_ns, is_streamed=False)
         hand_off = self.hand_off
@@ -363,14 +367,14 @@ class RequestLife:
                 why = f"decode found {found} of {wanted} tokens"
                 yield FellBack("transfer", hand_off.failure, why)
             if found < wanted and hand_off.end is None:
-                yield from self._abort_hand_off("decode went on without its blocks", now_ns)
+                yield from self._abort_hand_off("decode went on without its blocks")
             elif hand_off.crosses_link:
                 hand_off.is_open = False
                 yield Release(Blocks.HAND_OFF)
-        yield from self._judge_pull(event.cached_tokens, now_ns)
+        yield from self._judge_pull(event.cached_tokens)
         yield from self._end(Outcome.FINISHED, now_ns)
 
-    def _judge_pull(self, cached_tokens: int, now_ns: int) -> Iterator[Action]:
+    def _judge_pull(self, cached_tokens: int) -> Iterator[AnyAction]:
         """It was not given up: did the engine find it?"""
         pull = self.pull
         if pull is None or not pull.is_open:
@@ -382,29 +386,29 @@ class RequestLife:
             pull.is_open = False
             yield Release(Blocks.PULL)
         else:
-            yield from self._abort_pull("the engine went on without it", now_ns)
+            yield from self._abort_pull("the engine went on without it")
         if not is_whole:
             why = f"the engine found {cached_tokens} of {pull.num_tokens} tokens"
             yield FellBack("pull", failure, why)
 
-    def _fail(self, now_ns: int) -> Iterator[Action]:
+    def _fail(self, now_ns: int) -> Iterator[AnyAction]:
         yield from self._stop(Outcome.FAILED, now_ns)
         yield Fail()
 
-    def _stop(self, outcome: Outcome, now_ns: int) -> Iterator[Action]:
+    def _stop(self, outcome: Outcome, now_ns: int) -> Iterator[AnyAction]:
         if self.stage is Stage.PREFILLING:
             yield StopPrefill()
-        yield from self._abort_hand_off("the request ended early", now_ns)
-        yield from self._end_pull_early("the request ended early", now_ns)
+        yield from self._abort_hand_off("the request ended early")
+        yield from self._end_pull_early("the request ended early")
         yield from self._end(outcome, now_ns)
 
-    def _end(self, outcome: Outcome, now_ns: int) -> Iterator[Action]:
+    def _end(self, outcome: Outcome, now_ns: int) -> Iterator[AnyAction]:
         """Close every book."""
         self.stage, self.outcome, self._watches = Stage.ENDED, outcome, []
         # What several engines fail at and none serves is the request's fault.
         is_alone = outcome is Outcome.FAILED and len(set(self._suspects)) == 1
         if outcome is Outcome.FINISHED or is_alone:
-            self._blame(now_ns)
+            self._blame()
         self._books.end(self._route.number, now_ns)
         yield from ()
 
@@ -413,37 +417,37 @@ class RequestLife:
     def _movement(self, which: Blocks) -> Movement | None:
         return self.hand_off if which is Blocks.HAND_OFF else self.pull
 
-    def _fall_back(self, stage: str, reason: str, why: str, now_ns: int) -> Iterator[Action]:
+    def _fall_back(self, fallback: FellBack, now_ns: int) -> Iterator[AnyAction]:
         self._fell_back = True
         self._books.fall_back(self._route.number, now_ns)
-        yield FellBack(stage, reason, why)
+        yield fallback
 
-    def _abort_hand_off(self, why: str, now_ns: int) -> Iterator[Action]:
+    def _abort_hand_off(self, why: str) -> Iterator[AnyAction]:
         if self.hand_off is not None and self.hand_off.is_open:
             self.hand_off.is_open = False
             if self.hand_off.crosses_link:
                 self._drop(RouteWatch)
-                self._breakers.ended(self.hand_off.link, Told.NOTHING, now_ns)
+                self._breakers.ended(self.hand_off.link, Told.NOTHING)
                 yield Abort(Blocks.HAND_OFF, why)
 
-    def _end_pull_early(self, why: str, now_ns: int) -> Iterator[Action]:
+    def _end_pull_early(self, why: str) -> Iterator[AnyAction]:
         if self.pull is not None and self.pull.is_open:
             self.pull_outcome = ENDED_EARLY
-            yield from self._abort_pull(why, now_ns)
+            yield from self._abort_pull(why)
 
-    def _abort_pull(self, why: str, now_ns: int) -> Iterator[Action]:
+    def _abort_pull(self, why: str) -> Iterator[AnyAction]:
         if self.pull is not None and self.pull.is_open:
             self.pull.is_open = False
             self._drop(RouteWatch, Timeout)
-            self._breakers.ended(self.pull.link, Told.NOTHING, now_ns)
+            self._breakers.ended(self.pull.link, Told.NOTHING)
             yield Abort(Blocks.PULL, why)
 
     def _drop(self, *kinds: type[PrefillWatch | RouteWatch | Timeout]) -> None:
         """Watch for these no longer."""
         self._watches = [watch for watch in self._watches if not isinstance(watch, kinds)]
 
-    def _blame(self, now_ns: int) -> None:
+    def _blame(self) -> None:
         """It was the engines' fault: another one served the request, or there is none to ask."""
         suspects, self._suspects = self._suspects, []
         for name in suspects:
-            self._breakers.ended(name, Told.FAILED, now_ns)
+            self._breakers.ended(name, Told.FAILED)

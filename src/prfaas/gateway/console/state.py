@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from prfaas.config.deployment import Deployment
 from prfaas.core.dispatch import BYTES_PER_TB
 from prfaas.core.prefix_index import PrefixIndex, SourceState
+from prfaas.core.request.events import Outcome
 from prfaas.gateway.console.alarms import WINDOW_S, Alarm, Facts, alarms
 from prfaas.gateway.console.flow import LinkFlow
 from prfaas.gateway.console.history import History, LinkSample, Sample
@@ -19,7 +20,7 @@ from prfaas.gateway.jsons import JsonObject
 from prfaas.gateway.metrics import Metrics
 from prfaas.gateway.pool_view import LinkName
 from prfaas.gateway.pools import Pools
-from prfaas.gateway.records import NS_PER_MS, Outcome, Record, Records
+from prfaas.gateway.records import NS_PER_MS, Record, Records
 from prfaas.gateway.routing.layout_check import LayoutCheck
 
 RECENT_S = 60.0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from math import ceil
 
+from prfaas.core.request.events import Outcome
 from prfaas.core.tenancy.output_charge import OutputRate
-from prfaas.gateway.records import Outcome, Record
+from prfaas.gateway.records import Record
 from prfaas.gateway.requests import ClientRequest
 from prfaas.gateway.tenants import Tenant
 from prfaas.units import NS_PER_S

@@ -1,0 +1,424 @@
+"""One request in the gateway: carries out what the core's machine decides, over HTTP and messages.
+
+The machine (`core/request`) gets every event with the time. Actions that take no time are done at
+once; a leg runs until its engine's answer is an event, or until the machine ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import assert_never
+
+from aiohttp import web
+
+from prfaas.core.request.actions import (
+    Abort,
+    AnyAction,
+    ContinueOn,
+    Fail,
+    FellBack,
+    HoldBack,
+    Release,
+    Retry,
+    StartDecode,
+    StartPrefill,
+    StartPull,
+    StopPrefill,
+    WakeAt,
+)
+from prfaas.core.request.events import (
+    AnyEvent,
+    Begun,
+    Blocks,
+    DecodeFailure,
+    EngineBroke,
+    Finished,
+    FirstToken,
+    Outcome,
+    PoolLost,
+    PrefillDone,
+    PrefillFailed,
+    PrefillFailure,
+    PullNotAsked,
+    Stopped,
+    TransferEnded,
+    TurnCame,
+    Woke,
+)
+from prfaas.core.request.fleet import Fleet
+from prfaas.core.request.machine import RequestLife, Route
+from prfaas.core.request.states import Stage
+from prfaas.core.transfers import TransferEnd
+from prfaas.errors import EngineError
+from prfaas.gateway.deciding import Plan
+from prfaas.gateway.decode import BROKEN, DecodeLeg, LegBrokenError, error_answer
+from prfaas.gateway.ending import Ending
+from prfaas.gateway.engines import (
+    INTERNAL_ERROR,
+    Engine,
+    Engines,
+    EngineUnreachableError,
+    SuspectError,
+)
+from prfaas.gateway.exchange import Exchange
+from prfaas.gateway.jsons import from_json
+from prfaas.gateway.metrics import Metrics
+from prfaas.gateway.pools import Pools
+from prfaas.gateway.prefill import PrefillGivenUpError, PrefillLeg
+from prfaas.gateway.prefixes import Fetcher, Prefix
+from prfaas.gateway.records import Fallback
+from prfaas.gateway.rejections import UnavailableError
+from prfaas.gateway.seam import Answer, may_continue, stop_strings
+from prfaas.gateway.serving.rehearsal import Rehearsal
+from prfaas.gateway.serving.suspects import Suspects
+from prfaas.gateway.transfers import Transfers, TransferView
+from prfaas.units import NS_PER_S
+from prfaas.wire.frames import TRANSFER_ID_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What carries out the actions of all requests.
+
+    Attributes:
+        fleet: What the machines of all requests share.
+        engines: Tell whether an engine is gone.
+        prefill_leg: Runs the prefill leg.
+        decode_leg: Runs the decode leg.
+        ending: Ends and continues streams that engines left.
+        pools: Hear of transfers that are given up.
+        transfers: Follow transfers.
+        fetcher: Asks pools for prefixes.
+        rehearsal: Asks engines whether they take a request.
+        suspects: Keep prompts that break engines from further ones.
+        metrics: Count.
+    """
+
+    fleet: Fleet
+    engines: Engines
+    prefill_leg: PrefillLeg
+    decode_leg: DecodeLeg
+    ending: Ending
+    pools: Pools
+    transfers: Transfers
+    fetcher: Fetcher
+    rehearsal: Rehearsal
+    suspects: Suspects
+    metrics: Metrics
+
+
+class RequestRun:
+    """Carries out the actions for one request.
+
+    Args:
+        parts: By what.
+        exchange: The request.
+        plan: Where it goes.
+    """
+
+    def __init__(self, parts: Parts, exchange: Exchange, plan: Plan) -> None:
+        self._parts, self._exchange, self._plan = parts, exchange, plan
+        self.life = RequestLife(_route(plan, exchange), parts.fleet)
+        self._next: AnyAction | None = None
+        """The leg, or what comes instead of one, that the machine asked for last."""
+        self._prefilling: asyncio.Task[int] | None = None
+        self._views: dict[Blocks, TransferView] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._broken: EngineError | None = None
+        """Why the last decode leg ended."""
+        self._suspicion: bytes | None = None
+        """Digest of the prompt while it runs as one after which an engine died."""
+        self._left = exchange.client, plan.prompt
+        """What of the request is left to do, and all tokens so far."""
+
+    async def answer(self) -> web.StreamResponse:
+        """Lead the request to its answer.
+
+        Raises:
+            UnavailableError: No engine could take it.
+            EngineError: An engine broke after its answer had begun.
+        """
+        exchange, plan = self._exchange, self._plan
+        exchange.on_first_token = self._first_token
+        exchange.on_finished = self._finished
+        try:
+            self._suspicion = await self._parts.suspects.enter(plan.prompt)
+            self._report(Begun())
+            while True:
+                found = await self._leg()
+                if found is not None:
+                    return found
+        except EngineError:
+            exchange.record.outcome = Outcome.FAILED
+            raise
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        record, pull = self._exchange.record, self._views.get(Blocks.PULL)
+        is_running = record.outcome is Outcome.RUNNING
+        self._report(Stopped(Outcome.CANCELLED if is_running else record.outcome))
+        if self.life.pull is not None:
+            is_over = record.outcome is Outcome.FINISHED
+            record.pulled_tokens = self._num_of_use(record.cached_tokens if is_over else 0)
+            link = self.life.pull.link
+            self._parts.metrics.pulls.ended(link, self.life.pull_outcome, record.pulled_tokens)
+        if self._suspicion is not None:
+            self._parts.suspects.left(self._suspicion)
+        for view in (pull, self._views.get(Blocks.HAND_OFF)):
+            if view is not None:
+                self._parts.transfers.close(view)
+
+    def _num_of_use(self, cached_tokens: int | None) -> int:
+        """Tokens of a pulled prefix that an engine used."""
+        routed = self._plan.routed
+        return max(0, min(cached_tokens or 0, routed.hit_tokens) - routed.home_tokens)
+
+    # Events and actions
+
+    def _report(self, event: AnyEvent) -> None:
+        for action in self.life.step(event, time.monotonic_ns()):
+            self._do(action)
+
+    def _do(self, action: AnyAction) -> None:
+        """Do what takes no time; keep what does for `_leg`."""
+        exchange, pools = self._exchange, self._parts.pools
+        match action:
+            case StartPrefill() | StartDecode() | ContinueOn() | HoldBack() | Fail():
+                self._next = action
+            case StartPull():
+                self._start_pull()
+            case StopPrefill():
+                if self._prefilling is not None:
+                    self._prefilling.cancel()
+            case Abort(blocks, why):
+                if blocks in self._views:
+                    pools.abort(self._views[blocks], why)
+            case Release(blocks):
+                if blocks in self._views:
+                    pools.release(self._views[blocks])
+            case FellBack(stage, reason, why):
+                exchange.fall_back(Fallback(stage, reason), why)
+            case Retry(is_allowed):
+                self._parts.metrics.retried("made" if is_allowed else "over_budget")
+            case WakeAt(at_ns):
+                self._set_timer(at_ns)
+            case _:
+                assert_never(action)
+
+    async def _leg(self) -> web.StreamResponse | None:
+        """Run what the machine asked for last; the answer, if it gave one."""
+        by_name = self._parts.engines.by_name
+        match self._next:
+            case StartPrefill(name):
+                await self._prefill(by_name[name])
+            case StartDecode(name):
+                return await self._begin_decode(by_name[name])
+            case ContinueOn(name, after_ns):
+                return await self._continue(by_name[name], after_ns)
+            case HoldBack(name):
+                await self._hold_back(by_name[name])
+            case _:
+                return await _give_up(self._exchange, self._broken)
+        return None
+
+    def _set_timer(self, at_ns: int | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at_ns is not None:
+            after_s = max(0, at_ns - time.monotonic_ns()) / NS_PER_S
+            self._timer = asyncio.get_running_loop().call_later(after_s, self._wake, at_ns)
+
+    def _wake(self, at_ns: int) -> None:
+        # The loop's clock may be early by its resolution.
+        if time.monotonic_ns() < at_ns:
+            self._set_timer(at_ns)
+        else:
+            self._report(Woke())
+
+    # Blocks on their way
+
+    def _open(self, blocks: Blocks, source: str, destination: str) -> TransferView:
+        transfer_id = secrets.token_bytes(TRANSFER_ID_BYTES)
+        report = partial(self._moved, blocks)
+        view = self._parts.transfers.open(transfer_id, source, destination, report)
+        self._views[blocks] = view
+        if not view.stays:
+            record = self._exchange.record
+            record.transfer, view.trace = view, self._exchange.trace.of_transfer(record)
+        return view
+
+    def _moved(self, blocks: Blocks, kind: TransferEnd | None, at_destination: bool) -> None:
+        if kind is None:
+            self._report(PoolLost(blocks))
+        else:
+            self._report(TransferEnded(blocks, kind, at_destination))
+
+    def _start_pull(self) -> None:
+        plan, routed, layout = self._plan, self._plan.routed, self._plan.layout
+        assert layout is not None  # noqa: S101 (nothing is pulled without one)
+        hashes = plan.ask.hashes[: routed.hit_tokens // layout.tokens_per_hash]
+        prefix = Prefix(layout, hashes, plan.ask.tenant)
+        view = self._open(Blocks.PULL, routed.source, routed.destination)
+        if not self._parts.fetcher.fetch(view, prefix, routed.present_tokens):
+            del self._views[Blocks.PULL]
+            self._report(PullNotAsked())
+
+    @property
+    def _awaited(self) -> TransferView | None:
+        awaited = self.life.awaited
+        return None if awaited is None else self._views.get(awaited)
+
+    # Legs
+
+    async def _prefill(self, engine: Engine) -> None:
+        """Run the prefill leg, unless decode would refuse the request."""
+        exchange, plan = self._exchange, self._plan
+        # Until the leg has answered: what decode's pool or a pull brings.
+        routed = plan.routed
+        exchange.usage.cached_max = routed.hit_tokens if routed.pulls else plan.pd_hit_tokens
+        if await self._parts.rehearsal.is_refused(exchange, plan):
+            why = "the decode engine refuses its fields"
+            self._report(PrefillFailed(PrefillFailure.REFUSED, why=why))
+            return
+        if self.life.stage is not Stage.PREFILLING:
+            return
+        transfer = self._open(Blocks.HAND_OFF, engine.pool, plan.decode.pool)
+        exchange.record.prefill_engine = engine.name
+        headers = exchange.leg_headers("p")
+        run = self._parts.prefill_leg.run(plan, engine, transfer, headers, self._awaited)
+        started_ns = time.monotonic_ns()
+        leg = self._prefilling = asyncio.create_task(run)
+        try:
+            await asyncio.wait({leg})
+        finally:
+            self._prefilling = None
+            leg.cancel()
+            await asyncio.gather(leg, return_exceptions=True)
+        exchange.record.prefill_ns = time.monotonic_ns() - started_ns
+        if leg.cancelled():
+            return
+        self._report(self._prefilled(leg))
+
+    def _prefilled(self, leg: asyncio.Task[int]) -> AnyEvent:
+        try:
+            self._exchange.usage.cached_max = leg.result()
+        except PrefillGivenUpError as error:
+            is_suspect = isinstance(error, SuspectError)
+            return PrefillFailed(error.kind, error.may_have_died, is_suspect, str(error))
+        return PrefillDone()
+
+    async def _begin_decode(self, engine: Engine) -> web.StreamResponse | None:
+        exchange = self._exchange
+        if exchange.record.decode_at_ns is None:
+            exchange.record.decode_at_ns = time.monotonic_ns()
+        if self._parts.decode_leg.has_others and may_continue(exchange.client):
+            exchange.answer = Answer(stop_strings(exchange.client))
+        return await self._decode(engine)
+
+    async def _continue(self, engine: Engine, after_ns: int) -> web.StreamResponse | None:
+        """Run the rest of the request on another engine."""
+        exchange = self._exchange
+        await asyncio.sleep(after_ns / NS_PER_S)
+        exchange.record.decode_engine = engine.name
+        if exchange.stream.has_begun:
+            self._left = await self._parts.ending.seam(exchange, self._plan)
+            if exchange.is_answered:
+                return await self._parts.ending.end(exchange, self._plan)
+        exchange.on_first_token = self._first_token
+        return await self._decode(engine)
+
+    async def _decode(self, engine: Engine) -> web.StreamResponse | None:
+        exchange = self._exchange
+        try:
+            answer = await self._parts.decode_leg.run(engine, exchange, *self._left, self._awaited)
+        except (EngineUnreachableError, LegBrokenError) as error:
+            self._broken, answer = error, None
+            if not exchange.is_answered:
+                self._report(self._broke(error))
+                return None
+        return answer or await self._parts.ending.end(exchange, self._plan)
+
+    def _broke(self, error: EngineError) -> EngineBroke:
+        exchange, kind = self._exchange, DecodeFailure.UNREACHABLE
+        if isinstance(error, LegBrokenError):
+            kind = DecodeFailure(error.reason)
+        return EngineBroke(
+            kind,
+            may_have_died=_may_have_died(error),
+            is_suspect=isinstance(error, SuspectError),
+            can_continue=not exchange.stream.has_begun or exchange.answer is not None,
+            why=str(error),
+        )
+
+    async def _hold_back(self, engine: Engine) -> None:
+        """An engine failed before the first token: if it died, its prompt is suspect.
+
+        Raises:
+            PromptBreaksEnginesError: It was not the first one.
+            UnavailableError: The turn of this prompt does not come.
+        """
+        if await self._parts.engines.is_gone(engine):
+            death = engine.name, engine.num_lost
+            # Its turn is over: the next one may be another request's, with the same prompt.
+            self._suspicion = None
+            killed = self._parts.suspects.killed(self._plan.prompt, death, engine.num_lost_legs)
+            self._suspicion = await killed
+        self._report(TurnCame())
+
+    # The answer
+
+    def _first_token(self) -> None:
+        """An engine has begun to answer, which those before it could have done as well."""
+        if self._exchange.record.ttft_ns is not None:
+            self._report(FirstToken())
+        if self._suspicion is not None:
+            self._parts.suspects.cleared(self._suspicion)
+            self._suspicion = None
+
+    def _finished(self) -> None:
+        """The answer is complete."""
+        found = self._exchange.usage.decode_cached or 0
+        self._report(Finished(found, self._exchange.record.cached_tokens or 0))
+
+
+def _route(plan: Plan, exchange: Exchange) -> Route:
+    prefill = plan.prefill
+    return Route(
+        number=plan.ask.number,
+        routed=plan.routed,
+        decode=plan.decode.name,
+        prefill="" if prefill is None else prefill.name,
+        pools=(plan.decode.pool if prefill is None else prefill.pool, plan.decode.pool),
+        final_tokens=plan.final_tokens,
+        deadline_ns=exchange.record.deadline_ns,
+    )
+
+
+def _may_have_died(error: EngineError) -> bool:
+    """Whether an engine had a request, and may have ended over it."""
+    if isinstance(error, EngineUnreachableError):
+        return error.had_request
+    return isinstance(error, LegBrokenError) and error.status in (INTERNAL_ERROR, BROKEN)
+
+
+async def _give_up(exchange: Exchange, error: EngineError | None) -> web.StreamResponse:
+    """Nobody else can go on: say what the engine said, or that it is gone.
+
+    Raises:
+        UnavailableError: Nothing has reached the client.
+        EngineError: Something has.
+    """
+    exchange.record.outcome = Outcome.FAILED
+    if exchange.stream.has_begun and error is not None:
+        if isinstance(error, LegBrokenError) and error.reason == "error":
+            return await exchange.stream.fail(from_json(error.body))
+        raise error
+    if isinstance(error, LegBrokenError) and error.reason in ("status_5xx", "error"):
+        return error_answer(error, exchange)
+    raise UnavailableError(f"{error}; no other engine can take the request")
