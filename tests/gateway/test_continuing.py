@@ -31,7 +31,7 @@ async def pair(world: World) -> World:
 def patient(world: World) -> None:
     """Let engines fail as often as a test wants."""
     guards = world.gateway.guards
-    guards.retries = Budget(BudgetSettings(0, 0, 1000))
+    world.gateway.fleet.retries = Budget(BudgetSettings(0, 0, 1000))
     for target in guards.breakers:
         guards.breakers[target] = Breaker(BreakerSettings(failures_max=1000, outcomes_min=1000))
 

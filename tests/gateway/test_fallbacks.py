@@ -37,7 +37,12 @@ async def answered(world: World, stage: str, reason: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("script", "reason"),
-    [(drop, "unreachable"), (refuse(500), "status_5xx"), (refuse(400), "status_4xx")],
+    [
+        (drop, "unreachable"),
+        (refuse(500), "status_5xx"),
+        (refuse(400), "status_4xx"),
+        (refuse(999), "status_5xx"),
+    ],
 )
 async def test_prefill_leg_fails(world: World, script: Script, reason: str) -> None:
     world.prefill.script = script

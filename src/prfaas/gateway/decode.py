@@ -124,7 +124,7 @@ class DecodeLeg:
 async def _refusal(response: aiohttp.ClientResponse) -> LegBrokenError:
     said = f"the engine answers {response.status}"
     after = response.headers.get("Retry-After", "")
-    label = f"status_{response.status // 100}xx"
+    label = f"status_{min(response.status // 100, 5)}xx"
     kind = LegFailedError if response.status == INTERNAL_ERROR else LegBrokenError
     return kind(label, said, response.status, await _body(response), after)
 

@@ -122,7 +122,7 @@ class PrefillLeg:
                 _Why.BROKEN, f"{type(error).__name__}", may_have_died=True
             ) from None
         if status != 200:
-            label = _Why(f"status_{status // 100}xx")
+            label = PrefillFailure.of_status(status)
             kind = PrefillFailedError if status == INTERNAL_ERROR else PrefillGivenUpError
             answers = f"{engine.name} answers {status}"
             raise kind(label, answers, may_have_died=status == INTERNAL_ERROR)

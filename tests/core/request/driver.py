@@ -176,7 +176,8 @@ class Driver:
             case StartPrefill(engine):
                 assert not self.leg
                 self.leg = engine
-                if self.life.hand_off and self.life.hand_off.crosses_link:
+                hand_off = self.life.blocks.get(Blocks.HAND_OFF)
+                if hand_off is not None and hand_off.crosses_link:
                     self.open.add(Blocks.HAND_OFF)
             case StopPrefill():
                 self.leg = ""

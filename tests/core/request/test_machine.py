@@ -108,7 +108,7 @@ def test_a_pull_is_waited_for_by_the_leg_that_starts_at_once() -> None:
     assert driver.life.awaited is PULL
     driver.step(FirstToken())
     assert driver.step(Finished(5000, 5000)) == [Release(PULL)]
-    assert driver.life.pull_outcome == "whole"
+    assert driver.life.blocks.pull_outcome == "whole"
 
 
 # --- prefill legs that fail ---
@@ -238,7 +238,7 @@ def test_a_pull_that_fails_is_computed_without_another_leg(event: AnyEvent, reas
     actions = driver.step(event)
     assert kinds(actions) == [Abort, FellBack]
     assert fallbacks(actions) == [("pull", reason)]
-    assert driver.life.pull_outcome == reason
+    assert driver.life.blocks.pull_outcome == reason
     assert driver.life.awaited is None
 
 
@@ -257,10 +257,10 @@ def test_a_pull_ends_with_its_time_and_not_after_the_first_token() -> None:
 def test_a_pull_that_came_whole_outlives_its_source() -> None:
     driver = Driver(routed(Path.LOCAL, pulls=True), apart=False)
     driver.begin()
-    driver.step(TransferEnded(PULL, TransferEnd.COMMITTED))
+    assert driver.step(TransferEnded(PULL, TransferEnd.COMMITTED)) == [WakeAt(None)]
     late = TransferEnded(PULL, TransferEnd.LINK_LOST, at_destination=False)
     assert driver.step(late) == []
-    assert driver.step(Finished(5000, 5000)) == [Release(PULL), WakeAt(None)]
+    assert driver.step(Finished(5000, 5000)) == [Release(PULL)]
 
 
 # --- decode legs that fail ---

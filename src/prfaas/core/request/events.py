@@ -27,6 +27,11 @@ class PrefillFailure(StrEnum):
     TOO_MANY_BLOCKS = "too_many_blocks"
     """More blocks than a ticket can name."""
 
+    @classmethod
+    def of_status(cls, status: int) -> PrefillFailure:
+        """The failure of an answer with this HTTP status; what is beyond 599 counts as 5xx."""
+        return cls(f"status_{min(max(status // 100, 1), 5)}xx")
+
 
 class DecodeFailure(StrEnum):
     """Why a decode leg ended before its answer did; labels a metric."""

@@ -9,13 +9,11 @@ from prfaas.core import dispatch
 from prfaas.core.breakers import Told
 from prfaas.core.hedging import RemotePath
 from prfaas.core.request.actions import (
-    Abort,
     AnyAction,
     ContinueOn,
     Fail,
     FellBack,
     HoldBack,
-    Release,
     Retry,
     StartDecode,
     StartPrefill,
@@ -23,7 +21,7 @@ from prfaas.core.request.actions import (
     StopPrefill,
     WakeAt,
 )
-from prfaas.core.request.blocks import POOL_DOWN, UNKNOWN, Movement
+from prfaas.core.request.blocks import POOL_DOWN, Movement, OnTheWay
 from prfaas.core.request.events import (
     AnyEvent,
     Begun,
@@ -43,15 +41,11 @@ from prfaas.core.request.events import (
 )
 from prfaas.core.request.fleet import Fleet
 from prfaas.core.request.states import TRANSITIONS, Stage
-from prfaas.core.request.watch import Alarm, PrefillWatch, RouteWatch, Timeout
+from prfaas.core.request.watch import Alarm, PrefillWatch, RouteWatch, Timeout, Watch
 from prfaas.core.transfers import TransferEnd
 
-WHOLE = "whole"
-"""Outcome of a pull whose prefix the engine found."""
-ENDED_EARLY = "ended_early"
-"""The request ended, or its engine did, before the prefix was of use."""
 NOT_ASKED = "not_asked"
-BLOCKS_MISSING = "blocks_missing"
+"""Outcome of a pull that no pool was asked for."""
 _OF_ENGINE = frozenset({TransferEnd.ENGINE_LOST, *Alarm})
 """Ends of a prefill leg that its engine is the cause of, not the transfer."""
 
@@ -94,11 +88,9 @@ class RequestLife:
         self.decode = route.decode
         """Engine that decodes, or is to."""
         self.outcome = Outcome.RUNNING
-        self.hand_off: Movement | None = None
-        self.pull: Movement | None = None
-        self.pull_outcome = ""
-        """What came of the pull, one of a bounded set; empty while an engine may wait for it."""
-        self._watches: list[PrefillWatch | RouteWatch | Timeout] = []
+        self.blocks = OnTheWay(fleet.breakers)
+        """Blocks that it waits for."""
+        self._watches: list[Watch] = []
         self._wakes_at_ns: int | None = None
         self._legs_left = fleet.limits.legs_max
         self._broke: EngineBroke | None = None
@@ -120,7 +112,8 @@ class RequestLife:
         if (self.stage, type(event)) not in TRANSITIONS:
             return []
         actions = list(self._on(event, now_ns))
-        wakes_at_ns = min((watch.wakes_at_ns for watch in self._watches), default=None)
+        live = (watch.wakes_at_ns for watch in self._watches if self._is_live(watch))
+        wakes_at_ns = min(live, default=None)
         if wakes_at_ns != self._wakes_at_ns:
             self._wakes_at_ns = wakes_at_ns
             actions.append(WakeAt(wakes_at_ns))
@@ -129,9 +122,9 @@ class RequestLife:
     @property
     def awaited(self) -> Blocks | None:
         """Blocks that the next leg in the PD cluster has to wait for."""
-        if self.hand_off is not None and self.hand_off.is_open and self.stage is Stage.DECODING:
+        if self.stage is Stage.DECODING and self.blocks.open(Blocks.HAND_OFF) is not None:
             return Blocks.HAND_OFF
-        return Blocks.PULL if self.pull is not None and self.pull.is_open else None
+        return None if self.blocks.open(Blocks.PULL) is None else Blocks.PULL
 
     def _on(self, event: AnyEvent, now_ns: int) -> Iterator[AnyAction]:
         match event:
@@ -164,31 +157,29 @@ class RequestLife:
     # The way to the first token
 
     def _begin(self, now_ns: int) -> Iterator[AnyAction]:
-        route, routed = self._route, self._route.routed
+        route, routed, limits = self._route, self._route.routed, self._fleet.limits
+        if route.prefill or routed.pulls:
+            self._fleet.hedges.deposit(now_ns)
         if routed.pulls:
-            self.pull = Movement(routed.source, routed.destination, routed.hit_tokens)
-            self._breakers.began(self.pull.link)
-            self._watch_route(self.pull, routed.prefill, now_ns)
-            self._watches.append(Timeout(now_ns + self._fleet.limits.transfer_timeout_ns))
+            pull = Movement(routed.source, routed.destination, routed.hit_tokens)
+            self.blocks.begin(Blocks.PULL, pull)
+            self._watch_route(Blocks.PULL, pull.link, routed.prefill, now_ns)
+            self._watches.append(Timeout(Blocks.PULL, now_ns + limits.transfer_timeout_ns))
             yield StartPull()
         if not route.prefill:
             yield from self._start_decode()
             return
-        self.hand_off = Movement(*route.pools, route.final_tokens)
-        if self.hand_off.crosses_link:
-            self._breakers.began(self.hand_off.link)
-            self._watch_route(self.hand_off, route.decode, now_ns)
-        elif not self._watches:
-            self._fleet.hedges.deposit(now_ns)
-        num_new_tokens = routed.num_prompt_tokens - routed.present_tokens
-        local = route.decode, num_new_tokens
+        hand_off = Movement(*route.pools, route.final_tokens)
+        self.blocks.begin(Blocks.HAND_OFF, hand_off)
+        if hand_off.crosses_link:
+            self._watch_route(Blocks.HAND_OFF, hand_off.link, route.decode, now_ns)
+        local = route.decode, routed.num_prompt_tokens - routed.present_tokens
         self._watches.append(PrefillWatch(self._fleet, route.number, local, now_ns))
         self.stage = Stage.PREFILLING
         yield StartPrefill(route.prefill)
 
-    def _watch_route(self, blocks: Movement, local: str, now_ns: int) -> None:
+    def _watch_route(self, of: Blocks, link: tuple[str, str], local: str, now_ns: int) -> None:
         """Watch a route over a link, if its time was predicted."""
-        self._fleet.hedges.deposit(now_ns)
         predicted_ns = self._route.routed.decision.predicted_ns
         if predicted_ns is None:
             return
@@ -196,16 +187,17 @@ class RequestLife:
         if ttft_max_ns is not None:
             at_ns = now_ns + ttft_max_ns
             deadline_ns = at_ns if deadline_ns is None else min(deadline_ns, at_ns)
-        link_bytes = self._books.backlog_bytes(*blocks.link, now_ns)
+        link_bytes = self._books.backlog_bytes(*link, now_ns)
         path = RemotePath(now_ns, predicted_ns, deadline_ns, link_bytes)
-        watch = RouteWatch(self._fleet, self._route.number, local, blocks.link, path)
+        watch = RouteWatch(self._fleet, self._route.number, local, of, link, path)
         self._watches.append(watch)
 
     def _prefilled(self, now_ns: int) -> Iterator[AnyAction]:
         number = self._route.number
         self._books.prefill_answered(number, now_ns)
         self._books.prefilled(number, now_ns)
-        if self.hand_off is not None and not self.hand_off.crosses_link:
+        hand_off = self.blocks.get(Blocks.HAND_OFF)
+        if hand_off is not None and not hand_off.crosses_link:
             self._books.handed_over(number, now_ns)
         yield from self._start_decode()
 
@@ -218,9 +210,8 @@ class RequestLife:
 
     def _leave_prefill(self, fallback: FellBack, died: str, now_ns: int) -> Iterator[AnyAction]:
         """Go on without a prefill: the engine that decodes computes what has not arrived."""
-        yield from self._abort_hand_off("the prefill leg was given up")
+        yield from self.blocks.abort(Blocks.HAND_OFF, "the prefill leg was given up")
         yield from self._fall_back(fallback, now_ns)
-        self._drop(PrefillWatch)
         if died:
             self.stage = Stage.HELD
             yield HoldBack(died)
@@ -228,14 +219,12 @@ class RequestLife:
             yield from self._start_decode()
 
     def _start_decode(self) -> Iterator[AnyAction]:
-        self._drop(PrefillWatch)
         self.stage = Stage.DECODING
         self._legs_left -= 1
         yield StartDecode(self.decode)
 
     def _first_token(self, now_ns: int, *, is_streamed: bool) -> None:
         number = self._route.number
-        self._watches = []
         self._books.prefilled(number, now_ns)
         self._books.loaded(number)
         if is_streamed and not self._fell_back:
@@ -248,29 +237,26 @@ class RequestLife:
     # Blocks on their way
 
     def _transfer_ended(self, event: TransferEnded, now_ns: int) -> Iterator[AnyAction]:
-        blocks = self._movement(event.blocks)
+        blocks = self.blocks.get(event.blocks)
         if blocks is None:
             return
-        had_ended = blocks.end is not None
-        blocks.ended(event.kind, at_destination=event.at_destination)
-        if event.at_destination and not had_ended:
+        if blocks.ended(event.kind, at_destination=event.at_destination):
             if event.kind is TransferEnd.COMMITTED:
                 self._books.handed_over(self._route.number, now_ns)
             self._books.transfer_over(self._route.number, now_ns)
-            self._drop(RouteWatch)
-        yield from self._faulty(event.blocks, blocks, now_ns)
+        yield from self._check(event.blocks, now_ns)
 
     def _pool_lost(self, which: Blocks, now_ns: int) -> Iterator[AnyAction]:
-        blocks = self._movement(which)
+        blocks = self.blocks.get(which)
         if blocks is not None:
             blocks.fault = blocks.fault or POOL_DOWN
-            yield from self._faulty(which, blocks, now_ns)
+            yield from self._check(which, now_ns)
 
-    def _faulty(self, which: Blocks, blocks: Movement, now_ns: int) -> Iterator[AnyAction]:
+    def _check(self, which: Blocks, now_ns: int) -> Iterator[AnyAction]:
         """Leave what would wait for blocks that can not arrive any more."""
-        if not blocks.fault or not blocks.is_open or blocks.end is TransferEnd.COMMITTED:
+        blocks = self.blocks.open(which)
+        if blocks is None or not blocks.is_lost:
             return
-        self._drop(RouteWatch)
         if which is Blocks.PULL:
             if self.stage is not Stage.STREAMING:
                 yield from self._lose_pull(blocks.fault, now_ns)
@@ -289,31 +275,34 @@ class RequestLife:
 
     def _lose_pull(self, why: str, now_ns: int) -> Iterator[AnyAction]:
         """What has not arrived of a pulled prefix is computed by the engine that waits for it."""
-        self.pull_outcome = why
+        self.blocks.pull_outcome, self._fell_back = why, True
         self._books.lose_pull(self._route.number, now_ns)
-        yield from self._abort_pull(f"the prefix is computed: {why}")
-        self._fell_back = True
+        yield from self.blocks.abort(Blocks.PULL, f"the prefix is computed: {why}")
         yield FellBack("pull", why, "what has not arrived of the prefix is computed")
 
     def _woke(self, now_ns: int) -> Iterator[AnyAction]:
-        for watch in tuple(self._watches):
-            alarm = watch.look(now_ns) if watch in self._watches else None
+        for watch in self._watches:
+            alarm = watch.look(now_ns) if self._is_live(watch) else None
             if alarm is None:
                 continue
-            if isinstance(watch, PrefillWatch):
-                yield from self._stop_prefill(alarm, now_ns)
-            elif self.pull is not None and self.pull.is_open:
+            if watch.of is Blocks.PULL:
                 yield from self._lose_pull(alarm, now_ns)
             elif self.stage is Stage.PREFILLING:
                 yield from self._stop_prefill(alarm, now_ns)
             else:
-                yield from self._leave_hand_off(alarm, now_ns)
+                # Decode does not wait for blocks that are late.
+                yield from self.blocks.abort(Blocks.HAND_OFF, "the blocks are late")
+                fallback = FellBack("transfer", alarm, "the local path is sooner by now")
+                yield from self._fall_back(fallback, now_ns)
 
-    def _leave_hand_off(self, why: str, now_ns: int) -> Iterator[AnyAction]:
-        """Decode does not wait for blocks that are late."""
-        yield from self._abort_hand_off("the blocks are late")
-        fallback = FellBack("transfer", why, "the local path is sooner by now")
-        yield from self._fall_back(fallback, now_ns)
+    def _is_live(self, watch: Watch) -> bool:
+        """Return True while a watch is of use."""
+        if self.stage in (Stage.STREAMING, Stage.ENDED):
+            return False
+        if watch.of is None:
+            return self.stage is Stage.PREFILLING
+        blocks = self.blocks.get(watch.of)
+        return blocks is not None and blocks.is_coming
 
     # Another engine
 
@@ -324,8 +313,7 @@ class RequestLife:
         if not self._legs_left or not broke.can_continue:
             yield from self._fail(now_ns)
             return
-        yield from self._abort_hand_off("the decode engine is gone")
-        yield from self._end_pull_early("the decode engine is gone")
+        yield from self.blocks.abort_all("the decode engine is gone")
         if broke.may_have_died and not self._has_streamed:
             self.stage = Stage.HELD
             yield HoldBack(self.decode)
@@ -360,36 +348,9 @@ class RequestLife:
     def _finished(self, event: Finished, now_ns: int) -> Iterator[AnyAction]:
         if self.stage is Stage.DECODING:
             self._first_token(now_ns, is_streamed=False)
-        hand_off = self.hand_off
-        if hand_off is not None and hand_off.is_open:
-            found, wanted = event.found_tokens, hand_off.num_tokens
-            if found < wanted:
-                why = f"decode found {found} of {wanted} tokens"
-                yield FellBack("transfer", hand_off.failure, why)
-            if found < wanted and hand_off.end is None:
-                yield from self._abort_hand_off("decode went on without its blocks")
-            elif hand_off.crosses_link:
-                hand_off.is_open = False
-                yield Release(Blocks.HAND_OFF)
-        yield from self._judge_pull(event.cached_tokens)
-        yield from self._end(Outcome.FINISHED, now_ns)
-
-    def _judge_pull(self, cached_tokens: int) -> Iterator[AnyAction]:
-        """It was not given up: did the engine find it?"""
-        pull = self.pull
-        if pull is None or not pull.is_open:
-            return
-        is_whole = cached_tokens >= pull.num_tokens
-        failure = BLOCKS_MISSING if pull.failure == UNKNOWN else pull.failure
-        self.pull_outcome = WHOLE if is_whole else failure
-        if is_whole or pull.end is not None:
-            pull.is_open = False
-            yield Release(Blocks.PULL)
-        else:
-            yield from self._abort_pull("the engine went on without it")
-        if not is_whole:
-            why = f"the engine found {cached_tokens} of {pull.num_tokens} tokens"
-            yield FellBack("pull", failure, why)
+        yield from self.blocks.judge_hand_off(event.found_tokens)
+        yield from self.blocks.judge_pull(event.cached_tokens)
+        self._end(Outcome.FINISHED, now_ns)
 
     def _fail(self, now_ns: int) -> Iterator[AnyAction]:
         yield from self._stop(Outcome.FAILED, now_ns)
@@ -398,53 +359,24 @@ class RequestLife:
     def _stop(self, outcome: Outcome, now_ns: int) -> Iterator[AnyAction]:
         if self.stage is Stage.PREFILLING:
             yield StopPrefill()
-        yield from self._abort_hand_off("the request ended early")
-        yield from self._end_pull_early("the request ended early")
-        yield from self._end(outcome, now_ns)
+        yield from self.blocks.abort_all("the request ended early")
+        self._end(outcome, now_ns)
 
-    def _end(self, outcome: Outcome, now_ns: int) -> Iterator[AnyAction]:
+    def _end(self, outcome: Outcome, now_ns: int) -> None:
         """Close every book."""
-        self.stage, self.outcome, self._watches = Stage.ENDED, outcome, []
+        self.stage, self.outcome = Stage.ENDED, outcome
         # What several engines fail at and none serves is the request's fault.
         is_alone = outcome is Outcome.FAILED and len(set(self._suspects)) == 1
         if outcome is Outcome.FINISHED or is_alone:
             self._blame()
         self._books.end(self._route.number, now_ns)
-        yield from ()
 
     # Steps
-
-    def _movement(self, which: Blocks) -> Movement | None:
-        return self.hand_off if which is Blocks.HAND_OFF else self.pull
 
     def _fall_back(self, fallback: FellBack, now_ns: int) -> Iterator[AnyAction]:
         self._fell_back = True
         self._books.fall_back(self._route.number, now_ns)
         yield fallback
-
-    def _abort_hand_off(self, why: str) -> Iterator[AnyAction]:
-        if self.hand_off is not None and self.hand_off.is_open:
-            self.hand_off.is_open = False
-            if self.hand_off.crosses_link:
-                self._drop(RouteWatch)
-                self._breakers.ended(self.hand_off.link, Told.NOTHING)
-                yield Abort(Blocks.HAND_OFF, why)
-
-    def _end_pull_early(self, why: str) -> Iterator[AnyAction]:
-        if self.pull is not None and self.pull.is_open:
-            self.pull_outcome = ENDED_EARLY
-            yield from self._abort_pull(why)
-
-    def _abort_pull(self, why: str) -> Iterator[AnyAction]:
-        if self.pull is not None and self.pull.is_open:
-            self.pull.is_open = False
-            self._drop(RouteWatch, Timeout)
-            self._breakers.ended(self.pull.link, Told.NOTHING)
-            yield Abort(Blocks.PULL, why)
-
-    def _drop(self, *kinds: type[PrefillWatch | RouteWatch | Timeout]) -> None:
-        """Watch for these no longer."""
-        self._watches = [watch for watch in self._watches if not isinstance(watch, kinds)]
 
     def _blame(self) -> None:
         """It was the engines' fault: another one served the request, or there is none to ask."""

@@ -1,10 +1,15 @@
-"""Alarms of a request until its first token: timeouts, a stalled prefill, a route that is late."""
+"""Watches on a request until its first token: timeouts, a stalled prefill, a route that is late.
+
+A watch says when it has to be looked at, and a look may raise an alarm. It is of a prefill, or of
+blocks on their way, and of use as long as these are.
+"""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 from prfaas.core.hedging import SOONER_RATIO, RemotePath, leaves, patience_ns
+from prfaas.core.request.events import Blocks
 from prfaas.core.request.fleet import Fleet
 from prfaas.units import NS_PER_S
 
@@ -25,7 +30,7 @@ class Alarm(StrEnum):
 
 
 class PrefillWatch:
-    """Watches a prefill leg.
+    """Watches a prefill leg: its timeout, and whether it has stalled.
 
     Args:
         fleet: What all requests share.
@@ -33,6 +38,8 @@ class PrefillWatch:
         local: Engine that would prefill instead, and the tokens that it would compute.
         now_ns: When the leg starts.
     """
+
+    of: Blocks | None = None
 
     def __init__(self, fleet: Fleet, number: int, local: tuple[str, int], now_ns: int) -> None:
         self._fleet, self._local = fleet, local
@@ -68,14 +75,21 @@ class RouteWatch:
         fleet: What all requests share.
         number: The request.
         local: Engine that would prefill instead.
-        link: Both ends of the link.
+        of: Blocks that cross the link.
+        link: Both ends of it.
         path: The prediction.
     """
 
     def __init__(
-        self, fleet: Fleet, number: int, local: str, link: tuple[str, str], path: RemotePath
+        self,
+        fleet: Fleet,
+        number: int,
+        local: str,
+        of: Blocks,
+        link: tuple[str, str],
+        path: RemotePath,
     ) -> None:
-        self._fleet, self._number, self._local = fleet, number, local
+        self._fleet, self._number, self._local, self.of = fleet, number, local, of
         self._link, self._path = link, path
         self._pause_ns = min(max(path.predicted_ns // LOOKS, LOOK_NS_MIN), LOOK_NS_MAX)
         self.wakes_at_ns = path.started_at_ns + self._pause_ns
@@ -97,11 +111,14 @@ class RouteWatch:
 
 
 class Timeout:
-    """An instant after which nobody waits."""
+    """An instant after which blocks are not waited for."""
 
-    def __init__(self, ends_at_ns: int) -> None:
-        self.wakes_at_ns = ends_at_ns
+    def __init__(self, of: Blocks, ends_at_ns: int) -> None:
+        self.of, self.wakes_at_ns = of, ends_at_ns
 
     def look(self, now_ns: int) -> Alarm | None:
         """Return the alarm once its time has come."""
         return Alarm.TIMEOUT if now_ns >= self.wakes_at_ns else None
+
+
+Watch = PrefillWatch | RouteWatch | Timeout

@@ -162,11 +162,12 @@ class RequestRun:
         record, pull = self._exchange.record, self._views.get(Blocks.PULL)
         is_running = record.outcome is Outcome.RUNNING
         self._report(Stopped(Outcome.CANCELLED if is_running else record.outcome))
-        if self.life.pull is not None:
+        if self._plan.routed.pulls:
             is_over = record.outcome is Outcome.FINISHED
             record.pulled_tokens = self._num_of_use(record.cached_tokens if is_over else 0)
-            link = self.life.pull.link
-            self._parts.metrics.pulls.ended(link, self.life.pull_outcome, record.pulled_tokens)
+            link = self._plan.routed.source, self._plan.routed.destination
+            outcome = self.life.blocks.pull_outcome
+            self._parts.metrics.pulls.ended(link, outcome, record.pulled_tokens)
         if self._suspicion is not None:
             self._parts.suspects.left(self._suspicion)
         for view in (pull, self._views.get(Blocks.HAND_OFF)):
