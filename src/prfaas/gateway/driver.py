@@ -67,8 +67,6 @@ class Driver:
         self._clusters_off: set[str] = set()
         self.num_late = 0
         """Requests that admission refused."""
-        self._asks: dict[int, Ask] = {}
-        """Of open requests: they may have to be routed again."""
         self._lengths: dict[str, int] = {}
         self._asked: dict[int, Ask] = {}
         """Requests that are open in the dispatcher."""
@@ -236,21 +234,18 @@ class Driver:
         found = self.dispatcher.arrive(self._arrival(ask, avoid, stay=stay), now_ns, again=again)
         if isinstance(found, Routed):
             self._asked[ask.number] = ask
-        else:
+        elif not again:
             self._asked.pop(ask.number, None)
         if self.split is not None and not again:
             new = found.decision.num_new_tokens
             self.split.roles.mixes.came(now_ns, new, ask.num_prompt_tokens)
-        if isinstance(found, Refused):
-            self.num_late += found.reason is Refusal.PREDICTED_LATE
-        elif not again:
-            self._asks[ask.number] = ask
+        if isinstance(found, Refused) and found.reason is Refusal.PREDICTED_LATE:
+            self.num_late += 1
         return found
 
     def elsewhere(self, number: int, avoid: str, now_ns: int) -> str | None:
         """Route a request again whose decode engine broke; None without another one."""
-        ask = self._asks[number]
-        found = self.route(ask, now_ns, again=True, avoid=avoid, stay=True)
+        found = self.route(self._asked[number], now_ns, again=True, avoid=avoid, stay=True)
         if isinstance(found, Refused):
             return self._barred_by_breaker(avoid)
         # Where instances only decode, who decodes prefills what has not arrived; if none is left,
@@ -338,7 +333,7 @@ class Driver:
 
     def local_path_ns(self, number: int, name: str, now_ns: int) -> int | None:
         """Predicted time to first token of a request that takes the local path now, ns."""
-        ask, routed = self._asks.get(number), self.dispatcher.route_of(number)
+        ask, routed = self._asked.get(number), self.dispatcher.route_of(number)
         if ask is None or routed is None:
             return None
         hits, _ = self.cached(ask)
