@@ -1,0 +1,154 @@
+"""Requests led by the core's machine over the books of either driver, side by side.
+
+Each `Lives` has its own driver, breakers and budgets, and takes the same events. Engines of the PD
+cluster that only decode have names of their own in the simulator; here they have the gateway's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from prfaas.core.breakers import Told
+from prfaas.core.dispatch import NOTHING, Arrival, Refused, Routed
+from prfaas.core.request.actions import AnyAction
+from prfaas.core.request.events import AnyEvent
+from prfaas.core.request.fleet import Books, Fleet, Limits
+from prfaas.core.request.machine import RequestLife, Route
+from prfaas.core.routing import Path
+from prfaas.sim.request import Request
+from prfaas.units import NS_PER_S
+
+from .worlds import BLOCK_TOKENS, HOME, PD_POOL, GatewayWorld, SimulatorWorld, World
+
+LIMITS = Limits(prefill_timeout_ns=20 * NS_PER_S, transfer_timeout_ns=10 * NS_PER_S)
+
+
+@dataclass
+class NotedBreakers:
+    """Breakers that note what they are told."""
+
+    told: list[tuple[str | tuple[str, str], Told | None]] = field(default_factory=list)
+
+    def began(self, target: str | tuple[str, str]) -> None:
+        self.told.append((target, None))
+
+    def ended(self, target: str | tuple[str, str], told: Told) -> None:
+        self.told.append((target, told))
+
+
+class SimulatorBooks:
+    """The books of a simulated run, in the words of the machine."""
+
+    def __init__(self, world: SimulatorWorld) -> None:
+        self._world, self._front = world, world.front
+        self._dispatcher: Any = world.front.dispatcher
+
+    def __getattr__(self, name: str) -> Any:
+        """What both drivers hand on as it is."""
+        return getattr(self._dispatcher, name)
+
+    def handed_over(self, number: int, now_ns: int) -> None:
+        if self._world.rules.split:
+            self._dispatcher.prompt_ready(number, now_ns)
+
+    def first_token(self, number: int, now_ns: int) -> None:
+        if not self._world.rules.split:
+            self._dispatcher.prompt_ready(number, now_ns)
+        self._dispatcher.first_token(number, now_ns)
+
+    def elsewhere(self, number: int, avoid: str, now_ns: int) -> str | None:
+        request, split = self._request(number), self._world.rules.split
+        hits = {name: hit.num_tokens for name, hit in self._front.caches.hits(request).items()}
+        arrival = Arrival(
+            number,
+            request.num_prompt_tokens,
+            request.num_prompt_tokens,
+            hits,
+            NOTHING,
+            offloadable=False,
+            shippable_tokens=(request.num_prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS,
+            avoid=avoid,
+        )
+        found = self._dispatcher.arrive(arrival, now_ns, again=True)
+        if isinstance(found, Refused):
+            return None
+        self._dispatcher.fall_back(number, now_ns)
+        if not split:
+            return found.decode or found.prefill
+        tried = self._front.decode_names[HOME.index(avoid)]
+        name = self._dispatcher.choose_decode(number, tried)
+        return found.prefill if name is None else HOME[self._front.decode_names.index(name)]
+
+    def local_path_ns(self, number: int, name: str, now_ns: int) -> int | None:
+        if self._dispatcher.route_of(number) is None:
+            return None
+        hits = self._front.caches.hits(self._request(number))
+        held = max((hits[key].num_tokens for key in (PD_POOL, name) if key in hits), default=0)
+        found: int | None = self._dispatcher.local_path_ns(number, name, held, now_ns)
+        return found
+
+    def backlog_bytes(self, source: str, destination: str, now_ns: int) -> int | None:
+        return self._front.link(source, destination).book.backlog_bytes(now_ns)
+
+    def link_bits_per_s(self, source: str, destination: str, now_ns: int) -> float | None:
+        seen = self._front.link(source, destination).book.latest(now_ns)
+        return None if seen is None else seen.bits_per_s
+
+    def _request(self, number: int) -> Request:
+        return self._world._requests[number]
+
+
+def books_of(world: World) -> Books:
+    """The books of a world's driver."""
+    if isinstance(world, GatewayWorld):
+        return world.driver
+    assert isinstance(world, SimulatorWorld)
+    return SimulatorBooks(world)
+
+
+class Lives:
+    """Requests over one driver."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.now_ns = world, 0
+        self.breakers = NotedBreakers()
+        self._fleet = Fleet(books_of(world), self.breakers, LIMITS)
+        self._lives: dict[int, RequestLife] = {}
+
+    def arrive(self, number: int, family: int, num_blocks: int) -> object:
+        """A request comes; what was decided, and whether it can be led."""
+        found = self.world.arrive(number, family, num_blocks, self.now_ns, False)
+        if isinstance(found, Routed):
+            route = self._route(number, found, num_blocks)
+            if route is not None:
+                self._lives[number] = RequestLife(route, self._fleet)
+        return found
+
+    def _route(self, number: int, found: Routed, num_blocks: int) -> Route | None:
+        decode = found.decode
+        if decode is None:
+            index = self.world.choose_decode(number)
+            if index is None:
+                self.world.end(number, self.now_ns)
+                return None
+            decode = HOME[index]
+        is_remote = found.decision.path is Path.REMOTE
+        prefill = found.prefill if is_remote or found.prefill != decode else ""
+        pools = (found.source if is_remote else PD_POOL, PD_POOL)
+        return Route(number, found, decode, prefill, pools, num_blocks * BLOCK_TOKENS)
+
+    def step(self, number: int, event: AnyEvent) -> list[AnyAction]:
+        """Something happens to a request; what is to be done."""
+        self._fleet.retries.deposit(self.now_ns)
+        return self._lives[number].step(event, self.now_ns)
+
+    def state(self) -> object:
+        """What has to be equal beside the actions."""
+        stages = {number: life.stage for number, life in self._lives.items()}
+        return stages, self.breakers.told, self.world.held()
+
+    @property
+    def numbers(self) -> list[int]:
+        """Requests that were let in."""
+        return sorted(self._lives)

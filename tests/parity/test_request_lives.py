@@ -1,0 +1,174 @@
+"""The machine over the gateway's books and over the simulator's: the same actions, for each event.
+
+Histories hold every kind of event that the core has, failures included.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from prfaas.core.policies import PolicyName
+from prfaas.core.request.actions import ACTIONS, Action
+from prfaas.core.request.events import (
+    EVENTS,
+    AnyEvent,
+    Begun,
+    Blocks,
+    DecodeFailure,
+    EngineBroke,
+    Event,
+    Finished,
+    FirstToken,
+    Outcome,
+    PoolLost,
+    PrefillDone,
+    PrefillFailed,
+    PrefillFailure,
+    PullNotAsked,
+    Stopped,
+    TransferEnded,
+    TurnCame,
+    Woke,
+)
+from prfaas.core.transfers import TransferEnd
+from prfaas.units import NS_PER_S
+
+from .lives import Lives
+from .worlds import (
+    AWAY,
+    CLUSTERS,
+    HOME,
+    NUM_BLOCKS_MAX,
+    GatewayWorld,
+    Rules,
+    Seen,
+    SimulatorWorld,
+)
+
+HISTORIES, SHARDS = 2000, 8
+Draw = random.Random
+MAKERS: dict[type[Event], Callable[[Draw], AnyEvent]] = {
+    Begun: lambda _: Begun(),
+    PrefillDone: lambda _: PrefillDone(),
+    PrefillFailed: lambda draw: PrefillFailed(
+        draw.choice([*PrefillFailure]), _flip(draw), _flip(draw)
+    ),
+    TransferEnded: lambda draw: TransferEnded(
+        draw.choice([*Blocks]), draw.choice([*TransferEnd]), _flip(draw)
+    ),
+    PullNotAsked: lambda _: PullNotAsked(),
+    PoolLost: lambda draw: PoolLost(draw.choice([*Blocks])),
+    TurnCame: lambda _: TurnCame(),
+    EngineBroke: lambda draw: EngineBroke(
+        draw.choice([*DecodeFailure]), _flip(draw), _flip(draw), draw.random() < 0.8
+    ),
+    FirstToken: lambda _: FirstToken(),
+    Finished: lambda draw: Finished(draw.randrange(20_000), draw.randrange(20_000)),
+    Stopped: lambda draw: Stopped(draw.choice([Outcome.CANCELLED, Outcome.FAILED])),
+    Woke: lambda _: Woke(),
+}
+"""How to draw an event of every kind."""
+WEIGHTS = {PrefillDone: 4, FirstToken: 4, EngineBroke: 3, Woke: 6, TurnCame: 4, PullNotAsked: 1}
+
+
+def _flip(draw: Draw) -> bool:
+    return draw.random() < 0.5
+
+
+def test_histories_hold_every_kind_of_event_that_the_core_has() -> None:
+    assert set(MAKERS) == set(EVENTS)
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_the_same_events_give_the_same_actions_over_both_drivers(shard: int) -> None:
+    drawn: Counter[type[Event]] = Counter()
+    done: Counter[type[Action]] = Counter()
+    for seed in range(shard, HISTORIES, SHARDS):
+        _history(random.Random(seed), drawn, done)
+    assert set(drawn) == set(EVENTS)
+    assert set(done) == set(ACTIONS)
+
+
+def _history(draw: Draw, drawn: Counter[type[Event]], done: Counter[type[Action]]) -> None:
+    split = draw.random() < 0.4
+    policy = draw.choice([PolicyName.ADAPTIVE, PolicyName.ADAPTIVE, PolicyName.REMOTE])
+    rules = Rules(policy, None, _flip(draw), pulls=draw.random() < 0.7, split=split)
+    both = Lives(GatewayWorld(rules)), Lives(SimulatorWorld(rules))
+    for lives in both:
+        for cluster in CLUSTERS:
+            lives.world.set_link(cluster, True, 0)
+    kinds = [kind for kind in EVENTS if kind is not Begun]
+    weights = [WEIGHTS.get(kind, 2) for kind in kinds]
+    for step in range(draw.randrange(10, 40)):
+        after_ns = draw.choice((0, NS_PER_S // 10, NS_PER_S, 12 * NS_PER_S))
+        for lives in both:
+            lives.now_ns += after_ns
+        numbers = both[0].numbers
+        if not numbers or draw.random() < 0.25:
+            _surroundings(draw, both)
+            _come(draw, both, step, drawn, done)
+            continue
+        number, kind = draw.choice(numbers[-3:]), draw.choices(kinds, weights)[0]
+        _both(both, number, MAKERS[kind](draw), drawn, done)
+
+
+def _come(
+    draw: Draw,
+    both: tuple[Lives, Lives],
+    number: int,
+    drawn: Counter[type[Event]],
+    done: Counter[type[Action]],
+) -> None:
+    family, num_blocks = draw.randrange(4), 1 + draw.randrange(NUM_BLOCKS_MAX)
+    if draw.random() < 0.4:
+        # Short, and all but its last block lies in another cluster: worth a pull.
+        num_blocks = 2 + draw.randrange(6)
+        _lies_away(both, draw.choice([*CLUSTERS]), family, num_blocks)
+    live, simulated = (lives.arrive(number, family, num_blocks) for lives in both)
+    assert live == simulated
+    assert both[0].numbers == both[1].numbers
+    if number in both[0].numbers:
+        _both(both, number, Begun(), drawn, done)
+
+
+def _both(
+    both: tuple[Lives, Lives],
+    number: int,
+    event: AnyEvent,
+    drawn: Counter[type[Event]],
+    done: Counter[type[Action]],
+) -> None:
+    live, simulated = (lives.step(number, event) for lives in both)
+    assert live == simulated, event
+    assert both[0].state() == both[1].state(), event
+    drawn[type(event)] += 1
+    done.update(type(action) for action in live)
+
+
+def _lies_away(both: tuple[Lives, Lives], cluster: str, family: int, num_blocks: int) -> None:
+    for lives in both:
+        world, now_ns = lives.world, lives.now_ns
+        world.store(cluster, family, num_blocks - 1)
+        for each in CLUSTERS:
+            world.report_link(each, Seen(10**9, 0, False, 0), now_ns)
+        # With roles, the queues of engines that decode are nobody's business here.
+        for name in AWAY if world.rules.split else (*HOME, *AWAY):
+            world.report_load(name, 0, now_ns)
+
+
+def _surroundings(draw: Draw, both: tuple[Lives, Lives]) -> None:
+    """Change what routes depend on: caches, queues, links, and engines that are gone."""
+    holder, family = draw.choice([*CLUSTERS, *HOME, *AWAY]), draw.randrange(4)
+    num_blocks, waiting = 1 + draw.randrange(NUM_BLOCKS_MAX), draw.randrange(4)
+    loaded, gone, is_up = draw.choice(AWAY), draw.choice(AWAY), draw.random() < 0.8
+    cluster, bits_per_s = draw.choice([*CLUSTERS]), 10**7 + draw.randrange(10**9)
+    for lives in both:
+        world, now_ns = lives.world, lives.now_ns
+        world.store(holder, family, num_blocks)
+        world.report_load(loaded, waiting, now_ns)
+        world.set_ready(gone, is_up, now_ns)
+        world.report_link(cluster, Seen(bits_per_s, 0, False, 0), now_ns)
