@@ -42,7 +42,7 @@ class SimulatorBooks:
 
     def __init__(self, world: SimulatorWorld) -> None:
         self._world, self._front = world, world.front
-        self._dispatcher: Any = world.front.dispatcher
+        self._dispatcher = world.front.dispatcher
 
     def __getattr__(self, name: str) -> Any:
         """What both drivers hand on as it is."""
@@ -85,8 +85,7 @@ class SimulatorBooks:
             return None
         hits = self._front.caches.hits(self._request(number))
         held = max((hits[key].num_tokens for key in (PD_POOL, name) if key in hits), default=0)
-        found: int | None = self._dispatcher.local_path_ns(number, name, held, now_ns)
-        return found
+        return self._dispatcher.local_path_ns(number, name, held, now_ns)
 
     def backlog_bytes(self, source: str, destination: str, now_ns: int) -> int | None:
         return self._front.link(source, destination).book.backlog_bytes(now_ns)
