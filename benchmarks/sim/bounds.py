@@ -2,13 +2,15 @@
 
 Each request takes prefill time at home, or prefill time away and bytes on the link, and decode time
 either way. The relaxation serves fractions of requests, in any order, with everything known in
-advance, and lets every stage work until the last target has passed. No policy can do better:
+advance. Only requests in time count: what arrives in a span is prefilled by one target after it.
+No policy can do better:
 
     maximise    the requests that are served, home or away
-    such that   prefill time at home   <= instances x (window + target)
-                prefill time away      <= instances x (window + target)
-                bytes on the link      <= rate x (window + target)
-                decode slots           <= slots x (window + target), each for the shortest time
+    such that   decode slots taken, each for the shortest time <= slots x (window + target)
+    and for the requests that arrive in any span of 5 s to 4 min, or all of the window
+                prefill time at home   <= instances x (span + target)
+                prefill time away      <= instances x (span + target)
+                bytes on the link      <= rate x (span + target)
 
 A request that cannot meet its target alone on an idle path does not take that path. Cached prefixes
 count as in a cache without limits that already holds what came before: no policy hits more.
@@ -24,14 +26,19 @@ from heapq import heapify, heappop, heappush
 from itertools import takewhile
 
 import numpy as np
+import numpy.typing as npt
 from scipy.optimize import linprog
-from scipy.sparse import csr_array, hstack, identity, vstack
+from scipy.sparse import coo_array, hstack, identity, vstack
 
 from prfaas.core.predictions import BITS_PER_BYTE
 from prfaas.sim.request import Request
 from prfaas.sim.scenario import Scenario
 from prfaas.sim.setup import Setup
 from prfaas.units import NS_PER_S
+
+SPANS_S = (5.0, 15.0, 60.0, 240.0)
+"""Lengths of the spans whose arrivals must be served within the span and one target."""
+FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -57,9 +64,10 @@ def bound(scenario: Scenario) -> float:
     """Upper bound of the goodput of a scenario with one PrfaaS cluster, req/s."""
     setup, came = scenario.setup, _come(scenario)
     end_ns = scenario.end_ns or max(r.arrived_at_ns for r, _ in came) + 1
-    uses = [use for r, use in came if scenario.start_ns <= r.arrived_at_ns < end_ns]
+    counted = [(r, use) for r, use in came if scenario.start_ns <= r.arrived_at_ns < end_ns]
+    came_s = np.array([(r.arrived_at_ns - scenario.start_ns) / NS_PER_S for r, _ in counted])
     window_s = (end_ns - scenario.start_ns) / NS_PER_S
-    return _served(setup, uses, window_s + (setup.slo.ttft_ns or 0) / NS_PER_S) / window_s
+    return _served(setup, came_s, [use for _, use in counted], window_s) / window_s
 
 
 def _come(scenario: Scenario) -> list[tuple[Request, Use]]:
@@ -106,33 +114,40 @@ def _use(setup: Setup, request: Request, hit: int) -> Use:
     )
 
 
-def _served(setup: Setup, uses: list[Use], time_s: float) -> float:
-    """Solve the relaxation; requests that are served."""
-    count = len(uses)
+def _served(setup: Setup, came_s: FloatArray, uses: list[Use], window_s: float) -> float:
+    """Solve the relaxation; requests that are served.
+
+    Args:
+        setup: The system.
+        came_s: When each request came, s from the start of the window.
+        uses: What serving each takes.
+        window_s: Length of the window.
+    """
+    count, target_s = len(uses), (setup.slo.ttft_ns or 0) / NS_PER_S
     local = np.array([u.local_s for u in uses])
     remote = np.array([u.remote_s for u in uses])
     link, decode = np.array([u.link_s for u in uses]), np.array([u.decode_s for u in uses])
-    zero = np.zeros(count)
-    rows = csr_array(
-        np.vstack(
-            [
-                np.concatenate([np.where(np.isinf(local), 0, local), zero]),
-                np.concatenate([zero, np.where(np.isinf(remote), 0, remote)]),
-                np.concatenate([zero, link]),
-                np.concatenate([decode, decode]),
-            ]
-        )
+    rows, limits = (
+        [coo_array(np.concatenate([decode, decode])[None])],
+        [setup.num_decode * setup.decode.batch_max * (window_s + target_s)],
     )
-    once = hstack([identity(count, format="csr"), identity(count, format="csr")])
-    limits = [
-        setup.num_prefill * time_s,
-        setup.prfaas[0].num_instances * time_s,
-        time_s,
-        setup.num_decode * setup.decode.batch_max * time_s,
-    ]
+    # (seconds that serving takes of a stage, whether remotely, instances of the stage)
+    stages = (
+        (np.where(np.isinf(local), 0, local), False, setup.num_prefill),
+        (np.where(np.isinf(remote), 0, remote), True, setup.prfaas[0].num_instances),
+        (link, True, 1),
+    )
+    for start_s, span_s in _spans(window_s):
+        first, last = np.searchsorted(came_s, [start_s, start_s + span_s])
+        columns, zeros = np.arange(first, last), np.zeros(last - first, int)
+        for work, is_remote, instances in stages:
+            at = zeros, columns + count * is_remote
+            rows.append(coo_array((work[first:last], at), shape=(1, 2 * count)))
+            limits.append(instances * (span_s + target_s))
+    once = hstack([identity(count), identity(count)])
     solved = linprog(
         -np.ones(2 * count),
-        A_ub=vstack([rows, once]).tocsr(),
+        A_ub=vstack([*rows, once]).tocsr(),
         b_ub=np.concatenate([limits, np.ones(count)]),
         bounds=[(0, 0 if np.isinf(s) else 1) for s in np.concatenate([local, remote])],
         method="highs",
@@ -140,3 +155,12 @@ def _served(setup: Setup, uses: list[Use], time_s: float) -> float:
     if not solved.success:
         raise SystemExit(f"the relaxation was not solved: {solved.message}")
     return float(-solved.fun)
+
+
+def _spans(window_s: float) -> list[tuple[float, float]]:
+    """Starts and lengths of the spans; those of one length overlap by half."""
+    found = [(0.0, window_s)]
+    for span_s in SPANS_S:
+        starts = np.arange(0, max(window_s - span_s / 2, 0), span_s / 2)
+        found += [(float(start), span_s) for start in starts]
+    return found

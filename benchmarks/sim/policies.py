@@ -16,6 +16,7 @@ The bound is that of `bounds.py`; the best static threshold is the best of seven
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import statistics
@@ -31,11 +32,16 @@ from rich.progress import track
 from prfaas.core.policies import PolicyName
 from prfaas.sim.run import find_knee, run
 from prfaas.sim.scenario import Scenario, load_scenario
+from prfaas.units import NS_PER_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "sim"
 FIVE_GBIT = 'plan_settings=["prfaas.0.link.bandwidth=5Gbps"]'
 THRESHOLDS = (500, 2_000, 5_000, 10_000, 20_000, 40_000, 80_000)
 LOADS = (0.6, 0.8, 1.0, 1.2, 1.4)
+SHARE, SCALE_MAX, SCALE_STEP = 0.9, 16.0, 0.05
+"""Share in time at capacity; largest factor of a trace's rate, and how precisely it is found."""
+NUM_LENGTHS = 400
+"""Quantiles of a trace's lengths that a plan is made from."""
 DECLINED = "routing.admission=false"
 POLICIES = ("local", "remote", "paper", "best static", "adaptive")
 FEW = ("local", "remote", "paper", "adaptive")
@@ -155,6 +161,19 @@ def capacity(job: Job) -> float:
     return 0.0 if knee is None else knee.results.num_requests / knee.results.window_s
 
 
+def capacity_limit(job: Job) -> float:
+    """Highest rate of a trace at which the bound has 90 % of its requests in time, req/s."""
+    scenario = scenario_of(job.row, job.changes, MINUTES).with_seed(job.seed)
+    arrived = scenario.requests()
+    rate = len(arrived) * NS_PER_S / (arrived[-1].arrived_at_ns + 1)
+    low, high = 0.0, SCALE_MAX
+    while high - low > SCALE_STEP:
+        middle = (low + high) / 2
+        served = bound(scenario.with_rate_scaled(middle)) >= SHARE * rate * middle
+        low, high = (middle, high) if served else (low, middle)
+    return rate * low
+
+
 MINUTES = 20
 
 
@@ -225,20 +244,40 @@ def loops(seeds: Sequence[int], pool: multiprocessing.pool.Pool) -> list[str]:
     return lines
 
 
+def planned_on(row: Row) -> tuple[str, ...]:
+    """Plan settings from the incremental lengths and outputs that a trace shows locally."""
+    scenario = scenario_of(row, (), MINUTES).with_policy(PolicyName.LOCAL)
+    requests = run(scenario).simulation.requests
+    new = sorted(r.num_new_tokens for r in requests)
+    # The plan's profiles go from 128 to 131,072 tokens.
+    at = ((2 * i + 1) * len(new) // (2 * NUM_LENGTHS) for i in range(NUM_LENGTHS))
+    settings = [
+        "workload.distribution=lengths",
+        f"workload.lengths={[float(min(max(new[i], 128), 131_072)) for i in at]}",
+        f"workload.output_tokens={statistics.mean(r.num_output_tokens for r in requests)}",
+    ]
+    return (f"plan_settings={json.dumps(settings)}",)
+
+
 def capacities(seeds: Sequence[int], pool: multiprocessing.pool.Pool) -> list[str]:
-    """Lines of a table: capacities of the traces, with the plan of the case study."""
+    """Lines of a table: capacities of the traces, with the case study's plan and with their own."""
+    own = dict(zip(TRACES, pool.map(planned_on, TRACES.values()), strict=True))
+    plans = {name: {"the case study's plan": (), "its own plan": own[name]} for name in TRACES}
+    admission = {"with admission": (), "without": (DECLINED,)}
     cases = {
-        f"{name}, {'without' if changes else 'with'} admission": [
-            Job(row, changes, policy, seeds[0]) for policy in ("paper", "adaptive")
+        f"{name}, {planned}, {how}": [
+            Job(row, (*plan, *changes), policy, seeds[0]) for policy in ("paper", "adaptive")
         ]
         for name, row in TRACES.items()
-        for changes in ((), (DECLINED,))
+        for planned, plan in plans[name].items()
+        for how, changes in admission.items()
     }
     rates = iter(pool.map(capacity, [job for pair in cases.values() for job in pair], 1))
-    lines = ["| trace | paper | adaptive | ratio |", "|---|---:|---:|---:|"]
-    for name in cases:
+    limits = pool.map(capacity_limit, [ours for _, ours in cases.values()], 1)
+    lines = ["| trace | paper | adaptive | ratio | bound |", "|---|---:|---:|---:|---:|"]
+    for name, most in zip(cases, limits, strict=True):
         paper, ours = next(rates), next(rates)
-        lines.append(f"| {name} | {paper:.2f} | {ours:.2f} | {ours / paper:.2f}x |")
+        lines.append(f"| {name} | {paper:.2f} | {ours:.2f} | {ours / paper:.2f}x | {most:.2f} |")
     return lines
 
 
