@@ -80,6 +80,17 @@ def _finite(_ctx: click.Context, _param: click.Parameter, number: float | None) 
     type=click.IntRange(min=1),
     help="Of the map: senders of each PrfaaS cluster; one for 8 GPUs if absent.",
 )
+@click.option(
+    "--confirm", is_flag=True, help="Simulate the answer; exit with 1 if it does not hold."
+)
+@click.option(
+    "--seeds",
+    "num_seeds",
+    type=click.IntRange(1, 100),
+    default=5,
+    show_default=True,
+    help="Runs of each fleet, for --confirm.",
+)
 @click.pass_context
 def plan(
     context: click.Context,
@@ -89,6 +100,8 @@ def plan(
     as_json: bool,
     report: Path | None,
     emit: bool,
+    confirm: bool,
+    num_seeds: int,
     as_map: bool,
     bandwidths: str,
     rtts: str,
@@ -110,14 +123,16 @@ def plan(
       prfaas plan FILE --emit                   settings for `prfaas up`
       prfaas plan FILE --map                    where it pays, and what moves that
       prfaas plan FILE --map --rtts 5ms,80ms --losses 0.1% --report map.svg
+      prfaas plan FILE --set workload.arrival_rate=10 --confirm    simulate the answer
     """
     if as_map:
         from prfaas.cli.map_actions import MapView, show_maps
 
         axes = parse_axes(bandwidths, rtts, losses, lengths)
         transport = Transport(pool_nodes or 0, control=CongestionControl(congestion_control))
-        if emit:
-            raise ConfigError("--emit prints settings of one plan; leave it or --map out")
+        if emit or confirm:
+            given = "--emit prints settings" if emit else "--confirm simulates the answer"
+            raise ConfigError(f"{given} of one plan; leave it or --map out")
         show_maps(MapView(files, settings, axes, transport, as_json, report))
         return
     for name in _MAP_ONLY:
@@ -125,9 +140,12 @@ def plan(
             raise ConfigError(f"--{name.replace('_', '-')} belongs to --map; add it")
     if len(files) > 1:
         raise ConfigError(f"{len(files)} plan files are given; only --map takes several")
-    from prfaas.cli.plan_actions import show_plan
+    if not confirm and context.get_parameter_source("num_seeds") is not ParameterSource.DEFAULT:
+        raise ConfigError("--seeds belongs to --confirm; add it")
+    from prfaas.cli.plan_actions import PlanView, show_plan
 
-    show_plan(files[0], settings, as_json=as_json, report=report, emit=emit)
+    view = PlanView(as_json, report, emit, num_seeds if confirm else 0)
+    context.exit(show_plan(files[0], settings, view))
 
 
 @click.command()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
+from prfaas.cli import plan_confirm
 from prfaas.cli.output import console_for
 from prfaas.errors import ConfigError
 from prfaas.planner import machine_report, model_report
@@ -58,27 +59,56 @@ class ModelView:
     as_json: bool
 
 
-def show_plan(
-    file: Path, settings: Sequence[str], *, as_json: bool, report: Path | None, emit: bool
-) -> None:
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """The form of an answer.
+
+    Args:
+        as_json: JSON instead of tables.
+        report: Path of an HTML report, or None.
+        emit: Only the settings for a deployment file.
+        num_seeds: Simulations of each fleet that confirm the answer; 0 simulates nothing.
+    """
+
+    as_json: bool
+    report: Path | None
+    emit: bool
+    num_seeds: int
+
+
+def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
     """Answer a plan file in the form that was asked for.
+
+    Returns:
+        Exit code: 1 if the answer was to be confirmed and was not.
 
     Raises:
         ConfigError: The question is wrong, or the report can not be written.
     """
-    if emit and as_json:
+    if view.emit and view.as_json:
         raise ConfigError("--emit prints TOML and --json prints JSON; choose one")
     answer = make_plan(load_question(file, settings))
-    if report is not None:
-        _write_report(answer, report)
-    if emit:
+    confirmation = plan_confirm.confirm(answer, view.num_seeds) if view.num_seeds else None
+    if view.report is not None:
+        said = [] if confirmation is None else [confirmation.sentence]
+        _write_report(replace(answer, notes=[*answer.notes, *said]), view.report)
+    if view.emit:
         click.echo(deployment_settings(answer), nl=False)
         if answer.verdict.answer is not Answer.PAYS:
             click.echo(f"note: {answer.verdict.sentence}", err=True)
-    elif as_json:
-        click.echo(json.dumps(machine_report.as_dict(answer), indent=2, ensure_ascii=False))
+        if confirmation is not None:
+            click.echo(f"note: {confirmation.sentence}", err=True)
+    elif view.as_json:
+        found = machine_report.as_dict(answer)
+        if confirmation is not None:
+            found["confirmation"] = plan_confirm.as_dict(confirmation)
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
     else:
-        print_plan(answer, console_for(_COLUMNS))
+        console = console_for(_COLUMNS)
+        print_plan(answer, console)
+        if confirmation is not None:
+            plan_confirm.print_confirmation(confirmation, console)
+    return 0 if confirmation is None or confirmation.confirmed else 1
 
 
 def _write_report(answer: Plan, report: Path) -> None:

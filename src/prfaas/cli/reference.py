@@ -19,7 +19,8 @@ Every command and option, as `--help` says it.
 | exit code | when |
 |---|---|
 | 0 | done, or stopped in good order: a command that runs until it is stopped, see below |
-| 1 | a part failed; `demo` found a difference; `ctl parts` found a part that is not ready |
+| 1 | a part failed; `demo` found a difference; `ctl parts` found a part that is not ready; \
+`plan --confirm` found that the answer does not hold |
 | 2 | an operator's mistake, in one line |
 | 130, 143 | Ctrl-C or SIGTERM ended a command before it was done |
 

@@ -9,7 +9,7 @@ from prfaas.planner import wording as w
 from prfaas.planner.designs import Design
 from prfaas.planner.html_parts import figure, page, table
 from prfaas.planner.plan import Comparison, Plan
-from prfaas.planner.summary import facts
+from prfaas.planner.summary import facts, overloads
 from prfaas.planner.verdict import Answer
 
 _ANSWER_CLASS = {
@@ -149,8 +149,7 @@ def _latency(plan: Plan) -> str:
         rows.append((name, *(w.seconds(value) for value in figures_s), p99))
     note = (
         f"Queued: Allen-Cunneen approximation at {times.arrival_per_s:.2f} req/s; the simulator "
-        "is the judge, and P99 is the range seen in simulations. inf: the design can not carry "
-        "this load."
+        f"is the judge, and P99 is the range seen in simulations{overloads(times)}."
     )
     return f"{table(head, rows)}<small>{escape(note)}</small>"
 

@@ -24,6 +24,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "overlapped": _latencies(times.overlapped),
             "queued": {name: _queued(found) for name, found in times.queued.items()},
             "queued_arrival_per_s": times.arrival_per_s,
+            "overloaded": {name: stage.value for name, stage in times.overloaded.items()},
         },
         "shadow_values": [asdict(value) for value in plan.shadow],
         "tornado": [asdict(swing) for swing in plan.tornado],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isinf
 
 from prfaas.planner import designs, latency, whatif
 from prfaas.planner.designs import Design, gain_at_equal_cost
 from prfaas.planner.latency import Latency, Transfer
 from prfaas.planner.load import Question
 from prfaas.planner.problem import Problem
-from prfaas.planner.search import Operation
+from prfaas.planner.search import Operation, Stage
 from prfaas.planner.sizing.answer import doubt, obstacle
 from prfaas.planner.sizing.confidence import few_long_prompts
 from prfaas.planner.sizing.fleet import Sizing, size
@@ -58,12 +59,14 @@ class Latencies:
         overlapped: Design name -> service time with overlapped transfers and a round trip.
         queued: Design name -> with queueing at `arrival_per_s`.
         arrival_per_s: Load of `queued`, req/s.
+        overloaded: Design name -> stage that cannot carry this load; `queued` is inf then.
     """
 
     service: dict[str, Latency]
     overlapped: dict[str, Latency]
     queued: dict[str, Latency]
     arrival_per_s: float
+    overloaded: dict[str, Stage]
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,7 @@ def _latencies(question: Question, comparison: Comparison) -> Latencies:
     if load is None:
         load = DEFAULT_LOAD_RATIO * comparison.prfaas.operation.rate_per_s
     service, overlapped, queued = {}, {}, {}
+    overloaded: dict[str, Stage] = {}
     for design in comparison.all:
         found = design.operation
         if not found.rate_per_s:
@@ -159,7 +163,9 @@ def _latencies(question: Question, comparison: Comparison) -> Latencies:
         service[design.name] = latency.service_ttft(problem, found)
         overlapped[design.name] = latency.service_ttft(problem, found, Transfer.OVERLAPPED, chunk)
         queued[design.name] = latency.queued_ttft(problem, found, load, chunk)
-    return Latencies(service, overlapped, queued, load)
+        if isinf(queued[design.name].mean):
+            overloaded[design.name] = found.narrowest
+    return Latencies(service, overlapped, queued, load, overloaded)
 
 
 def _reason(comparison: Comparison) -> str:

@@ -93,6 +93,12 @@ class Operation:
         """The stage that limits Λ."""
         return min(self.capacity_per_s, key=lambda stage: self.capacity_per_s[stage])
 
+    @property
+    def narrowest(self) -> Stage:
+        """The stage with the lowest capacity, targets aside."""
+        stages = [stage for stage in self.capacity_per_s if stage is not Stage.TTFT_TARGET]
+        return min(stages, key=lambda stage: self.capacity_per_s[stage])
+
     def slack(self, stage: Stage) -> float:
         """Share of a stage's capacity that is idle at Λ_max, in [0, 1]."""
         capacity = self.capacity_per_s[stage]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prfaas.planner import wording as w
-from prfaas.planner.plan import Plan
+from prfaas.planner.plan import Latencies, Plan
 from prfaas.planner.sizing.answer import fleet_in_words
 
 
@@ -35,3 +35,10 @@ def _sizes(plan: Plan) -> list[tuple[str, str]]:
             ("without PrfaaS instances", sizing.homogeneous),
         )
     ]
+
+
+def overloads(times: Latencies) -> str:
+    """Stages that cannot carry the load of the latencies, as the end of a sentence; or ""."""
+    return "".join(
+        f"; inf: {stage.value} of {name} is overloaded" for name, stage in times.overloaded.items()
+    )

@@ -12,7 +12,7 @@ from prfaas.planner import wording as w
 from prfaas.planner.curves import Curve, against_threshold
 from prfaas.planner.designs import Design
 from prfaas.planner.plan import Comparison, Plan
-from prfaas.planner.summary import facts
+from prfaas.planner.summary import facts, overloads
 from prfaas.planner.verdict import Answer
 
 _ANSWER_STYLE = {Answer.PAYS: "green", Answer.DOES_NOT_PAY: "red", Answer.DEPENDS: "yellow"}
@@ -116,9 +116,7 @@ def _latency_table(plan: Plan) -> Table:
         f"Time to first token; queued at {times.arrival_per_s:.2f} req/s (approximate)",
         "design", "service\nmean", "\nP90", "overlap\nmean", "queued\nmean", "\nP90", "\nP99",
     )  # fmt: skip
-    table.caption = (
-        "service: the paper's way; P99: range seen in simulation; inf: can not carry this load"
-    )
+    table.caption = f"service: the paper's way; P99: range seen in simulation{overloads(times)}"
     table.caption_justify = "left"
     for name, service in times.service.items():
         overlapped, queued = times.overlapped[name], times.queued[name]

@@ -176,12 +176,19 @@ def decode_throughput(
     return np.asarray(num_decode * per_instance, dtype=np.float64)
 
 
-def decode_batch(problem: Problem, cluster: PdCluster) -> tuple[float, float]:
+def decode_batch(
+    problem: Problem, cluster: PdCluster, context: float | None = None
+) -> tuple[float, float]:
     """Return the sequences that a decode instance runs at once and its step time with them, s.
 
     The largest batch within the target whose caches fit into the KV memory; 0 when none fits.
+
+    Args:
+        problem: The question.
+        cluster: Decodes.
+        context: Mean context of a running sequence, tokens; the workload's if absent.
     """
-    context = problem.workload.mean_context
+    context = problem.workload.mean_context if context is None else context
     batch, step_s = cluster.decode.largest_batch(context, cluster.tpot_max_s)
     if cluster.kv_capacity_bytes is None:
         return batch, step_s

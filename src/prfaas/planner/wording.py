@@ -56,10 +56,8 @@ def gpus(number: float) -> str:
 
 
 def price(amount: float | None) -> str:
-    """A price without its unit, which the plan file chose."""
-    if amount is None:
-        return "-"
-    return "inf" if math.isinf(amount) else f"{amount:.3g}"
+    """A price without its unit, which the plan file chose; a dash for None and without a bound."""
+    return "-" if amount is None or math.isinf(amount) else f"{amount:.3g}"
 
 
 def count(number: float) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from scipy.stats import t as student_t
@@ -18,6 +19,8 @@ from prfaas.sim.run import run
 from prfaas.sim.scenario import load_scenario
 
 CONFIDENCE = 0.95
+Task = TypeVar("Task")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,20 @@ def run_seeds(runs: Sequence[SeedRun]) -> Iterator[tuple[SeedRun, Results]]:
     Raises:
         ConfigError: The scenario is wrong.
     """
-    workers = min(len(runs), os.cpu_count() or 1)
+    yield from in_parallel(_results, runs)
+
+
+def in_parallel(work: Callable[[Task], Made], tasks: Sequence[Task]) -> Iterator[tuple[Task, Made]]:
+    """Do all tasks in processes, one for each core, and yield each as it ends.
+
+    Args:
+        work: A function of a module, with a result that can be pickled.
+        tasks: At least one; can be pickled.
+    """
+    workers = min(len(tasks), os.cpu_count() or 1)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        jobs = {pool.submit(_results, each): each for each in runs}
+        jobs = {pool.submit(work, each): each for each in tasks}
         for done in as_completed(jobs):
             yield jobs[done], done.result()
 

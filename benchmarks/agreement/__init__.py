@@ -1,0 +1,1 @@
+"""Planner and simulator on random plans: do they agree?"""

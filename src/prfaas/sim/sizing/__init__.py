@@ -1,0 +1,1 @@
+"""Simulations that judge what the planner answers."""

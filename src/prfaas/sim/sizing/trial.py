@@ -1,0 +1,218 @@
+"""One simulated run of a fleet that the planner described, at one arrival rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from prfaas.core.policies import PolicyName
+from prfaas.planner.geometry import kv_bytes_at
+from prfaas.planner.load import Question
+from prfaas.planner.problem import Problem
+from prfaas.planner.search import Operation
+from prfaas.planner.step_time import StepTime
+from prfaas.planner.throughput import decode_batch
+from prfaas.sim.columns import columns_of
+from prfaas.sim.make_setup import make_setup
+from prfaas.sim.request import UNSET
+from prfaas.sim.run import Run, run
+from prfaas.sim.scenario import Scenario
+from prfaas.sim.scenario_file import RoutingTable, ScenarioFile
+from prfaas.sim.setup import Setup, SignalSetup
+from prfaas.sim.workloads.scaling import Workload
+from prfaas.sim.workloads.synthetic import Synthetic
+from prfaas.sim.workloads.table import WorkloadTable
+from prfaas.units import NS_PER_S
+
+WARMUP_SHARE = 0.25
+"""Requests before the measured ones, as a share of these: queues fill meanwhile."""
+_CV_MIN = 0.01  # of the gaps; evenly spaced arrivals are the limit
+_OBSERVATIONS_PER_S = 2.0  # of queues, at most
+_OBSERVATIONS_PER_REQUEST = 0.2  # of queues, at most: a slow fleet takes hours of virtual time
+_DECODES_MIN = 3.0  # time of a decode that the warm-up lasts at least
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A fleet with its settings, and the load that it is given.
+
+    Args:
+        problem: The question, with the fleet's numbers of instances.
+        num_prefill: N_p.
+        offload_threshold: t, tokens; None offloads nothing.
+        rate_per_s: Arrival rate, req/s.
+        num_requests: Measured requests; those of the warm-up come before them.
+        seed: Seed of arrivals and lengths.
+        to_the_end: Run until every request has ended; otherwise stop with the arrivals.
+    """
+
+    problem: Problem
+    num_prefill: int
+    offload_threshold: float | None
+    rate_per_s: float
+    num_requests: int
+    seed: int
+    to_the_end: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Figures of one run over its measured time.
+
+    Args:
+        num_arrived: Requests that arrived.
+        arrived_per_s: Rate of the same, req/s.
+        carried_per_s: Requests that got their first token, req/s.
+        local_per_s: Those of them that were prefilled in the PD cluster, req/s.
+        remote_per_s: Those of them that were prefilled in a PrfaaS cluster, req/s.
+        offloaded_ratio: Share of the arrivals that were sent to a PrfaaS cluster.
+        ttft_p90_s: 90th percentile of the time to first token of arrivals that finished, s.
+        ttft_p99_s: 99th percentile of the same, s.
+        tpot_s: Mean time per output token after the first, s; 0 without any.
+        num_unserved: Arrivals that failed or were refused.
+    """
+
+    num_arrived: int
+    arrived_per_s: float
+    carried_per_s: float
+    local_per_s: float
+    remote_per_s: float
+    offloaded_ratio: float
+    ttft_p90_s: float
+    ttft_p99_s: float
+    tpot_s: float
+    num_unserved: int
+
+
+def trial_of(
+    problem: Problem, found: Operation, rate_per_s: float, num_requests: int, seed: int
+) -> Trial:
+    """Return the trial of a plan's settings, run to the end.
+
+    Args:
+        problem: The question with the fleet of the settings.
+        found: Settings.
+        rate_per_s: Arrival rate, req/s.
+        num_requests: Measured requests.
+        seed: Seed of arrivals and lengths.
+    """
+    threshold = found.offload_threshold if found.offload_fraction > 0 else None
+    if threshold is None and found.offload_fraction > 0:
+        threshold = 0.0  # everything is offloaded, whatever its length
+    return Trial(problem, found.num_prefill, threshold, rate_per_s, num_requests, seed)
+
+
+def try_out(trial: Trial) -> Figures:
+    """Simulate a trial.
+
+    Raises:
+        ConfigError: The fleet cannot be simulated, for instance because prompts are too long.
+        BrokenInvariantError: The simulator contradicts itself.
+    """
+    scenario = _scenario(trial)
+    done = run(scenario, stop_at_ns=None if trial.to_the_end else scenario.end_ns)
+    return _figures(done)
+
+
+def _scenario(trial: Trial) -> Scenario:
+    work, rate = trial.problem.workload, trial.rate_per_s
+    warmup_s = max(trial.num_requests * WARMUP_SHARE / rate, _DECODES_MIN * _decode_s(trial))
+    end_s = warmup_s + trial.num_requests / rate
+    source = Synthetic(
+        rate_per_s=rate,
+        duration_ns=round(end_s * NS_PER_S),
+        lengths=work.lengths,
+        output_tokens=work.output_tokens,
+        arrival_cv=max(work.arrival_cv, _CV_MIN),
+    )
+    setup = _with_cached_prefixes(_setup(trial, source.num_prompt_tokens_max), trial.problem)
+    return Scenario(
+        title=trial.problem.title,
+        setup=setup,
+        workload=Workload(source),
+        seed=trial.seed,
+        start_ns=round(warmup_s * NS_PER_S),
+        end_ns=round(end_s * NS_PER_S),
+    )
+
+
+def _decode_s(trial: Trial) -> float:
+    _, step_s = decode_batch(trial.problem, trial.problem.pd)
+    return step_s * trial.problem.workload.output_tokens
+
+
+def _setup(trial: Trial, num_prompt_tokens_max: int) -> Setup:
+    local = trial.offload_threshold is None
+    # Prompts are whole numbers: above t is above the whole number below it.
+    threshold = 0 if trial.offload_threshold is None else int(trial.offload_threshold)
+    file = ScenarioFile(
+        title=trial.problem.title,
+        plan="",
+        workload=WorkloadTable(rate=trial.rate_per_s),
+        routing=RoutingTable(
+            policy=PolicyName.LOCAL if local else PolicyName.PAPER,
+            threshold=threshold,
+            prefill_instances=trial.num_prefill,
+            admission=False,
+        ),
+    )
+    # Threshold and split are given, so the planner has nothing to search.
+    lengths = trial.problem.workload.lengths
+    given = replace(
+        trial.problem,
+        ttft_p90_s=None,
+        num_prefill=trial.num_prefill,
+        threshold=lengths.high if trial.offload_threshold is None else trial.offload_threshold,
+    )
+    setup, _ = make_setup(file, Question(given, None, given.chunk_tokens), num_prompt_tokens_max)
+    return replace(setup, signals=_signals(trial))
+
+
+def _signals(trial: Trial) -> SignalSetup:
+    """Observations of queues; nothing moves the threshold."""
+    per_s = min(_OBSERVATIONS_PER_S, _OBSERVATIONS_PER_REQUEST * trial.rate_per_s)
+    interval_ns = round(NS_PER_S / per_s)
+    return SignalSetup(
+        interval_ns=interval_ns, stale_after_ns=6 * interval_ns, loop_interval_ns=10 * interval_ns
+    )
+
+
+def _with_cached_prefixes(setup: Setup, problem: Problem) -> Setup:
+    """Charge decode for the cached part of prompts; simulated prompts are the part that is new."""
+    work = problem.workload
+    cached = work.mean_prompt_tokens - problem.mean_new_tokens
+    if cached < 1:
+        return setup
+    limits, contexts = setup.decode, np.array([work.mean_context - cached, work.mean_context])
+    if limits.kv_capacity_bytes is not None:
+        new, whole = kv_bytes_at(problem.geometry, contexts).tolist()
+        limits = replace(limits, kv_capacity_bytes=int(limits.kv_capacity_bytes * new / whole))
+    return replace(setup, decode=limits, step_ns=_longer(setup.step_ns, cached))
+
+
+def _longer(step_ns: StepTime, cached: float) -> StepTime:
+    return lambda batch, context: step_ns(batch, context + cached)
+
+
+def _figures(done: Run) -> Figures:
+    scenario, found = done.scenario, done.results
+    assert scenario.end_ns is not None  # noqa: S101 (a trial has an end)
+    columns = columns_of(done.simulation.requests)
+    first = columns["first_token_at_ns"]
+    streamed = (first != UNSET) & (first >= scenario.start_ns) & (first < scenario.end_ns)
+    remote = np.array([r.offloaded for r in done.simulation.requests], dtype=bool)
+    ttft = found.time_to_first_token
+    served = found.outcomes.get("finished", 0) + found.outcomes.get("running", 0)
+    return Figures(
+        num_arrived=found.num_requests,
+        arrived_per_s=found.num_requests / found.window_s,
+        carried_per_s=float(streamed.sum()) / found.window_s,
+        local_per_s=float((streamed & ~remote).sum()) / found.window_s,
+        remote_per_s=float((streamed & remote).sum()) / found.window_s,
+        offloaded_ratio=found.offloaded_ratio,
+        ttft_p90_s=ttft.get("p90", float("inf")) / 1e3,
+        ttft_p99_s=ttft.get("p99", float("inf")) / 1e3,
+        tpot_s=found.inter_token_latency.get("avg", 0.0) / 1e3,
+        num_unserved=found.num_requests - served,
+    )
