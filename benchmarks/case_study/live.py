@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.two_sites import AWAY, GATEWAY, HOME, TwoSites, prepare
+from benchmarks.two_sites import AWAY, GATEWAY, HOME, PLAN, TwoSites, prepare
 from prfaas.lab.wan import Side, Wan
 from prfaas.sim.request import Request
 from prfaas.units import NS_PER_S
 
-from .designs import PLAN, Design
+from .designs import Design
 from .outcome import Outcome
 
 MODEL = "timing-1t"

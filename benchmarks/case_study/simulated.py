@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.two_sites import PLAN
 from prfaas.planner.load import Question
 from prfaas.planner.overrides import override
 from prfaas.sim.make_setup import make_setup
@@ -12,7 +13,7 @@ from prfaas.sim.simulation import Simulation
 from prfaas.tables import read_toml, validated
 from prfaas.units import NS_PER_S
 
-from .designs import PLAN, Design, problem_of
+from .designs import Design, problem_of
 from .outcome import Outcome
 
 SCENARIO = Path(__file__).parents[2] / "examples" / "sim" / "paper-poisson.toml"

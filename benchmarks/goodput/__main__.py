@@ -61,9 +61,6 @@ async def measure(row: Row, span: Span, policy: str, seed: int, name: str) -> Ca
 
 def table(cases: list[Case], span: Span, scenario: Scenario) -> str:
     """Goodput, shares and TTFT of every case, simulated and live."""
-    ttft_s = (scenario.setup.slo.ttft_ns or 0) / NS_PER_S
-    tpot_s = (scenario.setup.slo.tpot_ns or 0) / NS_PER_S
-    outputs = scenario.requests()[0].num_output_tokens
     lines = [
         "| row | policy | requests | goodput: simulator | live | differ | refused: simulator "
         "| live | offloaded: simulator | live | mean TTFT, s: simulator | live "
@@ -72,15 +69,16 @@ def table(cases: list[Case], span: Span, scenario: Scenario) -> str:
         "|---|---|" + "---:|" * 15,
     ]
     for case in cases:
-        both = [
-            _figures(o, span, ttft_s, tpot_s, outputs) for o in (case.model, case.live.outcomes)
-        ]
-        (good, refused, away, mean, p99), (ours, turned, sent, mean_live, p99_live) = both
+        both = case.model, case.live.outcomes
+        good, live = (goodput_of(outcomes, span, scenario) for outcomes in both)
+        (refused, away, mean, p99), (turned, sent, mean_live, p99_live) = (
+            _figures(outcomes, span) for outcomes in both
+        )
         count = sum(span.warm <= o.arrived < span.end for o in case.live.outcomes)
         wrong = sum(bool(o.error) and not _is_refused(o) for o in case.live.outcomes)
         cells = [
             case.name, case.policy, f"{count}",
-            f"{good:.3f}", f"{ours:.3f}", f"{ours / good - 1:+.1%}",
+            f"{good:.3f}", f"{live:.3f}", f"{live / good - 1:+.1%}",
             f"{refused}", f"{turned}", f"{away:.1%}", f"{sent:.1%}",
             f"{mean:.2f}", f"{mean_live:.2f}", f"{p99:.1f}", f"{p99_live:.1f}",
             f"{wrong}", f"{case.live.behind_s * 1e3:.0f}", f"{case.live.busy_ratio:.0%}",
@@ -90,22 +88,30 @@ def table(cases: list[Case], span: Span, scenario: Scenario) -> str:
     return "\n".join(lines + [f"\nerror: {e}" for e in sorted(errors) if "429" not in e])
 
 
-def _figures(
-    outcomes: list[Outcome], span: Span, ttft_s: float, tpot_s: float, outputs: int
-) -> tuple[float, int, float, float, float]:
-    """Goodput, refused, share offloaded of those that began, mean and P99 of TTFT."""
-    counted = [o for o in outcomes if span.warm <= o.arrived < span.end]
-    good = 0
-    for o in counted:
-        if o.first is not None and o.done is not None and not o.error:
-            step_s = (o.done - o.first) / max(outputs - 1, 1)
-            good += o.first - o.arrived <= ttft_s and step_s <= tpot_s
+def goodput_of(outcomes: list[Outcome], span: Span, scenario: Scenario) -> float:
+    """Requests that met both targets of a scenario, of those that count, req/s."""
+    slo, good = scenario.setup.slo, 0
+    steps = max(scenario.requests()[0].num_output_tokens - 1, 1)
+    for o in outcomes:
+        if o.first is None or o.done is None or o.error or not _counts(o, span):
+            continue
+        in_time = o.first - o.arrived <= (slo.ttft_ns or 0) / NS_PER_S
+        good += in_time and (o.done - o.first) / steps <= (slo.tpot_ns or 0) / NS_PER_S
+    return good / (span.end - span.warm)
+
+
+def _figures(outcomes: list[Outcome], span: Span) -> tuple[int, float, float, float]:
+    """Requests refused, share offloaded of those that began, mean and P99 of their TTFT, s."""
+    counted = [o for o in outcomes if _counts(o, span)]
     began = [o for o in counted if o.first is not None]
     waits = sorted(o.first - o.arrived for o in began if o.first is not None)
     away = sum(o.offloaded for o in began) / max(len(began), 1)
     mean = sum(waits) / max(len(waits), 1)
-    refused = len(counted) - len(began)
-    return good / (span.end - span.warm), refused, away, mean, waits[int(0.99 * len(waits))]
+    return len(counted) - len(began), away, mean, waits[int(0.99 * len(waits))] if waits else 0.0
+
+
+def _counts(outcome: Outcome, span: Span) -> bool:
+    return span.warm <= outcome.arrived < span.end
 
 
 def _is_refused(outcome: Outcome) -> bool:
