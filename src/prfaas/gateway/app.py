@@ -50,6 +50,7 @@ from prfaas.gateway.pulse import Pulse
 from prfaas.gateway.purging import Purging
 from prfaas.gateway.records import NS_PER_MS, Records
 from prfaas.gateway.routing.layout_check import LayoutCheck
+from prfaas.gateway.serving.moving_blocks import Movers
 from prfaas.gateway.serving.rehearsal import Rehearsal
 from prfaas.gateway.serving.request_run import Parts as RunParts
 from prfaas.gateway.serving.suspects import Suspects
@@ -247,9 +248,7 @@ class Gateway:
                 prefill_leg=PrefillLeg(self.engines, model, deployment.routing, tickets),
                 decode_leg=DecodeLeg(self.engines, limits.transfer_timeout // NS_PER_MS),
                 ending=Ending(self._prompts, model),
-                pools=self.pools,
-                transfers=self.transfers,
-                fetcher=fetcher,
+                movers=Movers(self.pools, self.transfers, fetcher),
                 rehearsal=Rehearsal(self.engines, self.metrics.rehearsed),
                 suspects=Suspects(self.metrics.suspect),
                 metrics=self.metrics,

@@ -53,7 +53,7 @@ class Exchange:
     replies: Replies = field(init=False)
     answer: Answer | None = None
     on_first_token: Callable[[], None] | None = None
-    on_finished: Callable[[], None] = lambda: None
+    on_finished: Callable[[], None] | None = None
     held: list[JsonObject] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -101,7 +101,8 @@ class Exchange:
         """The answer is complete."""
         self.first_token()
         self.record.outcome, self.record.e2e_ns = Outcome.FINISHED, self.record.age_ns()
-        self.on_finished()
+        if self.on_finished is not None:
+            self.on_finished()
 
 
 def reply_headers(record: Record) -> dict[str, str]:

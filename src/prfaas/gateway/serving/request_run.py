@@ -7,10 +7,8 @@ once; a leg runs until its engine's answer is an event, or until the machine end
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from dataclasses import dataclass
-from functools import partial
 from typing import assert_never
 
 from aiohttp import web
@@ -39,20 +37,17 @@ from prfaas.core.request.events import (
     Finished,
     FirstToken,
     Outcome,
-    PoolLost,
     PrefillDone,
     PrefillFailed,
     PrefillFailure,
     PullNotAsked,
     Stopped,
-    TransferEnded,
     TurnCame,
     Woke,
 )
 from prfaas.core.request.fleet import Fleet
 from prfaas.core.request.machine import RequestLife, Route
 from prfaas.core.request.states import Stage
-from prfaas.core.transfers import TransferEnd
 from prfaas.errors import EngineError
 from prfaas.gateway.deciding import Plan
 from prfaas.gateway.decode import BROKEN, DecodeLeg, LegBrokenError, error_answer
@@ -67,17 +62,14 @@ from prfaas.gateway.engines import (
 from prfaas.gateway.exchange import Exchange
 from prfaas.gateway.jsons import from_json
 from prfaas.gateway.metrics import Metrics
-from prfaas.gateway.pools import Pools
 from prfaas.gateway.prefill import PrefillGivenUpError, PrefillLeg
-from prfaas.gateway.prefixes import Fetcher, Prefix
 from prfaas.gateway.records import Fallback
 from prfaas.gateway.rejections import UnavailableError
 from prfaas.gateway.seam import Answer, may_continue, stop_strings
+from prfaas.gateway.serving.moving_blocks import Movers, MovingBlocks
 from prfaas.gateway.serving.rehearsal import Rehearsal
 from prfaas.gateway.serving.suspects import Suspects
-from prfaas.gateway.transfers import Transfers, TransferView
 from prfaas.units import NS_PER_S
-from prfaas.wire.frames import TRANSFER_ID_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +82,7 @@ class Parts:
         prefill_leg: Runs the prefill leg.
         decode_leg: Runs the decode leg.
         ending: Ends and continues streams that engines left.
-        pools: Hear of transfers that are given up.
-        transfers: Follow transfers.
-        fetcher: Asks pools for prefixes.
+        movers: Move blocks.
         rehearsal: Asks engines whether they take a request.
         suspects: Keep prompts that break engines from further ones.
         metrics: Count.
@@ -103,9 +93,7 @@ class Parts:
     prefill_leg: PrefillLeg
     decode_leg: DecodeLeg
     ending: Ending
-    pools: Pools
-    transfers: Transfers
-    fetcher: Fetcher
+    movers: Movers
     rehearsal: Rehearsal
     suspects: Suspects
     metrics: Metrics
@@ -126,7 +114,7 @@ class RequestRun:
         self._next: AnyAction | None = None
         """The leg, or what comes instead of one, that the machine asked for last."""
         self._prefilling: asyncio.Task[int] | None = None
-        self._views: dict[Blocks, TransferView] = {}
+        self._moving = MovingBlocks(parts.movers, exchange, self._report)
         self._timer: asyncio.TimerHandle | None = None
         self._broken: EngineError | None = None
         """Why the last decode leg ended."""
@@ -159,10 +147,11 @@ class RequestRun:
             self._close()
 
     def _close(self) -> None:
-        record, pull = self._exchange.record, self._views.get(Blocks.PULL)
+        """Close what is open, and let go of what refers to this: it has the prompt."""
+        exchange, record = self._exchange, self._exchange.record
         is_running = record.outcome is Outcome.RUNNING
         self._report(Stopped(Outcome.CANCELLED if is_running else record.outcome))
-        if self._plan.routed.pulls:
+        if self.life.blocks.get(Blocks.PULL) is not None:
             is_over = record.outcome is Outcome.FINISHED
             record.pulled_tokens = self._num_of_use(record.cached_tokens if is_over else 0)
             link = self._plan.routed.source, self._plan.routed.destination
@@ -170,9 +159,8 @@ class RequestRun:
             self._parts.metrics.pulls.ended(link, outcome, record.pulled_tokens)
         if self._suspicion is not None:
             self._parts.suspects.left(self._suspicion)
-        for view in (pull, self._views.get(Blocks.HAND_OFF)):
-            if view is not None:
-                self._parts.transfers.close(view)
+        self._moving.close()
+        exchange.on_first_token, exchange.on_finished, self._broken = None, None, None
 
     def _num_of_use(self, cached_tokens: int | None) -> int:
         """Tokens of a pulled prefix that an engine used."""
@@ -187,23 +175,21 @@ class RequestRun:
 
     def _do(self, action: AnyAction) -> None:
         """Do what takes no time; keep what does for `_leg`."""
-        exchange, pools = self._exchange, self._parts.pools
         match action:
             case StartPrefill() | StartDecode() | ContinueOn() | HoldBack() | Fail():
                 self._next = action
             case StartPull():
-                self._start_pull()
+                if not self._moving.fetch(self._plan):
+                    self._report(PullNotAsked())
             case StopPrefill():
                 if self._prefilling is not None:
                     self._prefilling.cancel()
             case Abort(blocks, why):
-                if blocks in self._views:
-                    pools.abort(self._views[blocks], why)
+                self._moving.abort(blocks, why)
             case Release(blocks):
-                if blocks in self._views:
-                    pools.release(self._views[blocks])
+                self._moving.release(blocks)
             case FellBack(stage, reason, why):
-                exchange.fall_back(Fallback(stage, reason), why)
+                self._exchange.fall_back(Fallback(stage, reason), why)
             case Retry(is_allowed):
                 self._parts.metrics.retried("made" if is_allowed else "over_budget")
             case WakeAt(at_ns):
@@ -242,39 +228,6 @@ class RequestRun:
         else:
             self._report(Woke())
 
-    # Blocks on their way
-
-    def _open(self, blocks: Blocks, source: str, destination: str) -> TransferView:
-        transfer_id = secrets.token_bytes(TRANSFER_ID_BYTES)
-        report = partial(self._moved, blocks)
-        view = self._parts.transfers.open(transfer_id, source, destination, report)
-        self._views[blocks] = view
-        if not view.stays:
-            record = self._exchange.record
-            record.transfer, view.trace = view, self._exchange.trace.of_transfer(record)
-        return view
-
-    def _moved(self, blocks: Blocks, kind: TransferEnd | None, at_destination: bool) -> None:
-        if kind is None:
-            self._report(PoolLost(blocks))
-        else:
-            self._report(TransferEnded(blocks, kind, at_destination))
-
-    def _start_pull(self) -> None:
-        plan, routed, layout = self._plan, self._plan.routed, self._plan.layout
-        assert layout is not None  # noqa: S101 (nothing is pulled without one)
-        hashes = plan.ask.hashes[: routed.hit_tokens // layout.tokens_per_hash]
-        prefix = Prefix(layout, hashes, plan.ask.tenant)
-        view = self._open(Blocks.PULL, routed.source, routed.destination)
-        if not self._parts.fetcher.fetch(view, prefix, routed.present_tokens):
-            del self._views[Blocks.PULL]
-            self._report(PullNotAsked())
-
-    @property
-    def _awaited(self) -> TransferView | None:
-        awaited = self.life.awaited
-        return None if awaited is None else self._views.get(awaited)
-
     # Legs
 
     async def _prefill(self, engine: Engine) -> None:
@@ -289,10 +242,12 @@ class RequestRun:
             return
         if self.life.stage is not Stage.PREFILLING:
             return
-        transfer = self._open(Blocks.HAND_OFF, engine.pool, plan.decode.pool)
+        transfer = self._moving.open(Blocks.HAND_OFF, engine.pool, plan.decode.pool)
         exchange.record.prefill_engine = engine.name
         headers = exchange.leg_headers("p")
-        run = self._parts.prefill_leg.run(plan, engine, transfer, headers, self._awaited)
+        run = self._parts.prefill_leg.run(
+            plan, engine, transfer, headers, self._moving.get(self.life.awaited)
+        )
         started_ns = time.monotonic_ns()
         leg = self._prefilling = asyncio.create_task(run)
         try:
@@ -307,11 +262,12 @@ class RequestRun:
         self._report(self._prefilled(leg))
 
     def _prefilled(self, leg: asyncio.Task[int]) -> AnyEvent:
-        try:
-            self._exchange.usage.cached_max = leg.result()
-        except PrefillGivenUpError as error:
+        # Raised here, an error would refer to the request by this frame.
+        error = leg.exception()
+        if isinstance(error, PrefillGivenUpError):
             is_suspect = isinstance(error, SuspectError)
             return PrefillFailed(error.kind, error.may_have_died, is_suspect, str(error))
+        self._exchange.usage.cached_max = leg.result()
         return PrefillDone()
 
     async def _begin_decode(self, engine: Engine) -> web.StreamResponse | None:
@@ -337,7 +293,9 @@ class RequestRun:
     async def _decode(self, engine: Engine) -> web.StreamResponse | None:
         exchange = self._exchange
         try:
-            answer = await self._parts.decode_leg.run(engine, exchange, *self._left, self._awaited)
+            answer = await self._parts.decode_leg.run(
+                engine, exchange, *self._left, self._moving.get(self.life.awaited)
+            )
         except (EngineUnreachableError, LegBrokenError) as error:
             self._broken, answer = error, None
             if not exchange.is_answered:

@@ -1,0 +1,97 @@
+"""Transfers of one request: opened, aborted and released with the pools at both ends."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from prfaas.core.request.events import AnyEvent, Blocks, PoolLost, TransferEnded
+from prfaas.core.transfers import TransferEnd
+from prfaas.gateway.deciding import Plan
+from prfaas.gateway.exchange import Exchange
+from prfaas.gateway.pools import Pools
+from prfaas.gateway.prefixes import Fetcher, Prefix
+from prfaas.gateway.transfers import Transfers, TransferView
+from prfaas.wire.frames import TRANSFER_ID_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Movers:
+    """What moves blocks for all requests.
+
+    Attributes:
+        pools: Hear of transfers that are given up.
+        transfers: Follow transfers.
+        fetcher: Asks pools for prefixes.
+    """
+
+    pools: Pools
+    transfers: Transfers
+    fetcher: Fetcher
+
+
+class MovingBlocks:
+    """The transfers of one request.
+
+    Args:
+        movers: What moves blocks.
+        exchange: The request.
+        report: Takes events of the transfers.
+    """
+
+    def __init__(
+        self, movers: Movers, exchange: Exchange, report: Callable[[AnyEvent], None]
+    ) -> None:
+        self._movers, self._exchange, self._report = movers, exchange, report
+        self._views: dict[Blocks, TransferView] = {}
+
+    def get(self, blocks: Blocks | None) -> TransferView | None:
+        """Transfer of some blocks; None without one."""
+        return None if blocks is None else self._views.get(blocks)
+
+    def open(self, blocks: Blocks, source: str, destination: str) -> TransferView:
+        """Begin a transfer, or a hand-over within a pool, of which no pool reports an end."""
+        transfer_id = secrets.token_bytes(TRANSFER_ID_BYTES)
+        report = partial(self._ended, blocks)
+        view = self._movers.transfers.open(transfer_id, source, destination, report)
+        self._views[blocks] = view
+        if not view.stays:
+            record = self._exchange.record
+            record.transfer, view.trace = view, self._exchange.trace.of_transfer(record)
+        return view
+
+    def fetch(self, plan: Plan) -> bool:
+        """Have the prefix fetched that a route counts on; False if its pool can not be asked."""
+        routed, layout = plan.routed, plan.layout
+        assert layout is not None  # noqa: S101 (nothing is pulled without one)
+        hashes = plan.ask.hashes[: routed.hit_tokens // layout.tokens_per_hash]
+        view = self.open(Blocks.PULL, routed.source, routed.destination)
+        prefix = Prefix(layout, hashes, plan.ask.tenant)
+        is_asked = self._movers.fetcher.fetch(view, prefix, routed.present_tokens)
+        if not is_asked:
+            del self._views[Blocks.PULL]
+        return is_asked
+
+    def abort(self, blocks: Blocks, why: str) -> None:
+        """End a transfer at both pools; nothing happens if it has not begun."""
+        if blocks in self._views:
+            self._movers.pools.abort(self._views[blocks], why)
+
+    def release(self, blocks: Blocks) -> None:
+        """Nobody waits for these blocks any more."""
+        if blocks in self._views:
+            self._movers.pools.release(self._views[blocks])
+
+    def close(self) -> None:
+        """The request is over: nothing of it is kept by its transfers, which are remembered."""
+        self._report = lambda _: None
+        for view in self._views.values():
+            self._movers.transfers.close(view)
+
+    def _ended(self, blocks: Blocks, kind: TransferEnd | None, at_destination: bool) -> None:
+        if kind is None:
+            self._report(PoolLost(blocks))
+        else:
+            self._report(TransferEnded(blocks, kind, at_destination))
