@@ -183,8 +183,7 @@ class Measured:
             f"loss above {self.loss * 100:g} %": path.loss > self.loss,
             f"more than {self.node_bits_per_s / 1e9:g} Gbit/s from one pool node": each
             > self.node_bits_per_s,
-            f"{transport.control} with loss": bool(path.loss)
-            and transport.control not in self.controls,
+            f"links under {transport.control}": transport.control not in self.controls,
         }
         return [what for what, is_beyond in beyond.items() if is_beyond]
 

@@ -64,8 +64,8 @@ def _transports(plans: PathPlans) -> Iterator[tuple[str, PathPlans]]:
     ]
     changed += [
         (
-            "send buffers four times as large (tcp_wmem)",
-            replace(transport, window_bytes=4 * transport.window_bytes),
+            "TCP buffers of 64 MiB in place of 4 (tcp_wmem, tcp_rmem)",
+            replace(transport, window_bytes=16 * transport.window_bytes),
         ),
     ]
     if transport.num_nodes or len(plans.problem.prfaas) == 1:
