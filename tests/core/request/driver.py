@@ -21,7 +21,7 @@ from prfaas.core.request.actions import (
     StopPrefill,
     WakeAt,
 )
-from prfaas.core.request.events import AnyEvent, Begun, Blocks, Event
+from prfaas.core.request.events import AnyEvent, Begun, Blocks, Event, Woke
 from prfaas.core.request.fleet import Fleet, Limits
 from prfaas.core.request.machine import RequestLife, Route
 from prfaas.core.request.states import TRANSITIONS, Stage
@@ -165,6 +165,8 @@ class Driver:
             self.taken.add((before, type(event), self.life.stage))
         for action in actions:
             self._do(action)
+        if isinstance(event, Woke) and self.wakes_at_ns is not None:
+            assert self.wakes_at_ns > self.now_ns, "or its driver would wake it for ever"
         self._check()
         return actions
 
@@ -188,7 +190,6 @@ class Driver:
                 self.open.remove(blocks)
                 self.closed.append(blocks)
             case WakeAt(at_ns):
-                assert at_ns is None or at_ns > self.now_ns
                 self.wakes_at_ns = at_ns
             case HoldBack() | Fail():
                 self.leg = ""
