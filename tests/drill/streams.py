@@ -53,6 +53,8 @@ class Streams:
         self._spoken = Vocabulary(str(model)).spoken
         self._chance = random.Random(1)
         self.sent: list[Sent] = []
+        self.engines: dict[str, str] = {}
+        """Base URLs by name."""
 
     async def send(self, number: int, per_s: float, length: Callable[[random.Random], int]) -> None:
         """Send so many prompts of lengths that `length` draws, and wait for all answers."""
@@ -102,6 +104,7 @@ async def streaming(file: Path) -> AsyncIterator[tuple[Streams, Supervisor]]:
         aiohttp.ClientSession(timeout=timeout, connector=connector) as http,
     ):
         streams = Streams(topology.gateway_url, Path(topology.deployment.model.path), http)
+        streams.engines = topology.engines
         while True:
             async with http.get(f"{topology.gateway_url}/health?full=1") as reply:
                 if reply.status == 200:

@@ -5,7 +5,10 @@ sent. Whoever knows nothing is right in half of the rounds. A second red times n
 told the CPU time that the gateway took to make each prompt: what a patient one learns on a quiet
 machine.
 
-    python -m tests.gateway.tokenization.guess_texts [ROUNDS]
+    python -m tests.gateway.tokenization.guess_texts [ROUNDS [RUNS]]
+
+Prints, of each kind of request, how often both were right in each run, and how likely it is that
+who guesses is right so often or more in all runs together.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from math import comb
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -79,12 +84,45 @@ class CpuTimes:
         prompts._make = timed
 
 
-async def play(world: World, ask: Ask, num_rounds: int) -> str:
-    """How often each red was right, and the median CPU time for the text sent and the other one."""
-    rng, cpu = random.Random(f"{ask.__name__} {num_rounds}"), CpuTimes(world.gateway._prompts)
+@dataclass
+class Found:
+    """What both reds found in all runs.
+
+    Attributes:
+        right: How often each was right, by run: by the clock, by CPU time.
+        known: CPU times of the texts that were sent, seconds.
+        unknown: CPU times of the others.
+    """
+
+    right: list[tuple[int, int]] = field(default_factory=list)
+    known: list[float] = field(default_factory=list)
+    unknown: list[float] = field(default_factory=list)
+
+    def line(self, num_rounds: int) -> str:
+        """As a row of a table."""
+        cells = []
+        for judge in (0, 1):
+            counts = [right[judge] for right in self.right]
+            num_tried = num_rounds * len(counts)
+            chance = at_least(sum(counts), num_tried)
+            each = " ".join(map(str, counts))
+            cells.append(f"{each}: {sum(counts)} of {num_tried} ({chance:.0%})")
+        times = f"{median(self.known) * 1e3:.1f} / {median(self.unknown) * 1e3:.1f} ms"
+        return " | ".join([*cells, times])
+
+
+def at_least(num_right: int, num_tried: int) -> float:
+    """The chance of being right so often or more by tossing a coin."""
+    num_ways = sum(comb(num_tried, k) for k in range(num_right, num_tried + 1))
+    return num_ways / (1 << num_tried)
+
+
+async def play(
+    world: World, ask: Ask, num_rounds: int, seed: int, cpu: CpuTimes, found: Found
+) -> None:
+    """One run."""
+    rng = random.Random(f"{ask.__name__} {seed}")
     right = [0, 0]
-    known: list[float] = []
-    unknown: list[float] = []
     for _ in range(num_rounds):
         texts = [new_text(rng), new_text(rng)]
         sent, first = rng.randrange(2), rng.randrange(2)
@@ -97,13 +135,9 @@ async def play(world: World, ask: Ask, num_rounds: int) -> str:
             by_cpu[which] = cpu.last_s
         for judge, took in enumerate((by_clock, by_cpu)):
             right[judge] += took.index(min(took)) == sent
-        known.append(by_cpu[sent])
-        unknown.append(by_cpu[1 - sent])
-    return (
-        f"right {right[0]:2} of {num_rounds} by the clock, {right[1]:2} by CPU time: "
-        f"{median(known) * 1e3:5.1f} ms for the text sent, {median(unknown) * 1e3:5.1f} ms for "
-        "the other"
-    )
+        found.known.append(by_cpu[sent])
+        found.unknown.append(by_cpu[1 - sent])
+    found.right.append((right[0], right[1]))
 
 
 async def lengthen(world: World) -> None:
@@ -115,7 +149,7 @@ async def lengthen(world: World) -> None:
     await until(lambda: engine.is_ready)
 
 
-async def main(num_rounds: int) -> None:
+async def main(num_rounds: int = 60, num_runs: int = 1) -> None:
     with tempfile.TemporaryDirectory() as place:
         identities = Path(place) / "identities"
         identities.mkdir()
@@ -133,12 +167,16 @@ async def main(num_rounds: int) -> None:
             state = Path(place) / f"state-{checkpoint.name}"
             async with running(checkpoint, identities, state, tenants=tables) as world:
                 await lengthen(world)
+                cpu = CpuTimes(world.gateway._prompts)
                 for ask in (tokenize, tokenize_chat, complete, refused):
                     for tenant in KEYS:
                         await ask(world, tenant, new_text(random.Random(tenant)))
-                    line = await play(world, ask, num_rounds)
-                    print(f"{checkpoint.name:6} {ask.__name__:14} {line}", flush=True)
+                    found = Found()
+                    for seed in range(num_runs):
+                        await play(world, ask, num_rounds, seed, cpu, found)
+                    line = found.line(num_rounds)
+                    print(f"| {checkpoint.name}, {ask.__name__} | {line} |", flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 60))
+    asyncio.run(main(*map(int, sys.argv[1:])))
