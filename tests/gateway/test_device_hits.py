@@ -13,6 +13,7 @@ from tests.plans import plan_file
 
 from .conftest import World, running, until
 from .kv_publisher import Publisher, removed, stored
+from .test_purging import script
 
 IDS = list(range(300))
 HELD = 256
@@ -102,3 +103,15 @@ async def explained(world: World, record: dict[str, Any]) -> dict[str, Any]:
     async with world.http.get(url) as response:
         found: dict[str, Any] = await response.json()
         return found
+
+
+async def test_what_an_idle_engine_was_told_to_forget_does_not_count(site: Site) -> None:
+    """vLLM reports with its next step that its cache was cleared; until then nobody is misled."""
+    world, engine = site
+    script(world)
+    assert (await world.post({"source": "prfaas-pool"}, "/control/purge"))[0] == 200
+    assert world.gateway.index.num_blocks("decode") == 0
+    assert await path(world) == "remote"
+    engine.publish(stored(world.hashes(IDS)[: HELD // 16]))
+    await until(lambda: world.gateway.index.num_blocks("decode") == HELD // 16)
+    assert world.gateway.index.state("decode") == "exact"

@@ -139,7 +139,8 @@ async def test_what_a_chat_creates_in_caches_is_what_vllm_counts(live: Live) -> 
         for _ in range(2):
             counted = []
             for base, more in ((live.url, {}), (engine, {"cache_salt": salt})):
-                body = live.chat_body(f"{salt} {document(num_chars)}", max_tokens=1, **more)
+                text = f"{num_chars} {salt} {document(num_chars)}"
+                body = live.chat_body(text, max_tokens=1, **more)
                 async with live.http.post(f"{base}/v1/chat/completions", json=body) as reply:
                     counted.append((await reply.json())["usage"])
             assert counted[0] == counted[1], num_chars

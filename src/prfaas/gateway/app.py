@@ -204,7 +204,13 @@ class Gateway:
             control,
             self.journal,
             self.records,
-            Purging(self.engines, self.pools, self.driver, self.journal),
+            Purging(
+                self.engines,
+                self.pools,
+                self.driver,
+                self.journal,
+                self.engine_events.forgotten,
+            ),
         )
         self._console = Console(
             Parts(

@@ -272,6 +272,7 @@ class EngineEvents:
             for name, table in cluster.engines.items()
         }
         self._context: Context | None = None
+        self._index = index
         self._clients = {
             name: EngineClient(
                 name,
@@ -300,6 +301,15 @@ class EngineEvents:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._context is not None:
             self._context.destroy(linger=0)
+
+    def forgotten(self, name: str) -> None:
+        """An engine has dropped all its blocks.
+
+        Its own event of that comes late: vLLM publishes in steps, and an idle engine makes none.
+        """
+        if name in self._clients and self._index.is_live(name):
+            self._index.begin_snapshot(name)
+            self._index.end_snapshot(name)
 
     def names(self) -> list[str]:
         """Engines that are followed."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from prfaas.errors import EngineError, PeerError, RequestError
@@ -53,9 +54,18 @@ class Purging:
         pools: Drop blocks.
         driver: Holds an engine's requests back while it has to forget.
         journal: Hears of purges.
+        on_forgotten: Called with the name of each engine that has forgotten.
     """
 
-    def __init__(self, engines: Engines, pools: Pools, driver: Driver, journal: Journal) -> None:
+    def __init__(
+        self,
+        engines: Engines,
+        pools: Pools,
+        driver: Driver,
+        journal: Journal,
+        on_forgotten: Callable[[str], None],
+    ) -> None:
+        self._on_forgotten = on_forgotten
         self._engines, self._pools = engines, pools
         self._driver, self._journal = driver, journal
         self._tasks: set[asyncio.Task[JsonObject]] = set()
@@ -135,6 +145,7 @@ class Purging:
         try:
             for number in range(TRIES_MAX):
                 if await self._engines.forget(engine):
+                    self._on_forgotten(engine.name)
                     return ""
                 if number == TRIES_FREE and not self._driver.is_drained(engine.name):
                     is_held = True
