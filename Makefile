@@ -9,7 +9,7 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo case-study test test-fast test-busy test-thrice check format lock clean console
+.PHONY: help install demo case-study test test-fast coverage test-busy test-thrice check format lock clean console
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -38,6 +38,9 @@ test: check  ## everything CI runs: checks, then all tests, real engines include
 
 test-fast: install  ## tests that start no engine
 	$(PYTEST) -m "not engine"
+
+coverage: install  ## tests that start no engine, with the coverage of src
+	$(PYTEST) -m "not engine" --cov=prfaas --cov-report=term:skip-covered
 
 test-busy: install  ## all tests beside a busy loop on every core
 	$(BIN)/python -m tests.busy $(PYTEST)
