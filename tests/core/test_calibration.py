@@ -16,6 +16,7 @@ from prfaas.core.dispatch import (
     DispatchSettings,
     HomeCluster,
     Member,
+    Refusal,
     Refused,
     RemoteCluster,
     Routed,
@@ -148,6 +149,23 @@ def test_nobody_is_refused_on_predictions_that_are_not_proven() -> None:
     for number in range(NUM_MIN):
         assert isinstance(serve(made, number, number * 10 * NS_PER_S, 1.0), Routed)
     assert isinstance(serve(made, NUM_MIN, NUM_MIN * 10 * NS_PER_S, 1.0), Refused)
+
+
+def test_a_request_that_no_instance_takes_counts_for_no_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fairness charges a tenant for what it is served, and a 503 is nothing."""
+    made = dispatcher(ttft_max_s=50)
+    charged: list[str] = []
+    monkeypatch.setattr(made._admission._fair, "let_in", lambda tenant, *_: charged.append(tenant))
+    made.set_ready("p0", ready=False, now_ns=0)
+    found = made.arrive(Arrival(1, 1000, 0, {}, tenant="red"), 1)
+    assert isinstance(found, Refused)
+    assert found.reason is Refusal.NO_INSTANCE
+    assert charged == []
+    made.set_ready("p0", ready=True, now_ns=2)
+    assert isinstance(made.arrive(Arrival(2, 1000, 0, {}, tenant="red"), 3), Routed)
+    assert charged == ["red"]
 
 
 def test_a_plan_twenty_times_too_slow_refuses_nobody() -> None:

@@ -184,6 +184,8 @@ class Dispatcher:
             self.end(arrival.request_id, now_ns)
         way = self._ways.best(arrival, now_ns, self._decode_wait(now_ns))
         decision = self._decide(way, now_ns)
+        if way.home is None and (decision.path is Path.LOCAL or self._decode_book is None):
+            return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
         calibration = self._ways.calibration(way, decision.path)
         if self._settings.admission and not again:
             proven_ns = decision.predicted_ns if calibration.is_proven(now_ns) else None
@@ -193,8 +195,6 @@ class Dispatcher:
             )
             if not admission.admitted:
                 return Refused(Refusal.PREDICTED_LATE, admission.retry_after_s, decision)
-        if way.home is None and (decision.path is Path.LOCAL or self._decode_book is None):
-            return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
         if not again:
             self._ways.note(way)
         way = self._ways.apart(way, arrival, decision.path, now_ns)

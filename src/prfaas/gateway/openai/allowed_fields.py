@@ -75,10 +75,11 @@ def allowed(body: JsonObject, more: Collection[str] = ()) -> JsonObject:
         RequestError: 400, naming the fields that are not allowed.
     """
     known = (KNOWN_FIELDS | {*REFUSED}).union(more)
+    taken = known | DROPPED_FIELDS
     unknown = [
         name
         for name, value in body.items()
-        if name not in known | DROPPED_FIELDS and not is_control(name) and value is not None
+        if name not in taken and not is_control(name) and value is not None
     ]
     if unknown:
         names = ", ".join(map(shown, unknown[:NAMES_SHOWN]))
