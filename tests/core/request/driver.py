@@ -163,6 +163,8 @@ class Driver:
         else:
             assert self.life.stage in after, (before, event, self.life.stage)
             self.taken.add((before, type(event), self.life.stage))
+        if isinstance(event, Woke):
+            self.wakes_at_ns = None
         for action in actions:
             self._do(action)
         if isinstance(event, Woke) and self.wakes_at_ns is not None:

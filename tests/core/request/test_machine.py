@@ -143,13 +143,22 @@ def test_a_prefill_that_takes_too_long_is_left_and_blamed() -> None:
     assert driver.breakers.failed == ["p"]
 
 
+def test_a_pull_that_ends_leaves_the_alarm_of_the_prefill() -> None:
+    driver = Driver(routed(Path.LOCAL, pulls=True))
+    assert driver.begin()[-1] == WakeAt(LIMITS.transfer_timeout_ns)
+    assert driver.step(PullNotAsked())[-1] == WakeAt(LIMITS.prefill_timeout_ns)
+    # A driver that wakes it all the same is told anew.
+    early = driver.step(Woke(), LIMITS.transfer_timeout_ns)
+    assert early == [WakeAt(LIMITS.prefill_timeout_ns)]
+
+
 def test_a_stalled_prefill_is_left_within_the_budget() -> None:
     books = ScriptedBooks(prefill_ns=NS_PER_S, local_ns=NS_PER_S)
     driver = remote(books=books)
     assert driver.begin()[-1] == WakeAt(4 * NS_PER_S)
     while driver.fleet.hedges.take(0) is not None:
         pass
-    assert driver.step(Woke(), 4 * NS_PER_S - 1) == []
+    assert driver.step(Woke(), 4 * NS_PER_S - 1) == [WakeAt(4 * NS_PER_S)], "it was early"
     # By the next look the budget has filled up.
     assert driver.step(Woke(), 1) or driver.step(Woke(), NS_PER_S)
     assert driver.life.stage is Stage.DECODING

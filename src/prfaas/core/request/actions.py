@@ -100,7 +100,7 @@ class Fail(Action):
 
 @dataclass(frozen=True, slots=True)
 class WakeAt(Action):
-    """Report `Woke` at this instant, ns; replaces the last one. None cancels it."""
+    """Report `Woke` at this instant, ns, once; replaces the last one. None cancels it."""
 
     at_ns: int | None
 

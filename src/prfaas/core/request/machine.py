@@ -111,6 +111,8 @@ class RequestLife:
         """
         if (self.stage, type(event)) not in TRANSITIONS:
             return []
+        if isinstance(event, Woke):
+            self._wakes_at_ns = None
         actions = list(self._on(event, now_ns))
         live = (watch.wakes_at_ns for watch in self._watches if self._is_live(watch))
         wakes_at_ns = min(live, default=None)

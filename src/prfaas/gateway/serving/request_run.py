@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -113,6 +114,8 @@ class RequestRun:
         self.life = RequestLife(_route(plan, exchange), parts.fleet)
         self._next: AnyAction | None = None
         """The leg, or what comes instead of one, that the machine asked for last."""
+        self._events: deque[AnyEvent] = deque()
+        """Events that are being reported; the first one's actions are being done."""
         self._prefilling: asyncio.Task[int] | None = None
         self._moving = MovingBlocks(parts.movers, exchange, self._report)
         self._timer: asyncio.TimerHandle | None = None
@@ -170,8 +173,17 @@ class RequestRun:
     # Events and actions
 
     def _report(self, event: AnyEvent) -> None:
-        for action in self.life.step(event, time.monotonic_ns()):
-            self._do(action)
+        """Do what an event leads to; what comes up meanwhile is reported after it."""
+        self._events.append(event)
+        if len(self._events) > 1:
+            return
+        try:
+            while self._events:
+                for action in self.life.step(self._events[0], time.monotonic_ns()):
+                    self._do(action)
+                self._events.popleft()
+        finally:
+            self._events.clear()
 
     def _do(self, action: AnyAction) -> None:
         """Do what takes no time; keep what does for `_leg`."""
