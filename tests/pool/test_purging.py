@@ -11,6 +11,7 @@ import blake3
 import pytest
 
 from prfaas.core.blocks import BlockKey
+from prfaas.core.transfers import LINK_FAULTS, TransferEnd
 from prfaas.pool import disk as disk_module
 from prfaas.pool import origins as origins_module
 from prfaas.pool import purging
@@ -31,7 +32,7 @@ from prfaas.pool.tiers import StoredBlock
 from prfaas.wire.fragments import block_digest
 from prfaas.wire.messages.engine import Store
 from prfaas.wire.messages.fields import SOURCES_MAX, keys_of, wire_keys
-from prfaas.wire.messages.gateway import Evicted, Purge, Purged, PurgeEnd, PurgeEnded
+from prfaas.wire.messages.gateway import Evicted, Purge, Purged, PurgeEnd, PurgeEnded, TransferEnded
 from prfaas.wire.messages.link import Refused
 
 from .conftest import World
@@ -416,6 +417,23 @@ async def test_a_pool_that_is_the_source_drops_all_it_holds(world: World) -> Non
     assert (await ask(gateway)).num_blocks == len(PROMPT)
     assert prfaas.held() == set()
     assert not await store(engine, PROMPT)
+    gateway.channel.close("done")
+
+
+async def test_a_push_of_what_is_barred_ends_as_purged_and_counts_against_no_link(
+    world: World,
+) -> None:
+    prfaas, _, prefill, _ = await world.two_sites()
+    gateway = await subscribe(prfaas, world.identities)
+    await ask(gateway)
+    assert not await prefill.store(PROMPT, prefill.push())
+
+    def ends() -> list[TransferEnd]:
+        return [m.kind for m in gateway.messages if isinstance(m, TransferEnded)]
+
+    await until(ends)
+    assert ends() == [TransferEnd.PURGED]
+    assert TransferEnd.PURGED not in LINK_FAULTS
     gateway.channel.close("done")
 
 

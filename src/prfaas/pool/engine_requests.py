@@ -14,7 +14,7 @@ from prfaas.pool.engine_copies import EngineCopies, release
 from prfaas.pool.engine_port import EngineSession
 from prfaas.pool.inbound import InboundTransfers
 from prfaas.pool.metrics import PoolMetrics
-from prfaas.pool.origins import computed, joined
+from prfaas.pool.origins import Origin, computed, joined
 from prfaas.pool.outbound import OutboundLink
 from prfaas.pool.sending import Sending
 from prfaas.pool.store import BlockStore
@@ -241,19 +241,27 @@ class EngineRequests:
             for (key, _), block in zip(part, blocks, strict=True):
                 stored = stored and block is not None
                 if key in wanted and message.transfer_id is not None:
-                    self._push(engine, message.transfer_id, key, block)
+                    self._push(engine, message.transfer_id, key, block, origin)
             release(blocks)
             # Or the memory of those that are evicted would not come back for the next.
             block, blocks = None, []
         _answer(engine, StoreDone(job=message.job, stored=stored))
 
     def _push(
-        self, engine: EngineSession, transfer_id: bytes, key: BlockKey, block: StoredBlock | None
+        self,
+        engine: EngineSession,
+        transfer_id: bytes,
+        key: BlockKey,
+        block: StoredBlock | None,
+        origin: Origin,
     ) -> None:
         _, link = self._pushes.get(transfer_id, (engine, None))
         if link is None:
             return
-        if block is None:
+        if self._store.is_barred(origin if block is None else block.origin):
+            # Also of a block that was kept before its source was barred.
+            link.abort(transfer_id, TransferEnd.PURGED, tell_peer=True)
+        elif block is None:
             link.abort(transfer_id, TransferEnd.NO_ROOM, tell_peer=True)
         else:
             link.push(transfer_id, engine.layout.layout_id, key, block)
