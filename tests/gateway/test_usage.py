@@ -91,6 +91,18 @@ async def test_the_fingerprint_ends_each_answer_of_a_stream_without_usage(
         assert ends.count("stop") == num_choices
 
 
+@pytest.mark.parametrize("text", [SHORT, LONG])
+async def test_a_chat_creates_what_was_not_cached(world: World, text: str) -> None:
+    world.prefill.cached_tokens, world.decode.cached_tokens = 64, 64
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 2}
+    _, reply = await world.post(body, "/v1/chat/completions")
+    usage = reply["usage"]
+    end = LAYOUT.last_whole_block(usage["prompt_tokens"])
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert usage["prompt_tokens_details"]["created_cache_tokens"] == max(0, end - cached)
+    assert text is SHORT or end > 64
+
+
 async def test_an_engine_without_details(world: World) -> None:
     async def script(engine, request, body):  # type: ignore[no-untyped-def]
         from aiohttp import web

@@ -111,6 +111,8 @@ class RequestRun:
 
     def __init__(self, parts: Parts, exchange: Exchange, plan: Plan) -> None:
         self._parts, self._exchange, self._plan = parts, exchange, plan
+        if plan.layout is not None:
+            exchange.usage.cache_end = plan.layout.last_whole_block(plan.prompt.num_tokens)
         self.life = RequestLife(_route(plan, exchange), parts.fleet)
         self._next: AnyAction | None = None
         """The leg, or what comes instead of one, that the machine asked for last."""
