@@ -6,12 +6,13 @@ cluster that only decode have names of their own in the simulator; here they hav
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from prfaas.core.breakers import Told
 from prfaas.core.dispatch import NOTHING, Arrival, Refused, Routed
 from prfaas.core.request.actions import AnyAction
+from prfaas.core.request.books import DispatcherBooks
 from prfaas.core.request.events import AnyEvent
 from prfaas.core.request.fleet import Books, Fleet, Limits
 from prfaas.core.request.machine import RequestLife, Route
@@ -37,62 +38,41 @@ class NotedBreakers:
         self.told.append((target, told))
 
 
-class SimulatorBooks:
-    """The books of a simulated run, in the words of the machine."""
+class SimulatorBooks(DispatcherBooks):
+    """The books of a simulated run: its prompts and caches, and its names of instances."""
 
     def __init__(self, world: SimulatorWorld) -> None:
         self._world, self._front = world, world.front
-        self._dispatcher = world.front.dispatcher
+        self.dispatcher = world.front.dispatcher
 
-    def __getattr__(self, name: str) -> Any:
-        """What both drivers hand on as it is."""
-        return getattr(self._dispatcher, name)
+    @property
+    def has_roles(self) -> bool:
+        return self._world.rules.split
 
-    def handed_over(self, number: int, now_ns: int) -> None:
-        if self._world.rules.split:
-            self._dispatcher.prompt_ready(number, now_ns)
-
-    def first_token(self, number: int, now_ns: int) -> None:
-        if not self._world.rules.split:
-            self._dispatcher.prompt_ready(number, now_ns)
-        self._dispatcher.first_token(number, now_ns)
-
-    def elsewhere(self, number: int, avoid: str, now_ns: int) -> str | None:
-        request, split = self._request(number), self._world.rules.split
-        hits = {name: hit.num_tokens for name, hit in self._front.caches.hits(request).items()}
+    def route_again(self, number: int, avoid: str, now_ns: int) -> Routed | Refused:
+        prompt = self._request(number).num_prompt_tokens
         arrival = Arrival(
             number,
-            request.num_prompt_tokens,
-            request.num_prompt_tokens,
-            hits,
+            prompt,
+            prompt,
+            self.hits(number),
             NOTHING,
             offloadable=False,
-            shippable_tokens=(request.num_prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS,
+            shippable_tokens=(prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS,
             avoid=avoid,
         )
-        found = self._dispatcher.arrive(arrival, now_ns, again=True)
-        if isinstance(found, Refused):
-            return None
-        self._dispatcher.fall_back(number, now_ns)
-        if not split:
-            return found.decode or found.prefill
-        tried = self._front.decode_names[HOME.index(avoid)]
-        name = self._dispatcher.choose_decode(number, tried)
-        return found.prefill if name is None else HOME[self._front.decode_names.index(name)]
+        return self.dispatcher.arrive(arrival, now_ns, again=True)
 
-    def local_path_ns(self, number: int, name: str, now_ns: int) -> int | None:
-        if self._dispatcher.route_of(number) is None:
-            return None
-        hits = self._front.caches.hits(self._request(number))
-        held = max((hits[key].num_tokens for key in (PD_POOL, name) if key in hits), default=0)
-        return self._dispatcher.local_path_ns(number, name, held, now_ns)
+    def hits(self, number: int) -> Mapping[str, int]:
+        found = self._front.caches.hits(self._request(number))
+        return {name: hit.num_tokens for name, hit in found.items()}
 
-    def backlog_bytes(self, source: str, destination: str, now_ns: int) -> int | None:
-        return self._front.link(source, destination).book.backlog_bytes(now_ns)
-
-    def link_bits_per_s(self, source: str, destination: str, now_ns: int) -> float | None:
-        seen = self._front.link(source, destination).book.latest(now_ns)
-        return None if seen is None else seen.bits_per_s
+    def choose_decode(self, number: int, avoid: str = "") -> str | None:
+        names = self._front.decode_names
+        if not self.has_roles:
+            return self.dispatcher.choose_decode(number)
+        name = self.dispatcher.choose_decode(number, names[HOME.index(avoid)] if avoid else "")
+        return None if name is None else HOME[names.index(name)]
 
     def _request(self, number: int) -> Request:
         return self._world._requests[number]

@@ -24,6 +24,7 @@ from prfaas.core.dispatch import (
 )
 from prfaas.core.dispatcher import Dispatcher
 from prfaas.core.prefix_index import PrefixIndex
+from prfaas.core.request.books import DispatcherBooks
 from prfaas.gateway.asks import Ask
 from prfaas.gateway.link_reports import LinkReports
 from prfaas.gateway.pool_view import LinkName, PoolView
@@ -32,7 +33,7 @@ from prfaas.gateway.split import EngineQueue, make_split
 from prfaas.gateway.tenants import fairness
 
 
-class Driver:
+class Driver(DispatcherBooks):
     """Keeps the dispatcher's view of the deployment up to date, and asks it.
 
     Args:
@@ -243,17 +244,21 @@ class Driver:
             self.num_late += 1
         return found
 
-    def elsewhere(self, number: int, avoid: str, now_ns: int) -> str | None:
-        """Route a request again whose decode engine broke; None without another one."""
-        found = self.route(self._asked[number], now_ns, again=True, avoid=avoid, stay=True)
-        if isinstance(found, Refused):
-            return self._barred_by_breaker(avoid)
-        # Where instances only decode, who decodes prefills what has not arrived; if none is left,
-        # one that prefills decodes as well.
-        self.fall_back(number, now_ns)
-        return found.decode or self.choose_decode(number, avoid=avoid) or found.prefill
+    @property
+    def has_roles(self) -> bool:
+        """Whether PD engines prefill or decode, and none does both."""
+        return self.split is not None
 
-    def _barred_by_breaker(self, avoid: str) -> str | None:
+    def route_again(self, number: int, avoid: str, now_ns: int) -> Routed | Refused:
+        """Route an open request anew, within the PD cluster, to another engine than `avoid`."""
+        return self.route(self._asked[number], now_ns, again=True, avoid=avoid, stay=True)
+
+    def hits(self, number: int) -> Mapping[str, int]:
+        """Usable cached prefix of an open request by source, tokens; certain hits alone."""
+        ask = self._asked.get(number)
+        return {} if ask is None else self.cached(ask)[0]
+
+    def spared(self, avoid: str) -> str | None:
         """A PD engine that is well and kept from requests by its breaker alone."""
         home = (name for name, cluster in self._cluster_of.items() if cluster in self._home_names)
         found = (name for name in home if name in self._healthy and name in self._broken)
@@ -279,75 +284,10 @@ class Driver:
         name = self.dispatcher.choose_decode(number, tried)
         return self.split.engine_of(name) if name else None
 
-    def prefilled(self, number: int, now_ns: int) -> None:
-        """The prefill leg has answered, or the first token has come."""
-        begun = self.dispatcher.prefilled(number, now_ns)
-        if begun is not None:
-            self._look_up((begun,), now_ns)
-
-    def prefill_answered(self, number: int, now_ns: int) -> None:
-        """The prefill leg has answered."""
-        self.dispatcher.prefill_answered(number, now_ns)
-
-    def first_token(self, number: int, now_ns: int) -> None:
-        """The first token of a stream has come, on the path that was decided."""
-        if self.split is None:
-            self.dispatcher.prompt_ready(number, now_ns)
-        self.dispatcher.first_token(number, now_ns)
-
-    def loaded(self, number: int) -> None:
-        """An engine has begun to answer: the blocks of a request are not needed in its pool."""
-        self.dispatcher.loaded(number)
-
-    def handed_over(self, number: int, now_ns: int) -> None:
-        """All blocks of a request are where it is decoded."""
-        if self.split is not None:
-            self.dispatcher.prompt_ready(number, now_ns)
-
-    def fall_back(self, number: int, now_ns: int) -> None:
-        """The prefill of a request was given up: who decodes it prefills it too."""
-        self.dispatcher.fall_back(number, now_ns)
-
-    def lose_pull(self, number: int, now_ns: int) -> None:
-        """The prefix that a prefill at home pulls will not come whole."""
-        self.dispatcher.lose_pull(number, now_ns)
-
-    def transfer_over(self, number: int, now_ns: int) -> None:
-        """The pools have told the end of a request's transfer."""
-        self.dispatcher.transfer_over(number, now_ns)
-
     def end(self, number: int, now_ns: int) -> None:
         """A request is over."""
         self._asked.pop(number, None)
-        self.dispatcher.end(number, now_ns)
-
-    # What is known
-
-    def expected_prefill_ns(self, number: int) -> int | None:
-        """Expected time of a request's prefill leg, ns; None is unknown."""
-        return self.dispatcher.expected_prefill_ns(number)
-
-    def expected_local_ns(self, name: str, num_new_tokens: int, now_ns: int) -> int | None:
-        """Expected time of a prefill that is sent to a PD engine now, ns; None is unknown."""
-        return self.dispatcher.expected_local_ns(name, num_new_tokens, now_ns)
-
-    def local_path_ns(self, number: int, name: str, now_ns: int) -> int | None:
-        """Predicted time to first token of a request that takes the local path now, ns."""
-        ask, routed = self._asked.get(number), self.dispatcher.route_of(number)
-        if ask is None or routed is None:
-            return None
-        hits, _ = self.cached(ask)
-        held_tokens = max(hits.get(routed.destination, 0), hits.get(name, 0))
-        return self.dispatcher.local_path_ns(number, name, held_tokens, now_ns)
-
-    def backlog_bytes(self, source: str, destination: str, now_ns: int) -> int | None:
-        """What a link was promised and has not carried; None is unknown."""
-        return self.dispatcher.links.between(source, destination).book.backlog_bytes(now_ns)
-
-    def link_bits_per_s(self, source: str, destination: str, now_ns: int) -> float | None:
-        """What a link carries; None is unknown."""
-        seen = self.dispatcher.links.between(source, destination).book.latest(now_ns)
-        return None if seen is None else seen.bits_per_s
+        super().end(number, now_ns)
 
     # Steps
 

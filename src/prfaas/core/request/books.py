@@ -1,0 +1,113 @@
+"""The dispatcher's books of requests under way, as the machine keeps them for both drivers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from prfaas.core.dispatch import Refused, Routed
+from prfaas.core.dispatcher import Dispatcher
+
+
+class DispatcherBooks(ABC):
+    """`fleet.Books`, but for what only a driver knows: prompts, caches, and who is well."""
+
+    dispatcher: Dispatcher
+
+    @property
+    @abstractmethod
+    def has_roles(self) -> bool:
+        """True if instances of the PD cluster prefill or decode, and none does both."""
+
+    @abstractmethod
+    def route_again(self, number: int, avoid: str, now_ns: int) -> Routed | Refused:
+        """Route an open request anew, within the PD cluster, to another engine than `avoid`."""
+
+    @abstractmethod
+    def hits(self, number: int) -> Mapping[str, int]:
+        """Usable cached prefix of an open request by pool and by engine, tokens, as of now."""
+
+    @abstractmethod
+    def choose_decode(self, number: int, avoid: str = "") -> str | None:
+        """The engine that decodes an open request, chosen when first asked for; None without."""
+
+    def spared(self, avoid: str) -> str | None:
+        """A PD engine that is well and gets no requests but for its breaker; None without one."""
+        return None
+
+    def elsewhere(self, number: int, avoid: str, now_ns: int) -> str | None:
+        """Route a request again whose decode engine broke; None without another one."""
+        found = self.route_again(number, avoid, now_ns)
+        if isinstance(found, Refused):
+            return self.spared(avoid)
+        # Where instances only decode, who decodes prefills what has not arrived; if none is left,
+        # one that prefills decodes as well.
+        self.fall_back(number, now_ns)
+        return found.decode or self.choose_decode(number, avoid) or found.prefill
+
+    def prefill_answered(self, number: int, now_ns: int) -> None:
+        """The prefill leg has answered."""
+        self.dispatcher.prefill_answered(number, now_ns)
+
+    def prefilled(self, number: int, now_ns: int) -> None:
+        """The prefill leg has answered, or the first token has come: the next prefill begins."""
+        begun = self.dispatcher.prefilled(number, now_ns)
+        if begun is not None:
+            self.dispatcher.look_up(begun, self.hits(begun), now_ns)
+
+    def handed_over(self, number: int, now_ns: int) -> None:
+        """All blocks of a request are where it is decoded."""
+        if self.has_roles:
+            self.dispatcher.prompt_ready(number, now_ns)
+
+    def loaded(self, number: int) -> None:
+        """An engine has begun to answer: the blocks of a request are not needed in its pool."""
+        self.dispatcher.loaded(number)
+
+    def first_token(self, number: int, now_ns: int) -> None:
+        """The first token of a stream has come, on the path that was decided."""
+        if not self.has_roles:
+            self.dispatcher.prompt_ready(number, now_ns)
+        self.dispatcher.first_token(number, now_ns)
+
+    def fall_back(self, number: int, now_ns: int) -> None:
+        """The prefill of a request was given up: who decodes it prefills it too."""
+        self.dispatcher.fall_back(number, now_ns)
+
+    def lose_pull(self, number: int, now_ns: int) -> None:
+        """The prefix that a prefill in the PD cluster pulls will not come whole."""
+        self.dispatcher.lose_pull(number, now_ns)
+
+    def transfer_over(self, number: int, now_ns: int) -> None:
+        """The end of a request's transfer was reported."""
+        self.dispatcher.transfer_over(number, now_ns)
+
+    def end(self, number: int, now_ns: int) -> None:
+        """A request is over."""
+        self.dispatcher.end(number, now_ns)
+
+    def expected_prefill_ns(self, number: int) -> int | None:
+        """Expected time of a request's prefill leg, ns; None is unknown."""
+        return self.dispatcher.expected_prefill_ns(number)
+
+    def expected_local_ns(self, name: str, num_new_tokens: int, now_ns: int) -> int | None:
+        """Expected time of a prefill that is sent to a PD engine now, ns; None is unknown."""
+        return self.dispatcher.expected_local_ns(name, num_new_tokens, now_ns)
+
+    def local_path_ns(self, number: int, name: str, now_ns: int) -> int | None:
+        """Predicted time to first token of a request that takes the local path now, ns."""
+        routed = self.dispatcher.route_of(number)
+        if routed is None:
+            return None
+        hits = self.hits(number)
+        held_tokens = max(hits.get(routed.destination, 0), hits.get(name, 0))
+        return self.dispatcher.local_path_ns(number, name, held_tokens, now_ns)
+
+    def backlog_bytes(self, source: str, destination: str, now_ns: int) -> int | None:
+        """What a link was promised and has not carried; None is unknown."""
+        return self.dispatcher.links.between(source, destination).book.backlog_bytes(now_ns)
+
+    def link_bits_per_s(self, source: str, destination: str, now_ns: int) -> float | None:
+        """What a link carries; None is unknown."""
+        seen = self.dispatcher.links.between(source, destination).book.latest(now_ns)
+        return None if seen is None else seen.bits_per_s
