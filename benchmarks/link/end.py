@@ -92,6 +92,7 @@ async def receive(identities: Path, host: str) -> None:
         on_abort=lambda *_: None,
         on_pull=lambda *_: None,
         on_refused=lambda *_: None,
+        on_purge=lambda *_: None,
         clock_ns=time.monotonic_ns,
     )
     await port.open()
