@@ -164,7 +164,7 @@ def test_a_loss_that_no_transport_mends_is_proven(case_map: FitMap) -> None:
 def test_a_loss_over_a_far_path_is_proven_where_full_send_buffers_would_not_mend_it(
     case_study: Question,
 ) -> None:
-    far = Path(100e9, 10 * MEASURED.rtt_s)
+    far = Path(100e9, 2 * MEASURED.rtt_s)
     assert PathPlans(case_study.problem, Transport(2)).point(far).fit is Fit.DOES_NOT_PAY
     larger = Transport(2, window_bytes=40 * WINDOW_BYTES)
     assert PathPlans(case_study.problem, larger).point(far).fit is Fit.NOT_PROVEN
@@ -204,10 +204,10 @@ def test_larger_send_buffers_bring_the_far_crossover_back(case_map: FitMap) -> N
     assert far.path.rtt_s == 0.3
     assert math.isinf(far.base.bits_per_s)
     moved = {mover.what: mover.crossover.bits_per_s for mover in far.movers}
-    assert moved["TCP buffers of 64 MiB in place of 4 (tcp_wmem, tcp_rmem)"] == pytest.approx(
-        8.4e9, rel=0.02
-    )
-    assert moved["twice as many pool nodes"] == pytest.approx(8.4e9, rel=0.02)
+    # Of what the path has, 55 % are left at this round trip and loss.
+    larger = moved["TCP buffers of 64 MiB in place of 4 (tcp_wmem, tcp_rmem)"]
+    assert larger == pytest.approx(8.4e9 / 0.55, rel=0.02)
+    assert math.isinf(moved["twice as many pool nodes"])
 
 
 def test_half_the_cache_halves_the_crossover(case_map: FitMap) -> None:

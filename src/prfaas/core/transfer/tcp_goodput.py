@@ -1,11 +1,12 @@
 """Goodput of a link over TCP, from the path's bandwidth, round trip and loss.
 
-Three limits; the lowest counts:
+The lowest of three limits, times what BBR was measured to keep of it:
 
-- **Path.** BBR keeps the path full under random loss, but for a small share (`_BBR_SHARE`, measured
-  in docs/results/link.md). It gives up near a loss of 20 %, where its
-  probing gain of 1.25 no longer makes up for what is lost (Cardwell et al., "BBR: Congestion-Based
-  Congestion Control", ACM Queue 14(5), 2016, figure 8).
+- **Path.** BBR keeps a short path full under random loss, but for a small share. The longer the
+  path and the higher the loss, the less it keeps (`_BBR_SHARE`, measured in docs/results/fit.md).
+  It gives up near a loss of 20 %, where its probing gain of 1.25 no longer makes up for what is
+  lost (Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 14(5), 2016,
+  figure 8).
 - **Window.** Linux's default limit on send buffers, 4 MiB, lets a connection have about
   `WINDOW_BYTES` under way in each round trip.
 - **Loss, without BBR.** CUBIC's mean window is `1.054 (RTT / p)^(3/4)` segments, or Reno's
@@ -35,8 +36,16 @@ SEND_BUFFER_BYTES = 4 << 20
 SEGMENT_BYTES = 1448
 """Payload of a segment on a path of 1,500-byte packets."""
 
-_BBR_SHARE = ((0.0, 1.0), (0.001, 0.99), (0.01, 0.92), (0.2, 0.0))
-"""Loss, and the share of the lossless goodput that is left under BBR; straight lines between."""
+_RTTS_S = (0.04, 0.08, 0.16, 0.3)
+_BBR_SHARE = (
+    (0.0, (1.0, 0.99, 0.84, 0.75)),
+    (0.001, (0.99, 0.77, 0.62, 0.55)),
+    (0.01, (0.92, 0.64, 0.51, 0.44)),
+    (0.03, (0.73, 0.50, 0.40, 0.35)),
+    (0.2, (0.0, 0.0, 0.0, 0.0)),
+)
+"""Loss, and the share that is left under BBR at each of `_RTTS_S`; straight lines between losses,
+and between logarithms of round trips. Shorter paths are as 40 ms; 3 % was measured at 40 ms."""
 _CUBIC_C, _CUBIC_BETA = 0.4, 0.7
 _CUBIC: float = (_CUBIC_C * (3 + _CUBIC_BETA) / (4 * (1 - _CUBIC_BETA))) ** 0.25
 _RENO = math.sqrt(1.5)
@@ -91,12 +100,6 @@ class Transport:
     window_bytes: float = WINDOW_BYTES
 
     @property
-    def at_best(self) -> Transport:
-        """The most that these ends could carry: full send buffers."""
-        full = self.window_bytes * SEND_BUFFER_BYTES / WINDOW_BYTES
-        return replace(self, control=CongestionControl.BBR, window_bytes=full)
-
-    @property
     def alone(self) -> Transport:
         """One of its pool nodes."""
         return replace(self, num_nodes=1)
@@ -108,14 +111,22 @@ def goodput_bits_per_s(path: Path, transport: Transport) -> float:
     References:
         RFC 9438; the others are in the module's docstring.
     """
-    whole = path.bits_per_s
-    if transport.control is CongestionControl.BBR:
-        whole *= _bbr_share(path.loss)
+    is_cubic = transport.control is CongestionControl.CUBIC
+    share = _bbr_share(path.rtt_s, 0.0 if is_cubic else path.loss)
     each = _connection_bits_per_s(path, transport)
     if math.isinf(each):
-        return whole
+        return path.bits_per_s * share
     count = transport.connections or _connections(path, transport)
-    return min(whole, transport.num_nodes * count * each)
+    return min(path.bits_per_s, transport.num_nodes * count * each) * share
+
+
+def most_bits_per_s(path: Path, transport: Transport) -> float:
+    """Goodput that a link never exceeds, bit/s: the path, or all send buffers full."""
+    if path.rtt_s <= 0:
+        return path.bits_per_s
+    count = transport.num_nodes * (transport.connections or CONNECTIONS_MAX)
+    full = transport.window_bytes * SEND_BUFFER_BYTES / WINDOW_BYTES
+    return min(path.bits_per_s, count * full * BITS_PER_BYTE / path.rtt_s)
 
 
 def _connections(path: Path, transport: Transport) -> int:
@@ -146,11 +157,28 @@ def _cubic_segments(path: Path) -> float:
     return max(cubic, _RENO / math.sqrt(path.loss))
 
 
-def _bbr_share(loss: float) -> float:
-    for (low, high_share), (high, low_share) in pairwise(_BBR_SHARE):
+def _bbr_share(rtt_s: float, loss: float) -> float:
+    """Share that is left under BBR; it falls with both."""
+    beyond = max(rtt_s / _RTTS_S[-1], 1.0)
+    if loss >= _BBR_SHARE[-1][0]:
+        return 0.0
+    for (low, near), (high, far) in pairwise(_BBR_SHARE):
         if loss <= high:
-            return high_share + (low_share - high_share) * (loss - low) / (high - low)
+            weight = (loss - low) / (high - low)
+            at_low, at_high = _at_rtt(rtt_s, near), _at_rtt(rtt_s, far)
+            return (at_low + (at_high - at_low) * weight) / beyond
     return 0.0
+
+
+def _at_rtt(rtt_s: float, shares: tuple[float, ...]) -> float:
+    if rtt_s <= _RTTS_S[0]:
+        return shares[0]
+    rows = zip(_RTTS_S, shares, strict=True)
+    for (low, high_share), (high, low_share) in pairwise(rows):
+        if rtt_s <= high:
+            weight = math.log(rtt_s / low) / math.log(high / low)
+            return high_share + (low_share - high_share) * weight
+    return shares[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +189,14 @@ class Measured:
         rtt_s: Longest round trip.
         loss: Highest loss.
         node_bits_per_s: Highest goodput of one pool node over a path with a round trip.
+        in_flight_bytes: Most that one pool node had under way: its goodput times the round trip.
         controls: Congestion controls.
     """
 
     rtt_s: float
     loss: float
     node_bits_per_s: float
+    in_flight_bytes: float
     controls: frozenset[CongestionControl]
 
     def gaps(self, path: Path, transport: Transport, link_bits_per_s: float) -> list[str]:
@@ -178,15 +208,18 @@ class Measured:
             link_bits_per_s: What the link has to carry.
         """
         each = link_bits_per_s / transport.num_nodes
+        in_flight = each * path.rtt_s / BITS_PER_BYTE
         beyond = {
             f"round trips above {self.rtt_s * 1e3:g} ms": path.rtt_s > self.rtt_s,
             f"loss above {self.loss * 100:g} %": path.loss > self.loss,
             f"more than {self.node_bits_per_s / 1e9:g} Gbit/s from one pool node": each
             > self.node_bits_per_s,
+            f"more than {self.in_flight_bytes / 1e6:g} MB under way from one pool node": in_flight
+            > self.in_flight_bytes,
             f"links under {transport.control}": transport.control not in self.controls,
         }
         return [what for what, is_beyond in beyond.items() if is_beyond]
 
 
-MEASURED = Measured(0.04, 0.01, 3.9e9, frozenset({CongestionControl.BBR}))
-"""Measurements of docs/results/link.md."""
+MEASURED = Measured(0.3, 0.01, 3.9e9, 24e6, frozenset({CongestionControl.BBR}))
+"""Measurements of docs/results/link.md and docs/results/fit.md."""

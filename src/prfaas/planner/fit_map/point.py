@@ -13,7 +13,13 @@ from functools import cached_property
 
 import numpy as np
 
-from prfaas.core.transfer.tcp_goodput import MEASURED, Path, Transport, goodput_bits_per_s
+from prfaas.core.transfer.tcp_goodput import (
+    MEASURED,
+    Path,
+    Transport,
+    goodput_bits_per_s,
+    most_bits_per_s,
+)
 from prfaas.planner import designs
 from prfaas.planner.designs import Design, gain_at_equal_cost
 from prfaas.planner.problem import PrfaasCluster, Problem
@@ -100,9 +106,13 @@ class PathPlans:
         return self._designs(self._goodputs(path), path.rtt_s)[2]
 
     def best_gain(self, path: Path) -> float:
-        """Gain if loss cost nothing and every send buffer were full."""
-        best = replace(self, transport=self.transport.at_best)
-        return best.gain(replace(path, loss=0.0))
+        """Gain if the path, or all send buffers, were full."""
+        shares = zip(self.problem.prfaas, self._bandwidths(path), strict=True)
+        most = tuple(
+            most_bits_per_s(replace(path, bits_per_s=share), self._transport(cluster))
+            for cluster, share in shares
+        )
+        return self._designs(most, path.rtt_s)[2]
 
     def point(self, path: Path) -> Point:
         """Plan on a path, and judge the gain."""
@@ -123,14 +133,12 @@ class PathPlans:
             return Doubt.ERROR, f"gain within ±{margin:.0%}"
         if self._extrapolated > EXTRAPOLATED_MAX:
             return Doubt.PROFILE, f"{self._extrapolated:.0%} of the prefill time is extrapolated"
-        if gain < 0:
-            # A loss is proven where it would be one with all that TCP could carry at best.
-            gaps = self._gaps(path, 0.0)
-            is_open = gaps and self.best_gain(path) > -margin
-            return (Doubt.TRANSPORT, "; ".join(gaps)) if is_open else (None, "")
         gaps = self._gaps(path, ours.operation.egress_bits_per_s)
-        if gaps:
+        # A loss is proven as well where it would be one with all that TCP could carry at best.
+        if gaps and (gain > 0 or self.best_gain(path) > -margin):
             return Doubt.TRANSPORT, "; ".join(gaps)
+        if gain < 0:
+            return None, ""
         late = doubt(self._on(self._goodputs(path), path.rtt_s), ours, other)
         return (Doubt.LATENCY, late) if late else (None, "")
 
