@@ -13,7 +13,7 @@ from tests.plans import plan_file
 
 from .conftest import World, running, until
 from .kv_publisher import Publisher, removed, stored
-from .test_purging import script
+from .purge_scripts import script
 
 IDS = list(range(300))
 HELD = 256

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,44 +11,11 @@ import pytest
 from prfaas.errors import RequestError
 from prfaas.gateway import purging
 from prfaas.wire.messages.base import Message
-from prfaas.wire.messages.gateway import Purge, Purged
+from tests.gateway.purge_scripts import ENGINES, script
 
 from .conftest import World, until
 from .ctl_runner import run
 from .scripted_pool import ScriptedPool
-
-ENGINES = ("prefill", "decode", "spare")
-
-
-def script(world: World, num_blocks: int = 3, problem: str = "") -> list[tuple[str, str]]:
-    """Have pool nodes answer; what they and the engines are told, in order."""
-    told: list[tuple[str, str]] = []
-
-    def asked(pool: ScriptedPool, message: Message) -> None:
-        told.append((pool.name, type(message).__name__))
-        if isinstance(message, Purge):
-            pool.send(
-                Purged(
-                    job=message.job,
-                    num_blocks=num_blocks,
-                    host_bytes=300,
-                    disk_bytes=20,
-                    num_transfers=0,
-                    problem=problem,
-                )
-            )
-
-    for pool in (world.prfaas_pool, world.pd_pool):
-        pool.on_purge = asked
-    for name in ENGINES:
-        engine = getattr(world, name)
-        engine.on_forget = partial(forget, told, name)
-    return told
-
-
-def forget(told: list[tuple[str, str]], name: str) -> bool:
-    told.append((name, "forget"))
-    return True
 
 
 async def purge(world: World, **body: object) -> tuple[int, dict[str, Any]]:
