@@ -41,8 +41,11 @@ def test_the_break_even_price_of_the_case_study_gives_no_gain(
 
 
 @settings(max_examples=60, deadline=None)
-@given(problems(), modes)
-def test_the_break_even_price_gives_no_gain(problem: Problem, mode: Mode) -> None:
+@given(problem=problems(), mode=modes, target_s=st.none() | st.floats(0.5, 60))
+def test_the_break_even_price_gives_no_gain(
+    problem: Problem, mode: Mode, target_s: float | None
+) -> None:
+    problem = replace(problem, ttft_p90_s=target_s)
     found = whatif.break_even_price(problem, mode)
     if found.per_tb is None:
         assert found.reason

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from prfaas.cli.plan import plan
 from prfaas.errors import ConfigError
 from prfaas.planner.latency import queued_ttft
 from prfaas.planner.load import Question, load_question
-from prfaas.planner.machine_report import as_dict
 from prfaas.planner.plan import Plan, make_plan
 from prfaas.planner.problem import Problem
 from prfaas.planner.search import Stage, optimum
@@ -26,7 +21,6 @@ from prfaas.planner.throughput import Mode
 from prfaas.planner.verdict import Answer
 
 from .paths import EXAMPLES
-from .strategies import problems
 
 CASE = EXAMPLES / "paper-case-study.toml"
 
@@ -145,81 +139,6 @@ def test_the_cheapest_fleet_is_printed_and_in_json() -> None:
     assert "without PrfaaS instances" in text
     found = json.loads(CliRunner().invoke(plan, [str(CASE), "--json", *demand]).output)["sizing"]
     assert found["cheapest"]["price_per_h"] <= found["homogeneous"]["price_per_h"]
-
-
-ORDER = {Answer.DOES_NOT_PAY: 0, Answer.DEPENDS: 1, Answer.PAYS: 2}
-
-
-def _rtt(problem: Problem, demand: float, factor: float) -> tuple[Problem, float]:
-    clusters = tuple(
-        replace(c, link=replace(c.link, rtt_s=0.05 * factor**4)) for c in problem.prfaas
-    )
-    return replace(problem, prfaas=clusters), demand
-
-
-def _price(problem: Problem, demand: float, factor: float) -> tuple[Problem, float]:
-    clusters = tuple(replace(c, price_per_gpu_h=c.price_per_gpu_h * factor) for c in problem.prfaas)
-    return replace(problem, prfaas=clusters), demand
-
-
-def _demand(problem: Problem, demand: float, factor: float) -> tuple[Problem, float]:
-    return problem, demand * factor
-
-
-@pytest.mark.parametrize("change", [_rtt, _price, _demand])
-@settings(max_examples=8, deadline=None)
-@given(problem=problems(), load=st.floats(0.2, 1.5))
-def test_the_verdict_never_improves_with(
-    change: Callable[[Problem, float, float], tuple[Problem, float]], problem: Problem, load: float
-) -> None:
-    demand = load * optimum(problem, Mode.EXACT).rate_per_s
-    answers = []
-    for factor in (1.0, 1.6, 4.0):
-        changed, per_s = change(problem, demand, factor)
-        answers.append(ORDER[make_plan(Question(changed, per_s, 8192)).verdict.answer])
-    assert answers == sorted(answers, reverse=True)
-
-
-@settings(max_examples=20, deadline=None)
-@given(problem=problems(), target_s=st.floats(0.5, 60), stricter=st.floats(0.3, 1))
-def test_a_stricter_target_never_carries_more(
-    problem: Problem, target_s: float, stricter: float
-) -> None:
-    from prfaas.planner.sizing.within import best_operation
-
-    loose, strict = (
-        best_operation(replace(problem, ttft_p90_s=t), Mode.EXACT).rate_per_s
-        for t in (target_s, target_s * stricter)
-    )
-    assert strict <= loose * (1 + 1e-6)
-    assert loose <= optimum(problem, Mode.EXACT).rate_per_s * (1 + 1e-9)
-
-
-def _numbers(value: object, path: str = "") -> list[tuple[str, float]]:
-    if isinstance(value, dict):
-        return [x for key, item in value.items() for x in _numbers(item, f"{path}.{key}")]
-    if isinstance(value, list):
-        return [x for item in value for x in _numbers(item, path)]
-    return [(path, value)] if isinstance(value, int | float) else []
-
-
-SIGNED = ("gain_at_equal_cost", "rate_gain_per_s", ".tornado")
-
-
-@settings(max_examples=6, deadline=None)
-@given(problem=problems(), load=st.floats(0.2, 1.5), target_s=st.none() | st.floats(0.5, 60))
-def test_no_number_of_a_plan_is_nan_or_negative(
-    problem: Problem, load: float, target_s: float | None
-) -> None:
-    question = replace(problem, ttft_p90_s=target_s)
-    demand = load * optimum(problem, Mode.EXACT).rate_per_s
-    made = make_plan(Question(question, demand, 8192))
-    found = as_dict(made)
-    for path, number in _numbers(found):
-        assert math.isfinite(number), path
-        if not any(word in path for word in SIGNED):
-            assert number >= -1e-9, path
-    assert "nan" not in made.verdict.sentence
 
 
 def test_a_plan_that_rests_on_few_long_prompts_says_so() -> None:

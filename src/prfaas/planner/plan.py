@@ -122,19 +122,39 @@ def make_plan(question: Question) -> Plan:
         latencies=_latencies(question, exact),
         shadow=whatif.shadow_values(problem, Mode.EXACT, found.rate_per_s),
         tornado=swings,
-        verdict=judge(
-            paper.gain,
-            exact.gain,
-            swings,
-            _reason(exact),
-            obstacle=obstacle(problem, exact.prfaas, demand, sizing),
-            doubt=doubt(problem, exact.prfaas, exact.equal_cost),
-        ),
+        verdict=verdict_of(question, paper, exact, swings, sizing),
         sizing=sizing,
         break_even_bits_per_s=whatif.break_even_bandwidth(problem, Mode.EXACT),
         recompute_bits_per_s=whatif.recompute_bandwidth(problem, long),
         break_even_price=whatif.break_even_price(problem, Mode.EXACT),
         notes=[*_notes(problem), *few_long_prompts(problem, found)],
+    )
+
+
+def verdict_of(
+    question: Question,
+    paper: Comparison,
+    exact: Comparison,
+    swings: list[Swing],
+    sizing: Sizing | None,
+) -> Verdict:
+    """Judge what was computed of a question.
+
+    Args:
+        question: The question.
+        paper: Designs with representative lengths.
+        exact: Designs with exact expectations.
+        swings: Gain at equal cost under swings of every input, exact.
+        sizing: The cheapest fleets for the demand, for the sentence; None without.
+    """
+    problem = question.problem
+    return judge(
+        paper.gain,
+        exact.gain,
+        swings,
+        _reason(exact),
+        obstacle=obstacle(problem, exact.prfaas, question.arrival_per_s, sizing),
+        doubt=doubt(problem, exact.prfaas, exact.equal_cost),
     )
 
 
@@ -158,7 +178,7 @@ def _latencies(question: Question, comparison: Comparison) -> Latencies:
     overloaded: dict[str, Stage] = {}
     for design in comparison.all:
         found = design.operation
-        if not found.rate_per_s:
+        if not found.rate_per_s or not load:
             continue
         service[design.name] = latency.service_ttft(problem, found)
         overlapped[design.name] = latency.service_ttft(problem, found, Transfer.OVERLAPPED, chunk)

@@ -157,7 +157,7 @@ class DecodeProfile:
             raise ConfigError(
                 f"decode profile {self.name!r}: a batch of {self.batches[0]} at {context:.0f} "
                 f"tokens takes {steps[0] * 1e3:.1f} ms a step, the target is "
-                f"{step_max_s * 1e3:.1f} ms; relax tpot_max or take faster instances"
+                f"{step_max_s * 1e3:.1f} ms; relax tpot_max or slo.tpot, or take faster instances"
             )
         over = int(np.argmax(steps > step_max_s))
         batch = np.floor(np.interp(step_max_s, steps[over - 1 : over + 1], batches[over - 1 :][:2]))

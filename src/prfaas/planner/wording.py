@@ -45,6 +45,11 @@ def percent(ratio: float, *, signed: bool = False) -> str:
     return f"{ratio:+.1%}" if signed else f"{ratio:.1%}"
 
 
+def factor(ratio: float) -> str:
+    """How many times: two digits, and all of those before the point."""
+    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.2g}"
+
+
 def tokens(count: float | None) -> str:
     """A length in tokens, or a dash."""
     return "-" if count is None else f"{count:,.0f}"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from prfaas.planner import wording as w
 from prfaas.planner.designs import DEAD_PER_S, Design
+from prfaas.planner.geometry import kv_bytes_at
 from prfaas.planner.latency import Latency, Transfer, service_ttft
 from prfaas.planner.problem import Problem
 from prfaas.planner.search import Operation, Stage, optimum
+from prfaas.planner.sizing.cures import cure_of_demand
 from prfaas.planner.sizing.fleet import INSTANCES_MAX, Fleet, Sizing
 from prfaas.planner.throughput import Mode
 
@@ -22,21 +26,23 @@ def obstacle(
             dead = untargeted.binding
             if untargeted.decode_per_s < DEAD_PER_S:
                 dead = Stage.PD_DECODE
-            return f"{dead.value} sustains nothing, whatever the target"
+            return f"{dead.value} sustains nothing, whatever the target: {_cure(problem, dead)}"
         if target is not None:
             return _missed_target(problem, found, target)
     if demand_per_s is None or demand_per_s <= found.rate_per_s:
         return ""
     within = "" if target is None else f" within a TTFT P90 of {w.seconds(target)}"
     return (
-        f"a demand of {demand_per_s:,.6g} req/s is above the {found.rate_per_s:.3g} req/s that it "
-        f"sustains{within}; {found.binding.value} binds; {_takes(problem, sizing)}"
+        f"a demand of {demand_per_s:,.10g} req/s is above the {found.rate_per_s:.3g} req/s that it "
+        f"sustains{within}; {found.binding.value} binds; "
+        f"{_takes(problem, demand_per_s, sizing)}"
     )
 
 
 def _missed_target(problem: Problem, found: Operation, target: float) -> str:
     local, remote = _idle_p90(problem, found), _idle_remote_p90(problem)
-    ways = f"prefill that is {local.p90 / target:.2g} times as fast in {problem.pd.name}"
+    faster = w.factor(local.p90 / target)
+    ways = f"prefill that is {faster} times as fast in {problem.pd.name}"
     if remote is not None and remote > target:
         ways += ", or remote prefill and a link that are"
         ways += f" {remote - target:.3g} s faster in all"
@@ -68,10 +74,13 @@ def _idle_remote_p90(problem: Problem) -> float | None:
     return _idle_p90(problem, found).p90
 
 
-def _takes(problem: Problem, sizing: Sizing | None) -> str:
-    if sizing is None or sizing.cheapest is None:
-        return f"no fleet of up to {INSTANCES_MAX} instances carries it"
-    return f"it would take {fleet_in_words(problem, sizing.cheapest)}"
+def _takes(problem: Problem, demand_per_s: float, sizing: Sizing | None) -> str:
+    if sizing is None:
+        return f"no fleet of up to {INSTANCES_MAX:,} instances was looked for"
+    if sizing.cheapest is not None:
+        return f"it would take {fleet_in_words(problem, sizing.cheapest)}"
+    none = f"no fleet of up to {INSTANCES_MAX:,} instances of a cluster carries it"
+    return f"{none}; {cure_of_demand(problem, demand_per_s)}"
 
 
 def fleet_in_words(problem: Problem, fleet: Fleet) -> str:
@@ -85,6 +94,18 @@ def fleet_in_words(problem: Problem, fleet: Fleet) -> str:
         f"{' and '.join(parts)} (N_p : N_d = {fleet.num_prefill} : "
         f"{fleet.pd - fleet.num_prefill}, {settings}) for {fleet.price_per_h:,.4g} an hour"
     )
+
+
+def _cure(problem: Problem, dead: Stage) -> str:
+    """What a stage that sustains nothing needs."""
+    if dead is Stage.PD_DECODE:
+        context = problem.workload.mean_context
+        size = float(kv_bytes_at(problem.geometry, np.array([context]))[0])
+        return f"a sequence needs {size / 1e9:,.3g} GB of KV memory of a decode instance"
+    if dead is Stage.PD_PREFILL:
+        kept = "" if problem.num_prefill is None else " (search.num_prefill)"
+        return f"no instance{kept} is left for prompts that stay in {problem.pd.name}; it takes one"
+    return "it needs an instance and a link for prompts above the threshold"
 
 
 def doubt(problem: Problem, ours: Design, other: Design) -> str:
