@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import ConfigError
+from prfaas.planner import latency
 from prfaas.planner.latency import Transfer, erlang_c, queued_ttft, service_ttft
 from prfaas.planner.load import Question
 from prfaas.planner.problem import Problem
@@ -114,3 +115,12 @@ def test_the_approximation_is_near_a_simulation(case_study: Question, load: floa
     assert queued.mean == pytest.approx(mean, rel=0.05)
     assert queued.p90 == pytest.approx(p90, rel=0.05)
     assert queued.p99 == pytest.approx(p99, rel=0.08)
+
+
+@pytest.mark.parametrize("room", [0.0, 1e-16, 1e-12])
+def test_a_stage_without_room_is_saturated_and_divides_nothing(room: float) -> None:
+    # Rounding left one server with a load just below 1, and no spare rate: ZeroDivisionError.
+    group = latency._Class(np.array([1.0]), np.array([3.0]), np.array([1.0]), 1)
+    rate = (1 - room) / 3
+    assert latency._wait(group, rate, 1.0) == (1.0, float("inf"))
+    assert latency._wait(group, rate * 0.999, 1.0)[1] < float("inf")

@@ -28,6 +28,7 @@ from prfaas.planner.throughput import BITS
 
 DEFAULT_CHUNK_TOKENS = 8192  # vLLM's default prefill chunk for online serving on large GPUs
 
+_SATURATED = 1e-9  # of a stage's servers: less room than rounding leaves is none
 P99_RANGE = (0.58, 1.45)
 """Simulated P99 with queueing, as a share of the formula's: between these in random plans, which
 is an error of the formula of -31 to +72 %."""
@@ -235,7 +236,7 @@ def _wait(group: _Class, arrival_per_s: float, arrival_cv: float) -> tuple[float
     variance = float(np.average((group.prefill_s - mean) ** 2, weights=group.weight))
     rate = arrival_per_s * share
     offered = rate * mean
-    if offered >= group.num_servers:
+    if offered >= group.num_servers * (1 - _SATURATED):
         return 1.0, float("inf")
     # A thinned stream of arrivals is closer to Poisson (Whitt's QNA, splitting).
     arrival_scv = share * arrival_cv**2 + 1 - share
