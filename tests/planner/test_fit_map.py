@@ -199,6 +199,13 @@ def test_a_demand_above_capacity_does_not_pay_anywhere(case_study: Question) -> 
     assert point.fit is Fit.DOES_NOT_PAY
 
 
+def test_a_stage_that_few_requests_load_leaves_a_loss_proven(case_study: Question) -> None:
+    narrow = Path(20e6, 0.01)
+    plans = PathPlans(case_study.problem, BBR)
+    assert plans.point(narrow).gain < -0.4
+    assert plans.point(narrow).fit is Fit.DOES_NOT_PAY
+
+
 def test_larger_send_buffers_bring_the_far_crossover_back(case_map: FitMap) -> None:
     far = case_map.moved[-1]
     assert far.path.rtt_s == 0.3

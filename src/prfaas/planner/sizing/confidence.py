@@ -32,9 +32,20 @@ def few_long_prompts(problem: Problem, found: Operation) -> list[str]:
 
 
 def load_variation(problem: Problem, found: Operation) -> float:
-    """Largest variation of the load of a prefill stage near its limit, two standard errors."""
-    near = _near_limit(problem, found)
-    return max((2 * _relative_error(load, weight) for _, load, weight in near), default=0.0)
+    """How far a prefill stage near its limit lets all prefill work vary, two standard errors.
+
+    A stage that few requests load varies much and matters little: it counts with its share of the
+    work, in time of the PD cluster.
+    """
+    tokens, weight = problem.workload.lengths.sample()
+    work = problem.pd.prefill.at(tokens) * weight
+    return max(
+        (
+            2 * _relative_error(load, weight) * float(np.sum(work[load > 0]) / np.sum(work))
+            for _, load, weight in _near_limit(problem, found)
+        ),
+        default=0.0,
+    )
 
 
 def _near_limit(
