@@ -120,7 +120,7 @@ def test_the_approximation_is_near_a_simulation(case_study: Question, load: floa
 @pytest.mark.parametrize("room", [0.0, 1e-16, 1e-12])
 def test_a_stage_without_room_is_saturated_and_divides_nothing(room: float) -> None:
     # Rounding left one server with a load just below 1, and no spare rate: ZeroDivisionError.
-    group = latency._Class(np.array([1.0]), np.array([3.0]), np.array([1.0]), 1)
-    rate = (1 - room) / 3
+    group = latency._Class(np.array([1.0]), np.array([49.0]), np.array([1.0]), 1)
+    rate = (1 - room) / 49
     assert latency._wait(group, rate, 1.0) == (1.0, float("inf"))
     assert latency._wait(group, rate * 0.999, 1.0)[1] < float("inf")
