@@ -140,6 +140,7 @@ async def measure_all(bench: Bench, options: argparse.Namespace, found: Found) -
         for _ in range(options.rounds):
             for how in bench.urls:
                 rows.setdefault(how, []).append(await bench.measure(how, lengths, width))
+        print(table(title, rows), end="\n\n", flush=True)
 
 
 def learning(deployment: Deployment) -> Deployment:
@@ -193,8 +194,6 @@ async def run(options: argparse.Namespace) -> None:
             if name == "two" or options.one_engine:
                 (home / name).mkdir(parents=True)
                 await measure(options, home / name, found)
-    for title, rows in found.items():
-        print(table(title, rows), end="\n\n", flush=True)
 
 
 async def until_linked(http: aiohttp.ClientSession, url: str) -> None:
