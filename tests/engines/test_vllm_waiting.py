@@ -132,3 +132,24 @@ def test_a_cpu_worker_keeps_to_a_shorter_limit(spins: Any) -> None:
     spins.reader.last_read = 0.0
     spins.reader.wait(3)
     assert spins.sleeps == [3]
+
+
+def test_a_cpu_worker_polls_while_steps_follow_each_other(spins: Any) -> None:
+    """Being woken costs a decode step of five milliseconds a third of its time."""
+    reader, now = spins.reader, time.monotonic()
+    for at in (now - 0.020, now - 0.015):
+        reader.last_read = at
+        reader.wait(0)
+    assert spins.yields == 0
+    reader.last_read = reader.read_before[1] + 0.005
+    reader.wait(5000)
+    reader.last_read = time.monotonic()
+    reader.wait(5000)
+    num_sleeps = len(spins.sleeps)
+    reader.last_read += 0.005
+    reader.wait(5000)
+    assert reader.busy_loop_s == pytest.approx(0.010)
+    assert (spins.yields > 0, len(spins.sleeps)) == (True, num_sleeps)
+    reader.last_read += 0.010
+    reader.wait(5000)
+    assert reader.busy_loop_s == 0.002

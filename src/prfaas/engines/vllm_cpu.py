@@ -31,6 +31,10 @@ Blocks = npt.NDArray[np.int32]
 SPIN_S = 0.002
 """Time after a message during which a process polls for the next one without sleeping; 1 s in
 vLLM."""
+DENSE_S, SPIN_RATIO = 0.008, 2.0
+"""Messages that follow each other within this time are those of decode steps: between them a
+process polls, for so many times as long as the last pause was. Steps that wait for blocks are 10 ms
+apart."""
 SLEEP_RATIO = 0.25
 """Longest sleep as a share of the time since the last message. A notification that follows another
 within a millisecond may be lost, since vLLM's publishers queue a single one."""
@@ -51,9 +55,13 @@ _wait = SpinCondition.wait
 
 
 def _wait_asleep(self: Any, timeout_ms: int | None = None) -> None:
-    idle_s = time.monotonic() - self.last_read
+    last_read, before = self.last_read, getattr(self, "read_before", (0.0, 0.0))
+    if last_read != before[1]:
+        before = self.read_before = before[1], last_read
+    pause_s = before[1] - before[0]
+    idle_s = time.monotonic() - last_read
     limit_ms = max(1, int(idle_s * SLEEP_RATIO * 1000))
-    self.busy_loop_s = SPIN_S
+    self.busy_loop_s = SPIN_S if pause_s > DENSE_S else max(SPIN_S, SPIN_RATIO * pause_s)
     _wait(self, limit_ms if timeout_ms is None else min(limit_ms, timeout_ms))
 
 
