@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from prfaas.cli.deploy import check_deployment, make_ready
-from prfaas.cli.processes import Part
+from prfaas.cli.deploy.topology import Topology
+from prfaas.cli.deploy.up_command import check_deployment, make_ready
+from prfaas.cli.host.processes import Part
 from prfaas.cli.supervision.supervisor import Supervisor
-from prfaas.cli.topology import Topology
 from prfaas.config.load import load_deployment
 
 ROOT = Path(__file__).parents[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from prfaas.cli.options import logs
+from prfaas.cli.common.options import logs
 from prfaas.logs import log_event
 
 

@@ -9,15 +9,15 @@ from click import Context
 from prfaas.cli.main import COMMANDS, cli
 from prfaas.cli.reference import reference as commands
 from prfaas.config.reference import reference
-from prfaas.core.dispatch import Refusal
+from prfaas.core.dispatch.types import Refusal
 from prfaas.core.request.blocks import POOL_DOWN, TIMEOUT, UNKNOWN
 from prfaas.core.request.events import DecodeFailure, PrefillFailure
 from prfaas.core.request.machine import NOT_ASKED
 from prfaas.core.request.watch import Alarm
-from prfaas.core.routing import Reason
-from prfaas.core.transfers import TransferEnd
+from prfaas.core.routing.decision import Reason
+from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.gateway.telemetry.fallback_reasons import REASONS
-from prfaas.sim.reference import reference as scenario_reference
+from prfaas.sim.scenario.reference import reference as scenario_reference
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
@@ -31,7 +31,7 @@ def test_the_deployment_reference_is_written_from_the_types() -> None:
 def test_the_scenario_reference_is_written_from_the_types() -> None:
     page = (ROOT / "docs" / "scenario-file.md").read_text()
     assert page == scenario_reference(), (
-        "run: python -m prfaas.sim.reference > docs/scenario-file.md"
+        "run: python -m prfaas.sim.scenario.reference > docs/scenario-file.md"
     )
 
 

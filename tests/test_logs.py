@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from prfaas.cli.options import LOG_FORMAT_VARIABLE, logs_of_parts
+from prfaas.cli.common.options import LOG_FORMAT_VARIABLE, logs_of_parts
 from prfaas.logs import JsonFormatter, log_event
 
 

@@ -9,9 +9,9 @@ from pydantic import BaseModel
 
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
-from prfaas.planner.plan_file import PlanFile
-from prfaas.sim.scenario_file import ScenarioFile
-from prfaas.tables import known_keys, validated
+from prfaas.planner.answer.plan_file import PlanFile
+from prfaas.sim.scenario.scenario_file import ScenarioFile
+from prfaas.toml_tables import known_keys, validated
 
 
 @pytest.mark.parametrize(

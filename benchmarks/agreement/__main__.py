@@ -18,7 +18,7 @@ from rich.progress import track
 
 from benchmarks.agreement.measured import LOADS, Cell, Task, measure
 from benchmarks.agreement.table import table
-from prfaas.sim.seeds import in_parallel
+from prfaas.sim.scenario.seeds import in_parallel
 
 
 def main() -> None:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from benchmarks.agreement.random_plans import random_plan
-from prfaas.planner.load import Question
-from prfaas.planner.overload import carried
-from prfaas.planner.search import Operation, optimum
+from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.sizing.confidence import WANDER_MAX, load_variation
-from prfaas.planner.throughput import Mode
+from prfaas.planner.solve.overload import carried
+from prfaas.planner.solve.search import Operation, optimum
+from prfaas.planner.solve.throughput import Mode
 from prfaas.sim.sizing.trial import trial_of, try_out
 
 SEED = 14

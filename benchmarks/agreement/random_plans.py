@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from prfaas.errors import ConfigError
-from prfaas.planner.load import Question, question_of
-from prfaas.planner.plan_file import PlanFile
+from prfaas.planner.answer.plan_file import PlanFile
+from prfaas.planner.answer.plan_loader import Question, question_of
 
 _MODELS = (
     "deepseek_v3",

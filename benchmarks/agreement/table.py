@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import mean
 
 from benchmarks.agreement.measured import LOADS, Cell, planned, wander_of
-from prfaas.planner import wording as w
-from prfaas.planner.search import Stage
+from prfaas.planner import formatting as w
+from prfaas.planner.solve.search import Stage
 
 _SHORT = {
     Stage.PRFAAS_COMPUTE: "PrfaaS prefill",

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.two_sites import PLAN
-from prfaas.core.policies import PolicyName
-from prfaas.planner.designs import equal_gpus, naive_heterogeneous, prfaas_pd
-from prfaas.planner.load import Question, load_question
+from prfaas.core.routing.policies import PolicyName
+from prfaas.planner.answer.plan_loader import Question, load_question
 from prfaas.planner.problem import Problem
-from prfaas.planner.throughput import Mode
-from prfaas.sim.request import Request
+from prfaas.planner.solve.designs import equal_gpus, naive_heterogeneous, prfaas_pd
+from prfaas.planner.solve.throughput import Mode
+from prfaas.sim.system.request import Request
 from prfaas.units import NS_PER_S
 
 

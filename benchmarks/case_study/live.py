@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.two_sites import AWAY, GATEWAY, HOME, PLAN, TwoSites, prepare
 from prfaas.lab.wan import Side, Wan
-from prfaas.sim.request import Request
+from prfaas.sim.system.request import Request
 from prfaas.units import NS_PER_S
 
 from .designs import Design

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import aiohttp
 import numpy as np
 
+from prfaas.engines.timing.api.vocabulary import Vocabulary
 from prfaas.engines.timing.content import Answer
-from prfaas.engines.timing.vocabulary import Vocabulary
 
 TOKENS = 256
 """Of the tokenizer, that prompts are made of."""

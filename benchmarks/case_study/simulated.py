@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.two_sites import PLAN
-from prfaas.planner.load import Question
-from prfaas.planner.overrides import override
-from prfaas.sim.make_setup import make_setup
-from prfaas.sim.request import UNSET, Request
-from prfaas.sim.scenario_file import ScenarioFile
-from prfaas.sim.simulation import Simulation
-from prfaas.tables import read_toml, validated
+from prfaas.planner.answer.overrides import override
+from prfaas.planner.answer.plan_loader import Question
+from prfaas.sim.engine.simulation import Simulation
+from prfaas.sim.scenario.scenario_file import ScenarioFile
+from prfaas.sim.scenario.setup_builder import make_setup
+from prfaas.sim.system.request import UNSET, Request
+from prfaas.toml_tables import read_toml, validated
 from prfaas.units import NS_PER_S
 
 from .designs import Design, problem_of

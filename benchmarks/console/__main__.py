@@ -20,7 +20,7 @@ from pathlib import Path
 import aiohttp
 from playwright.async_api import CDPSession, Page, async_playwright
 
-from prfaas.cli.topology import parts
+from prfaas.cli.deploy.topology import parts
 from tests.deployments import TIMING, laid_out, placed, started
 
 LOADS = 5

@@ -18,12 +18,12 @@ from pathlib import Path as File
 from benchmarks.fit.confirm import Confirmed, confirm
 from benchmarks.fit.families import FAMILIES, file_of
 from prfaas.core.transfer.tcp_goodput import CongestionControl, Path, Transport
+from prfaas.planner.answer.plan_loader import Question, load_question
 from prfaas.planner.fit_map import words
 from prfaas.planner.fit_map.axes import parse_axes
 from prfaas.planner.fit_map.make import FitMap, make_map, scaled
 from prfaas.planner.fit_map.picture import svg
 from prfaas.planner.fit_map.point import Fit
-from prfaas.planner.load import Question, load_question
 
 PLANS = File(__file__).parents[2] / "examples" / "plan" / "families"
 LENGTHS, LOSSES = "0.125,0.5,1", "0,0.1%,1%"

@@ -13,17 +13,17 @@ from functools import cache
 from pathlib import Path as File
 
 from prfaas.core.transfer.tcp_goodput import Path, Transport, goodput_bits_per_s
-from prfaas.planner import designs
-from prfaas.planner.designs import LEAST_INSTANCES, Design, gain_at_equal_cost
+from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.fit_map.point import PathPlans, Point, num_hosts
-from prfaas.planner.load import Question
 from prfaas.planner.problem import Problem
-from prfaas.planner.throughput import Mode
-from prfaas.sim.make_setup import make_setup
-from prfaas.sim.request import Request
-from prfaas.sim.run import run
-from prfaas.sim.scenario import Scenario
-from prfaas.sim.scenario_file import ScenarioFile
+from prfaas.planner.solve import designs
+from prfaas.planner.solve.designs import LEAST_INSTANCES, Design, gain_at_equal_cost
+from prfaas.planner.solve.throughput import Mode
+from prfaas.sim.scenario.run import run
+from prfaas.sim.scenario.scenario_file import ScenarioFile
+from prfaas.sim.scenario.scenario_loader import Scenario
+from prfaas.sim.scenario.setup_builder import make_setup
+from prfaas.sim.system.request import Request
 from prfaas.sim.workloads.make import make_workload
 from prfaas.units import NS_PER_S
 

@@ -14,12 +14,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.planner.catalogue import find_accelerator, find_model, paper_tables
-from prfaas.planner.geometry import KvGeometry, kv_bytes
-from prfaas.planner.hf_config import geometry_from_config
-from prfaas.planner.load import load_question
-from prfaas.planner.profiles import PrefillProfile
-from prfaas.planner.roofline import ModelSize, Roofline, prefill_profile
+from prfaas.planner.answer.plan_loader import load_question
+from prfaas.planner.hardware.profiles import PrefillProfile
+from prfaas.planner.hardware.roofline import ModelSize, Roofline, prefill_profile
+from prfaas.planner.model.catalogue import find_accelerator, find_model, paper_tables
+from prfaas.planner.model.hf_config import geometry_from_config
+from prfaas.planner.model.kv_geometry import KvGeometry, kv_bytes
 
 CASE = Path(__file__).parents[2] / "examples" / "plan" / "paper-case-study.toml"
 KNOTS = (1024, 2048, 4096, 8192, 16_000, 32_000, 64_000, 130_000)

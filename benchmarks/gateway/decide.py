@@ -15,13 +15,13 @@ import random
 import time
 
 from prfaas.config.deployment import Deployment
-from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.costs import Costs
-from prfaas.core.prefix_index import PrefixIndex
-from prfaas.gateway.asks import Ask
-from prfaas.gateway.driver import Driver
-from prfaas.gateway.pool_view import PoolView
-from prfaas.gateway.profiles import Profiles
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.core.kv.prefix_index import PrefixIndex
+from prfaas.core.routing.cost_tables import Costs
+from prfaas.gateway.routing.dispatch_driver import Driver
+from prfaas.gateway.routing.pool_state import PoolView
+from prfaas.gateway.routing.profiles import Profiles
+from prfaas.gateway.routing.routing_request import Ask
 
 SPAN = 512
 NUM_DECISIONS = 5000

@@ -26,11 +26,11 @@ import msgspec
 import zmq
 
 from prfaas.config.deployment import Deployment
-from prfaas.core.blocks import CacheGroup, GroupKind, Layout
-from prfaas.core.prefix_index import PrefixIndex
-from prfaas.gateway.engine_events import EngineEvents
-from prfaas.gateway.engine_feed import EngineFeed
-from prfaas.gateway.kv_events import Batch
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.kv.prefix_index import PrefixIndex
+from prfaas.gateway.engines.kv_event_codec import Batch
+from prfaas.gateway.engines.kv_event_stream import EngineFeed
+from prfaas.gateway.engines.kv_event_subscriber import EngineEvents
 
 LAYOUT = Layout(b"L" * 32, 16, "0", (CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 2**16),))
 EVENTS_A_BATCH = 20

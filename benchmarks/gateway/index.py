@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from prfaas.core.blocks import CacheGroup, GroupKind, Layout
-from prfaas.core.prefix_index import PrefixIndex, Tier
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.kv.prefix_index import PrefixIndex, Tier
 
 SPAN = 16
 LAYOUT = Layout(b"L" * 32, SPAN, "0", (CacheGroup(0, GroupKind.FULL_ATTENTION, SPAN, 2**16),))

@@ -21,13 +21,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from prfaas.core.blocks import BlockKey, BlockName
-from prfaas.core.prefix_index import PrefixIndex
-from prfaas.gateway.pools import PoolClient, PoolTiming
-from prfaas.gateway.subscription import Subscription
-from prfaas.gateway.transfers import Transfers
-from prfaas.pool.events import EventFeed
-from prfaas.pool.store import BlockStore
+from prfaas.core.kv.blocks import BlockKey, BlockName
+from prfaas.core.kv.prefix_index import PrefixIndex
+from prfaas.gateway.pools.pool_client import PoolClient, PoolTiming
+from prfaas.gateway.pools.subscription import Subscription
+from prfaas.gateway.routing.transfer_tracker import Transfers
+from prfaas.pool.store.block_store import BlockStore
+from prfaas.pool.store.event_feed import EventFeed
 from prfaas.wire.channel import Channel
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.messages.gateway import PoolState

@@ -14,7 +14,7 @@ from signal import SIGKILL
 
 import aiohttp
 
-from prfaas.cli.topology import parts
+from prfaas.cli.deploy.topology import parts
 from tests.deployments import laid_out, started
 from tests.ports import free_port
 

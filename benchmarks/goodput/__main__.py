@@ -19,7 +19,7 @@ from benchmarks.case_study.designs import Design
 from benchmarks.case_study.live import BUDGET_SHARE, Live, Scale, run
 from benchmarks.case_study.outcome import Outcome
 from prfaas.lab.wan import why_not
-from prfaas.sim.scenario import Scenario
+from prfaas.sim.scenario.scenario_loader import Scenario
 from prfaas.units import NS_PER_S
 
 from .plan import scaled_plan

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.case_study.outcome import Outcome
-from prfaas.core.policies import PolicyName
-from prfaas.sim.request import UNSET
-from prfaas.sim.run import run
-from prfaas.sim.scenario import Scenario, load_scenario
+from prfaas.core.routing.policies import PolicyName
+from prfaas.sim.scenario.run import run
+from prfaas.sim.scenario.scenario_loader import Scenario, load_scenario
+from prfaas.sim.system.request import UNSET
 from prfaas.units import NS_PER_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "sim"

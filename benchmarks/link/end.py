@@ -16,18 +16,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from prfaas.core.blocks import BlockKey
-from prfaas.core.manifest import NamedBlocks, manifest_digest, manifest_of_keys
-from prfaas.core.tickets import Ticket
-from prfaas.core.transfers import Transfer
-from prfaas.pool.inbound import InboundTransfers
-from prfaas.pool.io_thread import IoThread
-from prfaas.pool.link_port import LinkPort
-from prfaas.pool.metrics import PoolMetrics
-from prfaas.pool.outbound import OutboundLink
-from prfaas.pool.store import BlockStore
-from prfaas.pool.tickets import Grant, TicketChecks
-from prfaas.pool.tiers import StoredBlock
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.kv.manifest import NamedBlocks, manifest_digest, manifest_of_keys
+from prfaas.core.transfer.tickets import Ticket
+from prfaas.core.transfer.transfer_state import Transfer
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.net.io_thread import IoThread
+from prfaas.pool.receive.inbound_transfers import InboundTransfers
+from prfaas.pool.receive.link_server import LinkPort
+from prfaas.pool.send.outbound_link import OutboundLink
+from prfaas.pool.store.block_store import BlockStore
+from prfaas.pool.store.tier_ports import StoredBlock
+from prfaas.pool.tickets.ticket_checks import Grant, TicketChecks
 from prfaas.wire import sockets
 from prfaas.wire.fragments import block_digest
 from prfaas.wire.identity import identity_in

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import aiohttp
 
+from prfaas.cli.deploy.topology import Topology, parts
 from prfaas.cli.supervision.supervisor import Supervisor
-from prfaas.cli.topology import Topology, parts
 from prfaas.config.deployment import Deployment
 from prfaas.gateway.app import Gateway
 from tests.deployments import LAPTOP, ROOT, laid_out, placed, started

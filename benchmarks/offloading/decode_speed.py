@@ -19,8 +19,8 @@ from pathlib import Path
 
 import aiohttp
 
-from prfaas.cli.processes import Part
-from prfaas.cli.topology import Topology, parts
+from prfaas.cli.deploy.topology import Topology, parts
+from prfaas.cli.host.processes import Part
 from prfaas.engines.launch import Command
 from tests.deployments import LAPTOP, laid_out, placed, started
 

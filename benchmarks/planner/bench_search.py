@@ -20,14 +20,14 @@ from pathlib import Path
 
 from scipy.interpolate import PchipInterpolator
 
-from prfaas.planner.lengths import LogNormalLengths
-from prfaas.planner.load import load_question
-from prfaas.planner.plan import compare, make_plan
+from prfaas.planner.answer.plan import compare, make_plan
+from prfaas.planner.answer.plan_loader import load_question
+from prfaas.planner.hardware.profiles import PrefillProfile
 from prfaas.planner.problem import Problem
-from prfaas.planner.profiles import PrefillProfile
-from prfaas.planner.search import optimum, thresholds
-from prfaas.planner.throughput import Mode
-from prfaas.planner.whatif import inputs
+from prfaas.planner.solve.search import optimum, thresholds
+from prfaas.planner.solve.sensitivity import inputs
+from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.workload.prompt_lengths import LogNormalLengths
 
 CASE = Path(__file__).parents[2] / "examples" / "plan" / "paper-case-study.toml"
 RATIO_MIN = 50.0

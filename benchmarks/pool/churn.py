@@ -24,9 +24,9 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.manifest import manifest_digest, manifest_of_keys
-from prfaas.core.tickets import Ticket
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.core.kv.manifest import manifest_digest, manifest_of_keys
+from prfaas.core.transfer.tickets import Ticket
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.tickets import TicketSigner
 from tests.drill.engine import ScriptedEngine, Shape

@@ -13,13 +13,13 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.manifest import NamedBlocks, manifest_digest, manifest_of
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.core.kv.manifest import NamedBlocks, manifest_digest, manifest_of
 from prfaas.engines.lineage import Lineage
-from prfaas.pool.disk import DiskTier
-from prfaas.pool.metrics import PoolMetrics
-from prfaas.pool.origins import LOCAL, Origin, received
-from prfaas.pool.tiers import StoredBlock
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.store.disk_tier import DiskTier
+from prfaas.pool.store.origins import LOCAL, Origin, received
+from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.fragments import block_digest
 
 LAYOUT = Layout(b"L" * 32, 16, "0", (CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 1 << 15),))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prfaas.sim.request import Request
+from prfaas.sim.system.request import Request
 from prfaas.units import NS_PER_S
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import aiohttp
 
-from prfaas.cli.topology import Topology, parts
-from prfaas.engines.timing.vocabulary import Vocabulary
-from prfaas.planner.load import load_question
-from prfaas.planner.search import optimum
-from prfaas.planner.throughput import Mode
-from prfaas.sim.request import Request
+from prfaas.cli.deploy.topology import Topology, parts
+from prfaas.engines.timing.api.vocabulary import Vocabulary
+from prfaas.planner.answer.plan_loader import load_question
+from prfaas.planner.solve.search import optimum
+from prfaas.planner.solve.throughput import Mode
+from prfaas.sim.system.request import Request
 from tests.deployments import laid_out, started
 
 from .load import drive, prepare

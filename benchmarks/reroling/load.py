@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import aiohttp
 import numpy as np
 
+from prfaas.engines.timing.api.vocabulary import Vocabulary
 from prfaas.engines.timing.content import Answer
-from prfaas.engines.timing.vocabulary import Vocabulary
-from prfaas.sim.request import Request
+from prfaas.sim.system.request import Request
 from prfaas.units import NS_PER_S
 
 from .outcome import WRONG, Outcome

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from prfaas.planner.load import load_question
-from prfaas.sim.make_setup import make_setup
-from prfaas.sim.request import Request
-from prfaas.sim.roles import as_dict
-from prfaas.sim.scenario_file import ScenarioFile
-from prfaas.sim.simulation import Simulation
-from prfaas.tables import validated
+from prfaas.planner.answer.plan_loader import load_question
+from prfaas.sim.engine.role_changes import as_dict
+from prfaas.sim.engine.simulation import Simulation
+from prfaas.sim.scenario.scenario_file import ScenarioFile
+from prfaas.sim.scenario.setup_builder import make_setup
+from prfaas.sim.system.request import Request
+from prfaas.toml_tables import validated
 from prfaas.units import NS_PER_S
 
 from .outcome import PLAN, Change, Outcome, Run, Settings

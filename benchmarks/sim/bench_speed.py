@@ -26,9 +26,9 @@ from pathlib import Path
 
 import numpy as np
 
-from prfaas.core.policies import PolicyName
-from prfaas.sim.run import run
-from prfaas.sim.scenario import Scenario, load_scenario
+from prfaas.core.routing.policies import PolicyName
+from prfaas.sim.scenario.run import run
+from prfaas.sim.scenario.scenario_loader import Scenario, load_scenario
 from prfaas.sim.workloads.synthetic import Synthetic
 from prfaas.sim.workloads.trace import Trace
 from prfaas.traces.reader import read_requests

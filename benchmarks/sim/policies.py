@@ -29,9 +29,9 @@ from bounds import bound
 from rich.console import Console
 from rich.progress import track
 
-from prfaas.core.policies import PolicyName
-from prfaas.sim.run import find_knee, run
-from prfaas.sim.scenario import Scenario, load_scenario
+from prfaas.core.routing.policies import PolicyName
+from prfaas.sim.scenario.run import find_knee, run
+from prfaas.sim.scenario.scenario_loader import Scenario, load_scenario
 from prfaas.units import NS_PER_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "sim"

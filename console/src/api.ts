@@ -17,7 +17,7 @@ export interface LinkSample {
   budget_bits_per_s: number;
 }
 
-/** Seconds that `carried_bits_per_s` is averaged over: prfaas/gateway/console/flow.py. */
+/** Seconds that `carried_bits_per_s` is averaged over: prfaas/gateway/console/link_rate.py. */
 export const CARRIED_OVER_S = 5;
 
 export interface Sample {

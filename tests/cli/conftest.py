@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.cli import processes
+from prfaas.cli.host import processes
 from prfaas.cli.main import main
 from tests.ports import free_port
 

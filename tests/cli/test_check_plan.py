@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.config.load import load_deployment
-from prfaas.gateway.profiles import load_profiles
+from prfaas.gateway.routing.profiles import load_profiles
 from tests.plans import plan_file
 
 from .check_files import CASE_STUDY, TIMING

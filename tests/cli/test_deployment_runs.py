@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from prfaas.cli.host.scrape_targets import FILE_NAME
-from prfaas.cli.topology import lay_out
+from prfaas.cli.deploy.scrape_targets import FILE_NAME
+from prfaas.cli.deploy.topology import lay_out
 from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError
 from tests.deployments import ROOT, TIMING, placed

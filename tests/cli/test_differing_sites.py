@@ -7,8 +7,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from prfaas.cli.deploy.topology import parts
 from prfaas.cli.preflight.readiness import incomplete
-from prfaas.cli.topology import parts
 from tests.deployments import TIMING, laid_out, placed, started
 
 pytestmark = pytest.mark.timeout(180)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.cli.supervision.renewals import renew_parts
+from prfaas.cli.deploy.renewals import renew_parts
+from prfaas.cli.deploy.topology import lay_out, parts, prepare_identities
 from prfaas.cli.supervision.supervisor import Supervisor
-from prfaas.cli.topology import lay_out, parts, prepare_identities
 from prfaas.config.load import load_deployment
 from prfaas.wire.identity import VALID_DAYS, identity_in
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.cli import topology
+from prfaas.cli.deploy import topology
 from prfaas.cli.main import main
 from prfaas.engines.launch import Command
 from prfaas.wire.identity import make_authority, make_identity

@@ -13,8 +13,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from prfaas.cli.host.processes import Part
 from prfaas.cli.main import main
-from prfaas.cli.processes import Part
 from prfaas.cli.supervision import keeper, restarts
 from prfaas.cli.supervision.control import SOCKET_NAME, control_channel
 from prfaas.cli.supervision.restarts import Phase

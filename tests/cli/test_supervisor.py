@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.cli import processes
+from prfaas.cli.host import processes
 from prfaas.cli.supervision.restarts import Phase
 from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.errors import ConfigError, EngineError

@@ -6,11 +6,11 @@ from pathlib import Path
 import click
 import pytest
 
-from prfaas.cli.engine import timing
-from prfaas.cli.gateway import gateway
-from prfaas.cli.options import PeerCountType, PeerRateType
-from prfaas.cli.pool import pool
-from prfaas.cli.topology import check_addresses, check_ports, lay_out, parts
+from prfaas.cli.common.options import PeerCountType, PeerRateType
+from prfaas.cli.deploy.topology import check_addresses, check_ports, lay_out, parts
+from prfaas.cli.parts.engine_command import timing
+from prfaas.cli.parts.gateway_command import gateway
+from prfaas.cli.parts.pool_command import pool
 from prfaas.config.addresses import split_address
 from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError

@@ -15,8 +15,8 @@ from rich.console import Console
 from prfaas.cli.main import cli
 from prfaas.cli.trace import reading_progress
 from prfaas.errors import ConfigError
-from prfaas.planner.traces import read_trace
-from prfaas.sim.scenario import load_scenario
+from prfaas.planner.workload.traces import read_trace
+from prfaas.sim.scenario.scenario_loader import load_scenario
 from prfaas.traces.reader import read_requests
 from prfaas.traces.requests import Row
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp.web
 
-from prfaas.cli.processes import Part
+from prfaas.cli.host.processes import Part
 from prfaas.cli.supervision.restarts import Phase
 from prfaas.cli.supervision.supervisor import Supervisor
 from prfaas.engines.launch import Command

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from prfaas.cli.plan import plan
+from prfaas.cli.plan.plan_command import plan
 from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError
 

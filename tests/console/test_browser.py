@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from playwright.async_api import Page, Route, async_playwright, expect
 
-from prfaas.cli.topology import parts
+from prfaas.cli.deploy.topology import parts
 from tests.deployments import TIMING, laid_out, placed, put_between, started
 from tests.live.relay import Relay
 

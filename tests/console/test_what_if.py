@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from prfaas.cli.main import cli
 from prfaas.errors import RequestError
 from prfaas.gateway.console.what_if import CASE_STUDY, SETTINGS_MAX, answer, overrides_of
-from prfaas.planner.load import load_question
-from prfaas.planner.machine_report import as_dict
-from prfaas.planner.plan import make_plan
+from prfaas.planner.answer.plan import make_plan
+from prfaas.planner.answer.plan_loader import load_question
+from prfaas.planner.report.json_report import as_dict
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plan" / "paper-case-study.toml"
 RANGES = {

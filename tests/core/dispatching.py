@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from prfaas.core.costs import Costs
-from prfaas.core.dispatch import (
+from prfaas.core.dispatch.dispatcher import Dispatcher
+from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.dispatch.types import (
     DispatchSettings,
     HomeCluster,
     Member,
@@ -11,9 +12,8 @@ from prfaas.core.dispatch import (
     RemoteCluster,
     Routed,
 )
-from prfaas.core.dispatcher import Dispatcher
-from prfaas.core.link_book import LinkReport
-from prfaas.core.policies import PolicyName
+from prfaas.core.routing.cost_tables import Costs
+from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
 
 MS = NS_PER_S // 1000

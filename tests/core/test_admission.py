@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from prfaas.core.admission import AdmissionControl, Margin
-from prfaas.core.fair_share import FairSettings
-from prfaas.core.routing import Decision, Path, Reason
+from prfaas.core.admission.deadline_admission import AdmissionControl, Margin
+from prfaas.core.admission.fair_share import FairSettings
+from prfaas.core.routing.decision import Decision, Path, Reason
 from prfaas.units import NS_PER_S
 
 TARGET_NS = 10 * NS_PER_S

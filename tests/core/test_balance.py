@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.balance import NUM_FOR_HALF, Balance, Work
+from prfaas.core.control.threshold_evidence import NUM_FOR_HALF, Balance, Work
 
 LENGTHS = list(range(100, 10_100, 100))
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from prfaas.core.block_table import SLOTS_MIN, BlockTable, Keys, Values
+from prfaas.core.kv.block_table import SLOTS_MIN, BlockTable, Keys, Values
 
 NUM_KEYS = 30_000
 UNIVERSE: Keys = np.random.default_rng(0).integers(1, 2**64 - 1, NUM_KEYS, dtype=np.uint64)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout, block_key
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout, block_key
 
 SPANS = st.lists(st.sampled_from([4, 8, 12, 16, 24]), min_size=1, max_size=3)
 

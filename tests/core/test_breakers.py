@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.breakers import Breaker, BreakerSettings, BreakerState
+from prfaas.core.resilience.circuit_breaker import Breaker, BreakerSettings, BreakerState
 
 MS = 10**6
 SETTINGS = BreakerSettings(

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.calibration import Calibration, CalibrationSettings, corrected
-from prfaas.core.dispatch import (
+from prfaas.core.dispatch.dispatcher import Dispatcher
+from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.dispatch.types import (
     Arrival,
     DispatchSettings,
     HomeCluster,
@@ -21,11 +22,10 @@ from prfaas.core.dispatch import (
     RemoteCluster,
     Routed,
 )
-from prfaas.core.dispatcher import Dispatcher
-from prfaas.core.link_book import LinkReport
-from prfaas.core.policies import PolicyName
-from prfaas.core.predictions import PathSignals, Prediction
-from prfaas.core.routing import Path
+from prfaas.core.routing.calibration import Calibration, CalibrationSettings, corrected
+from prfaas.core.routing.decision import Path
+from prfaas.core.routing.policies import PolicyName
+from prfaas.core.routing.predictions import PathSignals, Prediction
 from prfaas.units import NS_PER_S
 from tests.sim.systems import linear_costs
 

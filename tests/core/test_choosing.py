@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.admission import admit
-from prfaas.core.picking import Candidate, Weights, pick, score, stopped_at
-from prfaas.core.routing import Reason
+from prfaas.core.admission.deadline_admission import admit
+from prfaas.core.dispatch.scoring import Candidate, Weights, pick, score, stopped_at
+from prfaas.core.routing.decision import Reason
 from prfaas.units import NS_PER_S
 
 CANDIDATES = st.lists(

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.dispatch import (
+from prfaas.core.dispatch.dispatcher import Dispatcher
+from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.dispatch.types import (
     Arrival,
     DispatchSettings,
     HomeCluster,
@@ -17,10 +19,8 @@ from prfaas.core.dispatch import (
     Refused,
     RemoteCluster,
 )
-from prfaas.core.dispatcher import Dispatcher
-from prfaas.core.link_book import LinkReport
-from prfaas.core.policies import Bandwidth, PolicyName
-from prfaas.core.routing import Path, Reason
+from prfaas.core.routing.decision import Path, Reason
+from prfaas.core.routing.policies import Bandwidth, PolicyName
 from prfaas.units import NS_PER_S
 from tests.core.dispatching import MS, costs, dispatcher, sent
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.eviction import LeasedLast, LeastRecentlyUsed
+from prfaas.core.cache.eviction import LeasedLast, LeastRecentlyUsed
 
 
 def policy(*keys: str) -> LeasedLast[str]:

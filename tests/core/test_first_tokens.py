@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.core.calibration import CalibrationSettings
-from prfaas.core.dispatch import (
+from prfaas.core.dispatch.dispatcher import Dispatcher
+from prfaas.core.dispatch.types import (
     Arrival,
     DispatchSettings,
     HomeCluster,
@@ -13,11 +13,11 @@ from prfaas.core.dispatch import (
     RemoteCluster,
     Routed,
 )
-from prfaas.core.dispatcher import Dispatcher
-from prfaas.core.first_tokens import UNSEEN_RATIO, Compared, FirstTokens
-from prfaas.core.paces import PACE
-from prfaas.core.policies import PolicyName
-from prfaas.core.routing import Path, Reason
+from prfaas.core.routing.calibration import CalibrationSettings
+from prfaas.core.routing.decision import Path, Reason
+from prfaas.core.routing.first_tokens import UNSEEN_RATIO, Compared, FirstTokens
+from prfaas.core.routing.observed_rates import PACE
+from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
 
 WORK = 10**9

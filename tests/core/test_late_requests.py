@@ -8,18 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.dispatch import (
-    Arrival,
-    DispatchSettings,
-    HomeCluster,
-    Member,
-    RemoteCluster,
-)
-from prfaas.core.link_book import LinkReport
-from prfaas.core.policies import AdaptivePolicy, AdaptiveSettings, PolicyName
-from prfaas.core.predictions import Prediction
-from prfaas.core.routing import Path, Reason, RoutingFacts
-from prfaas.core.ways import Ways
+from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.dispatch.route_options import Ways
+from prfaas.core.dispatch.types import Arrival, DispatchSettings, HomeCluster, Member, RemoteCluster
+from prfaas.core.routing.decision import Path, Reason, RoutingFacts
+from prfaas.core.routing.policies import AdaptivePolicy, AdaptiveSettings, PolicyName
+from prfaas.core.routing.predictions import Prediction
 from prfaas.units import NS_PER_S
 from tests.core.known_costs import COSTS
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.blocks import BlockKey
-from prfaas.core.link_share import (
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.transfer.link_scheduler import (
     BURST_NS,
     URGENT_BYTES,
     Fragment,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.load_book import LoadBook
-from prfaas.core.picking import Candidate, pick
+from prfaas.core.dispatch.instance_load import LoadBook
+from prfaas.core.dispatch.scoring import Candidate, pick
 from prfaas.units import NS_PER_S
 
 NAMES = ["a", "b", "c"]

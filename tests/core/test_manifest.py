@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout, block_key
-from prfaas.core.manifest import (
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout, block_key
+from prfaas.core.kv.manifest import (
     DIGEST_BYTES,
     NamedBlocks,
     manifest_digest,
     manifest_of,
     manifest_of_keys,
 )
-from prfaas.core.shipping import is_worth_sending, shipped_bytes
+from prfaas.core.kv.shipping import is_worth_sending, shipped_bytes
 
 LAYOUT = Layout(
     b"L" * 32,

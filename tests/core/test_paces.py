@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.core.dispatch import (
+from prfaas.core.dispatch.dispatcher import Dispatcher
+from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.dispatch.types import (
     Arrival,
     DispatchSettings,
     HomeCluster,
@@ -12,11 +14,9 @@ from prfaas.core.dispatch import (
     RemoteCluster,
     Routed,
 )
-from prfaas.core.dispatcher import Dispatcher
-from prfaas.core.hedging import patience_ns
-from prfaas.core.link_book import LinkReport
-from prfaas.core.paces import NOMINAL_NS_PER_TOKEN, PACE, Paces
-from prfaas.core.policies import PolicyName
+from prfaas.core.resilience.hedging import patience_ns
+from prfaas.core.routing.observed_rates import NOMINAL_NS_PER_TOKEN, PACE, Paces
+from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from prfaas.core.pacing import LAN_RTT_NS, RESTART_MAX_NS, SLACK_MAX, Pacer
+from prfaas.core.transfer.pacing import LAN_RTT_NS, RESTART_MAX_NS, SLACK_MAX, Pacer
 
 STEP_NS = 50_000_000
 RTT_NS, QUEUE_NS = 40_000_000, 20_000_000

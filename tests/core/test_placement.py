@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.copies import CopySettings, HotPrefixes, marks
-from prfaas.core.costs import Costs
-from prfaas.core.predictions import PathSignals, no_wait, predict
-from prfaas.core.pulls import PullSettings, Road, choose_pull, with_pull
-from prfaas.core.routing import RoutingFacts
+from prfaas.core.control.replication import CopySettings, HotPrefixes, marks
+from prfaas.core.routing.cost_tables import Costs
+from prfaas.core.routing.decision import RoutingFacts
+from prfaas.core.routing.predictions import PathSignals, no_wait, predict
+from prfaas.core.routing.pull_choice import PullSettings, Road, choose_pull, with_pull
 from prfaas.units import NS_PER_S
 
 MS = NS_PER_S // 1000

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.policies import (
+from prfaas.core.routing.decision import Decision, Path, Reason, RoutingFacts, Unpredicted, judge
+from prfaas.core.routing.policies import (
     AdaptivePolicy,
     Bandwidth,
     PaperPolicy,
     PolicyName,
     make_policy,
 )
-from prfaas.core.predictions import PathSignals, predict
-from prfaas.core.routing import Decision, Path, Reason, RoutingFacts, Unpredicted, judge
+from prfaas.core.routing.predictions import PathSignals, predict
 from prfaas.units import NS_PER_S
 
 LENGTHS = st.integers(0, 100_000)

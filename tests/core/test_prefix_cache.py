@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.prefix_cache import PrefixCache
+from prfaas.core.cache.prefix_cache import PrefixCache
 
 PROMPTS = st.lists(st.integers(0, 30), max_size=12, unique=True)
 STEPS = st.lists(st.tuples(st.sampled_from(["store", "touch", "clear"]), PROMPTS), max_size=40)

@@ -7,8 +7,8 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core import quarantine
-from prfaas.core.quarantine import KEPT_NS, REFUSED_NS, WINDOW_MAX, Quarantine
+from prfaas.core.resilience import quarantine
+from prfaas.core.resilience.quarantine import KEPT_NS, REFUSED_NS, WINDOW_MAX, Quarantine
 from prfaas.units import NS_PER_S
 
 A, B, C, D = (bytes([n]) * 16 for n in range(4))

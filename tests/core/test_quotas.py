@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.fair_share import FairSettings
-from prfaas.core.places import Places
-from prfaas.core.quotas import MINUTE_NS, Bucket, Limit, Limits, Quota
+from prfaas.core.admission.concurrency_slots import Places
+from prfaas.core.admission.fair_share import FairSettings
+from prfaas.core.admission.quotas import MINUTE_NS, Bucket, Limit, Limits, Quota
 from prfaas.units import NS_PER_S
 
 STEPS = st.lists(st.tuples(st.integers(0, 10**11), st.integers(0, 10_000)), max_size=30)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prfaas.core.role_loop import Role, RoleLoop, RoleSettings, SplitPlan, StageLoad
+from prfaas.core.control.role_loop import Role, RoleLoop, RoleSettings, SplitPlan, StageLoad
 from prfaas.units import NS_PER_S
 
 INTERVAL_S = 5

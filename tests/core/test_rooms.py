@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.blocks import CacheGroup, GroupKind, Layout
-from prfaas.core.dispatch import Arrival, Routed
-from prfaas.core.dispatcher import Dispatcher
-from prfaas.core.policies import PolicyName
-from prfaas.core.rooms import USABLE_RATIO, Rooms
-from prfaas.core.routing import Path, Reason
+from prfaas.core.dispatch.destination_room import USABLE_RATIO, Rooms
+from prfaas.core.dispatch.dispatcher import Dispatcher
+from prfaas.core.dispatch.types import Arrival, Routed
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.routing.decision import Path, Reason
+from prfaas.core.routing.policies import PolicyName
 
 from .dispatching import dispatcher, sent
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.policies import PaperPolicy
-from prfaas.core.predictions import Prediction
-from prfaas.core.routing import Decision, Path, Reason, RoutingFacts
+from prfaas.core.routing.decision import Decision, Path, Reason, RoutingFacts
+from prfaas.core.routing.policies import PaperPolicy
+from prfaas.core.routing.predictions import Prediction
 
 LENGTHS = st.integers(0, 100_000)
 OBSTACLES = (

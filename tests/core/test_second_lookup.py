@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from prfaas.core.costs import Costs
-from prfaas.core.dispatch import (
+from prfaas.core.dispatch.dispatcher import LOOKUPS_MAX, Dispatcher
+from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.dispatch.types import (
     Arrival,
     DispatchSettings,
     HomeCluster,
@@ -15,9 +16,8 @@ from prfaas.core.dispatch import (
     RemoteCluster,
     Routed,
 )
-from prfaas.core.dispatcher import LOOKUPS_MAX, Dispatcher
-from prfaas.core.link_book import LinkReport
-from prfaas.core.policies import PolicyName
+from prfaas.core.routing.cost_tables import Costs
+from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
 
 MS = NS_PER_S // 1000

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.blocks import CacheGroup, GroupKind, Layout
-from prfaas.core.shipping import is_worth_sending, shipped_bytes
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.kv.shipping import is_worth_sending, shipped_bytes
 
 FULL = CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 1)
 STATE = CacheGroup(1, GroupKind.LINEAR_STATE, 64, 1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.dispatch import Arrival, Member
-from prfaas.core.picking import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate, Weights, pick
-from prfaas.core.stage import Stage
+from prfaas.core.dispatch.instances import Stage
+from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate, Weights, pick
+from prfaas.core.dispatch.types import Arrival, Member
 from prfaas.units import NS_PER_S
 
 NOW = 10 * NS_PER_S

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prfaas.core.threshold_loop import LoopSettings, Pressures, ThresholdLoop
+from prfaas.core.control.threshold_loop import LoopSettings, Pressures, ThresholdLoop
 from prfaas.units import NS_PER_S
 
 PLANNED = 20_000

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.tickets import (
+from prfaas.core.transfer.tickets import (
     CLOCK_SKEW_NS,
     LIFETIME_MAX_NS,
     Refusal,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.transfers import (
+from prfaas.core.transfer.transfer_state import (
     ENDS,
     LINK_FAULTS,
     TRANSITIONS,

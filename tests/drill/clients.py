@@ -9,8 +9,8 @@ from pathlib import Path
 
 import aiohttp
 
+from prfaas.engines.timing.api.vocabulary import Vocabulary
 from prfaas.engines.timing.content import Answer
-from prfaas.engines.timing.vocabulary import Vocabulary
 
 from .site import MODEL
 

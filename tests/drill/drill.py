@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from prfaas.core.blocks import BlockKey
+from prfaas.core.kv.blocks import BlockKey
 from prfaas.lab.faults import Fault, FaultProxy
 from prfaas.wire.identity import make_authority, make_identity
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.manifest import manifest_of_keys
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.core.kv.manifest import manifest_of_keys
 from prfaas.engines.block_requests import Answer, BlockRequests, JobDone
 from prfaas.engines.pool_client import PoolClient
 from prfaas.wire.messages.base import Message

@@ -7,10 +7,10 @@ import ssl
 import time
 from pathlib import Path
 
-from prfaas.core.blocks import BlockKey
-from prfaas.core.link_share import Fragment, OutgoingBlock
-from prfaas.core.manifest import manifest_digest, manifest_of_keys
-from prfaas.core.tickets import Ticket
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.kv.manifest import manifest_digest, manifest_of_keys
+from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
+from prfaas.core.transfer.tickets import Ticket
 from prfaas.wire.channel import Channel
 from prfaas.wire.fragments import block_digest, encode_prefix
 from prfaas.wire.identity import identity_in

@@ -19,8 +19,8 @@ from statistics import median
 
 import aiohttp
 
-from prfaas.engines.timing.vocabulary import Vocabulary
-from prfaas.gateway.keys import key_hash, new_key
+from prfaas.engines.timing.api.vocabulary import Vocabulary
+from prfaas.gateway.tenancy.api_keys import key_hash, new_key
 
 from .site import DECODE, ENGINE, MODEL, PREFILL, write_files
 from .streams import Streams, streaming

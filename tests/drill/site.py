@@ -12,9 +12,9 @@ from pathlib import Path
 
 import aiohttp
 
-from prfaas.cli.processes import Part
+from prfaas.cli.deploy.topology import lay_out, parts
+from prfaas.cli.host.processes import Part
 from prfaas.cli.supervision.supervisor import Supervisor
-from prfaas.cli.topology import lay_out, parts
 from prfaas.lab.faults import Fault, FaultProxy
 from tests.deployments import laid_out, put_between, started
 

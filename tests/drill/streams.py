@@ -11,9 +11,9 @@ from pathlib import Path
 
 import aiohttp
 
+from prfaas.cli.deploy.topology import parts
 from prfaas.cli.supervision.supervisor import Supervisor
-from prfaas.cli.topology import parts
-from prfaas.engines.timing.vocabulary import Vocabulary
+from prfaas.engines.timing.api.vocabulary import Vocabulary
 from tests.deployments import laid_out, started
 
 from .site import MODEL

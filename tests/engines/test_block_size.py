@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.core.blocks import CacheGroup, GroupKind
+from prfaas.core.kv.blocks import CacheGroup, GroupKind
 from prfaas.engines.checkpoint import make_checkpoint
 from prfaas.errors import ConfigError
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from prfaas.cli.processes import Part
+from prfaas.cli.deploy.topology import parts
+from prfaas.cli.host.processes import Part
 from prfaas.cli.supervision.keeper import answers
-from prfaas.cli.topology import parts
 from prfaas.engines.shared_memory import abandoned_bytes, remove_abandoned
 from tests.deployments import LAPTOP, laid_out, placed
 

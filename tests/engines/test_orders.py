@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.core.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 from prfaas.engines.orders import PushOrder, WaitOrder, read_order
 
 from .vllm_modules import needing_vllm

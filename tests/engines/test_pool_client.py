@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 from prfaas.engines import pool_client
 from prfaas.engines.pool_client import PoolClient
 from prfaas.wire.frames import FrameDecoder

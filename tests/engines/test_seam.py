@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from prfaas.gateway.detokenizing import pieces
-from prfaas.gateway.seam import Answer
+from prfaas.gateway.serving.continuation import Answer
+from prfaas.gateway.tokenization.detokenizer import pieces
 
 pytestmark = pytest.mark.timeout(180)
 

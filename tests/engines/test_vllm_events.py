@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from prfaas.core.blocks import CacheGroup, GroupKind, Layout
-from prfaas.core.hashing import hash_chain
-from prfaas.core.prefix_index import PrefixIndex, SourceState
-from prfaas.gateway.engine_events import EngineEvents, EventTiming
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.kv.hash_chain import hash_chain
+from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
+from prfaas.gateway.engines.kv_event_subscriber import EngineEvents, EventTiming
 from tests.gateway.conftest import until
 from tests.gateway.kv_publisher import followed_deployment
 

@@ -4,8 +4,8 @@ import contextlib
 import random
 from collections.abc import Iterator
 
-from prfaas.core.blocks import BlockKey
-from prfaas.core.link_share import Fragment, OutgoingBlock
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.errors import PeerError
 from prfaas.wire.fragments import (
     FRAGMENT_BYTES_MAX,

@@ -15,13 +15,13 @@ import openai
 import pytest
 
 from prfaas.config.deployment import Deployment
-from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.hashing import hash_chain
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.core.kv.hash_chain import hash_chain
 from prfaas.gateway.app import Gateway
-from prfaas.gateway.endpoints import Endpoints
-from prfaas.gateway.pools import PoolTiming
-from prfaas.gateway.salt import deployment_secret, salt_of
-from prfaas.gateway.tenants import DEFAULT_NAME
+from prfaas.gateway.engines.endpoints import Endpoints
+from prfaas.gateway.pools.pool_client import PoolTiming
+from prfaas.gateway.tenancy.cache_salt import deployment_secret, salt_of
+from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from tests.otlp import Collector, collecting
 
 from .scripted_engine import ScriptedEngine

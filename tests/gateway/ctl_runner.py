@@ -6,7 +6,7 @@ import asyncio
 
 from click.testing import CliRunner, Result
 
-from prfaas.cli.ctl import ctl
+from prfaas.cli.operate.ctl_command import ctl
 
 
 async def run(*words: str, url: str) -> Result:

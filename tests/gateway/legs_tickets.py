@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from prfaas.core.tickets import Ticket
+from prfaas.core.transfer.tickets import Ticket
 from prfaas.wire.tickets import TicketOpener
 
 

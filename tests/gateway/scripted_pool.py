@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prfaas.core.blocks import BlockKey, Layout
-from prfaas.core.transfers import TransferEnd
+from prfaas.core.kv.blocks import BlockKey, Layout
+from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.wire.channel import Channel
 from prfaas.wire.frames import Frame
 from prfaas.wire.identity import identity_in, peer_name

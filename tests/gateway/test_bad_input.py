@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import RequestError
-from prfaas.gateway import generation, reading
-from prfaas.gateway.reading import BIG_BYTES
-from prfaas.gateway.requests import Api, parse_request
+from prfaas.gateway.api import completions
+from prfaas.gateway.http import request_body
+from prfaas.gateway.http.request_body import BIG_BYTES
+from prfaas.gateway.openai.requests import Api, parse_request
 
 from .conftest import World, running, until
 
@@ -166,7 +167,7 @@ async def test_only_large_bodies_are_parsed_on_another_thread(
         threads.append(threading.current_thread() is threading.main_thread())
         return parse_request(data, **more)
 
-    monkeypatch.setattr(generation, "parse_request", parse)
+    monkeypatch.setattr(completions, "parse_request", parse)
     for length in (10, BIG_BYTES):
         await world.post({"prompt": "hi", "x": "x" * length})
     assert threads == [True, False]
@@ -264,7 +265,7 @@ async def sent(url: str, head: bytes) -> bytes:
 async def test_a_body_that_does_not_come_gives_its_place_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "BODY_S", 0.05)
+    monkeypatch.setattr(request_body, "BODY_S", 0.05)
     answer = await sent(world.url, b"Content-Length: 100")
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"RequestTimeoutError" in answer

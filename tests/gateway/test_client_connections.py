@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.gateway.connections import connections_max
+from prfaas.gateway.http.connections import connections_max
 
 from .conftest import World, until
 from .scripted_engine import hang

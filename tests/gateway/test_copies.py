@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from prfaas.core.blocks import BlockKey
-from prfaas.gateway.copies import Copier
-from prfaas.gateway.journal import Loop
-from prfaas.gateway.prefixes import Prefix
-from prfaas.gateway.tickets import tenant_class
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.gateway.loops.replication import Copier
+from prfaas.gateway.pools.prefix_fetch import Prefix
+from prfaas.gateway.pools.ticket_issuer import tenant_class
+from prfaas.gateway.routing.change_log import Loop
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.fields import keys_of
 from prfaas.wire.messages.link import Refused

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import aiohttp
 
-from prfaas.core.blocks import BlockKey
-from prfaas.core.hashing import hash_chain
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.kv.hash_chain import hash_chain
 from prfaas.gateway.app import Gateway
-from prfaas.gateway.endpoints import Endpoints
-from prfaas.pool.settings import PoolSettings
+from prfaas.gateway.engines.endpoints import Endpoints
+from prfaas.pool.node.settings import PoolSettings
 from prfaas.wire.identity import identity_in
 from tests.plans import plan_file
 from tests.pool.sites import LAYOUT, LOOPBACK, MEMORY, Engine, Site

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from prfaas.cli.ctl import ctl
+from prfaas.cli.operate.ctl_command import ctl
 from prfaas.errors import ConfigError
 from tests.gateway.ctl_runner import run
 

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from prfaas.gateway.app import Gateway, serve
-from prfaas.gateway.endpoints import Endpoints
+from prfaas.gateway.engines.endpoints import Endpoints
 
 from .conftest import World, deployment_for, running, until
 from .prompts import LONG

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from prfaas.core.hashing import hash_chain
-from prfaas.gateway.encoding import Encoder, Naming
+from prfaas.core.kv.hash_chain import hash_chain
+from prfaas.gateway.tokenization.span_encoder import Encoder, Naming
 
 from .tokenizer_zoo import INCREMENTAL, MARKERS, MARKERS_ONLY, NEVER, tokenizer
 

@@ -13,9 +13,10 @@ import msgspec
 import pytest
 
 from prfaas.config.deployment import Deployment
-from prfaas.core.prefix_index import PrefixIndex, SourceState
-from prfaas.gateway import engine_events
-from prfaas.gateway.engine_events import (
+from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
+from prfaas.gateway.engines import kv_event_subscriber
+from prfaas.gateway.engines.kv_event_codec import Batch
+from prfaas.gateway.engines.kv_event_subscriber import (
     BATCH_BYTES_MAX,
     QUEUED_BATCHES_MAX,
     EngineClient,
@@ -23,7 +24,6 @@ from prfaas.gateway.engine_events import (
     EventTiming,
     Fault,
 )
-from prfaas.gateway.kv_events import Batch
 
 from .conftest import LAYOUT, until
 from .kv_publisher import CLEARED, Publisher, followed_deployment, removed, stored
@@ -308,7 +308,7 @@ async def test_garbage_breaks_the_connection_and_nothing_else(
 async def test_a_flood_of_gaps_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_events, "GAP_SAID_EVERY_NS", int(PATIENT_S * 1e9))
+    monkeypatch.setattr(kv_event_subscriber, "GAP_SAID_EVERY_NS", int(PATIENT_S * 1e9))
     async with following(tmp_path, replays=False) as site, living(site) as engine:
         await subscribed(engine)
         for number in range(100):

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prfaas.core.prefix_index import PrefixIndex, SourceState
+from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
 from prfaas.errors import PeerError
-from prfaas.gateway.engine_feed import EngineFeed, Heard, read_frames
+from prfaas.gateway.engines.kv_event_stream import EngineFeed, Heard, read_frames
 
 from .conftest import LAYOUT
 from .kv_publisher import CLEARED, removed, stored

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.core.transfers import TransferEnd
+from prfaas.core.transfer.transfer_state import TransferEnd
 from tests.gateway.long_requests import BODY, both_pools_heard_the_abort
 
 from .conftest import World, running, until

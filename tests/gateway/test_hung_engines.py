@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.breakers import BreakerState
-from prfaas.core.budgets import Budget, BudgetSettings
-from prfaas.core.paces import PACE
+from prfaas.core.resilience.circuit_breaker import BreakerState
+from prfaas.core.resilience.retry_budget import Budget, BudgetSettings
+from prfaas.core.routing.observed_rates import PACE
 
 from .conftest import World, running, until
 from .prompts import LONG

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from click.testing import CliRunner
 
-from prfaas.cli.ctl import ctl
-from prfaas.core.kv.facts import UNKNOWN, Facts, facts_id
+from prfaas.cli.operate.ctl_command import ctl
+from prfaas.core.kv.layout_facts import UNKNOWN, Facts, facts_id
 from prfaas.wire.messages.layouts import LayoutFacts
 
 from .conftest import LAYOUT, World, until

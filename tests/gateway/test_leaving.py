@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from prfaas.gateway import generation
-from prfaas.gateway.answering import ClientGoneError, ClientStream
+from prfaas.gateway.api import completions
+from prfaas.gateway.http.responses import ClientGoneError, ClientStream
 
 from .conftest import World, running, until
 from .long_requests import both_pools_heard_the_abort
@@ -65,7 +65,7 @@ async def test_a_client_that_does_not_read(
     checkpoint: Path, identities: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its buffers fill up, the request's time ends, and the connection is closed."""
-    monkeypatch.setattr(generation, "LAST_WORDS_S", 0.05)
+    monkeypatch.setattr(completions, "LAST_WORDS_S", 0.05)
     gateway = {"request_timeout": "2s"}
     async with running(checkpoint, identities, tmp_path, gateway=gateway) as world:
         world.decode.words = ("x" * 1_000_000,) * 30

@@ -15,7 +15,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from prfaas.cli.metrics_reference import Described, gateway_metrics, pool_metrics, reference
-from prfaas.core.role_loop import Role
+from prfaas.core.control.role_loop import Role
 from prfaas.wire.messages.gateway import LinkTelemetry
 from tests.gateway.alert_rules import DASHBOARD, ROOT, RULES, expressions
 from tests.plans import plan_file

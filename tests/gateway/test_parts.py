@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import ConfigError, EngineError
-from prfaas.gateway.bodies import decode_body
-from prfaas.gateway.jsons import is_deeper_than, num_containers
-from prfaas.gateway.messages import has_other_parts, parse_messages
-from prfaas.gateway.requests import Api, parse_request
-from prfaas.gateway.salt import deployment_secret, salt_of
-from prfaas.gateway.sse import EventDecoder, encode_event
-from prfaas.gateway.tokenizing import Prompt
+from prfaas.gateway.http.json_codec import is_deeper_than, num_containers
+from prfaas.gateway.http.sse import EventDecoder, encode_event
+from prfaas.gateway.openai.messages import has_other_parts, parse_messages
+from prfaas.gateway.openai.requests import Api, parse_request
+from prfaas.gateway.serving.leg_requests import decode_body
+from prfaas.gateway.tenancy.cache_salt import deployment_secret, salt_of
+from prfaas.gateway.tokenization.prompt_encoder import Prompt
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text(), max_size=2)), st.integers(1, 9))

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from prfaas.config.load import load_deployment
-from prfaas.core.prefix_index import SourceState
+from prfaas.core.kv.prefix_index import SourceState
 from prfaas.errors import ConfigError
-from prfaas.gateway.engine_load import EngineLoad, load_in
-from prfaas.gateway.profiles import load_profiles
+from prfaas.gateway.engines.engine_load import EngineLoad, load_in
+from prfaas.gateway.routing.profiles import load_profiles
 from tests.gateway.plan_tables import routing
 from tests.plans import plan_file
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from prfaas.cli.ctl_views import explain_lines
-from prfaas.core.breakers import BreakerState
-from prfaas.core.quotas import Bucket
-from prfaas.gateway.tenants import DEFAULT_NAME
-from prfaas.gateway.tickets import tenant_class
+from prfaas.cli.operate.ctl_views import explain_lines
+from prfaas.core.admission.quotas import Bucket
+from prfaas.core.resilience.circuit_breaker import BreakerState
+from prfaas.gateway.pools.ticket_issuer import tenant_class
+from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.fields import keys_of
 from prfaas.wire.messages.link import Pull, Refused

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prfaas.errors import RequestError
-from prfaas.gateway import purging
+from prfaas.gateway.loops import purging
 from prfaas.wire.messages.base import Message
 from tests.gateway.purge_scripts import ENGINES, script
 

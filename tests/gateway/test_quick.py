@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from fastokens import Tokenizer
 
-from prfaas.gateway import quick
-from prfaas.gateway.encoding import Encoder, Naming
-from prfaas.gateway.quick import COMPARED_EACH, Quick
+from prfaas.gateway.tokenization import fast_tokenizer
+from prfaas.gateway.tokenization.fast_tokenizer import COMPARED_EACH, Quick
+from prfaas.gateway.tokenization.span_encoder import Encoder, Naming
 
 from .tokenizer_zoo import INCREMENTAL, MARKERS_ONLY, NEVER, bpe, by_rules, tokenizer
 
@@ -38,7 +38,7 @@ def test_who_is_encoded_quickly(name: str) -> None:
 
 def test_a_difference_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Tokenizer.from_json_str(core("llama3").to_str())
-    monkeypatch.setattr(quick, "_load", lambda _: other)
+    monkeypatch.setattr(fast_tokenizer, "_load", lambda _: other)
     made = Quick(core("qwen"))
     assert not made.is_on
     assert made(TEXT).tolist() == exact("qwen", TEXT)

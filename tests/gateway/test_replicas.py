@@ -15,10 +15,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from prfaas.core.blocks import BlockKey
-from prfaas.core.hashing import hash_chain
-from prfaas.gateway.salt import deployment_secret, salt_of
-from prfaas.gateway.tenants import DEFAULT_NAME
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.kv.hash_chain import hash_chain
+from prfaas.gateway.tenancy.cache_salt import deployment_secret, salt_of
+from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 from prfaas.wire.identity import make_authority, make_identity
 
 from .conftest import LAYOUT, until

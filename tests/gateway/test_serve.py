@@ -12,7 +12,7 @@ import pytest
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
 from prfaas.gateway.app import serve
-from prfaas.gateway.endpoints import Endpoints
+from prfaas.gateway.engines.endpoints import Endpoints
 
 from .conftest import deployment_for
 

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from prfaas.config.deployment import Deployment
-from prfaas.core.link_book import LinkReport
-from prfaas.core.mixes import Mix
-from prfaas.core.prefix_index import PrefixIndex
-from prfaas.core.role_loop import Role, RoleLoop, RoleSettings, SplitPlan
-from prfaas.core.roles import Roles
+from prfaas.core.control.role_loop import Role, RoleLoop, RoleSettings, SplitPlan
+from prfaas.core.control.roles import Roles
+from prfaas.core.control.traffic_mix import Mix
+from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError
 from prfaas.gateway.app import Gateway
-from prfaas.gateway.driver import Driver
-from prfaas.gateway.endpoints import Endpoints
-from prfaas.gateway.journal import Entry, Journal, Loop
-from prfaas.gateway.profiles import load_profiles
-from prfaas.gateway.reroling import STALE_NS, Reroling
-from prfaas.gateway.split import EngineQueue, Split
+from prfaas.gateway.engines.endpoints import Endpoints
+from prfaas.gateway.loops.role_rebalancing import STALE_NS, Reroling
+from prfaas.gateway.routing.change_log import Entry, Journal, Loop
+from prfaas.gateway.routing.dispatch_driver import Driver
+from prfaas.gateway.routing.profiles import load_profiles
+from prfaas.gateway.routing.role_assignment import EngineQueue, Split
 from prfaas.units import NS_PER_S
 from tests.plans import plan_file
 

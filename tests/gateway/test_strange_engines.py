@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from prfaas.gateway import engine_answers
+from prfaas.gateway.http import answer_limits
 
 from .conftest import World, until
 from .prompts import LONG
@@ -42,7 +42,7 @@ async def test_an_engine_that_says_too_much_has_an_unknown_queue(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode = world.gateway.engines.by_name["decode"]
-    monkeypatch.setattr(engine_answers, "ANSWER_BYTES_MAX", 4096)
+    monkeypatch.setattr(answer_limits, "ANSWER_BYTES_MAX", 4096)
     world.decode.padding = 5000
     await until(lambda: decode.load.num_waiting is None)
     assert decode.is_ready

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.blocks import BlockKey
-from prfaas.core.prefix_index import PrefixIndex, SourceState
-from prfaas.core.transfers import TransferEnd
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
+from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import PeerError
-from prfaas.gateway.subscription import Subscription
-from prfaas.gateway.transfers import VIEWS_MAX, Transfers
+from prfaas.gateway.pools.subscription import Subscription
+from prfaas.gateway.routing.transfer_tracker import VIEWS_MAX, Transfers
 from prfaas.wire.messages.base import Ping
 from prfaas.wire.messages.codec import AnyMessage
 from prfaas.wire.messages.gateway import (

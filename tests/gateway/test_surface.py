@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.cli.demo import link_line
+from prfaas.cli.deploy.demo_command import link_line
 from prfaas.wire.messages.gateway import LinkTelemetry
 
 from .conftest import World, until

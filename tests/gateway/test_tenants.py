@@ -15,12 +15,12 @@ from click.testing import CliRunner
 
 from prfaas.cli.main import cli
 from prfaas.config.deployment import GatewayTable
-from prfaas.core.dispatch import Arrival
-from prfaas.core.dispatcher import Dispatcher
+from prfaas.core.dispatch.dispatcher import Dispatcher
+from prfaas.core.dispatch.types import Arrival
 from prfaas.errors import RequestError
-from prfaas.gateway.access import Access
-from prfaas.gateway.keys import key_hash
-from prfaas.gateway.tenants import Tenants, fairness
+from prfaas.gateway.api.auth import Access
+from prfaas.gateway.tenancy.api_keys import key_hash
+from prfaas.gateway.tenancy.tenants import Tenants, fairness
 from tests.gateway.tenant_keys import HASHES, KEYS, bearer, tenants
 from tests.otlp import Collector
 

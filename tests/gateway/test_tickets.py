@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from prfaas.core.tickets import LIFETIME_MAX_NS, check_ticket
-from prfaas.gateway.keys import key_hash, new_key
-from prfaas.gateway.tickets import tenant_class
+from prfaas.core.transfer.tickets import LIFETIME_MAX_NS, check_ticket
+from prfaas.gateway.pools.ticket_issuer import tenant_class
+from prfaas.gateway.tenancy.api_keys import key_hash, new_key
 from prfaas.wire.identity import make_authority, make_identity
 from tests.gateway.legs_tickets import ticket_of
 

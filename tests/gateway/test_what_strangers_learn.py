@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.pool.admin import AdminServer
-from prfaas.pool.metrics import PoolMetrics
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.node.admin_http import AdminServer
 
 from .conftest import World, running
 from .tenant_keys import HASHES, bearer, tenants

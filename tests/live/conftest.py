@@ -13,8 +13,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from prfaas.cli.deploy.topology import Topology, parts
 from prfaas.cli.supervision.supervisor import Supervisor
-from prfaas.cli.topology import Topology, parts
 from prfaas.config.addresses import split_address
 from prfaas.config.deployment import Deployment
 from prfaas.gateway.app import Gateway

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from prfaas.planner.geometry import LayerKind, page_bytes
-from prfaas.planner.hf_config import geometry_from_config
+from prfaas.planner.model.hf_config import geometry_from_config
+from prfaas.planner.model.kv_geometry import LayerKind, page_bytes
 from tests.live.conftest import Live
 
 BLOCK_TOKENS = 384

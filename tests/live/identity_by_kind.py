@@ -20,9 +20,9 @@ from pathlib import Path
 
 import aiohttp
 
-from prfaas.cli.topology import Topology, parts
-from prfaas.planner.geometry import kv_bytes
-from prfaas.planner.hf_config import geometry_from_config
+from prfaas.cli.deploy.topology import Topology, parts
+from prfaas.planner.model.hf_config import geometry_from_config
+from prfaas.planner.model.kv_geometry import kv_bytes
 from tests.deployments import LAPTOP, ROOT, laid_out, placed, started
 from tests.live.model_kinds import ALL_KINDS, STATE_KIND, make_kind
 

@@ -28,9 +28,9 @@ from typing import Any
 
 import aiohttp
 
-from prfaas.cli.ctl_views import joined, status_lines
-from prfaas.cli.processes import Part
-from prfaas.cli.topology import Topology, parts
+from prfaas.cli.deploy.topology import Topology, parts
+from prfaas.cli.host.processes import Part
+from prfaas.cli.operate.ctl_views import joined, status_lines
 from prfaas.engines.launch import Command
 from prfaas.errors import PrfaasError
 from tests.deployments import LAPTOP, laid_out, placed, started

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from prfaas.cli.topology import parts
+from prfaas.cli.deploy.topology import parts
 from tests.deployments import LAPTOP, laid_out, placed, started
 from tests.live.adapters import RANK, make_adapter
 from tests.live.conftest import Live, document, until

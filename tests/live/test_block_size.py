@@ -7,7 +7,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from prfaas.cli.topology import parts
+from prfaas.cli.deploy.topology import parts
 from tests.deployments import LAPTOP, laid_out, placed, started
 from tests.live.conftest import Live, document, until
 from tests.live.relay import Relay

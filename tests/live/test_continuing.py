@@ -11,11 +11,11 @@ import pytest
 
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
-from prfaas.gateway.deciding import Plan
-from prfaas.gateway.ending import Ending
-from prfaas.gateway.exchange import Exchange
-from prfaas.gateway.requests import ClientRequest
-from prfaas.gateway.tokenizing import Prompt
+from prfaas.gateway.openai.requests import ClientRequest
+from prfaas.gateway.serving.request_state import Exchange
+from prfaas.gateway.serving.routing_step import Plan
+from prfaas.gateway.serving.stream_handover import Ending
+from prfaas.gateway.tokenization.prompt_encoder import Prompt
 from tests.live.conftest import Live, gateway_over
 
 pytestmark = [

@@ -8,11 +8,11 @@ import json
 import openai
 import pytest
 
-from prfaas.core.quotas import Limits, Quota
-from prfaas.gateway.requests import Api, parse_request
-from prfaas.gateway.salt import deployment_secret, salt_of
-from prfaas.gateway.tenants import DEFAULT_NAME, Tenant
-from prfaas.gateway.tokenizing import PromptMaker
+from prfaas.core.admission.quotas import Limits, Quota
+from prfaas.gateway.openai.requests import Api, parse_request
+from prfaas.gateway.tenancy.cache_salt import deployment_secret, salt_of
+from prfaas.gateway.tenancy.tenants import DEFAULT_NAME, Tenant
+from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
 from tests.live.conftest import Live, document
 from tests.live.handoff_sizes import ATTENTION_GROUP, BLOCK_TOKENS, LINEAR_GROUPS, planned_bytes
 

@@ -17,9 +17,9 @@ from benchmarks.reroling.day import READ, WRITE, Kind
 from benchmarks.reroling.live import MODEL, decisions, running
 from benchmarks.reroling.load import Ask, one, prepare
 from benchmarks.reroling.outcome import Outcome, Settings
-from prfaas.cli.topology import Topology
-from prfaas.engines.timing.vocabulary import Vocabulary
-from prfaas.sim.request import Request
+from prfaas.cli.deploy.topology import Topology
+from prfaas.engines.timing.api.vocabulary import Vocabulary
+from prfaas.sim.system.request import Request
 from tests.live.conftest import until
 
 NUM_READERS, NUM_WRITERS = 12, 6

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from prfaas.core.breakers import Told
-from prfaas.core.dispatch import NOTHING, Arrival, Refused, Routed
+from prfaas.core.dispatch.types import NOTHING, Arrival, Refused, Routed
 from prfaas.core.request.actions import AnyAction
 from prfaas.core.request.books import DispatcherBooks
 from prfaas.core.request.events import AnyEvent
 from prfaas.core.request.fleet import Books, Fleet, Limits
 from prfaas.core.request.machine import RequestLife, Route
-from prfaas.core.routing import Path
-from prfaas.sim.request import Request
+from prfaas.core.resilience.circuit_breaker import Told
+from prfaas.core.routing.decision import Path
+from prfaas.sim.system.request import Request
 from prfaas.units import NS_PER_S
 
 from .worlds import BLOCK_TOKENS, HOME, PD_POOL, GatewayWorld, SimulatorWorld, World

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import pytest
 
-from prfaas.core.policies import PolicyName
 from prfaas.core.request.actions import ACTIONS, Action
 from prfaas.core.request.events import (
     EVENTS,
@@ -34,7 +33,8 @@ from prfaas.core.request.events import (
     TurnCame,
     Woke,
 )
-from prfaas.core.transfers import TransferEnd
+from prfaas.core.routing.policies import PolicyName
+from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.units import NS_PER_S
 
 from .lives import Lives

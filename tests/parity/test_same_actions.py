@@ -11,10 +11,10 @@ from hypothesis import event as noted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prfaas.core.dispatch import Refused, Routed
-from prfaas.core.policies import PolicyName
-from prfaas.core.role_loop import Role, StageLoad
-from prfaas.core.routing import Path
+from prfaas.core.control.role_loop import Role, StageLoad
+from prfaas.core.dispatch.types import Refused, Routed
+from prfaas.core.routing.decision import Path
+from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
 
 from .worlds import (

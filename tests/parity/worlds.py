@@ -13,26 +13,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from prfaas.config.deployment import Deployment
-from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.calibration import CalibrationSettings
-from prfaas.core.costs import Costs
-from prfaas.core.dispatch import Refused, Routed, ThresholdMoved
-from prfaas.core.link_book import LinkReport
-from prfaas.core.policies import PolicyName
-from prfaas.core.prefix_index import PrefixIndex, Tier
-from prfaas.core.role_loop import Role, RoleLoop, RoleSettings, StageLoad
-from prfaas.core.roles import Roles
-from prfaas.gateway.asks import Ask
-from prfaas.gateway.driver import Driver
-from prfaas.gateway.journal import Journal
-from prfaas.gateway.pool_view import PoolView
-from prfaas.gateway.profiles import Profiles
-from prfaas.gateway.reroling import Reroling
-from prfaas.sim.decode import DecodeLimits
-from prfaas.sim.front import Front
-from prfaas.sim.request import Request
-from prfaas.sim.roles import Roles as SimulatedRoles
-from prfaas.sim.setup import (
+from prfaas.core.control.role_loop import Role, RoleLoop, RoleSettings, StageLoad
+from prfaas.core.control.roles import Roles
+from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.dispatch.types import Refused, Routed, ThresholdMoved
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.core.kv.prefix_index import PrefixIndex, Tier
+from prfaas.core.routing.calibration import CalibrationSettings
+from prfaas.core.routing.cost_tables import Costs
+from prfaas.core.routing.policies import PolicyName
+from prfaas.gateway.loops.role_rebalancing import Reroling
+from prfaas.gateway.routing.change_log import Journal
+from prfaas.gateway.routing.dispatch_driver import Driver
+from prfaas.gateway.routing.pool_state import PoolView
+from prfaas.gateway.routing.profiles import Profiles
+from prfaas.gateway.routing.routing_request import Ask
+from prfaas.sim.engine.decode_instance import DecodeLimits
+from prfaas.sim.engine.dispatch_driver import Front
+from prfaas.sim.engine.role_changes import Roles as SimulatedRoles
+from prfaas.sim.system.request import Request
+from prfaas.sim.system.setup import (
     BlockSetup,
     CacheSetup,
     ClusterSetup,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.planner.load import Question, load_question
+from prfaas.planner.answer.plan_loader import Question, load_question
 
 from .paths import EXAMPLES
 

@@ -11,13 +11,13 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from prfaas.cli.plan import model, plan
+from prfaas.cli.plan.plan_command import model, plan
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
-from prfaas.planner.load import load_question
-from prfaas.planner.plan import make_plan
-from prfaas.planner.plan_file import PlanFile
-from prfaas.planner.terminal import print_plan
+from prfaas.planner.answer.plan import make_plan
+from prfaas.planner.answer.plan_file import PlanFile
+from prfaas.planner.answer.plan_loader import load_question
+from prfaas.planner.report.terminal import print_plan
 
 from . import tiny_models
 from .paths import EXAMPLES, REPOSITORY

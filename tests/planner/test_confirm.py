@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from prfaas.cli import plan_confirm
-from prfaas.cli.plan import plan
-from prfaas.planner.load import load_question
-from prfaas.planner.overload import carried
-from prfaas.planner.plan import make_plan
-from prfaas.planner.search import optimum
+from prfaas.cli.plan import plan_confirm
+from prfaas.cli.plan.plan_command import plan
+from prfaas.planner.answer.plan import make_plan
+from prfaas.planner.answer.plan_loader import load_question
 from prfaas.planner.sizing import neighbours
 from prfaas.planner.sizing.fleet import size
-from prfaas.planner.throughput import Mode
+from prfaas.planner.solve.overload import carried
+from prfaas.planner.solve.search import optimum
+from prfaas.planner.solve.throughput import Mode
 from prfaas.sim.sizing.trial import Figures, Trial
 
 from .paths import EXAMPLES
@@ -88,7 +88,7 @@ def test_a_size_that_does_not_hold_is_said_with_its_figure_and_the_next_step(
     def halved(problem: object, demand_per_s: float) -> object:
         return size(problem, demand_per_s / 2)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("prfaas.planner.plan.size", halved)
+    monkeypatch.setattr("prfaas.planner.answer.plan.size", halved)
     code, text = run(*with_settings("workload.arrival_rate=4", "prfaas.0.instances=6"))
     said = " ".join(text.split())
     assert code == 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from prfaas.cli.plan import plan
-from prfaas.planner.load import load_question
+from prfaas.cli.plan.plan_command import plan
+from prfaas.planner.answer.plan_loader import load_question
 from prfaas.planner.sizing import fleet
 from prfaas.planner.sizing.cures import cure_of_demand
 

@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from prfaas.planner import whatif
-from prfaas.planner.geometry import kv_bytes_at
-from prfaas.planner.load import Question
-from prfaas.planner.plan import compare, make_plan
+from prfaas.planner.answer.plan import compare, make_plan
+from prfaas.planner.answer.plan_loader import Question
+from prfaas.planner.answer.verdict import Answer, judge
+from prfaas.planner.hardware.profiles import DecodeProfile
+from prfaas.planner.model.kv_geometry import kv_bytes_at
 from prfaas.planner.problem import Problem
-from prfaas.planner.profiles import DecodeProfile
-from prfaas.planner.search import Stage, optimum
-from prfaas.planner.throughput import Mode
-from prfaas.planner.verdict import Answer, judge
-from prfaas.planner.whatif import Swing
+from prfaas.planner.solve import sensitivity
+from prfaas.planner.solve.search import Stage, optimum
+from prfaas.planner.solve.sensitivity import Swing
+from prfaas.planner.solve.throughput import Mode
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +44,14 @@ def test_a_second_cluster_on_a_thin_link_adds_what_the_link_carries(problem: Pro
 
 
 def test_the_link_binds_when_it_is_thin(problem: Problem) -> None:
-    found = optimum(whatif.with_bandwidth(problem, 0.05), Mode.EXACT)
+    found = optimum(sensitivity.with_bandwidth(problem, 0.05), Mode.EXACT)
     assert found.capacity_per_s[Stage.PRFAAS_NETWORK] == pytest.approx(found.rate_per_s, rel=0.01)
 
 
 def test_transfers_on_their_way_hold_no_decode_memory(problem: Problem) -> None:
     tight = replace(problem.pd, kv_capacity_bytes=12 * 0.67e9)
     slow, fast = (
-        optimum(whatif.with_bandwidth(replace(problem, pd=tight), factor), Mode.EXACT)
+        optimum(sensitivity.with_bandwidth(replace(problem, pd=tight), factor), Mode.EXACT)
         for factor in (0.2, 100)
     )
     assert slow.offload_fraction > 0
@@ -71,17 +71,17 @@ def test_kv_memory_bounds_the_batch_and_with_it_the_step_time(problem: Problem) 
 
 
 def test_break_even_points_are_where_the_gain_is_zero(problem: Problem) -> None:
-    bandwidth = whatif.break_even_bandwidth(problem, Mode.EXACT)
+    bandwidth = sensitivity.break_even_bandwidth(problem, Mode.EXACT)
     assert bandwidth is not None
     factor = bandwidth / problem.prfaas[0].link.bits_per_s
-    assert whatif.gain(whatif.with_bandwidth(problem, factor * 1.001), Mode.EXACT) > 0
-    assert whatif.gain(whatif.with_bandwidth(problem, factor * 0.99), Mode.EXACT) < 0
+    assert sensitivity.gain(sensitivity.with_bandwidth(problem, factor * 1.001), Mode.EXACT) > 0
+    assert sensitivity.gain(sensitivity.with_bandwidth(problem, factor * 0.99), Mode.EXACT) < 0
 
 
 def test_recompute_bandwidth_is_the_kv_throughput_of_the_local_hardware(problem: Problem) -> None:
     seconds = problem.pd.prefill.seconds_at(20_000)
     size = 182_373_581 + 17_280 * 20_000
-    assert whatif.recompute_bandwidth(problem, 20_000) == pytest.approx(size * 8 / seconds)
+    assert sensitivity.recompute_bandwidth(problem, 20_000) == pytest.approx(size * 8 / seconds)
 
 
 def test_without_a_prfaas_cluster_the_design_is_homogeneous(problem: Problem) -> None:

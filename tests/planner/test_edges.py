@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from prfaas.cli.plan import plan
+from prfaas.cli.plan.plan_command import plan
 from prfaas.errors import ConfigError
-from prfaas.planner import designs, latency
-from prfaas.planner.latency import queued_ttft
-from prfaas.planner.lengths import LogNormalLengths
-from prfaas.planner.load import Question, load_question
-from prfaas.planner.plan import make_plan
+from prfaas.planner.answer.plan import make_plan
+from prfaas.planner.answer.plan_loader import Question, load_question
 from prfaas.planner.problem import Problem
-from prfaas.planner.search import optimum
-from prfaas.planner.throughput import Mode
-from prfaas.planner.whatif import with_bandwidth
-from prfaas.sim.make_setup import make_setup
-from prfaas.sim.scenario_file import ScenarioFile
-from prfaas.tables import read_toml, validated
+from prfaas.planner.solve import designs, latency
+from prfaas.planner.solve.latency import queued_ttft
+from prfaas.planner.solve.search import optimum
+from prfaas.planner.solve.sensitivity import with_bandwidth
+from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.workload.prompt_lengths import LogNormalLengths
+from prfaas.sim.scenario.scenario_file import ScenarioFile
+from prfaas.sim.scenario.setup_builder import make_setup
+from prfaas.toml_tables import read_toml, validated
 
 from .paths import EXAMPLES
 from .queue_simulation import waits

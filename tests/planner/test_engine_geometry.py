@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from prfaas.planner.geometry import (
+from prfaas.planner.model.hf_config import geometry_from_config
+from prfaas.planner.model.kv_geometry import (
     KvGeometry,
     hybrid_block_size,
     padded_page_bytes,
     page_bytes,
 )
-from prfaas.planner.hf_config import geometry_from_config
 
 from . import tiny_models
 

@@ -6,12 +6,12 @@ import pytest
 
 from benchmarks.fit.families import FAMILIES, Family, file_of, text_of
 from prfaas.core.transfer.tcp_goodput import Path, Transport
-from prfaas.planner.catalogue import find_model
+from prfaas.planner.answer.plan_loader import load_question
 from prfaas.planner.fit_map.movers import at
 from prfaas.planner.fit_map.point import PathPlans
-from prfaas.planner.geometry import kv_bytes
-from prfaas.planner.hf_config import geometry_from_config
-from prfaas.planner.load import load_question
+from prfaas.planner.model.catalogue import find_model
+from prfaas.planner.model.hf_config import geometry_from_config
+from prfaas.planner.model.kv_geometry import kv_bytes
 
 from .paths import EXAMPLES
 

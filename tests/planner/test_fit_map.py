@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prfaas.cli.plan import plan
+from prfaas.cli.plan.plan_command import plan
 from prfaas.core.transfer.tcp_goodput import (
     MEASURED,
     WINDOW_BYTES,
@@ -21,7 +21,8 @@ from prfaas.core.transfer.tcp_goodput import (
     Transport,
 )
 from prfaas.errors import ConfigError
-from prfaas.planner import whatif
+from prfaas.planner.answer.plan import make_plan
+from prfaas.planner.answer.plan_loader import Question, load_question
 from prfaas.planner.fit_map import words
 from prfaas.planner.fit_map.axes import POINTS_MAX, parse_axes
 from prfaas.planner.fit_map.crossover import TOLERANCE, crossover
@@ -29,10 +30,9 @@ from prfaas.planner.fit_map.make import FitMap, make_map
 from prfaas.planner.fit_map.movers import at
 from prfaas.planner.fit_map.picture import svg
 from prfaas.planner.fit_map.point import PLANNER_ERROR, Doubt, Fit, PathPlans
-from prfaas.planner.load import Question, load_question
-from prfaas.planner.plan import make_plan
 from prfaas.planner.problem import Problem
-from prfaas.planner.throughput import Mode
+from prfaas.planner.solve import sensitivity
+from prfaas.planner.solve.throughput import Mode
 from tests.svg_text import misplaced
 
 from .paths import EXAMPLES
@@ -121,7 +121,7 @@ def test_a_free_link_of_any_plan_gains_with_bandwidth(
 def test_the_crossover_is_the_break_even_bandwidth_of_the_planner(case_study: Question) -> None:
     problem = case_study.problem
     found = crossover(lambda bits: PathPlans(problem, BBR).gain(Path(bits)))
-    expected = whatif.break_even_bandwidth(problem, Mode.EXACT)
+    expected = sensitivity.break_even_bandwidth(problem, Mode.EXACT)
     assert expected is not None
     assert found.bits_per_s == pytest.approx(expected, rel=2 * TOLERANCE)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.planner.geometry import (
+from prfaas.planner.model.kv_geometry import (
     KvGeometry,
     LayerGroup,
     LayerKind,

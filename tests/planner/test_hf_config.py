@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.planner.catalogue import find_model, models
-from prfaas.planner.geometry import KvGeometry, LayerKind, kv_bytes
-from prfaas.planner.hf_config import geometry_from_config
+from prfaas.planner.model.catalogue import find_model, models
+from prfaas.planner.model.hf_config import geometry_from_config
+from prfaas.planner.model.kv_geometry import KvGeometry, LayerKind, kv_bytes
 
 from . import tiny_models
 

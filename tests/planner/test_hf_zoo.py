@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.planner.geometry import KvGeometry, LayerKind, kv_bytes
-from prfaas.planner.hf_config import geometry_from_config
+from prfaas.planner.model.hf_config import geometry_from_config
+from prfaas.planner.model.kv_geometry import KvGeometry, LayerKind, kv_bytes
 
 _FILE = Path(__file__).with_name("data") / "hf_zoo.json.gz"
 ZOO: dict[str, Any] = json.loads(gzip.decompress(_FILE.read_bytes()))

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import ConfigError
-from prfaas.planner import latency
-from prfaas.planner.latency import Transfer, erlang_c, queued_ttft, service_ttft
-from prfaas.planner.load import Question
+from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.problem import Problem
-from prfaas.planner.search import Operation, optimum
-from prfaas.planner.throughput import Mode
-from prfaas.planner.whatif import with_bandwidth
+from prfaas.planner.solve import latency
+from prfaas.planner.solve.latency import Transfer, erlang_c, queued_ttft, service_ttft
+from prfaas.planner.solve.search import Operation, optimum
+from prfaas.planner.solve.sensitivity import with_bandwidth
+from prfaas.planner.solve.throughput import Mode
 
 from .queue_simulation import waits
 

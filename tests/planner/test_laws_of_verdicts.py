@@ -13,19 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from prfaas.planner import whatif
-from prfaas.planner.html_report import html_report
-from prfaas.planner.load import Question
-from prfaas.planner.machine_report import as_dict
-from prfaas.planner.plan import Plan, compare, make_plan, verdict_of
+from prfaas.planner.answer.plan import Plan, compare, make_plan, verdict_of
+from prfaas.planner.answer.plan_loader import Question
+from prfaas.planner.answer.verdict import Answer
 from prfaas.planner.problem import Problem
-from prfaas.planner.search import optimum
+from prfaas.planner.report.html_report import html_report
+from prfaas.planner.report.json_report import as_dict
+from prfaas.planner.report.terminal import print_plan
 from prfaas.planner.sizing.answer import obstacle
 from prfaas.planner.sizing.fleet import Fleet, size
-from prfaas.planner.sizing.within import best_operation
-from prfaas.planner.terminal import print_plan
-from prfaas.planner.throughput import Mode
-from prfaas.planner.verdict import Answer
+from prfaas.planner.solve import sensitivity
+from prfaas.planner.solve.search import optimum
+from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.within_target import best_operation
 
 from .strategies import problems
 
@@ -62,7 +62,7 @@ def _demand(problem: Problem, demand: float, factor: float) -> tuple[Problem, fl
 def answer(problem: Problem, demand_per_s: float) -> Answer:
     paper, exact = compare(problem, Mode.PAPER), compare(problem, Mode.EXACT)
     question = Question(problem, demand_per_s, problem.chunk_tokens)
-    swings = whatif.tornado(problem, Mode.EXACT)
+    swings = sensitivity.tornado(problem, Mode.EXACT)
     return verdict_of(question, paper, exact, swings, None).answer
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.planner.load import load_question
-from prfaas.planner.plan import make_plan
-from prfaas.planner.search import at_threshold
-from prfaas.planner.throughput import Mode
+from prfaas.planner.answer.plan import make_plan
+from prfaas.planner.answer.plan_loader import load_question
+from prfaas.planner.solve.search import at_threshold
+from prfaas.planner.solve.throughput import Mode
 
 from .paths import EXAMPLES
 

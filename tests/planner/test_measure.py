@@ -14,12 +14,13 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from prfaas.cli.plan import profile
+from prfaas.cli.plan.plan_command import profile
 from prfaas.errors import EngineError
-from prfaas.planner.engine_http import HttpEngine
-from prfaas.planner.fit import fit_prefill, profile_toml
-from prfaas.planner.load import prefill_from
-from prfaas.planner.measure import (
+from prfaas.planner.answer.plan_file import ProfileFile
+from prfaas.planner.answer.plan_loader import prefill_from
+from prfaas.planner.hardware.engine_http import HttpEngine
+from prfaas.planner.hardware.fit import fit_prefill, profile_toml
+from prfaas.planner.hardware.measure import (
     Completion,
     Prompts,
     Sample,
@@ -27,8 +28,7 @@ from prfaas.planner.measure import (
     measure_prefill,
     step_times,
 )
-from prfaas.planner.plan_file import ProfileFile
-from prfaas.tables import read_toml, validated
+from prfaas.toml_tables import read_toml, validated
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

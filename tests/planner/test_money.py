@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prfaas.planner import designs, whatif
-from prfaas.planner.load import Question
-from prfaas.planner.machine_report import as_dict
-from prfaas.planner.plan import make_plan
+from prfaas.planner.answer.plan import make_plan
+from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.problem import Problem
-from prfaas.planner.throughput import Mode
+from prfaas.planner.report.json_report import as_dict
+from prfaas.planner.solve import designs, sensitivity
+from prfaas.planner.solve.throughput import Mode
 
 from .strategies import problems
 
@@ -32,12 +32,14 @@ def with_price(problem: Problem, price_per_tb: float) -> Problem:
 def test_the_break_even_price_of_the_case_study_gives_no_gain(
     case_study: Question, mode: Mode
 ) -> None:
-    found = whatif.break_even_price(case_study.problem, mode).per_tb
+    found = sensitivity.break_even_price(case_study.problem, mode).per_tb
     assert found is not None
     # It was 4.21, where the gain was still +17.9 % of a fleet bought without the link's money.
-    assert whatif.gain(with_price(case_study.problem, found), mode) == pytest.approx(0, abs=1e-6)
-    assert whatif.gain(with_price(case_study.problem, found * 0.9), mode) > 0.005
-    assert whatif.gain(with_price(case_study.problem, found * 1.1), mode) < -0.005
+    assert sensitivity.gain(with_price(case_study.problem, found), mode) == pytest.approx(
+        0, abs=1e-6
+    )
+    assert sensitivity.gain(with_price(case_study.problem, found * 0.9), mode) > 0.005
+    assert sensitivity.gain(with_price(case_study.problem, found * 1.1), mode) < -0.005
 
 
 @settings(max_examples=60, deadline=None)
@@ -46,19 +48,19 @@ def test_the_break_even_price_gives_no_gain(
     problem: Problem, mode: Mode, target_s: float | None
 ) -> None:
     problem = replace(problem, ttft_p90_s=target_s)
-    found = whatif.break_even_price(problem, mode)
+    found = sensitivity.break_even_price(problem, mode)
     if found.per_tb is None:
         assert found.reason
         return
     assert found.per_tb >= 0
-    gain = whatif.gain(with_price(problem, found.per_tb), mode)
+    gain = sensitivity.gain(with_price(problem, found.per_tb), mode)
     assert gain == pytest.approx(0, abs=0.01)
 
 
 def test_gains_do_not_jump_with_a_price(case_study: Question) -> None:
     problem = case_study.problem
     gains = [
-        whatif.gain(
+        sensitivity.gain(
             problem.with_cluster(0, replace(problem.prfaas[0], price_per_gpu_h=1.5 + n / 200)),
             Mode.EXACT,
         )

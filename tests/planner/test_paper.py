@@ -8,16 +8,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prfaas.planner import designs
-from prfaas.planner.catalogue import paper_tables
-from prfaas.planner.geometry import kv_bytes
-from prfaas.planner.latency import service_ttft
-from prfaas.planner.lengths import mean_length
-from prfaas.planner.load import Question
-from prfaas.planner.plan import compare
+from prfaas.planner.answer.plan import compare
+from prfaas.planner.answer.plan_loader import Question
+from prfaas.planner.model.catalogue import paper_tables
+from prfaas.planner.model.kv_geometry import kv_bytes
 from prfaas.planner.problem import Problem
-from prfaas.planner.search import Stage, at_threshold, optimum
-from prfaas.planner.throughput import Mode, cluster_egress, kv_throughput
+from prfaas.planner.solve import designs
+from prfaas.planner.solve.latency import service_ttft
+from prfaas.planner.solve.search import Stage, at_threshold, optimum
+from prfaas.planner.solve.throughput import Mode, cluster_egress, kv_throughput
+from prfaas.planner.workload.prompt_lengths import mean_length
 
 MIB = 2**20
 K32 = 2  # column of 32K in table 3
@@ -166,8 +166,8 @@ def test_exact_terms_agree_with_brute_force(problem: Problem) -> None:
 
 def test_table_3_of_catalogue_models_gives_plausible_prefill_times() -> None:
     # Φ_kv and our S_kv of five models imply T = S / Φ; at 1K all five are launch-bound, 0.3-0.5 s.
-    from prfaas.planner.catalogue import find_model
-    from prfaas.planner.hf_config import geometry_from_config
+    from prfaas.planner.model.catalogue import find_model
+    from prfaas.planner.model.hf_config import geometry_from_config
 
     keys = {
         "Kimi Linear": "kimi_linear_48b_a3b",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.planner.parameters import active_parameters
+from prfaas.planner.model.active_parameters import active_parameters
 
 transformers = pytest.importorskip("transformers")
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prfaas.planner import throughput as tp
-from prfaas.planner.lengths import LengthDistribution
-from prfaas.planner.load import Question
+from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.problem import Problem
-from prfaas.planner.search import grid_for, optimum, search_grid, thresholds
-from prfaas.planner.throughput import Mode
-from prfaas.planner.whatif import scaled_geometry, with_bandwidth
+from prfaas.planner.solve import throughput as tp
+from prfaas.planner.solve.search import grid_for, optimum, search_grid, thresholds
+from prfaas.planner.solve.sensitivity import scaled_geometry, with_bandwidth
+from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.workload.prompt_lengths import LengthDistribution
 
 from .strategies import affine_profiles, lengths, problems
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.planner.geometry import LayerKind, kv_bytes
-from prfaas.planner.hf_config import geometry_from_config
+from prfaas.planner.model.hf_config import geometry_from_config
+from prfaas.planner.model.kv_geometry import LayerKind, kv_bytes
 
 from .public_catalogue import as_config, public_models, their_bytes
 

@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.planner.catalogue import find_accelerator, find_model
-from prfaas.planner.geometry import KvGeometry
-from prfaas.planner.hf_config import geometry_from_config
-from prfaas.planner.load import load_question
-from prfaas.planner.roofline import (
+from prfaas.planner.answer.plan_loader import load_question
+from prfaas.planner.hardware.roofline import (
     ModelSize,
     Roofline,
     decode_profile,
@@ -18,6 +15,9 @@ from prfaas.planner.roofline import (
     prefill_flops,
     prefill_profile,
 )
+from prfaas.planner.model.catalogue import find_accelerator, find_model
+from prfaas.planner.model.hf_config import geometry_from_config
+from prfaas.planner.model.kv_geometry import KvGeometry
 
 from .paths import EXAMPLES
 

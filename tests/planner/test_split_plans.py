@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.mixes import Mix
-from prfaas.planner.load import load_question
-from prfaas.planner.search import optimum, search_grid
-from prfaas.planner.split_plans import Plans, split_plans
-from prfaas.planner.throughput import Mode
+from prfaas.core.control.traffic_mix import Mix
+from prfaas.planner.answer.plan_loader import load_question
+from prfaas.planner.solve.search import optimum, search_grid
+from prfaas.planner.solve.split_plans import Plans, split_plans
+from prfaas.planner.solve.throughput import Mode
 
 PLAN = Path(__file__).parents[2] / "examples" / "plan" / "paper-case-study.toml"
 PROBLEM = load_question(PLAN).problem

@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from prfaas.cli.plan import plan
+from prfaas.cli.plan.plan_command import plan
 from prfaas.errors import ConfigError
-from prfaas.planner.latency import queued_ttft
-from prfaas.planner.load import Question, load_question
-from prfaas.planner.plan import Plan, make_plan
+from prfaas.planner.answer.plan import Plan, make_plan
+from prfaas.planner.answer.plan_loader import Question, load_question
+from prfaas.planner.answer.verdict import Answer
 from prfaas.planner.problem import Problem
-from prfaas.planner.search import Stage, optimum
 from prfaas.planner.sizing import fleet
 from prfaas.planner.sizing.confidence import few_long_prompts
-from prfaas.planner.throughput import Mode
-from prfaas.planner.verdict import Answer
+from prfaas.planner.solve.latency import queued_ttft
+from prfaas.planner.solve.search import Stage, optimum
+from prfaas.planner.solve.throughput import Mode
 
 from .paths import EXAMPLES
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.planner.traces import read_trace
+from prfaas.planner.workload.traces import read_trace
 from prfaas.traces.block_cache import BlockCache
 
 TRACES = Path(__file__).parents[2] / "examples" / "sim" / "traces"

@@ -24,8 +24,8 @@ from typing import Any
 
 import aiohttp
 
+from prfaas.cli.deploy.topology import Topology, parts
 from prfaas.cli.supervision.supervisor import Supervisor
-from prfaas.cli.topology import Topology, parts
 from tests.deployments import LAPTOP, ROOT, TIMING, laid_out, placed, started
 
 SOURCE = "prfaas-pool"

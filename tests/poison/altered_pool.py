@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from prfaas.cli.main import main
-from prfaas.core.blocks import BlockKey
-from prfaas.pool.store import BlockStore
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.pool.store.block_store import BlockStore
 from prfaas.wire.fragments import block_digest
 
 ALTERED_BYTE = 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.pool.settings import PoolSettings
+from prfaas.pool.node.settings import PoolSettings
 from prfaas.wire.identity import identity_in
 
 from .sites import LOOPBACK, MEMORY, Engine, Relay, Site, until

@@ -1,6 +1,6 @@
 """A store as those see it who follow its events."""
 
-from prfaas.core.blocks import BlockKey
+from prfaas.core.kv.blocks import BlockKey
 
 Name = tuple[bytes, BlockKey]
 

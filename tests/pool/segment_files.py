@@ -4,12 +4,9 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from prfaas.core.blocks import BlockKey, BlockName
-from prfaas.pool.origins import received
-from prfaas.pool.segments import (
-    Place,
-    SegmentFiles,
-)
+from prfaas.core.kv.blocks import BlockKey, BlockName
+from prfaas.pool.store.disk_segments import Place, SegmentFiles
+from prfaas.pool.store.origins import received
 from prfaas.wire.fragments import block_digest
 
 LAYOUT_ID = b"L" * 32

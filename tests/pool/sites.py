@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.link_share import Fragment, OutgoingBlock
-from prfaas.core.manifest import manifest_digest
-from prfaas.core.tickets import Ticket
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.core.kv.manifest import manifest_digest
+from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
+from prfaas.core.transfer.tickets import Ticket
 from prfaas.engines.block_requests import BlockRequests, JobDone
 from prfaas.engines.pool_client import PoolClient
-from prfaas.pool.node import PoolNode
-from prfaas.pool.settings import PoolSettings
+from prfaas.pool.node.node import PoolNode
+from prfaas.pool.node.settings import PoolSettings
 from prfaas.wire.channel import Channel
 from prfaas.wire.fragments import ReceivedBlock, encode_prefix
 from prfaas.wire.identity import identity_in

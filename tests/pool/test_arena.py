@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.pool import arena as module
-from prfaas.pool.arena import SMALL_BYTES, Arena, charged_bytes
+from prfaas.pool.store import arena as module
+from prfaas.pool.store.arena import SMALL_BYTES, Arena, charged_bytes
 
 MIB = 1 << 20
 SIZES = st.one_of(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from prfaas.core.blocks import BlockKey
+from prfaas.core.kv.blocks import BlockKey
 from prfaas.errors import PeerError
-from prfaas.pool.assembly import UNFINISHED_BLOCKS_MAX, Assembly
+from prfaas.pool.receive.block_assembly import UNFINISHED_BLOCKS_MAX, Assembly
 from prfaas.wire.fragments import FragmentPrefix, ReceivedBlock, block_digest
 
 LAYOUT_ID, KEY = b"L" * 32, BlockKey(0, b"h" * 32)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.blocks import BlockKey, BlockName
+from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.errors import ConfigError
-from prfaas.pool import disk as module
-from prfaas.pool.disk import DiskTier
-from prfaas.pool.metrics import PoolMetrics
-from prfaas.pool.segments import ALIGN_BYTES, Place, SegmentFiles
-from prfaas.pool.tiers import StoredBlock
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.store import disk_tier as module
+from prfaas.pool.store.disk_segments import ALIGN_BYTES, Place, SegmentFiles
+from prfaas.pool.store.disk_tier import DiskTier
+from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.messages.engine import HIT, MISS, Load
 from prfaas.wire.messages.fields import keys_of, wire_keys
 from prfaas.wire.messages.gateway import Evicted, PoolState, Stored, TierUse

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.blocks import BlockKey
+from prfaas.core.kv.blocks import BlockKey
 from prfaas.engines import pool_client
 from prfaas.errors import PeerError
-from prfaas.pool.engine_memory import EngineMemory
+from prfaas.pool.engine.engine_memory import EngineMemory
 from prfaas.wire.messages.engine import HIT, MISS, Load, Store
 from prfaas.wire.messages.fields import wire_keys
 from tests.drill.processes import NodeProcess

@@ -4,10 +4,10 @@ import socket
 
 import pytest
 
-from prfaas.core.blocks import BlockKey
-from prfaas.core.prefix_index import PrefixIndex
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError
-from prfaas.pool import events
+from prfaas.pool.store import event_feed
 from prfaas.wire import channel
 from prfaas.wire.messages.codec import AnyMessage
 from prfaas.wire.messages.fields import keys_of
@@ -83,7 +83,7 @@ def told(peer: Peer) -> list[list[tuple[bytes, dict[str, str], str]]]:
 async def test_a_subscriber_follows_stores_and_evictions(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "KEYS_MAX", 4)
+    monkeypatch.setattr(event_feed, "KEYS_MAX", 4)
     pd = await world.start_pd(memory_bytes=20 * len(content(MANY[0])))
     engine = await world.engine("pd-pool")
     assert await engine.store(MANY[:10])
@@ -248,7 +248,7 @@ async def test_a_snapshot_leaves_no_faster_than_it_is_read(
 async def test_a_subscriber_that_misses_too_much_during_its_snapshot_is_dropped(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "BACKLOG_KEYS_MAX", 3)
+    monkeypatch.setattr(event_feed, "BACKLOG_KEYS_MAX", 3)
     pd = await world.start_pd()
     peer = await dial(pd, world.identities, "gateway")
     await until(lambda: pd.node.link_port.channel_of("gateway") is not None)
@@ -268,7 +268,7 @@ async def test_a_subscriber_that_misses_too_much_during_its_snapshot_is_dropped(
 async def test_a_subscriber_that_does_not_keep_up_is_dropped(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "BACKLOG_BYTES_MAX", -1)
+    monkeypatch.setattr(event_feed, "BACKLOG_BYTES_MAX", -1)
     pd = await world.start_pd()
     peer = await subscribe(pd, world.identities)
     await until(lambda: bool(peer.of(PoolState)))

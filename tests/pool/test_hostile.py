@@ -11,8 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from prfaas.core.blocks import BlockKey
-from prfaas.pool import data_port, engine_port, listener
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.pool.engine import engine_server
+from prfaas.pool.net import listener
+from prfaas.pool.receive import data_server
 from prfaas.wire.fragments import ReceivedBlock, block_digest
 from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.messages.base import Message
@@ -106,7 +108,7 @@ async def dialled(port: int) -> socket.socket:
 async def test_no_number_of_silent_callers_keeps_a_peer_out(world: World, kind: str) -> None:
     """Each is let go after five seconds; until then a new one takes the place of the oldest."""
     pd = await world.start_pd()
-    count = max(listener.CALLERS_MAX, data_port.DATA_CALLERS_MAX) + 10
+    count = max(listener.CALLERS_MAX, data_server.DATA_CALLERS_MAX) + 10
     silent = [await dialled(pd.port) for _ in range(count)]
     if kind != "says nothing":
         context = identity_in(world.identities, "stranger").dialling().data
@@ -117,7 +119,7 @@ async def test_no_number_of_silent_callers_keeps_a_peer_out(world: World, kind: 
             connection.sendall(out.read())
     await until(lambda: pd.metric("connections_refused_total", port="link") >= 10)
     await still_serves(pd, world)
-    await until(lambda: len(pd.node.link_port.data._receivers) <= data_port.DATA_CALLERS_MAX)
+    await until(lambda: len(pd.node.link_port.data._receivers) <= data_server.DATA_CALLERS_MAX)
     for connection in silent:
         connection.close()
 
@@ -313,7 +315,7 @@ async def test_garbage_on_the_engines_socket_is_refused_and_leaves_nothing_open(
 async def test_an_engine_that_says_nothing_is_let_go(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_port, "HELLO_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(engine_server, "HELLO_TIMEOUT_S", 0.05)
     await world.start_pd()
     assert await shout(world.sockets / "pd-pool.sock", encode(hello("e"))[:10], []) == b""
 

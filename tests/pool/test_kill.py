@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.blocks import BlockKey
-from prfaas.pool.segments import ALIGN_BYTES, SegmentFiles
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.pool.store.disk_segments import ALIGN_BYTES, SegmentFiles
 from prfaas.wire.messages.engine import HIT
 from tests.ports import free_port
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from prfaas.core.transfers import Transfer, TransferEnd
-from prfaas.pool import known_transfers
-from prfaas.pool.known_transfers import KnownTransfers
+from prfaas.core.transfer.transfer_state import Transfer, TransferEnd
+from prfaas.pool.receive import transfer_registry
+from prfaas.pool.receive.transfer_registry import KnownTransfers
 
 
 def begun(known: KnownTransfers, number: int) -> Transfer:
@@ -19,7 +19,7 @@ def ended(known: KnownTransfers, transfer: Transfer) -> None:
 
 
 def test_the_oldest_end_makes_room_and_what_is_open_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_transfers, "TRANSFERS_MAX", 3)
+    monkeypatch.setattr(transfer_registry, "TRANSFERS_MAX", 3)
     known = KnownTransfers()
     first, second, third = (begun(known, number) for number in (1, 2, 3))
     assert known.is_full
@@ -35,7 +35,7 @@ def test_the_oldest_end_makes_room_and_what_is_open_stays(monkeypatch: pytest.Mo
 def test_a_name_that_is_used_again_is_not_forgotten_with_its_first_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(known_transfers, "TRANSFERS_MAX", 1)
+    monkeypatch.setattr(transfer_registry, "TRANSFERS_MAX", 1)
     known = KnownTransfers()
     ended(known, begun(known, 1))
     again = begun(known, 1)
@@ -46,7 +46,7 @@ def test_a_name_that_is_used_again_is_not_forgotten_with_its_first_use(
 def test_of_a_name_that_is_used_again_the_last_end_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(known_transfers, "TRANSFERS_MAX", 2)
+    monkeypatch.setattr(transfer_registry, "TRANSFERS_MAX", 2)
     known = KnownTransfers()
     ended(known, begun(known, 1))
     ended(known, begun(known, 2))
@@ -58,7 +58,7 @@ def test_of_a_name_that_is_used_again_the_last_end_counts(
 
 
 def test_refusals_are_of_a_peer_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_transfers, "TRANSFERS_MAX", 1)
+    monkeypatch.setattr(transfer_registry, "TRANSFERS_MAX", 1)
     known = KnownTransfers()
     known.refuse(b"a" * 16, "peer", TransferEnd.NO_ROOM)
     assert known.refusal(b"a" * 16, "peer") is TransferEnd.NO_ROOM

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.blocks import BlockKey
+from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.tcp_goodput import num_connections
 from prfaas.lab.faults import Fault, FaultProxy
-from prfaas.pool import data_connection, data_in, data_out
-from prfaas.pool.link_meter import LinkMeter
-from prfaas.pool.outbound import OutboundLink
-from prfaas.pool.send_queue import FRAGMENT_BYTES
-from prfaas.pool.tiers import StoredBlock
+from prfaas.pool.receive import data_receiver
+from prfaas.pool.send import data_sender, send_connection
+from prfaas.pool.send.link_meter import LinkMeter
+from prfaas.pool.send.outbound_link import OutboundLink
+from prfaas.pool.send.send_queue import FRAGMENT_BYTES
+from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire import sockets
 from prfaas.wire.fragments import block_digest
 from prfaas.wire.frames import FrameDecoder
@@ -269,9 +270,9 @@ async def test_what_is_left_when_a_readers_turn_ends_is_read_without_a_further_w
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rest smaller than what the socket wakes for would lie there until more comes."""
-    monkeypatch.setattr(data_in, "TURN_BYTES", 1)
-    monkeypatch.setattr(data_out, "FRAGMENT_BYTES_MIN", FRAGMENT_BYTES)
-    monkeypatch.setattr(data_connection, "STUCK_NS", 10**15)
+    monkeypatch.setattr(data_receiver, "TURN_BYTES", 1)
+    monkeypatch.setattr(data_sender, "FRAGMENT_BYTES_MIN", FRAGMENT_BYTES)
+    monkeypatch.setattr(send_connection, "STUCK_NS", 10**15)
     rig.proxy.read_bits_per_s = 100_000_000
     transfer = rig.begin()
     blocks = rig.push(transfer, 20)
@@ -284,7 +285,7 @@ async def test_one_data_connection_that_carries_nothing_more_is_replaced(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proxy's kernel acknowledges what it takes: TCP alone never notices."""
-    monkeypatch.setattr(data_connection, "STUCK_NS", 10**9)
+    monkeypatch.setattr(send_connection, "STUCK_NS", 10**9)
     rig.proxy.strike(Fault.HALF_OPEN, 2)
     transfer = rig.begin()
     blocks = rig.push(transfer, 20)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.link_advice import Probe
+from prfaas.core.transfer.link_advice import Probe
 from prfaas.errors import PeerError, TransferError
-from prfaas.pool import probes
-from prfaas.pool.probes import ProbeServer, probe
+from prfaas.pool.net import link_probe
+from prfaas.pool.net.link_probe import ProbeServer, probe
 from prfaas.wire.identity import identity_in
 from prfaas.wire.messages.base import Goodbye
 from prfaas.wire.messages.codec import encode
@@ -32,7 +32,7 @@ async def measured(
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "WARM_UP_S", 0.05)
+    monkeypatch.setattr(link_probe, "WARM_UP_S", 0.05)
 
 
 async def still_serves(world: World, pd: Site) -> None:
@@ -78,7 +78,7 @@ async def test_a_test_that_goes_on_for_too_long_is_ended(
     world: World, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     pd = await world.start_pd()
-    monkeypatch.setattr(probes, limit, 1 << 20 if "BYTES" in limit else 0.1)
+    monkeypatch.setattr(link_probe, limit, 1 << 20 if "BYTES" in limit else 0.1)
     with pytest.raises(TransferError, match="no link test"):
         await measured(pd.port, world.identities)
     await still_serves(world, pd)
@@ -88,7 +88,7 @@ async def test_no_more_connections_are_tested_than_the_limit(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pd = await world.start_pd()
-    monkeypatch.setattr(probes, "PROBES_MAX", 2)
+    monkeypatch.setattr(link_probe, "PROBES_MAX", 2)
     with pytest.raises(TransferError):
         await measured(pd.port, world.identities, count=3)
     # Two go, once those of the test before are gone.
@@ -130,7 +130,7 @@ async def test_callers_that_say_nothing_keep_no_pool_from_testing(world: World) 
     pd = await world.start_pd()
     context = identity_in(world.identities, "stranger").dialling().probe
     silent = []
-    for _ in range(probes.PROBES_MAX + 3):
+    for _ in range(link_probe.PROBES_MAX + 3):
         connection = await asyncio.to_thread(socket.create_connection, (LOOPBACK, pd.port))
         into, out = ssl.MemoryBIO(), ssl.MemoryBIO()
         with contextlib.suppress(ssl.SSLWantReadError):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from prfaas.core.blocks import BlockKey
-from prfaas.core.transfers import TransferEnd
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.wire.fragments import ReceivedBlock, block_digest
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.engine import HIT, MISS, ON_ITS_WAY

@@ -10,14 +10,15 @@ from typing import Any
 import blake3
 import pytest
 
-from prfaas.core.blocks import BlockKey
-from prfaas.core.transfers import LINK_FAULTS, TransferEnd
-from prfaas.pool import disk as disk_module
-from prfaas.pool import origins as origins_module
-from prfaas.pool import purging
-from prfaas.pool.disk import DiskTier
-from prfaas.pool.metrics import PoolMetrics
-from prfaas.pool.origins import (
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.transfer.transfer_state import LINK_FAULTS, TransferEnd
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.node import purging
+from prfaas.pool.store import disk_tier as disk_module
+from prfaas.pool.store import origins as origins_module
+from prfaas.pool.store.disk_segments import ALIGN_BYTES, MAGIC_1, MARKER, SegmentFiles
+from prfaas.pool.store.disk_tier import DiskTier
+from prfaas.pool.store.origins import (
     LOCAL,
     ORIGIN_BYTES_MAX,
     UNKNOWN,
@@ -27,8 +28,7 @@ from prfaas.pool.origins import (
     origin_in,
     received,
 )
-from prfaas.pool.segments import ALIGN_BYTES, MAGIC_1, MARKER, SegmentFiles
-from prfaas.pool.tiers import StoredBlock
+from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.fragments import block_digest
 from prfaas.wire.messages.engine import Store
 from prfaas.wire.messages.fields import SOURCES_MAX, keys_of, wire_keys

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from prfaas import said
+from prfaas import log_throttle
 from prfaas.errors import ConfigError
-from prfaas.pool import limits
-from prfaas.pool.limits import check_limits
-from prfaas.said import SaidOnce
+from prfaas.log_throttle import SaidOnce
+from prfaas.pool.node import host_limits
+from prfaas.pool.node.host_limits import check_limits
 
 from .conftest import World
 from .sites import until
@@ -34,8 +34,8 @@ def test_a_thing_is_said_once_a_minute_and_not_too_many_are() -> None:
     now = [0]
     new = SaidOnce(lambda: now[0]).is_new
     assert [new("a"), new("a"), new("b")] == [True, False, True]
-    assert sum(new(str(n)) for n in range(1000)) == said.TEXTS_MAX - 2
-    now[0] = said.EVERY_NS
+    assert sum(new(str(n)) for n in range(1000)) == log_throttle.TEXTS_MAX - 2
+    now[0] = log_throttle.EVERY_NS
     assert new("a")
 
 
@@ -49,7 +49,7 @@ def test_limits_that_no_host_could_reach_are_refused(
         check_limits(1 << 20, tmp_path, 1 << 62)
     group = tmp_path / "memory.max"
     group.write_text("4096\n")
-    monkeypatch.setattr(limits, "CGROUP_MAX", group)
+    monkeypatch.setattr(host_limits, "CGROUP_MAX", group)
     with pytest.raises(
         ConfigError, match=r"8\.0 KiB of memory are more than the 4\.0 KiB that this host has"
     ):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.tickets import Refusal, TicketRefusedError
+from prfaas.core.transfer.tickets import Refusal, TicketRefusedError
 from prfaas.errors import ConfigError
 from prfaas.wire.identity import make_authority, make_identity
 from prfaas.wire.renewal import Renewal

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from prfaas.core.blocks import BlockKey
-from prfaas.core.link_share import Fragment, OutgoingBlock
-from prfaas.core.transfers import TransferEnd
-from prfaas.pool import assembly, inbound, known_transfers, store
-from prfaas.pool.loose import LooseMemory
-from prfaas.pool.store import BlockStore
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
+from prfaas.core.transfer.transfer_state import TransferEnd
+from prfaas.pool.receive import block_assembly, inbound_transfers, transfer_registry
+from prfaas.pool.store import block_store
+from prfaas.pool.store.block_store import BlockStore
+from prfaas.pool.store.overflow_buffers import LooseMemory
 from prfaas.wire.fragments import ReceivedBlock, block_digest, encode_prefix
 from prfaas.wire.messages.link import Abort, Accepted, Arrived, Commit, Committed, Refused
 
@@ -19,7 +20,7 @@ from .conftest import World
 from .mirror import Mirror
 from .sites import HASHES, LAYOUT, MEMORY, PROMPT, Peer, Site, content, offer, source, until
 
-SHARE = MEMORY // inbound.PEER_SHARE
+SHARE = MEMORY // inbound_transfers.PEER_SHARE
 BLOCK = SHARE // 2 + 1
 """Of these, one peer may hold one, and no second."""
 FRESH = itertools.cycle(HASHES)
@@ -52,7 +53,7 @@ async def bring_one(pd: Site, identities: Path, peer: Peer) -> None:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbound, "PEER_BYTES_MIN", 0)
+    monkeypatch.setattr(inbound_transfers, "PEER_BYTES_MIN", 0)
 
 
 async def test_unfinished_blocks_of_one_peer_take_no_more_than_its_share(world: World) -> None:
@@ -106,7 +107,7 @@ async def test_blocks_before_their_offers_take_no_more_than_a_share(world: World
 async def test_memory_beside_the_store_has_a_limit_and_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(store, "LOOSE_BYTES_MAX", 100)
+    monkeypatch.setattr(block_store, "LOOSE_BYTES_MAX", 100)
     held = BlockStore(100, Mirror())
     key = BlockKey(0, b"k" * 32)
     assert held.put(b"L" * 32, key, bytes(80), b"d" * 32)
@@ -134,7 +135,7 @@ def test_loose_memory_counts_what_is_still_seen() -> None:
 async def test_one_transfer_too_many_is_refused_and_the_open_ones_go_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(known_transfers, "TRANSFERS_MAX", 2)
+    monkeypatch.setattr(transfer_registry, "TRANSFERS_MAX", 2)
     pd = await world.start_pd()
     peer = await source(pd, world.identities)
     opened = [secrets.token_bytes(16) for _ in range(2)]
@@ -172,7 +173,7 @@ async def test_a_fragment_that_came_again_leaves_no_second_copy_of_its_block(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection that is lost just before its block was whole: its sender can not know."""
-    monkeypatch.setattr(assembly, "UNFINISHED_BLOCKS_MAX", 2)
+    monkeypatch.setattr(block_assembly, "UNFINISHED_BLOCKS_MAX", 2)
     pd = await world.start_pd()
     peer = await source(pd, world.identities)
     transfer, port = secrets.token_bytes(16), pd.node.link_port

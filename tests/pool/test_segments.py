@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prfaas.errors import ConfigError
-from prfaas.pool.segments import (
+from prfaas.pool.store.disk_segments import (
     ALIGN_BYTES,
     FORMAT,
     MARKER,

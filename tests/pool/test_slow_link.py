@@ -2,7 +2,7 @@
 
 import pytest
 
-from prfaas.core.blocks import BlockKey
+from prfaas.core.kv.blocks import BlockKey
 from prfaas.wire.fragments import block_digest
 from prfaas.wire.messages.link import Abort
 

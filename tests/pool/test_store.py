@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from prfaas.core.blocks import BlockKey, BlockName
-from prfaas.core.eviction import LeastRecentlyUsed
-from prfaas.pool.origins import LOCAL, Origin
-from prfaas.pool.store import BlockStore
-from prfaas.pool.tiers import StoredBlock
+from prfaas.core.cache.eviction import LeastRecentlyUsed
+from prfaas.core.kv.blocks import BlockKey, BlockName
+from prfaas.pool.store.block_store import BlockStore
+from prfaas.pool.store.origins import LOCAL, Origin
+from prfaas.pool.store.tier_ports import StoredBlock
 from tests.pool.mirror import Mirror, Name
 
 CAPACITY = 100

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from prfaas.core.blocks import BlockKey
-from prfaas.core.tickets import CLOCK_SKEW_NS, LIFETIME_MAX_NS
-from prfaas.pool.early import EARLY_NS
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.transfer.tickets import CLOCK_SKEW_NS, LIFETIME_MAX_NS
+from prfaas.pool.receive.early_blocks import EARLY_NS
 from prfaas.wire.fragments import ReceivedBlock, block_digest
 from prfaas.wire.identity import make_authority, make_identity
 from prfaas.wire.messages.engine import Push

@@ -4,8 +4,8 @@ import asyncio
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from prfaas.core.transfers import Transfer, TransferEnd, TransferEvent
-from prfaas.pool.tracing import RECEIVED, SENT, TransferSpans
+from prfaas.core.transfer.transfer_state import Transfer, TransferEnd, TransferEvent
+from prfaas.pool.node.transfer_spans import RECEIVED, SENT, TransferSpans
 from tests.otlp import attributes, collecting
 
 from .conftest import World

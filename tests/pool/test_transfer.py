@@ -5,8 +5,8 @@ import secrets
 
 import pytest
 
-from prfaas.core.blocks import BlockKey
-from prfaas.core.prefix_index import PrefixIndex
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.wire.messages.engine import HIT, MISS, ON_ITS_WAY, Push
 from prfaas.wire.messages.link import Release
 

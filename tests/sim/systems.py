@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from prfaas.core.costs import Costs
-from prfaas.core.policies import PolicyName
-from prfaas.sim.decode import DecodeLimits
-from prfaas.sim.request import Request
-from prfaas.sim.scenario import Scenario, load_scenario
-from prfaas.sim.setup import (
+from prfaas.core.routing.cost_tables import Costs
+from prfaas.core.routing.policies import PolicyName
+from prfaas.sim.engine.decode_instance import DecodeLimits
+from prfaas.sim.scenario.scenario_loader import Scenario, load_scenario
+from prfaas.sim.system.request import Request
+from prfaas.sim.system.setup import (
     CacheSetup,
     ClusterSetup,
     LinkSetup,
@@ -18,7 +18,7 @@ from prfaas.sim.setup import (
     Setup,
     SignalSetup,
 )
-from prfaas.tables import read_toml
+from prfaas.toml_tables import read_toml
 from prfaas.units import NS_PER_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "sim"

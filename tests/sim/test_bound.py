@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from prfaas.core.policies import PolicyName
-from prfaas.sim.run import run
-from prfaas.sim.scenario import load_scenario
+from prfaas.core.routing.policies import PolicyName
+from prfaas.sim.scenario.run import run
+from prfaas.sim.scenario.scenario_loader import load_scenario
 from tests.sim.systems import EXAMPLES
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "sim" / "bounds.py"

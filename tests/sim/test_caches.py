@@ -2,8 +2,8 @@
 
 import pytest
 
-from prfaas.core.prefix_cache import PrefixCache
-from prfaas.sim.request import Request
+from prfaas.core.cache.prefix_cache import PrefixCache
+from prfaas.sim.system.request import Request
 from prfaas.sim.workloads.trace import Trace
 from prfaas.traces.reader import read_requests
 from tests.sim.systems import EXAMPLES

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prfaas.core.policies import PolicyName
-from prfaas.core.routing import Reason
-from prfaas.sim.checks import BrokenInvariantError, check
-from prfaas.sim.oracle import News
-from prfaas.sim.request import Outcome, Request
-from prfaas.sim.setup import Failure, FailureKind, SignalSetup
-from prfaas.sim.simulation import Simulation
-from prfaas.sim.telemetry import Telemetry
-from prfaas.sim.transport import Transport
+from prfaas.core.routing.decision import Reason
+from prfaas.core.routing.policies import PolicyName
+from prfaas.sim.engine.oracle_check import News
+from prfaas.sim.engine.signals import Telemetry
+from prfaas.sim.engine.simulation import Simulation
+from prfaas.sim.engine.transport import Transport
+from prfaas.sim.results.invariants import BrokenInvariantError, check
+from prfaas.sim.system.request import Outcome, Request
+from prfaas.sim.system.setup import Failure, FailureKind, SignalSetup
 from prfaas.units import NS_PER_S
 from tests.sim.systems import linear_costs, requests_at, system
 

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 from prfaas.cli.main import cli
 from prfaas.errors import ConfigError
-from prfaas.sim.chrome_trace import trace_events
-from prfaas.sim.request import Outcome
-from prfaas.sim.results import digest
-from prfaas.sim.run import Run, run
-from prfaas.sim.scenario import load_scenario
+from prfaas.sim.report.chrome_trace import trace_events
+from prfaas.sim.results.summary import digest
+from prfaas.sim.scenario.run import Run, run
+from prfaas.sim.scenario.scenario_loader import load_scenario
+from prfaas.sim.system.request import Outcome
 from tests.sim.systems import EXAMPLES
 
 Event = dict[str, Any]

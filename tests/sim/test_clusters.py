@@ -8,17 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prfaas.core.copies import CopySettings
-from prfaas.core.policies import Bandwidth, PolicyName
-from prfaas.core.routing import Path, Reason
+from prfaas.core.control.replication import CopySettings
+from prfaas.core.routing.decision import Path, Reason
+from prfaas.core.routing.policies import Bandwidth, PolicyName
 from prfaas.errors import ConfigError
-from prfaas.sim.checks import check
-from prfaas.sim.link import Purpose
-from prfaas.sim.request import Outcome, Request
-from prfaas.sim.results import digest
-from prfaas.sim.run import run
-from prfaas.sim.scenario import load_scenario
-from prfaas.sim.setup import (
+from prfaas.sim.engine.shared_link import Purpose
+from prfaas.sim.engine.simulation import Simulation
+from prfaas.sim.results.invariants import check
+from prfaas.sim.results.link_traffic import traffic_of
+from prfaas.sim.results.summary import digest
+from prfaas.sim.scenario.run import run
+from prfaas.sim.scenario.scenario_loader import load_scenario
+from prfaas.sim.system.request import Outcome, Request
+from prfaas.sim.system.setup import (
     BlockSetup,
     CacheSetup,
     ClusterSetup,
@@ -29,8 +31,6 @@ from prfaas.sim.setup import (
     RoutingSetup,
     Setup,
 )
-from prfaas.sim.simulation import Simulation
-from prfaas.sim.traffic import traffic_of
 from prfaas.units import NS_PER_S
 from tests.sim.systems import EXAMPLES, MS, linear_costs, requests_at, system
 

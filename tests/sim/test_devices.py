@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.core.policies import PolicyName
-from prfaas.sim.checks import check
-from prfaas.sim.prefill import Job
-from prfaas.sim.request import Request
-from prfaas.sim.run import run
-from prfaas.sim.setup import BlockSetup, CacheSetup, Failure, FailureKind, Setup
-from prfaas.sim.simulation import Simulation
-from prfaas.sim.traffic import traffic_of
+from prfaas.core.routing.policies import PolicyName
+from prfaas.sim.engine.prefill_instance import Job
+from prfaas.sim.engine.simulation import Simulation
+from prfaas.sim.results.invariants import check
+from prfaas.sim.results.link_traffic import traffic_of
+from prfaas.sim.scenario.run import run
+from prfaas.sim.system.request import Request
+from prfaas.sim.system.setup import BlockSetup, CacheSetup, Failure, FailureKind, Setup
 from prfaas.units import NS_PER_S
 from tests.sim.systems import EXAMPLES, MS, short, system
 

@@ -9,8 +9,8 @@ import pytest
 from benchmarks.goodput.__main__ import SCALE, goodput_of
 from benchmarks.goodput.plan import scaled_plan
 from benchmarks.goodput.rows import ROWS, Span, scenario_of, simulated
-from prfaas.planner.load import load_question
-from prfaas.sim.run import run
+from prfaas.planner.answer.plan_loader import load_question
+from prfaas.sim.scenario.run import run
 
 SPAN = Span(20, 90, 135)
 

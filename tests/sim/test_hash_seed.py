@@ -13,7 +13,7 @@ from tests.sim.systems import EXAMPLES
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-from prfaas.sim.run import run
+from prfaas.sim.scenario.run import run
 import pytest
 
 from tests.sim.systems import EXAMPLES, short

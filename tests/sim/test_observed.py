@@ -7,12 +7,12 @@ from itertools import cycle, islice
 import numpy as np
 import pytest
 
-from prfaas.core.policies import PolicyName
-from prfaas.core.routing import Reason
-from prfaas.sim.checks import check
-from prfaas.sim.request import Request
-from prfaas.sim.setup import SignalSetup
-from prfaas.sim.simulation import Simulation
+from prfaas.core.routing.decision import Reason
+from prfaas.core.routing.policies import PolicyName
+from prfaas.sim.engine.simulation import Simulation
+from prfaas.sim.results.invariants import check
+from prfaas.sim.system.request import Request
+from prfaas.sim.system.setup import SignalSetup
 from prfaas.units import NS_PER_S
 from tests.sim.systems import MS, linear_costs, requests_at, system
 

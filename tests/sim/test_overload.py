@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.core.policies import PolicyName
-from prfaas.sim.decode import DecodeLimits
-from prfaas.sim.results import Results
-from prfaas.sim.run import run
-from prfaas.sim.scenario import load_scenario
-from prfaas.sim.setup import SloSetup
+from prfaas.core.routing.policies import PolicyName
+from prfaas.sim.engine.decode_instance import DecodeLimits
+from prfaas.sim.results.summary import Results
+from prfaas.sim.scenario.run import run
+from prfaas.sim.scenario.scenario_loader import load_scenario
+from prfaas.sim.system.setup import SloSetup
 from tests.sim.systems import EXAMPLES
 
 FIVE_GBIT = 'plan_settings=["prfaas.0.link.bandwidth=5Gbps"]'

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.sim.results import Results
-from prfaas.sim.run import run
-from prfaas.sim.scenario import load_scenario
+from prfaas.sim.results.summary import Results
+from prfaas.sim.scenario.run import run
+from prfaas.sim.scenario.scenario_loader import load_scenario
 from tests.sim.systems import EXAMPLES
 
 PAPER = EXAMPLES / "paper-poisson.toml"

@@ -7,12 +7,12 @@ from math import factorial, inf
 import numpy as np
 import pytest
 
-from prfaas.core.policies import PolicyName
-from prfaas.sim.checks import check
-from prfaas.sim.clock import Clock
-from prfaas.sim.link import Flow, SharedLink
-from prfaas.sim.request import Request
-from prfaas.sim.simulation import Simulation
+from prfaas.core.routing.policies import PolicyName
+from prfaas.sim.engine.shared_link import Flow, SharedLink
+from prfaas.sim.engine.simulation import Simulation
+from prfaas.sim.results.invariants import check
+from prfaas.sim.system.clock import Clock
+from prfaas.sim.system.request import Request
 from prfaas.units import NS_PER_S
 from tests.sim.systems import MS, requests_at, system
 

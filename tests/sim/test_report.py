@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from prfaas.cli.main import cli
-from prfaas.cli.simulate_table import ROWS
+from prfaas.cli.plan.policy_table import ROWS
 from prfaas.errors import ConfigError
-from prfaas.sim.figures_of_run import figures_of
-from prfaas.sim.report import html_report
-from prfaas.sim.run import run
-from prfaas.sim.scenario import load_scenario
+from prfaas.sim.report.html_report import html_report
+from prfaas.sim.report.run_figures import figures_of
+from prfaas.sim.scenario.run import run
+from prfaas.sim.scenario.scenario_loader import load_scenario
 from tests.sim.systems import EXAMPLES
 
 CUT = str(EXAMPLES / "link-cut.toml")

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from prfaas.core.policies import PolicyName
-from prfaas.sim import series
-from prfaas.sim.results import Results, digest, summarise
-from prfaas.sim.setup import Failure, FailureKind
-from prfaas.sim.simulation import Simulation
-from prfaas.sim.spread import spread
-from prfaas.sim.ttft_parts import PARTS, by_percentile, means
+from prfaas.core.routing.policies import PolicyName
+from prfaas.sim.engine import time_series
+from prfaas.sim.engine.simulation import Simulation
+from prfaas.sim.results.percentiles import spread
+from prfaas.sim.results.summary import Results, digest, summarise
+from prfaas.sim.results.ttft_breakdown import PARTS, by_percentile, means
+from prfaas.sim.system.setup import Failure, FailureKind
 from prfaas.units import NS_PER_S
 from tests.sim.systems import MS, requests_at, system
 
@@ -73,7 +73,7 @@ def test_looking_changes_nothing_and_stays_within_its_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     often, _ = cut_run()
-    monkeypatch.setattr(series, "NUM_SAMPLES_MAX", 10)
+    monkeypatch.setattr(time_series, "NUM_SAMPLES_MAX", 10)
     seldom, _ = cut_run()
     assert digest(often) == digest(seldom)
     assert len(seldom.series.samples) < 10 < len(often.series.samples)

@@ -8,17 +8,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prfaas.core.policies import PolicyName
-from prfaas.core.routing import Reason
+from prfaas.core.routing.decision import Reason
+from prfaas.core.routing.policies import PolicyName
 from prfaas.errors import ConfigError
-from prfaas.sim.checks import BrokenInvariantError, check
-from prfaas.sim.decode import DecodeLimits
-from prfaas.sim.request import Outcome, Request
-from prfaas.sim.results import digest
-from prfaas.sim.run import compare, find_knee, run
-from prfaas.sim.scenario import load_scenario
-from prfaas.sim.setup import BlockSetup, CacheSetup, Failure, FailureKind, LinkSetup, SloSetup
-from prfaas.sim.simulation import Simulation
+from prfaas.sim.engine.decode_instance import DecodeLimits
+from prfaas.sim.engine.simulation import Simulation
+from prfaas.sim.results.invariants import BrokenInvariantError, check
+from prfaas.sim.results.summary import digest
+from prfaas.sim.scenario.run import compare, find_knee, run
+from prfaas.sim.scenario.scenario_loader import load_scenario
+from prfaas.sim.system.request import Outcome, Request
+from prfaas.sim.system.setup import (
+    BlockSetup,
+    CacheSetup,
+    Failure,
+    FailureKind,
+    LinkSetup,
+    SloSetup,
+)
 from prfaas.units import NS_PER_S
 from tests.sim.systems import EXAMPLES, MS, linear_costs, requests_at, short, system
 

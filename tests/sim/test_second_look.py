@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from prfaas.core.policies import PolicyName
-from prfaas.sim.checks import check
-from prfaas.sim.request import Request
-from prfaas.sim.results import summarise
-from prfaas.sim.setup import BlockSetup, CacheSetup, Setup, SignalSetup
-from prfaas.sim.simulation import Simulation
-from prfaas.sim.traffic import traffic_of
+from prfaas.core.routing.policies import PolicyName
+from prfaas.sim.engine.simulation import Simulation
+from prfaas.sim.results.invariants import check
+from prfaas.sim.results.link_traffic import traffic_of
+from prfaas.sim.results.summary import summarise
+from prfaas.sim.system.request import Request
+from prfaas.sim.system.setup import BlockSetup, CacheSetup, Setup, SignalSetup
 from prfaas.units import NS_PER_S
 from tests.sim.systems import MS, system
 

@@ -7,10 +7,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from prfaas.cli.simulate import simulate
-from prfaas.sim.run import run
-from prfaas.sim.scenario import load_scenario
-from prfaas.sim.seeds import interval
+from prfaas.cli.plan.simulate_command import simulate
+from prfaas.sim.scenario.run import run
+from prfaas.sim.scenario.scenario_loader import load_scenario
+from prfaas.sim.scenario.seeds import interval
 from tests.sim.systems import EXAMPLES
 
 SETTINGS = ('workload.duration="4min"', 'workload.warmup="0s"')

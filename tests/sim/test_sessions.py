@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prfaas.core.prefix_cache import PrefixCache
-from prfaas.sim.checks import check
-from prfaas.sim.request import Outcome, Request
-from prfaas.sim.scenario import load_scenario
-from prfaas.sim.simulation import Simulation
+from prfaas.core.cache.prefix_cache import PrefixCache
+from prfaas.sim.engine.simulation import Simulation
+from prfaas.sim.results.invariants import check
+from prfaas.sim.scenario.scenario_loader import load_scenario
+from prfaas.sim.system.request import Outcome, Request
 from prfaas.sim.workloads.scaling import with_followers
 from prfaas.sim.workloads.sessions import PAUSE_S, Sessions
 from prfaas.traces.sessions.regroup import Regroup

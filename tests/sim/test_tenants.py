@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from prfaas.sim.run import Run, run
-from prfaas.sim.scenario import load_scenario
-from prfaas.sim.tenants import jain_index
+from prfaas.sim.results.tenant_figures import jain_index
+from prfaas.sim.scenario.run import Run, run
+from prfaas.sim.scenario.scenario_loader import load_scenario
 from tests.sim.systems import EXAMPLES
 
 OVERLOAD = [

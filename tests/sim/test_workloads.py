@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.errors import ConfigError
-from prfaas.planner.lengths import LogNormalLengths
-from prfaas.sim.scenario import load_scenario
+from prfaas.planner.workload.prompt_lengths import LogNormalLengths
+from prfaas.sim.scenario.scenario_loader import load_scenario
 from prfaas.sim.workloads.arrivals import Steps, Swing, draw_arrivals
 from prfaas.sim.workloads.rate_curve import read_rate_curve
 from prfaas.sim.workloads.scaling import Workload, stretched

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from prfaas.core.prefix_cache import PrefixCache
+from prfaas.core.cache.prefix_cache import PrefixCache
 from prfaas.errors import ConfigError
-from prfaas.planner.traces import read_trace
+from prfaas.planner.workload.traces import read_trace
 from prfaas.sim.workloads.scaling import with_followers
 from prfaas.sim.workloads.sessions import Sessions
 from prfaas.traces.sessions import block_chain

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prfaas.errors import ConfigError
-from prfaas.planner.traces import read_trace
+from prfaas.planner.workload.traces import read_trace
 from prfaas.traces import limits
 from prfaas.traces.formats.detect import detect
 from prfaas.traces.reader import read_requests

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prfaas.errors import ConfigError
-from prfaas.planner.traces import read_trace
+from prfaas.planner.workload.traces import read_trace
 from prfaas.traces import limits
 from prfaas.traces.figures import figures_of
 from prfaas.traces.formats.mooncake import mooncake_line

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.blocks import BlockKey
-from prfaas.core.link_share import Fragment, OutgoingBlock
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.errors import PeerError
 from prfaas.wire.fragments import (
     FRAGMENT_BYTES_MAX,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.blocks import BlockKey, CacheGroup, GroupKind, Layout
-from prfaas.core.manifest import MANIFEST_BYTES_MAX
-from prfaas.core.transfers import TransferEnd
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.core.kv.manifest import MANIFEST_BYTES_MAX
+from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import PeerError
 from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong

@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.tickets import Refusal, Ticket, TicketRefusedError
+from prfaas.core.transfer.tickets import Refusal, Ticket, TicketRefusedError
 from prfaas.errors import ConfigError
 from prfaas.wire.identity import VALID_DAYS, identity_in, make_authority, make_identity
 from prfaas.wire.messages.fields import TICKET_BYTES_MAX

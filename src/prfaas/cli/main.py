@@ -9,7 +9,7 @@ from importlib import import_module
 import click
 
 from prfaas import __version__
-from prfaas.cli.stopping import EXIT_SIGNAL
+from prfaas.cli.common.signals import EXIT_SIGNAL
 from prfaas.errors import ConfigError, PrfaasError
 
 EXIT_FAILURE, EXIT_MISTAKE = 1, 2
@@ -78,7 +78,7 @@ def main() -> None:
     """Run the command; an error is one clear line and exit code 2 or 1: whose fault it is.
 
     Ctrl-C ends with 130 where a command was not done, and without a line. Long-running commands
-    that Ctrl-C or SIGTERM stop in good order end with 0 (`prfaas.cli.stopping`).
+    that Ctrl-C or SIGTERM stop in good order end with 0 (`prfaas.cli.common.signals`).
     """
     try:
         sys.exit(cli(standalone_mode=False) or 0)

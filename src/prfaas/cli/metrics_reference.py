@@ -12,8 +12,8 @@ import click
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import Histogram, MetricWrapperBase
 
-from prfaas.gateway.metrics import Metrics
-from prfaas.pool.metrics import PoolMetrics
+from prfaas.gateway.telemetry.metrics import Metrics
+from prfaas.pool.metrics.metrics import PoolMetrics
 
 HEAD = """# Metrics
 

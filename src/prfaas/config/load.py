@@ -9,7 +9,7 @@ from typing import Any
 from prfaas.config.deployment import Deployment
 from prfaas.config.names import PATTERNS
 from prfaas.errors import ConfigError
-from prfaas.tables import read_toml, validated
+from prfaas.toml_tables import read_toml, validated
 
 
 def load_deployment(path: Path, overlay: Path | None = None) -> Deployment:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from prfaas.tables import quantity
+from prfaas.toml_tables import quantity
 from prfaas.units import parse_duration, parse_rate, parse_size
 
 

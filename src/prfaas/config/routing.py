@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from prfaas.config.names import FilePathText
 from prfaas.config.quantities import DurationNs, RateBitsPerS, long_enough
 from prfaas.config.table import Table
-from prfaas.core.policies import PolicyName
+from prfaas.core.routing.policies import PolicyName
 
 
 class RoutingTable(Table):

@@ -17,8 +17,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from prfaas.core.blocks import Layout
-from prfaas.core.manifest import manifest_of
+from prfaas.core.kv.blocks import Layout
+from prfaas.core.kv.manifest import manifest_of
 from prfaas.wire.frames import TRANSFER_ID_BYTES
 from prfaas.wire.messages.engine import Push
 from prfaas.wire.messages.fields import Count, Name, TicketBytes

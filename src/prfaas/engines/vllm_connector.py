@@ -25,7 +25,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
 from prfaas.config.engine_args import data_parallel_events_refused, pipeline_refused
-from prfaas.core.blocks import CacheGroup
+from prfaas.core.kv.blocks import CacheGroup
 from prfaas.engines.empty_steps import EmptySteps
 from prfaas.engines.shared_memory import claim, remove_abandoned
 from prfaas.engines.vllm_layout import check_block_size, describe

@@ -26,8 +26,8 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from prfaas.core.blocks import CacheGroup, GroupKind, Layout
-from prfaas.core.kv.facts import facts_id
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.kv.layout_facts import facts_id
 from prfaas.engines.identity.vllm_facts import vllm_facts
 from prfaas.errors import ConfigError
 

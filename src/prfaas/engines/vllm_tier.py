@@ -34,7 +34,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from prfaas.core.shipping import is_worth_sending
+from prfaas.core.kv.shipping import is_worth_sending
 from prfaas.engines.block_requests import Answer, BlockRequests, JobDone
 from prfaas.engines.lineage import Lineage
 from prfaas.engines.orders import PushOrder, push_of, read_order, wait_in

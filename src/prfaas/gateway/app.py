@@ -10,58 +10,54 @@ from aiohttp import web
 
 from prfaas.config.addresses import join_address, split_address
 from prfaas.config.deployment import Deployment
-from prfaas.core.places import Places
-from prfaas.core.prefix_index import PrefixIndex
+from prfaas.core.admission.concurrency_slots import Places
+from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.core.request.fleet import Fleet, Limits
-from prfaas.core.transfers import TransferEnd
+from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import ConfigError
-from prfaas.gateway.access import Access
-from prfaas.gateway.connections import (
-    Connections,
-    connections_max,
-    raise_descriptor_limit,
-)
+from prfaas.gateway.admission.engine_slots import holding_for
+from prfaas.gateway.admission.quarantine import Suspects
+from prfaas.gateway.api.auth import Access
+from prfaas.gateway.api.completions import Generation
+from prfaas.gateway.api.entrance import Door, add_limit_headers
+from prfaas.gateway.api.health import Views
+from prfaas.gateway.api.kv_lookup import KvLookup
+from prfaas.gateway.api.operator_api import ControlApi
+from prfaas.gateway.api.tokenize import TokenApi
 from prfaas.gateway.console.routes import Console
 from prfaas.gateway.console.state import Parts
-from prfaas.gateway.control import Control
-from prfaas.gateway.control_api import ControlApi
-from prfaas.gateway.deciding import Planner
-from prfaas.gateway.decode import DecodeLeg
-from prfaas.gateway.door import Door, add_limit_headers
-from prfaas.gateway.driver import Driver
-from prfaas.gateway.ending import Ending
-from prfaas.gateway.endpoints import Endpoints
-from prfaas.gateway.engine_events import EngineEvents, EventTiming
-from prfaas.gateway.engines import Engines
-from prfaas.gateway.failures import openai_errors
-from prfaas.gateway.flow import Flow
-from prfaas.gateway.generation import Generation
-from prfaas.gateway.guards import Guards, told_of_link
+from prfaas.gateway.engines.endpoints import Endpoints
+from prfaas.gateway.engines.engine_client import Engines
+from prfaas.gateway.engines.kv_event_subscriber import EngineEvents, EventTiming
+from prfaas.gateway.http.connections import Connections, connections_max, raise_descriptor_limit
+from prfaas.gateway.http.errors import openai_errors
 from prfaas.gateway.http.tls import ClientTls
-from prfaas.gateway.journal import Journal
-from prfaas.gateway.kv_lookup import KvLookup
-from prfaas.gateway.loops import Loops
-from prfaas.gateway.metrics import Metrics
-from prfaas.gateway.pools import Pools, PoolTiming
-from prfaas.gateway.prefill import PrefillLeg
-from prfaas.gateway.prefixes import Fetcher
-from prfaas.gateway.profiles import load_profiles
-from prfaas.gateway.pulse import Pulse
-from prfaas.gateway.purging import Purging
-from prfaas.gateway.records import NS_PER_MS, Records
-from prfaas.gateway.routing.layout_check import LayoutCheck
+from prfaas.gateway.loops.loops import Loops
+from prfaas.gateway.loops.operator_actions import Control
+from prfaas.gateway.loops.purging import Purging
+from prfaas.gateway.loops.ticker import Pulse
+from prfaas.gateway.pools.layout_check import LayoutCheck
+from prfaas.gateway.pools.pool_client import Pools, PoolTiming
+from prfaas.gateway.pools.prefix_fetch import Fetcher
+from prfaas.gateway.pools.ticket_issuer import TicketOffice
+from prfaas.gateway.routing.change_log import Journal
+from prfaas.gateway.routing.circuit_breakers import Guards, told_of_link
+from prfaas.gateway.routing.dispatch_driver import Driver
+from prfaas.gateway.routing.profiles import load_profiles
+from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
+from prfaas.gateway.serving.decode_leg import DecodeLeg
 from prfaas.gateway.serving.moving_blocks import Movers
+from prfaas.gateway.serving.prefill_leg import PrefillLeg
 from prfaas.gateway.serving.rehearsal import Rehearsal
+from prfaas.gateway.serving.request_flow import Flow
 from prfaas.gateway.serving.request_run import Parts as RunParts
-from prfaas.gateway.serving.suspects import Suspects
-from prfaas.gateway.tenancy.holding import holding_for
-from prfaas.gateway.tenants import Tenants, fairness
-from prfaas.gateway.tickets import TicketOffice
-from prfaas.gateway.token_api import TokenApi
-from prfaas.gateway.tokenizing import PromptMaker
-from prfaas.gateway.tracing import Tracing
-from prfaas.gateway.transfers import Transfers, TransferView
-from prfaas.gateway.views import Views
+from prfaas.gateway.serving.routing_step import Planner
+from prfaas.gateway.serving.stream_handover import Ending
+from prfaas.gateway.telemetry.metrics import Metrics
+from prfaas.gateway.telemetry.request_records import NS_PER_MS, Records
+from prfaas.gateway.telemetry.tracing import Tracing
+from prfaas.gateway.tenancy.tenants import Tenants, fairness
+from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
 from prfaas.units import NS_PER_S
 from prfaas.wire.identity import identity_in
 from prfaas.wire.plain_http import name_server

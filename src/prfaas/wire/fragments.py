@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import blake3
 
-from prfaas.core.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey
-from prfaas.core.link_share import Fragment
+from prfaas.core.kv.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey
+from prfaas.core.transfer.link_scheduler import Fragment
 from prfaas.errors import PeerError
 from prfaas.wire.frames import MAGIC, TRANSFER_ID_BYTES, VERSION
 

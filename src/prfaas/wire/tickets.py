@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from prfaas.core.manifest import DIGEST_BYTES
-from prfaas.core.tickets import Refusal, Ticket, TicketRefusedError
+from prfaas.core.kv.manifest import DIGEST_BYTES
+from prfaas.core.transfer.tickets import Refusal, Ticket, TicketRefusedError
 from prfaas.errors import ConfigError
-from prfaas.spans import TRACEPARENT, TRACEPARENT_CHARS
+from prfaas.telemetry import TRACEPARENT, TRACEPARENT_CHARS
 from prfaas.wire.identity import Identity
 from prfaas.wire.messages.fields import TICKET_BYTES_MAX, Count, LayoutId, Name, TransferId
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from prfaas.core.breakers import Told
-from prfaas.core.dispatch import Routed
+from prfaas.core.dispatch.types import Routed
 from prfaas.core.request.actions import (
     Abort,
     Action,
@@ -25,7 +24,8 @@ from prfaas.core.request.events import AnyEvent, Begun, Blocks, Event, Woke
 from prfaas.core.request.fleet import Fleet, Limits
 from prfaas.core.request.machine import RequestLife, Route
 from prfaas.core.request.states import TRANSITIONS, Stage
-from prfaas.core.routing import Decision, Path, Reason
+from prfaas.core.resilience.circuit_breaker import Told
+from prfaas.core.routing.decision import Decision, Path, Reason
 from prfaas.units import NS_PER_S
 
 LIMITS = Limits(prefill_timeout_ns=60 * NS_PER_S, transfer_timeout_ns=30 * NS_PER_S)

@@ -48,8 +48,8 @@ from prfaas.core.request.events import (
     Woke,
 )
 from prfaas.core.request.states import TRANSITIONS, Stage
-from prfaas.core.routing import Path
-from prfaas.core.transfers import TransferEnd
+from prfaas.core.routing.decision import Path
+from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.units import NS_PER_S
 
 from .driver import LIMITS, Driver, ScriptedBooks, routed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.tenancy.fair_slots import FairSlots, widest
+from prfaas.core.admission.fair_slots import FairSlots, widest
 
 
 def asked(slots: FairSlots, *requests: tuple[int, str, int]) -> None:

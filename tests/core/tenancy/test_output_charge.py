@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from prfaas.core.quotas import Bucket
-from prfaas.core.tenancy.output_charge import OutputRate
+from prfaas.core.admission.output_charge import OutputRate
+from prfaas.core.admission.quotas import Bucket
 from prfaas.units import NS_PER_S
 
 

@@ -15,10 +15,10 @@ from prfaas.config.deployment import Deployment
 from prfaas.engines.timing.host import Host
 from prfaas.engines.timing.instance import Instance
 from prfaas.gateway.app import Gateway
-from prfaas.gateway.endpoints import Endpoints
-from prfaas.gateway.pools import PoolTiming
+from prfaas.gateway.engines.endpoints import Endpoints
+from prfaas.gateway.pools.pool_client import PoolTiming
 from prfaas.lab.faults import FaultProxy
-from prfaas.pool.settings import PoolSettings
+from prfaas.pool.node.settings import PoolSettings
 from prfaas.wire.identity import identity_in
 from tests.pool.sites import LOOPBACK, Site, until
 

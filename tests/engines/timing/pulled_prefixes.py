@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-from prfaas.gateway.salt import deployment_secret, salt_of
-from prfaas.gateway.tenants import DEFAULT_NAME
+from prfaas.gateway.tenancy.cache_salt import deployment_secret, salt_of
+from prfaas.gateway.tenancy.tenants import DEFAULT_NAME
 
 from .deployment import World, running
 from .worlds import PLAN, write_plan

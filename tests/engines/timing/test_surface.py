@@ -17,7 +17,7 @@ import pytest
 from prfaas.engines.checkpoint import make_checkpoint
 from prfaas.engines.timing.host import Host
 from prfaas.errors import ConfigError
-from prfaas.gateway.engine_load import load_in
+from prfaas.gateway.engines.engine_load import load_in
 from tests.pool.sites import until
 
 from .worlds import MODEL, settings, started, write_plan

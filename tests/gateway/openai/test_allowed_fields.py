@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from prfaas.errors import RequestError
-from prfaas.gateway.keys import key_hash, new_key
 from prfaas.gateway.openai.allowed_fields import DROPPED_FIELDS, KNOWN_FIELDS, allowed
-from prfaas.gateway.requests import Api, request_from
+from prfaas.gateway.openai.requests import Api, request_from
+from prfaas.gateway.tenancy.api_keys import key_hash, new_key
 from tests.gateway.conftest import World, running
 
 STEERING = {

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from prfaas.core.quarantine import Quarantine
+from prfaas.core.resilience.quarantine import Quarantine
+from prfaas.gateway.admission import quarantine
 from prfaas.gateway.app import Gateway
-from prfaas.gateway.endpoints import Endpoints
-from prfaas.gateway.serving import suspects
+from prfaas.gateway.engines.endpoints import Endpoints
 from tests.gateway.conftest import World, deployment_for, until
 from tests.gateway.prompts import LONG
 from tests.gateway.scripted_engine import ScriptedEngine, hang
@@ -48,7 +48,7 @@ async def dead(
 @pytest.fixture
 async def spared(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """A world whose second PD engine is ready as well, and where no suspect survives by time."""
-    monkeypatch.setattr(suspects, "SURVIVED_S", 600.0)
+    monkeypatch.setattr(quarantine, "SURVIVED_S", 600.0)
     world.spare.healthy = True
     await until(lambda: world.gateway.engines.by_name["spare"].is_ready)
     return world
@@ -159,7 +159,7 @@ async def test_one_prompt_that_many_sent_is_suspect_of_one_death_alone(spared: W
 async def test_a_suspect_whose_answer_takes_long_holds_up_no_other_one(
     spared: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suspects, "SURVIVED_S", 0.05)
+    monkeypatch.setattr(quarantine, "SURVIVED_S", 0.05)
     gate, end = asyncio.Event(), asyncio.Event()
 
     async def crash(engine: ScriptedEngine, request: web.Request, body: Any) -> web.StreamResponse:

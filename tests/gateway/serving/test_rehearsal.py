@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from prfaas.gateway.requests import Api, request_from
+from prfaas.gateway.openai.requests import Api, request_from
 from prfaas.gateway.serving import rehearsal
 from prfaas.gateway.serving.rehearsal import is_plain
 from tests.gateway.conftest import World

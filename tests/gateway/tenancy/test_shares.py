@@ -13,9 +13,9 @@ import aiohttp
 import pytest
 
 from prfaas.config.clusters import EngineTable
-from prfaas.core.dispatch import Refusal, Refused
-from prfaas.core.routing import Decision, Path, Reason
-from prfaas.gateway.keys import key_hash, new_key
+from prfaas.core.dispatch.types import Refusal, Refused
+from prfaas.core.routing.decision import Decision, Path, Reason
+from prfaas.gateway.tenancy.api_keys import key_hash, new_key
 from tests.gateway.conftest import World, running, until
 from tests.gateway.scripted_engine import hang, stream_then_hang
 

@@ -7,8 +7,8 @@ from array import array
 import pytest
 
 from prfaas.errors import RequestError
-from prfaas.gateway.encoding import Encoder, Naming
 from prfaas.gateway.tokenization.bounds import TooLongError, bounds_of
+from prfaas.gateway.tokenization.span_encoder import Encoder, Naming
 from tests.gateway.tokenizer_zoo import INCREMENTAL, MARKERS_ONLY, NEVER, tokenizer
 
 NAMING = Naming("salt")

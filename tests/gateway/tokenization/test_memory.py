@@ -18,7 +18,7 @@ GROWTH_MIB_MAX = 100
 """The cache may have 16 MiB; with words kept besides, these texts take more than 200 MiB."""
 _MEASURE = f"""
 import random, sys
-from prfaas.gateway.encoding import Encoder, Naming
+from prfaas.gateway.tokenization.span_encoder import Encoder, Naming
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 

@@ -13,8 +13,8 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from prfaas.gateway.encoding import Encoder, Naming
-from prfaas.gateway.quick import Quick
+from prfaas.gateway.tokenization.fast_tokenizer import Quick
+from prfaas.gateway.tokenization.span_encoder import Encoder, Naming
 from prfaas.gateway.tokenization.word_caches import forget_words, keeps_words_by_thread
 from tests.gateway.tokenizer_zoo import (
     DEEPSEEK,
@@ -79,7 +79,7 @@ def test_words_of_one_thread_are_new_to_another(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["qwen", "bytes", "unigram"])
 def test_tokenizers_remember_no_words(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prfaas.gateway.quick._load", lambda _: None)
+    monkeypatch.setattr("prfaas.gateway.tokenization.fast_tokenizer._load", lambda _: None)
     copy = Tokenizer.from_str(tokenizer(name).backend_tokenizer.to_str())
     encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=copy))
     assert encoder.cutting is not None

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from prfaas.planner.load import load_question
+from prfaas.planner.answer.plan_loader import load_question
 from prfaas.planner.problem import Problem
 from prfaas.sim.sizing.findings import Finding, in_words, report
 from prfaas.sim.sizing.trial import Figures

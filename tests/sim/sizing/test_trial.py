@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.agreement.measured import LOADS, Task, measure, planned
-from prfaas.planner.load import load_question
-from prfaas.planner.search import optimum
-from prfaas.planner.throughput import Mode
+from prfaas.planner.answer.plan_loader import load_question
+from prfaas.planner.solve.search import optimum
+from prfaas.planner.solve.throughput import Mode
 from prfaas.sim.sizing.trial import Trial, trial_of, try_out
 from tests.planner.paths import EXAMPLES
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import aiohttp
 
-from prfaas.cli import processes
-from prfaas.cli.processes import GRACE_S, Part, within
+from prfaas.cli.host import processes
+from prfaas.cli.host.processes import GRACE_S, Part, within
 from prfaas.cli.supervision.restarts import (
     RUNNING,
     Instruction,

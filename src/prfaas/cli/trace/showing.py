@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from prfaas.cli.output import console_for
+from prfaas.cli.common.console import console_for
 from prfaas.cli.trace.reading_progress import reading
 from prfaas.traces.figures import LoadFigures, Spread, TraceFigures, figures_of
 from prfaas.traces.formats.columns import LENGTHS

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from prfaas.core.breakers import Told
 from prfaas.core.request.actions import Abort, AnyAction, FellBack, Release
 from prfaas.core.request.events import Blocks
 from prfaas.core.request.fleet import Breakers
-from prfaas.core.transfers import TransferEnd
+from prfaas.core.resilience.circuit_breaker import Told
+from prfaas.core.transfer.transfer_state import TransferEnd
 
 POOL_DOWN = "pool_down"
 """A pool is not heard any more."""

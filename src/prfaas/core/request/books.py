@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from prfaas.core.dispatch import Refused, Routed
-from prfaas.core.dispatcher import Dispatcher
+from prfaas.core.dispatch.dispatcher import Dispatcher
+from prfaas.core.dispatch.types import Refused, Routed
 
 
 class DispatcherBooks(ABC):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import get_args
 
-from prfaas.core.transfers import TransferEnd
+from prfaas.core.transfer.transfer_state import TransferEnd
 
 
 class PrefillFailure(StrEnum):

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from prfaas.core import dispatch
-from prfaas.core.breakers import Told
-from prfaas.core.hedging import RemotePath
+from prfaas.core.dispatch import types
 from prfaas.core.request.actions import (
     AnyAction,
     ContinueOn,
@@ -42,7 +40,9 @@ from prfaas.core.request.events import (
 from prfaas.core.request.fleet import Fleet
 from prfaas.core.request.states import TRANSITIONS, Stage
 from prfaas.core.request.watch import Alarm, PrefillWatch, RouteWatch, Timeout, Watch
-from prfaas.core.transfers import TransferEnd
+from prfaas.core.resilience.circuit_breaker import Told
+from prfaas.core.resilience.hedging import RemotePath
+from prfaas.core.transfer.transfer_state import TransferEnd
 
 NOT_ASKED = "not_asked"
 """Outcome of a pull that no pool was asked for."""
@@ -65,7 +65,7 @@ class Route:
     """
 
     number: int
-    routed: dispatch.Routed
+    routed: types.Routed
     decode: str
     prefill: str = ""
     pools: tuple[str, str] = ("", "")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from prfaas.core.hedging import SOONER_RATIO, RemotePath, leaves, patience_ns
 from prfaas.core.request.events import Blocks
 from prfaas.core.request.fleet import Fleet
+from prfaas.core.resilience.hedging import SOONER_RATIO, RemotePath, leaves, patience_ns
 from prfaas.units import NS_PER_S
 
 LOOKS = 20

@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from prfaas.core.blocks import Layout
-from prfaas.core.kv.facts import FACTS_MAX
+from prfaas.core.kv.blocks import Layout
+from prfaas.core.kv.layout_facts import FACTS_MAX
 from prfaas.engines.identity.checkpoint_files import checkpoint_digests, find_checkpoint
 from prfaas.engines.identity.counted import COUNTED, SPEC_NOT_COUNTED
 from prfaas.engines.identity.file_digests import FileDigests

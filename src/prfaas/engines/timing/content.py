@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import blake3
 
-from prfaas.core.blocks import BlockKey
+from prfaas.core.kv.blocks import BlockKey
 
 CLEAN = b""
 """The stain of a sequence whose blocks are all right."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prfaas.core.blocks import GroupKind, Layout
-from prfaas.core.prefix_cache import PrefixCache
+from prfaas.core.cache.prefix_cache import PrefixCache
+from prfaas.core.kv.blocks import GroupKind, Layout
 from prfaas.engines.timing.content import CLEAN, stained
 from prfaas.engines.timing.kv_events import BlockRemoved, BlockStored, Events
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prfaas.config.deployment import TIMING_MARK
+from prfaas.engines.timing.api.server import Server
+from prfaas.engines.timing.api.vocabulary import Vocabulary
 from prfaas.engines.timing.instance import Instance
 from prfaas.engines.timing.kv_events import Events, ZmqEvents
 from prfaas.engines.timing.profile import load_profile
-from prfaas.engines.timing.server import Server
 from prfaas.engines.timing.tier import Tier
-from prfaas.engines.timing.vocabulary import Vocabulary
 from prfaas.errors import ConfigError
 
 Address = tuple[str, int]

@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from prfaas.core.blocks import BlockKey, GroupKind, block_key
-from prfaas.core.hashing import hash_chain
+from prfaas.core.kv.blocks import BlockKey, GroupKind, block_key
+from prfaas.core.kv.hash_chain import hash_chain
 from prfaas.engines.orders import Order, PushOrder
 from prfaas.engines.timing.content import CLEAN, block_bytes, stained
 from prfaas.engines.timing.device_cache import DeviceCache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prfaas.core.blocks import BlockKey, GroupKind, Layout, block_key
+from prfaas.core.kv.blocks import BlockKey, GroupKind, Layout, block_key
 
 
 class PrefixNames:

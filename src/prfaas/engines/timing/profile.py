@@ -6,16 +6,16 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from prfaas.core.blocks import CacheGroup, GroupKind, Layout
-from prfaas.core.costs import Costs
-from prfaas.core.kv.facts import facts_id
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.kv.layout_facts import facts_id
+from prfaas.core.routing.cost_tables import Costs
 from prfaas.engines.identity.values import text_of
 from prfaas.engines.launch import HASH_SEED
-from prfaas.planner.costs import make_costs
-from prfaas.planner.geometry import KvGeometry
-from prfaas.planner.load import Question, load_question
-from prfaas.planner.profiles import PrefillProfile
-from prfaas.planner.step_time import StepTime, step_time
+from prfaas.planner.answer.plan_loader import Question, load_question
+from prfaas.planner.hardware.cost_tables import make_costs
+from prfaas.planner.hardware.profiles import PrefillProfile
+from prfaas.planner.hardware.step_time import StepTime, step_time
+from prfaas.planner.model.kv_geometry import KvGeometry
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prfaas.core.blocks import BlockKey, CacheGroup, Layout, block_key
-from prfaas.core.shipping import is_worth_sending
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, Layout, block_key
+from prfaas.core.kv.shipping import is_worth_sending
 from prfaas.engines.orders import PushOrder, push_of
 from prfaas.wire.messages.engine import Push
 from prfaas.wire.messages.fields import Key

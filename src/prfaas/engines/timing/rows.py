@@ -7,7 +7,7 @@ import mmap
 import os
 from collections import deque
 
-from prfaas.core.blocks import Layout
+from prfaas.core.kv.blocks import Layout
 from prfaas.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prfaas.core.blocks import BlockKey, Layout
+from prfaas.core.kv.blocks import BlockKey, Layout
 from prfaas.engines.block_requests import ASK_AGAIN_NS, Answer, BlockRequests, JobDone
 from prfaas.engines.lineage import Lineage
 from prfaas.engines.orders import Order, PushOrder, wait_in

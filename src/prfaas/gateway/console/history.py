@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prfaas.gateway.jsons import JsonObject
+from prfaas.gateway.http.json_codec import JsonObject
 
 SAMPLES_MAX = 3600
 INTERVAL_S = 1.0

@@ -10,15 +10,15 @@ from functools import cache
 from aiohttp import web
 
 from prfaas.errors import RequestError
-from prfaas.gateway.answering import STREAM_HEADERS, json_response
 from prfaas.gateway.console.assets import PAGE, assets
 from prfaas.gateway.console.history import INTERVAL_S, SAMPLES_MAX, History
 from prfaas.gateway.console.live import LiveState
 from prfaas.gateway.console.state import Parts
 from prfaas.gateway.console.what_if import WhatIf
-from prfaas.gateway.jsons import JsonObject, as_object, from_json, to_json
-from prfaas.gateway.reading import query_number, read_small
-from prfaas.gateway.sse import encode_event
+from prfaas.gateway.http.json_codec import JsonObject, as_object, from_json, to_json
+from prfaas.gateway.http.request_body import query_number, read_small
+from prfaas.gateway.http.responses import STREAM_HEADERS, json_response
+from prfaas.gateway.http.sse import encode_event
 
 LISTENERS_MAX = 32
 BODY_BYTES_MAX = 1 << 16
@@ -122,7 +122,7 @@ async def _models(_: web.Request) -> web.Response:
 
 @cache
 def _sizes() -> bytes:
-    from prfaas.planner.interactive import cache_sizes
+    from prfaas.planner.report.what_if_api import cache_sizes
 
     return to_json({"lengths": LENGTHS, "models": cache_sizes(LENGTHS)})
 

@@ -7,21 +7,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from prfaas.config.deployment import Deployment
-from prfaas.core.dispatch import BYTES_PER_TB
-from prfaas.core.prefix_index import PrefixIndex, SourceState
+from prfaas.core.dispatch.types import BYTES_PER_TB
+from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
 from prfaas.core.request.events import Outcome
 from prfaas.gateway.console.alarms import WINDOW_S, Alarm, Facts, alarms
-from prfaas.gateway.console.flow import LinkFlow
 from prfaas.gateway.console.history import History, LinkSample, Sample
-from prfaas.gateway.control import Control
-from prfaas.gateway.engines import Engines
-from prfaas.gateway.journal import Journal
-from prfaas.gateway.jsons import JsonObject
-from prfaas.gateway.metrics import Metrics
-from prfaas.gateway.pool_view import LinkName
-from prfaas.gateway.pools import Pools
-from prfaas.gateway.records import NS_PER_MS, Record, Records
-from prfaas.gateway.routing.layout_check import LayoutCheck
+from prfaas.gateway.console.link_rate import LinkFlow
+from prfaas.gateway.engines.engine_client import Engines
+from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.loops.operator_actions import Control
+from prfaas.gateway.pools.layout_check import LayoutCheck
+from prfaas.gateway.pools.pool_client import Pools
+from prfaas.gateway.routing.change_log import Journal
+from prfaas.gateway.routing.pool_state import LinkName
+from prfaas.gateway.telemetry.metrics import Metrics
+from prfaas.gateway.telemetry.request_records import NS_PER_MS, Record, Records
 
 RECENT_S = 60.0
 REQUESTS_SHOWN = 20

@@ -153,11 +153,11 @@ def _toml(value: float, unit: str) -> str:
 
 
 def answer(plan: Path | None, overrides: list[str]) -> dict[str, Any]:
-    """Answer one question; runs in the planner's process. See `prfaas.planner.interactive`.
+    """Answer one question; runs in the planner's process. See `prfaas.planner.report.what_if_api`.
 
     Raises:
         ConfigError: The plan or a setting is wrong.
     """
-    from prfaas.planner.interactive import interactive
+    from prfaas.planner.report.what_if_api import interactive
 
     return {**interactive(plan or CASE_STUDY, overrides), "is_own": plan is not None}

@@ -6,7 +6,7 @@ its name and path, which says nothing of its bytes at another site.
 
 from __future__ import annotations
 
-from prfaas.gateway.jsons import as_object
+from prfaas.gateway.http.json_codec import as_object
 
 ADAPTERS_MAX = 1000
 """Adapters of an engine that can be asked for; vLLM holds far fewer at a time."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from prfaas.gateway.fields import REFUSED, bad, shown
-from prfaas.gateway.jsons import JsonObject
+from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.openai.validation import REFUSED, bad, shown
 
 CONTROL_FIELDS = frozenset(
     {"kv_transfer_params", "cache_salt", "ec_transfer_params", "kv_hints", "request_id"}

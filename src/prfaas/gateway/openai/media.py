@@ -14,8 +14,8 @@ import ipaddress
 import re
 from collections.abc import Collection
 
-from prfaas.gateway.fields import bad, shown
-from prfaas.gateway.jsons import JsonObject
+from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.openai.validation import bad, shown
 
 ANY_PUBLIC = "*"
 """In `model.media_domains`: any name but those of private networks."""

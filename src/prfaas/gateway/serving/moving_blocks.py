@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from prfaas.core.request.events import AnyEvent, Blocks, PoolLost, TransferEnded
-from prfaas.core.transfers import TransferEnd
-from prfaas.gateway.deciding import Plan
-from prfaas.gateway.exchange import Exchange
-from prfaas.gateway.pools import Pools
-from prfaas.gateway.prefixes import Fetcher, Prefix
-from prfaas.gateway.transfers import Transfers, TransferView
+from prfaas.core.transfer.transfer_state import TransferEnd
+from prfaas.gateway.pools.pool_client import Pools
+from prfaas.gateway.pools.prefix_fetch import Fetcher, Prefix
+from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
+from prfaas.gateway.serving.request_state import Exchange
+from prfaas.gateway.serving.routing_step import Plan
 from prfaas.wire.frames import TRANSFER_ID_BYTES
 
 

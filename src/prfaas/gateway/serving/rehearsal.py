@@ -23,13 +23,13 @@ from dataclasses import replace
 import aiohttp
 
 from prfaas.errors import EngineError
-from prfaas.gateway.bodies import decode_body
-from prfaas.gateway.deciding import Plan
-from prfaas.gateway.engine_answers import read_answer
-from prfaas.gateway.engines import Engines
-from prfaas.gateway.exchange import Exchange
-from prfaas.gateway.jsons import JsonObject, to_json
-from prfaas.gateway.requests import ClientRequest
+from prfaas.gateway.engines.engine_client import Engines
+from prfaas.gateway.http.answer_limits import read_answer
+from prfaas.gateway.http.json_codec import JsonObject, to_json
+from prfaas.gateway.openai.requests import ClientRequest
+from prfaas.gateway.serving.leg_requests import decode_body
+from prfaas.gateway.serving.request_state import Exchange
+from prfaas.gateway.serving.routing_step import Plan
 
 LIMIT_S = 1.0
 """An engine that does not answer by then is taken to agree."""

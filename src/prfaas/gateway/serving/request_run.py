@@ -50,26 +50,26 @@ from prfaas.core.request.fleet import Fleet
 from prfaas.core.request.machine import RequestLife, Route
 from prfaas.core.request.states import Stage
 from prfaas.errors import EngineError
-from prfaas.gateway.deciding import Plan
-from prfaas.gateway.decode import BROKEN, DecodeLeg, LegBrokenError, error_answer
-from prfaas.gateway.ending import Ending
-from prfaas.gateway.engines import (
+from prfaas.gateway.admission.quarantine import Suspects
+from prfaas.gateway.engines.engine_client import (
     INTERNAL_ERROR,
     Engine,
     Engines,
     EngineUnreachableError,
     SuspectError,
 )
-from prfaas.gateway.exchange import Exchange
-from prfaas.gateway.jsons import from_json
-from prfaas.gateway.metrics import Metrics
-from prfaas.gateway.prefill import PrefillGivenUpError, PrefillLeg
-from prfaas.gateway.records import Fallback
-from prfaas.gateway.rejections import UnavailableError
-from prfaas.gateway.seam import Answer, may_continue, stop_strings
+from prfaas.gateway.http.json_codec import from_json
+from prfaas.gateway.http.rejections import UnavailableError
+from prfaas.gateway.serving.continuation import Answer, may_continue, stop_strings
+from prfaas.gateway.serving.decode_leg import BROKEN, DecodeLeg, LegBrokenError, error_answer
 from prfaas.gateway.serving.moving_blocks import Movers, MovingBlocks
+from prfaas.gateway.serving.prefill_leg import PrefillGivenUpError, PrefillLeg
 from prfaas.gateway.serving.rehearsal import Rehearsal
-from prfaas.gateway.serving.suspects import Suspects
+from prfaas.gateway.serving.request_state import Exchange
+from prfaas.gateway.serving.routing_step import Plan
+from prfaas.gateway.serving.stream_handover import Ending
+from prfaas.gateway.telemetry.metrics import Metrics
+from prfaas.gateway.telemetry.request_records import Fallback
 from prfaas.units import NS_PER_S
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prfaas.core.transfers import TransferEnd
+from prfaas.core.transfer.transfer_state import TransferEnd
 
 OTHER = "other"
 _TRANSFER: Mapping[str, str] = {

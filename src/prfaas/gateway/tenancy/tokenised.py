@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from prfaas.core.quotas import Quota
+from prfaas.core.admission.quotas import Quota
 
 TOKENISED_PER_TOKEN = 16
 """Tokens that are only tokenised and count as one that is computed."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prfaas.gateway.cuts import keeps_digits
-from prfaas.gateway.fields import bad
+from prfaas.gateway.openai.validation import bad
+from prfaas.gateway.tokenization.split_points import keeps_digits
 
 CHUNK_CHARS = 16 * 1024
 MARGIN = 2

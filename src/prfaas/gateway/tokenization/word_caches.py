@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from prfaas.gateway.jsons import JsonObject, as_object
+from prfaas.gateway.http.json_codec import JsonObject, as_object
 
 _DEEPSEEK = (
     r"\p{N}{1,3}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from prfaas.planner.fit_map.make import FitMap, Mix, Moved
-from prfaas.planner.machine_report import without_infinity
+from prfaas.planner.report.json_report import without_infinity
 
 
 def as_dict(found: FitMap) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prfaas.planner import wording as w
+from prfaas.planner import formatting as w
 
 LEAST_BITS_PER_S, MOST_BITS_PER_S = 1e6, 1e13
 TOLERANCE = 0.01

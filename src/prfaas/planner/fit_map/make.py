@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 from prfaas.core.transfer.tcp_goodput import Path, Transport
 from prfaas.errors import ConfigError
+from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.fit_map import movers as mv
 from prfaas.planner.fit_map.axes import Axes
 from prfaas.planner.fit_map.crossover import Crossover
 from prfaas.planner.fit_map.movers import Mover
 from prfaas.planner.fit_map.point import Fit, PathPlans, Point
-from prfaas.planner.load import Question
 from prfaas.planner.problem import Problem
-from prfaas.planner.whatif import with_workload
+from prfaas.planner.solve.sensitivity import with_workload
 
 Progress = Callable[[int, int], None]
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from prfaas.core.transfer.tcp_goodput import CongestionControl, Path
-from prfaas.planner import whatif
 from prfaas.planner.fit_map.crossover import Crossover, crossover
 from prfaas.planner.fit_map.point import PathPlans, num_hosts
 from prfaas.planner.problem import Problem
+from prfaas.planner.solve import sensitivity
 
 SWING = 0.2
 _PATH_INPUTS = (": bandwidth", ": round trip")
@@ -79,7 +79,7 @@ def _inputs(plans: PathPlans) -> Iterator[tuple[str, PathPlans]]:
     yield "KV cache half as large (fp8 in place of bf16)", _with(plans, _half_cache(problem))
     if any(cluster.link.price_per_tb for cluster in problem.prfaas):
         yield "traffic for nothing", _with(plans, _free_traffic(problem))
-    swung: list[tuple[str, Callable[[float], Problem]]] = list(whatif.inputs(problem))
+    swung: list[tuple[str, Callable[[float], Problem]]] = list(sensitivity.inputs(problem))
     for what, change in swung:
         if not what.endswith(_PATH_INPUTS):
             for sign, factor in (("-", 1 - SWING), ("+", 1 + SWING)):
@@ -96,4 +96,4 @@ def _free_traffic(problem: Problem) -> Problem:
 
 
 def _half_cache(problem: Problem) -> Problem:
-    return replace(problem, geometry=whatif.scaled_geometry(problem.geometry, 0.5))
+    return replace(problem, geometry=sensitivity.scaled_geometry(problem.geometry, 0.5))

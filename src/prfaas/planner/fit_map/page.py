@@ -8,7 +8,7 @@ from html import escape
 from prfaas.planner.fit_map import words
 from prfaas.planner.fit_map.make import FitMap, Mix
 from prfaas.planner.fit_map.picture import svg
-from prfaas.planner.html_parts import page, table
+from prfaas.planner.report.html_parts import page, table
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1180px; margin: 2em auto;

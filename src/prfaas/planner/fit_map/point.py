@@ -20,13 +20,13 @@ from prfaas.core.transfer.tcp_goodput import (
     goodput_bits_per_s,
     most_bits_per_s,
 )
-from prfaas.planner import designs
-from prfaas.planner.designs import Design, gain_at_equal_cost
+from prfaas.planner.hardware.profiles import PrefillProfile
 from prfaas.planner.problem import PrfaasCluster, Problem
-from prfaas.planner.profiles import PrefillProfile
 from prfaas.planner.sizing.answer import doubt
 from prfaas.planner.sizing.confidence import load_variation
-from prfaas.planner.throughput import Mode
+from prfaas.planner.solve import designs
+from prfaas.planner.solve.designs import Design, gain_at_equal_cost
+from prfaas.planner.solve.throughput import Mode
 
 PLANNER_ERROR = 0.07
 """Gains closer to zero are within the planner's error, the largest difference to the simulator in

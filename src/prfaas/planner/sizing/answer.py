@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from prfaas.planner import wording as w
-from prfaas.planner.designs import DEAD_PER_S, Design
-from prfaas.planner.geometry import kv_bytes_at
-from prfaas.planner.latency import Latency, Transfer, service_ttft
+from prfaas.planner import formatting as w
+from prfaas.planner.model.kv_geometry import kv_bytes_at
 from prfaas.planner.problem import Problem
-from prfaas.planner.search import Operation, Stage, optimum
 from prfaas.planner.sizing.cures import cure_of_demand
 from prfaas.planner.sizing.fleet import INSTANCES_MAX, Fleet, Sizing
-from prfaas.planner.throughput import Mode
+from prfaas.planner.solve.designs import DEAD_PER_S, Design
+from prfaas.planner.solve.latency import Latency, Transfer, service_ttft
+from prfaas.planner.solve.search import Operation, Stage, optimum
+from prfaas.planner.solve.throughput import Mode
 
 
 def obstacle(

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from prfaas.planner.geometry import FloatArray
+from prfaas.planner.model.kv_geometry import FloatArray
 from prfaas.planner.problem import Problem
-from prfaas.planner.search import Operation, Stage
+from prfaas.planner.solve.search import Operation, Stage
 
 REQUESTS = 16_000
 """Requests over which a load is said to vary: a long simulation, or an hour at 4 req/s."""

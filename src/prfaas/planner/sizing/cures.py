@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from prfaas.planner import wording as w
+from prfaas.planner import formatting as w
 from prfaas.planner.problem import Problem
 from prfaas.planner.sizing.fleet import size
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from prfaas.planner import throughput as tp
 from prfaas.planner.problem import BYTES_PER_TB, PrfaasCluster, Problem
-from prfaas.planner.search import Operation, SearchGrid, grid_for, optimum, thresholds
-from prfaas.planner.sizing.within import candidates, meets
-from prfaas.planner.throughput import Mode, StageTerms
+from prfaas.planner.solve import throughput as tp
+from prfaas.planner.solve.search import Operation, SearchGrid, grid_for, optimum, thresholds
+from prfaas.planner.solve.throughput import Mode, StageTerms
+from prfaas.planner.solve.within_target import candidates, meets
 
 INSTANCES_MAX = 4096
 """Largest number of PD instances, or of PrfaaS instances of one cluster, that is tried."""

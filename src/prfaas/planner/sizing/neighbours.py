@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from prfaas.planner.designs import DEAD_PER_S, mean_link_price, terabytes_per_h
 from prfaas.planner.problem import Problem
-from prfaas.planner.search import Operation, optimum
 from prfaas.planner.sizing.fleet import Fleet, size
-from prfaas.planner.sizing.within import best_operation
-from prfaas.planner.throughput import Mode
+from prfaas.planner.solve.designs import DEAD_PER_S, mean_link_price, terabytes_per_h
+from prfaas.planner.solve.search import Operation, optimum
+from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.within_target import best_operation
 
 LARGER = (1.05, 1.1, 1.2, 1.4)
 """Demands, as shares of the one that was asked for, whose fleets are the next to try."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from prfaas.planner.problem import Problem
-from prfaas.sim.seeds import Interval, interval
+from prfaas.sim.scenario.seeds import Interval, interval
 from prfaas.sim.sizing.trial import Figures
 
 CARRIED_MIN = 0.98

@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from prfaas.core.policies import PolicyName
-from prfaas.planner.geometry import kv_bytes_at
-from prfaas.planner.load import Question
+from prfaas.core.routing.policies import PolicyName
+from prfaas.planner.answer.plan_loader import Question
+from prfaas.planner.hardware.step_time import StepTime
+from prfaas.planner.model.kv_geometry import kv_bytes_at
 from prfaas.planner.problem import Problem
-from prfaas.planner.search import Operation
-from prfaas.planner.step_time import StepTime
-from prfaas.planner.throughput import decode_batch
-from prfaas.sim.columns import columns_of
-from prfaas.sim.make_setup import make_setup
-from prfaas.sim.request import UNSET
-from prfaas.sim.run import Run, run
-from prfaas.sim.scenario import Scenario
-from prfaas.sim.scenario_file import RoutingTable, ScenarioFile
-from prfaas.sim.setup import Setup, SignalSetup
+from prfaas.planner.solve.search import Operation
+from prfaas.planner.solve.throughput import decode_batch
+from prfaas.sim.results.columns import columns_of
+from prfaas.sim.scenario.run import Run, run
+from prfaas.sim.scenario.scenario_file import RoutingTable, ScenarioFile
+from prfaas.sim.scenario.scenario_loader import Scenario
+from prfaas.sim.scenario.setup_builder import make_setup
+from prfaas.sim.system.request import UNSET
+from prfaas.sim.system.setup import Setup, SignalSetup
 from prfaas.sim.workloads.scaling import Workload
 from prfaas.sim.workloads.synthetic import Synthetic
 from prfaas.sim.workloads.table import WorkloadTable

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from prfaas.errors import ConfigError
-from prfaas.planner.geometry import FloatArray
+from prfaas.planner.model.kv_geometry import FloatArray
 from prfaas.traces.limits import NUM_REQUESTS_MAX
 
 

@@ -8,7 +8,7 @@ from math import ceil, floor
 
 import numpy as np
 
-from prfaas.sim.request import Request
+from prfaas.sim.system.request import Request
 from prfaas.sim.workloads.source import Source
 
 

@@ -15,7 +15,7 @@ from itertools import count
 import numpy as np
 
 from prfaas.errors import ConfigError
-from prfaas.sim.request import Follower, Request
+from prfaas.sim.system.request import Follower, Request
 from prfaas.sim.workloads.arrivals import draw_arrivals
 from prfaas.traces.limits import NUM_REQUESTS_MAX
 from prfaas.traces.sessions.regroup import Regroup, SharedNames

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from prfaas.sim.request import Request
+from prfaas.sim.system.request import Request
 
 
 class Source(Protocol):

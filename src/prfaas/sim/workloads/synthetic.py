@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from prfaas.planner.lengths import LengthDistribution
-from prfaas.sim.request import Request
+from prfaas.planner.workload.prompt_lengths import LengthDistribution
+from prfaas.sim.system.request import Request
 from prfaas.sim.workloads.arrivals import RateShape, draw_arrivals
 from prfaas.units import NS_PER_S
 

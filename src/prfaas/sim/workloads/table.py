@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from prfaas.planner.plan_file import Positive, Seconds
+from prfaas.planner.answer.plan_file import Positive, Seconds
 
 _SYNTHETIC = ("poisson", "gamma", "diurnal")
 _RECORDED = ("trace", "azure")

@@ -7,7 +7,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from prfaas.sim.request import Request
+from prfaas.sim.system.request import Request
 from prfaas.traces.requests import Row
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import msgspec
 
-from prfaas.core.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey
-from prfaas.core.manifest import MANIFEST_BYTES_MAX
+from prfaas.core.kv.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey
+from prfaas.core.kv.manifest import MANIFEST_BYTES_MAX
 from prfaas.wire.frames import TRANSFER_ID_BYTES
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -35,7 +35,7 @@ Blocks = Annotated[
     dict[Count, Annotated[bytes, msgspec.Meta(max_length=MANIFEST_BYTES_MAX)]],
     msgspec.Meta(max_length=GROUPS_MAX),
 ]
-"""The list of blocks that a transfer may move (`core/manifest.py`)."""
+"""The list of blocks that a transfer may move (`core/kv/manifest.py`)."""
 SOURCES_MAX = 8
 """Pools that a block names as where it came from; more of them are EVERY."""
 EVERY = "*"

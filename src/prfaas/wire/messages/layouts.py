@@ -7,8 +7,8 @@ from typing import Annotated
 
 import msgspec
 
-from prfaas.core.blocks import CacheGroup, GroupKind, Layout
-from prfaas.core.kv.facts import FACTS_MAX, NAME_CHARS_MAX, VALUE_CHARS_MAX
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
+from prfaas.core.kv.layout_facts import FACTS_MAX, NAME_CHARS_MAX, VALUE_CHARS_MAX
 from prfaas.wire.messages.fields import GROUPS_MAX, Count, LayoutId, Text
 
 FactName = Annotated[

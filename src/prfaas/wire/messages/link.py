@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from prfaas.core.transfers import TransferEnd
+from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.fields import (
     Blocks,

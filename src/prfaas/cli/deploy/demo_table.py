@@ -1,0 +1,158 @@
+"""The demo's table: one row a request, as many columns as the terminal has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import JustifyMethod
+from rich.table import Table
+from rich.text import Text
+
+from prfaas.cli.deploy.demo_requests import DemoRequest
+from prfaas.units import format_size
+
+JsonObject = dict[str, Any]
+WORDS_FROM = 145
+"""Width of a terminal, columns, that has room for reasons in words."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One request of the demo, and what became of it.
+
+    Attributes:
+        request: The request.
+        messages: The conversation that was sent.
+        answer: Of the deployment.
+        record: The gateway's record of it; empty while it runs.
+        alone: Answer of one engine alone that computes the whole prompt; None before it was asked.
+        again: The same engine's answer when it finds the prompt's prefix in its own cache.
+    """
+
+    request: DemoRequest
+    messages: list[JsonObject]
+    answer: str = ""
+    record: JsonObject = field(default_factory=dict)
+    alone: str | None = None
+    again: str | None = None
+
+    @property
+    def is_identical(self) -> bool:
+        """Return True if one engine alone gave the same answer, having computed all of it."""
+        return self.alone == self.answer
+
+    @property
+    def is_as_cached(self) -> bool:
+        """Return True if one engine alone gave the same answer with its own prefix cache.
+
+        That is what a hand-off is. Computing a prompt in other pieces may round otherwise, and
+        choose another token where two are as likely: in vLLM's own prefix hits, too.
+        """
+        return self.again == self.answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column: its name, and what a finished request shows in it at a width of the terminal."""
+
+    name: str
+    cell: Callable[[Row, int], str]
+    justify: JustifyMethod = "right"
+
+
+def _path(row: Row, _: int) -> str:
+    if row.record.get("fallback"):
+        return "fell back"
+    return "[cyan]REMOTE[/]" if _is_remote(row) else "local"
+
+
+def _why(row: Row, width: int) -> str:
+    words: str = row.record["explanation" if width >= WORDS_FROM else "reason"]
+    fallback = row.record.get("fallback")
+    return f"{fallback['stage']} {fallback['reason']}; {words}" if fallback else words
+
+
+def _is_remote(row: Row) -> bool:
+    return bool(row.record["path"] == "remote")
+
+
+def _milliseconds(key: str) -> Callable[[Row, int], str]:
+    return lambda row, _: f"{row.record[key]:.0f} ms" if row.record[key] else ""
+
+
+def _shipped(row: Row, _: int) -> str:
+    return format_size(row.record["kv_bytes"]) if _is_remote(row) else ""
+
+
+def _alone(row: Row, _: int) -> str:
+    if row.alone is None:
+        return ""
+    if row.is_identical:
+        return "identical"
+    return "as cached" if row.is_as_cached else "[red]DIFFERS[/]"
+
+
+_WHY = "why"
+_COLUMNS = (
+    _Column("prompt", lambda row, _: f"{row.record['num_prompt_tokens']:,}"),
+    _Column("cached", lambda row, _: f"{row.record['cached_tokens'] or 0:,}"),
+    _Column("new", lambda row, _: f"{row.record['num_new_tokens']:,}"),
+    _Column("path", _path, "left"),
+    _Column(_WHY, _why, "left"),
+    _Column("KV shipped", _shipped),
+    _Column("transfer", _milliseconds("transfer_ms")),
+    _Column("TTFT", _milliseconds("ttft_ms")),
+    _Column("as alone", _alone, "left"),
+)
+_LEAVE = (_WHY, "transfer", "prompt", "cached", "KV shipped", "TTFT", "new")
+"""Columns that leave, in this order, where there is no room; path and comparison stay."""
+_GAP = 2
+_TITLE_MIN, _WHY_MIN = 12, 18
+
+
+def table_of(rows: list[Row], width: int) -> Table:
+    """The table for a terminal of so many columns.
+
+    Where a request went and whether its answer is identical is shown at every width: other columns
+    leave first, and titles and reasons are cut.
+    """
+    shown, cells = list(_COLUMNS), _cells(rows, width)
+    wide = {name: _widest(name, found) for name, found in cells.items()}
+    leaving = iter(_LEAVE)
+    while (room := _room(shown, wide, width)) < 0 and (name := next(leaving, None)):
+        shown = [column for column in shown if column.name != name]
+    title = max([len("request"), *(len(row.request.title) + 2 for row in rows)])
+    has_why = any(column.name == _WHY for column in shown)
+    title = min(title, max(_TITLE_MIN, room + _TITLE_MIN))
+    wide[_WHY] = max(_WHY_MIN, room + _WHY_MIN + _TITLE_MIN - title) if has_why else 0
+    table = Table(box=None, padding=(0, _GAP // 2), header_style="bold")
+    table.add_column("#", justify="right", no_wrap=True)
+    table.add_column("request", no_wrap=True, max_width=title)
+    for column in shown:
+        table.add_column(
+            column.name, justify=column.justify, no_wrap=True, max_width=wide[column.name]
+        )
+    for number, row in enumerate(rows):
+        words = row.request.title if row.record else f"{row.request.title} …"
+        table.add_row(str(number + 1), words, *(cells[c.name][number] for c in shown))
+    return table
+
+
+def _cells(rows: list[Row], width: int) -> dict[str, list[str]]:
+    """Cells of every column, by its name."""
+    return {
+        column.name: [column.cell(row, width) if row.record else "" for row in rows]
+        for column in _COLUMNS
+    }
+
+
+def _widest(name: str, cells: list[str]) -> int:
+    return max(len(name), *(len(Text.from_markup(cell).plain) for cell in cells), 0)
+
+
+def _room(shown: list[_Column], wide: dict[str, int], width: int) -> int:
+    """Columns of the terminal that are left for longer titles and reasons; negative for none."""
+    needed = [_WHY_MIN if column.name == _WHY else wide[column.name] for column in shown]
+    return width - sum(each + _GAP for each in (*needed, len("12"), _TITLE_MIN))

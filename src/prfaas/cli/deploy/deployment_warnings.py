@@ -1,0 +1,58 @@
+"""Settings that are allowed, and do nothing or not what they seem to: warned of, not refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from prfaas.config.clusters import ClusterTable
+from prfaas.config.deployment import Deployment
+from prfaas.core.routing.policies import PolicyName
+
+
+def doubts(deployment: Deployment) -> Iterator[str]:
+    """A line for every setting that an operator may not have meant."""
+    routing, clusters = deployment.routing, deployment.clusters
+    if routing.effective_policy not in (PolicyName.LOCAL, PolicyName.REMOTE):
+        yield from _threshold(routing.offload_threshold, list(clusters.values()))
+    blocks = {
+        name: (table.timing.block_tokens, table.timing.bytes_scale)
+        for name, table in clusters.items()
+        if table.timing is not None
+    }
+    if len(set(blocks.values())) > 1:
+        shown = ", ".join(
+            f"{name}: {tokens} and {scale}" for name, (tokens, scale) in blocks.items()
+        )
+        yield (
+            f"block_tokens and bytes_scale of the timing tables differ ({shown}): nothing is "
+            "offloaded between clusters whose blocks differ (layout_mismatch)"
+        )
+
+
+def _threshold(tokens: int, clusters: list[ClusterTable]) -> Iterator[str]:
+    longest = [each for table in clusters for each in _numbers(table, "max-model-len")]
+    block = [each for table in clusters for each in _numbers(table, "block-size")]
+    if longest and tokens >= max(longest):
+        yield (
+            f"routing.offload_threshold {tokens} is not below the longest sequence of any engine, "
+            f'{max(longest)} tokens: nothing is offloaded; lower it, or say policy = "local"'
+        )
+    if block and tokens < min(block):
+        yield (
+            f"routing.offload_threshold {tokens} is below one KV block, {min(block)} tokens: a "
+            "prompt without a whole new block has nothing to ship and stays at home all the same"
+        )
+
+
+def _numbers(table: ClusterTable, option: str) -> Iterator[int]:
+    """What a cluster's engines are told: by its timing table, or by their `args`."""
+    if table.timing is not None:
+        timing = table.timing
+        yield timing.max_model_len if option == "max-model-len" else timing.block_tokens
+        return
+    for engine in table.engines.values():
+        words = [word for arg in engine.args for word in arg.split("=", 1)]
+        for name, value in pairwise(words):
+            if name == f"--{option}" and value.isdecimal():
+                yield int(value)

@@ -1,0 +1,389 @@
+"""From a deployment file to processes: who gets which port, who may talk to whom."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from prfaas.cli.host.admin_ports import admin_port
+from prfaas.cli.host.free_ports import free_ports
+from prfaas.cli.host.processes import STOP_S, Part
+from prfaas.config.addresses import join_address, split_address
+from prfaas.config.clusters import ClusterRole, ClusterTable, LinkTable
+from prfaas.config.deployment import Deployment
+from prfaas.engines.launch import (
+    Command,
+    engine_command,
+    shared_memory_files,
+    timing_command,
+)
+from prfaas.errors import ConfigError
+from prfaas.gateway.engines.endpoints import Endpoints
+from prfaas.units import NS_PER_S
+from prfaas.wire.certificates import faults
+from prfaas.wire.identity import identity_in, make_authority, make_identity
+from prfaas.wire.reissue import renew_due
+
+Address = tuple[str, int]
+WARM_UP_TOKENS = 64
+ADMIN_TRIES = 20
+ENGINE_START_TIMEOUT_NS = 30 * 60 * NS_PER_S
+"""Loading the weights of a large model takes many minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A deployment with an address for every part.
+
+    Attributes:
+        deployment: The deployment.
+        file: Its file.
+        overlay: Settings that take precedence over the file's; None for none.
+        run: Tells this start from others.
+        pools: Where each pool node is reached.
+        engines: Base URL of each engine.
+        gateway: Where the gateway listens.
+        admins: Where the pool nodes started here serve health and metrics.
+    """
+
+    deployment: Deployment
+    file: Path
+    overlay: Path | None
+    run: str
+    pools: dict[str, Address]
+    engines: dict[str, str]
+    gateway: Address
+    admins: dict[str, Address]
+
+    @property
+    def endpoints(self) -> Endpoints:
+        """The same, as the gateway wants it."""
+        return Endpoints(engines=self.engines, pools=self.pools)
+
+    @property
+    def gateway_url(self) -> str:
+        """Base URL of the gateway."""
+        return f"{self.deployment.gateway.scheme}://{join_address(self.gateway)}"
+
+
+def lay_out(deployment: Deployment, file: Path, overlay: Path | None = None) -> Topology:
+    """Give every part of a deployment its address.
+
+    Raises:
+        ConfigError: A `listen` address is taken.
+    """
+    pools: dict[str, Address] = {}
+    admins: dict[str, Address] = {}
+    engines: dict[str, str] = {}
+    # A port that was found free is let go until its part listens: others may not be given it.
+    taken = {port for _, (_, port) in _listens(deployment)}
+    for cluster in deployment.clusters.values():
+        for name, pool in cluster.pools.items():
+            if pool.address:
+                pools[name] = split_address(pool.address)
+            else:
+                pools[name] = _own_address(name, pool.listen, taken)
+                admins[name] = _admin_address(deployment, name, pool.admin, taken)
+        for name, engine in cluster.engines.items():
+            engines[name] = (
+                engine.url or f"http://{join_address(_own_address(name, engine.listen, taken))}"
+            )
+    gateway = _own_address(deployment.gateway.name, deployment.gateway.listen, taken)
+    run = secrets.token_hex(4)
+    return Topology(deployment, file, overlay, run, pools, engines, gateway, admins)
+
+
+def parts(topology: Topology) -> list[list[Part]]:
+    """The processes that this machine starts, by stage: pool nodes first."""
+    deployment = topology.deployment
+    pools: list[Part] = []
+    engines: list[Part] = []
+    for cluster_name, cluster in deployment.clusters.items():
+        pools += [
+            _pool_part(topology, cluster, name)
+            for name, pool in cluster.pools.items()
+            if not pool.address
+        ]
+        here = [name for name, engine in cluster.engines.items() if not engine.url]
+        if cluster.timing is None:
+            engines += [_engine_part(topology, cluster, name) for name in here]
+        else:
+            engines += [
+                _timing_part(topology, cluster_name, names) for names in _processes(cluster, here)
+            ]
+    return [stage for stage in (pools, [*engines, _gateway_part(topology)]) if stage]
+
+
+def prepare_identities(deployment: Deployment) -> None:
+    """See that every part started here has an identity.
+
+    Raises:
+        ConfigError: One is missing and may not be made, or no peer would let it in.
+    """
+    directory, names = deployment.security.identities, identity_names(deployment)
+    if deployment.security.generate:
+        make_authority(directory)
+        for name in names:
+            make_identity(directory, name)
+        renew_due(directory, names, datetime.datetime.now(datetime.UTC))
+    for problem in identity_problems(deployment):
+        raise ConfigError(problem)
+
+
+def identity_problems(deployment: Deployment) -> Iterator[str]:
+    """What is missing, and may not be made, or wrong of the identities of parts started here."""
+    security, now = deployment.security, datetime.datetime.now(datetime.UTC)
+    for name in identity_names(deployment):
+        identity = identity_in(security.identities, name)
+        files = (identity.authority, identity.certificate, identity.key)
+        missing = [path for path in files if not path.exists()]
+        if not missing:
+            yield from faults(identity, name, now)
+        elif not security.generate:
+            yield (
+                f"identity file {missing[0]} is missing; make it with `prfaas identity {name}` "
+                f"where the deployment's ca.key is, and carry it to {security.identities}"
+            )
+
+
+def identity_names(deployment: Deployment) -> list[str]:
+    """Names of the parts started here that need an identity."""
+    # A replica may run on another machine, with an identity that was made elsewhere.
+    names = deployment.gateways if deployment.security.generate else [deployment.gateway.name]
+    for cluster in deployment.clusters.values():
+        names += [name for name, pool in cluster.pools.items() if not pool.address]
+    return names
+
+
+def check_addresses(deployment: Deployment) -> None:
+    """See that every `listen` address is given to one part only.
+
+    Raises:
+        ConfigError: One is not.
+    """
+    owners: dict[Address, str] = {}
+    replicas = [
+        (name, split_address(listen)) for name, listen in deployment.gateway.replicas.items()
+    ]
+    for name, address in [*_listens(deployment), *replicas]:
+        other = owners.setdefault(address, name)
+        if other != name and address[1]:
+            raise ConfigError(
+                f"{other} and {name} can not both listen on {join_address(address)}; "
+                "name another port for one of them"
+            )
+
+
+def check_ports(deployment: Deployment) -> None:
+    """See that every `listen` address is free on this machine.
+
+    Raises:
+        ConfigError: One is not.
+    """
+    for name, address in _listens(deployment):
+        _bind(name, address)
+
+
+def _listens(deployment: Deployment) -> list[tuple[str, Address]]:
+    listens = [(deployment.gateway.name, deployment.gateway.listen)]
+    for cluster in deployment.clusters.values():
+        listens += [(name, pool.listen or "") for name, pool in cluster.pools.items()]
+        listens += [(f"admin of {name}", pool.admin or "") for name, pool in cluster.pools.items()]
+        listens += [(name, engine.listen or "") for name, engine in cluster.engines.items()]
+    return [(name, split_address(listen)) for name, listen in listens if listen]
+
+
+def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
+    deployment = topology.deployment
+    admin = join_address(topology.admins[name])
+    table = cluster.pools[name]
+    args = [sys.executable, "-m", "prfaas", "pool", "--name", name]
+    args += ["--listen", join_address(topology.pools[name]), "--admin", admin]
+    args += ["--memory", f"{table.memory}B"]
+    if table.disk is not None:
+        args += ["--disk", str(table.disk), "--disk-limit", f"{table.disk_limit}B"]
+    args += ["--socket", str(pool_socket(deployment, name))]
+    args += ["--identities", str(deployment.security.identities)]
+    for gateway in deployment.gateways:
+        args += ["--gateway", gateway]
+    if deployment.tracing is not None:
+        args += ["--tracing", deployment.tracing.endpoint]
+    if cluster.role is ClusterRole.PRFAAS:
+        for peer in _pool_names(deployment, ClusterRole.PD):
+            args += ["--peer", f"{peer}={join_address(topology.pools[peer])}"]
+            args += _link_args(peer, table.links.get(peer, LinkTable()))
+    else:
+        for source in _pool_names(deployment, ClusterRole.PRFAAS):
+            args += ["--source", source]
+    return Part(
+        name=name,
+        kind="pool node",
+        command=Command(args, dict(os.environ)),
+        health_url=f"http://{admin}/health",
+        log=_log(deployment, name),
+        places={name: join_address(topology.pools[name])},
+    )
+
+
+def _link_args(peer: str, link: LinkTable) -> list[str]:
+    args = ["--link-budget", f"{peer}={link.budget}bps"] if link.budget else []
+    return args + (["--link-connections", f"{peer}={link.connections}"] if link.connections else [])
+
+
+def _engine_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
+    deployment, engine = topology.deployment, cluster.engines[name]
+    url = topology.engines[name]
+    return Part(
+        name=name,
+        kind="engine",
+        command=engine_command(
+            name,
+            engine,
+            deployment.model,
+            split_address(url.removeprefix("http://")),
+            pool_socket(deployment, engine.pool),
+            topology.run,
+        ),
+        health_url=f"{url}/health",
+        log=_log(deployment, name),
+        leftovers=[shared_memory_files(name, topology.run)],
+        start_timeout_ns=ENGINE_START_TIMEOUT_NS,
+        places={name: url},
+        warm_up=(
+            f"{url}/v1/completions",
+            {
+                "model": deployment.model.name,
+                "prompt": list(range(WARM_UP_TOKENS)),
+                "max_tokens": 2,
+            },
+        ),
+    )
+
+
+def _processes(cluster: ClusterTable, names: list[str]) -> list[list[str]]:
+    """Timing engines by the process they run in."""
+    if cluster.timing is None or not cluster.timing.one_process:
+        return [[name] for name in names]
+    of_pool: dict[str, list[str]] = {}
+    for name in names:
+        of_pool.setdefault(cluster.engines[name].pool, []).append(name)
+    return list(of_pool.values())
+
+
+def _timing_part(topology: Topology, cluster_name: str, names: list[str]) -> Part:
+    deployment = topology.deployment
+    cluster, first = deployment.clusters[cluster_name], names[0]
+    urls = {name: topology.engines[name] for name in names}
+    return Part(
+        name=first,
+        kind="timing engine" if len(names) == 1 else f"{len(names)} timing engines",
+        command=timing_command(
+            names,
+            (cluster_name, cluster),
+            deployment.model,
+            {name: split_address(url.removeprefix("http://")) for name, url in urls.items()},
+            pool_socket(deployment, cluster.engines[first].pool),
+        ),
+        health_url=f"{urls[names[-1]]}/health",
+        log=_log(deployment, first),
+        places=urls,
+    )
+
+
+def _gateway_part(topology: Topology) -> Part:
+    args = [sys.executable, "-m", "prfaas", "gateway", str(topology.file)]
+    args += ["--listen", join_address(topology.gateway)]
+    if topology.overlay is not None:
+        args += ["--with", str(topology.overlay)]
+    for name, url in topology.engines.items():
+        args += ["--engine", f"{name}={url}"]
+    for name, address in topology.pools.items():
+        args += ["--pool", f"{name}={join_address(address)}"]
+    # Layouts that differ keep requests local, and nothing from starting.
+    query = "?full=parts" if _is_all_here(topology) else ""
+    return Part(
+        name=topology.deployment.gateway.name,
+        kind="gateway",
+        command=Command(args, dict(os.environ)),
+        # Its `/health` depends on engines, which may take far longer than a gateway to start.
+        health_url=f"{topology.gateway_url}/version",
+        whole_url=f"{topology.gateway_url}/health{query}",
+        places={topology.deployment.gateway.name: topology.gateway_url},
+        log=_log(topology.deployment, topology.deployment.gateway.name),
+        stop_s=topology.deployment.gateway.drain_timeout / NS_PER_S + STOP_S,
+    )
+
+
+def _is_all_here(topology: Topology) -> bool:
+    """Whether every part is started on this machine; what is elsewhere is not waited for."""
+    clusters = topology.deployment.clusters.values()
+    return not any(
+        [engine.url for cluster in clusters for engine in cluster.engines.values()]
+        + [pool.address for cluster in clusters for pool in cluster.pools.values()]
+    )
+
+
+def pool_socket(deployment: Deployment, pool: str) -> Path:
+    """Unix socket of a pool node started here."""
+    return deployment.state / f"{pool}.sock"
+
+
+def _log(deployment: Deployment, name: str) -> Path:
+    return deployment.state / "logs" / f"{name}.log"
+
+
+def _pool_names(deployment: Deployment, role: ClusterRole) -> list[str]:
+    return [name for cluster in deployment.with_role(role) for name in cluster.pools]
+
+
+def _admin_address(
+    deployment: Deployment, name: str, admin: str | None, taken: set[int]
+) -> Address:
+    """Where a pool node serves health and metrics: as the file says, else at a port of its own."""
+    if admin is not None:
+        return _own_address(name, admin, taken)
+    first = admin_port(deployment.state, name)
+    for port in range(first, first + ADMIN_TRIES):
+        if port not in taken:
+            with contextlib.suppress(ConfigError):
+                return _own_address(name, f"127.0.0.1:{port}", taken)
+    return _own_address(name, None, taken)
+
+
+def _own_address(name: str, listen: str | None, taken: set[int]) -> Address:
+    """The address of a part; where it names no port, a free one that no other part has."""
+    host, port = split_address(listen) if listen else ("127.0.0.1", 0)
+    if port:
+        found = _bind(name, (host, port))
+        taken.add(port)
+        return found
+    for candidate in free_ports():
+        if candidate not in taken:
+            with contextlib.suppress(ConfigError):
+                found = _bind(name, (host, candidate))
+                taken.add(found[1])
+                return found
+    return _bind(name, (host, 0))
+
+
+def _bind(name: str, address: Address) -> Address:
+    """Try an address; port 0 finds a free one."""
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(
+                f"{name} can not listen on {join_address(address)}: {reason}; "
+                "name another address, or stop what uses it"
+            ) from None
+        return address[0], probe.getsockname()[1]

@@ -1,0 +1,361 @@
+"""`prfaas up` and `prfaas check`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from itertools import chain
+from pathlib import Path
+
+import click
+
+from prfaas.cli.common.console import console_for
+from prfaas.cli.common.options import logs_of_parts
+from prfaas.cli.common.signals import StoppedEarlyError, run_until_stopped
+from prfaas.cli.deploy.deployment_checks import (
+    check_disks,
+    check_plan,
+    check_shared_memory,
+    check_timing,
+    open_secrets,
+    short_lived,
+)
+from prfaas.cli.deploy.deployment_warnings import doubts
+from prfaas.cli.deploy.progress import StartProgress
+from prfaas.cli.deploy.renewals import keep_identities
+from prfaas.cli.deploy.scrape_targets import FILE_NAME, write_targets
+from prfaas.cli.deploy.topology import (
+    Topology,
+    check_addresses,
+    check_ports,
+    identity_problems,
+    lay_out,
+    parts,
+    prepare_identities,
+)
+from prfaas.cli.host.capacity import check_capacity
+from prfaas.cli.host.processes import open_private
+from prfaas.cli.preflight.agreement import certain, check_agreement, uncertain
+from prfaas.cli.preflight.client_tls import check_client_tls, client_tls_doubts
+from prfaas.cli.preflight.engine_args import check_engine_args, unlisted_args
+from prfaas.cli.preflight.readiness import incomplete
+from prfaas.cli.preflight.tokenizer import check_tokenizer
+from prfaas.cli.supervision.control import control_channel
+from prfaas.cli.supervision.restarts import Phase
+from prfaas.cli.supervision.supervisor import PartChange, Supervisor
+from prfaas.cli.supervision.words import line_of
+from prfaas.config.addresses import join_address
+from prfaas.config.deployment import Deployment
+from prfaas.config.load import load_deployment
+from prfaas.config.tenants import open_doors
+from prfaas.engines.shared_memory import remove_abandoned
+from prfaas.errors import ConfigError
+
+console = console_for(160)
+
+
+OVERLAY = click.option(
+    "--with",
+    "overlay",
+    type=click.Path(path_type=Path),
+    help="Settings that take precedence over FILE's, as `prfaas plan --emit` writes them.",
+)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@OVERLAY
+def check(file: Path, overlay: Path | None) -> None:
+    """Is the deployment in FILE right? Starts nothing; exit code 2 if not.
+
+    \b
+    Examples:
+      prfaas check examples/laptop.toml
+    """
+    deployment = load_deployment(file, overlay)
+    check_deployment(deployment)
+    check_agreement(deployment)
+    for cluster_name, cluster in deployment.clusters.items():
+        here = [name for name, engine in cluster.engines.items() if not engine.url]
+        console.print(
+            f"cluster {cluster_name} ({cluster.role}): "
+            f"{_many(len(cluster.engines), 'engine')}, {_many(len(cluster.pools), 'pool node')}; "
+            f"{_many(len(here), 'engine')} started by `prfaas up` on this machine"
+        )
+    for problem in _not_here_yet(deployment):
+        console.print(f"not on this machine now: {problem}")
+    _warn(deployment)
+    console.print(f"{file}: ok")
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _not_here_yet(deployment: Deployment) -> Iterator[str]:
+    """What stands in the way of a start on this machine; the file can be right all the same."""
+    yield from identity_problems(deployment)
+    for look in (check_ports, check_shared_memory):
+        try:
+            look(deployment)
+        except ConfigError as error:
+            yield str(error)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@OVERLAY
+@click.option("--restart", is_flag=True, help="Start parts that fail anew, each by itself.")
+@logs_of_parts
+def up(file: Path, overlay: Path | None, restart: bool) -> None:
+    """Run the deployment in FILE until stopped, in the foreground.
+
+    Starts every part that FILE gives no `url` or `address` for, prints the endpoint, and says so
+    when a part fails; the others go on. `prfaas ctl parts` shows them, `prfaas ctl restart PART`
+    starts one anew. Ctrl-C stops everything.
+
+    \b
+    Examples:
+      prfaas up examples/laptop.toml
+      prfaas up examples/laptop.toml --log-format json
+      prfaas plan plan.toml --emit > settings.toml
+      prfaas up two-sites.toml --with settings.toml
+    """
+    deployment = load_deployment(file, overlay)
+
+    async def run(stop: asyncio.Event) -> None:
+        async with running(deployment, file, stop, overlay, restart=restart) as (topology, parts):
+            _announce(topology, parts)
+            if problem := await incomplete(topology.gateway_url):
+                console.print(f"warning: {problem}", soft_wrap=True, markup=False)
+            await stop.wait()
+
+    run_until_stopped(run)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    deployment: Deployment,
+    file: Path,
+    stop: asyncio.Event,
+    overlay: Path | None = None,
+    *,
+    restart: bool = False,
+) -> AsyncIterator[tuple[Topology, Supervisor]]:
+    """A deployment that runs for as long as the context is open.
+
+    Raises:
+        ConfigError: Something in the file, or on this machine, has to change first.
+        EngineError: A part ended while it was starting.
+        StoppedEarlyError: Stopped while it was starting.
+    """
+    check_deployment(deployment)
+    with state_lock(deployment):
+        topology = await make_ready(deployment, file, overlay)
+        write_targets(topology)
+        lines = PartLines()
+        supervisor = Supervisor(
+            parts(topology), lines.show, deployment.supervision, restart=restart
+        )
+        async with control_channel(supervisor, deployment.state):
+            try:
+                with lines.starting():
+                    await _start(supervisor, stop)
+                renewing = asyncio.create_task(
+                    keep_identities(supervisor, deployment, console.print)
+                )
+                try:
+                    yield topology, supervisor
+                finally:
+                    renewing.cancel()
+            finally:
+                console.print("stopping")
+                await supervisor.stop()
+
+
+@contextlib.contextmanager
+def state_lock(deployment: Deployment) -> Iterator[None]:
+    """Keep a second start of the same deployment away from the sockets and logs of the first.
+
+    Raises:
+        ConfigError: It runs already, or its directory can not be written.
+    """
+    try:
+        deployment.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = open(deployment.state / "lock", "a", opener=open_private)  # noqa: SIM115 - below
+    except OSError as error:
+        raise ConfigError(
+            f"state = {str(deployment.state)!r} can not be written: {error.strerror}; "
+            "name a directory of this user's"
+        ) from None
+    with lock as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"a deployment with state = {str(deployment.state)!r} runs already; "
+                "stop it, or name another state directory"
+            ) from None
+        yield
+
+
+async def _start(supervisor: Supervisor, stop: asyncio.Event) -> None:
+    """Start everything, unless stopped meanwhile."""
+    started = asyncio.create_task(supervisor.start())
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({started, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not started.done():
+            raise StoppedEarlyError
+        started.result()
+    finally:
+        started.cancel()
+        stopped.cancel()
+
+
+def check_deployment(deployment: Deployment) -> None:
+    """What can be wrong beyond the file's own rules.
+
+    Raises:
+        ConfigError: The checkpoint, its tokenizer or a plan is missing, two parts have one address
+            or folder, the plan, a timing engine's memory, an engine's argument, or what all parts
+            would fill here does not fit.
+    """
+    check_addresses(deployment)
+    check_disks(deployment)
+    check_client_tls(deployment)
+    check_capacity(deployment)
+    check_timing(deployment)
+    check_plan(deployment)
+    path = Path(deployment.model.path)
+    looks_local = path.is_absolute() or deployment.model.path.startswith(".")
+    if looks_local and not deployment.model.generate and not (path / "config.json").exists():
+        raise ConfigError(
+            f"no checkpoint at {path}: there is no {path / 'config.json'}; "
+            "set model.path, or model.generate = true for the small random-weight one"
+        )
+    check_tokenizer(deployment)
+    check_engine_args(deployment)
+
+
+async def make_ready(deployment: Deployment, file: Path, overlay: Path | None = None) -> Topology:
+    """Make what is missing of identities and model, and give every part its address.
+
+    Raises:
+        ConfigError: An address is taken, memory does not suffice, or something is missing and may
+            not, or can not, be made.
+    """
+    check_ports(deployment)
+    check_shared_memory(deployment)
+    for region in remove_abandoned():
+        console.print(f"removed {region}, which an engine that was killed had left")
+    prepare_identities(deployment)
+    await prepare_model(deployment)
+    return lay_out(deployment, file, overlay)
+
+
+async def prepare_model(deployment: Deployment) -> None:
+    """Make the small checkpoint if the file asks for it and it is not there.
+
+    Raises:
+        ConfigError: It could not be made.
+    """
+    path = Path(deployment.model.path)
+    if not deployment.model.generate or (path / "config.json").exists():
+        return
+    # Timing engines have no weights.
+    weights = any(cluster.timing is None for cluster in deployment.clusters.values())
+    what = "a small random-weight hybrid checkpoint" if weights else "a small tokenizer"
+    console.print(f"making {what} in {path}")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "prfaas.engines.checkpoint",
+        *([] if weights else ["--tokenizer-only"]),
+        str(path),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    _, errors = await process.communicate()
+    if process.returncode:
+        *_, last = errors.decode(errors="replace").splitlines() or ["it said nothing"]
+        raise ConfigError(f"the checkpoint could not be made: {last}")
+
+
+def _warn(deployment: Deployment) -> None:
+    """Say who gets in without a key, whose keys others can read, and what ends soon."""
+    gateway = deployment.gateway
+    doors = [
+        door
+        for listen in (gateway.listen, *gateway.replicas.values())
+        for door in open_doors(
+            listen,
+            tenants=bool(deployment.tenants),
+            operator_keys=bool(gateway.operator_keys),
+            tls=gateway.tls is not None,
+        )
+    ]
+    found = (
+        open_secrets(deployment),
+        short_lived(deployment),
+        client_tls_doubts(deployment),
+        doubts(deployment),
+        certain(deployment),
+        uncertain(deployment),
+        unlisted_args(deployment),
+    )
+    for warning in (*doors, *chain.from_iterable(found)):
+        console.print(f"warning: {warning}", soft_wrap=True, markup=False)
+
+
+def _announce(topology: Topology, supervisor: Supervisor) -> None:
+    url, model = topology.gateway_url, topology.deployment.model.name
+    for change in supervisor.changes():
+        if change.phase is not Phase.READY:
+            console.print(f"warning: {line_of(change)}", markup=False, soft_wrap=True)
+    console.print(f"\nready at {url}/v1   (model {model})\n")
+    key = ' -H "Authorization: Bearer $KEY"' if topology.deployment.tenants else ""
+    console.print(
+        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' "
+        f'-d \'{{"model": "{model}", "max_tokens": 32, "temperature": 0, '
+        '"messages": [{"role": "user", "content": "Hello"}]}\'\n',
+        soft_wrap=True,
+        markup=False,
+    )
+    console.print(f"console at {url}/console: what goes where, and why", markup=False)
+    for name, admin in topology.admins.items():
+        console.print(f"metrics of {name} at http://{join_address(admin)}/metrics", markup=False)
+    state = topology.deployment.state
+    console.print(f"metrics of all parts, for Prometheus: {state / FILE_NAME}", soft_wrap=True)
+    _warn(topology.deployment)
+    console.print(f"logs in {topology.deployment.state / 'logs'}; Ctrl-C stops everything")
+
+
+class PartLines:
+    """Prints changes of parts: as a table while they start, a line each afterwards."""
+
+    def __init__(self) -> None:
+        self._progress: StartProgress | None = None
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Show a table while the context is open."""
+        with StartProgress(console) as progress:
+            self._progress = progress
+            try:
+                yield
+            finally:
+                self._progress = None
+
+    def show(self, change: PartChange) -> None:
+        """A part is in a new phase."""
+        if self._progress is not None:
+            self._progress.show(change)
+        else:
+            console.print(line_of(change), markup=False, soft_wrap=True)

@@ -1,0 +1,181 @@
+"""The processes of a deployment: how each is started, signalled, and cleaned up after."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prfaas.cli.host.process_group import die_with_parent, members, shared_segments
+from prfaas.engines.launch import Command
+from prfaas.units import NS_PER_S
+
+STOP_S = 15.0
+"""How long a process may take to stop before it is killed, beside what it has to finish first."""
+GRACE_S = 3.0
+"""How long what it started may go on after it, to tidy up shared memory."""
+KILL_S = 30.0
+"""How long what was killed may take to be gone."""
+POLL_S = 0.2
+LOG_LINES = 12
+"""Last lines of a log shown when its process ends during start-up."""
+LOG_BYTES = 2**18
+"""Part of a log that is looked at."""
+RAISED = re.compile(r"(?:^|\] )((?:\w+\.)*\w*(?:Error|Exception): .+)")
+"""The last line of a traceback, printed or logged."""
+CAUSES_MAX = 3
+ERROR_CHARS_MAX = 200
+START_TIMEOUT_NS = 120 * NS_PER_S
+PRIVATE_UMASK = 0o077
+"""Of every part: its logs, sockets and files are its owner's alone. vLLM makes the sockets of its
+KV events, which carry prompts, as the umask says."""
+
+
+@dataclass(slots=True)
+class Part:
+    """A process of a deployment.
+
+    Attributes:
+        name: Name in the deployment file.
+        kind: "pool node", "engine" or "gateway".
+        command: What to run.
+        health_url: Answers 200 once the part is ready.
+        whole_url: Answers 200 once the whole deployment is there; only a first start waits for it.
+        log: Where its output goes.
+        leftovers: Files to remove once it is gone; the last component may be a pattern.
+        places: Where it is reached, such as `{"pd-pool": "127.0.0.1:7100"}`, by name of a part.
+        stop_s: How long it may take to stop before it is killed.
+        start_timeout_ns: How long it may take to become ready.
+        warm_up: Request that makes a ready engine do its first, slow work; None for none.
+    """
+
+    name: str
+    kind: str
+    command: Command
+    health_url: str
+    log: Path
+    leftovers: list[Path] = field(default_factory=list)
+    places: dict[str, str] = field(default_factory=dict)
+    whole_url: str = ""
+    warm_up: tuple[str, dict[str, object]] | None = None
+    stop_s: float = STOP_S
+    start_timeout_ns: int = START_TIMEOUT_NS
+    process: subprocess.Popen[bytes] | None = None
+    ready_after_s: float | None = None
+    _segments: set[Path] = field(default_factory=set)
+    _is_clean: bool = False
+    _log_start: int = 0
+    """Where the output of this start begins in the log, bytes."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the process; None while it runs or before it was started."""
+        return self.process.poll() if self.process else None
+
+    def start(self) -> None:
+        """Start the process, in a session of its own so that Ctrl-C reaches only us."""
+        self.log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.log.parent.chmod(0o700)
+        self.ready_after_s, self._is_clean = None, False
+        with open(self.log, "ab", opener=open_private) as log:
+            self._log_start = log.tell()
+            self.process = subprocess.Popen(
+                self.command.args,
+                env=self.command.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                umask=PRIVATE_UMASK,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread of ours holds a lock
+            )
+        self._segments = set()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process and all it started; harmless if they are gone."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+
+    def terminate(self) -> None:
+        """Ask the process to stop."""
+        if self.process is not None and self.exit_code is None:
+            self._look()
+            self.process.terminate()
+
+    def has_ended(self) -> bool:
+        """Whether the process has ended; all it started may go on."""
+        self._look()
+        return self.exit_code is not None
+
+    def is_gone(self) -> bool:
+        """Whether the process and all it started have ended."""
+        return not self._look() and self.exit_code is not None
+
+    async def clean_up(self) -> None:
+        """Kill what is left of the process, and remove its files and shared memory."""
+        if self.process is None or self._is_clean:
+            return
+        self._look()
+        self.signal(signal.SIGKILL)
+        # The kernel may take its time to give a large memory back; others are not held up by that.
+        await within(KILL_S, [self], Part.is_gone)
+        self._is_clean = True
+        found = [path for each in self.leftovers for path in each.parent.glob(each.name)]
+        for path in [*found, *self._segments]:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _look(self) -> list[int]:
+        """Who is left, having noted what shared memory they hold: they may leave it behind."""
+        left = members(self.process.pid) if self.process else []
+        self._segments |= shared_segments(left)
+        return left
+
+    def last_words(self) -> str:
+        """What it logged at its end, below the errors it logged before: one may be the cause."""
+        lines = self._log_lines()
+        causes = _errors(lines[:-LOG_LINES])[-CAUSES_MAX:]
+        return "\n".join(f"    {line}" for line in [*causes, *lines[-LOG_LINES:]])
+
+    def last_error(self) -> str:
+        """The first error of this start's log, else its last line, shortened; "" without a log."""
+        lines = self._log_lines()
+        found = _errors(lines)[:1] or [line for line in lines if line.strip()][-1:]
+        return found[0].strip()[:ERROR_CHARS_MAX] if found else ""
+
+    def _log_lines(self) -> list[str]:
+        """The end of what this start has logged."""
+        with contextlib.suppress(FileNotFoundError), self.log.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_start, size - LOG_BYTES))
+            return log.read().decode(errors="replace").splitlines()
+        return []
+
+
+def _errors(lines: list[str]) -> list[str]:
+    """Errors of tracebacks, each once."""
+    return list(dict.fromkeys(found[1] for line in lines if (found := RAISED.search(line))))
+
+
+def open_private(path: str, flags: int) -> int:
+    """Opener of files for their owner alone, whatever the umask and an earlier version left."""
+    descriptor = os.open(path, flags, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+async def within(limit_s: float, parts: list[Part], done: Callable[[Part], bool]) -> None:
+    """Wait until all parts are done, or the time is over."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        if all(done(part) for part in parts) or time.monotonic() > deadline:
+            return
+        await asyncio.sleep(POLL_S / 4)

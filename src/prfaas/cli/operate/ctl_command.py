@@ -1,0 +1,284 @@
+"""`prfaas ctl`: watch and steer a running gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from prfaas.cli.operate.control_client import Client, asks_gateway, operator_key
+from prfaas.cli.operate.ctl_views import (
+    decision_line,
+    explain_lines,
+    joined,
+    purge_lines,
+    status_lines,
+)
+from prfaas.cli.supervision.commands import parts, restart
+
+FOLLOW_S = 1.0
+LIMIT_MAX = 1000
+PURGE_S = 180.0
+Run = TypeVar("Run", bound=Callable[..., None])
+
+
+class LinkType(click.ParamType[tuple[str, str]]):
+    """`SOURCE:DESTINATION`."""
+
+    name = "link"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """Split a link's name."""
+        source, _, destination = str(value).partition(":")
+        if not source or not destination:
+            self.fail(f"{value!r} is not SOURCE:DESTINATION, two names of pools", param, ctx)
+        return source, destination
+
+
+class Gateway:
+    """A gateway, and how its answers are printed."""
+
+    def __init__(self, client: Client, *, as_json: bool) -> None:
+        self.client, self.as_json = client, as_json
+
+    def show(self, found: dict[str, Any], lines: Callable[[dict[str, Any]], list[str]]) -> None:
+        """Print an answer."""
+        click.echo(json.dumps(found, indent=2) if self.as_json else joined(lines(found)))
+
+    def change(self, *parts: str, **body: object) -> None:
+        """Change something, and print what has changed."""
+        self.show(self.client.post(*parts, body=body), _decision_lines)
+
+
+def talks(run: Run) -> Run:
+    """Options of every command, which it gets as a `Gateway`."""
+
+    @asks_gateway
+    @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+    @functools.wraps(run)
+    def connected(*, url: str, key_file: Path | None, as_json: bool, **rest: Any) -> None:
+        run(Gateway(Client(url, operator_key(key_file)), as_json=as_json), **rest)
+
+    return connected  # type: ignore[return-value] # click calls it with keywords
+
+
+@click.group()
+def ctl() -> None:
+    """Watch and steer a running gateway: its loops, threshold, engines and clusters.
+
+    What is changed here holds until the gateway restarts; it is kept nowhere else. Every change is
+    an entry in `decisions`.
+
+    \b
+    Examples:
+      prfaas ctl status
+      prfaas ctl parts
+      prfaas ctl restart pd-engine
+      prfaas ctl explain 4f1c0a9be2d54b6b8f2f3c1f6c1f8f7e
+      prfaas ctl threshold set 8000 --link prfaas-pool:pd-pool
+      prfaas ctl drain pd-engine-2 --url http://gateway.example.net:8000
+      prfaas ctl decisions --follow
+    """
+
+
+ctl.add_command(parts)
+ctl.add_command(restart)
+
+
+@ctl.command()
+@talks
+def status(gateway: Gateway) -> None:
+    """Show loops, thresholds, links, clusters, engines and pools.
+
+    \b
+    Examples:
+      prfaas ctl status
+      prfaas ctl status --json
+    """
+    gateway.show(gateway.client.get("status"), status_lines)
+
+
+@ctl.command()
+@talks
+def freeze(gateway: Gateway) -> None:
+    """Stop all loops where they are: thresholds, roles and copies stay as they are.
+
+    \b
+    Examples:
+      prfaas ctl freeze
+    """
+    gateway.change("loops", frozen=True)
+
+
+@ctl.command()
+@talks
+def unfreeze(gateway: Gateway) -> None:
+    """Let the loops go on from where things are.
+
+    \b
+    Examples:
+      prfaas ctl unfreeze
+    """
+    gateway.change("loops", frozen=False)
+
+
+@ctl.group()
+def threshold() -> None:
+    """The offload threshold.
+
+    \b
+    Examples:
+      prfaas ctl threshold set 8000
+    """
+
+
+@threshold.command("set")
+@click.argument("tokens", type=click.IntRange(1))
+@click.option("--link", type=LinkType(), help="Only of this one, as in prfaas-pool:pd-pool.")
+@talks
+def set_threshold(gateway: Gateway, tokens: int, link: tuple[str, str] | None) -> None:
+    """Offload what has more than TOKENS new tokens, from here on.
+
+    The loops go on from there; `prfaas ctl freeze` keeps it where it is.
+
+    \b
+    Examples:
+      prfaas ctl threshold set 8000
+      prfaas ctl threshold set 8000 --link prfaas-pool:pd-pool
+    """
+    names = dict(zip(("source", "destination"), link, strict=True)) if link else {}
+    gateway.change("threshold", tokens=tokens, **names)
+
+
+@ctl.command()
+@click.argument("engine")
+@talks
+def drain(gateway: Gateway, engine: str) -> None:
+    """Give ENGINE nothing new; what it has it finishes. `status` shows when it is empty.
+
+    \b
+    Examples:
+      prfaas ctl drain pd-engine-2
+    """
+    gateway.change("engines", engine, drained=True)
+
+
+@ctl.command()
+@click.argument("engine")
+@talks
+def resume(gateway: Gateway, engine: str) -> None:
+    """Let ENGINE take requests again.
+
+    \b
+    Examples:
+      prfaas ctl resume pd-engine-2
+    """
+    gateway.change("engines", engine, drained=False)
+
+
+@ctl.command()
+@click.argument("cluster")
+@talks
+def off(gateway: Gateway, cluster: str) -> None:
+    """Give no engine of CLUSTER anything new.
+
+    \b
+    Examples:
+      prfaas ctl off prfaas
+    """
+    gateway.change("clusters", cluster, on=False)
+
+
+@ctl.command()
+@click.argument("cluster")
+@talks
+def on(gateway: Gateway, cluster: str) -> None:
+    """Let CLUSTER take requests again.
+
+    \b
+    Examples:
+      prfaas ctl on prfaas
+    """
+    gateway.change("clusters", cluster, on=True)
+
+
+@ctl.command()
+@click.argument("request_id")
+@talks
+def explain(gateway: Gateway, request_id: str) -> None:
+    """Show why a recent request went where it went, and what happened to it.
+
+    REQUEST_ID is the X-Request-Id header of its answer; its first eight characters or more will
+    do.
+
+    \b
+    Examples:
+      prfaas ctl explain 4f1c0a9be2d54b6b8f2f3c1f6c1f8f7e
+    """
+    gateway.show(gateway.client.get("requests", request_id, "explanation"), explain_lines)
+
+
+@ctl.command()
+@click.option("--source", required=True, help="The pool whose blocks can not be trusted.")
+@click.option("--dry-run", is_flag=True, help="Only count them.")
+@talks
+def purge(gateway: Gateway, source: str, dry_run: bool) -> None:
+    """Drop all blocks that came from a pool, or were computed from such.
+
+    Every pool node drops them, from memory and disk, and every engine forgets what it holds, so
+    that nothing of SOURCE is left. Exits with 1 when a part could not be reached: ask again then.
+
+    \b
+    Examples:
+      prfaas ctl purge --source prfaas-pool --dry-run
+      prfaas ctl purge --source prfaas-pool
+    """
+    found = gateway.client.post(
+        "purge", body={"source": source, "dry_run": dry_run}, limit_s=PURGE_S
+    )
+    gateway.show(found, purge_lines)
+    if not found["is_complete"]:
+        sys.exit(1)
+
+
+@ctl.command()
+@click.option(
+    "--limit", type=click.IntRange(1, LIMIT_MAX), default=20, show_default=True, help="So many."
+)
+@click.option("--follow", "-f", is_flag=True, help="Go on with those to come, until Ctrl-C.")
+@talks
+def decisions(gateway: Gateway, limit: int, follow: bool) -> None:
+    """Show what loops and operators changed, and why, the newest last.
+
+    \b
+    Examples:
+      prfaas ctl decisions --limit 5
+      prfaas ctl decisions --follow
+    """
+    after = _print_entries(gateway, gateway.client.get("decisions", limit=limit), 0)
+    with contextlib.suppress(KeyboardInterrupt):
+        while follow:
+            time.sleep(FOLLOW_S)
+            newer = gateway.client.get("decisions", limit=LIMIT_MAX, after=after)
+            after = _print_entries(gateway, newer, after)
+
+
+def _print_entries(gateway: Gateway, found: dict[str, Any], after: int) -> int:
+    """Print entries, a line each; the number of the newest."""
+    entries = found["decisions"][::-1]
+    for entry in entries:
+        click.echo(json.dumps(entry) if gateway.as_json else decision_line(entry))
+    return int(entries[-1]["number"]) if entries else after
+
+
+def _decision_lines(found: dict[str, Any]) -> list[str]:
+    return [decision_line(entry) for entry in found["decisions"]]

@@ -1,0 +1,198 @@
+"""`prfaas link`: what the path between two pool nodes carries."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from prfaas.cli.common.options import AddressType, logs
+from prfaas.cli.common.signals import run_until_stopped
+from prfaas.config.addresses import split_address
+from prfaas.errors import ConfigError
+from prfaas.units import parse_rate
+
+if TYPE_CHECKING:
+    from prfaas.config.deployment import Deployment
+
+CONNECTIONS = (1, 2, 4, 8, 16)
+SECONDS_MAX = 20.0
+
+
+class CountsType(click.ParamType[tuple[int, ...]]):
+    """Numbers of connections, such as `1,4,8`."""
+
+    name = "n,n,..."
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Split a list of numbers."""
+        if isinstance(value, tuple):
+            return value
+        counts = str(value).split(",")
+        if not all(count.isdecimal() and 1 <= int(count) <= CONNECTIONS[-1] for count in counts):
+            self.fail(f"{value!r} is no list of numbers from 1 to {CONNECTIONS[-1]}", param, ctx)
+        return tuple(sorted({int(count) for count in counts}))
+
+
+@click.group()
+def link() -> None:
+    """The path between two pool nodes.
+
+    \b
+    Examples:
+      prfaas link test prfaas-pool pd-pool --file two-sites.toml
+      prfaas link serve pd-pool --source prfaas-pool --listen 0.0.0.0:7100 --identities /etc/prfaas
+    """
+
+
+@link.command()
+@click.argument("a")
+@click.argument("b")
+@click.option(
+    "--file",
+    type=click.Path(path_type=Path),
+    help="Deployment file that says where the identities are and, with the `prfaas up` that runs "
+    "it, where B is.",
+)
+@click.option("--to", "address", type=AddressType(), help="Where B is, instead of FILE's word.")
+@click.option(
+    "--identities",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Directory with ca.pem, A.pem and A.key, instead of FILE's.",
+)
+@click.option(
+    "--connections",
+    type=CountsType(),
+    default=CONNECTIONS,
+    help="Numbers of connections to try.  [default: 1,2,4,8,16]",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.2, SECONDS_MAX),
+    default=3.0,
+    show_default=True,
+    help="How long each is measured, after a second of warm-up.",
+)
+@click.option("--budget", help='Rate that all connections together are paced to, as in "900Mbps".')
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def test(
+    *,
+    a: str,
+    b: str,
+    file: Path | None,
+    address: tuple[str, int] | None,
+    identities: Path | None,
+    connections: tuple[int, ...],
+    seconds: float,
+    budget: str | None,
+    as_json: bool,
+) -> None:
+    """Measure what the path from pool A to pool B carries, the way a link would use it.
+
+    Run it where A is: it takes A's identity, dials B's port, and pours bytes that B drops. B is a
+    pool node that has A as a source, or `prfaas link serve`. A test takes the rate away from
+    transfers on the same path.
+
+    Goodput is what B acknowledged inside TLS 1.3, to be compared with `iperf3 -C bbr -P N`.
+
+    \b
+    Examples:
+      prfaas link test prfaas-pool pd-pool --file two-sites.toml
+      prfaas link test prfaas-pool pd-pool --to pd.example.net:7100 --identities /etc/prfaas
+      prfaas link test prfaas-pool pd-pool --file two-sites.toml --connections 4,6 --budget 900Mbps
+    """
+    from prfaas.cli.operate.link_report import as_object, print_report, run_probes
+    from prfaas.config.load import load_deployment
+    from prfaas.wire.identity import identity_in
+
+    deployment = load_deployment(file) if file is not None else None
+    directory = identities or (deployment.security.identities if deployment else None)
+    if directory is None:
+        raise ConfigError("it is not known who we are; give --file or --identities")
+    place = address or (_address_of(deployment, b) if deployment else None)
+    if place is None:
+        raise ConfigError(f"it is not known where {b} is; give --to HOST:PORT")
+    report = asyncio.run(
+        run_probes(
+            identity_in(directory, a),
+            b,
+            place,
+            connections,
+            seconds,
+            parse_rate(budget) if budget else 0,
+        )
+    )
+    if as_json:
+        click.echo(json.dumps(as_object(report), indent=1))
+    else:
+        print_report(report, a, b)
+
+
+@link.command()
+@click.argument("name")
+@click.option("--listen", type=AddressType(), required=True, help="Where testers come.")
+@click.option("--source", "sources", multiple=True, required=True, help="A pool that may test.")
+@click.option(
+    "--identities",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    required=True,
+    help="Directory with ca.pem, NAME.pem and NAME.key.",
+)
+@logs
+def serve(
+    *, name: str, listen: tuple[str, int], sources: tuple[str, ...], identities: Path
+) -> None:
+    """Be the receiving end of link tests where no pool node runs yet.
+
+    \b
+    Example:
+      prfaas link serve pd-pool --source prfaas-pool --listen 0.0.0.0:7100 --identities /etc/prfaas
+    """
+    from prfaas.pool.net.link_probe import ProbeServer
+    from prfaas.wire.identity import identity_in
+
+    tls = identity_in(identities, name).accepting()
+
+    async def run(stop: asyncio.Event) -> None:
+        server = ProbeServer(listen, tls, frozenset(sources))
+        server.open()
+        click.echo(f"{name} takes link tests at {listen[0]}:{server.port}; Ctrl-C ends it")
+        try:
+            await stop.wait()
+        finally:
+            await server.close()
+
+    run_until_stopped(run)
+
+
+def _running_address(deployment: Deployment, pool: str) -> tuple[str, int]:
+    """Where a pool node listens that `prfaas up` gave a port to."""
+    from prfaas.cli.supervision.client import parts_of
+
+    try:
+        found = [part["places"].get(pool) for part in parts_of(deployment.state)]
+    except ConfigError as error:
+        raise ConfigError(
+            f"pool {pool} has no fixed address in the file, and {error}; or give --to HOST:PORT"
+        ) from None
+    place = next((text for text in found if text), None)
+    if place is None:
+        raise ConfigError(f"`prfaas up` has not started pool {pool} yet; give --to HOST:PORT")
+    return split_address(place)
+
+
+def _address_of(deployment: Deployment, pool: str) -> tuple[str, int]:
+    for cluster in deployment.clusters.values():
+        table = cluster.pools.get(pool)
+        if table is None:
+            continue
+        text = table.address or table.listen
+        host, port = split_address(text) if text else ("", 0)
+        return (host, port) if port else _running_address(deployment, pool)
+    known = ", ".join(name for c in deployment.clusters.values() for name in c.pools)
+    raise ConfigError(f"the file has no pool {pool!r}; it has {known}")

@@ -1,0 +1,48 @@
+"""`prfaas top`: the console's first page in a terminal."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from prfaas.cli.common.console import console_for
+from prfaas.cli.operate.control_client import Client, asks_gateway, operator_key
+
+
+@click.command()
+@asks_gateway
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.2, 60),
+    default=1.0,
+    show_default=True,
+    help="Seconds between two looks.",
+)
+@click.option("--once", is_flag=True, help="Look once, print, and end.")
+def top(url: str, key_file: Path | None, interval: float, *, once: bool) -> None:
+    """Show what a gateway does, until Ctrl-C: alarms, clusters, links, recent requests.
+
+    \b
+    Examples:
+      prfaas top
+      prfaas top --url http://gateway.example.net:8000 --key-file operator.key
+      prfaas top --once
+    """
+    from rich.live import Live
+
+    from prfaas.cli.operate.top_view import screen
+
+    client = Client(url, operator_key(key_file), root="console/api")
+    console = console_for(160)
+    if once:
+        console.print(screen(client.get("state")))
+        return
+    try:
+        with Live(screen(client.get("state")), console=console, screen=True) as live:
+            while True:
+                time.sleep(interval)
+                live.update(screen(client.get("state")))
+    except KeyboardInterrupt:
+        pass

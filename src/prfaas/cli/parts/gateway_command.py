@@ -1,0 +1,89 @@
+"""`prfaas gateway`: one gateway, beside parts that run already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from prfaas.cli.common.options import AddressType, PeerType, UrlType, logs
+from prfaas.cli.common.signals import run_until_stopped
+from prfaas.config.addresses import join_address, split_address
+from prfaas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from prfaas.config.deployment import Deployment
+
+T = TypeVar("T")
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--with", "overlay", type=click.Path(path_type=Path), help="Settings over FILE's.")
+@click.option("--name", help="Which of the gateways in FILE; without it, gateway.name.")
+@click.option("--listen", type=AddressType(), help="Instead of its address in FILE.")
+@click.option("--engine", "engines", type=UrlType(), multiple=True, help="Where an engine is.")
+@click.option("--pool", "pools", type=PeerType(), multiple=True, help="Where a pool node is.")
+@logs
+def gateway(
+    *,
+    file: Path,
+    overlay: Path | None,
+    name: str | None,
+    listen: tuple[str, int] | None,
+    engines: tuple[tuple[str, str], ...],
+    pools: tuple[tuple[str, tuple[str, int]], ...],
+) -> None:
+    """Run a gateway of the deployment in FILE beside parts that run already.
+
+    Where FILE gives a part no `url` or `address`, say here where it is. Several gateways can serve
+    one deployment: gateway.replicas in FILE names the others.
+
+    \b
+    Examples:
+      prfaas gateway examples/two-sites.toml
+      prfaas gateway examples/two-sites.toml --name gateway-b
+      prfaas gateway examples/laptop.toml --engine pd-engine=http://127.0.0.1:8101 ...
+    """
+    from prfaas.config.load import load_deployment
+    from prfaas.gateway.app import serve
+    from prfaas.gateway.engines.endpoints import Endpoints
+    from prfaas.gateway.tokenization.without_torch import keep_torch_out
+
+    keep_torch_out()
+    deployment = load_deployment(file, overlay)
+    if name is not None:
+        if name not in deployment.gateways:
+            known = ", ".join(deployment.gateways)
+            raise ConfigError(f"--name {name} is no gateway of {file}, which has {known}")
+        deployment = deployment.run_by(name)
+    if listen is not None:
+        deployment = listen_on(deployment, listen)
+    known_engines, known_pools = dict(engines), dict(pools)
+    for cluster in deployment.clusters.values():
+        for part, engine in cluster.engines.items():
+            _know(known_engines, part, engine.url, f"--engine {part}=URL")
+        for part, pool_table in cluster.pools.items():
+            address = split_address(pool_table.address) if pool_table.address else None
+            _know(known_pools, part, address, f"--pool {part}=HOST:PORT")
+    endpoints, who = Endpoints(known_engines, known_pools), deployment.gateway.name
+    run_until_stopped(
+        lambda stop: serve(
+            deployment, endpoints, stop, lambda url: click.echo(f"gateway {who} listens at {url}")
+        )
+    )
+
+
+def listen_on(deployment: Deployment, address: tuple[str, int]) -> Deployment:
+    """The same deployment with its gateway at another address."""
+    table = deployment.gateway.model_copy(update={"listen": join_address(address)})
+    return deployment.model_copy(update={"gateway": table})
+
+
+def _know(known: dict[str, T], name: str, place: T | None, option: str) -> None:
+    if name in known:
+        return
+    if place is None:
+        raise ConfigError(f"it is not known where {name} is; say {option}, or use `prfaas up`")
+    known[name] = place

@@ -1,0 +1,33 @@
+"""`prfaas tenant`: keys for those who may use a deployment."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.group()
+def tenant() -> None:
+    """Keys for tenants, and for operators.
+
+    \b
+    Examples:
+      prfaas tenant key      a new key, and the line for the deployment file
+    """
+
+
+@tenant.command()
+def key() -> None:
+    """Make an API key: print it once, and its hash for the deployment file.
+
+    Give the key to whom it is for; nothing keeps it. The hash goes into `keys` of [tenants.NAME],
+    or into `operator_keys` of [gateway].
+
+    \b
+    Examples:
+      prfaas tenant key
+    """
+    from prfaas.gateway.tenancy.api_keys import key_hash, new_key
+
+    made = new_key()
+    click.echo(made)
+    click.echo(f'keys = ["{key_hash(made)}"]')

@@ -1,0 +1,163 @@
+"""What `prfaas plan` and `prfaas model` do; apart, because its imports take most of a second."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+
+from prfaas.cli.common.console import console_for
+from prfaas.cli.plan import plan_confirm
+from prfaas.errors import ConfigError
+from prfaas.planner.answer.plan import Plan, make_plan
+from prfaas.planner.answer.plan_loader import load_question, read_config_json
+from prfaas.planner.answer.verdict import Answer
+from prfaas.planner.hardware.profiles import PrefillProfile
+from prfaas.planner.hardware.roofline import ModelSize
+from prfaas.planner.model.active_parameters import active_parameters
+from prfaas.planner.model.catalogue import find_model, models
+from prfaas.planner.model.hf_config import geometry_from_config
+from prfaas.planner.model.kv_geometry import KvGeometry
+from prfaas.planner.report import json_report, model_report
+from prfaas.planner.report.emit_settings import deployment_settings
+from prfaas.planner.report.html_report import html_report
+from prfaas.planner.report.terminal import print_plan
+
+_COLUMNS = 100  # of output that goes to a file or a pipe
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """What to show of a model.
+
+    Args:
+        config: Path of a `config.json`, or a name in the catalogue.
+        kv_dtype: Format of keys and values, or "auto".
+        state_dtype: Format of recurrent states, or "auto".
+        block_size: Block, tokens, or None.
+        times: Profile file with prefill times, or None for a roofline.
+        accelerator: Catalogue name, for the roofline.
+        gpus: GPUs of the roofline's instance.
+        efficiency: Share of the tensor peak, in (0, 1].
+        active_parameters: Weights that one token uses, or None for the catalogue's or an
+            estimate from the config.
+        as_json: JSON instead of tables.
+    """
+
+    config: str
+    kv_dtype: str
+    state_dtype: str
+    block_size: int | None
+    times: Path | None
+    accelerator: str
+    gpus: int
+    efficiency: float
+    active_parameters: float | None
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """The form of an answer.
+
+    Args:
+        as_json: JSON instead of tables.
+        report: Path of an HTML report, or None.
+        emit: Only the settings for a deployment file.
+        num_seeds: Simulations of each fleet that confirm the answer; 0 simulates nothing.
+    """
+
+    as_json: bool
+    report: Path | None
+    emit: bool
+    num_seeds: int
+
+
+def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
+    """Answer a plan file in the form that was asked for.
+
+    Returns:
+        Exit code: 1 if the answer was to be confirmed and was not.
+
+    Raises:
+        ConfigError: The question is wrong, or the report can not be written.
+    """
+    if view.emit and view.as_json:
+        raise ConfigError("--emit prints TOML and --json prints JSON; choose one")
+    answer = make_plan(load_question(file, settings))
+    confirmation = plan_confirm.confirm(answer, view.num_seeds) if view.num_seeds else None
+    if view.report is not None:
+        said = [] if confirmation is None else [confirmation.sentence]
+        _write_report(replace(answer, notes=[*answer.notes, *said]), view.report)
+    if view.emit:
+        click.echo(deployment_settings(answer), nl=False)
+        if answer.verdict.answer is not Answer.PAYS:
+            click.echo(f"note: {answer.verdict.sentence}", err=True)
+        if confirmation is not None:
+            click.echo(f"note: {confirmation.sentence}", err=True)
+    elif view.as_json:
+        found = json_report.as_dict(answer)
+        if confirmation is not None:
+            found["confirmation"] = plan_confirm.as_dict(confirmation)
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        console = console_for(_COLUMNS)
+        print_plan(answer, console)
+        if confirmation is not None:
+            plan_confirm.print_confirmation(confirmation, console)
+    return 0 if confirmation is None or confirmation.confirmed else 1
+
+
+def _write_report(answer: Plan, report: Path) -> None:
+    try:
+        report.write_text(html_report(answer), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--report {report}: {error.strerror}") from None
+    click.echo(f"wrote {report}", err=True)
+
+
+def show_catalogue() -> None:
+    """List the models of the catalogue."""
+    console_for(_COLUMNS).print(model_report.catalogue_table(models()))
+
+
+def show_model(view: ModelView) -> None:
+    """Show the KV geometry and Φ_kv of a model.
+
+    Raises:
+        ConfigError: The model is unknown or not understood.
+    """
+    geometry, size = _model(view)
+    times = _times(view, geometry, size)
+    if view.as_json:
+        click.echo(json.dumps(model_report.as_dict(geometry, view.block_size, times), indent=2))
+    else:
+        model_report.print_geometry(geometry, view.block_size, times, console_for(_COLUMNS))
+
+
+def _model(view: ModelView) -> tuple[KvGeometry, ModelSize | None]:
+    path = Path(view.config)
+    if path.suffix == ".json" or path.is_file():
+        name, fields = path.name, read_config_json(path)
+        parameters = view.active_parameters or active_parameters(fields, name)
+    else:
+        known = find_model(view.config)
+        name, fields = known.name, known.config
+        parameters = view.active_parameters or known.active_parameters
+    geometry = geometry_from_config(
+        fields, name=name, kv_dtype=view.kv_dtype, state_dtype=view.state_dtype
+    )
+    return geometry, ModelSize(parameters, parameters, fields) if parameters else None
+
+
+def _times(view: ModelView, geometry: KvGeometry, size: ModelSize | None) -> PrefillProfile | None:
+    if view.times is not None:
+        return model_report.load_prefill(view.times)
+    if size is None:
+        return None
+    return model_report.roofline_prefill(
+        geometry, size, view.accelerator, num_gpus=view.gpus, efficiency=view.efficiency
+    )

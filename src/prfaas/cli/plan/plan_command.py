@@ -1,0 +1,321 @@
+"""`prfaas plan`, `prfaas model`, `prfaas profile`: ask before buying.
+
+The actions are imported when a command runs: scipy, plotly and plotext take most of a second, and
+the other commands of `prfaas` do without them.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from prfaas.core.transfer.tcp_goodput import CongestionControl, Transport
+from prfaas.errors import ConfigError
+from prfaas.planner.fit_map.axes import BANDWIDTHS, LENGTHS, LOSSES, RTTS, parse_axes
+
+__all__ = ["model", "plan", "profile"]
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_MAP_ONLY = ("bandwidths", "rtts", "losses", "lengths", "congestion_control", "pool_nodes")
+"""Parameters that mean nothing without --map."""
+
+
+def _counts(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[int, ...]:
+    """Rising positive integers, as in 1024,8192."""
+    if not text:
+        return ()
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of integers, as in 1024,8192") from None
+    if min(found) < 1 or list(found) != sorted(set(found)):
+        raise click.BadParameter(f"{text!r}: the numbers have to be above 0 and rise")
+    return found
+
+
+def _finite(_ctx: click.Context, _param: click.Parameter, number: float | None) -> float | None:
+    """A positive number, neither infinite nor NaN."""
+    if number is not None and not 0 < number < float("inf"):
+        raise click.BadParameter(f"{number} is not a positive finite number")
+    return number
+
+
+@click.command()
+@click.argument("files", type=_FILE, nargs=-1, required=True, metavar="FILE...")
+@click.option("--set", "settings", multiple=True, metavar="A.B=V", help="Change one setting.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@click.option(
+    "--report", type=_FILE, help="Write a self-contained HTML report; of --map also an SVG picture."
+)
+@click.option("--emit", is_flag=True, help="Print the settings for a deployment file, only.")
+@click.option(
+    "--map",
+    "as_map",
+    is_flag=True,
+    help="Where it pays: over bandwidth, round trip, loss and prompt lengths, of each FILE.",
+)
+@click.option(
+    "--bandwidths",
+    default=BANDWIDTHS,
+    show_default=True,
+    help="Of the map, without loss; of all links together.",
+)
+@click.option("--rtts", default=RTTS, show_default=True, help="Round trips of the map.")
+@click.option("--losses", default=LOSSES, show_default=True, help="Losses of the map.")
+@click.option(
+    "--lengths", default=LENGTHS, show_default=True, help="Prompts so many times as long as FILE's."
+)
+@click.option(
+    "--congestion-control",
+    type=click.Choice([control.value for control in CongestionControl]),
+    default=CongestionControl.BBR.value,
+    show_default=True,
+    help="Of the map: cubic where hosts do not allow BBR.",
+)
+@click.option(
+    "--pool-nodes",
+    type=click.IntRange(min=1),
+    help="Of the map: senders of each PrfaaS cluster; one for 8 GPUs if absent.",
+)
+@click.option(
+    "--confirm", is_flag=True, help="Simulate the answer; exit with 1 if it does not hold."
+)
+@click.option(
+    "--seeds",
+    "num_seeds",
+    type=click.IntRange(1, 100),
+    default=5,
+    show_default=True,
+    help="Runs of each fleet, for --confirm.",
+)
+@click.pass_context
+def plan(
+    context: click.Context,
+    *,
+    files: tuple[Path, ...],
+    settings: tuple[str, ...],
+    as_json: bool,
+    report: Path | None,
+    emit: bool,
+    confirm: bool,
+    num_seeds: int,
+    as_map: bool,
+    bandwidths: str,
+    rtts: str,
+    losses: str,
+    lengths: str,
+    congestion_control: str,
+    pool_nodes: int | None,
+) -> None:
+    """Does Prefill-as-a-Service pay, and with what settings?
+
+    FILE is a plan file: model, workload, clusters, links and prices; see docs/planner.md. Only
+    --map takes several.
+
+    \b
+    Examples:
+      prfaas plan examples/plan/paper-case-study.toml
+      prfaas plan FILE --set 'prfaas.0.link.bandwidth="10Gbps"' --set pd.instances=10
+      prfaas plan FILE --report plan.html       one file, opens without a network
+      prfaas plan FILE --emit                   settings for `prfaas up`
+      prfaas plan FILE --map                    where it pays, and what moves that
+      prfaas plan FILE --map --rtts 5ms,80ms --losses 0.1% --report map.svg
+      prfaas plan FILE --set workload.arrival_rate=10 --confirm    simulate the answer
+    """
+    if as_map:
+        from prfaas.cli.plan.map_actions import MapView, show_maps
+
+        axes = parse_axes(bandwidths, rtts, losses, lengths)
+        transport = Transport(pool_nodes or 0, control=CongestionControl(congestion_control))
+        if emit or confirm:
+            given = "--emit prints settings" if emit else "--confirm simulates the answer"
+            raise ConfigError(f"{given} of one plan; leave it or --map out")
+        show_maps(MapView(files, settings, axes, transport, as_json, report))
+        return
+    for name in _MAP_ONLY:
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise ConfigError(f"--{name.replace('_', '-')} belongs to --map; add it")
+    if len(files) > 1:
+        raise ConfigError(f"{len(files)} plan files are given; only --map takes several")
+    if not confirm and context.get_parameter_source("num_seeds") is not ParameterSource.DEFAULT:
+        raise ConfigError("--seeds belongs to --confirm; add it")
+    from prfaas.cli.plan.plan_actions import PlanView, show_plan
+
+    view = PlanView(as_json, report, emit, num_seeds if confirm else 0)
+    context.exit(show_plan(files[0], settings, view))
+
+
+@click.command()
+@click.argument("config", required=False)
+@click.option("--list", "list_all", is_flag=True, help="List the catalogue.")
+@click.option("--kv-dtype", default="auto", help="Format of keys and values, such as fp8.")
+@click.option("--state-dtype", default="auto", help="Format of recurrent states.")
+@click.option("--block-size", type=click.IntRange(min=1), help="Block, tokens; pads pages.")
+@click.option("--profile", "times", type=_FILE, help="Prefill profile, for the KV throughput.")
+@click.option("--accelerator", default="h200", show_default=True, help="For a roofline of Φ_kv.")
+@click.option(
+    "--gpus",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="GPUs of the roofline's instance.",
+)
+@click.option(
+    "--efficiency",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Share of the tensor peak that prefill reaches; 1 gives a ceiling.",
+)
+@click.option(
+    "--active-parameters",
+    type=float,
+    callback=_finite,
+    help="Weights that one token uses, as in 17e9.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def model(
+    config: str | None,
+    *,
+    list_all: bool,
+    kv_dtype: str,
+    state_dtype: str,
+    block_size: int | None,
+    times: Path | None,
+    accelerator: str,
+    gpus: int,
+    efficiency: float,
+    active_parameters: float | None,
+    as_json: bool,
+) -> None:
+    """What a model leaves in the KV cache, and its KV throughput.
+
+    CONFIG is a Hugging Face config.json, or the name of a model in the catalogue.
+
+    \b
+    Examples:
+      prfaas model config.json --block-size 384
+      prfaas model llama_3_3_70b --gpus 2 --efficiency 0.43
+      prfaas model --list
+    """
+    from prfaas.cli.plan.plan_actions import ModelView, show_catalogue, show_model
+
+    if list_all:
+        show_catalogue()
+        return
+    if config is None:
+        raise click.UsageError("give a config.json or a model's name, or --list")
+    view = ModelView(
+        config=config,
+        kv_dtype=kv_dtype,
+        state_dtype=state_dtype,
+        block_size=block_size,
+        times=times,
+        accelerator=accelerator,
+        gpus=gpus,
+        efficiency=efficiency,
+        active_parameters=active_parameters,
+        as_json=as_json,
+    )
+    show_model(view)
+
+
+@click.command()
+@click.argument("url")
+@click.option("--model", required=True, help="Name of the served model.")
+@click.option("--hardware", required=True, help="What it runs on, for the provenance.")
+@click.option(
+    "--lengths",
+    callback=_counts,
+    default="512,1024,2048,4096,8192,16384,32768",
+    show_default=True,
+    help="Prompt lengths, tokens.",
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Measurements of each length.",
+)
+@click.option(
+    "--batches", callback=_counts, default="", help="Also measure decode with so many requests."
+)
+@click.option(
+    "--contexts",
+    callback=_counts,
+    default="1024,8192",
+    show_default=True,
+    help="Prompt lengths for decode, tokens.",
+)
+@click.option(
+    "--output-tokens",
+    type=click.IntRange(min=4),
+    default=64,
+    show_default=True,
+    help="Output of each decode request, tokens.",
+)
+@click.option(
+    "--max-token-id",
+    type=click.IntRange(min=10),
+    default=500,
+    show_default=True,
+    help="Largest token id in a prompt; below the size of the vocabulary.",
+)
+@click.option("--seed", type=int, default=None, help="Seed of the prompts; random if absent.")
+@click.option("--api-key", envvar="PRFAAS_API_KEY", help="Bearer token.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="Where the profile is written, TOML.",
+)
+def profile(
+    *,
+    url: str,
+    model: str,
+    hardware: str,
+    lengths: tuple[int, ...],
+    repeats: int,
+    batches: tuple[int, ...],
+    contexts: tuple[int, ...],
+    output_tokens: int,
+    max_token_id: int,
+    seed: int | None,
+    api_key: str | None,
+    out: Path,
+) -> None:
+    """Measure prefill (and decode) times of a running OpenAI-compatible engine.
+
+    URL is the engine, such as http://localhost:8000. It should serve nothing else meanwhile.
+    Prompts are random token ids, so its prefix cache does not help. A used seed meets its own
+    prompts in the cache.
+
+    \b
+    Examples:
+      prfaas profile http://localhost:8000 --model m --hardware 8xH200 --out h200.toml
+      prfaas profile URL --model m --hardware 8xH20 --batches 1,8,32 --out h20.toml
+    """
+    if len(lengths) < 2:
+        raise ConfigError(f"--lengths has {len(lengths)} value; a curve needs at least 2")
+    if seed is None:
+        seed = random.SystemRandom().randrange(2**32)
+    from prfaas.cli.plan.profile_actions import Sweep, measure_engine
+
+    sweep = Sweep(
+        url=url,
+        model=model,
+        hardware=hardware,
+        lengths=lengths,
+        repeats=repeats,
+        batches=batches,
+        contexts=contexts,
+        output_tokens=output_tokens,
+        token_id_max=max_token_id,
+        seed=seed,
+        api_key=api_key,
+    )
+    measure_engine(sweep, out)

@@ -1,0 +1,260 @@
+"""`prfaas plan --confirm`: the simulator's judgement of a planned size, with its exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from prfaas.planner import formatting as w
+from prfaas.planner.answer.plan import Plan
+from prfaas.planner.problem import Problem
+from prfaas.planner.sizing import neighbours
+from prfaas.planner.sizing.confidence import REQUESTS
+from prfaas.planner.sizing.neighbours import Candidate
+from prfaas.sim.scenario.seeds import in_parallel
+from prfaas.sim.sizing.findings import Finding, Report, in_words, report
+from prfaas.sim.sizing.trial import Figures, Trial, trial_of, try_out
+
+_SHORT = {Finding.HOLDS: "holds", Finding.DOES_NOT_HOLD: "no", Finding.NOT_DECIDED: "open"}
+DEFAULT_SEEDS = 5
+_NO_DEMAND_RATIO = 0.95  # of Λ_max: at all of it queues have no end
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A fleet and the simulator's report on it."""
+
+    candidate: Candidate
+    report: Report
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """The simulator's judgement of a plan.
+
+    Args:
+        demand_per_s: Simulated arrival rate, req/s.
+        num_seeds: Runs of each fleet.
+        fleets: The answer first, then the others.
+        sentence: The result and the next step.
+    """
+
+    demand_per_s: float
+    num_seeds: int
+    fleets: tuple[Judged, ...]
+    sentence: str
+
+    @property
+    def confirmed(self) -> bool:
+        """Return True if the answer was simulated and holds."""
+        return bool(self.fleets) and self.fleets[0].report.finding is Finding.HOLDS
+
+
+def confirm(plan: Plan, num_seeds: int) -> Confirmation:
+    """Simulate a plan's answer and its neighbours; a progress bar goes to standard error.
+
+    Args:
+        plan: With a demand, its cheapest fleet is the answer; without, the fleet of its file at
+            the rate that it sustains.
+        num_seeds: Runs of each fleet, with other arrivals and lengths.
+    """
+    problem, demand = plan.question.problem, plan.question.arrival_per_s
+    if demand is None:
+        return _given_fleet(plan, num_seeds)
+    if plan.sizing is None or plan.sizing.cheapest is None:
+        nothing = "The planner has no fleet for this demand: there is nothing to simulate."
+        return Confirmation(demand, num_seeds, (), nothing)
+    fleet = plan.sizing.cheapest
+    asked = [
+        neighbours.answered("cheapest", problem, fleet),
+        *neighbours.one_less(problem, fleet, demand),
+        neighbours.as_given("as in the file", problem, demand),
+    ]
+    judged = _judged(asked, demand, num_seeds)
+    next_one = None
+    if judged[0].report.finding is not Finding.HOLDS:
+        next_one = _first_that_holds(problem, demand, num_seeds)
+    fleets = judged if next_one is None else [*judged, next_one]
+    return Confirmation(demand, num_seeds, tuple(fleets), _sentence(demand, judged, next_one))
+
+
+def _given_fleet(plan: Plan, num_seeds: int) -> Confirmation:
+    problem, found = plan.question.problem, plan.exact.prfaas.operation
+    share = _NO_DEMAND_RATIO if problem.ttft_p90_s is None else 1.0
+    rate = found.rate_per_s * share
+    if rate <= 0:
+        nothing = "The plan sustains nothing: there is nothing to simulate."
+        return Confirmation(rate, num_seeds, (), nothing)
+    price = problem.gpu_price_per_h + plan.exact.prfaas.link_price_per_h * share
+    candidate = Candidate("as in the file", problem, found, True, price)
+    judged = _judged([candidate], rate, num_seeds)
+    return Confirmation(rate, num_seeds, tuple(judged), _sentence(rate, judged, None))
+
+
+def _first_that_holds(problem: Problem, demand: float, num_seeds: int) -> Judged | None:
+    for candidate in neighbours.larger(problem, demand):
+        judged = _judged([candidate], demand, num_seeds)[0]
+        if judged.report.finding is Finding.HOLDS:
+            return judged
+    return None
+
+
+def _judged(candidates: Sequence[Candidate], rate: float, num_seeds: int) -> list[Judged]:
+    trials = [
+        trial_of(each.problem, each.found, rate, REQUESTS, seed)
+        for each in candidates
+        for seed in range(1, num_seeds + 1)
+    ]
+    found = _run(trials)
+    return [
+        Judged(each, report(each.problem, found[i * num_seeds : (i + 1) * num_seeds]))
+        for i, each in enumerate(candidates)
+    ]
+
+
+def _run(trials: Sequence[Trial]) -> list[Figures]:
+    """All figures in the order of the trials."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    found: dict[int, Figures] = {}
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("simulating", total=len(trials))
+        for (number, _), figures in in_parallel(_numbered, list(enumerate(trials))):
+            found[number] = figures
+            progress.advance(bar)
+    return [found[number] for number in range(len(trials))]
+
+
+def _numbered(task: tuple[int, Trial]) -> Figures:
+    return try_out(task[1])
+
+
+def _sentence(demand: float, judged: Sequence[Judged], next_one: Judged | None) -> str:
+    answer = judged[0]
+    fleet = _fleet(answer.candidate)
+    if answer.report.finding is Finding.HOLDS:
+        sentence = f"The simulator confirms it: {fleet} carries {demand:.4g} req/s"
+        p90 = in_words(answer.report.ttft_p90_s, 1, "s")
+        return f"{sentence} with a TTFT P90 of {p90}{_of_neighbours(judged[1:])}."
+    says = (
+        "does not confirm it"
+        if answer.report.finding is Finding.DOES_NOT_HOLD
+        else ("does not decide it")
+    )
+    sentence = f"The simulator {says}: with {fleet} at {demand:.4g} req/s {answer.report.binding}"
+    return f"{sentence}; {_next_step(answer, next_one)}."
+
+
+def _of_neighbours(judged: Iterable[Judged]) -> str:
+    parts = []
+    for each in judged:
+        name, found = each.candidate.name, each.report
+        if not each.candidate.carries and found.finding is Finding.DOES_NOT_HOLD:
+            parts.append(f"{name} is not enough ({found.binding})")
+        elif not each.candidate.carries and found.finding is Finding.HOLDS:
+            parts.append(f"{name} is enough too, which the planner denies")
+        elif not each.candidate.carries:
+            parts.append(f"{name} is not decided ({found.binding})")
+    return "".join(f"; {part}" for part in parts)
+
+
+def _next_step(answer: Judged, next_one: Judged | None) -> str:
+    if next_one is not None:
+        p90 = in_words(next_one.report.ttft_p90_s, 1, "s")
+        price = f"{next_one.candidate.price_per_h:,.4g} an hour"
+        return f"{_fleet(next_one.candidate)} for {price} holds, with a TTFT P90 of {p90}"
+    if answer.report.finding is Finding.NOT_DECIDED:
+        return "more seeds decide it: --seeds 20"
+    return "plan with a larger demand (workload.arrival_rate) or a looser target, and confirm again"
+
+
+def _fleet(candidate: Candidate) -> str:
+    problem, found = candidate.problem, candidate.found
+    parts = [f"{c.num_instances} in {c.name}" for c in problem.prfaas if c.num_instances]
+    parts.append(f"{problem.pd.num_instances} in {problem.pd.name}")
+    threshold = "nothing offloaded"
+    if found.offload_fraction > 0:
+        threshold = f"t = {w.tokens(found.offload_threshold)}"
+    split = f"N_p : N_d = {found.num_prefill} : {found.num_decode}"
+    return f"{' and '.join(parts)} ({split}, {threshold})"
+
+
+def print_confirmation(found: Confirmation, console: Console) -> None:
+    """Write the table of simulated fleets and the sentence."""
+    if found.fleets:
+        console.print()
+        console.print(_table(found))
+    style = "bold green" if found.confirmed else "bold red"
+    console.print(found.sentence, style=style, markup=False)
+
+
+def _table(found: Confirmation) -> Table:
+    table = Table(
+        title=f"Simulated at {found.demand_per_s:.4g} req/s, {found.num_seeds} seeds of "
+        f"{REQUESTS:,} requests",
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        box=None,
+        padding=(0, 2, 0, 0),
+        caption="holds: carries the demand within the targets; open: a target lies within the 95 % "
+        "interval over the seeds",
+        caption_justify="left",
+    )
+    for column in (
+        "fleet",
+        "PrfaaS/PD-P/PD-D",
+        "an hour",
+        "planner",
+        "simulated",
+        "TTFT P90",
+        "TPOT",
+    ):
+        table.add_column(column, justify="left" if column == "fleet" else "right")
+    for each in found.fleets:
+        settings, figures = each.candidate.found, each.report
+        table.add_row(
+            each.candidate.name,
+            f"{settings.num_prfaas}/{settings.num_prefill}/{settings.num_decode}",
+            f"{each.candidate.price_per_h:,.4g}",
+            "holds" if each.candidate.carries else "no",
+            _SHORT[figures.finding],
+            in_words(figures.ttft_p90_s, 1, "s"),
+            in_words(figures.tpot_s, 1e3, "ms"),
+        )
+    return table
+
+
+def as_dict(found: Confirmation) -> dict[str, Any]:
+    """Values for JSON."""
+    return {
+        "confirmed": found.confirmed,
+        "sentence": found.sentence,
+        "demand_per_s": found.demand_per_s,
+        "num_seeds": found.num_seeds,
+        "num_requests": REQUESTS,
+        "fleets": [_fleet_as_dict(each) for each in found.fleets],
+    }
+
+
+def _fleet_as_dict(each: Judged) -> dict[str, Any]:
+    problem, settings = each.candidate.problem, each.candidate.found
+    return {
+        "name": each.candidate.name,
+        "prfaas": [cluster.num_instances for cluster in problem.prfaas],
+        "pd": problem.pd.num_instances,
+        "num_prefill": settings.num_prefill,
+        "offload_threshold": settings.offload_threshold if settings.offload_fraction > 0 else None,
+        "price_per_h": each.candidate.price_per_h,
+        "planner_holds": each.candidate.carries,
+        **asdict(each.report),
+    }

@@ -1,0 +1,186 @@
+"""What `prfaas simulate` does; apart, because its imports take most of a second."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from prfaas.cli.common.console import console_for
+from prfaas.cli.plan.policy_table import ROWS
+from prfaas.core.routing.policies import PolicyName
+from prfaas.errors import ConfigError
+from prfaas.sim.report.chrome_trace import write_chrome_trace
+from prfaas.sim.results.recorded_run import NUM_RECORDED_MAX
+from prfaas.sim.results.summary import Results
+from prfaas.sim.scenario.run import Run, find_knee, run
+from prfaas.sim.scenario.scenario_loader import Scenario, load_scenario
+
+_COLUMNS = 110  # of output that goes to a file or a pipe
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What is made of the runs.
+
+    Attributes:
+        as_json: Print JSON.
+        report: Where the HTML report goes, if one is wanted.
+        series: Where the time series go, if they are wanted.
+        chrome_trace: Where the Chrome trace goes, if one is wanted.
+        command: The command that makes the same again.
+    """
+
+    as_json: bool = False
+    report: Path | None = None
+    series: Path | None = None
+    chrome_trace: Path | None = None
+    command: str = ""
+
+
+def command_of(
+    file: Path, settings: Sequence[str], policies: Sequence[str], seed: int | None
+) -> str:
+    """The command line of a run."""
+    words = ["prfaas", "simulate", str(file)]
+    words += [word for setting in settings for word in ("--set", setting)]
+    words += [word for policy in policies for word in ("--policy", policy)]
+    words += [] if seed is None else ["--seed", str(seed)]
+    return shlex.join(words)
+
+
+def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
+    """Run a scenario under each policy.
+
+    Raises:
+        ConfigError: A file can not be written.
+    """
+    _check(scenarios, output)
+    first = next(iter(scenarios.values()))
+    found, drawn = {}, {}
+    for name, scenario in scenarios.items():
+        done = _with_progress(name, scenario, recorded=output.chrome_trace is not None)
+        found[name] = done.results
+        if output.report is not None or output.series is not None:
+            from prfaas.sim.report.run_figures import figures_of
+
+            drawn[name] = figures_of(done)
+        if output.chrome_trace is not None:
+            _write_trace(done, output.chrome_trace, output.command)
+    if output.report is not None:
+        from prfaas.sim.report.html_report import html_report
+
+        origin = {"command": output.command, "prfaas": version("prfaas")}
+        _write(output.report, html_report(first, drawn, ROWS, origin))
+    if output.series is not None:
+        from prfaas.sim.report.series_file import series_of
+
+        _write(output.series, json.dumps(series_of(first.title, drawn)))
+    if output.as_json:
+        runs = {name: results.as_dict() for name, results in found.items()}
+        said = {"title": first.title, "seed": first.seed, "notes": first.notes, "runs": runs}
+        click.echo(json.dumps(said, indent=2))
+        return
+    console = console_for(_COLUMNS)
+    console.print(f"{first.title}; seed {first.seed}; " + "; ".join(first.notes), soft_wrap=True)
+    console.print(_table(found))
+    for path in (output.report, output.series, output.chrome_trace):
+        if path is not None:
+            console.print(f"wrote {path}", soft_wrap=True, markup=False)
+    for name, results in found.items():
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in results.decisions.items())
+        console.print(f"{name}: {reasons}; digest {results.digest[:12]}", soft_wrap=True)
+
+
+def show_knees(scenarios: Mapping[str, Scenario], *, attainment: float, as_json: bool) -> None:
+    """Find the highest load that holds the targets, under each policy."""
+    found = {name: find_knee(scenario, attainment) for name, scenario in scenarios.items()}
+    rates = {
+        name: None if knee is None else knee.results.num_requests / knee.results.window_s
+        for name, knee in found.items()
+    }
+    if as_json:
+        click.echo(json.dumps({"attainment": attainment, "rate_per_s": rates}, indent=2))
+        return
+    for name, rate in rates.items():
+        said = "the targets do not hold at any load" if rate is None else f"{rate:.2f} req/s"
+        click.echo(f"{name}: {said}")
+
+
+def load_scenarios(
+    file: Path, settings: Sequence[str], policies: Sequence[str], seed: int | None
+) -> dict[str, Scenario]:
+    """The scenario of a file under each policy, by the policy's name.
+
+    Raises:
+        ConfigError: The scenario is wrong.
+    """
+    scenario = load_scenario(file, settings)
+    if seed is not None:
+        scenario = scenario.with_seed(seed)
+    names = policies or (scenario.setup.routing.policy.value,)
+    return {name: scenario.with_policy(PolicyName(name)) for name in names}
+
+
+def _check(scenarios: Mapping[str, Scenario], output: Output) -> None:
+    """Before a run of minutes: can its files be written at all?"""
+    if output.chrome_trace is not None and len(scenarios) > 1:
+        raise ConfigError(
+            f"--chrome-trace shows one run and {len(scenarios)} policies were asked for; "
+            "choose one with --policy"
+        )
+    for path in (output.report, output.series, output.chrome_trace):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"{path}: the directory {path.absolute().parent} is not there")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+
+
+def _write_trace(done: Run, path: Path, command: str) -> None:
+    try:
+        write_chrome_trace(done, path, {"command": command, "prfaas": version("prfaas")})
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    count = len(done.simulation.requests)
+    if count > NUM_RECORDED_MAX:
+        click.echo(
+            f"{path}: the first {NUM_RECORDED_MAX:,} of {count:,} requests; more would be too much "
+            "for a trace viewer",
+            err=True,
+        )
+
+
+def _with_progress(name: str, scenario: Scenario, *, recorded: bool) -> Run:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"simulating {name}", total=None)
+        return run(
+            scenario,
+            lambda done, total: progress.update(task, completed=done, total=total),
+            num_recorded=NUM_RECORDED_MAX if recorded else 0,
+        )
+
+
+def _table(found: dict[str, Results]) -> Table:
+    table = Table("", *found, box=None, padding=(0, 2))
+    for label, cell in ROWS:
+        table.add_row(label, *(cell(results) for results in found.values()))
+    return table

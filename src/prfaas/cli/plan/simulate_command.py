@@ -1,0 +1,96 @@
+"""`prfaas simulate`: the same decisions, on a virtual clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_POLICIES = ("local", "remote", "paper", "observed", "adaptive")
+
+
+@click.command()
+@click.argument("scenario", type=_FILE)
+@click.option("--set", "settings", multiple=True, metavar="A.B=V", help="Change one setting.")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    type=click.Choice(_POLICIES),
+    help="Routing policy; several are compared on the same requests.",
+)
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of arrivals and lengths.")
+@click.option(
+    "--seeds",
+    "num_seeds",
+    type=click.IntRange(1, 100),
+    help="Run so many consecutive seeds in parallel; print means and 95 % intervals.",
+)
+@click.option("--sweep", is_flag=True, help="Find the highest load that holds the targets.")
+@click.option(
+    "--attainment",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.9,
+    show_default=True,
+    help="Share of requests that have to meet every target, for --sweep.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--report", type=_FILE, help="Write one HTML file that opens without a network.")
+@click.option("--series", type=_FILE, help="Write time series for the console's replay, as JSON.")
+@click.option(
+    "--chrome-trace",
+    type=_FILE,
+    help="Write a trace of one policy for Perfetto or chrome://tracing.",
+)
+def simulate(
+    *,
+    scenario: Path,
+    settings: tuple[str, ...],
+    policies: tuple[str, ...],
+    seed: int | None,
+    num_seeds: int | None,
+    sweep: bool,
+    attainment: float,
+    as_json: bool,
+    report: Path | None,
+    series: Path | None,
+    chrome_trace: Path | None,
+) -> None:
+    """Run a scenario on a virtual clock, with the policies that serve traffic.
+
+    SCENARIO is a TOML file: a plan file with clusters and model, what arrives, and what breaks;
+    see docs/simulator.md.
+
+    \b
+    Examples:
+      prfaas simulate examples/sim/paper-poisson.toml
+      prfaas simulate examples/sim/link-cut.toml --policy paper --policy adaptive
+      prfaas simulate examples/sim/bursty.toml --set workload.rate=2.8 --seed 7 --json
+      prfaas simulate examples/sim/link-cut.toml --policy paper --policy adaptive --report cut.html
+      prfaas simulate examples/sim/link-cut.toml --series cut.json
+      prfaas simulate examples/sim/link-cut.toml --chrome-trace trace.json
+      prfaas simulate examples/sim/scarce-link.toml --sweep
+      prfaas simulate examples/sim/bursty.toml --policy paper --policy adaptive --seeds 5
+    """
+    if num_seeds is not None and (sweep or report or series or chrome_trace):
+        raise click.UsageError(
+            "--seeds makes many runs; --sweep, --report, --series and --chrome-trace take one seed"
+        )
+    if sweep and (report or series or chrome_trace):
+        raise click.UsageError(
+            "--sweep makes many runs; --report, --series and --chrome-trace show one load"
+        )
+    from prfaas.cli.plan import simulate_actions as actions
+
+    scenarios = actions.load_scenarios(scenario, settings, policies, seed)
+    if num_seeds is not None:
+        from prfaas.cli.plan.simulate_seeds import show_seeds
+
+        show_seeds(scenarios, scenario, settings, num_seeds, as_json=as_json)
+        return
+    if sweep:
+        actions.show_knees(scenarios, attainment=attainment, as_json=as_json)
+        return
+    command = actions.command_of(scenario, settings, policies, seed)
+    actions.show_runs(scenarios, actions.Output(as_json, report, series, chrome_trace, command))

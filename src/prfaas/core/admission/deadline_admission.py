@@ -1,0 +1,109 @@
+"""Admission by predicted time to first token: an early refusal instead of a queue that is late.
+
+Predictions of queues have errors, and a queue that is filled up to the target misses it with half
+of what it serves. So the target is approached only up to a margin, which follows the errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prfaas.core.admission.fair_share import FairSettings, FairShare
+from prfaas.core.routing.decision import Decision, Path
+from prfaas.units import NS_PER_S
+
+RETRY_AFTER_S_MAX = 60
+_QUANTILE = 0.9
+_STEP = 0.01
+_MARGIN_RATIO_MAX = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The answer at the door.
+
+    Attributes:
+        admitted: Let in.
+        retry_after_s: For the 429's `Retry-After`, whole seconds, at least 1; 0 when let in.
+    """
+
+    admitted: bool
+    retry_after_s: int = 0
+
+
+def admit(predicted_ttft_ns: int | None, ttft_max_ns: int | None) -> Admission:
+    """Let in what is predicted to meet the target; unknown predictions and no target let in.
+
+    Args:
+        predicted_ttft_ns: Predicted time to first token on the chosen path.
+        ttft_max_ns: Target.
+    """
+    if predicted_ttft_ns is None or ttft_max_ns is None or predicted_ttft_ns <= ttft_max_ns:
+        return Admission(admitted=True)
+    over_s = -(-(predicted_ttft_ns - ttft_max_ns) // NS_PER_S)
+    return Admission(admitted=False, retry_after_s=min(over_s, RETRY_AFTER_S_MAX))
+
+
+class Margin:
+    """Lateness against predictions: a high quantile of recent requests, found step by step.
+
+    Each request that comes later than predicted by more than the margin raises it by 0.9 of a step,
+    every other one lowers it by 0.1 of a step. A step is 1 % of the target.
+
+    Args:
+        target_ns: Target of the time to first token.
+    """
+
+    def __init__(self, target_ns: int) -> None:
+        self._step_ns, self._most_ns = target_ns * _STEP, target_ns * _MARGIN_RATIO_MAX
+        self._margin_ns = 0.0
+
+    @property
+    def margin_ns(self) -> int:
+        """Time to stay below the target, at most 30 % of it; 0 while requests come as predicted."""
+        return round(self._margin_ns)
+
+    def seen(self, late_ns: int) -> None:
+        """Record by how much a request came later than predicted; below 0 earlier."""
+        rise = _QUANTILE if late_ns > self._margin_ns else _QUANTILE - 1
+        self._margin_ns = min(max(self._margin_ns + rise * self._step_ns, 0.0), self._most_ns)
+
+
+class AdmissionControl:
+    """Admits requests that are predicted to be in time, each tenant up to its fair share.
+
+    Args:
+        target_ns: Target of the time to first token; None admits everything.
+        fairness: How tenants share what is admitted under overload.
+    """
+
+    def __init__(self, target_ns: int | None, fairness: FairSettings) -> None:
+        self._target_ns, self._fair = target_ns, FairShare(fairness)
+        self._margins = {path: Margin(target_ns or 0) for path in Path}
+
+    def decide(
+        self, tenant: str, path: Path, predicted_ns: int | None, work_ns: int, now_ns: int
+    ) -> Admission:
+        """Admit or refuse a request.
+
+        Args:
+            tenant: Whose it is; one that has had much is admitted only up to a shorter wait.
+            path: Its path.
+            predicted_ns: Predicted time to first token; None is unknown or unproven, and admitted.
+            work_ns: Its prefill as a local instance takes it, ns; counted for the tenant.
+            now_ns: Time.
+        """
+        if self._target_ns is None:
+            return Admission(admitted=True)
+        within_ns = self._target_ns - self._margins[path].margin_ns
+        found = admit(predicted_ns, self._fair.limit(tenant, within_ns, now_ns))
+        if found.admitted:
+            self._fair.let_in(tenant, work_ns, now_ns)
+        else:
+            self._fair.refused(tenant, now_ns)
+        return found
+
+    def seen(self, decision: Decision, ttft_ns: int) -> None:
+        """Record when the first token of an admitted request came."""
+        if decision.predicted_ns is not None:
+            self._margins[decision.path].seen(ttft_ns - decision.predicted_ns)

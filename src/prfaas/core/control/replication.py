@@ -1,0 +1,191 @@
+"""Which hot prefixes are copied to a pool that misses them again and again.
+
+Seconds of prefill that a copy is expected to save against bytes on a link, within a budget. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+from math import exp2
+from typing import Generic, TypeVar
+
+from prfaas.core.routing.predictions import BITS_PER_BYTE
+from prfaas.core.routing.pull_choice import Road
+from prfaas.units import NS_PER_S
+
+NUM_COPIES_MAX = 64
+"""In one interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopySettings:
+    """How hot prefixes are copied.
+
+    Attributes:
+        budget_bytes: At most so many in one interval, for each destination.
+        half_life_ns: Time in which a count halves; what is expected to be used in the future is
+            what was used within about as long.
+        num_uses_min: Decayed uses below which nothing is copied.
+        num_candidates_max: Prefixes that are counted; the coldest make room.
+    """
+
+    budget_bytes: int
+    half_life_ns: int = 60 * NS_PER_S
+    num_uses_min: float = 2.0
+    num_candidates_max: int = 10_000
+
+
+BlockId = TypeVar("BlockId", int, bytes)
+"""Name of a block; it names everything before it too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy(Generic[BlockId]):
+    """Blocks to copy.
+
+    Attributes:
+        block_ids: The prefix.
+        num_present: Leading blocks of it that are there already.
+        num_bytes: On the link.
+    """
+
+    block_ids: Sequence[BlockId]
+    num_present: int
+    num_bytes: int
+
+
+@dataclass(slots=True)
+class _Demand(Generic[BlockId]):
+    """A prefix: the first `length` of `block_ids`."""
+
+    block_ids: Sequence[BlockId]
+    length: int
+    num_present: int = 0
+    num_bytes: int = 0
+    uses: float = 0.0
+    saved_ns: float = 0.0
+    """Of one use, as of the last."""
+    counted_at_ns: int = 0
+
+    def uses_at(self, now_ns: int, half_life_ns: int) -> float:
+        return self.uses * exp2((self.counted_at_ns - now_ns) / half_life_ns)
+
+    def begins(self, other: _Demand[BlockId]) -> bool:
+        """Whether it is a beginning of another one; an id names everything before it."""
+        return (
+            self.length <= other.length
+            and other.block_ids[self.length - 1] == self.block_ids[self.length - 1]
+        )
+
+
+class HotPrefixes(Generic[BlockId]):
+    """Prefixes that one pool misses and another has: counts, and what is worth copying.
+
+    Args:
+        settings: Budget and decay.
+    """
+
+    def __init__(self, settings: CopySettings) -> None:
+        self._settings = settings
+        self._demands: dict[BlockId, _Demand[BlockId]] = {}
+
+    def __len__(self) -> int:
+        return len(self._demands)
+
+    def miss(
+        self,
+        block_ids: Sequence[BlockId],
+        length: int,
+        num_present: int,
+        *,
+        num_bytes: int,
+        saved_ns: int,
+        now_ns: int,
+    ) -> None:
+        """A request had to compute a prefix that another pool holds.
+
+        Args:
+            block_ids: Of the prompt; each names everything before it.
+            length: Of the prefix, blocks, at least 1.
+            num_present: Leading blocks of it that are there already.
+            num_bytes: To move the others.
+            saved_ns: Prefill time that they would have saved.
+            now_ns: Time.
+        """
+        key = block_ids[length - 1]
+        demand = self._demands.get(key)
+        if demand is None:
+            self._make_room(now_ns)
+            demand = self._demands[key] = _Demand(block_ids, length)
+        demand.uses = demand.uses_at(now_ns, self._settings.half_life_ns) + 1
+        demand.num_present, demand.num_bytes = num_present, num_bytes
+        demand.saved_ns, demand.counted_at_ns = saved_ns, now_ns
+
+    def choose(self, road: Road, now_ns: int) -> list[Copy[BlockId]]:
+        """What to copy in this interval; what is chosen, and its beginnings, count anew.
+
+        A copy is chosen when the expected saving exceeds the time on the link and the worth of
+        the bytes, most gain first, within the budget; of prefixes that begin alike one at a time.
+        Nothing while the link is not known or has a backlog longer than the budget.
+        """
+        backlog = road.backlog_bytes
+        if backlog is None or not road.bits_per_s or backlog > self._settings.budget_bytes:
+            return []
+        left, chosen = self._settings.budget_bytes, list[_Demand[BlockId]]()
+        for _, key, demand in sorted(self._worthwhile(road, now_ns), key=lambda entry: entry[:2]):
+            if any(demand.begins(other) for other in chosen):
+                del self._demands[key]
+            elif demand.num_bytes <= left and not any(other.begins(demand) for other in chosen):
+                left -= demand.num_bytes
+                chosen.append(demand)
+                del self._demands[key]
+            if len(chosen) == NUM_COPIES_MAX:
+                break
+        return [Copy(d.block_ids[: d.length], d.num_present, d.num_bytes) for d in chosen]
+
+    def _worthwhile(
+        self, road: Road, now_ns: int
+    ) -> Iterator[tuple[float, BlockId, _Demand[BlockId]]]:
+        """Negative gain, name and demand of every prefix that is worth its bytes."""
+        for key, demand in self._demands.items():
+            uses = demand.uses_at(now_ns, self._settings.half_life_ns)
+            saved = uses * demand.saved_ns
+            sent_ns = demand.num_bytes * BITS_PER_BYTE * NS_PER_S / max(road.bits_per_s or 1.0, 1.0)
+            cost = sent_ns + demand.num_bytes * road.ns_per_byte
+            if uses >= self._settings.num_uses_min and saved > cost:
+                yield cost - saved, key, demand
+
+    def _make_room(self, now_ns: int) -> None:
+        """Drop the coldest tenth when there are too many."""
+        if len(self._demands) < self._settings.num_candidates_max:
+            return
+        half_life_ns = self._settings.half_life_ns
+        coldest = nsmallest(
+            max(len(self._demands) // 10, 1),
+            self._demands,
+            key=lambda key: (self._demands[key].uses_at(now_ns, half_life_ns), key),
+        )
+        for key in coldest:
+            del self._demands[key]
+
+
+def marks(block_ids: Sequence[BlockId], present: int, held: int) -> Iterator[int]:
+    """Lengths, in blocks, at which a prefix is counted: powers of two, and all that is held.
+
+    So a common beginning of different prompts is found in O(log n) counts a request.
+
+    Args:
+        block_ids: Of the prompt.
+        present: Leading blocks that the pool has.
+        held: Leading blocks that the other pool has.
+    """
+    end = min(held, len(block_ids))
+    length = 1
+    while length < end:
+        if length > present:
+            yield length
+        length *= 2
+    if end > present:
+        yield end

@@ -1,0 +1,262 @@
+"""The long-term loop: moves an instance of the PD cluster between prefill and decode.
+
+Prefill produces what decode consumes. Every interval the loop is told how pressed both stages are,
+in instances' worth of work, and asks which split would leave the most pressed stage least pressed.
+
+    need of a stage = instances that are busy + work that waits, spread over the horizon
+                      + of prefill, work that the threshold keeps at home and that went away
+    pressure of a split = max(prefill need / num_prefill, decode need / num_decode)
+
+A move costs: the instance drains, is converted and starts with nothing. So the loop acts only when
+somebody is pressed, when a move of one instance would lower the pressure by more than a margin,
+when that has held for a while, and when the last move has been followed by a minimum dwell. Of two
+neighbouring splits, each can not be better than the other by the margin. A backlog may still call
+for a move and its undoing: every move back doubles the dwell before the next one back, up to a
+maximum, so that such a swing becomes rare. Neither stage is ever left without an instance.
+
+With plans of the splits at hand a move also needs the plan's consent: the split it leads to has to
+sustain as much as the present one, of requests as they are lately (`core/control/traffic_mix.py`), or hardly
+less: a mix is a sample. The threshold is then re-optimised from the plan; so it is when the plan of
+the present split has changed for good, because the link carries more or less, or requests differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from math import exp, log
+
+from prfaas.units import NS_PER_S
+
+
+class Role(StrEnum):
+    """What an instance of the PD cluster does."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSettings:
+    """Limits of the loop, and what a conversion costs.
+
+    Attributes:
+        threshold_ratio: A planned threshold that differs less from the present one changes nothing.
+        consent_ratio: Of what the plan says of the present split, the next one has to sustain.
+        pressure_min: Below this pressure nothing is moved, however uneven the stages are.
+        margin_ratio: A move has to lower the pressure by more than this share.
+        patience_ns: How long a move has to look worth while before it is made.
+        dwell_ns: From the end of one conversion to the next move.
+        dwell_max_ns: The same at most, after moves to and fro.
+        drain_max_ns: A drain that takes longer is given up.
+        horizon_ns: Waiting work counts as if it had to be done within this time.
+        smoothing_ns: Time in which what was seen before fades to 1/e in the needs; 0 forgets it.
+        conversion_ns: From the last work of the old role to the first of the new one.
+    """
+
+    threshold_ratio: float = 0.2
+    consent_ratio: float = 0.95
+    pressure_min: float = 0.75
+    margin_ratio: float = 0.10
+    patience_ns: int = 120 * NS_PER_S
+    dwell_ns: int = 300 * NS_PER_S
+    dwell_max_ns: int = 3600 * NS_PER_S
+    drain_max_ns: int = 600 * NS_PER_S
+    horizon_ns: int = 120 * NS_PER_S
+    smoothing_ns: int = 100 * NS_PER_S
+    conversion_ns: int = NS_PER_S
+
+    def paced(self, dwell_ns: int) -> RoleSettings:
+        """The same with another dwell, and all other times but the conversion in proportion."""
+        times = {f.name for f in fields(self) if f.name.endswith("_ns")} - {"conversion_ns"}
+        return replace(self, **{t: getattr(self, t) * dwell_ns // self.dwell_ns for t in times})
+
+
+@dataclass(frozen=True, slots=True)
+class StageLoad:
+    """What was seen of a stage.
+
+    Attributes:
+        busy_instances: Instances' worth of work under way, what home was spared included.
+        waiting_ns: Work that waits, in time of one instance.
+    """
+
+    busy_instances: float
+    waiting_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPlan:
+    """What the planner says of a split.
+
+    Attributes:
+        offload_threshold: Best threshold, tokens.
+        rate_per_s: Arrival rate that it sustains.
+    """
+
+    offload_threshold: int
+    rate_per_s: float
+
+
+Planned = Callable[[int], SplitPlan | None]
+"""The plan of a split by its number of prefill instances, under present conditions."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChange:
+    """One instance changes its role, or only the threshold is new.
+
+    Attributes:
+        to: What it does next; None leaves all roles as they are.
+        offload_threshold: Threshold of the new split, tokens; None keeps the present one.
+    """
+
+    to: Role | None
+    offload_threshold: int | None = None
+
+
+class RoleLoop:
+    """Decides when an instance of one PD cluster changes its role.
+
+    Args:
+        offload_threshold: The present threshold, tokens.
+        settings: Limits.
+    """
+
+    def __init__(self, offload_threshold: int, settings: RoleSettings = RoleSettings()) -> None:
+        self.settings = settings
+        self._needs: tuple[float, float] | None = None
+        self._seen_at_ns = 0
+        self._wanted: Role | None = None
+        self._wanted_since_ns = 0
+        self._threshold = max(offload_threshold, 1)
+        self._replan_since_ns: int | None = None
+        self._changing = False
+        self._changed_at_ns: int | None = None
+        self._last: Role | None = None
+        self._dwell_ns = settings.dwell_ns
+
+    def update(
+        self,
+        now_ns: int,
+        num_prefill: int,
+        num_decode: int,
+        prefill: StageLoad | None,
+        decode: StageLoad | None,
+        planned: Planned | None = None,
+    ) -> RoleChange | None:
+        """One interval has passed.
+
+        Args:
+            now_ns: When.
+            num_prefill: Instances that prefill.
+            num_decode: Instances that decode.
+            prefill: What was seen of them; None is unknown or too old.
+            decode: The same.
+            planned: Plans of splits; None without profiles.
+
+        Returns:
+            The change to start. When a role changes, the loop rests until `changed` says that it
+            is over.
+        """
+        if prefill is None or decode is None:
+            self._wanted = None
+            return None
+        self._see(now_ns, prefill, decode)
+        wanted = self._better(num_prefill, num_decode, planned)
+        if wanted is not self._wanted:
+            self._wanted, self._wanted_since_ns = wanted, now_ns
+        rests = self._changing or not self._is_rested(now_ns, wanted)
+        waits = now_ns - self._wanted_since_ns < self.settings.patience_ns
+        if wanted is None or rests or waits:
+            return None if self._changing else self._replan(now_ns, num_prefill, planned)
+        self._turn(now_ns, wanted)
+        self._changing, self._wanted = True, None
+        return RoleChange(wanted, self._take_plan(num_prefill + _step(wanted), planned))
+
+    def changed(self, now_ns: int) -> None:
+        """The change is over, or was given up: the dwell begins."""
+        self._changing = False
+        self._changed_at_ns = now_ns
+
+    def _is_rested(self, now_ns: int, wanted: Role | None) -> bool:
+        """Whether the dwell is over; on the way back it may be longer."""
+        if self._changed_at_ns is None:
+            return True
+        dwell_ns = self._dwell_ns if wanted is not self._last else self.settings.dwell_ns
+        return now_ns - self._changed_at_ns >= dwell_ns
+
+    def _turn(self, now_ns: int, wanted: Role) -> None:
+        """A move back makes the next one back rarer; a long rest makes it as easy as the first."""
+        settings = self.settings
+        rested_ns = now_ns - (self._changed_at_ns or 0)
+        if self._last not in (None, wanted):
+            doubled = min(2 * self._dwell_ns, settings.dwell_max_ns)
+            self._dwell_ns = settings.dwell_ns if rested_ns > settings.dwell_max_ns else doubled
+        self._last = wanted
+
+    def _replan(self, now_ns: int, num_prefill: int, planned: Planned | None) -> RoleChange | None:
+        """A new threshold for the present split, when its plan has changed for good."""
+        plan = planned(num_prefill) if planned else None
+        if plan is None or plan.offload_threshold < 1:
+            return None
+        far = abs(log(plan.offload_threshold / self._threshold)) > self.settings.threshold_ratio
+        if not far:
+            self._replan_since_ns = None
+            return None
+        if self._replan_since_ns is None:
+            self._replan_since_ns = now_ns
+        if now_ns - self._replan_since_ns < self.settings.patience_ns:
+            return None
+        return RoleChange(None, self._take_plan(num_prefill, planned))
+
+    def _take_plan(self, num_prefill: int, planned: Planned | None) -> int | None:
+        plan = planned(num_prefill) if planned else None
+        self._replan_since_ns = None
+        if plan is None or plan.offload_threshold < 1:
+            return None
+        self._threshold = plan.offload_threshold
+        return self._threshold
+
+    def _see(self, now_ns: int, prefill: StageLoad, decode: StageLoad) -> None:
+        horizon, smoothing = self.settings.horizon_ns, self.settings.smoothing_ns
+        newest = [s.busy_instances + s.waiting_ns / horizon for s in (prefill, decode)]
+        before, elapsed_ns = self._needs or (newest[0], newest[1]), now_ns - self._seen_at_ns
+        weight = 1 - exp(-elapsed_ns / smoothing) if smoothing else 1.0
+        self._seen_at_ns = now_ns
+        self._needs = (
+            before[0] + weight * (newest[0] - before[0]),
+            before[1] + weight * (newest[1] - before[1]),
+        )
+
+    def _better(self, num_prefill: int, num_decode: int, planned: Planned | None) -> Role | None:
+        """The role that one instance should change to; None when the split is good as it is."""
+        present = self._pressure(num_prefill, num_decode)
+        if present < self.settings.pressure_min:
+            return None
+        best, best_pressure = None, present * (1 - self.settings.margin_ratio)
+        for role in Role:
+            step = _step(role)
+            if min(num_prefill + step, num_decode - step) < 1:
+                continue
+            found = self._pressure(num_prefill + step, num_decode - step)
+            if found < best_pressure and self._agrees(planned, num_prefill, step):
+                best, best_pressure = role, found
+        return best
+
+    def _agrees(self, planned: Planned | None, num_prefill: int, step: int) -> bool:
+        """Whether the plan does not mind a move."""
+        present, found = (planned(num_prefill + n) if planned else None for n in (0, step))
+        if present is None or found is None:
+            return True
+        return found.rate_per_s >= self.settings.consent_ratio * present.rate_per_s
+
+    def _pressure(self, num_prefill: int, num_decode: int) -> float:
+        assert self._needs is not None  # noqa: S101 (seen before it is asked)
+        return max(self._needs[0] / num_prefill, self._needs[1] / num_decode)
+
+
+def _step(role: Role) -> int:
+    """Change of the number of prefill instances when one takes a role."""
+    return 1 if role is Role.PREFILL else -1

@@ -1,0 +1,89 @@
+"""Evidence for the threshold: recent requests, and the length at which all stages carry alike.
+
+The plan's threshold is a guess about requests to come, and is wrong where they, the link or the
+instances have become others. From what arrived lately and the cost model the best threshold for
+exactly these requests follows: the one at which the busiest of local prefill, remote prefill and
+link has least to do. With every request the plan counts less and the evidence more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import exp, log
+from typing import NamedTuple
+
+from prfaas.core.routing.predictions import BITS_PER_BYTE
+from prfaas.units import NS_PER_S
+
+NUM_KEPT = 512
+"""Requests that are looked at: enough for the shares of work, few enough to follow the day."""
+NUM_FOR_HALF = 128
+"""Requests after which plan and evidence count alike."""
+
+
+class Work(NamedTuple):
+    """One request on either path.
+
+    Attributes:
+        num_new_tokens: Incremental length, tokens.
+        local_ns: Prefill on a local instance.
+        remote_ns: Prefill on a remote instance; None when it can not go there.
+        shipped_bytes: What the remote path ships.
+    """
+
+    num_new_tokens: int
+    local_ns: int
+    remote_ns: int | None
+    shipped_bytes: int
+
+
+class Balance:
+    """Recent requests through one link, and the threshold that they ask for.
+
+    Args:
+        planned: t of the plan, tokens.
+    """
+
+    def __init__(self, planned: int) -> None:
+        self._recent: deque[Work] = deque(maxlen=NUM_KEPT)
+        self.replan(planned)
+
+    def replan(self, planned: int) -> None:
+        """Start over from another plan: what was seen is kept, and counts for nothing yet."""
+        self._planned, self._num_seen = max(planned, 1), 0
+
+    def note(self, work: Work) -> None:
+        """Add a request."""
+        self._recent.append(work)
+        self._num_seen += 1
+
+    def threshold(self, num_local: float, num_remote: float, bits_per_s: float) -> int:
+        """Return the threshold that plan and evidence give together, tokens.
+
+        Args:
+            num_local: Instances that prefill locally.
+            num_remote: Instances of the remote cluster that this link has to itself.
+            bits_per_s: What the link carries.
+        """
+        if not self._num_seen or num_local <= 0 or num_remote <= 0 or bits_per_s <= 0:
+            return self._planned
+        found = self._balanced(num_local, num_remote, bits_per_s)
+        weight = self._num_seen / (self._num_seen + NUM_FOR_HALF)
+        return max(1, round(exp((1 - weight) * log(self._planned) + weight * log(found))))
+
+    def _balanced(self, num_local: float, num_remote: float, bits_per_s: float) -> int:
+        """Go up from the shortest request until home is the busiest."""
+        ns_per_byte = BITS_PER_BYTE * NS_PER_S / bits_per_s
+        local_ns = sum(w.local_ns for w in self._recent if w.remote_ns is None) / num_local
+        movable = sorted(w for w in self._recent if w.remote_ns is not None)
+        remote_ns = sum(w.remote_ns or 0 for w in movable) / num_remote
+        link_ns = sum(w.shipped_bytes for w in movable) * ns_per_byte
+        threshold = 1
+        for work in movable:
+            local_ns += work.local_ns / num_local
+            if local_ns > max(remote_ns, link_ns):
+                return threshold
+            remote_ns -= (work.remote_ns or 0) / num_remote
+            link_ns -= work.shipped_bytes * ns_per_byte
+            threshold = max(work.num_new_tokens, 1)
+        return threshold

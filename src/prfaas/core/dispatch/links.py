@@ -1,0 +1,102 @@
+"""The links between pools: what is known of each, its threshold, and who uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prfaas.core.control.threshold_evidence import Balance
+from prfaas.core.control.threshold_loop import Pressures, ThresholdLoop
+from prfaas.core.dispatch.link_load import LinkBook
+from prfaas.core.dispatch.types import DispatchSettings, ThresholdMoved
+from prfaas.core.routing.policies import AdaptivePolicy, make_policy
+from prfaas.core.routing.predictions import BITS_PER_BYTE, PathSignals
+from prfaas.units import NS_PER_S
+
+
+class Link:
+    """One direction between two pools.
+
+    Args:
+        source: Pool that ships.
+        destination: Pool that receives.
+        settings: How requests are routed.
+    """
+
+    def __init__(self, source: str, destination: str, settings: DispatchSettings) -> None:
+        self.source, self.destination = source, destination
+        self.up = False
+        self.book = LinkBook(settings.stale_after_ns)
+        self.policy = make_policy(
+            settings.policy, settings.offload_threshold, settings.bandwidth, settings.ttft_max_ns
+        )
+        self.balance = Balance(settings.offload_threshold)
+        self._loop = ThresholdLoop(max(settings.offload_threshold, 1))
+
+    def signals(
+        self,
+        local_wait_ns: int | None,
+        remote_wait_ns: int | None,
+        now_ns: int,
+    ) -> PathSignals:
+        """What is known of both paths."""
+        seen = self.book.latest(now_ns)
+        if seen is None:
+            return PathSignals(local_wait_ns, remote_wait_ns)
+        backlog, rate, rtt_ns = self.book.behind(seen), seen.bits_per_s, seen.rtt_ns
+        known = local_wait_ns, remote_wait_ns, backlog, rate, rtt_ns, self.book.num_open
+        return tuple.__new__(PathSignals, known)  # half the time of PathSignals(...)
+
+    def replan(self, offload_threshold: int) -> None:
+        """Start over from another planned threshold, tokens, above 0."""
+        self.policy.offload_threshold = offload_threshold
+        self.balance.replan(offload_threshold)
+        self._loop.replan(offload_threshold)
+
+    def learn(self, num_local: float, num_remote: float, now_ns: int) -> None:
+        """Let the threshold follow what arrived lately; see `balance`."""
+        seen = self.book.latest(now_ns)
+        if seen is not None and isinstance(self.policy, AdaptivePolicy):
+            found = self.balance.threshold(num_local, num_remote, seen.bits_per_s)
+            self.policy.offload_threshold = found
+
+    def move(
+        self, local_wait_ns: int | None, remote_wait_ns: int | None, now_ns: int
+    ) -> ThresholdMoved | None:
+        """One interval of the short-term loop; None when the threshold stays."""
+        if not isinstance(self.policy, AdaptivePolicy):
+            return None
+        seen, before = self.book.latest(now_ns), self.policy.offload_threshold
+        backlog = self.book.backlog_bytes(now_ns)
+        if remote_wait_ns is not None and seen is not None and backlog and seen.bits_per_s:
+            link_ns = backlog * BITS_PER_BYTE * NS_PER_S / seen.bits_per_s
+            remote_wait_ns = max(remote_wait_ns, round(link_ns))
+        use = None if seen is None else seen.utilisation
+        pressures = Pressures(use, local_wait_ns, remote_wait_ns)
+        self.policy.offload_threshold = self._loop.update(now_ns, pressures)
+        if self.policy.offload_threshold == before:
+            return None
+        now = self.policy.offload_threshold
+        return ThresholdMoved(self.source, self.destination, before, now, pressures)
+
+
+class Links:
+    """Links by their two pools, made when they are first named.
+
+    Args:
+        settings: How requests are routed.
+    """
+
+    def __init__(self, settings: DispatchSettings) -> None:
+        self._settings = settings
+        self._links: dict[tuple[str, str], Link] = {}
+
+    def between(self, source: str, destination: str) -> Link:
+        """The link; down until somebody says that it is up."""
+        try:
+            return self._links[source, destination]
+        except KeyError:
+            link = self._links[source, destination] = Link(source, destination, self._settings)
+            return link
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(self._links.values())

@@ -1,0 +1,203 @@
+"""Which instance gets a request: filters drop candidates, scorers rate them, a picker decides.
+
+Scores are absolute: the score of a candidate does not depend on who else is there, so adding a
+worse candidate changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from prfaas.core.routing.decision import Reason
+from prfaas.units import NS_PER_S
+
+LOOKS_MAX = 256
+"""Candidates that are scored at most: those behind them wait longer."""
+HINT_WEIGHT = 0.5
+"""What a prefix that may be cached counts, against one that is."""
+SHOWN_MAX = 8
+"""Candidates that a pick remembers, for whoever asks why."""
+OPEN_HALF = 16
+"""Open requests at which an instance counts half as attractive as an idle one."""
+
+
+class Candidate(NamedTuple):
+    """What is known of an instance. A tuple, because every decision makes several.
+
+    Attributes:
+        name: Unique.
+        ready: Whether it is healthy.
+        wait_ns: Predicted wait; None when unknown.
+        hit_tokens: Usable cached prefix of this request, tokens.
+        hint_tokens: Prefix that may be cached, tokens.
+        num_open: Requests that it decodes or will decode.
+        num_tokens_max: Longest prompt it takes, tokens.
+        layouts_agree: Whether its blocks mean the same where the request will be decoded.
+        link_up: Whether its blocks can get there.
+        device_tokens: Prefix that it holds in its own memory, tokens; of `hit_tokens`.
+    """
+
+    name: str
+    ready: bool = True
+    wait_ns: int | None = 0
+    hit_tokens: int = 0
+    hint_tokens: int = 0
+    num_open: int = 0
+    num_tokens_max: int = 2**31
+    layouts_agree: bool = True
+    link_up: bool = True
+    device_tokens: int = 0
+
+
+class Weights(NamedTuple):
+    """How much each score counts; none falls when a wait is shorter or a hit longer."""
+
+    short_wait: float = 1.0
+    cached_prefix: float = 0.5
+    few_open: float = 0.0
+    on_device: float = 0.0
+
+
+ON_DEVICE = 0.05
+"""What a prompt is worth that need not be loaded from the pool: 50 ms of wait, if all of it."""
+PREFILL_WEIGHTS = Weights(on_device=ON_DEVICE)
+MIXED_WEIGHTS = Weights(few_open=0.25, on_device=ON_DEVICE)
+"""For instances that prefill and decode."""
+
+OBSTACLES = (Reason.NO_PREFILL_INSTANCE, Reason.LAYOUT_MISMATCH, Reason.LINK_DOWN)
+"""What it means when nobody passes a filter; the later ones are met by who got further."""
+
+
+class Pick(NamedTuple):
+    """The chosen candidate, or what was in the way of the one that got furthest.
+
+    `looked_at` are the first `SHOWN_MAX` that were looked at, chosen or not.
+    """
+
+    candidate: Candidate | None
+    obstacle: Reason | None = None
+    looked_at: Sequence[Candidate] = ()
+
+
+def stopped_at(candidate: Candidate, num_tokens: int) -> int | None:
+    """Filters: index of the obstacle that a candidate does not pass; None when it passes all."""
+    if not candidate.ready or num_tokens >= candidate.num_tokens_max:
+        return 0
+    if not candidate.layouts_agree:
+        return 1
+    return None if candidate.link_up else 2
+
+
+def short_wait(wait_ns: int | None) -> float:
+    """Scorer in [0, 1]: 1 at no wait, 0.5 at one second; an unknown wait counts as the worst."""
+    return 0.0 if wait_ns is None else NS_PER_S / (NS_PER_S + wait_ns)
+
+
+def cached_prefix(hit_tokens: int, hint_tokens: int, num_tokens: int) -> float:
+    """Scorer in [0, 1]: share of the prompt that is cached, or may be."""
+    if num_tokens <= 0:
+        return 0.0
+    return min(1.0, max(hit_tokens, HINT_WEIGHT * hint_tokens) / num_tokens)
+
+
+def few_open(num_open: int) -> float:
+    """Scorer in [0, 1]: 1 with nothing to decode, 0.5 at `OPEN_HALF` requests."""
+    return OPEN_HALF / (OPEN_HALF + num_open)
+
+
+def on_device(device_tokens: int, num_tokens: int) -> float:
+    """Scorer in [0, 1]: share of the prompt that lies in the instance's own memory."""
+    return min(1.0, device_tokens / num_tokens) if num_tokens > 0 else 0.0
+
+
+def scores(
+    candidate: Candidate, num_tokens: int, weights: Weights
+) -> tuple[Reason | None, dict[str, float]]:
+    """What dropped a candidate, if a filter did, and its weighted scores by name."""
+    stopped, (wait_ns, hit, hint, num_open) = stopped_at(candidate, num_tokens), candidate[2:6]
+    rated = Weights(
+        short_wait(wait_ns),
+        cached_prefix(hit, hint, num_tokens),
+        few_open(num_open),
+        on_device(candidate.device_tokens, num_tokens),
+    )
+    found = {n: w * s for n, w, s in zip(Weights._fields, weights, rated, strict=True) if w}
+    return None if stopped is None else OBSTACLES[stopped], found
+
+
+def score(candidate: Candidate, num_tokens: int, weights: Weights) -> float:
+    """Weighted sum of all scores."""
+    return (
+        weights.short_wait * short_wait(candidate.wait_ns)
+        + weights.cached_prefix
+        * cached_prefix(candidate.hit_tokens, candidate.hint_tokens, num_tokens)
+        + weights.few_open * few_open(candidate.num_open)
+        + weights.on_device * on_device(candidate.device_tokens, num_tokens)
+    )
+
+
+def is_ideal(
+    candidate: Candidate, num_tokens: int, hit_tokens_max: int, device_tokens_max: int
+) -> bool:
+    """Whether a candidate passes every filter and only a shorter wait could be better."""
+    _, ready, wait_ns, hit, _, num_open, longest, layouts_agree, link_up, device = candidate
+    if not (ready and num_tokens < longest and layouts_agree and link_up):
+        return False
+    most = hit >= hit_tokens_max and device >= device_tokens_max
+    return most and num_open == 0 and wait_ns is not None
+
+
+def pick(
+    candidates: Iterable[Candidate],
+    num_tokens: int,
+    *,
+    hit_tokens_max: int,
+    weights: Weights = PREFILL_WEIGHTS,
+    device_tokens_max: int = 0,
+) -> Pick:
+    """The candidate that passes every filter and has the highest score.
+
+    Looks no further than needed: it stops once nobody who waits longer could score higher.
+
+    Args:
+        candidates: The instances, those that wait less first, which also decides among equals.
+            An unknown wait may stand anywhere.
+        num_tokens: Length of the prompt, tokens.
+        hit_tokens_max: No candidate has a longer cached prefix, certain or not, tokens.
+        weights: Of the scores.
+        device_tokens_max: No candidate holds a longer prefix in its own memory, tokens.
+
+    Returns:
+        The best of the first `LOOKS_MAX` that pass; without any, what stopped the one that got
+        furthest.
+    """
+    best, best_score, furthest, num_looks = None, -1.0, 0, 0
+    looked_at: list[Candidate] = []
+    ideal: Candidate | None = None
+    for candidate in candidates:
+        if len(looked_at) < SHOWN_MAX:
+            looked_at.append(candidate)
+        _, ready, wait_ns, _, _, _, longest, layouts_agree, link_up, _ = candidate
+        if not (ready and num_tokens < longest and layouts_agree and link_up):
+            furthest = max(furthest, stopped_at(candidate, num_tokens) or 0)
+            continue
+        if (found := score(candidate, num_tokens, weights)) > best_score:
+            best, best_score = candidate, found
+        num_looks += 1
+        if num_looks == LOOKS_MAX or is_ideal(
+            candidate, num_tokens, hit_tokens_max, device_tokens_max
+        ):
+            break
+        # Nobody behind this one is better than an ideal one with the same wait.
+        if ideal is None or (wait_ns or 0) != ideal.wait_ns:
+            ideal = Candidate(
+                "",
+                wait_ns=wait_ns or 0,
+                hit_tokens=hit_tokens_max,
+                device_tokens=device_tokens_max,
+            )
+            ideal_score = score(ideal, num_tokens, weights)
+        if best_score >= ideal_score:
+            break
+    return Pick(best, None if best else OBSTACLES[furthest], looked_at)

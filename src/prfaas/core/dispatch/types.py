@@ -1,0 +1,241 @@
+"""What the dispatcher is told, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import NamedTuple
+
+from prfaas.core.admission.fair_share import FairSettings
+from prfaas.core.control.threshold_loop import Pressures
+from prfaas.core.kv.blocks import Layout
+from prfaas.core.routing.calibration import CalibrationSettings
+from prfaas.core.routing.decision import Decision, Path
+from prfaas.core.routing.policies import Bandwidth, PolicyName
+from prfaas.core.routing.predictions import CostModel
+from prfaas.units import NS_PER_S
+
+BYTES_PER_TB = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An instance of a cluster.
+
+    Attributes:
+        name: Unique among all clusters.
+        pool: Where its blocks are kept; instances of one pool share a prefix cache.
+    """
+
+    name: str
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
+class HomeCluster:
+    """The PD cluster.
+
+    Attributes:
+        name: Unique.
+        prefill: Instances that prefill.
+        decode: Instances that only decode; None when those that prefill decode as well.
+        costs: Predicts compute; None without profiles.
+    """
+
+    name: str
+    prefill: tuple[Member, ...]
+    decode: tuple[Member, ...] | None = None
+    costs: CostModel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteCluster:
+    """A PrfaaS cluster.
+
+    Attributes:
+        name: Unique.
+        instances: They prefill.
+        costs: Predicts compute and bytes; None without profiles.
+        price_per_tb: Price of 10**12 bytes on its link.
+    """
+
+    name: str
+    instances: tuple[Member, ...]
+    costs: CostModel | None = None
+    price_per_tb: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchSettings:
+    """How requests are routed.
+
+    Attributes:
+        policy: Which policy.
+        offload_threshold: t, tokens.
+        bandwidth: Regime of the paper's rule.
+        moving_threshold: Let the short-term loop move the threshold; only `adaptive` has one that
+            moves.
+        ttft_max_ns: Target of the time to first token; None is no target.
+        admission: Refuse what is predicted to miss the target.
+        fairness: How tenants share what is let in under overload.
+        stale_after_ns: Age beyond which a report counts as unknown.
+        pulls: Let `adaptive` fetch a prefix from a PrfaaS cluster for a prefill at home.
+        calibration: How predictions are corrected by what is observed.
+        second_price: What a second of a request's time is worth, in the currency of
+            `price_per_tb`; None makes bytes free.
+    """
+
+    policy: PolicyName
+    offload_threshold: int
+    bandwidth: Bandwidth = Bandwidth.SCARCE
+    moving_threshold: bool = False
+    ttft_max_ns: int | None = None
+    admission: bool = False
+    fairness: FairSettings = FairSettings()  # noqa: RUF009 (frozen)
+    stale_after_ns: int = 3 * NS_PER_S
+    pulls: bool = False
+    second_price: float | None = None
+    calibration: CalibrationSettings = CalibrationSettings()  # noqa: RUF009 (frozen)
+
+    def ns_per_byte(self, price_per_tb: float) -> float:
+        """Worth of a byte as time of a request, ns."""
+        if self.second_price is None:
+            return 0.0
+        return price_per_tb / BYTES_PER_TB / self.second_price * NS_PER_S
+
+
+NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+class Arrival(NamedTuple):
+    """A request, as a gateway knows it: its output length is not among it.
+
+    Attributes:
+        request_id: Unique among the open requests.
+        num_prompt_tokens: Length of the prompt.
+        num_tokens_to_fit: What an instance has to be able to hold, tokens; 0 takes any.
+        hits: Usable cached prefix by pool, tokens, and by instance what it holds in its own memory;
+            who is left out holds nothing.
+        hints: The same for pools whose contents are not certain: it draws a request to them, and
+            decides nothing else.
+        offloadable: Whether prefill and decode may be split.
+        shippable_tokens: Prefix that could be shipped; where decode has as much, nothing is. None
+            is the whole prompt.
+        avoid: Instance that was tried already.
+        tenant: Whose it is.
+        may_ship: Whether its tenant may use the links.
+        layout: Of its blocks; None while unknown, and then they fit into every pool.
+        streams: Whether its first token is seen; only such requests tell how long decode takes.
+    """
+
+    request_id: int
+    num_prompt_tokens: int
+    num_tokens_to_fit: int
+    hits: Mapping[str, int]
+    hints: Mapping[str, int] = NOTHING
+    offloadable: bool = True
+    shippable_tokens: int | None = None
+    avoid: str = ""
+    tenant: str = ""
+    may_ship: bool = True
+    layout: Layout | None = None
+    streams: bool = True
+
+
+class Routed(NamedTuple):
+    """Where a request goes.
+
+    Attributes:
+        decision: The path and why.
+        cluster: The cluster that prefills.
+        prefill: The instance that prefills.
+        decode: The instance that decodes; None while it is not chosen.
+        source: Pool that ships the blocks; "" where nothing is shipped.
+        destination: Pool that they are decoded from.
+        num_prompt_tokens: Length of the prompt.
+        hit_tokens: Cached prefix where it is prefilled, tokens.
+        present_tokens: Cached prefix at the destination, tokens; it is not shipped.
+        home_tokens: Cached prefix for the PD instance that would prefill, tokens: at the
+            destination, or in the instance's own memory.
+        away_tokens: The same for the instance of the PrfaaS cluster that was looked at.
+        shipped_bytes: What the link is promised: the prompt's blocks, or on the local path those of
+            a prefix that is pulled; 0 without either, or without a cost model.
+    """
+
+    decision: Decision
+    cluster: str
+    prefill: str
+    decode: str | None
+    source: str
+    destination: str
+    num_prompt_tokens: int
+    hit_tokens: int
+    present_tokens: int
+    home_tokens: int
+    away_tokens: int
+    shipped_bytes: int
+
+    @property
+    def pulls(self) -> bool:
+        """Whether it is prefilled at home, with a prefix that a PrfaaS cluster holds."""
+        return self.decision.path is Path.LOCAL and bool(self.source)
+
+
+class Refusal(StrEnum):
+    """Why a request is not served; bounded, so that it can label a metric."""
+
+    PREDICTED_LATE = "predicted_late"
+    NO_INSTANCE = "no_instance"
+    """No instance of the PD cluster can take it."""
+
+
+class Refused(NamedTuple):
+    """A request that is not let in.
+
+    Attributes:
+        reason: Why.
+        retry_after_s: When it is worth another try, whole seconds, at least 1.
+        decision: Where it would have gone.
+    """
+
+    reason: Refusal
+    retry_after_s: int
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """Where a request would go if it came now; nothing is booked.
+
+    Attributes:
+        decision: The path and why.
+        prefill: The instance that would prefill; None when none can.
+        source: Pool that would ship blocks.
+        destination: Pool that it would be decoded from.
+    """
+
+    decision: Decision
+    prefill: str | None
+    source: str
+    destination: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdMoved:
+    """The short-term loop moved the threshold of the link between two pools.
+
+    Attributes:
+        source: Pool that ships.
+        destination: Pool that receives.
+        before: Threshold before, tokens.
+        offload_threshold: Threshold from here on, tokens.
+        pressures: What the loop saw.
+    """
+
+    source: str
+    destination: str
+    before: int
+    offload_threshold: int
+    pressures: Pressures

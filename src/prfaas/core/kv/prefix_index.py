@@ -1,0 +1,373 @@
+"""Who holds which blocks, and how much of a prompt everybody can serve.
+
+The index is fed by ordered event streams, one per source: a pool node, or an engine for its device
+memory. When a stream breaks or has a gap, what was known of the source is no longer certain: it
+counts as no hit, and only draws requests to the source, until a new snapshot begins. During a
+snapshot the source counts as empty.
+
+A block costs 17 to 48 bytes however many sources hold it: one slot of a hash table
+(`block_table.py`) with its short key (`short_keys.py`) and the number of the set of its sources
+(`source_sets.py`). One look at a prompt's hashes answers for all sources (`hit_lengths.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntFlag, StrEnum
+
+import numpy as np
+
+from prfaas.core.kv.block_table import BlockTable, Flags, Keys, Places, Values
+from prfaas.core.kv.blocks import CacheGroup, Layout
+from prfaas.core.kv.hit_lengths import hit_lengths
+from prfaas.core.kv.short_keys import group_keys, short_key, short_keys, short_keys_of, tails
+from prfaas.core.kv.source_sets import SourceSets
+
+
+class SourceState(StrEnum):
+    """How far the index may trust what it knows of a source."""
+
+    EXACT = "exact"
+    INCOMPLETE = "incomplete"
+    """The source holds more than the index knows: a hit is at least what the index says."""
+    DEGRADED = "degraded"
+    """The stream broke: what the source held then is a hint."""
+    REBUILDING = "rebuilding"
+    """Waiting for a snapshot, or in the middle of one."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether every event was heard, so that a hit is certain."""
+        return self in (SourceState.EXACT, SourceState.INCOMPLETE)
+
+
+class Tier(IntFlag):
+    """Where a block lies; it may lie in several tiers."""
+
+    HOST = 1
+    DISK = 2
+    DEVICE = 4
+    ANY = 7
+
+
+NUM_BLOCKS_MAX = 16_000_000
+"""Blocks of one source that are remembered."""
+PENDING_KEYS_MAX = 4096
+"""Changes that wait to be written together."""
+FEW_KEYS = 8
+"""Up to this, naming blocks one by one is faster than all at once."""
+
+
+@dataclass(slots=True)
+class _Source:
+    number: int
+    state: SourceState = SourceState.REBUILDING
+    full: bool = False
+    num_blocks: int = 0
+
+
+class PrefixIndex:
+    """Blocks by source and tier.
+
+    Changes are written some thousands at a time, and before anybody looks.
+
+    Args:
+        num_blocks_max: Blocks of one source that are remembered. Of a source with more some are not
+            known, and it counts as INCOMPLETE until its next snapshot.
+    """
+
+    def __init__(self, num_blocks_max: int = NUM_BLOCKS_MAX) -> None:
+        self._num_blocks_max = num_blocks_max
+        self._sources: dict[str, _Source] = {}
+        self._by_number: list[_Source] = []
+        self._sets = SourceSets()
+        self._table = BlockTable(self._sets.canonical)
+        self._pending: list[tuple[Keys, Places]] = []
+        """Blocks, each with a source, a tier, and whether it came, as one number."""
+        self._num_pending = 0
+        self._few: tuple[list[int], list[int]] = [], []
+        """The same of the last few, behind all others."""
+
+    # What sources say
+
+    def begin_snapshot(self, source: str) -> None:
+        """Forget what is known of `source`; it counts as empty until `end_snapshot`."""
+        self._write()
+        known = self._source(source)
+        self._sets.forget(known.number)
+        known.state, known.full, known.num_blocks = SourceState.REBUILDING, False, 0
+
+    def end_snapshot(self, source: str, *, complete: bool = True) -> None:
+        """All blocks of the snapshot were added: trust the source from here on.
+
+        Args:
+            source: Its name.
+            complete: The snapshot names all that the source holds.
+        """
+        self._write()
+        known = self._source(source)
+        known.full = known.full or not complete
+        known.state = SourceState.INCOMPLETE if known.full else SourceState.EXACT
+
+    def lose(self, source: str) -> None:
+        """The event stream of `source` broke; half a snapshot is worth nothing."""
+        known = self._source(source)
+        if known.state is SourceState.REBUILDING:
+            self.begin_snapshot(source)
+        else:
+            known.state = SourceState.DEGRADED
+
+    def resume(self, source: str) -> None:
+        """A DEGRADED source is followed again, and nothing was missed."""
+        known = self._source(source)
+        if known.state is SourceState.DEGRADED:
+            known.state = SourceState.INCOMPLETE if known.full else SourceState.EXACT
+
+    def add(
+        self,
+        source: str,
+        layout_id: bytes,
+        keys: Sequence[tuple[int, bytes]],
+        tier: Tier = Tier.HOST,
+    ) -> None:
+        """`source` stored blocks, by group and hash, in a tier. Adding one twice is harmless."""
+        self._change(source, layout_id, keys, tier, added=True)
+
+    def remove(
+        self,
+        source: str,
+        layout_id: bytes,
+        keys: Sequence[tuple[int, bytes]],
+        tier: Tier = Tier.ANY,
+    ) -> None:
+        """`source` dropped blocks from a tier. Removing an unknown one is harmless."""
+        self._change(source, layout_id, keys, tier, added=False)
+
+    def change(
+        self,
+        source: str,
+        layout_id: bytes,
+        ends: Keys,
+        runs: Sequence[tuple[int, bool, int]],
+        tier: Tier,
+    ) -> None:
+        """`add` and `remove` in order, of blocks named by the last 64 bits of their hashes.
+
+        Args:
+            source: Its name.
+            layout_id: Layout of the blocks.
+            ends: Of all blocks.
+            runs: How many of them in a row came (True) or left, and their cache group.
+            tier: Where.
+        """
+        counts, added, groups = zip(*runs, strict=True)
+        keys = short_keys(layout_id, groups, counts, ends)
+        base = self._source(source).number << 4 | int(tier) << 1
+        self._wait(keys, np.repeat(np.array([base | flag for flag in added]), counts))
+
+    # What is known
+
+    def state(self, source: str) -> SourceState:
+        """How far `source` is known."""
+        self._write()
+        return self._source(source).state
+
+    def is_live(self, source: str) -> bool:
+        """Whether what a source is known to hold is certain; what waits to be written can not
+        change that."""
+        return self._source(source).state.is_live
+
+    def num_blocks(self, source: str) -> int:
+        """Blocks that `source` is known to hold."""
+        self._write()
+        return self._source(source).num_blocks
+
+    @property
+    def num_blocks_known(self) -> int:
+        """Different blocks that anybody holds."""
+        self._write()
+        return self._sets.num_live
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the table, bytes."""
+        return self._table.num_bytes
+
+    def hits(
+        self,
+        layout: Layout,
+        hashes: Sequence[bytes],
+        num_tokens: int,
+        tiers: Tier = Tier.ANY,
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """Longest prefix of a prompt that every cache group of each source can serve.
+
+        Args:
+            layout: Layout that the prompt's engine uses.
+            hashes: Hash chain of the prompt.
+            num_tokens: Length of the prompt, tokens.
+            tiers: Blocks count that lie in one of these.
+
+        Returns:
+            By source, tokens, multiples of `layout.boundary_tokens` below `num_tokens`: those of
+            live sources, and what DEGRADED ones would say if nothing had changed. Who has nothing
+            is left out.
+        """
+        lengths = self._lengths(layout, hashes, num_tokens, tiers)
+        certain: dict[str, int] = {}
+        hints: dict[str, int] = {}
+        for name, source in self._sources.items() if lengths else ():
+            length = lengths.get(source.number, 0)
+            if length and source.state.is_live:
+                certain[name] = length
+            elif length and source.state is SourceState.DEGRADED:
+                hints[name] = length
+        return certain, hints
+
+    def usable_hit(
+        self,
+        source: str,
+        layout: Layout,
+        hashes: Sequence[bytes],
+        num_tokens: int,
+        tiers: Tier = Tier.ANY,
+    ) -> int:
+        """What `hits` says of one source; 0 unless it is live."""
+        return self.hits(layout, hashes, num_tokens, tiers)[0].get(source, 0)
+
+    def hint(self, source: str, layout: Layout, hashes: Sequence[bytes], num_tokens: int) -> int:
+        """What `usable_hit` would say of a DEGRADED source if nothing had changed; else 0."""
+        return self.hits(layout, hashes, num_tokens)[1].get(source, 0)
+
+    def num_held(
+        self, source: str, layout: Layout, group: CacheGroup, hashes: Sequence[bytes], tier: Tier
+    ) -> int:
+        """Blocks of a prompt in one cache group that `source` holds in a tier, holes or not."""
+        self._write()
+        step = group.tokens_per_block // layout.tokens_per_hash
+        names = hashes[step - 1 :: step]
+        if not names:
+            return 0
+        masks = self._sets.masks(int(tier))
+        numbers = self._table.get(group_keys(layout.layout_id, group.index, tails(names)))
+        number = self._source(source).number
+        return sum(masks[value] >> number & 1 for value in numbers.tolist())
+
+    # Steps
+
+    def _lengths(
+        self, layout: Layout, hashes: Sequence[bytes], num_tokens: int, tiers: Tier
+    ) -> dict[int, int]:
+        self._write()
+        masks = self._sets.masks(int(tiers))
+
+        def holders(group: CacheGroup, names: Sequence[bytes]) -> Values:
+            return self._table.get(group_keys(layout.layout_id, group.index, tails(names)))
+
+        return hit_lengths(layout, hashes, num_tokens, holders, masks, len(self._by_number))
+
+    def _source(self, name: str) -> _Source:
+        known = self._sources.get(name)
+        if known is None:
+            known = self._sources[name] = _Source(len(self._by_number))
+            self._by_number.append(known)
+        return known
+
+    def _change(
+        self,
+        source: str,
+        layout_id: bytes,
+        named: Sequence[tuple[int, bytes]],
+        tier: Tier,
+        *,
+        added: bool,
+    ) -> None:
+        code = self._source(source).number << 4 | int(tier) << 1 | added
+        if len(named) > FEW_KEYS:
+            keys = short_keys_of(layout_id, named)
+            self._wait(keys, np.full(len(keys), code, np.int64))
+            return
+        few = [short_key(layout_id, group, block_hash) for group, block_hash in named]
+        keys_of_few, codes = self._few
+        keys_of_few += few
+        codes += [code] * len(few)
+        if self._num_pending + len(codes) >= PENDING_KEYS_MAX:
+            self._write()
+
+    def _settle(self) -> None:
+        """Put the last few behind the others that wait."""
+        (keys, codes), self._few = self._few, ([], [])
+        if keys:
+            self._pending.append((np.array(keys, np.uint64), np.array(codes, np.int64)))
+            self._num_pending += len(keys)
+
+    def _wait(self, keys: Keys, codes: Places) -> None:
+        """Let changes wait to be written; whatever is long enough is written at once."""
+        self._settle()
+        for start in range(0, len(keys), PENDING_KEYS_MAX):
+            end = start + PENDING_KEYS_MAX
+            self._pending.append((keys[start:end], codes[start:end]))
+            self._num_pending += len(self._pending[-1][0])
+            if self._num_pending >= PENDING_KEYS_MAX:
+                self._write()
+
+    def _write(self) -> None:
+        """Write what waits, in its order wherever the order matters."""
+        self._settle()
+        if not self._pending:
+            return
+        waiting, self._pending, self._num_pending = self._pending, [], 0
+        keys = np.concatenate([part for part, _ in waiting])
+        codes = np.concatenate([part for _, part in waiting])
+        while len(keys):
+            # A block that several changes are about gets one of them a round.
+            _, first = np.unique(keys, return_index=True)
+            first.sort()
+            self._write_round(keys[first], codes[first])
+            if len(first) == len(keys):
+                break
+            rest = np.ones(len(keys), np.bool_)
+            rest[first] = False
+            keys, codes = keys[rest], codes[rest]
+
+    def _write_round(self, keys: Keys, codes: Places) -> None:
+        """Write changes to different blocks."""
+        before = self._table.get(keys)
+        pairs = before.astype(np.int64) | codes << 32
+        found, place, counts = np.unique(pairs, return_inverse=True, return_counts=True)
+        after = np.empty(len(found), np.uint32)
+        left_out: list[Flags] = []
+        for at, (pair, count) in enumerate(zip(found.tolist(), counts.tolist(), strict=True)):
+            old, code = pair & 0xFFFFFFFF, pair >> 32
+            source = self._by_number[code >> 4]
+            held = self._sets.holds(old, code >> 4)
+            taken = count
+            if code & 1 and not held:
+                taken = min(count, self._num_blocks_max - source.num_blocks)
+                if taken < count:
+                    self._overflow(source)
+                    left_out.append(_beyond(place == at, taken))
+            new = old
+            if taken:
+                new = self._sets.changed(old, code >> 4, code >> 1 & 7, added=bool(code & 1))
+                self._sets.move(old, new, taken)
+                source.num_blocks += taken * (self._sets.holds(new, code >> 4) - held)
+            after[at] = new
+        values = after[place]
+        keep = values != before
+        for beyond in left_out:
+            keep &= ~beyond
+        if keep.any():
+            self._table.put(keys[keep], values[keep], self._sets.num_live)
+
+    @staticmethod
+    def _overflow(source: _Source) -> None:
+        source.full = True
+        if source.state is SourceState.EXACT:
+            source.state = SourceState.INCOMPLETE
+
+
+def _beyond(chosen: Flags, taken: int) -> Flags:
+    """All of the chosen but the first `taken`."""
+    return chosen & (np.cumsum(chosen) > taken)

@@ -1,0 +1,64 @@
+"""Which blocks of a prompt a transfer ships, and how many bytes that is."""
+
+from __future__ import annotations
+
+from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
+
+
+def is_worth_sending(
+    group: CacheGroup, end_token: int, *, have_tokens: int, final_tokens: int
+) -> bool:
+    """Whether the other side can use a block that it does not have.
+
+    Args:
+        group: Cache group of the block.
+        end_token: Where the block ends, tokens from the start of the prompt.
+        have_tokens: Usable prefix that the other side holds already.
+        final_tokens: Length at which the other side will resume.
+    """
+    if not have_tokens < end_token <= final_tokens:
+        return False
+    match group.kind:
+        case GroupKind.FULL_ATTENTION:
+            return True
+        case GroupKind.LINEAR_STATE:
+            return end_token == final_tokens
+        case GroupKind.SLIDING_WINDOW:
+            return end_token > final_tokens - group.window_tokens
+
+
+def shipped_bytes(layout: Layout, *, have_tokens: int, final_tokens: int) -> int:
+    """Bytes of all blocks that are worth sending, each once.
+
+    Args:
+        layout: Of the prompt's blocks.
+        have_tokens: Usable prefix that the other side holds already.
+        final_tokens: Length at which the other side will resume.
+    """
+    total = 0
+    for group in layout.groups:
+        first, last = shipped_range(group, have_tokens, final_tokens)
+        total += (last - first) * group.block_bytes
+    return total
+
+
+def shipped_range(group: CacheGroup, have_tokens: int, final_tokens: int) -> tuple[int, int]:
+    """Blocks of a group that are worth sending, counted from the start of the prompt.
+
+    Args:
+        group: One cache group.
+        have_tokens: Usable prefix that the other side holds already.
+        final_tokens: Length at which the other side will resume.
+
+    Returns:
+        How many come before the first of them, and up to the last.
+    """
+    first = have_tokens
+    match group.kind:
+        case GroupKind.LINEAR_STATE:
+            first = max(first, final_tokens - 1)
+        case GroupKind.SLIDING_WINDOW:
+            first = max(first, final_tokens - group.window_tokens)
+    span = group.tokens_per_block
+    before, last = max(0, first) // span, final_tokens // span
+    return min(before, last), last

@@ -1,0 +1,215 @@
+"""The routing policies that can be selected, behind one interface.
+
+| name | rule |
+|---|---|
+| `local` | never offload |
+| `remote` | always offload: the naive heterogeneous design |
+| `paper` | static threshold, with the paper's scarce and abundant rules |
+| `observed` | the threshold; observed first tokens may keep a prompt at home (`first_tokens`) |
+| `adaptive` | the threshold as prior; predicted completion on both paths may overrule it |
+
+No policy sees output lengths, or anything else that a gateway would not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import exp, log
+from typing import Protocol
+
+from prfaas.core.routing.decision import Decision, Path, Reason, RoutingFacts, judge
+from prfaas.core.routing.predictions import Prediction
+
+
+class Policy(Protocol):
+    """Decides where a request is prefilled. May keep state; does no I/O; costs O(1)."""
+
+    offload_threshold: int
+    """t, tokens."""
+
+    def decide(self, facts: RoutingFacts, found: Prediction) -> Decision:
+        """Decide for one request, given what is predicted of both paths."""
+
+
+class PolicyName(StrEnum):
+    """Policies by name."""
+
+    LOCAL = "local"
+    REMOTE = "remote"
+    PAPER = "paper"
+    OBSERVED = "observed"
+    ADAPTIVE = "adaptive"
+
+
+class Bandwidth(StrEnum):
+    """The paper's two regimes."""
+
+    SCARCE = "scarce"
+    ABUNDANT = "abundant"
+
+
+@dataclass(slots=True)
+class LocalPolicy:
+    """Never offload."""
+
+    offload_threshold: int = 0
+
+    def decide(self, facts: RoutingFacts, found: Prediction) -> Decision:
+        """LOCAL."""
+        return _told(Path.LOCAL, Reason.ALWAYS_LOCAL, facts, self.offload_threshold, found)
+
+
+@dataclass(slots=True)
+class RemotePolicy:
+    """Always offload, unless it is impossible."""
+
+    offload_threshold: int = 0
+
+    def decide(self, facts: RoutingFacts, found: Prediction) -> Decision:
+        """REMOTE, unless something stands in the way."""
+        path = Path.REMOTE if facts.obstacle is None else Path.LOCAL
+        reason = facts.obstacle or Reason.ALWAYS_REMOTE
+        return _told(path, reason, facts, self.offload_threshold, found)
+
+
+@dataclass(slots=True)
+class PaperPolicy:
+    """The paper's rule with a static threshold.
+
+    Attributes:
+        offload_threshold: t, tokens.
+        bandwidth: SCARCE judges by the PD cluster's cache alone. ABUNDANT takes the longer of it
+            and the PrfaaS pool, and pulls the latter over the link when it is the longer one.
+
+    References:
+        arXiv:2604.15039, section on routing.
+    """
+
+    offload_threshold: int
+    bandwidth: Bandwidth = Bandwidth.SCARCE
+
+    def decide(self, facts: RoutingFacts, found: Prediction) -> Decision:
+        """Compare the incremental length with the threshold."""
+        t = self.offload_threshold
+        if self.bandwidth is Bandwidth.SCARCE:
+            return _told(*judge(facts, facts.num_new_tokens, t), facts, t, found)
+        best = max(facts.pd_hit_tokens, facts.pullable_tokens)
+        new, pull = facts.num_prompt_tokens - best, 0
+        path, reason = judge(facts, new, t)
+        if reason is Reason.BELOW_THRESHOLD:
+            pull = best - facts.pd_hit_tokens if facts.obstacle is None else 0
+            new = facts.num_new_tokens - pull
+        return Decision(path, reason, new, t, found.local_ns, found.remote_ns, pull)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveSettings:
+    """How readily predictions overrule the threshold.
+
+    Attributes:
+        margin_ratio: Gain, as a share of the usual path's prediction, below which nothing changes.
+        margin_ns: The same as a duration.
+        prior_weight: How much more gain a request needs for each factor of e that its length is
+            away from the threshold: long prompts profit most from fast prefill, and a short one
+            in their place costs everybody who waits behind it. The threshold itself follows the
+            requests, see `balance`: a plan that is off loses its weight.
+        hysteresis_ratio: Share of the margins that keeps an overruling going, in (0, 1].
+        ttft_max_ns: Target of the time to first token; None is no target.
+        headroom_ratio: Share of the target that the other path may be predicted to take. Beyond
+            it the threshold stays: what has to be late shall not make the other path late too.
+            Where both paths miss the target, the one that misses it by less is taken.
+        lost_ratio: Targets from which on the usual path counts as lost. Then the other path is
+            filled up to the whole target: its headroom would save nobody.
+    """
+
+    margin_ratio: float = 0.10
+    margin_ns: int = 200_000_000
+    prior_weight: float = 0.5
+    hysteresis_ratio: float = 0.5
+    ttft_max_ns: int | None = None
+    headroom_ratio: float = 0.8
+    lost_ratio: float = 3.0
+
+
+class AdaptivePolicy:
+    """The threshold as prior, overruled where the other path is predicted to be clearly faster.
+
+    Without predictions the threshold's decision stays, and the decision says what is missing.
+
+    Args:
+        offload_threshold: t, tokens; a control loop may move it.
+        settings: How readily predictions overrule it.
+    """
+
+    def __init__(
+        self, offload_threshold: int, settings: AdaptiveSettings = AdaptiveSettings()
+    ) -> None:
+        self.offload_threshold = offload_threshold
+        self._settings = settings
+        self._overruling = dict.fromkeys(Path, False)
+
+    def decide(self, facts: RoutingFacts, found: Prediction) -> Decision:
+        """The threshold's decision, or the other path where that is clearly faster."""
+        new = facts.num_new_tokens
+        path, reason = judge(facts, new, self.offload_threshold)
+        if facts.obstacle is None and self._overrule(path, new, found):
+            remote = path is Path.LOCAL
+            path = Path.REMOTE if remote else Path.LOCAL
+            reason = Reason.FASTER_REMOTE if remote else Reason.FASTER_LOCAL
+        local_ns, remote_ns, missing, _, pull_tokens, _, _, _, _ = found
+        pull_tokens = pull_tokens if path is Path.LOCAL else 0
+        threshold = self.offload_threshold
+        decision = path, reason, new, threshold, local_ns, remote_ns, pull_tokens, missing, ""
+        return tuple.__new__(Decision, decision)  # half the time of Decision(...)
+
+    def _overrule(self, usual: Path, num_new_tokens: int, found: Prediction) -> bool:
+        here, there = found.local_ns, found.remote_ns
+        if here is None or there is None:
+            return False
+        local = usual is Path.LOCAL
+        if not local:
+            here, there = there, here
+        settings = self._settings
+        target_ns = settings.ttft_max_ns
+        # Where both paths are late, the less late one is taken.
+        if target_ns is not None and min(here, there) <= target_ns:
+            is_lost = here > settings.lost_ratio * target_ns
+            if there > settings.headroom_ratio * target_ns and not is_lost:
+                return False
+        here += 0 if local else found.bytes_ns
+        there += found.bytes_ns + found.delay_ns if local else 0
+        ease = settings.hysteresis_ratio if self._overruling[usual] else 1.0
+        distance = abs(log(max(num_new_tokens, 1) / max(self.offload_threshold, 1)))
+        needed = there * exp(settings.prior_weight * distance)
+        margin = max(settings.margin_ns, settings.margin_ratio * here)
+        overruled = self._overruling[usual] = needed + ease * margin < here
+        return overruled
+
+
+def make_policy(
+    name: PolicyName,
+    offload_threshold: int,
+    bandwidth: Bandwidth = Bandwidth.SCARCE,
+    ttft_max_ns: int | None = None,
+) -> Policy:
+    """The policy of a name; only `adaptive` looks at the target of the time to first token."""
+    match name:
+        case PolicyName.LOCAL:
+            return LocalPolicy(offload_threshold)
+        case PolicyName.REMOTE:
+            return RemotePolicy(offload_threshold)
+        case PolicyName.PAPER:
+            return PaperPolicy(offload_threshold, bandwidth)
+        case PolicyName.OBSERVED:
+            return PaperPolicy(offload_threshold)
+        case PolicyName.ADAPTIVE:
+            return AdaptivePolicy(offload_threshold, AdaptiveSettings(ttft_max_ns=ttft_max_ns))
+
+
+def _told(
+    path: Path, reason: Reason, facts: RoutingFacts, offload_threshold: int, found: Prediction
+) -> Decision:
+    """A decision with the predictions that it was made beside."""
+    new = facts.num_new_tokens
+    return Decision(path, reason, new, offload_threshold, found.local_ns, found.remote_ns)

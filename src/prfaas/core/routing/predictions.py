@@ -1,0 +1,151 @@
+"""When the first token would come, on either path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from prfaas.core.routing.decision import Path, RoutingFacts, Unpredicted
+from prfaas.units import NS_PER_S
+
+BITS_PER_BYTE = 8
+
+DecodeWait = Callable[[int], int]
+"""Wait for decode, ns, of a request whose blocks are there after so many ns from now."""
+
+
+class CostModel(Protocol):
+    """What compute and bytes cost; made from profiles and the model's geometry. Pure."""
+
+    def local_prefill_ns(self, num_new_tokens: int) -> int:
+        """Prefill time of one PD-P instance, ns."""
+
+    def remote_prefill_ns(self, num_new_tokens: int) -> int:
+        """Prefill time of one PrfaaS instance, ns."""
+
+    def shipped_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
+        """KV bytes of a prompt beyond a prefix that is there already."""
+
+    def tail_bytes(self, num_prompt_tokens: int, present_tokens: int) -> int:
+        """Bytes among them that can leave only once prefill has ended."""
+
+
+class PathSignals(NamedTuple):
+    """Queues and link as the gateway knows them; None is unknown or too old to be trusted.
+
+    Attributes:
+        local_wait_ns: Wait for the PD-P instance that is free first.
+        remote_wait_ns: The same in the PrfaaS cluster.
+        link_backlog_bytes: Bytes that were promised to the link and have not crossed it.
+        link_bits_per_s: What the link carries.
+        rtt_ns: Round-trip time.
+        num_transfers: Transfers that were promised to the link and have not ended.
+    """
+
+    local_wait_ns: int | None = None
+    remote_wait_ns: int | None = None
+    link_backlog_bytes: int | None = None
+    link_bits_per_s: float | None = None
+    rtt_ns: int = 0
+    num_transfers: int = 0
+
+    @property
+    def link_lag_ns(self) -> float:
+        """Time by which the link drains what it was promised later than prefill drains its queue.
+
+        0 when that is unknown, and while the link keeps pace.
+        """
+        backlog, rate = self.link_backlog_bytes, self.link_bits_per_s
+        if not backlog or rate is None:
+            return 0.0
+        drain_ns = backlog * BITS_PER_BYTE * NS_PER_S / max(rate, 1.0)
+        return max(0.0, drain_ns - (self.remote_wait_ns or 0))
+
+
+class Prediction(NamedTuple):
+    """Time from now to the first token on each path, ns; None is unknown.
+
+    Attributes:
+        local_ns: At home.
+        remote_ns: Away.
+        missing: Why one is unknown.
+        computed_ns: Until prefill ends away, link and decode left out.
+        local_decode_ns: Part of `local_ns` that is the wait for decode.
+        remote_decode_ns: The same of `remote_ns`.
+        pull_tokens: Prefix that the PrfaaS cluster holds and that `local_ns` counts on fetching.
+        bytes_ns: Worth of the bytes that the remote path ships, as time.
+        delay_ns: Delay that these bytes cause to other transfers on the link, in all.
+    """
+
+    local_ns: int | None
+    remote_ns: int | None
+    missing: Unpredicted | None = None
+    computed_ns: int | None = None
+    pull_tokens: int = 0
+    bytes_ns: int = 0
+    delay_ns: int = 0
+    local_decode_ns: int = 0
+    remote_decode_ns: int = 0
+
+    def decode_ns(self, path: Path) -> int:
+        """Part of a path's time that is the wait for decode, ns."""
+        return self.remote_decode_ns if path is Path.REMOTE else self.local_decode_ns
+
+
+NO_PROFILE = Prediction(None, None, Unpredicted.NO_PROFILE)
+
+
+def no_wait(_after_ns: int) -> int:
+    """A decode that takes every request at once."""
+    return 0
+
+
+def predict(
+    facts: RoutingFacts,
+    signals: PathSignals,
+    costs: CostModel | None,
+    decode_wait: DecodeWait = no_wait,
+) -> Prediction:
+    """Predict both paths; without a cost model neither.
+
+    The remote path ships while it computes: it ends when the last bytes have left after prefill,
+    or when the link has worked off its backlog and all bytes of this request, whichever is later.
+    """
+    if costs is None:
+        return NO_PROFILE
+    prompt, local_ns, computed_ns = facts.num_prompt_tokens, None, None
+    local_decode_ns = remote_decode_ns = 0
+    if signals.local_wait_ns is not None:
+        local_ns = signals.local_wait_ns + costs.local_prefill_ns(facts.num_new_tokens)
+        local_decode_ns = decode_wait(local_ns)
+        local_ns += local_decode_ns
+    if signals.remote_wait_ns is not None:
+        away_ns = costs.remote_prefill_ns(prompt - facts.prfaas_hit_tokens)
+        computed_ns = signals.remote_wait_ns + away_ns
+    remote_ns = _remote(facts, signals, costs, computed_ns)
+    if remote_ns is not None:
+        remote_decode_ns = decode_wait(remote_ns)
+        remote_ns += remote_decode_ns
+    complete = local_ns is not None and remote_ns is not None
+    missing = None if complete else Unpredicted.STALE_SIGNALS
+    found = local_ns, remote_ns, missing, computed_ns, 0, 0, 0, local_decode_ns, remote_decode_ns
+    return tuple.__new__(Prediction, found)  # half the time of Prediction(...)
+
+
+def _remote(
+    facts: RoutingFacts, signals: PathSignals, costs: CostModel, computed_ns: int | None
+) -> int | None:
+    _, wait_ns, backlog, rate, rtt_ns, num_open = signals
+    if wait_ns is None or computed_ns is None or backlog is None or rate is None:
+        return None
+    prompt, present = facts.num_prompt_tokens, facts.present_tokens
+    ns_per_byte = BITS_PER_BYTE * NS_PER_S / max(rate, 1.0)  # a dead link: centuries, not unknown
+    after_compute = computed_ns + costs.tail_bytes(prompt, present) * ns_per_byte
+    link_free_ns = max(wait_ns, backlog * ns_per_byte)
+    shipped = costs.shipped_bytes(prompt, present)
+    after_link = link_free_ns + shipped * ns_per_byte
+    # Transfers share the link: a long one is overtaken by those that come later.
+    shared_ns = shipped * ns_per_byte * (1 + num_open)
+    if shared_ns > after_link and backlog * ns_per_byte > wait_ns:
+        after_link = (shared_ns + after_link) / 2
+    return round(max(after_compute, after_link)) + rtt_ns

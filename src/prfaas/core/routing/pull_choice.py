@@ -1,0 +1,157 @@
+"""Whether to pull a cached prefix from another cluster, or to recompute it.
+
+Seconds of prefill against bytes on a link. A byte has a worth in time: what the operator pays for
+it, over what a second of a request's time is worth. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prfaas.core.routing.decision import RoutingFacts
+from prfaas.core.routing.predictions import (
+    BITS_PER_BYTE,
+    CostModel,
+    DecodeWait,
+    PathSignals,
+    Prediction,
+    no_wait,
+)
+from prfaas.units import NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Road:
+    """The link that bytes would take, as the gateway knows it.
+
+    Attributes:
+        backlog_bytes: Promised and not sent; None is unknown.
+        bits_per_s: Goodput; None is unknown.
+        rtt_ns: Round-trip time.
+        ns_per_byte: Worth of a byte on it, as time.
+    """
+
+    backlog_bytes: int | None
+    bits_per_s: float | None
+    rtt_ns: int = 0
+    ns_per_byte: float = 0.0
+
+    def arrival_ns(self, num_bytes: int) -> int | None:
+        """From now until the last of `num_bytes` is there; None when the link is not known.
+
+        One round trip asks for them and brings the last one.
+        """
+        if self.backlog_bytes is None or self.bits_per_s is None:
+            return None
+        seconds = (self.backlog_bytes + num_bytes) * BITS_PER_BYTE / max(self.bits_per_s, 1.0)
+        return round(seconds * NS_PER_S) + self.rtt_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """A prefix to fetch before prefill.
+
+    Attributes:
+        num_tokens: Tokens beyond what is there already.
+        num_bytes: On the link.
+        arrival_ns: From now until it is there.
+    """
+
+    num_tokens: int
+    num_bytes: int
+    arrival_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class PullSettings:
+    """When a prefix is pulled.
+
+    Attributes:
+        margin_ratio: Gain, as a share of what recomputing takes in all, below which it is not.
+        margin_ns: The same as a duration.
+    """
+
+    margin_ratio: float = 0.05
+    margin_ns: int = 50_000_000
+
+
+def choose_pull(
+    num_prompt_tokens: int,
+    here_tokens: int,
+    there_tokens: int,
+    *,
+    wait_ns: int | None,
+    prefill_ns: Callable[[int], int],
+    num_bytes: int,
+    road: Road,
+    settings: PullSettings = PullSettings(),
+) -> Pull | None:
+    """Whether to pull the prefix that another cluster holds, or to recompute it.
+
+    The pull runs while the request waits: prefill starts when both are over.
+
+    Args:
+        num_prompt_tokens: Length of the prompt.
+        here_tokens: Usable cached prefix where it is prefilled.
+        there_tokens: Usable cached prefix in the other cluster.
+        wait_ns: Predicted wait for an instance; None is unknown.
+        prefill_ns: Time of a prefill by new tokens.
+        num_bytes: KV bytes of the tokens between both.
+        road: From there to here.
+        settings: How much gain it takes.
+
+    Returns:
+        None to recompute: always when a signal is unknown, and never slower than recomputing.
+    """
+    if there_tokens <= here_tokens or wait_ns is None:
+        return None
+    arrival_ns = road.arrival_ns(num_bytes)
+    if arrival_ns is None:
+        return None
+    recomputed = wait_ns + prefill_ns(num_prompt_tokens - here_tokens)
+    pulled = max(wait_ns, arrival_ns) + prefill_ns(num_prompt_tokens - there_tokens)
+    margin = max(settings.margin_ns, settings.margin_ratio * recomputed)
+    if pulled + num_bytes * road.ns_per_byte + margin >= recomputed:
+        return None
+    return Pull(there_tokens - here_tokens, num_bytes, arrival_ns)
+
+
+def with_pull(
+    found: Prediction,
+    facts: RoutingFacts,
+    signals: PathSignals,
+    costs: CostModel,
+    ns_per_byte: float,
+    decode_wait: DecodeWait = no_wait,
+) -> Prediction:
+    """The prediction with the local path by way of a pull, where that pays.
+
+    Args:
+        found: Without.
+        facts: Of the request; an obstacle on the way is one for a pull too.
+        signals: Queues and link.
+        costs: Compute and bytes.
+        ns_per_byte: Worth of a byte, as time.
+        decode_wait: What decode adds.
+    """
+    here, there = facts.pd_hit_tokens, facts.pullable_tokens
+    if facts.obstacle is not None or there <= here:
+        return found
+    pull = choose_pull(
+        facts.num_prompt_tokens,
+        here,
+        there,
+        wait_ns=signals.local_wait_ns,
+        prefill_ns=costs.local_prefill_ns,
+        num_bytes=costs.shipped_bytes(there, facts.present_tokens),
+        road=Road(signals.link_backlog_bytes, signals.link_bits_per_s, signals.rtt_ns, ns_per_byte),
+    )
+    if pull is None:
+        return found
+    start_ns = max(signals.local_wait_ns or 0, pull.arrival_ns)
+    local_ns = start_ns + costs.local_prefill_ns(facts.num_prompt_tokens - there)
+    decode_ns = decode_wait(local_ns)
+    return found._replace(
+        local_ns=local_ns + decode_ns, local_decode_ns=decode_ns, pull_tokens=pull.num_tokens
+    )

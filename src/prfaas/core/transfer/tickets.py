@@ -1,0 +1,157 @@
+"""Tickets: what may move between two pools, and the rules they are checked by.
+
+A gateway signs a ticket for every transfer. The pool that sends checks it before it serves a block,
+the pool that receives checks it before it accepts one. The transfer id is the ticket's nonce: a
+ticket starts one transfer, once at either end.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from enum import StrEnum
+
+from prfaas.errors import PeerError
+
+CLOCK_SKEW_NS = 30 * 10**9
+"""How far the clocks of two sites may be apart. Any time service keeps them within a second."""
+LIFETIME_MAX_NS = 3600 * 10**9
+"""Longest time from now to expiry: bounds how long a used ticket has to be remembered."""
+USED_MAX = 100_000
+"""Used tickets remembered at once; more are refused rather than old ones forgotten."""
+
+
+class Refusal(StrEnum):
+    """Why a ticket is refused; labels a metric."""
+
+    MISSING = "missing"
+    MALFORMED = "malformed"
+    UNKNOWN_SIGNER = "unknown_signer"
+    """Signed by nobody on the list of gateways, or not by whom it says."""
+    EXPIRED = "expired"
+    TOO_LONG = "too_long"
+    """Valid for longer than any ticket may be."""
+    FOREIGN = "foreign"
+    """For another transfer, source or destination."""
+    LAYOUT = "layout"
+    """For a layout that nobody here has."""
+    REPLAYED = "replayed"
+    OTHER_BLOCKS = "other_blocks"
+    """The list of blocks that came with it is not the one it was signed for."""
+    UNNAMED = "unnamed"
+    """A block came that is not on its list."""
+    OVERSIZED = "oversized"
+    """More bytes came than it allows."""
+    NO_ROOM = "no_room"
+    """It allows more bytes than there is room for."""
+    BUSY = "busy"
+    """Too many tickets are in use."""
+    PURGING = "purging"
+    """What came from its source is being dropped."""
+    DRAINING = "draining"
+    """The pool is about to stop."""
+
+
+class TicketRefusedError(PeerError):
+    """A ticket does not allow what is asked; `reason` says why."""
+
+    def __init__(self, reason: Refusal, message: str) -> None:
+        super().__init__(f"ticket refused ({reason.value}): {message}")
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Permission for one transfer.
+
+    Attributes:
+        transfer_id: 16 random bytes; also the nonce.
+        tenant: Opaque class of the tenant whose blocks move; nothing to reach them with.
+        layout_id: The layout of all blocks.
+        source: Name of the pool that sends.
+        destination: Name of the pool that receives.
+        blocks: Digest of the list of blocks that may move (`core/kv/manifest.py`), 32 bytes.
+        bytes_max: Payload bytes of all blocks together.
+        expires_at_ns: When it ends, nanoseconds of Unix time.
+        weight: The tenant's share of a link against the others'.
+        bytes_per_s: What the tenant's transfers may take of a link before they have to wait for the
+            others'; 0 is no limit.
+        trace: W3C context of the span that the transfer belongs to; empty if nobody records it.
+    """
+
+    transfer_id: bytes
+    tenant: str
+    layout_id: bytes
+    source: str
+    destination: str
+    blocks: bytes
+    bytes_max: int
+    expires_at_ns: int
+    weight: float = 1.0
+    bytes_per_s: int = 0
+    trace: str = ""
+
+
+def check_ticket(
+    ticket: Ticket, *, transfer_id: bytes, source: str, destination: str, now_ns: int
+) -> None:
+    """See that a ticket allows a transfer now.
+
+    Args:
+        ticket: Its signature was checked.
+        transfer_id: The transfer that is asked for.
+        source: Pool that would send.
+        destination: Pool that would receive.
+        now_ns: Unix time.
+
+    Raises:
+        TicketRefusedError: It does not.
+    """
+    if ticket.transfer_id != transfer_id:
+        raise TicketRefusedError(Refusal.FOREIGN, "it is for another transfer")
+    if (ticket.source, ticket.destination) != (source, destination):
+        raise TicketRefusedError(
+            Refusal.FOREIGN,
+            f"it is for {ticket.source} to {ticket.destination}, not {source} to {destination}",
+        )
+    if now_ns > ticket.expires_at_ns + CLOCK_SKEW_NS:
+        late_s = (now_ns - ticket.expires_at_ns) / 1e9
+        raise TicketRefusedError(
+            Refusal.EXPIRED,
+            f"it ended {late_s:.0f} s ago, {CLOCK_SKEW_NS // 10**9} s are allowed; "
+            "compare the clocks of the two sites",
+        )
+    if ticket.expires_at_ns > now_ns + LIFETIME_MAX_NS + CLOCK_SKEW_NS:
+        raise TicketRefusedError(
+            Refusal.TOO_LONG, f"it is valid for more than {LIFETIME_MAX_NS // 10**9} s"
+        )
+
+
+class UsedTickets:
+    """Transfer ids that a ticket was used for, each for as long as its ticket is valid."""
+
+    def __init__(self, used_max: int = USED_MAX) -> None:
+        self._used_max = used_max
+        self._used: set[bytes] = set()
+        self._ends: list[tuple[int, bytes]] = []
+
+    def __len__(self) -> int:
+        return len(self._used)
+
+    def use(self, ticket: Ticket, now_ns: int) -> None:
+        """Use a checked ticket up.
+
+        Raises:
+            TicketRefusedError: It was used before, or too many are remembered.
+        """
+        while self._ends and self._ends[0][0] < now_ns:
+            self._used.discard(heapq.heappop(self._ends)[1])
+        if ticket.transfer_id in self._used:
+            raise TicketRefusedError(Refusal.REPLAYED, "it was used before")
+        if len(self._used) >= self._used_max:
+            raise TicketRefusedError(
+                Refusal.BUSY, f"{self._used_max} tickets are in use, which is the limit"
+            )
+        self._used.add(ticket.transfer_id)
+        ends_ns = ticket.expires_at_ns + CLOCK_SKEW_NS
+        heapq.heappush(self._ends, (ends_ns, ticket.transfer_id))

@@ -1,0 +1,195 @@
+"""One request to an instance: from a checked body to growing answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from prfaas.engines.orders import Order, read_order
+from prfaas.engines.timing.api.bodies import DEFAULT_MAX_TOKENS, Body, prompts_of
+from prfaas.engines.timing.api.choices import Choice
+from prfaas.engines.timing.api.replies import Usage
+from prfaas.engines.timing.api.vocabulary import Vocabulary
+from prfaas.engines.timing.content import Answer
+from prfaas.engines.timing.instance import Instance, Work
+from prfaas.errors import RequestError
+
+
+class Generation:
+    """The answers to one body.
+
+    Args:
+        instance: Who computes.
+        vocabulary: Texts of tokens.
+        body: What was asked.
+        request_id: Unique.
+        prompts: Token ids of every prompt.
+        num_tokens_max: Longest answer, by prompt.
+        interval: Tokens between two looks.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        vocabulary: Vocabulary,
+        body: Body,
+        request_id: str,
+        prompts: list[list[int]],
+        num_tokens_max: list[int],
+        interval: int,
+    ) -> None:
+        self._instance, self._vocabulary, self._body = instance, vocabulary, body
+        order = order_of(body) if len(prompts) == 1 else None
+        streams = body.stream or body.stops or body.stop_token_ids
+        self._works = [
+            Work(
+                request=f"{request_id}-{number}",
+                tokens=tokens,
+                num_output_max=most,
+                width=body.n or 1,
+                cache_salt=body.cache_salt,
+                order=order,
+                interval=interval if streams else most,
+            )
+            for number, (tokens, most) in enumerate(zip(prompts, num_tokens_max, strict=True))
+        ]
+        self.choices: list[Choice] = []
+        self._grown: asyncio.Queue[list[Choice] | BaseException | None] = asyncio.Queue()
+        self.started = time.monotonic()
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return Usage(
+            sum(len(work.tokens) for work in self._works),
+            sum(work.cached_tokens for work in self._works),
+            sum(len(choice.tokens) for choice in self.choices),
+        )
+
+    async def run(self) -> AsyncIterator[list[Choice]]:
+        """Let the answers grow.
+
+        Yields:
+            Choices that have new tokens.
+        """
+        tasks = [asyncio.create_task(self._work(n, work)) for n, work in enumerate(self._works)]
+        try:
+            num_open = len(tasks)
+            while num_open:
+                grown = await self._grown.get()
+                if isinstance(grown, BaseException):
+                    raise grown
+                if grown is None:
+                    num_open -= 1
+                else:
+                    yield grown
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _work(self, number: int, work: Work) -> None:
+        try:
+            await self._grow(number, work)
+            self._grown.put_nowait(None)
+        except Exception as error:
+            self._grown.put_nowait(error)
+
+    async def _grow(self, number: int, work: Work) -> None:
+        choices: list[Choice] = []
+        steps = self._instance.generate(work)
+        try:
+            async for num_tokens in steps:
+                choices = choices or self._begin(number, work)
+                open_choices = [c for c in choices if c.finish_reason is None]
+                for choice in open_choices:
+                    choice.grow(num_tokens)
+                self._grown.put_nowait(open_choices)
+                if all(choice.finish_reason for choice in choices):
+                    break
+        finally:
+            await steps.aclose()  # type: ignore[attr-defined]
+        if choices:
+            self._instance.keep_answer(work, choices[0].tokens)
+
+    def _begin(self, number: int, work: Work) -> list[Choice]:
+        """The choices of a prompt, once it is known what its blocks were."""
+        body = self._body
+        echo = self._vocabulary.decode(work.tokens) if body.echo else ""
+        varied = body.temperature is None or body.temperature > 0
+        choices = [
+            Choice(
+                number * work.width + index,
+                Answer(work.tokens, work.stain, index if varied else 0),
+                self._vocabulary,
+                body,
+                work.num_output_max,
+                echo,
+            )
+            for index in range(work.width)
+        ]
+        self.choices = sorted([*self.choices, *choices], key=lambda choice: choice.index)
+        return choices
+
+
+def order_of(body: Body) -> Order | None:
+    """What a body says about blocks that move; as in vLLM's tier, what is malformed is ignored."""
+    try:
+        return read_order(body.kv_transfer_params)
+    except ValueError:
+        return None
+
+
+async def prompts_in(
+    body: Body, raw: Mapping[str, Any], vocabulary: Vocabulary, *, chat: bool
+) -> list[list[int]]:
+    """Token ids of a body's prompts.
+
+    Raises:
+        RequestError: There are none.
+    """
+    if not chat:
+        special = body.add_special_tokens is not False
+        return [
+            vocabulary.encode(prompt, special=special) if isinstance(prompt, str) else prompt
+            for prompt in prompts_of(body.prompt, vocabulary.size)
+        ]
+    ids = (body.kv_transfer_params or {}).get("prompt_token_ids")
+    if ids is not None:
+        tokens = prompts_of(ids, vocabulary.size)[0]
+        return [tokens] if isinstance(tokens, list) else []
+    if not body.messages:
+        raise RequestError("messages must be given and not be empty", param="messages")
+    text = await vocabulary.render(raw)
+    return [vocabulary.encode(text, special=bool(body.add_special_tokens))]
+
+
+def lengths_of(
+    body: Body, prompts: list[list[int]], max_model_len: int, *, chat: bool
+) -> list[int]:
+    """Longest answer of every prompt, tokens.
+
+    Raises:
+        RequestError: A prompt is too long, or there is no room for what was asked.
+    """
+    asked = body.max_completion_tokens if chat else None
+    asked = body.max_tokens if asked is None else asked
+    if asked is None and not chat:
+        asked = DEFAULT_MAX_TOKENS
+    lengths = []
+    for tokens in prompts:
+        room = max_model_len - len(tokens)
+        limit = f"This model's maximum context length is {max_model_len} tokens."
+        if room < 1:
+            raise RequestError(f"{limit} However, your prompt has {len(tokens)} tokens.")
+        if asked is not None and asked > room:
+            raise RequestError(
+                f"{limit} However, you requested {asked} output tokens and your prompt has "
+                f"{len(tokens)} tokens.",
+                param="max_tokens",
+            )
+        # An answer has one token at least; echo alone is not worth an exception.
+        lengths.append(max(room if asked is None else asked, 1))
+    return lengths

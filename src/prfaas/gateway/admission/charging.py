@@ -1,0 +1,67 @@
+"""What a request takes of its tenant's tokens: computed, not delivered."""
+
+from __future__ import annotations
+
+import time
+from math import ceil
+
+from prfaas.core.admission.output_charge import OutputRate
+from prfaas.core.request.events import Outcome
+from prfaas.gateway.openai.requests import ClientRequest
+from prfaas.gateway.telemetry.request_records import Record
+from prfaas.gateway.tenancy.tenants import Tenant
+from prfaas.units import NS_PER_S
+
+UNDECLARED_PER_S = 1000
+"""Tokens that one sequence of a request without an output limit can have had made in a second: the
+rest of the model's length is no bound to charge a client for that left at once."""
+
+
+class Charging:
+    """Charges output when a request is admitted, and settles that when it ends."""
+
+    def __init__(self) -> None:
+        self._rate = OutputRate()
+
+    def settle(self, tenant: Tenant, record: Record) -> None:
+        """Charge what a request has had made, in place of what was charged for it before.
+
+        Of an answer that is cut short by its client or its time limit, tokens were made that nobody
+        has counted: as many as the fastest answers of late had in the time, at most what it allows.
+        """
+        now_ns = time.monotonic_ns()
+        asked_at_ns, sequences = record.decode_at_ns, record.num_sequences
+        if asked_at_ns is not None and record.outcome is Outcome.FINISHED:
+            first_ns = record.started_at_ns + (record.ttft_ns or 0)
+            since_ns = max(asked_at_ns, first_ns)
+            self._rate.observe(record.num_output_tokens, sequences, now_ns - since_ns)
+        elif asked_at_ns is not None and record.outcome in (Outcome.CANCELLED, Outcome.TIMED_OUT):
+            record.num_abandoned_tokens = self._unseen(record, asked_at_ns, now_ns)
+        used = record.num_output_tokens + record.num_abandoned_tokens
+        tenant.quota.count_tokens(used - record.reserved_tokens, now_ns)
+
+    def _unseen(self, record: Record, asked_at_ns: int, now_ns: int) -> int:
+        sequences, left = record.num_sequences, record.output_tokens_max - record.num_output_tokens
+        if record.output_at_ns is not None:
+            made = self._rate.since(sequences, now_ns - record.output_at_ns)
+        else:
+            most, passed_ns = record.output_tokens_max, now_ns - asked_at_ns
+            if not record.reserved_tokens:
+                most = min(most, sequences * ceil(UNDECLARED_PER_S * passed_ns / NS_PER_S))
+            made = self._rate.most(sequences, passed_ns, most)
+        return max(0, min(made, left))
+
+
+def reserve(client: ClientRequest, room: int, tenant: Tenant, record: Record) -> None:
+    """Charge the output that a request declares; `Charging.settle` charges what it had made.
+
+    Args:
+        client: The request.
+        room: Tokens that the model's length leaves to an answer.
+        tenant: Whose it is.
+        record: Takes what was charged, and the most there can be.
+    """
+    each = room if client.max_tokens is None else client.max_tokens
+    record.output_tokens_max = each * client.num_sequences
+    record.reserved_tokens = 0 if client.max_tokens is None else record.output_tokens_max
+    tenant.quota.count_tokens(record.reserved_tokens, time.monotonic_ns())

@@ -1,0 +1,106 @@
+"""Requests that an engine would only queue wait in the gateway, where tenants take turns."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from prfaas.config.clusters import ClusterRole
+from prfaas.config.deployment import Deployment
+from prfaas.core.admission.fair_slots import FairSlots, widest
+from prfaas.gateway.engines.engine_client import Engines
+from prfaas.gateway.openai.validation import bad
+from prfaas.gateway.tenancy.tenants import Tenants
+
+LOOK_S = 1.0
+"""How often a request that waits looks whether engines have come or gone."""
+
+
+class Holding:
+    """Holds requests back until the PD cluster has room for their sequences.
+
+    With one tenant nothing is held: its requests wait in the engines, which know best when they
+    can start.
+
+    Args:
+        weights: By tenant.
+        num_slots: Sequences that engines which are ready run at once; 0 without any.
+    """
+
+    def __init__(self, weights: Mapping[str, float], num_slots: Callable[[], int]) -> None:
+        self._slots = FairSlots(weights)
+        self._is_on = len(weights) > 1
+        self._num_slots = num_slots
+        self._turns: dict[int, asyncio.Future[None]] = {}
+        self._numbers = itertools.count()
+
+    def num_held(self, tenant: str) -> int:
+        """Requests of a tenant that wait."""
+        return self._slots.waiting_of(tenant)
+
+    def check(self, num_sequences: int) -> None:
+        """Refuse a request that would need the slots that are reserved for other tenants.
+
+        Raises:
+            RequestError: 400.
+        """
+        most = self._num_slots()
+        if self._is_on and most and num_sequences > widest(most):
+            raise bad(
+                f"the request asks for {num_sequences} answers at once (prompts times n); at most "
+                f"{widest(most)} are served here. Send fewer prompts in each request",
+                "n",
+            )
+
+    @asynccontextmanager
+    async def slots(self, tenant: str, num_sequences: int) -> AsyncIterator[None]:
+        """Wait for a turn; the slots are the request's while the context is open.
+
+        Raises:
+            RequestError: 400, see `check`.
+        """
+        if not self._is_on:
+            yield
+            return
+        self.check(num_sequences)
+        number = next(self._numbers)
+        turn = self._turns[number] = asyncio.get_running_loop().create_future()
+        self._slots.ask(number, tenant, num_sequences)
+        try:
+            self._start()
+            while not turn.done():
+                await asyncio.wait((turn,), timeout=LOOK_S)
+                self._start()
+            yield
+        finally:
+            del self._turns[number]
+            self._slots.leave(number)
+            self._start()
+
+    def _start(self) -> None:
+        # Without an engine nobody is held: every request is told that there is none.
+        num_slots = self._num_slots() or 2**62
+        for number in self._slots.start(num_slots):
+            turn = self._turns[number]
+            if not turn.done():
+                turn.set_result(None)
+
+
+def holding_for(deployment: Deployment, tenants: Tenants, engines: Engines) -> Holding:
+    """Hold back what the PD engines of a deployment have no room for.
+
+    Gateways of one deployment share the engines alike.
+    """
+    each = {
+        name: max(1, engine.num_slots // len(deployment.gateways))
+        for cluster in deployment.with_role(ClusterRole.PD)
+        for name, engine in cluster.engines.items()
+    }
+
+    def num_slots() -> int:
+        return sum(num for name, num in each.items() if engines.takes(engines.by_name[name]))
+
+    weights = {name: tenant.link_weight for name, tenant in tenants.by_name.items()}
+    return Holding(weights, num_slots)

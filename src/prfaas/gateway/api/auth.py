@@ -1,0 +1,133 @@
+"""Who may ask for what: every request passes here before its handler runs.
+
+Three kinds of paths: open ones, those of clients (a tenant's key), and everything else, which is
+the operators' (an operator's key, or this machine alone). A new route is the operators' unless it
+is listed here.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from prfaas.config.deployment import GatewayTable
+from prfaas.config.tenants import is_loopback, open_doors
+from prfaas.errors import RequestError
+from prfaas.gateway.console.assets import PAGE_PATHS
+from prfaas.gateway.tenancy.api_keys import KeyRing
+from prfaas.gateway.tenancy.tenants import Tenant, Tenants
+
+TENANT = web.RequestKey("tenant", Tenant)
+"""Whose a client's request is; set for every path of clients."""
+OPERATOR = web.RequestKey("operator", bool)
+"""Whether who asks for an open path may see what operators see."""
+OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/console", *PAGE_PATHS})
+"""What anybody may have; the console's page says nothing before it is given an operator's key."""
+CLIENT_PATHS = frozenset({"/tokenize", "/detokenize"})
+CLIENT_PREFIX = "/v1/"
+_SCHEME = "bearer "
+_LOCAL_HOST = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+_log = logging.getLogger(__name__)
+
+
+class Access:
+    """The rules.
+
+    Args:
+        table: Where the gateway listens, and the operators' keys.
+        tenants: Who may ask.
+        on_refused: Called for every request without a right.
+    """
+
+    def __init__(
+        self, table: GatewayTable, tenants: Tenants, on_refused: Callable[[], None]
+    ) -> None:
+        self._tenants = tenants
+        self._operators = KeyRing((key, True) for key in table.operator_keys)
+        self._is_local = is_loopback(table.listen)
+        self._on_refused = on_refused
+        for warning in open_doors(
+            table.listen,
+            tenants=tenants.default is None,
+            operator_keys=bool(table.operator_keys),
+            tls=table.tls is not None,
+        ):
+            _log.warning(warning)
+
+    @web.middleware
+    async def check(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Let a request through, or answer 401 or 403."""
+        try:
+            self._check(request)
+        except RequestError:
+            self._on_refused()
+            raise
+        return await handler(request)
+
+    def _check(self, request: web.Request) -> None:
+        path = request.path
+        if path in OPEN_PATHS:
+            request[OPERATOR] = self._is_operators(request)
+            return
+        key = _key(request)
+        if path in CLIENT_PATHS or path.startswith(CLIENT_PREFIX):
+            tenant = self._tenants.of_key(key)
+            if tenant is None:
+                raise _unauthorized(key, "an API key")
+            request[TENANT] = tenant
+        else:
+            self._check_operator(key, request.host)
+
+    def _is_operators(self, request: web.Request) -> bool:
+        try:
+            self._check_operator(_key(request), request.host)
+        except RequestError:
+            return False
+        return True
+
+    def _check_operator(self, key: str, host: str) -> None:
+        if self._operators.owner(key):
+            return
+        if self._tenants.default is None and self._tenants.of_key(key) is not None:
+            raise RequestError(
+                "this is for operators; a tenant's key does not open it",
+                status=403,
+                error_type="PermissionDeniedError",
+            )
+        if self._operators:
+            raise _unauthorized(key, "an operator's key")
+        if self._tenants.default is None and not self._is_local:
+            raise RequestError(
+                "this is for operators, and gateway.operator_keys names no key",
+                status=401,
+                error_type="AuthenticationError",
+            )
+        if self._is_local and not _LOCAL_HOST.fullmatch(host):
+            # The name of a web page elsewhere may lead here; its scripts send that name.
+            raise RequestError(
+                f"without gateway.operator_keys this answers to 127.0.0.1 and localhost, not to "
+                f"{host[:80]!r}; ask for it by one of these, or set a key",
+                status=403,
+                error_type="PermissionDeniedError",
+            )
+
+
+def _key(request: web.Request) -> str:
+    """The key that a request shows; empty without one."""
+    shown = request.headers.get("Authorization", "")
+    is_bearer = shown[: len(_SCHEME)].lower() == _SCHEME
+    return shown[len(_SCHEME) :].strip() if is_bearer else ""
+
+
+def _unauthorized(key: str, wanted: str) -> RequestError:
+    what = "the key is not known here" if key else "there is no key"
+    return RequestError(
+        f'{what}; send {wanted} as "Authorization: Bearer KEY"',
+        status=401,
+        error_type="AuthenticationError",
+    )

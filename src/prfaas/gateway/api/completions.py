@@ -1,0 +1,179 @@
+"""The two endpoints that generate: a request in, an answer or an error out, recorded once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
+from http.client import responses
+
+from aiohttp import web
+
+from prfaas.config.deployment import GatewayTable
+from prfaas.core.request.events import Outcome
+from prfaas.errors import PrfaasError
+from prfaas.gateway.admission.charging import Charging
+from prfaas.gateway.api.auth import TENANT
+from prfaas.gateway.api.entrance import Door, Entry
+from prfaas.gateway.http.errors import TimedOutError, error_body, error_response, status_of
+from prfaas.gateway.http.headers import request_id, time_limit
+from prfaas.gateway.http.rejections import RejectedError
+from prfaas.gateway.http.request_body import read
+from prfaas.gateway.http.responses import ClientGoneError, ClientStream
+from prfaas.gateway.openai.requests import Api, parse_request
+from prfaas.gateway.serving.request_flow import Flow
+from prfaas.gateway.serving.request_state import Exchange, reply_headers
+from prfaas.gateway.telemetry.metrics import Metrics
+from prfaas.gateway.telemetry.request_records import Record, Records
+from prfaas.gateway.telemetry.tracing import Trace, Tracing
+from prfaas.gateway.tenancy.tenants import Tenant
+from prfaas.logs import log_event
+from prfaas.units import NS_PER_S
+
+LAST_WORDS_S = 5.0
+"""How long a client may take to read the error that ends its stream."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Serves chat and completions.
+
+    Attributes:
+        table: Limits of the gateway.
+        model: Name of the model that is served.
+        vocab_size: Token ids have to be below this.
+        chat_endpoint: Whether every chat goes to the engines' chat endpoint.
+        door: Lets requests in.
+        flow: Serves them.
+        metrics: Count them.
+        records: Remember them.
+        tracing: Traces them.
+        on_end: Hears of every request that has ended.
+        adapters: Names of the adapters that can be asked for now.
+        charging: Charges tenants for it.
+    """
+
+    table: GatewayTable
+    model: str
+    vocab_size: int
+    chat_endpoint: bool
+    door: Door
+    flow: Flow
+    metrics: Metrics
+    records: Records
+    tracing: Tracing
+    on_end: Callable[[Record], None]
+    adapters: Callable[[], Collection[str]] = tuple
+    charging: Charging = field(default_factory=Charging)
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Add the routes."""
+        router.add_post("/v1/chat/completions", self._chat)
+        router.add_post("/v1/completions", self._completions)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, Api.CHAT)
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, Api.COMPLETIONS)
+
+    async def _generate(self, request: web.Request, api: Api) -> web.StreamResponse:
+        """Serve one request; whatever happens, it is recorded and counted once."""
+        tenant = request[TENANT]
+        record = Record(request_id(request), api.value, tenant.name)
+        stream = ClientStream(request)
+        trace = self.tracing.begin(record, request.headers, self.model)
+        self.records.add(record)
+        self.metrics.began()
+        try:
+            return await self._in_time(request, api, record, stream, trace)
+        except (PrfaasError, web.HTTPException) as error:
+            return await _fail(error, record, stream)
+        except (asyncio.CancelledError, ClientGoneError):
+            record.outcome = Outcome.CANCELLED
+            raise asyncio.CancelledError from None
+        except Exception as error:
+            _log.exception("request_failed request_id=%s", record.request_id)
+            return await _fail(error, record, stream)
+        finally:
+            self._end(record, tenant)
+            trace.end(record, self.model)
+
+    async def _in_time(
+        self, request: web.Request, api: Api, record: Record, stream: ClientStream, trace: Trace
+    ) -> web.StreamResponse:
+        limit = time_limit(request, self.table.request_timeout)
+        record.deadline_ns = record.started_at_ns + round(limit.seconds * NS_PER_S)
+        try:
+            async with asyncio.timeout(limit.seconds):
+                with self.door.enter(request[TENANT]) as entry:
+                    return await self._answer(request, api, record, stream, trace, entry)
+        except TimeoutError:
+            message = f"the request took longer than {limit.source} allows: {limit.seconds:g} s"
+            raise TimedOutError(message) from None
+
+    async def _answer(
+        self,
+        request: web.Request,
+        api: Api,
+        record: Record,
+        stream: ClientStream,
+        trace: Trace,
+        entry: Entry,
+    ) -> web.StreamResponse:
+        parse = partial(
+            parse_request,
+            api=api,
+            model=self.model,
+            vocab_size=self.vocab_size,
+            chat_endpoint=self.chat_endpoint,
+            rules=request[TENANT].rules,
+            adapters=self.adapters(),
+        )
+        client = await read(request, parse)
+        record.stream, record.num_sequences = client.stream, client.num_sequences
+        entry.widen(client.num_sequences)
+        exchange = Exchange(client, request[TENANT], record, stream, trace, self.metrics)
+        return await self.flow.serve(exchange)
+
+    def _end(self, record: Record, tenant: Tenant) -> None:
+        self.charging.settle(tenant, record)
+        if record.e2e_ns is None:
+            record.e2e_ns = record.age_ns()
+        self.metrics.ended(record)
+        self.on_end(record)
+        log_event(_log, logging.INFO, "request_ended", **record.as_log())
+
+
+async def _fail(error: Exception, record: Record, stream: ClientStream) -> web.StreamResponse:
+    """End a request with an error, within the stream if that has begun."""
+    status = status_of(error)
+    record.outcome = _outcome(error, status)
+    record.error = f"{status} {responses.get(status, '')}".rstrip()
+    if isinstance(error, RejectedError):
+        record.rejected = error.reason
+    log_event(
+        _log,
+        logging.INFO,
+        "request_refused" if status < 500 else "request_broken",
+        request_id=record.request_id,
+        status=status,
+        error=type(error).__name__,
+    )
+    if not stream.has_begun:
+        return error_response(error, reply_headers(record))
+    try:
+        async with asyncio.timeout(LAST_WORDS_S):
+            return await stream.fail(error_body(error))
+    except (TimeoutError, ClientGoneError):
+        # Closes the connection: the client is gone, or does not read what it is sent.
+        raise asyncio.CancelledError from None
+
+
+def _outcome(error: Exception, status: int) -> Outcome:
+    if isinstance(error, TimedOutError):
+        return Outcome.TIMED_OUT
+    return Outcome.REJECTED if status < 500 else Outcome.FAILED

@@ -1,0 +1,173 @@
+"""Who is let in: limits of tenants first, then a fair share of the gateway's places."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aiohttp import web
+
+from prfaas.core.admission.concurrency_slots import Places
+from prfaas.core.admission.quotas import Bucket, Limit, Over, Quota
+from prfaas.gateway.api.auth import TENANT
+from prfaas.gateway.http.rejections import RejectedError, UnavailableError
+from prfaas.gateway.openai.validation import bad
+from prfaas.gateway.tenancy.tenants import Tenant
+from prfaas.units import NS_PER_S
+
+GATEWAY_FULL = "gateway_full"
+RETRY_FULL_S = 1
+_log = logging.getLogger(__name__)
+_WORDS = {
+    Limit.REQUESTS: "{} requests per minute are allowed and have been used",
+    Limit.TOKENS: "{} tokens per minute are allowed and have been used",
+    Limit.IN_FLIGHT: "{} requests at once are allowed, counted by their prompts times n",
+}
+
+
+class Entry:
+    """A request that was let in, with all its sequences.
+
+    Args:
+        places: Of the gateway; it has one.
+        tenant: Whose it is; it counts once.
+    """
+
+    def __init__(self, places: Places, tenant: Tenant) -> None:
+        self._places, self._tenant = places, tenant
+        self.num_sequences = 1
+
+    def widen(self, num_sequences: int) -> None:
+        """Count a request by its sequences, once they are known.
+
+        Args:
+            num_sequences: Prompts times answers to each.
+
+        Raises:
+            RequestError: 400, it alone is over a limit.
+            RejectedError: 429.
+        """
+        more, quota = num_sequences - self.num_sequences, self._tenant.quota
+        if more <= 0:
+            return
+        allowed = quota.limits.requests_in_flight or self._places.num_places
+        if num_sequences > min(allowed, self._places.num_places):
+            raise bad(
+                f"the request asks for {num_sequences} answers (prompts times n); at most "
+                f"{min(allowed, self._places.num_places)} at once are allowed. Send fewer prompts "
+                "in each request",
+                "n",
+            )
+        over = quota.over_at_once(more)
+        if over is not None:
+            raise _over(over)
+        if not self._places.enter(self._tenant.name, time.monotonic_ns(), more):
+            raise _full(self._places)
+        quota.widen(more)
+        self.num_sequences = num_sequences
+
+
+class Door:
+    """Lets requests in.
+
+    Args:
+        places: Of the gateway.
+    """
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._num_inside = 0
+        self.is_closed = False
+
+    async def close(self, limit_s: float) -> None:
+        """Let nobody in any more, and wait until all are out.
+
+        Args:
+            limit_s: Longest wait, seconds.
+        """
+        self.is_closed = True
+        _log.info("no new requests are taken; %d are under way", self._num_inside)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._empty.wait()
+
+    @contextmanager
+    def enter(self, tenant: Tenant) -> Iterator[Entry]:
+        """A request is in for as long as the context is open.
+
+        Raises:
+            RejectedError: 429.
+            UnavailableError: The gateway is about to stop.
+        """
+        if self.is_closed:
+            raise UnavailableError("this gateway is about to stop; another one takes requests")
+        now_ns = time.monotonic_ns()
+        over = tenant.quota.over(now_ns)
+        if over is not None:
+            raise _over(over)
+        if not self._places.enter(tenant.name, now_ns):
+            raise _full(self._places)
+        tenant.quota.enter(now_ns)
+        entry = Entry(self._places, tenant)
+        self._num_inside += 1
+        self._empty.clear()
+        try:
+            yield entry
+        finally:
+            tenant.quota.leave(entry.num_sequences)
+            self._places.leave(entry.num_sequences)
+            self._num_inside -= 1
+            if not self._num_inside:
+                self._empty.set()
+
+    async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Once the door is closed, every answer is the last one of its connection."""
+        if self.is_closed:
+            response.force_close()
+            response.headers["Connection"] = "close"
+
+
+async def add_limit_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Tell a client what is left of its limits, in OpenAI's headers; on every answer to it."""
+    tenant = request.get(TENANT)
+    if tenant is not None:
+        response.headers.update(limit_headers(tenant.quota, time.monotonic_ns()))
+
+
+def limit_headers(quota: Quota, now_ns: int) -> dict[str, str]:
+    """`x-ratelimit-*` for the limits that there are."""
+    headers: dict[str, str] = {}
+    for what, bucket in (("requests", quota.requests), ("tokens", quota.tokens)):
+        if bucket is not None:
+            headers |= _headers(what, bucket, now_ns)
+    return headers
+
+
+def _headers(what: str, bucket: Bucket, now_ns: int) -> dict[str, str]:
+    return {
+        f"x-ratelimit-limit-{what}": str(bucket.units),
+        f"x-ratelimit-remaining-{what}": str(bucket.left(now_ns)),
+        f"x-ratelimit-reset-{what}": f"{bucket.full_in_ns(now_ns) / NS_PER_S:.3f}s",
+    }
+
+
+def _full(places: Places) -> RejectedError:
+    return RejectedError(
+        f"the gateway serves {places.num_taken} of at most {places.num_places} requests, counted "
+        "by their prompts times n, and shares what is left between its tenants; try again in "
+        f"{RETRY_FULL_S} s",
+        GATEWAY_FULL,
+        RETRY_FULL_S,
+    )
+
+
+def _over(over: Over) -> RejectedError:
+    retry_s = max(1, -(-over.retry_after_ns // NS_PER_S))
+    used = _WORDS[over.limit].format(over.allowed)
+    return RejectedError(f"{used}; try again in {retry_s} s", over.limit.value, retry_s)

@@ -1,0 +1,176 @@
+"""`/kv/lookup`: what a prompt would hit where, and what the router would decide about it.
+
+Asking changes nothing: no request is booked, nothing is sent. The prompt is never echoed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from prfaas.config.clusters import ClusterTable
+from prfaas.config.deployment import Deployment
+from prfaas.core.dispatch.types import Foreseen
+from prfaas.core.kv.blocks import GroupKind
+from prfaas.core.kv.prefix_index import PrefixIndex, Tier
+from prfaas.errors import RequestError
+from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.http.request_body import read
+from prfaas.gateway.http.responses import json_response
+from prfaas.gateway.openai.requests import Api, parse_object, parse_request
+from prfaas.gateway.routing.dispatch_driver import Driver
+from prfaas.gateway.routing.routing_request import Ask
+from prfaas.gateway.serving.routing_step import Planner
+from prfaas.gateway.telemetry.request_records import NS_PER_MS, Record
+from prfaas.gateway.tenancy.tenants import Tenant, Tenants
+
+POOL_TIERS = Tier.HOST | Tier.DISK
+
+
+@dataclass(frozen=True, slots=True)
+class KvLookup:
+    """Answers it.
+
+    Attributes:
+        deployment: Who there is.
+        planner: Tokenises and hashes as for a request.
+        tenants: Whose salt is hashed with.
+        index: Knows who holds what.
+        driver: Decides.
+        followed: Engines whose KV events are followed.
+        vocab_size: Token ids that the model knows.
+    """
+
+    deployment: Deployment
+    planner: Planner
+    tenants: Tenants
+    index: PrefixIndex
+    driver: Driver
+    followed: frozenset[str]
+    vocab_size: int
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Add the routes."""
+        router.add_get("/kv/lookup", self._get)
+        router.add_post("/kv/lookup", self._post)
+
+    async def _get(self, request: web.Request) -> web.Response:
+        prompt = request.query.get("prompt", "")
+        if not prompt:
+            raise RequestError("say ?prompt=TEXT, or POST a body as for /v1/completions")
+        return await self._answer(request, {"prompt": prompt})
+
+    async def _post(self, request: web.Request) -> web.Response:
+        return await self._answer(request, await read(request, parse_object))
+
+    async def _answer(self, request: web.Request, body: JsonObject) -> web.Response:
+        tenant = self._tenant(request.query.get("tenant"))
+        api = Api.CHAT if "messages" in body else Api.COMPLETIONS
+        model = self.deployment.model.name
+        data = json.dumps({"model": model} | body).encode()
+        client = parse_request(data, api, model, self.vocab_size, rules=tenant.rules)
+        record = Record("", api.value, tenant.name)
+        ask, _ = await self.planner.ask(client, tenant, record, is_charged=False)
+        return json_response(self._found(ask))
+
+    def _tenant(self, name: str | None) -> Tenant:
+        known = self.tenants.by_name
+        if name is None and len(known) == 1:
+            name = next(iter(known))
+        if name not in known:
+            shown = "none" if name is None else repr(name[:64])
+            raise RequestError(
+                f"?tenant is {shown}, but has to be one of {', '.join(known)}: every tenant's "
+                "blocks have names of their own",
+                param="tenant",
+            )
+        return known[name]
+
+    def _found(self, ask: Ask) -> JsonObject:
+        hits, hints = self.driver.cached(ask)
+        layout = ask.layout
+        return {
+            "num_prompt_tokens": ask.num_prompt_tokens,
+            "usable_tokens_max": ask.shippable_tokens,
+            "layout_id": layout.layout_id.hex() if layout else None,
+            "clusters": [
+                {
+                    "cluster": name,
+                    "role": table.role.value,
+                    "pools": [
+                        self._source(ask, pool, POOL_TIERS, hits, hints) for pool in table.pools
+                    ],
+                    "engines": self._engines(ask, table, hits, hints),
+                }
+                for name, table in self.deployment.clusters.items()
+            ],
+            "decision": _foreseen(self.driver.foresee(ask, time.monotonic_ns())),
+        }
+
+    def _engines(
+        self, ask: Ask, table: ClusterTable, hits: dict[str, int], hints: dict[str, int]
+    ) -> list[JsonObject]:
+        return [
+            self._source(ask, name, Tier.DEVICE, hits, hints) | {"pool": engine.pool}
+            if name in self.followed
+            else {"name": name, "tiers": ["device"], "state": "not_followed", "pool": engine.pool}
+            for name, engine in table.engines.items()
+        ]
+
+    def _source(
+        self, ask: Ask, name: str, tiers: Tier, hits: dict[str, int], hints: dict[str, int]
+    ) -> JsonObject:
+        return {
+            "name": name,
+            "tiers": [str(tier.name).lower() for tier in tiers],
+            "state": self.index.state(name).value,
+            "num_blocks_known": self.index.num_blocks(name),
+            "hit_tokens": hits.get(name, 0),
+            "hint_tokens": hints.get(name, 0),
+            "groups": self._groups(ask, name, tiers),
+        }
+
+    def _groups(self, ask: Ask, name: str, tiers: Tier) -> list[JsonObject]:
+        """Blocks by cache group, holes or not."""
+        if ask.layout is None or not ask.hashes:
+            return []
+        return [
+            {
+                "group": group.index,
+                "kind": group.kind.value,
+                "tokens_per_block": group.tokens_per_block,
+                "num_blocks": ask.num_prompt_tokens // group.tokens_per_block,
+                "num_blocks_held": (
+                    held := self.index.num_held(name, ask.layout, group, ask.hashes, tiers)
+                ),
+                # A checkpoint stands for all tokens before it; it has no length of its own.
+                "num_tokens_held": None
+                if group.kind is GroupKind.LINEAR_STATE
+                else held * group.tokens_per_block,
+            }
+            for group in ask.layout.groups
+        ]
+
+
+def _foreseen(found: Foreseen) -> JsonObject:
+    decision = found.decision
+    return {
+        "path": decision.path.value,
+        "reason": decision.reason.value,
+        "explanation": decision.explanation,
+        "num_new_tokens": decision.num_new_tokens,
+        "offload_threshold": decision.offload_threshold,
+        "pull_tokens": decision.pull_tokens,
+        "predicted_local_ms": _ms(decision.predicted_local_ns),
+        "predicted_remote_ms": _ms(decision.predicted_remote_ns),
+        "prefill": found.prefill,
+        "source": found.source,
+        "destination": found.destination,
+    }
+
+
+def _ms(duration_ns: int | None) -> float | None:
+    return None if duration_ns is None else duration_ns / NS_PER_MS

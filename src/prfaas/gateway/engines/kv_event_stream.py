@@ -1,0 +1,187 @@
+"""One engine's KV events, checked for order and applied to the index: a protocol without I/O.
+
+An engine publishes numbered batches and keeps the last some thousands for a replay; there is no
+snapshot. What the index knows of its device memory is
+
+- EXACT when every batch was heard since the first one, or since the cache was cleared;
+- INCOMPLETE when only the end was heard: a hit is certain, there may be more;
+- DEGRADED while the connection is broken.
+
+Whether an engine is still the one it was says its last batch: a replay that begins with the same
+bytes continues it, anything else is another life and starts anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+from zlib import crc32
+
+from prfaas.core.kv.blocks import Layout
+from prfaas.core.kv.prefix_index import PrefixIndex, SourceState, Tier
+from prfaas.core.kv.short_keys import tails_of
+from prfaas.errors import PeerError
+from prfaas.gateway.engines.kv_event_codec import Batch, decode_batch
+
+
+class Heard(Enum):
+    """What became of a batch."""
+
+    APPLIED = auto()
+    KNOWN = auto()
+    """It was heard before."""
+    GAP = auto()
+    """Some before it were not heard: it was not applied, a replay is needed."""
+
+
+class EngineFeed:
+    """What is known of one engine's device memory.
+
+    Args:
+        engine: Its name, which is the name of the source in the index.
+        index: Follows its blocks.
+        on_batch: Told of every batch that is applied.
+    """
+
+    def __init__(
+        self, engine: str, index: PrefixIndex, on_batch: Callable[[Batch], None] = lambda _: None
+    ) -> None:
+        self._engine = engine
+        self._index = index
+        self._on_batch = on_batch
+        self._layout: Layout | None = None
+        self._last: tuple[int, tuple[int, int]] | None = None
+        self._next_seq = 0
+        self._is_replayed = False
+        """Whether the replay that is under way has been joined to what is known."""
+        self._is_other = False
+        """Whether it is of another life, or does not reach back to what is known."""
+        self._may_overlap = False
+        """Whether what comes next may be older than the end of the replay."""
+
+    @property
+    def state(self) -> SourceState:
+        """How far the engine is known."""
+        return self._index.state(self._engine)
+
+    @property
+    def replay_from(self) -> int:
+        """First batch to ask for: the last that was heard, which tells whether it goes on."""
+        return self._last[0] if self._last else 0
+
+    def connected(self, layout: Layout) -> None:
+        """A connection stands; batches are named by this layout from here on."""
+        if self._layout is not None and self._layout.layout_id != layout.layout_id:
+            self._forget()
+        self._layout = layout
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self._index.lose(self._engine)
+
+    # With a replay
+
+    def begin_replay(self) -> None:
+        """A replay from `replay_from` was asked for."""
+        self._is_replayed = self._is_other = False
+
+    def replayed(self, seq: int, payload: bytes) -> None:
+        """The next batch of the replay.
+
+        Raises:
+            PeerError: It is no batch.
+        """
+        if not self._is_replayed:
+            self._is_replayed = True
+            if (seq, _digest(payload)) == self._last:
+                self._index.resume(self._engine)
+                return
+            self._is_other = self._last is not None
+            if not self._is_other:
+                self._start(seq, complete=seq == 0)
+        if seq == self._next_seq and not self._is_other:
+            self._apply(seq, payload)
+
+    def end_replay(self) -> bool:
+        """There is no more.
+
+        Returns:
+            False if what was known does not go on: it is forgotten, and a replay of everything has
+            to be asked for.
+        """
+        if self._is_other or (not self._is_replayed and self._last is not None):
+            self._forget()
+            return False
+        if not self._is_replayed:
+            # Nothing was published yet.
+            self._start(0, complete=True)
+        self._may_overlap = True
+        return True
+
+    # Without a replay, and live
+
+    def start_blind(self) -> None:
+        """There is no replay: go on with whatever comes, as if nothing had been known."""
+        self._start(-1, complete=False)
+
+    def live(self, seq: int, payload: bytes) -> Heard:
+        """The next batch that was published.
+
+        Raises:
+            PeerError: It is no batch.
+        """
+        if self._next_seq < 0:
+            self._start(seq, complete=seq == 0)
+        if seq < self._next_seq and self._may_overlap:
+            return Heard.KNOWN
+        if seq < self._next_seq:
+            # Behind a proxy the engine can begin anew while the connection stays.
+            self._forget()
+            return Heard.GAP
+        if seq > self._next_seq:
+            return Heard.GAP
+        self._may_overlap = False
+        self._apply(seq, payload)
+        return Heard.APPLIED
+
+    # Steps
+
+    def _forget(self) -> None:
+        self._index.begin_snapshot(self._engine)
+        self._last, self._next_seq = None, 0
+
+    def _start(self, seq: int, *, complete: bool) -> None:
+        """Know nothing, from batch `seq` on; -1 takes any."""
+        self._forget()
+        self._next_seq = seq
+        self._index.end_snapshot(self._engine, complete=complete)
+
+    def _apply(self, seq: int, payload: bytes) -> None:
+        layout = self._layout
+        if layout is None:
+            raise RuntimeError("a batch before the connection")
+        batch = decode_batch(payload)
+        if batch.cleared:
+            self._index.begin_snapshot(self._engine)
+            self._index.end_snapshot(self._engine)
+        if batch.hashes:
+            ends = tails_of(batch.hashes)
+            self._index.change(self._engine, layout.layout_id, ends, batch.runs, Tier.DEVICE)
+        self._last, self._next_seq = (seq, _digest(payload)), seq + 1
+        self._on_batch(batch)
+
+
+def _digest(payload: bytes) -> tuple[int, int]:
+    """Tells batches apart: each has the time it was made at."""
+    return len(payload), crc32(payload)
+
+
+def read_frames(frames: list[bytes]) -> tuple[int, bytes]:
+    """Number and content of a published or replayed batch; the number is -1 at a replay's end.
+
+    Raises:
+        PeerError: The frames are not those of a batch.
+    """
+    if len(frames) < 2 or len(frames[-2]) != 8:
+        raise PeerError(f"{len(frames)} frames that are no batch of KV events")
+    return int.from_bytes(frames[-2], "big", signed=True), frames[-1]

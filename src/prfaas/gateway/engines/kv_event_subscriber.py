@@ -1,0 +1,316 @@
+"""Subscriptions to the engines' KV events, one an engine, kept up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+
+import zmq
+
+from prfaas.config.clusters import EngineTable
+from prfaas.config.deployment import Deployment
+from prfaas.core.kv.blocks import Layout
+from prfaas.core.kv.prefix_index import PrefixIndex
+from prfaas.errors import PeerError
+from prfaas.gateway.engines.kv_event_codec import Batch
+from prfaas.gateway.engines.kv_event_stream import EngineFeed, Heard, read_frames
+from prfaas.gateway.engines.zmq_sockets import (
+    Context,
+    Ears,
+    Socket,
+    is_over,
+    one_connection,
+    stands,
+    waiting,
+    watched,
+)
+from prfaas.log_throttle import SaidOnce
+from prfaas.logs import log_event
+from prfaas.units import NS_PER_S
+
+BATCH_BYTES_MAX = 16 << 20
+"""A batch is a step: one of a million tokens in blocks of 16 has about half of this."""
+QUEUED_BATCHES_MAX = 256
+"""Batches of one engine that wait here; more wait in the engine, and what it drops is replayed."""
+GAP_SAID_EVERY_NS = 10 * NS_PER_S
+BATCHES_A_TURN = 64
+"""Then the others on this thread have their turn."""
+REPLAYS_MAX = 8
+"""Replays in a row; an engine that publishes faster than it replays is joined in the middle."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EventTiming:
+    """Times of a subscription, seconds.
+
+    Attributes:
+        backoff_s: Wait before the first attempt to connect again; doubles from there.
+        backoff_max_s: Longest such wait; a connection that lasts as long lets it begin anew.
+        connect_s: Limit for connecting.
+        replay_s: Longest silence during a replay.
+        settle_s: First silence after which the engine is asked whether something was missed;
+            doubles up to `idle_s`. A publisher drops what it sends before it has processed a new
+            subscription, which can be after it has answered the replay.
+        idle_s: Longest such silence.
+    """
+
+    backoff_s: float = 0.1
+    backoff_max_s: float = 2.0
+    connect_s: float = 5.0
+    replay_s: float = 5.0
+    settle_s: float = 0.1
+    idle_s: float = 5.0
+
+
+class Fault(StrEnum):
+    """A fault of a subscription, as the metric counts it."""
+
+    LOST = "lost"
+    """A connection over which the engine was followed ended."""
+    GAP = "gap"
+    """Batches were missing between two that came."""
+    NOT_REPLAYED = "not_replayed"
+    """The engine did not answer a request for a replay."""
+
+
+class _GoneError(Exception):
+    """The connection is over."""
+
+
+class EngineClient:
+    """The subscription to one engine.
+
+    Args:
+        engine: Its name.
+        table: Where it publishes.
+        feed: Takes what it publishes.
+        layout: Its layout; None while its pool node has not announced it.
+        on_fault: Called with each fault.
+        timing: Times.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        table: EngineTable,
+        feed: EngineFeed,
+        layout: Callable[[], Layout | None],
+        on_fault: Callable[[Fault], None],
+        timing: EventTiming,
+    ) -> None:
+        self._engine = engine
+        self._endpoint = table.kv_events or ""
+        self._replay_endpoint = table.kv_events_replay
+        self._layout = layout
+        self._on_fault = on_fault
+        self._context: Context | None = None
+        self._is_joined = False
+        self._said = SaidOnce(every_ns=GAP_SAID_EVERY_NS)
+        self.backoff_s = timing.backoff_s
+        """The next wait before connecting again."""
+        self.feed = feed
+        self.timing = timing
+
+    async def run(self, context: Context) -> None:
+        """Connect, follow, connect again; until cancelled. `context` makes the sockets."""
+        self._context = context
+        clock, timing = asyncio.get_running_loop().time, self.timing
+        while True:
+            self._is_joined, began_at = False, clock()
+            layout = self._layout()
+            if layout is not None:
+                await self._follow_once(layout)
+            # Who breaks each connection as soon as it stands is not asked more and more often.
+            if self._is_joined and clock() - began_at >= timing.backoff_max_s:
+                self.backoff_s = timing.backoff_s
+            await asyncio.sleep(self.backoff_s * random.uniform(0.5, 1.0))  # noqa: S311
+            self.backoff_s = min(2 * self.backoff_s, timing.backoff_max_s)
+
+    async def _follow_once(self, layout: Layout) -> None:
+        # One socket is one connection: what comes out of it is of one life of the engine.
+        with self._socket(zmq.SUB, self._endpoint) as socket, watched(socket) as monitor:
+            socket.subscribe(b"")
+            try:
+                socket.connect(self._endpoint)
+                await self._handshake(monitor)
+                self.feed.connected(layout)
+                await self._join()
+                await self._follow(socket, monitor)
+            except (_GoneError, zmq.ZMQError, PeerError) as error:
+                level = logging.WARNING if self._is_joined else logging.DEBUG
+                self._say(level, "kv_events_lost", why=str(error) or repr(error))
+                if self._is_joined:
+                    self._on_fault(Fault.LOST)
+            finally:
+                self.feed.lost()
+
+    async def _handshake(self, monitor: Socket) -> None:
+        with Ears((monitor,)) as ears:
+            while await ears.hear(self.timing.connect_s):
+                for frames in waiting(monitor, 1):
+                    if is_over(frames):
+                        raise _GoneError("no connection")
+                    if stands(frames):
+                        return
+        raise _GoneError(f"no connection after {self.timing.connect_s} s")
+
+    async def _join(self) -> None:
+        """Learn what was published before."""
+        if not await self._replay():
+            self.feed.start_blind()
+        self._is_joined = True
+        self._say(logging.INFO, "kv_events_heard", state=self.feed.state.value)
+
+    async def _follow(self, socket: Socket, monitor: Socket) -> None:
+        silence_s = self.timing.settle_s
+        with Ears((socket, monitor)) as ears:
+            while True:
+                if not await ears.hear(silence_s):
+                    # Silence can be the loss of the last batch; the engine knows.
+                    if self._replay_endpoint is not None and not await self._replay():
+                        raise _GoneError("the engine does not answer")
+                    silence_s = min(2 * silence_s, self.timing.idle_s)
+                    continue
+                for frames in waiting(socket, BATCHES_A_TURN):
+                    seq, payload = read_frames(frames)
+                    if self.feed.live(seq, payload) is Heard.GAP:
+                        await self._close_gap(seq, payload)
+                for frames in waiting(monitor, BATCHES_A_TURN):
+                    if is_over(frames):
+                        raise _GoneError("the connection broke")
+                await asyncio.sleep(0)
+
+    async def _close_gap(self, seq: int, payload: bytes) -> None:
+        self._on_fault(Fault.GAP)
+        self._say_gap(seq)
+        for _ in range(REPLAYS_MAX):
+            if not await self._replay():
+                break
+            if self.feed.live(seq, payload) is not Heard.GAP:
+                return
+        self.feed.start_blind()
+        self.feed.live(seq, payload)
+
+    async def _replay(self) -> bool:
+        """Ask for what was published since the last batch that was heard; False without answer."""
+        if self._replay_endpoint is None:
+            return False
+        with (
+            self._socket(zmq.DEALER, self._replay_endpoint) as socket,
+            Ears((socket,)) as ears,
+        ):
+            socket.connect(self._replay_endpoint)
+            self._ask(socket)
+            while await ears.hear(self.timing.replay_s):
+                for frames in waiting(socket, BATCHES_A_TURN):
+                    seq, payload = read_frames(frames)
+                    if seq >= 0:
+                        self.feed.replayed(seq, payload)
+                    elif self.feed.end_replay():
+                        return True
+                    else:
+                        self._ask(socket)
+                await asyncio.sleep(0)
+        self._say(logging.WARNING, "kv_events_not_replayed", where=self._replay_endpoint)
+        self._on_fault(Fault.NOT_REPLAYED)
+        return False
+
+    def _say_gap(self, seq: int) -> None:
+        if self._said.is_new("kv_events_gap"):
+            self._say(logging.WARNING, "kv_events_gap", before=seq)
+
+    def _say(self, level: int, event: str, **fields: object) -> None:
+        log_event(_log, level, event, engine=self._engine, **fields)
+
+    def _ask(self, socket: Socket) -> None:
+        socket.send_multipart([b"", self.feed.replay_from.to_bytes(8, "big")])
+        self.feed.begin_replay()
+
+    def _socket(self, kind: int, endpoint: str) -> AbstractContextManager[Socket]:
+        if self._context is None:
+            raise RuntimeError("it does not run")
+        return one_connection(
+            self._context,
+            kind,
+            endpoint,
+            messages_max=QUEUED_BATCHES_MAX,
+            bytes_max=BATCH_BYTES_MAX,
+        )
+
+
+class EngineEvents:
+    """The KV events of all engines that publish them.
+
+    Args:
+        deployment: Who there is.
+        index: Follows what they hold.
+        layout: Layout of an engine by its pool and name; None while it is not announced.
+        on_batch: Called with an engine's name and each batch of it that is applied.
+        on_fault: Called with an engine's name and each fault of its subscription.
+        timing: Times of the subscriptions.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        index: PrefixIndex,
+        layout: Callable[[str, str], Layout | None],
+        on_batch: Callable[[str, Batch], None],
+        on_fault: Callable[[str, Fault], None],
+        timing: EventTiming | None = None,
+    ) -> None:
+        tables = {
+            name: table
+            for cluster in deployment.clusters.values()
+            for name, table in cluster.engines.items()
+        }
+        self._context: Context | None = None
+        self._index = index
+        self._clients = {
+            name: EngineClient(
+                name,
+                table,
+                EngineFeed(name, index, partial(on_batch, name)),
+                partial(layout, table.pool, name),
+                partial(on_fault, name),
+                timing or EventTiming(),
+            )
+            for name, table in tables.items()
+            if table.kv_events is not None
+        }
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to connect."""
+        if self._clients:
+            self._context = zmq.Context()
+            runs = [client.run(self._context) for client in self._clients.values()]
+            self._tasks = [asyncio.create_task(run) for run in runs]
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._context is not None:
+            self._context.destroy(linger=0)
+
+    def forgotten(self, name: str) -> None:
+        """An engine has dropped all its blocks.
+
+        Its own event of that comes late: vLLM publishes in steps, and an idle engine makes none.
+        """
+        if name in self._clients and self._index.is_live(name):
+            self._index.begin_snapshot(name)
+            self._index.end_snapshot(name)
+
+    def names(self) -> list[str]:
+        """Engines that are followed."""
+        return list(self._clients)

@@ -1,0 +1,272 @@
+"""Clients' connections: how many there may be, and how long one may say nothing.
+
+    waiting (no request yet) ──a head is complete──► busy ──the answer is sent──► kept
+                                                      ▲                            │
+                                                      └──────── the next head ─────┘
+
+Whoever opens connections and asks for nothing gets none of the descriptors that requests need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import resource
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from enum import StrEnum
+from typing import Any
+
+from aiohttp import web
+
+from prfaas.gateway.http.errors import error_body
+from prfaas.gateway.http.handshakes import Handshakes
+from prfaas.gateway.http.json_codec import to_json
+from prfaas.gateway.http.responses import error_object, json_response
+from prfaas.log_throttle import SaidOnce
+from prfaas.logs import log_event
+from prfaas.wire.plain_http import PlainHandler
+
+HEAD_S = 30.0
+"""How long the first request's head may take to come."""
+HANDSHAKES_SHARE = 0.25
+"""Of all places, for connections in their TLS handshake."""
+KEEPALIVE_S = 75.0
+"""How long the head of each further request may take; above the 60 s of common load balancers."""
+DESCRIPTORS_WANTED = 1 << 16
+DESCRIPTORS_EACH = 3
+"""A request in flight takes one of its client's, and one of each leg's."""
+PLACES_EACH = 4
+"""Connections for each request that may be in flight."""
+_QUOTED = re.compile(r"\bb['\"]")
+_log = logging.getLogger(__name__)
+_FULL = to_json(
+    error_object(
+        "the gateway has as many connections as it takes, and all are in use; try again in 1 s",
+        "ServiceUnavailableError",
+        None,
+        503,
+    )
+)
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+    b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(_FULL), _FULL)
+)
+
+
+class Closed(StrEnum):
+    """Why the gateway closed a connection."""
+
+    NO_REQUEST = "no_request"
+    """It brought no request in time."""
+    FULL = "full"
+    """It was not in use, and another one needed its place."""
+    REFUSED = "refused"
+    """All others were in use."""
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process have as many descriptors as it may, within reason."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else hard
+    wanted = min(wanted, DESCRIPTORS_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def connections_max(requests_max: int) -> int:
+    """Connections that leave descriptors for what their requests need.
+
+    Args:
+        requests_max: Requests in flight.
+    """
+    most = PLACES_EACH * requests_max
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // DESCRIPTORS_EACH))
+
+
+class Connections:
+    """All connections of clients; makes those that come in.
+
+    Args:
+        server: Serves them.
+        limit: Most of them at once, handshakes included.
+        tls: Certificate for clients; None serves plain HTTP.
+    """
+
+    def __init__(self, server: web.Server, limit: int, tls: ssl.SSLContext | None = None) -> None:
+        self._server, self.limit = server, limit
+        self.head_s = HEAD_S
+        self._waiting: dict[Connection, None] = {}
+        self._kept: dict[Connection, None] = {}
+        self._busy: set[Connection] = set()
+        self.handshakes = None if tls is None else Handshakes(tls, self._arrived, self._give_up)
+        self.on_closed: Callable[[Closed], None] = lambda _: None
+        self._said = SaidOnce()
+        handle = server.request_handler
+
+        def begin(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+            if isinstance(request.protocol, Connection):
+                request.protocol.begin()
+            return handle(request)
+
+        server.request_handler = begin
+
+    @property
+    def num_open(self) -> int:
+        """Connections that are open, those in their TLS handshake included."""
+        num_handshakes = 0 if self.handshakes is None else len(self.handshakes)
+        return len(self._waiting) + len(self._kept) + len(self._busy) + num_handshakes
+
+    @property
+    def num_busy(self) -> int:
+        """Connections with a request under way."""
+        return len(self._busy)
+
+    def __call__(self) -> asyncio.Protocol:
+        """Return the protocol of a connection that was accepted."""
+        if self.handshakes is None:
+            return self._next()
+        self.handshakes.num_max = max(1, int(self.limit * HANDSHAKES_SHARE))
+        return self.handshakes.begin()
+
+    def came(self, connection: Connection) -> None:
+        """It is open."""
+        self._waiting[connection] = None
+
+    def begins(self, connection: Connection) -> None:
+        """It has brought a request."""
+        self.gone(connection)
+        self._busy.add(connection)
+
+    def rests(self, connection: Connection) -> None:
+        """Its request is answered."""
+        if connection in self._busy:
+            self._busy.discard(connection)
+            self._kept[connection] = None
+
+    def gone(self, connection: Connection) -> None:
+        """It is closed."""
+        self._waiting.pop(connection, None)
+        self._kept.pop(connection, None)
+        self._busy.discard(connection)
+
+    def close(self, connection: Connection, why: Closed) -> None:
+        """Close one without a request."""
+        self.on_closed(why)
+        self.gone(connection)
+        connection.force_close()
+
+    async def stop(self) -> None:
+        """End handshakes."""
+        if self.handshakes is not None:
+            await self.handshakes.stop()
+
+    def _next(self) -> asyncio.Protocol:
+        """Somebody connects: takes the place of who has been idle longest, if there is no other."""
+        num_places = self.limit - (0 if self.handshakes is None else self.handshakes.num_max)
+        if len(self._waiting) + len(self._kept) + len(self._busy) >= max(1, num_places):
+            self._say_full()
+            idle = next(iter(self._waiting or self._kept), None)
+            if idle is None:
+                self.on_closed(Closed.REFUSED)
+                return _Refused()
+            self.close(idle, Closed.FULL)
+        return Connection(self._server, self)
+
+    def _arrived(self, transport: asyncio.Transport, early: bytes) -> None:
+        """A handshake is done."""
+        protocol = self._next()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        if early:
+            protocol.data_received(early)
+
+    def _give_up(self) -> None:
+        """A handshake made room for a newer one."""
+        self._say_full()
+        self.on_closed(Closed.FULL)
+
+    def _say_full(self) -> None:
+        if self._said.is_new("connections_full"):
+            fields = {"limit": self.limit, "busy": self.num_busy}
+            log_event(_log, logging.WARNING, "connections_full", **fields)
+
+
+class Connection(PlainHandler):
+    """One connection of a client.
+
+    Args:
+        server: Serves it.
+        connections: All of them.
+    """
+
+    __slots__ = ("_connections", "_head_limit")
+
+    def __init__(self, server: web.Server, connections: Connections) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(server, loop=loop, keepalive_timeout=KEEPALIVE_S, access_log=None)  # type: ignore[arg-type]
+        self._connections = connections
+        self._head_limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Its first head has to come within `Connections.head_s`."""
+        super().connection_made(transport)
+        self._connections.came(self)
+        self._head_limit = asyncio.get_running_loop().call_later(
+            self._connections.head_s, self._connections.close, self, Closed.NO_REQUEST
+        )
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """It is closed, by whomever."""
+        self._connections.gone(self)
+        self._lift()
+        super().connection_lost(exc)
+
+    def begin(self) -> None:
+        """A request begins."""
+        self._lift()
+        self._connections.begins(self)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer; errors from before all handlers, such as an unknown Expect, included."""
+        if isinstance(resp, web.HTTPException):
+            resp = json_response(error_body(resp), resp.status)
+        sent = await super().finish_response(request, resp, start_time)
+        self._connections.rests(self)
+        return sent
+
+    def error_answer(self, status: int, message: str) -> web.Response:
+        """OpenAI's error for what is no HTTP request, or what failed before all handlers."""
+        if status < 500:
+            # aiohttp quotes what it could not read, as Python writes bytes.
+            why = _QUOTED.split(message.split("\n", maxsplit=1)[0])[0].strip(" :")
+            said = f"this is no HTTP request that can be read: {why[:200]}"
+            return json_response(error_object(said, "BadRequestError", None, status), status)
+        said = "the gateway failed; its log says why"
+        return json_response(error_object(said, "InternalServerError", None, status), status)
+
+    def log_exception(self, *args: Any, **more: Any) -> None:
+        """A body that is not encoded as it says is answered, and is nothing for the log."""
+        if not isinstance(more.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*args, **more)
+
+    def _lift(self) -> None:
+        if self._head_limit is not None:
+            self._head_limit.cancel()
+            self._head_limit = None
+
+
+class _Refused(asyncio.Protocol):
+    """A connection that there is no place for."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say so, and close it."""
+        if isinstance(transport, asyncio.Transport):
+            transport.write(_REFUSAL)
+            transport.close()

@@ -1,0 +1,77 @@
+"""The loops beside the short-term one, as a deployment file asks for them."""
+
+from __future__ import annotations
+
+from prfaas.config.deployment import Deployment
+from prfaas.core.request.events import Outcome
+from prfaas.errors import ConfigError
+from prfaas.gateway.loops.replication import Copier, copy_settings
+from prfaas.gateway.loops.role_rebalancing import Reroling
+from prfaas.gateway.loops.ticker import BEAT_S, LOOP_EVERY, Beaten
+from prfaas.gateway.pools.prefix_fetch import Fetcher
+from prfaas.gateway.routing.change_log import Journal
+from prfaas.gateway.routing.dispatch_driver import Driver
+from prfaas.gateway.routing.profiles import Profiles
+from prfaas.gateway.routing.role_assignment import Split
+from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
+from prfaas.gateway.telemetry.request_records import Record
+
+
+class Loops:
+    """The long-term loop, and replication.
+
+    Args:
+        deployment: Which loops run.
+        driver: What they act on.
+        fetcher: Asks pools for copies.
+        transfers: Follow copies.
+        profiles: What they weigh with.
+        journal: Hears what they do.
+
+    Raises:
+        ConfigError: The plan is one of another deployment.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        driver: Driver,
+        fetcher: Fetcher,
+        transfers: Transfers,
+        profiles: Profiles,
+        journal: Journal,
+    ) -> None:
+        self.copier: Copier | None = None
+        rate = deployment.routing.replication
+        if rate is not None:
+            settings = copy_settings(rate, BEAT_S * LOOP_EVERY)
+            self.copier = Copier(driver, transfers, fetcher, settings, journal)
+        self.reroling: Reroling | None = None
+        if driver.split is not None and deployment.routing.reroling:
+            _check_size(deployment, driver.split, profiles)
+            self.reroling = Reroling(driver, driver.split, profiles, journal)
+
+    @property
+    def all(self) -> list[Beaten]:
+        """Those that run."""
+        return [loop for loop in (self.reroling, self.copier) if loop is not None]
+
+    def transfer_over(self, transfer: TransferView) -> None:
+        """A transfer ended at its destination."""
+        if self.copier is not None:
+            self.copier.over(transfer)
+
+    def ended(self, record: Record) -> None:
+        """A request ended: how long decode takes is weighed."""
+        if self.reroling is None or record.outcome is not Outcome.FINISHED:
+            return
+        self.reroling.finished(record)
+
+
+def _check_size(deployment: Deployment, split: Split, profiles: Profiles) -> None:
+    if len(split.names) != profiles.num_home:
+        raise ConfigError(
+            f"routing.reroling: there are {len(split.names)} PD engines, and the plan has "
+            f"{profiles.num_home} PD instances; set `instances` of [pd] in "
+            f"{deployment.routing.plan} to what there is"
+        )

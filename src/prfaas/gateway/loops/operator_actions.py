@@ -1,0 +1,238 @@
+"""What an operator may change while the gateway runs; a restart forgets it."""
+
+from __future__ import annotations
+
+import time
+
+from prfaas.config.clusters import ClusterRole
+from prfaas.config.deployment import Deployment
+from prfaas.core.dispatch.links import Link
+from prfaas.errors import RequestError
+from prfaas.gateway.engines.engine_client import Engine, Engines
+from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.loops.ticker import Pulse
+from prfaas.gateway.pools.layout_check import LayoutCheck
+from prfaas.gateway.pools.pool_client import Pools
+from prfaas.gateway.routing.change_log import Entry, Journal, Loop
+from prfaas.gateway.routing.circuit_breakers import Guards
+from prfaas.gateway.routing.dispatch_driver import Driver
+
+THRESHOLD_MAX = 100_000_000
+_BY_HAND = "as the operator asked"
+_NOBODY_LEFT = (
+    f"{_BY_HAND}; no PD engine takes requests any more: clients get 503 until one is resumed"
+)
+
+
+class Control:
+    """The operator's hand on the loops, engines and clusters.
+
+    Args:
+        deployment: Who there is.
+        driver: What decides.
+        engines: Whose state is shown.
+        pools: The same.
+        layouts: Whose blocks differ.
+        guards: The same.
+        pulse: Runs the loops.
+        journal: Hears of every change.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        driver: Driver,
+        engines: Engines,
+        pools: Pools,
+        layouts: LayoutCheck,
+        guards: Guards,
+        pulse: Pulse,
+        journal: Journal,
+    ) -> None:
+        self._deployment = deployment
+        self._driver, self._engines, self._pools = driver, engines, pools
+        self._layouts = layouts
+        self._guards, self._pulse, self._journal = guards, pulse, journal
+
+    # Changes
+
+    def freeze(self, *, frozen: bool) -> Entry:
+        """Stop the loops where they are, or let them go on."""
+        old, self._pulse.frozen = self._pulse.frozen, frozen
+        words = {True: "frozen", False: "running"}
+        return self._note("freeze" if frozen else "unfreeze", "loops", words[old], words[frozen])
+
+    def set_threshold(self, tokens: int, link: tuple[str, str] | None) -> list[Entry]:
+        """Set the threshold of a link, or of all; the loops go on from there.
+
+        Raises:
+            RequestError: There is no such link.
+        """
+        links = self.links() if link is None else [self._link(*link)]
+        entries = []
+        for each in links:
+            old = each.policy.offload_threshold
+            each.replan(tokens)
+            what = f"link {each.source}:{each.destination}"
+            entries.append(self._note("threshold", what, old, tokens))
+        return entries
+
+    def drain(self, engine: str, *, drained: bool) -> Entry:
+        """Give an engine nothing new, whatever its health, or take it back.
+
+        Raises:
+            RequestError: There is no such engine.
+        """
+        if engine not in self._engines.by_name:
+            raise _unknown("engine", engine, list(self._engines.by_name))
+        old = self._driver.is_drained(engine)
+        self._driver.set_drained(engine, time.monotonic_ns(), drained=drained)
+        words = {True: "drained", False: "in use"}
+        action = "drain" if drained else "resume"
+        why = _NOBODY_LEFT if drained and not self._is_anybody_left() else _BY_HAND
+        return self._note(action, f"engine {engine}", words[old], words[drained], why)
+
+    def turn(self, cluster: str, *, on: bool) -> Entry:
+        """Give no engine of a cluster anything new, or take it back.
+
+        Raises:
+            RequestError: There is no such cluster, or nobody would be left to decode.
+        """
+        clusters = self._deployment.clusters
+        if cluster not in clusters:
+            raise _unknown("cluster", cluster, list(clusters))
+        left = [
+            name
+            for name, table in clusters.items()
+            if table.role is ClusterRole.PD and name != cluster and self._driver.is_on(name)
+        ]
+        if not on and clusters[cluster].role is ClusterRole.PD and not left:
+            raise RequestError(
+                f"cluster {cluster} is the only PD cluster that is on: without it nothing could "
+                "decode; to keep requests out, stop the gateway",
+                status=409,
+                error_type="ConflictError",
+            )
+        old = self._driver.is_on(cluster)
+        self._driver.set_cluster(cluster, time.monotonic_ns(), on=on)
+        words = {True: "on", False: "off"}
+        why = _BY_HAND if on or self._is_anybody_left() else _NOBODY_LEFT
+        return self._note(words[on], f"cluster {cluster}", words[old], words[on], why)
+
+    # What there is
+
+    def status(self) -> JsonObject:
+        """Loops, predictions, links, clusters, engines and pools."""
+        routing = self._deployment.routing
+        return {
+            "policy": routing.effective_policy.value,
+            "loops": {
+                "frozen": self._pulse.frozen,
+                "threshold": routing.short_term_loop,
+                "roles": routing.reroling,
+                "replication": routing.replication is not None,
+                "admission": routing.ttft_max is not None,
+            },
+            "predictions": self.predictions(),
+            "links": [self._link_state(link) for link in self.links()],
+            "clusters": [
+                {"name": name, "role": table.role.value, "is_on": self._driver.is_on(name)}
+                for name, table in self._deployment.clusters.items()
+            ],
+            "engines": self._engine_states(),
+            "layout_mismatches": [each.as_json() for each in self._layouts.mismatches()],
+            "pools": [
+                {"name": pool, "is_live": self._pools.is_live(pool)} for pool in self._pools.names()
+            ],
+        }
+
+    def predictions(self) -> list[JsonObject]:
+        """How predictions are corrected, by path; none without a plan to predict from."""
+        if self._deployment.routing.plan is None:
+            return []
+        now_ns = time.monotonic_ns()
+        return [
+            {
+                "path": path.value,
+                "cluster": cluster,
+                "correction": round(found.factor, 3),
+                "error": round(found.error_ratio, 3),
+                "num_samples": found.num_samples,
+                "is_proven": found.is_proven(now_ns),
+                "is_refuted": found.is_refuted,
+            }
+            for (path, cluster), found in self._driver.dispatcher.calibrations.items()
+        ]
+
+    def _engine_states(self) -> list[JsonObject]:
+        return [
+            self._engine_state(self._engines.by_name[name]) | {"cluster": cluster}
+            for cluster, table in self._deployment.clusters.items()
+            for name in table.engines
+        ]
+
+    def _engine_state(self, engine: Engine) -> JsonObject:
+        return {
+            "name": engine.name,
+            "role": self._role_of(engine.name),
+            "is_ready": engine.is_ready,
+            "is_drained": self._driver.is_drained(engine.name),
+            "breaker": self._guards.breakers[engine.name].state.value,
+            "num_in_flight": engine.num_in_flight,
+            "num_waiting": engine.load.num_waiting,
+            "num_running": engine.load.num_running,
+            "kv_use": engine.load.kv_use,
+        }
+
+    def _role_of(self, name: str) -> str | None:
+        split = self._driver.split
+        if split is None or name not in split:
+            return None
+        return ("prefill" if split.prefills(name) else "decode") + (
+            ", draining" if split.is_changing(name) else ""
+        )
+
+    def _link_state(self, link: Link) -> JsonObject:
+        return {
+            "source": link.source,
+            "destination": link.destination,
+            "is_up": link.up,
+            "breaker": self._guards.breakers[link.source, link.destination].state.value,
+            "offload_threshold": link.policy.offload_threshold,
+            "promised_bytes": link.book.promised_bytes,
+        }
+
+    def links(self) -> list[Link]:
+        """Links that exist; the dispatcher also knows one to nowhere when there is no PrfaaS."""
+        return [link for link in self._driver.dispatcher.links if link.source]
+
+    def _link(self, source: str, destination: str) -> Link:
+        links = self.links()
+        for link in links:
+            if (link.source, link.destination) == (source, destination):
+                return link
+        known = [f"{link.source}:{link.destination}" for link in links]
+        raise _unknown("link", f"{source}:{destination}", known)
+
+    def _is_anybody_left(self) -> bool:
+        """Whether the operator lets any PD engine take requests."""
+        return not all(map(self._driver.is_barred, self._engines.names(ClusterRole.PD)))
+
+    def _note(
+        self,
+        action: str,
+        what: str,
+        old: int | str | None,
+        new: int | str | None,
+        why: str = _BY_HAND,
+    ) -> Entry:
+        return self._journal.note(Loop.OPERATOR, action, what, old=old, new=new, why=why)
+
+
+def _unknown(kind: str, name: str, known: list[str]) -> RequestError:
+    shown = ", ".join(known) or "none"
+    return RequestError(
+        f"there is no {kind} {name[:80]!r}; there are: {shown}",
+        status=404,
+        error_type="NotFoundError",
+    )

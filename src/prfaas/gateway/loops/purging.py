@@ -1,0 +1,200 @@
+"""Purges: all blocks that came from a pool, or were computed from such, leave the deployment.
+
+Pool nodes drop them and take no more of the source (`pool/node/purging.py`), engines forget what they
+hold, and only then do pool nodes take blocks of the source again: an engine that has not forgotten
+yet can bring nothing back. Each step may be done twice: what broke off is asked for again. A bar of
+a purge that broke off ends by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from prfaas.errors import EngineError, PeerError, RequestError
+from prfaas.gateway.engines.engine_client import Engine, Engines
+from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.pools.pool_client import Pools
+from prfaas.gateway.routing.change_log import Entry, Journal, Loop
+from prfaas.gateway.routing.dispatch_driver import Driver
+
+TRIES_MAX, TRIES_FREE = 40, 4
+"""How often an engine is asked to forget, and how often before it gets no new requests meanwhile:
+it can not while blocks are loaded into it."""
+RETRY_S = 0.25
+TAKEN_AGAIN = (
+    "it took blocks of the source again before all engines had forgotten: it was started anew, or "
+    "they took more than two minutes; ask again"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPurge:
+    """What became of a purge at one pool node."""
+
+    name: str
+    num_blocks: int = 0
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    num_transfers: int = 0
+    problem: str = ""
+
+    def as_json(self) -> JsonObject:
+        """As `/control/purge` shows it."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Purging:
+    """Runs purges, one at a time.
+
+    Args:
+        engines: Forget.
+        pools: Drop blocks.
+        driver: Holds an engine's requests back while it has to forget.
+        journal: Hears of purges.
+        on_forgotten: Called with the name of each engine that has forgotten.
+    """
+
+    def __init__(
+        self,
+        engines: Engines,
+        pools: Pools,
+        driver: Driver,
+        journal: Journal,
+        on_forgotten: Callable[[str], None],
+    ) -> None:
+        self._on_forgotten = on_forgotten
+        self._engines, self._pools = engines, pools
+        self._driver, self._journal = driver, journal
+        self._tasks: set[asyncio.Task[JsonObject]] = set()
+
+    async def purge(self, source: str, *, is_dry: bool) -> JsonObject:
+        """Drop what came from a pool. Goes on also when nobody waits for it any more.
+
+        Args:
+            source: Name of the pool; one that the deployment has no longer will do.
+            is_dry: Only count.
+
+        Raises:
+            RequestError: Nobody knows of such a pool, or a purge is under way.
+        """
+        if self._tasks:
+            raise RequestError(
+                "a purge is under way at this gateway; ask again when it is over",
+                status=409,
+                error_type="ConflictError",
+            )
+        task = asyncio.create_task(self._run(source, is_dry=is_dry))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Break off; what is left of a purge is done when it is asked for again."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _run(self, source: str, *, is_dry: bool) -> JsonObject:
+        if is_dry or source not in self._pools.names():
+            found = await self._at_pools(source, is_dry=True)
+            if source not in self._pools.names() and not any(p.num_blocks for p in found):
+                raise _unknown(source, self._pools.names())
+            if is_dry:
+                return _report(source, found, {}, None)
+        found = await self._at_pools(source, is_dry=False)
+        names = list(self._engines.by_name)
+        problems = await asyncio.gather(
+            *(self._forget(engine) for engine in self._engines.by_name.values())
+        )
+        found = list(await asyncio.gather(*(self._end_at(pool, source) for pool in found)))
+        forgot = dict(zip(names, problems, strict=True))
+        return _report(source, found, forgot, self._note(source, found, forgot))
+
+    async def _at_pools(self, source: str, *, is_dry: bool) -> list[PoolPurge]:
+        names = self._pools.names()
+        return list(await asyncio.gather(*(self._at(pool, source, is_dry) for pool in names)))
+
+    async def _at(self, pool: str, source: str, is_dry: bool) -> PoolPurge:
+        try:
+            told = await self._pools.purge(pool, source, is_dry=is_dry)
+        except PeerError as error:
+            return PoolPurge(pool, problem=str(error))
+        return PoolPurge(
+            pool,
+            told.num_blocks,
+            told.host_bytes,
+            told.disk_bytes,
+            told.num_transfers,
+            told.problem,
+        )
+
+    async def _end_at(self, pool: PoolPurge, source: str) -> PoolPurge:
+        """End a purge at a pool node; it is not done if blocks were taken again before."""
+        try:
+            was_barred = await self._pools.end_purge(pool.name, source)
+        except PeerError as error:
+            return replace(pool, problem=pool.problem or f"at its end: {error}")
+        return pool if was_barred or pool.problem else replace(pool, problem=TAKEN_AGAIN)
+
+    async def _forget(self, engine: Engine) -> str:
+        """Have an engine forget; why it did not, or nothing."""
+        is_held = False
+        try:
+            for number in range(TRIES_MAX):
+                if await self._engines.forget(engine):
+                    self._on_forgotten(engine.name)
+                    return ""
+                if number == TRIES_FREE and not self._driver.is_drained(engine.name):
+                    is_held = True
+                    self._driver.set_drained(engine.name, time.monotonic_ns(), drained=True)
+                await asyncio.sleep(RETRY_S)
+        except EngineError as error:
+            return str(error)
+        finally:
+            if is_held:
+                self._driver.set_drained(engine.name, time.monotonic_ns(), drained=False)
+        return f"it would not in {TRIES_MAX} attempts: blocks are being loaded; ask again"
+
+    def _note(self, source: str, found: list[PoolPurge], forgot: dict[str, str]) -> Entry:
+        failed = [pool.name for pool in found if pool.problem]
+        failed += [name for name, problem in forgot.items() if problem]
+        left = f"; NOT DONE at {', '.join(failed)}: ask again" if failed else ""
+        return self._journal.note(
+            Loop.OPERATOR,
+            "purge",
+            f"source {source}",
+            why=f"as the operator asked{left}",
+            numbers={
+                "blocks": sum(pool.num_blocks for pool in found),
+                "bytes": sum(pool.host_bytes + pool.disk_bytes for pool in found),
+                "transfers": sum(pool.num_transfers for pool in found),
+                "engines": sum(not problem for problem in forgot.values()),
+                "not_done": len(failed),
+            },
+        )
+
+
+def _report(
+    source: str, found: list[PoolPurge], forgot: dict[str, str], entry: Entry | None
+) -> JsonObject:
+    problems = [pool.problem for pool in found] + list(forgot.values())
+    return {
+        "source": source,
+        "dry_run": entry is None,
+        "is_complete": not any(problems),
+        "pools": [pool.as_json() for pool in found],
+        "engines": [{"name": name, "problem": problem} for name, problem in forgot.items()],
+        "decision": entry and entry.as_json(),
+    }
+
+
+def _unknown(source: str, known: list[str]) -> RequestError:
+    return RequestError(
+        f"there is no pool {source[:80]!r}, and no block came from one; there are: "
+        f"{', '.join(known) or 'none'}",
+        status=404,
+        error_type="NotFoundError",
+    )

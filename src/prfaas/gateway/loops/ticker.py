@@ -1,0 +1,122 @@
+"""Lets time pass: what is known of idle links stays fresh, and the loops get their turns."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from prfaas.core.dispatch.types import ThresholdMoved
+from prfaas.gateway.routing.change_log import Journal, Loop, Number
+from prfaas.gateway.routing.circuit_breakers import Guards
+from prfaas.gateway.routing.dispatch_driver import Driver
+from prfaas.units import NS_PER_S, format_seconds
+
+BEAT_S = 1.0
+"""Below the age at which what is known of an idle link counts as unknown."""
+LOOP_EVERY = 5
+"""Beats for each interval of the loops."""
+QUIET_BEATS = 10
+"""Beats without a refusal after which admission has ended refusing."""
+
+
+class Beaten(Protocol):
+    """A loop that the pulse gives its turns.
+
+    Attributes:
+        turns_each_beat: Whether each beat is its turn, not only each `LOOP_EVERY`th.
+    """
+
+    turns_each_beat: bool
+
+    def beat(self, now_ns: int) -> None:
+        """A second has passed; what was begun goes on."""
+
+    def turn(self, now_ns: int) -> None:
+        """One interval has passed: begin something, if it is worth it."""
+
+
+class Pulse:
+    """The loops of a gateway.
+
+    Args:
+        driver: What they move.
+        guards: Their breakers half open with time.
+        journal: Hears what they did.
+        loops: Further ones.
+    """
+
+    def __init__(
+        self, driver: Driver, guards: Guards, journal: Journal, loops: Sequence[Beaten] = ()
+    ) -> None:
+        self._driver, self._guards, self._journal = driver, guards, journal
+        self._loops = loops
+        self._num_late, self._num_quiet, self._late_before = 0, 0, 0
+        self._is_refusing = False
+        self.frozen = False
+        """Whether the loops stand still, as the operator wants."""
+
+    async def run(self) -> None:
+        """Beat until cancelled."""
+        for count in itertools.count(1):
+            await asyncio.sleep(BEAT_S)
+            self.beat(time.monotonic_ns(), is_turn=count % LOOP_EVERY == 0)
+
+    def beat(self, now_ns: int, *, is_turn: bool) -> None:
+        """A second has passed; it may be the loops' turn."""
+        self._driver.refresh(now_ns)
+        self._guards.refresh()
+        self._watch_admission()
+        if is_turn and not self.frozen:
+            for moved in self._driver.tick(now_ns):
+                self._note_threshold(moved)
+        for loop in self._loops:
+            loop.beat(now_ns)
+            if not self.frozen and (is_turn or loop.turns_each_beat):
+                loop.turn(now_ns)
+
+    def _note_threshold(self, moved: ThresholdMoved) -> None:
+        found, up = moved.pressures, moved.offload_threshold > moved.before
+        pressed = "remote" if up else "local"
+        waits = (found.local_wait_ns, found.remote_wait_ns)
+        local, remote = ("unknown" if ns is None else format_seconds(ns) for ns in waits)
+        numbers: dict[str, Number] = {
+            "local_wait_s": _seconds(found.local_wait_ns),
+            "remote_wait_s": _seconds(found.remote_wait_ns),
+            "link_utilisation": found.link_utilisation,
+        }
+        self._journal.note(
+            Loop.THRESHOLD,
+            "raised" if up else "lowered",
+            f"link {moved.source}:{moved.destination}",
+            old=moved.before,
+            new=moved.offload_threshold,
+            why=f"the {pressed} side stays pressed: {local} of waiting at home, {remote} away and "
+            "on the link",
+            numbers=numbers,
+        )
+
+    def _watch_admission(self) -> None:
+        """Refusals come by the hundred: their beginning and their end are told."""
+        new = self._driver.num_late - self._num_late
+        self._num_late = self._driver.num_late
+        self._num_quiet = 0 if new else self._num_quiet + 1
+        if new and not self._is_refusing:
+            self._is_refusing, self._late_before = True, self._num_late - new
+            why = "the first token of new requests is predicted to come after ttft_max"
+            self._note_admission("began", why, new)
+        elif self._is_refusing and self._num_quiet >= QUIET_BEATS:
+            self._is_refusing = False
+            why = f"no request was refused for {QUIET_BEATS * BEAT_S:.0f} s"
+            self._note_admission("ended", why, self._num_late - self._late_before)
+
+    def _note_admission(self, action: str, why: str, num_refused: int) -> None:
+        self._journal.note(
+            Loop.ADMISSION, action, "refusing", why=why, numbers={"refused": num_refused}
+        )
+
+
+def _seconds(duration_ns: int | None) -> float | None:
+    return None if duration_ns is None else duration_ns / NS_PER_S

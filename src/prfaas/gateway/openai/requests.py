@@ -1,0 +1,330 @@
+"""Client bodies, checked and stripped, as one frozen request.
+
+Nothing that steers the engines' caches or transfers gets past this module: such keys are removed,
+wherever vLLM would read them. Other fields pass by an allow-list (`openai/allowed_fields.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import cast
+
+from prfaas.errors import RequestError
+from prfaas.gateway.http.json_codec import JsonObject, from_json, is_deeper_than, num_containers
+from prfaas.gateway.openai.allowed_fields import allowed
+from prfaas.gateway.openai.media import check_media
+from prfaas.gateway.openai.messages import has_other_parts, parse_messages
+from prfaas.gateway.openai.request_rules import STRICT, RequestRules
+from prfaas.gateway.openai.tools import parse_tools
+from prfaas.gateway.openai.validation import (
+    bad,
+    check_logprobs,
+    check_types,
+    integer,
+    is_integer,
+    shown,
+)
+
+NESTING_MAX = 64
+"""Levels of arrays and objects in a body; tool schemas stay far below."""
+CONTAINERS_MAX = 100_000
+"""Arrays and objects in a body; the messages of a full context have fewer."""
+KEYS_MAX = 1000
+"""Fields of a body; the API has less than a hundred."""
+NUM_CHOICES_MAX = 128
+NUM_PROMPTS_MAX = 128
+DEFAULT_MAX_TOKENS = 16
+"""What the completions API generates if the client sets no limit."""
+
+_CHAT_ENDPOINT_KEYS = frozenset(
+    {
+        "tools",
+        "prompt_logprobs",
+        "logprob_token_ids",
+        "reasoning_effort",
+        "include_reasoning",
+        "return_prompt_text",
+        "return_token_ids",
+        "truncate_prompt_tokens",
+        "media_io_kwargs",
+        "mm_processor_kwargs",
+    }
+)
+_UNSPLITTABLE_KEYS = frozenset(
+    {"echo", "prompt_logprobs", "use_beam_search", "truncate_prompt_tokens", "suffix"}
+)
+
+
+class Api(StrEnum):
+    """Which of OpenAI's APIs the client speaks."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRequest:
+    """One request, checked.
+
+    Attributes:
+        api: Which API.
+        body: What the client sent, control keys removed.
+        prompts: Prompts of a completions request: text or token ids each. Empty for chat.
+        messages: Messages of a chat request, text parts joined. Empty for completions.
+        tools: Tools of a chat request, as the template gets them.
+        stream: Whether the client wants server-sent events.
+        include_usage: Whether it wants a usage chunk at the end of the stream.
+        continuous_usage: Whether it wants usage in every chunk.
+        num_choices: Answers per prompt.
+        max_tokens: Output limit, tokens; None for what the model's length leaves.
+        max_tokens_field: Where the client wrote it.
+        by_chat_endpoint: Whether decode needs the engine's chat endpoint: tool and reasoning
+            parsers live there.
+        offloadable: Whether prefill and decode may be split.
+        is_exact: Whether the gateway's token ids are exactly what the engine computes on. False
+            with images and the like, with a suffix, and where the engine cuts the prompt.
+        num_bytes: Of the body; None where that is not known.
+        is_for_adapter: Whether the model that is asked for is an adapter of the engines.
+    """
+
+    api: Api
+    body: JsonObject
+    prompts: list[str | list[int]]
+    messages: list[JsonObject]
+    tools: list[JsonObject]
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    num_choices: int
+    max_tokens: int | None
+    max_tokens_field: str
+    by_chat_endpoint: bool
+    offloadable: bool
+    is_exact: bool
+    num_bytes: int | None = None
+    is_for_adapter: bool = False
+
+    @property
+    def num_sequences(self) -> int:
+        """Answers that engines make for it: prompts times choices."""
+        return max(1, len(self.prompts)) * self.num_choices
+
+
+def parse_request(
+    data: bytes,
+    api: Api,
+    model: str,
+    vocab_size: int,
+    *,
+    chat_endpoint: bool = False,
+    rules: RequestRules = STRICT,
+    adapters: Collection[str] = (),
+) -> ClientRequest:
+    """Check a raw body; see `request_from`."""
+    return request_from(
+        parse_object(data),
+        api,
+        model,
+        vocab_size,
+        chat_endpoint=chat_endpoint,
+        rules=rules,
+        num_bytes=len(data),
+        adapters=adapters,
+    )
+
+
+def request_from(
+    body: JsonObject,
+    api: Api,
+    model: str,
+    vocab_size: int,
+    *,
+    chat_endpoint: bool = False,
+    rules: RequestRules = STRICT,
+    num_bytes: int | None = None,
+    adapters: Collection[str] = (),
+) -> ClientRequest:
+    """Check a body.
+
+    Args:
+        body: As the client sent it.
+        api: Which API it was sent to.
+        model: Name of the model that is served.
+        vocab_size: Token ids have to be below this.
+        chat_endpoint: Every chat needs the engines' chat endpoint.
+        rules: What its tenant may send beyond what everybody may.
+        num_bytes: Of the body, if that is known.
+        adapters: Names of adapters, which may be asked for instead of the model.
+
+    Raises:
+        RequestError: 400 or 404.
+    """
+    body = allowed(body, rules.fields)
+    is_for_adapter = check_model(body, model, adapters)
+    check_types(body)
+    check_logprobs(body, is_chat=api is Api.CHAT)
+    max_tokens, max_tokens_field = _max_tokens(body, api)
+    stream, options = bool(body.get("stream")), body.get("stream_options") or {}
+    if options and not stream:
+        raise bad("stream_options can only be set when stream is true", "stream_options")
+    given = {key for key, value in body.items() if value is not None}
+    switched_off = {key for key, value in body.items() if value is False}
+    chat = api is Api.CHAT
+    prompts = [] if chat else _prompts(body.get("prompt"), vocab_size)
+    messages = parse_messages(body.get("messages")) if chat else []
+    tools = parse_tools(body.get("tools")) if chat else []
+    if chat:
+        check_media(body["messages"], rules.media_domains)
+    is_multimodal = chat and has_other_parts(body["messages"])
+    include_usage = bool(options.get("include_usage"))
+    return ClientRequest(
+        api=api,
+        body=body,
+        prompts=prompts,
+        messages=messages,
+        tools=tools,
+        stream=stream,
+        include_usage=include_usage,
+        continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
+        num_choices=_num_choices(body),
+        max_tokens=max_tokens,
+        max_tokens_field=max_tokens_field,
+        by_chat_endpoint=chat
+        and (chat_endpoint or is_multimodal or _needs_chat_endpoint(body, given)),
+        offloadable=not is_multimodal
+        and not is_for_adapter
+        and len(prompts) <= 1
+        and not (given - switched_off) & _UNSPLITTABLE_KEYS,
+        is_exact=not is_multimodal and not given & {"truncate_prompt_tokens", "suffix"},
+        num_bytes=num_bytes,
+        is_for_adapter=is_for_adapter,
+    )
+
+
+def parse_object(data: bytes) -> JsonObject:
+    """A body as a JSON object.
+
+    Raises:
+        RequestError: 400, it is none, nests too deeply or holds too much.
+    """
+    # Each takes two bytes at least, and counting is worth it only beyond that.
+    opened = len(data) // 2
+    if opened > CONTAINERS_MAX:
+        opened = data.count(b"[") + data.count(b"{")
+    if opened > CONTAINERS_MAX and (num := num_containers(data)) > CONTAINERS_MAX:
+        raise bad(f"the body has {num} arrays and objects; the limit is {CONTAINERS_MAX}")
+    try:
+        body = from_json(data)
+    except ValueError as error:
+        raise bad(f"the body is not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise bad(f"the body must be a JSON object, got {type(body).__name__}")
+    if is_deeper_than(body, NESTING_MAX):
+        raise bad(f"the body nests more than {NESTING_MAX} levels deep")
+    if len(body) > KEYS_MAX:
+        raise bad(f"the body has {len(body)} fields; the limit is {KEYS_MAX}")
+    return body
+
+
+def check_model(body: JsonObject, model: str, adapters: Collection[str] = ()) -> bool:
+    """Check that the model that is asked for is served; put in its name if none is asked for.
+
+    Args:
+        body: Of a request.
+        model: Name of the model.
+        adapters: Names of its adapters.
+
+    Returns:
+        True if it is an adapter.
+
+    Raises:
+        RequestError: 404.
+    """
+    wanted = body.get("model")
+    if wanted is not None and not isinstance(wanted, str):
+        raise bad(f"model must be a string, got {shown(wanted)}", "model")
+    if not wanted or wanted == model:
+        body["model"] = model
+        return False
+    if wanted in adapters:
+        return True
+    raise RequestError(
+        f"The model {shown(wanted)} does not exist; this gateway serves {model!r}"
+        f"{' and adapters that /v1/models lists' if adapters else ''}.",
+        status=404,
+        param="model",
+        error_type="NotFoundError",
+    )
+
+
+def _max_tokens(body: JsonObject, api: Api) -> tuple[int | None, str]:
+    field, value = "max_tokens", integer(body, "max_tokens")
+    if api is Api.CHAT and body.get("max_completion_tokens") is not None:
+        field = "max_completion_tokens"
+        value = integer(body, field)
+    elif api is Api.COMPLETIONS and value is None:
+        value = DEFAULT_MAX_TOKENS
+    least = 0 if api is Api.COMPLETIONS and body.get("echo") else 1
+    if value is not None and value < least:
+        raise bad(f"{field} must be at least {least}, got {value}", field)
+    return value, field
+
+
+def _num_choices(body: JsonObject) -> int:
+    value = integer(body, "n")
+    if value is not None and not 1 <= value <= NUM_CHOICES_MAX:
+        raise bad(f"n must be between 1 and {NUM_CHOICES_MAX}, got {value}", "n")
+    best_of = integer(body, "best_of")
+    if best_of is not None and best_of != (value or 1):
+        raise bad(
+            f"best_of is not supported, got {best_of}; ask for n answers and choose", "best_of"
+        )
+    return value or 1
+
+
+def _needs_chat_endpoint(body: JsonObject, given: set[str]) -> bool:
+    wants_tool = body.get("tool_choice") not in (None, "none")
+    switched_on = any(body.get(key) is True for key in ("echo", "logprobs"))
+    return wants_tool or switched_on or bool(_CHAT_ENDPOINT_KEYS & given)
+
+
+def _prompts(prompt: object, vocab_size: int) -> list[str | list[int]]:
+    if prompt is None or prompt in ("", []):
+        raise bad("prompt must be given and not be empty", "prompt")
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list):
+        raise bad(f"prompt must be a string or an array, got {shown(prompt)}", "prompt")
+    if is_integer(prompt[0]):
+        return [token_ids(prompt, vocab_size, "prompt")]
+    if len(prompt) > NUM_PROMPTS_MAX:
+        raise bad(f"prompt holds {len(prompt)} prompts; the limit is {NUM_PROMPTS_MAX}", "prompt")
+    return [_one_of_several(entry, vocab_size) for entry in prompt]
+
+
+def _one_of_several(entry: object, vocab_size: int) -> str | list[int]:
+    if isinstance(entry, str) and entry:
+        return entry
+    if isinstance(entry, list) and entry:
+        return token_ids(entry, vocab_size, "prompt")
+    raise bad(
+        f"an entry of prompt must be text or token ids, not empty; got {shown(entry)}", "prompt"
+    )
+
+
+def token_ids(ids: list[object], vocab_size: int, param: str) -> list[int]:
+    """Token ids of a client.
+
+    Raises:
+        RequestError: 400, naming the field: some are no integers, or not in the vocabulary.
+    """
+    checked = cast(list[int], ids)
+    if not set(map(type, ids)) <= {int}:
+        wrong = next(token for token in ids if not is_integer(token))
+        raise bad(f"token ids must be integers, got {shown(wrong)}", param)
+    for extreme in (min(checked, default=0), max(checked, default=0)):
+        if not 0 <= extreme < vocab_size:
+            raise bad(f"token id {extreme} is out of vocabulary: 0 to {vocab_size - 1}", param)
+    return checked

@@ -1,0 +1,348 @@
+"""Connections to the pool nodes: subscribed while they last, made anew when they break."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from prfaas.core.kv.blocks import Layout
+from prfaas.core.kv.layout_facts import Facts
+from prfaas.core.kv.prefix_index import PrefixIndex
+from prfaas.errors import PeerError
+from prfaas.gateway.engines.endpoints import Endpoints
+from prfaas.gateway.pools.subscription import Subscription
+from prfaas.gateway.routing.dispatch_driver import Driver
+from prfaas.gateway.routing.pool_state import PoolView
+from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
+from prfaas.logs import log_event
+from prfaas.wire.channel import Channel
+from prfaas.wire.frames import Frame
+from prfaas.wire.identity import peer_name
+from prfaas.wire.liveness import keep_alive
+from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.codec import decode
+from prfaas.wire.messages.gateway import (
+    LinkTelemetry,
+    Purge,
+    Purged,
+    PurgeEnd,
+    PurgeEnded,
+    Subscribe,
+    TierUse,
+)
+from prfaas.wire.messages.link import Abort, Pull, Release
+
+_REASON_CHARS_MAX = 200
+PURGE_S = 60.0
+"""Limit for a purge at one pool: records on its disk are marked one by one."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTiming:
+    """Times of a connection, seconds.
+
+    Attributes:
+        backoff_s: Wait before the first attempt to reconnect; doubles from there.
+        backoff_max_s: Longest such wait.
+        connect_s: Limit for connection and TLS handshake.
+    """
+
+    backoff_s: float = 0.1
+    backoff_max_s: float = 2.0
+    connect_s: float = 5.0
+
+
+class PoolClient:
+    """The subscription to one pool, kept up."""
+
+    def __init__(
+        self,
+        pool: str,
+        address: tuple[str, int],
+        gateway: str,
+        tls: ssl.SSLContext,
+        subscription: Subscription,
+        timing: PoolTiming,
+    ) -> None:
+        self._pool = pool
+        self._address = address
+        self._gateway = gateway
+        self._tls = tls
+        self._timing = timing
+        self._channel: Channel | None = None
+        self._closed = asyncio.Event()
+        self._was_live = False
+        self._said = ""
+        self._purges: dict[int, asyncio.Future[Purged | PurgeEnded]] = {}
+        self._next_purge = 0
+        self.subscription = subscription
+
+    async def run(self) -> None:
+        """Connect, follow, reconnect; until cancelled."""
+        backoff_s = self._timing.backoff_s
+        try:
+            while True:
+                self._closed.clear()
+                channel = await self._connect()
+                if channel is not None:
+                    await self._follow(channel)
+                    if self._was_live:
+                        backoff_s = self._timing.backoff_s
+                # Jitter spreads the gateways that lost a pool at the same moment.
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311
+                backoff_s = min(2 * backoff_s, self._timing.backoff_max_s)
+        finally:
+            if self._channel is not None:
+                self._channel.close("the gateway stops")
+
+    def abort(self, transfer_id: bytes, reason: str) -> None:
+        """Tell the pool that a transfer is over; nothing happens without a connection."""
+        if self._channel is not None:
+            self._channel.send(Abort(transfer_id=transfer_id, reason=reason[:_REASON_CHARS_MAX]))
+
+    def release(self, transfer_id: bytes) -> None:
+        """Tell the pool that nobody waits for a transfer; nothing happens without a connection."""
+        if self._channel is not None:
+            self._channel.send(Release(transfer_id=transfer_id))
+
+    def pull(self, pull: Pull) -> bool:
+        """Ask the pool to fetch blocks; False without a connection."""
+        if self._channel is None:
+            return False
+        self._channel.send(pull)
+        return True
+
+    async def purge(self, source: str, *, is_dry: bool) -> Purged:
+        """Have the pool drop what came from a source, or count it.
+
+        Raises:
+            PeerError: It is not connected, or does not answer.
+        """
+        self._next_purge += 1
+        message = Purge(job=self._next_purge, source=source, is_dry=is_dry)
+        answer = await self._answered(message.job, message)
+        if not isinstance(answer, Purged):
+            raise PeerError("it answers something else")
+        return answer
+
+    async def end_purge(self, source: str) -> bool:
+        """Have the pool take blocks of a source again.
+
+        Returns:
+            False if it took some since the purge began.
+
+        Raises:
+            PeerError: It is not connected, or does not answer.
+        """
+        self._next_purge += 1
+        message = PurgeEnd(job=self._next_purge, source=source)
+        answer = await self._answered(message.job, message)
+        return isinstance(answer, PurgeEnded) and answer.was_barred
+
+    async def _answered(self, job: int, message: Message) -> Purged | PurgeEnded:
+        if self._channel is None:
+            raise PeerError("not connected")
+        answer: asyncio.Future[Purged | PurgeEnded] = asyncio.get_running_loop().create_future()
+        self._purges[job] = answer
+        try:
+            self._channel.send(message)
+            async with asyncio.timeout(PURGE_S):
+                return await answer
+        except TimeoutError:
+            raise PeerError(f"no answer within {PURGE_S:g} s") from None
+        finally:
+            self._purges.pop(job, None)
+
+    async def _connect(self) -> Channel | None:
+        host, port = self._address
+        channel = Channel(self._on_frame, self._on_close, self._on_open)
+        try:
+            async with asyncio.timeout(self._timing.connect_s):
+                await asyncio.get_running_loop().create_connection(
+                    lambda: channel, host, port, ssl=self._tls
+                )
+        except (OSError, TimeoutError) as error:
+            _log.debug("pool %s at %s:%s: %s", self._pool, host, port, error)
+            return None
+        return channel
+
+    async def _follow(self, channel: Channel) -> None:
+        """Keep the connection alive until it is gone."""
+        pings = asyncio.create_task(keep_alive(channel))
+        try:
+            await self._closed.wait()
+        finally:
+            pings.cancel()
+
+    def _on_open(self, channel: Channel) -> None:
+        channel.peer = peer_name(channel.ssl_object, frozenset({self._pool}))
+        self._channel = channel
+        self.subscription.begin()
+        channel.send(Subscribe(gateway=self._gateway))
+        if not self._said or self._was_live:
+            log_event(_log, logging.INFO, "pool_connected", pool=self._pool)
+
+    def _on_frame(self, channel: Channel, frame: Frame) -> None:
+        message = decode(frame.payload)
+        if not isinstance(message, Purged | PurgeEnded):
+            self.subscription.receive(message)
+            return
+        answer = self._purges.get(message.job)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    def _on_close(self, channel: Channel, reason: str) -> None:
+        self._channel = None
+        self._was_live = self.subscription.is_live
+        if self._was_live or reason != self._said:
+            log_event(_log, logging.WARNING, "pool_disconnected", pool=self._pool, why=reason)
+        self._said = reason
+        for answer in self._purges.values():
+            if not answer.done():
+                answer.set_exception(PeerError("the connection broke"))
+        self.subscription.lose()
+        self._closed.set()
+
+
+class Pools:
+    """All pool nodes of a deployment.
+
+    Args:
+        endpoints: Where they are.
+        gateway: Our name.
+        tls: Our identity, for dialling.
+        index: Follows what they hold.
+        transfers: Follows what they move.
+        driver: Hears how they and their links are.
+        timing: Times of the subscriptions.
+    """
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        gateway: str,
+        tls: ssl.SSLContext,
+        index: PrefixIndex,
+        transfers: Transfers,
+        driver: Driver,
+        timing: PoolTiming,
+    ) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when a pool node has said something new of its engines or links."""
+
+        def tell(pool: str, view: PoolView) -> None:
+            driver.pool_seen(pool, view, time.monotonic_ns())
+            self.on_change()
+
+        self._clients = {
+            pool: PoolClient(
+                pool,
+                address,
+                gateway,
+                tls,
+                Subscription(pool, index, transfers, partial(tell, pool)),
+                timing,
+            )
+            for pool, address in endpoints.pools.items()
+        }
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._tasks = [asyncio.create_task(client.run()) for client in self._clients.values()]
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def names(self) -> list[str]:
+        """Names of all pools."""
+        return list(self._clients)
+
+    def is_live(self, pool: str) -> bool:
+        """Whether all that happens at `pool` is heard here."""
+        return self._clients[pool].subscription.is_live
+
+    def layout(self, pool: str, engine: str) -> Layout | None:
+        """Layout of an engine, as its pool announced it."""
+        return self._clients[pool].subscription.layouts.get(engine)
+
+    def facts(self, pool: str, engine: str) -> Facts:
+        """What the layout of an engine is made of; empty if its pool node does not say."""
+        subscription = self._clients[pool].subscription
+        layout = subscription.layouts.get(engine)
+        found = subscription.facts.get(layout.layout_id) if layout is not None else None
+        return {} if found is None else found.facts
+
+    def model(self, pool: str, engine: str) -> str:
+        """The model of an engine in words, such as `org/name@commit`; "" if it is not said."""
+        subscription = self._clients[pool].subscription
+        layout = subscription.layouts.get(engine)
+        found = subscription.facts.get(layout.layout_id) if layout is not None else None
+        return "" if found is None else found.model
+
+    def tiers(self, pool: str) -> dict[str, TierUse]:
+        """What the tiers of a pool hold, by name; empty while it is not heard, or does not say."""
+        return self._clients[pool].subscription.tiers
+
+    def num_leased(self, pool: str) -> int:
+        """Blocks of transfers at a pool that nobody has loaded yet."""
+        return self._clients[pool].subscription.num_leased
+
+    def leased_bytes(self, pool: str) -> int:
+        """Bytes of these."""
+        return self._clients[pool].subscription.leased_bytes
+
+    def link_up(self, source: str, destination: str) -> bool:
+        """Whether a transfer between two pools can begin, and be followed."""
+        reaches = self._clients[source].subscription.links.get(destination, False)
+        return reaches and self.is_live(source) and self.is_live(destination)
+
+    def telemetry(self) -> dict[tuple[str, str], LinkTelemetry]:
+        """What was measured of every link, by source and destination."""
+        return {
+            (source, destination): measured
+            for source, client in self._clients.items()
+            for destination, measured in client.subscription.telemetry.items()
+        }
+
+    def pull(self, destination: str, pull: Pull) -> bool:
+        """Ask a pool to fetch blocks; False if it is not connected."""
+        return self._clients[destination].pull(pull)
+
+    async def purge(self, pool: str, source: str, *, is_dry: bool) -> Purged:
+        """Have a pool drop what came from a source, or count it.
+
+        Raises:
+            PeerError: It is not connected, or does not answer.
+        """
+        return await self._clients[pool].purge(source, is_dry=is_dry)
+
+    async def end_purge(self, pool: str, source: str) -> bool:
+        """Have a pool take blocks of a source again.
+
+        Returns:
+            False if it took some since the purge began.
+
+        Raises:
+            PeerError: It is not connected, or does not answer.
+        """
+        return await self._clients[pool].end_purge(source)
+
+    def abort(self, transfer: TransferView, reason: str) -> None:
+        """Tell both pools that a transfer is over."""
+        for pool in (transfer.source, transfer.destination):
+            self._clients[pool].abort(transfer.transfer_id, reason)
+
+    def release(self, transfer: TransferView) -> None:
+        """Tell a transfer's destination that nobody waits for its blocks any more."""
+        self._clients[transfer.destination].release(transfer.transfer_id)

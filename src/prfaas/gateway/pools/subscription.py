@@ -1,0 +1,158 @@
+"""One pool's events, checked for order and applied: a protocol without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prfaas.core.kv.blocks import Layout
+from prfaas.core.kv.prefix_index import PrefixIndex
+from prfaas.errors import PeerError
+from prfaas.gateway.routing.pool_state import PoolView
+from prfaas.gateway.routing.transfer_tracker import Transfers
+from prfaas.wire.messages.base import Goodbye, Ping
+from prfaas.wire.messages.codec import AnyMessage
+from prfaas.wire.messages.gateway import (
+    Evicted,
+    LinkTelemetry,
+    PoolState,
+    Snapshot,
+    SnapshotEnd,
+    Stored,
+    TierUse,
+    TransferEnded,
+)
+from prfaas.wire.messages.layouts import LayoutFacts
+from prfaas.wire.messages.link import Missing, Refused
+
+
+class Subscription:
+    """What is known of one pool: snapshot first, then events without a gap.
+
+    Args:
+        pool: Name of the pool.
+        index: Follows the pool's blocks.
+        transfers: Hears of the transfers that end.
+        on_change: Called with what is known of the pool whenever that has changed.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        index: PrefixIndex,
+        transfers: Transfers,
+        on_change: Callable[[PoolView], None] = lambda _: None,
+    ) -> None:
+        self._on_change = on_change
+        self._pool = pool
+        self._index = index
+        self._transfers = transfers
+        self._next_seq = 0
+        self.layouts: dict[str, Layout] = {}
+        """Layouts by engine name."""
+        self.facts: dict[bytes, LayoutFacts] = {}
+        """What these layouts are made of, by layout id, as far as the pool node has said."""
+        self.links: dict[str, bool] = {}
+        """Whether the link to a peer is up, by the peer's name."""
+        self.telemetry: dict[str, LinkTelemetry] = {}
+        """What is measured of a link, by the peer's name."""
+        self.is_draining = False
+        """Whether it takes no new transfers."""
+        self.tiers: dict[str, TierUse] = {}
+        """What its tiers hold, by name."""
+        self.num_leased = 0
+        """Blocks of transfers there that nobody has loaded yet."""
+        self.leased_bytes = 0
+        """Bytes of these."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the snapshot is complete and no event was missed since."""
+        return self._index.is_live(self._pool)
+
+    def begin(self) -> None:
+        """A connection stands; a snapshot comes next."""
+        self._index.begin_snapshot(self._pool)
+
+    def lose(self) -> None:
+        """The connection is gone: nothing that was known holds any more."""
+        self._index.lose(self._pool)
+        self.layouts, self.facts, self.links, self.telemetry = {}, {}, {}, {}
+        self.is_draining, self.tiers, self.num_leased, self.leased_bytes = False, {}, 0, 0
+        self._transfers.lost(self._pool)
+        self._tell()
+
+    def receive(self, message: AnyMessage) -> None:
+        """Apply the next message of the stream.
+
+        Raises:
+            PeerError: It may not come now: events before the snapshot's end, a gap, an unknown one.
+        """
+        match message:
+            case Ping():
+                return
+            case Goodbye():
+                raise PeerError(f"the pool node refuses us: {message.reason}")
+            case Snapshot() | SnapshotEnd():
+                self._snapshot(message)
+            case Stored() | Evicted() | TransferEnded() | PoolState():
+                self._in_order(message.seq)
+                self._event(message)
+            case Missing():
+                # Somebody was faster: what a copy lacks is computed when it is asked for.
+                return
+            case Refused():
+                self._transfers.refused(self._pool, message)
+            case _:
+                raise PeerError(f"{type(message).__name__} is no message for a gateway")
+
+    def _snapshot(self, message: Snapshot | SnapshotEnd) -> None:
+        if self.is_live:
+            raise PeerError("a snapshot after its end")
+        if isinstance(message, Snapshot):
+            self._index.add(self._pool, message.layout_id, message.keys)
+        else:
+            self._next_seq = message.next_seq
+            self._index.end_snapshot(self._pool)
+            self._tell()
+
+    def _in_order(self, seq: int) -> None:
+        if not self.is_live:
+            raise PeerError(f"event {seq} before the end of the snapshot")
+        if seq != self._next_seq:
+            raise PeerError(f"event {seq}, expected {self._next_seq}: events were lost")
+        self._next_seq += 1
+
+    def _event(self, event: Stored | Evicted | TransferEnded | PoolState) -> None:
+        match event:
+            case Stored():
+                self._index.add(self._pool, event.layout_id, event.keys)
+            case Evicted():
+                self._index.remove(self._pool, event.layout_id, event.keys)
+            case TransferEnded():
+                self._transfers.ended(self._pool, event)
+            case PoolState():
+                self.layouts = {name: spec.layout() for name, spec in event.layouts.items()}
+                self._learn(event.facts)
+                self.links, self.telemetry = dict(event.links), dict(event.telemetry)
+                self.is_draining = event.is_draining
+                self.tiers = dict(event.tiers)
+                self.num_leased, self.leased_bytes = event.num_leased, event.leased_bytes
+                self._tell()
+
+    def _learn(self, facts: list[LayoutFacts]) -> None:
+        """Keep facts for as long as an engine has their layout."""
+        known = self.facts | {each.layout_id: each for each in facts}
+        present = {layout.layout_id for layout in self.layouts.values()}
+        self.facts = {layout_id: known[layout_id] for layout_id in present & known.keys()}
+
+    def _tell(self) -> None:
+        host = self.tiers.get("host")
+        view = PoolView(
+            self.is_live,
+            self.layouts,
+            self.links,
+            self.telemetry,
+            self.is_draining,
+            host.capacity_bytes if host else 0,
+        )
+        self._on_change(view)

@@ -1,0 +1,83 @@
+"""The tickets that the gateway signs: for every transfer, exactly what may move."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from prfaas.core.kv.blocks import Layout
+from prfaas.core.kv.manifest import Manifest, manifest_digest
+from prfaas.core.kv.shipping import shipped_bytes
+from prfaas.core.transfer.tickets import LIFETIME_MAX_NS, Ticket
+from prfaas.gateway.routing.transfer_tracker import TransferView
+from prfaas.gateway.tenancy.tenants import Tenant
+from prfaas.wire.tickets import TicketSigner
+
+_TENANT_BYTES = 16
+
+
+def tenant_class(cache_salt: str) -> str:
+    """A tenant's name towards pools: the same for all who share blocks. Tells nothing else."""
+    digest = hashlib.blake2b(
+        cache_salt.encode(), digest_size=_TENANT_BYTES, person=b"prfaas tenant"
+    )
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class TicketOffice:
+    """Issues tickets.
+
+    Attributes:
+        signer: Our identity.
+        tenants: By name.
+        lifetime_ns: How long a transfer may take from now on, prefill included.
+        unix_ns: Unix time.
+    """
+
+    signer: TicketSigner
+    tenants: Mapping[str, Tenant]
+    lifetime_ns: int
+    unix_ns: Callable[[], int] = time.time_ns
+
+    def issue(
+        self,
+        transfer: TransferView,
+        layout: Layout,
+        tenant_name: str,
+        blocks: Manifest,
+        *,
+        have_tokens: int,
+        final_tokens: int,
+    ) -> str:
+        """A ticket for the blocks of a prompt that the destination lacks.
+
+        Args:
+            transfer: Between which pools, and its id.
+            layout: Of the blocks.
+            tenant_name: Whose they are.
+            blocks: The list of them.
+            have_tokens: Usable prefix that the destination holds already.
+            final_tokens: Length at which it will resume.
+
+        Returns:
+            The sealed ticket in Base64.
+        """
+        tenant = self.tenants[tenant_name]
+        ticket = Ticket(
+            transfer_id=transfer.transfer_id,
+            tenant=tenant_class(tenant.cache_salt),
+            weight=tenant.link_weight,
+            bytes_per_s=tenant.link_bytes_per_s,
+            layout_id=layout.layout_id,
+            source=transfer.source,
+            destination=transfer.destination,
+            blocks=manifest_digest(blocks),
+            bytes_max=shipped_bytes(layout, have_tokens=have_tokens, final_tokens=final_tokens),
+            expires_at_ns=self.unix_ns() + min(self.lifetime_ns, LIFETIME_MAX_NS),
+            trace=transfer.trace,
+        )
+        return base64.b64encode(self.signer.seal(ticket)).decode()

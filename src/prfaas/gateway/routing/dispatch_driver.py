@@ -1,0 +1,366 @@
+"""The gateway's driver of the core's dispatcher: what engines and pools say, in the core's words.
+
+No sockets and no clock: time comes in as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from prfaas.config.clusters import ClusterRole, ClusterTable
+from prfaas.config.deployment import Deployment
+from prfaas.core.dispatch.dispatcher import Dispatcher
+from prfaas.core.dispatch.types import (
+    Arrival,
+    DispatchSettings,
+    Foreseen,
+    HomeCluster,
+    Member,
+    Refusal,
+    Refused,
+    RemoteCluster,
+    Routed,
+    ThresholdMoved,
+)
+from prfaas.core.kv.prefix_index import PrefixIndex
+from prfaas.core.request.books import DispatcherBooks
+from prfaas.core.routing.calibration import CalibrationSettings
+from prfaas.gateway.routing.link_reports import LinkReports
+from prfaas.gateway.routing.pool_state import LinkName, PoolView
+from prfaas.gateway.routing.profiles import Profiles
+from prfaas.gateway.routing.role_assignment import EngineQueue, make_split
+from prfaas.gateway.routing.routing_request import Ask
+from prfaas.gateway.tenancy.tenants import fairness
+
+
+class Driver(DispatcherBooks):
+    """Keeps the dispatcher's view of the deployment up to date, and asks it.
+
+    Args:
+        deployment: Who there is.
+        profiles: What the operator's plan says of them.
+        index: What the pools hold.
+        calibration: Limits of the corrections of predictions; None takes the usual ones.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        profiles: Profiles,
+        index: PrefixIndex,
+        calibration: CalibrationSettings | None = None,
+    ) -> None:
+        self._index = index
+        home = {n: c for n, c in deployment.clusters.items() if c.role is ClusterRole.PD}
+        away = {n: c for n, c in deployment.clusters.items() if c.role is ClusterRole.PRFAAS}
+        self._pool_of = {
+            name: engine.pool
+            for cluster in deployment.clusters.values()
+            for name, engine in cluster.engines.items()
+        }
+        self._cluster_of = {
+            name: cluster
+            for cluster, table in deployment.clusters.items()
+            for name in table.engines
+        }
+        self._healthy: set[str] = set()
+        self._drained: set[str] = set()
+        self._clusters_off: set[str] = set()
+        self.num_late = 0
+        """Requests that admission refused."""
+        self._lengths: dict[str, int] = {}
+        self._asked: dict[int, Ask] = {}
+        """Requests that are open in the dispatcher."""
+        self._broken: set[str | LinkName] = set()
+        self._views: dict[str, PoolView] = {}
+        self._home_pools = _pools(home)
+        self._planned_bits_per_s = {
+            pool: profiles.link_bits_per_s.get(name, 0.0)
+            for name, cluster in away.items()
+            for pool in _pools({name: cluster})
+        }
+        self._home_names = frozenset(home)
+        self.home = next(iter(home))
+        """Name of the PD cluster."""
+        self.price_per_tb = {
+            (source, destination): profiles.price_per_tb.get(name, 0.0)
+            for name, cluster in away.items()
+            for source in _pools({name: cluster})
+            for destination in self._home_pools
+        }
+        """Price of 10**12 bytes by link."""
+        routing = deployment.routing
+        self.split = make_split(deployment)
+        members = _members(home)
+        decoders = self.split.decoders(members) if self.split else None
+        self.dispatcher = Dispatcher(
+            HomeCluster(self.home, members, decoders, profiles.home),
+            [
+                RemoteCluster(
+                    name,
+                    _members({name: cluster}),
+                    profiles.remote.get(name),
+                    profiles.price_per_tb.get(name, 0.0),
+                )
+                for name, cluster in away.items()
+            ],
+            DispatchSettings(
+                policy=routing.effective_policy,
+                offload_threshold=routing.offload_threshold,
+                moving_threshold=routing.short_term_loop,
+                admission=routing.ttft_max is not None,
+                ttft_max_ns=routing.ttft_max,
+                fairness=fairness(deployment),
+                pulls=routing.pull,
+                calibration=calibration or CalibrationSettings(),
+            ),
+        )
+        self._reports = LinkReports(self.dispatcher, self._planned_bits_per_s)
+        for name in self._pool_of:
+            self._apply(name, 0)
+        for source in self._planned_bits_per_s:
+            for destination in self._home_pools:
+                self.dispatcher.set_link(source, destination, up=False)
+
+    # Engines
+
+    def engine_ready(self, name: str, max_model_len: int, now_ns: int) -> None:
+        """An engine is well, and takes sequences of so many tokens."""
+        self._lengths[name] = max_model_len
+        self._describe(name)
+        self._healthy.add(name)
+        self._apply(name, now_ns)
+
+    def engine_gone(self, name: str, now_ns: int) -> None:
+        """An engine does not answer."""
+        self._healthy.discard(name)
+        self._apply(name, now_ns)
+
+    def set_drained(self, name: str, now_ns: int, *, drained: bool) -> None:
+        """The operator wants an engine to get nothing new, however well it is, or again."""
+        (self._drained.add if drained else self._drained.discard)(name)
+        self._apply(name, now_ns)
+
+    def set_cluster(self, cluster: str, now_ns: int, *, on: bool) -> None:
+        """The operator wants no engine of a cluster to get anything new, or again."""
+        (self._clusters_off.discard if on else self._clusters_off.add)(cluster)
+        for name, its_cluster in self._cluster_of.items():
+            if its_cluster == cluster:
+                self._apply(name, now_ns)
+
+    def is_drained(self, name: str) -> bool:
+        """Whether the operator wants an engine to get nothing new."""
+        return name in self._drained
+
+    def is_on(self, cluster: str) -> bool:
+        """Whether the operator lets a cluster take work."""
+        return cluster not in self._clusters_off
+
+    def is_barred(self, name: str) -> bool:
+        """Whether the operator wants an engine, or its cluster, to get nothing new."""
+        return name in self._drained or self._cluster_of[name] in self._clusters_off
+
+    def takes(self, name: str) -> bool:
+        """Whether an engine gets anything new: it is well, and no breaker or operator minds."""
+        is_well = name in self._healthy and name not in self._broken
+        return is_well and not self.is_barred(name)
+
+    def engine_seen(
+        self, name: str, num_waiting: int, now_ns: int, num_running: int | None = None
+    ) -> None:
+        """An engine said how many requests wait in it, and perhaps how many run."""
+        if self.split is not None and name in self.split:
+            self.split.seen(name, EngineQueue(now_ns, num_running, num_waiting))
+            if not self.split.prefills(name):
+                return
+        self.dispatcher.report_load(name, now_ns, num_waiting)
+        if num_waiting:
+            self._look_up(self.dispatcher.due(name, num_waiting), now_ns)
+
+    # Pools and links
+
+    def pool_seen(self, pool: str, view: PoolView, now_ns: int) -> list[int]:
+        """A pool node told its state, or is not heard any more.
+
+        Returns:
+            Requests whose blocks were on their way over links that broke.
+        """
+        self._views[pool] = view
+        self.dispatcher.set_room(pool, view.memory_bytes)
+        for name, its_pool in self._pool_of.items():
+            if its_pool == pool:
+                self._describe(name)
+        broken = []
+        for source in self._planned_bits_per_s:
+            for destination in self._home_pools:
+                if pool in (source, destination):
+                    broken += self._set_link(source, destination, now_ns)
+        return broken
+
+    def refresh(self, now_ns: int) -> None:
+        """What has not changed is as it was: links that are up and carry nothing."""
+        for link in self.dispatcher.links:
+            if link.up and not link.book.promised_bytes:
+                measured = self._views[link.source].telemetry.get(link.destination)
+                self._reports.idle(link.source, link.destination, measured, now_ns)
+
+    def set_broken(self, target: str | LinkName, now_ns: int, *, broken: bool) -> None:
+        """A breaker wants an engine, or a link between two pools, to get nothing new, or again."""
+        if (target in self._broken) == broken:
+            return
+        (self._broken.add if broken else self._broken.discard)(target)
+        if isinstance(target, str):
+            self._apply(target, now_ns)
+        else:
+            self._set_link(*target, now_ns)
+
+    def tick(self, now_ns: int) -> list[ThresholdMoved]:
+        """One interval of the short-term loop."""
+        return self.dispatcher.tick(now_ns)
+
+    # Requests
+
+    def route(
+        self, ask: Ask, now_ns: int, *, again: bool = False, avoid: str = "", stay: bool = False
+    ) -> Routed | Refused:
+        """Decide for a request.
+
+        Args:
+            ask: The request.
+            now_ns: Time.
+            again: It was let in before.
+            avoid: Engine that was tried already.
+            stay: Keep it in the PD cluster.
+        """
+        found = self.dispatcher.arrive(self._arrival(ask, avoid, stay=stay), now_ns, again=again)
+        if isinstance(found, Routed):
+            self._asked[ask.number] = ask
+        elif not again:
+            self._asked.pop(ask.number, None)
+        if self.split is not None and not again:
+            new = found.decision.num_new_tokens
+            self.split.roles.mixes.came(now_ns, new, ask.num_prompt_tokens)
+        if isinstance(found, Refused) and found.reason is Refusal.PREDICTED_LATE:
+            self.num_late += 1
+        return found
+
+    @property
+    def has_roles(self) -> bool:
+        """Whether PD engines prefill or decode, and none does both."""
+        return self.split is not None
+
+    def route_again(self, number: int, avoid: str, now_ns: int) -> Routed | Refused:
+        """Route an open request anew, within the PD cluster, to another engine than `avoid`."""
+        return self.route(self._asked[number], now_ns, again=True, avoid=avoid, stay=True)
+
+    def hits(self, number: int) -> Mapping[str, int]:
+        """Usable cached prefix of an open request by source, tokens; certain hits alone."""
+        ask = self._asked.get(number)
+        return {} if ask is None else self.cached(ask)[0]
+
+    def spared(self, avoid: str) -> str | None:
+        """A PD engine that is well and kept from requests by its breaker alone."""
+        home = (name for name, cluster in self._cluster_of.items() if cluster in self._home_names)
+        found = (name for name in home if name in self._healthy and name in self._broken)
+        return next((name for name in found if name != avoid and not self.is_barred(name)), None)
+
+    def foresee(self, ask: Ask, now_ns: int) -> Foreseen:
+        """What would be decided for a request, if it came now."""
+        return self.dispatcher.foresee(self._arrival(ask), now_ns)
+
+    def choose_decode(self, number: int, avoid: str = "") -> str | None:
+        """The engine that decodes a request, chosen when first asked for.
+
+        Args:
+            number: The request.
+            avoid: Engine that was tried already.
+
+        Returns:
+            None when nobody can, or the request is over.
+        """
+        if self.split is None:
+            return self.dispatcher.choose_decode(number)
+        tried = self.split.decodes_as(avoid) if avoid else ""
+        name = self.dispatcher.choose_decode(number, tried)
+        return self.split.engine_of(name) if name else None
+
+    def end(self, number: int, now_ns: int) -> None:
+        """A request is over."""
+        self._asked.pop(number, None)
+        super().end(number, now_ns)
+
+    # Steps
+
+    def _apply(self, name: str, now_ns: int) -> None:
+        takes = self.takes(name)
+        if self.split is None or name not in self.split:
+            self.dispatcher.set_ready(name, ready=takes, now_ns=now_ns)
+            return
+        self.split.set_usable(name, usable=takes)
+        self.apply_roles(now_ns)
+
+    def apply_roles(self, now_ns: int) -> None:
+        """PD engines take what their role allows."""
+        for name, ready in self.split.ready() if self.split else ():
+            self.dispatcher.set_ready(name, ready=ready, now_ns=now_ns)
+
+    def _describe(self, name: str) -> None:
+        view = self._views.get(self._pool_of[name], PoolView())
+        layout = view.layouts.get(name)
+        self.dispatcher.describe(
+            name,
+            num_tokens_max=self._lengths.get(name, 0),
+            layout_id=None if layout is None else layout.layout_id,
+        )
+
+    def _set_link(self, source: str, destination: str, now_ns: int) -> list[int]:
+        """A transfer has to be able to begin, and to be followed at both ends."""
+        ends = [self._views.get(pool, PoolView()) for pool in (source, destination)]
+        usable = all(end.is_live and not end.is_draining for end in ends)
+        up = usable and ends[0].links.get(destination, False)
+        if up:
+            self._reports.seen(source, destination, ends[0].telemetry.get(destination), now_ns)
+        up = up and (source, destination) not in self._broken
+        return self.dispatcher.set_link(source, destination, up=up)
+
+    def _look_up(self, numbers: Iterable[int], now_ns: int) -> None:
+        """Look up cached prefixes of open requests once more."""
+        for number in numbers:
+            if (ask := self._asked.get(number)) is not None:
+                self.dispatcher.look_up(number, self.cached(ask)[0], now_ns)
+
+    def _arrival(self, ask: Ask, avoid: str = "", *, stay: bool = False) -> Arrival:
+        hits, hints = self.cached(ask)
+        return Arrival(
+            request_id=ask.number,
+            num_prompt_tokens=ask.num_prompt_tokens,
+            num_tokens_to_fit=ask.num_tokens_to_fit,
+            hits=hits,
+            hints=hints,
+            offloadable=ask.offloadable and not stay,
+            shippable_tokens=ask.shippable_tokens,
+            avoid=avoid,
+            tenant=ask.tenant,
+            may_ship=ask.may_ship,
+            layout=ask.layout,
+            streams=ask.streams,
+        )
+
+    def cached(self, ask: Ask) -> tuple[dict[str, int], dict[str, int]]:
+        """Usable cached prefix by source, tokens: certain hits, and hints."""
+        if ask.layout is None or not ask.hashes:
+            return {}, {}
+        return self._index.hits(ask.layout, ask.hashes, ask.num_prompt_tokens)
+
+
+def _members(clusters: Mapping[str, ClusterTable]) -> tuple[Member, ...]:
+    return tuple(
+        Member(name, engine.pool)
+        for cluster in clusters.values()
+        for name, engine in cluster.engines.items()
+    )
+
+
+def _pools(clusters: Mapping[str, ClusterTable]) -> tuple[str, ...]:
+    engines = (e for cluster in clusters.values() for e in cluster.engines.values())
+    return tuple(dict.fromkeys(engine.pool for engine in engines))

@@ -1,0 +1,33 @@
+"""What pool nodes and their links last said of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from prfaas.core.kv.blocks import Layout
+from prfaas.wire.messages.gateway import LinkTelemetry
+
+LinkName = tuple[str, str]
+"""Source and destination pool of a link."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """What a pool node said last; empty when its events are not heard.
+
+    Attributes:
+        is_live: Whether all that happens there is heard.
+        layouts: By engine name.
+        links: Whether the link to a peer is up, by the peer's name.
+        telemetry: What is measured of these links.
+        is_draining: Whether it takes no new transfers.
+        memory_bytes: Memory that it has for blocks; 0 while it does not say.
+    """
+
+    is_live: bool = False
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    links: Mapping[str, bool] = field(default_factory=dict)
+    telemetry: Mapping[str, LinkTelemetry] = field(default_factory=dict)
+    is_draining: bool = False
+    memory_bytes: int = 0

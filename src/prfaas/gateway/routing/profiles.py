@@ -1,0 +1,112 @@
+"""What the operator's plan says of the clusters: the numbers that predictions are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from prfaas.config.clusters import ClusterRole, ClusterTable
+from prfaas.config.deployment import Deployment
+from prfaas.core.routing.cost_tables import Costs
+from prfaas.core.routing.predictions import CostModel
+
+if TYPE_CHECKING:
+    from prfaas.planner.answer.plan_loader import Question
+    from prfaas.planner.problem import PrfaasCluster
+    from prfaas.planner.solve.split_plans import Plans
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """Costs by cluster; empty without a plan.
+
+    Attributes:
+        home: Of the PD cluster.
+        remote: Of PrfaaS clusters by name.
+        link_bits_per_s: What the plan expects of their links, by name; stands in for a rate that
+            was not measured yet.
+        price_per_tb: Of 10**12 bytes on their links, by name.
+        decode_slots: Requests that a PD instance decodes at a time; 0 is unknown.
+        num_home: PD instances of the plan.
+        plans: The best threshold for every split of the PD instances.
+    """
+
+    home: CostModel | None = None
+    remote: Mapping[str, CostModel] = field(default_factory=dict)
+    link_bits_per_s: Mapping[str, float] = field(default_factory=dict)
+    price_per_tb: Mapping[str, float] = field(default_factory=dict)
+    decode_slots: int = 0
+    num_home: int = 0
+    plans: Plans | None = None
+
+
+def load_profiles(deployment: Deployment) -> Profiles:
+    """Read the plan that a deployment names.
+
+    Raises:
+        ConfigError: The plan is wrong, or does not know a PrfaaS cluster of the deployment.
+    """
+    plan = deployment.routing.plan
+    if plan is None:
+        return Profiles()
+    # The planner brings scipy: half a second and a third of the memory of a gateway without a plan.
+    from prfaas.planner.answer.plan_loader import load_question
+    from prfaas.planner.solve.split_plans import split_plans
+
+    question = load_question(plan)
+    names = [n for n, c in deployment.clusters.items() if c.role is ClusterRole.PRFAAS]
+    found = {name: question.prfaas_cluster(name, plan) for name in names}
+    home = next(c for c in deployment.clusters.values() if c.role is ClusterRole.PD)
+    remote = {
+        name: _as_run(_costs(question, cluster), home, deployment.clusters[name])
+        for name, cluster in found.items()
+    }
+    return Profiles(
+        home=next(iter(remote.values()), None) or _as_run(_costs(question, None), home, home),
+        remote=remote,
+        link_bits_per_s={name: cluster.link.bits_per_s for name, cluster in found.items()},
+        price_per_tb={name: cluster.link.price_per_tb for name, cluster in found.items()},
+        decode_slots=question.problem.decode_slots,
+        num_home=question.problem.pd.num_instances,
+        plans=split_plans(question.problem),
+    )
+
+
+def _as_run(costs: Costs, home: ClusterTable, away: ClusterTable) -> Costs:
+    """Costs of timing engines that run faster than the plan, or with smaller blocks."""
+    (here, sizes), (there, _) = _scales(home), _scales(away)
+    return replace(
+        costs,
+        local_ns=_scaled(costs.local_ns, here),
+        remote_ns=_scaled(costs.remote_ns, there),
+        bytes_of=_scaled(costs.bytes_of, sizes),
+        state_bytes=round(costs.state_bytes * sizes),
+    )
+
+
+def _scales(cluster: ClusterTable) -> tuple[float, float]:
+    """Factors of time and of bytes; those of engines that are started elsewhere are not known."""
+    timing = cluster.timing
+    if timing is None or all(engine.url for engine in cluster.engines.values()):
+        return 1.0, 1.0
+    return timing.time_scale, timing.bytes_scale
+
+
+def _scaled(table: list[int], factor: float) -> list[int]:
+    return table if factor == 1.0 else [round(value * factor) for value in table]
+
+
+def _costs(question: Question, away: PrfaasCluster | None) -> Costs:
+    from prfaas.planner.hardware.cost_tables import make_costs
+
+    problem = question.problem
+    profiles = [problem.pd.prefill, away.prefill if away else problem.pd.prefill]
+    longest = max(profile.lengths[-1] for profile in profiles)
+    return make_costs(
+        problem.geometry,
+        *profiles,
+        num_tokens_max=int(longest) + 1,
+        chunk_tokens=question.chunk_tokens,
+        overlap=True,
+    )

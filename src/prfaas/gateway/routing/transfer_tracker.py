@@ -1,0 +1,139 @@
+"""Transfers of recent requests, as their two pools report them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from prfaas.core.transfer.transfer_state import LINK_FAULTS, TransferEnd
+from prfaas.wire.messages.gateway import TransferEnded
+from prfaas.wire.messages.link import Refused
+
+OPEN = "open"
+"""A transfer of which no pool has reported the end."""
+VIEWS_MAX = 4096
+"""Transfers that are remembered; more than ever run at once, and late events find the others."""
+
+Report = Callable[[TransferEnd | None, bool], None]
+"""Takes an end that a pool reports, and whether that pool is the destination; None of a pool whose
+event stream broke."""
+
+
+@dataclass(slots=True)
+class TransferView:
+    """What the gateway knows of one transfer.
+
+    Attributes:
+        transfer_id: 16 bytes.
+        source: Pool that sends.
+        destination: Pool that receives.
+        report: Told of its ends.
+        trace: W3C context for what its pools do; empty if nobody records it.
+        ended: How it ended, by pool.
+        is_judged: Whether its link was judged by its end.
+    """
+
+    transfer_id: bytes
+    source: str
+    destination: str
+    report: Report = lambda *_: None
+    trace: str = ""
+    ended: dict[str, TransferEnded] = field(default_factory=dict)
+    is_judged: bool = False
+
+    @property
+    def stays(self) -> bool:
+        """Whether one engine hands its blocks to another of the same pool: nothing crosses a link,
+        and no pool reports an end."""
+        return self.source == self.destination
+
+    @property
+    def num_bytes(self) -> int:
+        """Payload bytes moved: as they arrived, or as they were sent if that is all we know."""
+        event = self.best_event
+        return event.num_bytes if event else 0
+
+    @property
+    def duration_ns(self) -> int:
+        """From its opening to its last block; 0 while unknown."""
+        event = self.best_event
+        return max(0, event.duration_ns - event.last_block_age_ns) if event else 0
+
+    @property
+    def state(self) -> str:
+        """As reported; open until a report comes, which may be after the request's end."""
+        event = self.best_event
+        return event.state if event else OPEN
+
+    @property
+    def best_event(self) -> TransferEnded | None:
+        """The destination's report, else the source's."""
+        return self.ended.get(self.destination) or self.ended.get(self.source)
+
+
+class Transfers:
+    """Views by transfer id, the oldest forgotten first.
+
+    Args:
+        on_arrived: Called once a transfer, when its destination reported its end.
+        on_judged: Called once a transfer with the end that its link is judged by: the first fault
+            that a pool reports, or else the destination's end.
+    """
+
+    def __init__(
+        self,
+        on_arrived: Callable[[TransferView], None] = lambda _: None,
+        on_judged: Callable[[TransferView, TransferEnd], None] = lambda *_: None,
+    ) -> None:
+        self._on_arrived, self._on_judged = on_arrived, on_judged
+        self._views: OrderedDict[bytes, TransferView] = OrderedDict()
+
+    def open(
+        self,
+        transfer_id: bytes,
+        source: str,
+        destination: str,
+        report: Report = lambda *_: None,
+    ) -> TransferView:
+        """Begin to follow a transfer."""
+        view = TransferView(transfer_id, source, destination, report)
+        self._views[transfer_id] = view
+        while len(self._views) > VIEWS_MAX:
+            self._views.popitem(last=False)
+        return view
+
+    def close(self, view: TransferView) -> None:
+        """Its request is over: ends are still noted, and reported to nobody."""
+        view.report = lambda *_: None
+
+    def ended(self, pool: str, event: TransferEnded) -> None:
+        """`pool` reports an end. Transfers of others and repetitions change nothing."""
+        view = self._views.get(event.transfer_id)
+        if view is None or pool in view.ended or pool not in (view.source, view.destination):
+            return
+        view.ended[pool] = event
+        at_destination = pool == view.destination
+        if at_destination or event.kind in LINK_FAULTS:
+            self._judge(view, event.kind)
+        view.report(event.kind, at_destination)
+        if at_destination:
+            self._on_arrived(view)
+
+    def refused(self, pool: str, message: Refused) -> None:
+        """A pool will not fetch what it was asked to pull; no end of it is told."""
+        view = self._views.get(message.transfer_id)
+        if view is not None and pool == view.destination:
+            self._judge(view, TransferEnd.REFUSED)
+            view.report(TransferEnd.REFUSED, False)
+
+    def lost(self, pool: str) -> None:
+        """The event stream of `pool` broke: what runs over it can not be followed any more."""
+        for view in list(self._views.values()):
+            if pool in (view.source, view.destination) and pool not in view.ended:
+                view.report(None, pool == view.destination)
+
+    def _judge(self, view: TransferView, end: TransferEnd) -> None:
+        if not view.is_judged:
+            view.is_judged = True
+            self._on_judged(view, end)

@@ -1,0 +1,201 @@
+"""An answer that is begun by one engine and continued by another, without a gap or a repetition.
+
+    first engine     t1 t2 t3 t4 t5 |  dies
+    client has       the text of t1 to t4, and that of t5 unless a stop string may begin in it
+    second engine    prompt + t1 ... t5 | t6 t7 ...
+
+The prompt of the second engine is the first one's and every token whose text is complete. Text that
+the first engine still held back, because a stop string may begin in it, is sent by the gateway. It
+watches for stop strings that begin before the seam; those behind it the second engine sees itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from prfaas.gateway.http.answer_limits import ANSWER_BYTES_MAX, AnswerTooLongError
+from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.openai.requests import ClientRequest
+
+_KEPT_KEYS = frozenset(
+    {
+        "model",
+        "prompt",
+        "messages",
+        "stream",
+        "stream_options",
+        "max_tokens",
+        "max_completion_tokens",
+        "n",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "repetition_penalty",
+        "logit_bias",
+        "allowed_token_ids",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "min_tokens",
+        "skip_special_tokens",
+        "add_special_tokens",
+        "add_generation_prompt",
+        "continue_final_message",
+        "documents",
+        "chat_template_kwargs",
+        "tool_choice",
+        "priority",
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+    }
+)
+"""What holds for each next token by itself, given all tokens before it."""
+_ID_BYTES = 32
+"""Of memory that a token id takes."""
+_OFF = (None, False, 0, {"type": "text"})
+
+
+def may_continue(client: ClientRequest) -> bool:
+    """Whether another engine can go on with a request from the tokens that one has made.
+
+    Not with what an engine keeps of an answer beside its tokens: grammars, tool parsers, counts of
+    output tokens for penalties, offsets of logprobs, several answers at once.
+    """
+    body = client.body
+    if not client.stream or client.by_chat_endpoint or not client.is_exact:
+        return False
+    if client.num_choices > 1 or len(client.prompts) > 1:
+        return False
+    # None is as good as False, but 0 asks for those of the tokens themselves.
+    if type(body.get("logprobs")) is int:
+        return False
+    if body.get("spaces_between_special_tokens") is False:
+        return False
+    if body.get("stop") and body.get("min_tokens"):
+        return False
+    kept = _KEPT_KEYS | {"spaces_between_special_tokens"}
+    return all(key in kept or value in _OFF for key, value in body.items())
+
+
+def rest_of(client: ClientRequest, num_tokens: int) -> ClientRequest:
+    """What is left of a request of which `num_tokens` of output are done."""
+    body = dict(client.body)
+    if body.get("min_tokens"):
+        body["min_tokens"] = max(0, body["min_tokens"] - num_tokens)
+    max_tokens = client.max_tokens
+    return replace(
+        client, body=body, max_tokens=None if max_tokens is None else max_tokens - num_tokens
+    )
+
+
+def stop_strings(client: ClientRequest) -> list[str]:
+    """Stop strings of a request."""
+    stop = client.body.get("stop") or []
+    return [stop] if isinstance(stop, str) else stop
+
+
+class Answer:
+    """What engines have made of one streamed answer, and what of it has gone to the client.
+
+    Args:
+        stops: Stop strings of the request.
+    """
+
+    def __init__(self, stops: list[str]) -> None:
+        self._stops = stops
+        self._longest = max(map(len, stops), default=1)
+        self._sent: list[str] = []
+        self._waiting = ""
+        self._old_chars = 0
+        self._num_bytes = 0
+        self.token_ids: list[int] = []
+        """All tokens, of all engines."""
+        self.num_moved = 0
+        """Tokens that the engine that answers now was given as a part of its prompt."""
+        self.finish_reason: str | None = None
+        """Why the answer is complete; None while it is not."""
+        self.created: object = None
+        """When it began, as the first engine said."""
+        self.stop_end: int | None = None
+        """Where a stop string ended that the gateway saw, in characters."""
+
+    def take(self, chunk: JsonObject) -> JsonObject:
+        """A chunk of an engine's, as the client gets it: without token ids, and watched.
+
+        Raises:
+            AnswerTooLongError: There is more to remember than the gateway takes.
+        """
+        self.created = chunk.get("created") if self.created is None else self.created
+        chunk["created"] = self.created
+        for choice in chunk.get("choices") or ():
+            ids, text = choice.get("token_ids") or (), choice.get("text") or ""
+            # Only the gateway asked for them: in vLLM's answer they are null.
+            choice["prompt_token_ids"] = choice["token_ids"] = None
+            self._num_bytes += _ID_BYTES * len(ids) + len(text)
+            if self._num_bytes > ANSWER_BYTES_MAX:
+                raise AnswerTooLongError("the engine's stream", ANSWER_BYTES_MAX)
+            self.token_ids += ids
+            if self._old_chars:
+                self._watch(choice)
+            self._sent.append(choice.get("text") or "")
+            self.finish_reason = choice.get("finish_reason")
+        return chunk
+
+    def move(self, texts: list[str]) -> None:
+        """The engine is gone: go on behind the last token whose text is complete.
+
+        Args:
+            texts: What each token gave.
+
+        Raises:
+            ValueError: That is not what was sent.
+        """
+        whole, sent = "".join(texts), "".join(self._sent)
+        if not whole.startswith(sent):
+            raise ValueError("the tokens do not give the text that was sent")
+        while texts and not texts[-1]:
+            texts.pop()
+        del self.token_ids[len(texts) :]
+        self.num_moved = len(self.token_ids)
+        self._sent, self._waiting = [sent], whole[len(sent) :]
+        self._old_chars = len(self._waiting)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether what is held back holds a stop string, so that nobody has to go on."""
+        return self._found() is not None
+
+    def _watch(self, choice: JsonObject) -> None:
+        """Hold back what a stop string from before the seam may still make disappear."""
+        self._waiting += choice.get("text") or ""
+        found = self._found()
+        if found is not None:
+            start, stop = found
+            self.stop_end = sum(map(len, self._sent)) + start + len(stop)
+            choice |= {
+                "text": self._waiting[:start],
+                "finish_reason": "stop",
+                "stop_reason": stop,
+            }
+        elif choice.get("finish_reason") or len(self._waiting) >= self._old_chars + self._longest:
+            choice["text"] = self._waiting
+        else:
+            choice["text"] = ""
+            return
+        self._waiting, self._old_chars = "", 0
+
+    def _found(self) -> tuple[int, str] | None:
+        """The stop string that ends first among those that begin before the seam."""
+        starts = [(self._waiting.find(stop), stop) for stop in self._stops]
+        ends = [
+            (start + len(stop), start, stop)
+            for start, stop in starts
+            if 0 <= start < self._old_chars
+        ]
+        return min(ends)[1:] if ends else None

@@ -1,0 +1,303 @@
+"""The decode leg: run on one engine, and relayed to the client as it comes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+
+from prfaas.config.clusters import ClusterRole
+from prfaas.core.request.events import Outcome
+from prfaas.errors import EngineError
+from prfaas.gateway.engines.engine_client import INTERNAL_ERROR, Engine, Engines, SuspectError
+from prfaas.gateway.http.answer_limits import AnswerTooLongError, read_answer
+from prfaas.gateway.http.errors import error_body, retry_headers
+from prfaas.gateway.http.json_codec import JsonObject, as_count, as_object, from_json, to_json
+from prfaas.gateway.http.responses import error_object, json_response
+from prfaas.gateway.http.sse import DONE, EventReader
+from prfaas.gateway.openai.requests import ClientRequest
+from prfaas.gateway.routing.transfer_tracker import TransferView
+from prfaas.gateway.serving.leg_requests import decode_body, wait_order
+from prfaas.gateway.serving.request_state import Exchange, reply_headers
+from prfaas.gateway.tokenization.prompt_encoder import Prompt
+
+_PROMPT_IDS = b'"prompt_token_ids":['
+_ERROR = b'{"error"'
+
+
+BROKEN = 502
+"""Status of a leg whose connection broke, or whose answer was none."""
+
+
+class LegBrokenError(EngineError):
+    """The engine can not go on with a request; another one may.
+
+    Attributes:
+        reason: One of a bounded set; labels a metric.
+        status: HTTP status, if the engine gave one.
+        body: What it said: an error object.
+        retry_after: When it wants to be asked again, as it said it.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        status: int = BROKEN,
+        body: bytes = b"",
+        retry_after: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.reason, self.status, self.body = reason, status, body
+        self.retry_after = retry_after
+
+
+class LegFailedError(LegBrokenError, SuspectError):
+    """The engine said that it failed at this request."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLeg:
+    """Runs decode legs.
+
+    Attributes:
+        engines: Posts the leg.
+        transfer_timeout_ms: How long the engine waits for blocks on their way.
+    """
+
+    engines: Engines
+    transfer_timeout_ms: int
+
+    async def run(
+        self,
+        engine: Engine,
+        exchange: Exchange,
+        client: ClientRequest,
+        prompt: Prompt,
+        awaited: TransferView | None,
+    ) -> web.StreamResponse | None:
+        """Decode on `engine` and relay its answer, an error included.
+
+        Args:
+            engine: Where.
+            exchange: The request.
+            client: What of it is left to do.
+            prompt: All tokens so far.
+            awaited: Blocks on their way to `engine`.
+
+        Returns:
+            The answer; None if the gateway ended it before the engine did.
+
+        Raises:
+            EngineUnreachableError: Nothing of this leg has reached the client.
+            LegBrokenError: The engine broke; whether something has reached the client says
+                `exchange.stream`.
+        """
+        path, body = decode_body(
+            client,
+            prompt,
+            max_model_len=engine.max_model_len,
+            transfer=wait_order(awaited, self.transfer_timeout_ms),
+            with_ids=exchange.answer is not None,
+        )
+        headers = exchange.leg_headers("d")
+        async with self.engines.post(engine, path, body, headers) as response:
+            if response.status >= 500:
+                raise await _refusal(response)
+            if response.status != 200:
+                exchange.record.outcome = Outcome.REJECTED
+                error = await _refusal(response)
+                return error_answer(error, exchange)
+            if client.stream:
+                return await _relay_stream(response, exchange)
+            return await _relay_whole(response, exchange)
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there is more than one engine that decodes, up or down."""
+        roles = [engine.role for engine in self.engines.by_name.values()]
+        return roles.count(ClusterRole.PD) > 1
+
+
+async def _refusal(response: aiohttp.ClientResponse) -> LegBrokenError:
+    said = f"the engine answers {response.status}"
+    after = response.headers.get("Retry-After", "")
+    label = f"status_{min(response.status // 100, 5)}xx"
+    kind = LegFailedError if response.status == INTERNAL_ERROR else LegBrokenError
+    return kind(label, said, response.status, await _body(response), after)
+
+
+def _failed_within(data: bytes) -> LegFailedError:
+    """An engine's stream has this error event."""
+    said = "the decode engine failed within its stream"
+    return LegFailedError("error", said, INTERNAL_ERROR, data)
+
+
+def _too_long(error: AnswerTooLongError) -> LegFailedError:
+    """By the engine's fault or the request's: one may ask for that much."""
+    said = f"{error}; ask for fewer tokens, choices or log probabilities"
+    return LegFailedError("error", said, body=to_json(error_body(EngineError(said))))
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    try:
+        return await read_answer(response)
+    except (aiohttp.ClientError, AnswerTooLongError):
+        return b""
+
+
+def error_answer(refusal: LegBrokenError, exchange: Exchange) -> web.Response:
+    """An engine's refusal, as it is; only what is no OpenAI error is put into one."""
+    body, status = refusal.body, refusal.status
+    headers = {**reply_headers(exchange.record), **retry_headers(status, refusal.retry_after)}
+    if not _is_error_body(body):
+        error = error_object(f"the engine answers {status}", "EngineError", None, status)
+        return json_response(error, status, headers)
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+
+
+async def _relay_whole(response: aiohttp.ClientResponse, exchange: Exchange) -> web.Response:
+    try:
+        answer = as_object(from_json(await read_answer(response)))
+    except AnswerTooLongError as error:
+        raise _too_long(error) from None
+    except (aiohttp.ClientError, ValueError) as error:
+        said = f"the decode engine's answer broke: {type(error).__name__}"
+        raise LegBrokenError("broken", said) from None
+    reply = exchange.replies.whole(answer)
+    reply["usage"] = exchange.usage.corrected(answer.get("usage"))
+    exchange.finish()
+    return json_response(reply, headers=reply_headers(exchange.record))
+
+
+async def _relay_stream(
+    response: aiohttp.ClientResponse, exchange: Exchange
+) -> web.StreamResponse | None:
+    reader = EventReader(response.content)
+    data = await _next_event(reader)
+    if exchange.answer is not None:
+        data = _without_prompt_ids(data)
+    if not exchange.stream.has_begun:
+        if data.startswith(_ERROR) and _refused_in(data) is None:
+            raise _failed_within(data)
+        await exchange.stream.begin(reply_headers(exchange.record))
+    if (refused := _refused_in(data)) is not None:
+        exchange.record.outcome = Outcome.REJECTED
+        return await exchange.stream.fail(refused)
+    try:
+        is_over = await _relay_events(reader, data, exchange)
+    except LegBrokenError:
+        _put_held(exchange)
+        await exchange.stream.flush()
+        raise
+    if not is_over:
+        response.close()
+        return None
+    _put_held(exchange)
+    exchange.finish()
+    return await exchange.stream.finish()
+
+
+def _put_held(exchange: Exchange) -> None:
+    for event in exchange.take_held():
+        exchange.stream.put(event)
+
+
+def _refused_in(data: bytes) -> JsonObject | None:
+    """The error by which vLLM refuses a request after the head of its stream, if it is one."""
+    if not data.startswith(_ERROR):
+        return None
+    chunk = _chunk(data)
+    is_refusal = 400 <= as_count(as_object(chunk["error"]).get("code")) < 500
+    return chunk if is_refusal else None
+
+
+async def _relay_events(reader: EventReader, data: bytes, exchange: Exchange) -> bool:
+    """Relay a stream from its first event on; whether that was all of it."""
+    while data != DONE:
+        chunk = _chunk(data)
+        if "error" in chunk:
+            raise _failed_within(data)
+        for event in client_chunks(chunk, exchange):
+            exchange.stream.put(event)
+        if exchange.answer is not None and exchange.answer.stop_end is not None:
+            return False
+        if not reader.is_ready:
+            await exchange.stream.flush()
+        try:
+            data = await _next_event(reader)
+        except LegBrokenError:
+            if chunk.get("choices"):
+                raise
+            break  # The usage has come, and nothing but the end mark is missing.
+    return True
+
+
+def client_chunks(chunk: JsonObject, exchange: Exchange) -> list[JsonObject]:
+    """What the client is sent for a chunk of the engine's; the last one carries the usage."""
+    record = exchange.record
+    if exchange.answer is not None:
+        chunk = exchange.answer.take(chunk)
+    if chunk.get("choices"):
+        record.ttft_ns = record.ttft_ns or record.age_ns()
+        # As good as it is known before the usage comes.
+        record.num_output_tokens += len(chunk["choices"])
+        record.output_at_ns = time.monotonic_ns()
+        exchange.first_token()
+        if "usage" in chunk:
+            chunk["usage"] = exchange.usage.shifted(chunk["usage"])
+        events = exchange.replies.chunks(chunk)
+        if exchange.client.include_usage or not _is_end(chunk):
+            return events
+        # Without a usage chunk, vLLM's fingerprint is in the last one of each answer. The gateway
+        # asks for usage always, which brings the fingerprint right after the last token.
+        exchange.held.append(events.pop())
+        return events
+    usage = exchange.usage.corrected(chunk.get("usage"))
+    if not exchange.client.include_usage:
+        return exchange.take_held(chunk.get("system_fingerprint"))
+    return exchange.replies.chunks(chunk | {"usage": usage})
+
+
+def _is_end(chunk: JsonObject) -> bool:
+    return any(choice.get("finish_reason") is not None for choice in chunk["choices"])
+
+
+async def _next_event(reader: EventReader) -> bytes:
+    try:
+        data = await reader.next()
+    except aiohttp.ClientError as error:
+        said = f"the decode engine's stream broke: {type(error).__name__}"
+        raise LegBrokenError("broken", said) from None
+    except AnswerTooLongError as error:
+        raise _too_long(error) from None
+    if data is None:
+        raise LegBrokenError("broken", "the decode engine's stream ended without its end mark")
+    return data
+
+
+def _without_prompt_ids(data: bytes) -> bytes:
+    """The first event without the prompt, which nobody asked for, before it is parsed.
+
+    Within a string of JSON the quote would have a backslash before it.
+    """
+    start = data.find(_PROMPT_IDS) + len(_PROMPT_IDS)
+    end = data.find(b"]", start)
+    return data if start < len(_PROMPT_IDS) or end < 0 else data[:start] + data[end:]
+
+
+def _chunk(data: bytes) -> JsonObject:
+    try:
+        return as_object(from_json(data))
+    except ValueError:
+        said = "the decode engine's stream holds an event that is no JSON"
+        raise LegBrokenError("broken", said) from None
+
+
+def _is_error_body(data: bytes) -> bool:
+    try:
+        return "error" in as_object(from_json(data))
+    except ValueError:
+        return False

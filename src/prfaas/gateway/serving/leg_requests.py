@@ -1,0 +1,104 @@
+"""The bodies that the gateway sends to engines for one request."""
+
+from __future__ import annotations
+
+from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.openai.requests import Api, ClientRequest
+from prfaas.gateway.routing.transfer_tracker import TransferView
+from prfaas.gateway.tokenization.prompt_encoder import Prompt
+
+COMPLETIONS_PATH = "/v1/completions"
+CHAT_PATH = "/v1/chat/completions"
+
+_CHAT_ONLY_KEYS = frozenset(
+    {
+        "messages",
+        "logprobs",
+        "top_logprobs",
+        "max_completion_tokens",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "echo",
+        "add_generation_prompt",
+        "add_special_tokens",
+        "continue_final_message",
+        "documents",
+        "chat_template",
+        "chat_template_kwargs",
+    }
+)
+
+
+def wait_order(transfer: TransferView | None, wait_ms: int) -> JsonObject | None:
+    """What an engine's tier has to know of blocks on their way; None without."""
+    if transfer is None:
+        return None
+    transfer_id = transfer.transfer_id.hex()
+    return {"transfer": transfer_id, "source": transfer.source, "wait_ms": wait_ms}
+
+
+def prefill_body(model: str, prompt: Prompt, transfer: JsonObject) -> JsonObject:
+    """The prefill leg: compute the prompt and one token that nobody reads."""
+    return {
+        "model": model,
+        "prompt": prompt.token_ids,
+        "max_tokens": 1,
+        "temperature": 0,
+        "stream": False,
+        "cache_salt": prompt.cache_salt,
+        "kv_transfer_params": {"prfaas": transfer},
+    }
+
+
+def decode_body(
+    client: ClientRequest,
+    prompt: Prompt,
+    *,
+    max_model_len: int,
+    transfer: JsonObject | None,
+    with_ids: bool = False,
+) -> tuple[str, JsonObject]:
+    """The decode leg.
+
+    Args:
+        client: What was asked.
+        prompt: Its token ids, and its tenant's salt.
+        max_model_len: Of the engine; bounds a chat without a limit of its own.
+        transfer: What the engine's tier has to know about blocks on their way; None for none.
+        with_ids: Have the engine tell the ids of its tokens.
+
+    Returns:
+        Path on the engine, and body.
+    """
+    if client.by_chat_endpoint:
+        path, body = CHAT_PATH, dict(client.body)
+    elif client.api is Api.CHAT:
+        path, body = COMPLETIONS_PATH, _as_completion(client, prompt, max_model_len)
+    else:
+        path, body = COMPLETIONS_PATH, client.body | {"max_tokens": client.max_tokens}
+        # What lies around a gap is rendered by the engine, from text.
+        sequences = prompt.sequences if client.body.get("suffix") is None else client.prompts
+        body["prompt"] = sequences[0] if len(sequences) == 1 else sequences
+    parameters: JsonObject = {"prfaas": transfer} if transfer else {}
+    if client.by_chat_endpoint and client.is_exact:
+        # vLLM's own way to hand the ids of another leg to its chat endpoint; it takes them out.
+        parameters["prompt_token_ids"] = prompt.token_ids
+    if parameters:
+        body["kv_transfer_params"] = parameters
+    body["cache_salt"] = prompt.cache_salt
+    if client.stream:
+        continuous = client.continuous_usage
+        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": continuous}
+    if with_ids:
+        body["return_token_ids"] = True
+    return path, body
+
+
+def _as_completion(client: ClientRequest, prompt: Prompt, max_model_len: int) -> JsonObject:
+    """A chat request in the words of the completions API."""
+    body = {key: value for key, value in client.body.items() if key not in _CHAT_ONLY_KEYS}
+    body["prompt"] = prompt.token_ids
+    # An engine that restarted with a shorter length refuses the prompt by itself.
+    body["max_tokens"] = client.max_tokens or max(max_model_len - prompt.num_tokens, 1)
+    return body

@@ -1,0 +1,137 @@
+"""The prefill leg: one POST, with the order for the engine's tier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+
+from prfaas.config.routing import RoutingTable
+from prfaas.core.kv.manifest import MANIFEST_BYTES_MAX, manifest_of
+from prfaas.core.request.events import PrefillFailure
+from prfaas.errors import EngineError
+from prfaas.gateway.engines.engine_client import (
+    INTERNAL_ERROR,
+    Engine,
+    Engines,
+    EngineUnreachableError,
+    SuspectError,
+)
+from prfaas.gateway.http.answer_limits import AnswerTooLongError, read_answer
+from prfaas.gateway.http.json_codec import JsonObject, as_count, as_object, from_json
+from prfaas.gateway.pools.ticket_issuer import TicketOffice
+from prfaas.gateway.routing.transfer_tracker import TransferView
+from prfaas.gateway.serving.leg_requests import COMPLETIONS_PATH, prefill_body, wait_order
+from prfaas.gateway.serving.routing_step import Plan
+from prfaas.gateway.telemetry.request_records import NS_PER_MS
+
+_Why = PrefillFailure
+
+
+class PrefillGivenUpError(EngineError):
+    """The prefill did not happen.
+
+    Attributes:
+        kind: Why.
+        may_have_died: True if the engine had the prompt, and may have ended over it.
+    """
+
+    def __init__(self, kind: PrefillFailure, message: str, *, may_have_died: bool = False) -> None:
+        super().__init__(message)
+        self.kind, self.may_have_died = kind, may_have_died
+
+
+class PrefillFailedError(PrefillGivenUpError, SuspectError):
+    """The engine said that it failed at this request."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLeg:
+    """Runs prefill legs.
+
+    Attributes:
+        engines: Posts the leg.
+        model: Name of the model.
+        limits: Timeouts.
+        tickets: Signs what may move.
+    """
+
+    engines: Engines
+    model: str
+    limits: RoutingTable
+    tickets: TicketOffice
+
+    async def run(
+        self,
+        plan: Plan,
+        engine: Engine,
+        transfer: TransferView,
+        headers: Mapping[str, str],
+        awaited: TransferView | None = None,
+    ) -> int:
+        """Compute the prompt's KV cache on `engine` and have it pushed.
+
+        Args:
+            plan: Of the request.
+            engine: Where.
+            transfer: To the pool of the engine that decodes.
+            headers: Of the leg.
+            awaited: A prefix on its way to `engine`.
+
+        Returns:
+            Prompt tokens that were cached over there.
+
+        Raises:
+            PrefillGivenUpError: Any failure.
+        """
+        body = prefill_body(self.model, plan.prompt, self._order(plan, transfer, awaited))
+        return await self._post(engine, body, headers)
+
+    def _order(
+        self, plan: Plan, transfer: TransferView, awaited: TransferView | None
+    ) -> JsonObject:
+        """What the engine's tier and the pools have to know."""
+        if plan.layout is None:
+            raise PrefillGivenUpError(_Why.NO_LAYOUT, "nobody has announced a layout")
+        span = {"have_tokens": plan.pd_hit_tokens, "final_tokens": plan.final_tokens}
+        order = {"transfer": transfer.transfer_id.hex(), "push_to": transfer.destination, **span}
+        if transfer.stays:
+            wait_ms = self.limits.transfer_timeout // NS_PER_MS
+            return {**order, "wait": wait_order(awaited, wait_ms)}
+        blocks = manifest_of(plan.layout, plan.ask.hashes, **span)
+        if sum(map(len, blocks.values())) > MANIFEST_BYTES_MAX:
+            raise PrefillGivenUpError(
+                _Why.TOO_MANY_BLOCKS, "the prompt has more blocks than a ticket can name"
+            )
+        ticket = self.tickets.issue(transfer, plan.layout, plan.ask.tenant, blocks, **span)
+        return {**order, "ticket": ticket}
+
+    async def _post(self, engine: Engine, body: JsonObject, headers: Mapping[str, str]) -> int:
+        try:
+            async with self.engines.post(engine, COMPLETIONS_PATH, body, headers) as response:
+                status, answer = response.status, await read_answer(response)
+        except EngineUnreachableError as error:
+            raise PrefillGivenUpError(
+                _Why.UNREACHABLE, str(error), may_have_died=error.had_request
+            ) from None
+        except AnswerTooLongError as error:
+            raise PrefillGivenUpError(_Why.BAD_ANSWER, str(error)) from None
+        except aiohttp.ClientError as error:
+            raise PrefillGivenUpError(
+                _Why.BROKEN, f"{type(error).__name__}", may_have_died=True
+            ) from None
+        if status != 200:
+            label = PrefillFailure.of_status(status)
+            kind = PrefillFailedError if status == INTERNAL_ERROR else PrefillGivenUpError
+            answers = f"{engine.name} answers {status}"
+            raise kind(label, answers, may_have_died=status == INTERNAL_ERROR)
+        return _cached_tokens(answer)
+
+
+def _cached_tokens(answer: bytes) -> int:
+    try:
+        usage = as_object(as_object(from_json(answer)).get("usage"))
+    except ValueError:
+        raise PrefillGivenUpError(_Why.BAD_ANSWER, "the answer is no JSON") from None
+    return as_count(as_object(usage.get("prompt_tokens_details")).get("cached_tokens"))

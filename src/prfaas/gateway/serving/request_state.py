@@ -1,0 +1,116 @@
+"""One request on its way through the gateway: what it is, and what is noted about it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from prfaas.core.request.events import Outcome
+from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.http.responses import ClientStream
+from prfaas.gateway.openai.requests import ClientRequest
+from prfaas.gateway.openai.responses import Replies, replies_for
+from prfaas.gateway.serving.continuation import Answer
+from prfaas.gateway.serving.usage import Usage
+from prfaas.gateway.telemetry.metrics import Metrics
+from prfaas.gateway.telemetry.request_records import Fallback, Record
+from prfaas.gateway.telemetry.tracing import Trace
+from prfaas.gateway.tenancy.tenants import Tenant
+from prfaas.logs import log_event
+
+_log = logging.getLogger(__name__)
+PULL = "pull"
+"""Stage of fallbacks that leave the local path local; they are counted as pulls."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """State of one request.
+
+    Attributes:
+        client: What was asked.
+        tenant: Whose it is.
+        record: Takes what happens.
+        stream: Where a stream is written to.
+        trace: Its place in a trace, and the headers of it that go to both legs.
+        metrics: Count what happens.
+        usage: Corrects the token counts.
+        replies: Translates the engine's answer.
+        answer: What has been sent of a stream that another engine could continue; None for others.
+        on_first_token: Called once a leg, when its first token has come.
+        on_finished: Called once, when the answer is complete.
+        held: Chunks that end an answer and wait for what the engine sends after them.
+    """
+
+    client: ClientRequest
+    tenant: Tenant
+    record: Record
+    stream: ClientStream
+    trace: Trace
+    metrics: Metrics
+    usage: Usage = field(init=False)
+    replies: Replies = field(init=False)
+    answer: Answer | None = None
+    on_first_token: Callable[[], None] | None = None
+    on_finished: Callable[[], None] | None = None
+    held: list[JsonObject] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.usage = Usage(self.record)
+        self.replies = replies_for(self.client, self.record.request_id)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the last token has come, although the engine did not end its stream."""
+        return self.answer is not None and self.answer.finish_reason is not None
+
+    def take_held(self, system_fingerprint: object = None) -> list[JsonObject]:
+        """The chunks that were held back; vLLM writes its fingerprint into them."""
+        held, self.held = self.held, []
+        if system_fingerprint is None:
+            return held
+        return [chunk | {"system_fingerprint": system_fingerprint} for chunk in held]
+
+    def leg_headers(self, leg: str) -> dict[str, str]:
+        """Headers of a leg, "p" or "d"; nothing else of the client's gets to an engine."""
+        return {"X-Request-Id": f"{self.record.request_id}-{leg}", **self.trace.headers}
+
+    def fall_back(self, fallback: Fallback, message: str) -> None:
+        """The route was left, or did not pay off: note it, log it, and count it for remote ones."""
+        self.record.fallback = fallback
+        log_event(
+            _log,
+            logging.WARNING,
+            "fell_back",
+            request_id=self.record.request_id,
+            stage=fallback.stage,
+            reason=fallback.reason,
+            why=message,
+        )
+        if fallback.stage != PULL:
+            self.metrics.fell_back(self.record)
+
+    def first_token(self) -> None:
+        """Something of the answer has come; the first of a stream counts as its TTFT."""
+        if self.on_first_token is not None:
+            self.on_first_token()
+            self.on_first_token = None
+
+    def finish(self) -> None:
+        """The answer is complete."""
+        self.first_token()
+        self.record.outcome, self.record.e2e_ns = Outcome.FINISHED, self.record.age_ns()
+        if self.on_finished is not None:
+            self.on_finished()
+
+
+def reply_headers(record: Record) -> dict[str, str]:
+    """Headers that tell the client where its request went."""
+    headers = {"X-Request-Id": record.request_id}
+    if record.decision is not None:
+        headers["X-Prfaas-Path"] = record.path
+        headers["X-Prfaas-Reason"] = record.refusal or record.decision.reason.value
+    if record.fallback is not None:
+        headers["X-Prfaas-Fallback"] = f"{record.fallback.stage}/{record.fallback.reason}"
+    return headers

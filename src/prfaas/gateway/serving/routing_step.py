@@ -1,0 +1,247 @@
+"""From a checked request to a plan: tokenise, ask the driver, find the engines it names."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass
+
+from prfaas.config.clusters import ClusterRole
+from prfaas.core.dispatch.types import Refusal, Refused, Routed
+from prfaas.core.kv.blocks import Layout
+from prfaas.core.kv.shipping import shipped_bytes
+from prfaas.core.routing.decision import Path, Reason
+from prfaas.errors import PrfaasError
+from prfaas.gateway.admission.charging import reserve
+from prfaas.gateway.engines.engine_client import Engine, Engines
+from prfaas.gateway.http.rejections import RejectedError, UnavailableError
+from prfaas.gateway.loops.replication import Copier
+from prfaas.gateway.openai.requests import Api, ClientRequest
+from prfaas.gateway.openai.validation import bad
+from prfaas.gateway.pools.layout_check import LayoutCheck
+from prfaas.gateway.pools.pool_client import Pools
+from prfaas.gateway.routing.dispatch_driver import Driver
+from prfaas.gateway.routing.routing_request import Ask
+from prfaas.gateway.telemetry.request_records import Record
+from prfaas.gateway.tenancy.tenants import Tenant
+from prfaas.gateway.tenancy.tokenised import tokenising_cost
+from prfaas.gateway.tokenization.prompt_encoder import Prompt, PromptMaker
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who does what for one request.
+
+    Attributes:
+        ask: What was asked of the driver.
+        prompt: Token ids.
+        routed: The decision.
+        decode: Engine in the PD cluster.
+        prefill: Another engine that prefills, in the PrfaaS cluster or at home; None where the one
+            that decodes does.
+        final_tokens: Prefix that decode's pool will hold once the transfer is complete.
+    """
+
+    ask: Ask
+    prompt: Prompt
+    routed: Routed
+    decode: Engine
+    prefill: Engine | None
+    final_tokens: int
+
+    @property
+    def layout(self) -> Layout | None:
+        """Of the blocks; None while unknown, and then the path is local."""
+        return self.ask.layout
+
+    @property
+    def pd_hit_tokens(self) -> int:
+        """Prefix that decode's pool already holds."""
+        return self.routed.present_tokens
+
+
+ADAPTER = "its model is an adapter, whose KV blocks stay in the engine"
+
+
+class Planner:
+    """Decides where requests go.
+
+    Args:
+        engines: Who is ready.
+        pools: Their layouts.
+        prompts: Tokenises.
+        driver: Decides.
+        layouts: Names what differs between the engines' blocks.
+        copier: Counts what home misses; None without replication.
+    """
+
+    def __init__(
+        self,
+        engines: Engines,
+        pools: Pools,
+        prompts: PromptMaker,
+        driver: Driver,
+        layouts: LayoutCheck,
+        copier: Copier | None = None,
+    ) -> None:
+        self._layouts = layouts
+        self._copier = copier
+        self._engines = engines
+        self._pools = pools
+        self._prompts = prompts
+        self._driver = driver
+        self._numbers = itertools.count()
+
+    async def plan(self, client: ClientRequest, tenant: Tenant, record: Record) -> Plan:
+        """Make the plan, and note the facts in `record`. The caller ends it with the driver.
+
+        What the prompt takes of its tenant's limits is counted, tokenising also if this raises.
+
+        Raises:
+            RequestError: The prompt can not be rendered or is too long, or would come too late.
+            UnavailableError: No PD engine is ready.
+        """
+        ask, prompt = await self.ask(client, tenant, record)
+        plan = self._decide(ask, prompt, record)
+        if client.is_for_adapter and plan.routed.decision.reason is Reason.NOT_OFFLOADABLE:
+            record.decision = plan.routed.decision._replace(detail=ADAPTER)
+        _count(plan, tenant, record)
+        longest = max(map(len, prompt.sequences))
+        reserve(client, max(0, plan.decode.max_model_len - longest), tenant, record)
+        return plan
+
+    async def ask(
+        self, client: ClientRequest, tenant: Tenant, record: Record, *, is_charged: bool = True
+    ) -> tuple[Ask, Prompt]:
+        """What has to be known of a request to decide about it.
+
+        Args:
+            client: The request.
+            tenant: Its tenant.
+            record: Takes the facts.
+            is_charged: Whether the tenant pays for tokenising.
+
+        Raises:
+            RequestError: The prompt can not be rendered or is too long.
+            UnavailableError: No PD engine is ready.
+        """
+        first = self._engines.choose(ClusterRole.PD)
+        if first is None:
+            raise self._engines.nobody()
+        # Engines come and go while the prompt is tokenised: it is judged by the facts of now.
+        layout, max_model_len = self._layout(first), first.max_model_len
+        # Blocks of an adapter lie in no pool, so nobody asks for their names.
+        named = None if client.is_for_adapter else layout
+        prompt = await self._prompts.prompt(
+            client, tenant, named, max_model_len, is_charged=is_charged
+        )
+        record.num_prompt_tokens = prompt.num_tokens
+        if client.is_exact:
+            check_length(client, prompt, max_model_len)
+        ask = Ask(
+            number=next(self._numbers),
+            num_prompt_tokens=prompt.num_tokens,
+            num_tokens_to_fit=max(map(len, prompt.sequences)) if client.is_exact else 0,
+            layout=layout,
+            hashes=prompt.hashes if len(prompt.sequences) == 1 else [],
+            offloadable=client.offloadable,
+            tenant=tenant.name,
+            may_ship=tenant.quota.may_ship(time.monotonic_ns()),
+            streams=client.stream,
+        )
+        return ask, prompt
+
+    def _layout(self, first: Engine) -> Layout | None:
+        """Layout of an engine that decodes, of the first that is known."""
+        others = (e for e in self._engines.by_name.values() if e.role is ClusterRole.PD)
+        layouts = (self._pools.layout(engine.pool, engine.name) for engine in (first, *others))
+        return next((layout for layout in layouts if layout is not None), None)
+
+    def _decide(self, ask: Ask, prompt: Prompt, record: Record) -> Plan:
+        found = self._driver.route(ask, time.monotonic_ns())
+        record.decision, record.seen = found.decision, self._driver.dispatcher.seen
+        record.decided_ns = record.age_ns()
+        if found.decision.reason is Reason.LAYOUT_MISMATCH:
+            record.decision = found.decision._replace(detail=self._layouts.words())
+        if isinstance(found, Refused):
+            record.refusal = found.reason
+            raise _refused(found)
+        record.pd_hit_tokens, record.prfaas_hit_tokens = found.home_tokens, found.away_tokens
+        record.prefill_cluster = found.cluster
+        if self._copier is not None:
+            self._copier.routed(ask, found, time.monotonic_ns())
+        by_name, decode = self._engines.by_name, self._decoder(ask, found)
+        record.decode_engine = decode
+        apart = found.prefill != decode and self._is_shared(ask, found)
+        return Plan(
+            ask=ask,
+            prompt=prompt,
+            routed=found,
+            decode=by_name[decode],
+            prefill=by_name[found.prefill] if apart else None,
+            final_tokens=ask.shippable_tokens or 0,
+        )
+
+    def _decoder(self, ask: Ask, found: Routed) -> str:
+        name = found.decode or self._driver.choose_decode(ask.number)
+        if name is None:
+            self._driver.end(ask.number, time.monotonic_ns())
+            raise UnavailableError("no engine of a PD cluster can decode; try again")
+        return name
+
+    def _is_shared(self, ask: Ask, found: Routed) -> bool:
+        """Whether two engines share the work: at home only where there are blocks to hand over."""
+        shippable = ask.shippable_tokens
+        if found.decision.path is Path.REMOTE:
+            return True
+        if ask.offloadable and ask.hashes and (shippable or 0) > found.present_tokens:
+            return True
+        self._driver.fall_back(ask.number, time.monotonic_ns())
+        return False
+
+
+def _count(plan: Plan, tenant: Tenant, record: Record) -> None:
+    """What a request that was let in takes of its tenant's limits."""
+    now_ns = time.monotonic_ns()
+    num_tokens = plan.prompt.num_tokens
+    tenant.quota.count_tokens(num_tokens - tokenising_cost(num_tokens), now_ns)
+    routed, final_tokens = plan.routed, plan.final_tokens
+    if routed.pulls:
+        final_tokens = routed.hit_tokens
+    elif routed.decision.path is Path.LOCAL:
+        return
+    if plan.layout is not None:
+        record.signed_bytes = shipped_bytes(
+            plan.layout, have_tokens=plan.pd_hit_tokens, final_tokens=final_tokens
+        )
+        tenant.quota.ship(record.signed_bytes, now_ns)
+
+
+def _refused(found: Refused) -> PrfaasError:
+    if found.reason is Refusal.NO_INSTANCE:
+        return UnavailableError("no engine of a PD cluster can take this request; try again")
+    return RejectedError(
+        "the first token is predicted to come too late; the gateway takes no more than it can "
+        f"serve in time, try again in {found.retry_after_s} s",
+        found.reason.value,
+        found.retry_after_s,
+    )
+
+
+def check_length(client: ClientRequest, prompt: Prompt, max_model_len: int) -> None:
+    """Refuse what does not fit into the model.
+
+    Raises:
+        RequestError: 400, with the numbers.
+    """
+    param = "messages" if client.api is Api.CHAT else "prompt"
+    num_tokens = max(len(sequence) for sequence in prompt.sequences)
+    limit = f"This model's maximum context length is {max_model_len} tokens."
+    if num_tokens >= max_model_len:
+        raise bad(f"{limit} However, the prompt has {num_tokens} tokens. Shorten it.", param)
+    if client.max_tokens is not None and num_tokens + client.max_tokens > max_model_len:
+        raise bad(
+            f"{limit} However, {client.max_tokens_field} is {client.max_tokens} and the prompt has "
+            f"{num_tokens} tokens: {num_tokens + client.max_tokens} in all. Reduce either.",
+            client.max_tokens_field,
+        )

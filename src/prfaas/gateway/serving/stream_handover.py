@@ -1,0 +1,86 @@
+"""What the gateway says itself in a stream that an engine left."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+from aiohttp import web
+
+from prfaas.errors import EngineError
+from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.openai.requests import ClientRequest
+from prfaas.gateway.serving.continuation import Answer, rest_of
+from prfaas.gateway.serving.decode_leg import client_chunks
+from prfaas.gateway.serving.request_state import Exchange
+from prfaas.gateway.serving.routing_step import Plan
+from prfaas.gateway.tokenization.detokenizer import NoDetokenizerError
+from prfaas.gateway.tokenization.prompt_encoder import Prompt, PromptMaker
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Continues and ends streams.
+
+    Attributes:
+        prompts: Knows the tokenizer.
+        model: Name of the model.
+    """
+
+    prompts: PromptMaker
+    model: str
+
+    async def seam(self, exchange: Exchange, plan: Plan) -> tuple[ClientRequest, Prompt]:
+        """What is left to do once the engine of a stream is gone.
+
+        Returns:
+            The rest of the request, and its prompt with the tokens so far. Nothing is left if the
+            engine held back a stop string: `exchange.is_answered`.
+
+        Raises:
+            EngineError: It can not be told exactly what the client has.
+        """
+        answer = exchange.answer
+        assert answer is not None  # noqa: S101 (others are not continued)
+        try:
+            answer.move(await self._texts(exchange, plan, answer))
+        except (NoDetokenizerError, ValueError) as error:
+            raise EngineError(f"the decode engine broke, and nobody can go on: {error}") from None
+        if answer.is_stopped:
+            await self._say(exchange, {"choices": [{"index": 0, "text": "", "logprobs": None}]})
+        exchange.usage.num_moved = answer.num_moved
+        if exchange.usage.cached_max is None:
+            exchange.usage.cached_max = plan.pd_hit_tokens
+        ids = [*plan.prompt.token_ids, *answer.token_ids]
+        return rest_of(exchange.client, answer.num_moved), replace(plan.prompt, sequences=[ids])
+
+    async def end(self, exchange: Exchange, plan: Plan) -> web.StreamResponse:
+        """Send what comes after the last token: usage and the end mark."""
+        answer = exchange.answer
+        assert answer is not None  # noqa: S101 (others end with their engine)
+        num_tokens = len(answer.token_ids)
+        if answer.stop_end is not None:
+            ends = itertools.accumulate(map(len, await self._texts(exchange, plan, answer)))
+            num_tokens = 1 + sum(end < answer.stop_end for end in ends)
+        exchange.usage.num_moved = 0
+        usage = {
+            "prompt_tokens": plan.prompt.num_tokens,
+            "completion_tokens": num_tokens,
+            "total_tokens": plan.prompt.num_tokens + num_tokens,
+            "prompt_tokens_details": {"cached_tokens": plan.pd_hit_tokens},
+        }
+        await self._say(exchange, {"choices": [], "usage": usage})
+        exchange.finish()
+        return await exchange.stream.finish()
+
+    async def _say(self, exchange: Exchange, chunk: JsonObject) -> None:
+        model = exchange.client.body.get("model", self.model)
+        head = {"object": "text_completion", "model": model}
+        for event in client_chunks(head | chunk, exchange):
+            await exchange.stream.send(event)
+
+    async def _texts(self, exchange: Exchange, plan: Plan, answer: Answer) -> list[str]:
+        skip = exchange.client.body.get("skip_special_tokens") is not False
+        prompts, prompt_ids = self.prompts, plan.prompt.token_ids
+        tenant = exchange.tenant
+        return await prompts.texts(prompt_ids, answer.token_ids, tenant, skip_special=skip)

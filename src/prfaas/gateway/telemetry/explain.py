@@ -1,0 +1,135 @@
+"""Why a request went where it went, from what the decision saw, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prfaas.core.dispatch.route_options import Way
+from prfaas.core.dispatch.scoring import PREFILL_WEIGHTS, Candidate, Weights, scores
+from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.telemetry.request_records import NS_PER_MS, Record
+
+
+def explain(record: Record) -> JsonObject:
+    """All that is known of a request: the decision, what it saw, and what happened.
+
+    Durations in milliseconds, None where they are not known.
+    """
+    return {
+        "request_id": record.request_id,
+        "outcome": record.outcome.value,
+        "num_prompt_tokens": record.num_prompt_tokens,
+        "decision": _decision(record),
+        "clusters": [_way(way) for way in record.seen.ways if way.cluster.name]
+        if record.seen
+        else [],
+        "candidates": _candidates(record),
+        "happened": _happened(record),
+    }
+
+
+def _decision(record: Record) -> JsonObject | None:
+    found = record.decision
+    if found is None:
+        return None
+    return {
+        "path": found.path.value,
+        "reason": found.reason.value,
+        "explanation": found.explanation,
+        "refusal": record.refusal.value if record.refusal else None,
+        "num_new_tokens": found.num_new_tokens,
+        "offload_threshold": found.offload_threshold,
+        "pull_tokens": found.pull_tokens,
+        "predicted_local_ms": _ms(found.predicted_local_ns),
+        "predicted_remote_ms": _ms(found.predicted_remote_ns),
+        "not_predicted": found.unpredicted.value if found.unpredicted else None,
+        "pd_hit_tokens": record.pd_hit_tokens,
+        "prfaas_hit_tokens": record.prfaas_hit_tokens,
+    }
+
+
+def _way(way: Way) -> JsonObject:
+    """A PrfaaS cluster as the decision saw it."""
+    signals, found = way.signals, way.prediction
+    return {
+        "cluster": way.cluster.name,
+        "obstacle": way.facts.obstacle.value if way.facts.obstacle else None,
+        "link": f"{way.link.source}:{way.link.destination}",
+        "pd_hit_tokens": way.facts.pd_hit_tokens,
+        "prfaas_hit_tokens": way.facts.prfaas_hit_tokens,
+        "predicted_local_ms": _ms(found.local_ns),
+        "predicted_remote_ms": _ms(found.remote_ns),
+        "pull_tokens": found.pull_tokens,
+        "local_wait_ms": _ms(signals.local_wait_ns),
+        "remote_wait_ms": _ms(signals.remote_wait_ns),
+        "decode_wait_ms": _ms(way.prediction.local_decode_ns),
+        "link_backlog_bytes": signals.link_backlog_bytes,
+        "link_bits_per_s": signals.link_bits_per_s,
+        "rtt_ms": _ms(signals.rtt_ns),
+    }
+
+
+def _candidates(record: Record) -> list[JsonObject]:
+    """Who was looked at: at home, and in each PrfaaS cluster."""
+    seen = record.seen
+    if seen is None:
+        return []
+    found = _rated(seen.at_home, seen.num_tokens, seen.home_weights, "home")
+    for way in seen.ways:
+        found += _rated(way.looked_at, seen.num_tokens, PREFILL_WEIGHTS, way.cluster.name)
+    return found
+
+
+def _rated(
+    candidates: Sequence[Candidate], num_tokens: int, weights: Weights, where: str
+) -> list[JsonObject]:
+    rated = []
+    for candidate in candidates:
+        obstacle, by_name = scores(candidate, num_tokens, weights)
+        rated.append(
+            {
+                "engine": candidate.name,
+                "where": where,
+                "dropped": obstacle.value if obstacle else None,
+                "score": round(sum(by_name.values()), 4),
+                "scores": {name: round(score, 4) for name, score in by_name.items()},
+                "wait_ms": _ms(candidate.wait_ns),
+                "hit_tokens": candidate.hit_tokens,
+                "hint_tokens": candidate.hint_tokens,
+                "num_open": candidate.num_open,
+            }
+        )
+    return rated
+
+
+def _happened(record: Record) -> JsonObject:
+    transfer = record.transfer
+    predicted_ns = record.decision.predicted_ns if record.decision else None
+    decode_ns = (
+        record.e2e_ns - record.ttft_ns
+        if record.e2e_ns is not None and record.ttft_ns is not None
+        else None
+    )
+    return {
+        "decided_after_ms": _ms(record.decided_ns),
+        "prefill_engine": record.prefill_engine,
+        "prefill_ms": _ms(record.prefill_ns),
+        "transfer_state": transfer.state if transfer else None,
+        "transfer_ms": _ms(transfer.duration_ns or None) if transfer else None,
+        "kv_bytes": transfer.num_bytes if transfer else 0,
+        "decode_engine": record.decode_engine,
+        "ttft_ms": _ms(record.ttft_ns),
+        "predicted_ttft_ms": _ms(predicted_ns),
+        "decode_ms": _ms(decode_ns),
+        "e2e_ms": _ms(record.e2e_ns),
+        "cached_tokens": record.cached_tokens,
+        "pulled_tokens": record.pulled_tokens,
+        "num_output_tokens": record.num_output_tokens,
+        "fallback": f"{record.fallback.stage}/{record.fallback.reason}"
+        if record.fallback
+        else None,
+    }
+
+
+def _ms(duration_ns: int | None) -> float | None:
+    return None if duration_ns is None else round(duration_ns / NS_PER_MS, 3)

@@ -1,0 +1,163 @@
+"""What decisions are made from, and what the loops did, in Prometheus' terms."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from prfaas.core.control.role_loop import Role
+from prfaas.core.dispatch.links import Link
+from prfaas.core.dispatch.types import BYTES_PER_TB
+from prfaas.core.routing.calibration import Calibration
+from prfaas.gateway.routing.change_log import Entry
+from prfaas.gateway.routing.dispatch_driver import Driver
+from prfaas.gateway.routing.role_assignment import Split
+from prfaas.gateway.routing.transfer_tracker import TransferView
+from prfaas.gateway.telemetry.request_records import Record
+from prfaas.units import NS_PER_S
+
+
+def _rtt_s(link: Link) -> float:
+    """A link that nobody has measured yet has no round trip; zero would be one."""
+    seen = link.book.last
+    return seen.rtt_ns / NS_PER_S if seen is not None and seen.rtt_ns else math.nan
+
+
+LINK_GAUGES: Mapping[str, tuple[str, Callable[[Link], float]]] = {
+    "offload_threshold_tokens": (
+        "New tokens above which a prompt is offloaded",
+        lambda link: link.policy.offload_threshold,
+    ),
+    "route_link_up": ("1 while routing may use a link", lambda link: link.up),
+    "route_link_promised_bytes": (
+        "Bytes of KV cache that open requests and copies were promised over a link",
+        lambda link: link.book.promised_bytes,
+    ),
+    "route_link_goodput_bytes_per_second": (
+        "Rate of a link that decisions are made with; 0 while unknown",
+        lambda link: link.book.last.bits_per_s / 8 if link.book.last else 0.0,
+    ),
+    "route_link_rtt_seconds": (
+        "Round trip of a link that decisions are made with; NaN while unknown",
+        _rtt_s,
+    ),
+}
+
+
+PREDICTION_GAUGES: Mapping[str, tuple[str, Callable[[Calibration], float]]] = {
+    "prediction_correction_ratio": (
+        "Factor by which predictions of a path are corrected; below 0.5 or above 2 the plan's "
+        "profiles are not those of this deployment",
+        lambda calibration: calibration.factor,
+    ),
+    "prediction_error_ratio": (
+        "Typical factor, at least 1, between a corrected prediction and what was observed",
+        lambda calibration: calibration.error_ratio,
+    ),
+    "prediction_proven": (
+        "1 while a path's predictions are close enough for `ttft_max` to refuse by them",
+        lambda calibration: calibration.is_proven(time.monotonic_ns()),
+    ),
+}
+
+
+class ControlMetrics:
+    """Gauges of what routing knows, and counters of what it found and moved.
+
+    Args:
+        registry: Where they are shown.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        ends = ("source", "destination")
+        self._links = {
+            name: Gauge(f"prfaas_{name}", what, ends, registry=registry)
+            for name, (what, _) in LINK_GAUGES.items()
+        }
+        self._predictions = {
+            name: Gauge(f"prfaas_{name}", what, ("path", "cluster"), registry=registry)
+            for name, (what, _) in PREDICTION_GAUGES.items()
+        }
+        self._loop_actions = Counter(
+            "prfaas_loop_actions",
+            "Changes by the control loops, breakers and the operator",
+            ("loop", "action"),
+            registry=registry,
+        )
+        self._frozen = Gauge(
+            "prfaas_loops_frozen", "1 while the loops stand still", registry=registry
+        )
+        self._roles = Gauge(
+            "prfaas_engine_role",
+            "1 at the role of a PD engine, where engines have roles",
+            ("engine", "role"),
+            registry=registry,
+        )
+        self._hits = Counter(
+            "prfaas_prefix_hit_tokens",
+            "Prompt tokens that a cluster held when the request was routed",
+            ("cluster",),
+            registry=registry,
+        )
+        self._looked_up = Counter(
+            "prfaas_prefix_lookup_tokens",
+            "Prompt tokens that were looked up in the clusters' caches",
+            registry=registry,
+        )
+        self._cost = Counter(
+            "prfaas_kv_cost",
+            "Price of the KV cache that arrived, in the currency of the plan",
+            ends,
+            registry=registry,
+        )
+        self._home = ""
+        self._prices: dict[tuple[str, str], float] = {}
+
+    def watch(self, driver: Driver) -> None:
+        """Read the gauges from the live objects whenever somebody scrapes."""
+        self._home, self._prices = driver.home, driver.price_per_tb
+        for link in driver.dispatcher.links:
+            for name, (_, value) in LINK_GAUGES.items():
+                gauge = self._links[name].labels(link.source, link.destination)
+                gauge.set_function(partial(value, link))
+        for (path, cluster), calibration in driver.dispatcher.calibrations.items():
+            for name, (_, read) in PREDICTION_GAUGES.items():
+                gauge = self._predictions[name].labels(path.value, cluster)
+                gauge.set_function(partial(read, calibration))
+        if driver.split is not None:
+            for engine in driver.split.names:
+                for role in Role:
+                    gauge = self._roles.labels(engine, role.value)
+                    gauge.set_function(partial(_has_role, driver.split, engine, role))
+
+    def watch_loops(self, is_frozen: Callable[[], float]) -> None:
+        """Show whether the loops stand still."""
+        self._frozen.set_function(is_frozen)
+
+    def changed(self, entry: Entry) -> None:
+        """A loop or the operator changed something."""
+        self._loop_actions.labels(entry.loop.value, entry.action).inc()
+
+    def decided(self, record: Record) -> None:
+        """A request was routed: count what the clusters held of it."""
+        if record.seen is None:
+            return
+        self._looked_up.inc(record.num_prompt_tokens)
+        self._hits.labels(self._home).inc(record.pd_hit_tokens)
+        for way in record.seen.ways:
+            if way.cluster.name:
+                self._hits.labels(way.cluster.name).inc(way.facts.prfaas_hit_tokens)
+
+    def arrived(self, transfer: TransferView) -> None:
+        """A transfer ended at its destination: count what it cost."""
+        link = transfer.source, transfer.destination
+        price = self._prices.get(link, 0.0)
+        self._cost.labels(*link).inc(transfer.num_bytes * price / BYTES_PER_TB)
+
+
+def _has_role(split: Split, engine: str, role: Role) -> float:
+    return float(split.prefills(engine) is (role is Role.PREFILL))

@@ -1,0 +1,263 @@
+"""What the gateway counts, in Prometheus' terms. Every label is bounded by the deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
+from prfaas.core.request.events import Outcome
+from prfaas.core.resilience.circuit_breaker import Breaker, BreakerState
+from prfaas.core.routing.decision import Path
+from prfaas.gateway.engines.engine_client import Engine, Engines
+from prfaas.gateway.pools.layout_check import LayoutCheck
+from prfaas.gateway.pools.pool_client import Pools
+from prfaas.gateway.routing.circuit_breakers import Guards, label_of
+from prfaas.gateway.routing.dispatch_driver import Driver
+from prfaas.gateway.routing.transfer_tracker import TransferView
+from prfaas.gateway.telemetry.connection_metrics import ConnectionMetrics
+from prfaas.gateway.telemetry.event_metrics import EventMetrics
+from prfaas.gateway.telemetry.fallback_reasons import label
+from prfaas.gateway.telemetry.loop_metrics import ControlMetrics
+from prfaas.gateway.telemetry.pull_metrics import PullMetrics
+from prfaas.gateway.telemetry.request_records import Record
+from prfaas.gateway.telemetry.tenant_metrics import TenantMetrics
+from prfaas.units import NS_PER_S
+from prfaas.wire.renewal import identity_gauge
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0)
+_WAN_SECONDS = (0.001, 0.0025, *_SECONDS, 120.0, 300.0, 600.0)
+_RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
+_LATENCY = (*_SECONDS, 120.0, 300.0, 600.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What was counted since the gateway started.
+
+    Attributes:
+        num_in_flight: Requests being served.
+        num_remote: Requests that were offloaded and have ended.
+        num_local: Requests that stayed in the PD cluster and have ended.
+        num_refused: Requests that were not let in.
+        num_fallbacks: Offloaded requests that fell back, except those whose fields decode refuses:
+            that is their clients' fault.
+        link_bytes: KV cache that arrived, by source and destination.
+    """
+
+    num_in_flight: int
+    num_remote: int
+    num_local: int
+    num_refused: int
+    num_fallbacks: int
+    link_bytes: Mapping[tuple[str, str], int]
+
+
+class Metrics:
+    """All metrics of one gateway, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.tenants = TenantMetrics(self.registry)
+        self.control = ControlMetrics(self.registry)
+        self.events = EventMetrics(self.registry)
+        self.connections = ConnectionMetrics(self.registry)
+        self.pulls = PullMetrics(self.registry)
+        self.identity_ends = identity_gauge("gateway", self.registry)
+        self._requests = self._counter("requests", "Requests by how they ended", "path", "outcome")
+        self._decisions = self._counter("route_decisions", "Routing decisions", "path", "reason")
+        self._fallbacks = self._counter(
+            "fallback",
+            "Offloaded requests that fell back to local compute; stage decode: of all requests, "
+            "those that another engine went on with",
+            "stage",
+            "reason",
+        )
+        self._kv_bytes = self._counter(
+            "kv_bytes", "Bytes of KV cache that arrived", "source", "destination"
+        )
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens", "path")
+        self._cached_tokens = self._counter(
+            "cached_tokens", "Prompt tokens that were cached before the request", "path"
+        )
+        self._transfer = self._histogram(
+            "kv_transfer_seconds", "From a transfer's opening to its last block", _WAN_SECONDS
+        )
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "From request to first token, streams", _LATENCY, "path"
+        )
+        self._e2e = self._histogram(
+            "e2e_request_latency_seconds", "From request to last byte", _LATENCY, "path"
+        )
+        self._off = self._histogram(
+            "ttft_over_predicted_ratio", "Time to first token by its prediction", _RATIOS, "path"
+        )
+        self._refused = self._counter(
+            "requests_refused", "Requests that no engine could serve, or not in time", "reason"
+        )
+        self._in_flight = self._gauge("requests_in_flight", "Requests being served")
+        self._connected = self._gauge("pool_connected", "1 while a pool's events come in", "pool")
+        self._blocks = self._gauge("index_blocks", "Blocks a pool is known to hold", "pool")
+        self._index = self._gauge("index_state", "1 at the index's state", "pool", "state")
+        self._ready = self._gauge("engine_ready", "1 while an engine is ready", "engine")
+        self._layout = self._gauge(
+            "layout_mismatch",
+            "Facts in which an engine's KV layout differs from the PD cluster's; 0 if none does",
+            "engine",
+        )
+        self._retries = self._counter("retries", "Legs that were run again", "outcome")
+        self._suspects = self._counter(
+            "suspect_prompts",
+            "Requests whose prompt an engine died with, by what followed",
+            "outcome",
+        )
+        self._rehearsals = self._counter(
+            "rehearsals", "Requests that an engine was asked to take before a prefill", "outcome"
+        )
+        self._breaker = self._gauge("breaker_state", "1 at a breaker's state", "target", "state")
+
+    def watch(self, engines: Engines, pools: Pools, index: PrefixIndex, driver: Driver) -> None:
+        """Read the gauges from the live objects whenever somebody scrapes."""
+        self.control.watch(driver)
+        for engine in engines.by_name.values():
+            self._ready.labels(engine.name).set_function(partial(_is_ready, engine))
+        for pool in pools.names():
+            self._connected.labels(pool).set_function(partial(pools.is_live, pool))
+            self._blocks.labels(pool).set_function(partial(index.num_blocks, pool))
+            for state in SourceState:
+                self._index.labels(pool, state.value).set_function(
+                    partial(_is_at, index, pool, state)
+                )
+
+    def watch_layouts(self, engines: Engines, layouts: LayoutCheck) -> None:
+        """Show whose blocks can not be used."""
+        for name in engines.by_name:
+            self._layout.labels(name).set_function(partial(layouts.num_differences, name))
+
+    def watch_guards(self, guards: Guards) -> None:
+        """Show the states of the breakers."""
+        for target, breaker in guards.breakers.items():
+            for state in BreakerState:
+                gauge = self._breaker.labels(label_of(target), state.value)
+                gauge.set_function(partial(_breaker_is_at, breaker, state))
+
+    def retried(self, outcome: str) -> None:
+        """A leg was run again ("made"), or would have been ("over_budget")."""
+        self._retries.labels(outcome).inc()
+
+    def suspect(self, outcome: str) -> None:
+        """A prompt that an engine died with "waited", was "cleared" or was "refused"."""
+        self._suspects.labels(outcome).inc()
+
+    def rehearsed(self, outcome: str) -> None:
+        """An engine would take a request ("passed"), "refused" it, or did not say ("unknown")."""
+        self._rehearsals.labels(outcome).inc()
+
+    def began(self) -> None:
+        """A request came in."""
+        self._in_flight.inc()
+
+    def decided(self, record: Record) -> None:
+        """A request was routed."""
+        self.control.decided(record)
+        if record.decision:
+            self._decisions.labels(record.path, record.decision.reason.value).inc()
+        if record.refusal:
+            self._refused.labels(record.refusal.value).inc()
+
+    def fell_back(self, record: Record) -> None:
+        """A request left the remote path, or gained nothing from it."""
+        if record.fallback:
+            stage, reason = record.fallback.stage, record.fallback.reason
+            self._fallbacks.labels(stage, label(stage, reason)).inc()
+
+    def arrived(self, transfer: TransferView) -> None:
+        """A transfer ended at its destination."""
+        self._kv_bytes.labels(transfer.source, transfer.destination).inc(transfer.num_bytes)
+        self.control.arrived(transfer)
+        if transfer.num_bytes:
+            self._transfer.observe(transfer.duration_ns / NS_PER_S)
+
+    def ended(self, record: Record) -> None:
+        """A request ended, whichever way."""
+        self._in_flight.dec()
+        self._requests.labels(record.path, record.outcome.value).inc()
+        self.tenants.ended(record)
+        if record.outcome is not Outcome.FINISHED:
+            return
+        self._prompt_tokens.labels(record.path).inc(record.num_prompt_tokens)
+        self._cached_tokens.labels(record.path).inc(record.cached_tokens or 0)
+        if record.ttft_ns is not None:
+            self._ttft.labels(record.path).observe(record.ttft_ns / NS_PER_S)
+        if record.ttft_over_predicted is not None:
+            self._off.labels(record.path).observe(record.ttft_over_predicted)
+        if record.e2e_ns is not None:
+            self._e2e.labels(record.path).observe(record.e2e_ns / NS_PER_S)
+
+    def totals(self) -> Totals:
+        """Sums over labels."""
+        return Totals(
+            num_in_flight=_sum(self._in_flight),
+            num_remote=_sum(self._requests, path=Path.REMOTE)
+            - _sum(self._requests, path=Path.REMOTE, outcome=Outcome.REJECTED),
+            num_local=_sum(self._requests, path=Path.LOCAL)
+            - _sum(self._requests, path=Path.LOCAL, outcome=Outcome.REJECTED),
+            num_refused=_sum(self._refused),
+            num_fallbacks=_sum(self._fallbacks)
+            - _sum(self._fallbacks, stage="decode")
+            - _sum(self._fallbacks, stage="prefill", reason="refused"),
+            link_bytes=_by_link(self._kv_bytes),
+        )
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"prfaas_{name}", what, labels, registry=self.registry)
+
+    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
+        return Gauge(f"prfaas_{name}", what, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, what: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(f"prfaas_{name}", what, labels, buckets=buckets, registry=self.registry)
+
+
+def _sum(metric: Counter | Gauge, **labels: str) -> int:
+    """Sum of a metric over the series with these labels."""
+    (family,) = metric.collect()
+    return round(
+        sum(
+            sample.value
+            for sample in family.samples
+            if not sample.name.endswith("_created")
+            and all(sample.labels.get(name) == value for name, value in labels.items())
+        )
+    )
+
+
+def _by_link(metric: Counter) -> dict[tuple[str, str], int]:
+    (family,) = metric.collect()
+    return {
+        (sample.labels["source"], sample.labels["destination"]): round(sample.value)
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def _is_ready(engine: Engine) -> float:
+    return float(engine.is_ready)
+
+
+def _breaker_is_at(breaker: Breaker, state: BreakerState) -> float:
+    return float(breaker.state is state)
+
+
+def _is_at(index: PrefixIndex, pool: str, state: SourceState) -> float:
+    return float(index.state(pool) is state)

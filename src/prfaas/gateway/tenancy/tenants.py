@@ -1,0 +1,98 @@
+"""The tenants of a deployment: whose a request is, its salt, what it may use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from prfaas.config.deployment import Deployment
+from prfaas.config.tenants import TenantTable
+from prfaas.core.admission.fair_share import FairSettings
+from prfaas.core.admission.quotas import Limits, Quota
+from prfaas.gateway.openai.request_rules import STRICT, RequestRules
+from prfaas.gateway.tenancy.api_keys import KeyRing
+from prfaas.gateway.tenancy.cache_salt import deployment_secret, salt_of
+
+DEFAULT_NAME = "default"
+"""The one tenant of a deployment that names none."""
+_BITS_PER_BYTE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Somebody with blocks and limits of its own.
+
+    Attributes:
+        name: In the deployment file; for operators only.
+        cache_salt: Makes its blocks its own. Secret.
+        quota: What it has used.
+        link_weight: Its share of a link against the others'.
+        link_bytes_per_s: What its blocks may take of a link; 0 is no limit.
+        rules: What its requests may hold.
+    """
+
+    name: str
+    cache_salt: str
+    quota: Quota
+    link_weight: float = 1.0
+    link_bytes_per_s: int = 0
+    rules: RequestRules = STRICT
+
+
+class Tenants:
+    """All tenants, found by key.
+
+    Args:
+        deployment: Who there is.
+
+    Raises:
+        ConfigError: The secret that salts come from can not be made or read.
+    """
+
+    def __init__(self, deployment: Deployment) -> None:
+        secret, tables = deployment_secret(deployment.state), deployment.tenants
+        self.by_name = {
+            name: Tenant(
+                name,
+                salt_of(secret, name),
+                Quota(_limits(table)),
+                table.weight,
+                (table.link_rate or 0) // _BITS_PER_BYTE,
+                _rules(deployment, table.request_fields),
+            )
+            for name, table in tables.items()
+        }
+        self._ring = KeyRing(
+            (key, self.by_name[name]) for name, table in tables.items() for key in table.keys
+        )
+        self.default: Tenant | None = None
+        if not tables:
+            salt = salt_of(secret, DEFAULT_NAME)
+            rules = _rules(deployment)
+            self.default = Tenant(DEFAULT_NAME, salt, Quota(Limits()), rules=rules)
+            self.by_name[DEFAULT_NAME] = self.default
+
+    def of_key(self, key: str) -> Tenant | None:
+        """Whose key it is; without tenants every key is the default tenant's."""
+        return self.default or self._ring.owner(key)
+
+
+def fairness(deployment: Deployment) -> FairSettings:
+    """How the tenants share what is too little for all."""
+    return FairSettings({name: table.weight for name, table in deployment.tenants.items()})
+
+
+def _rules(deployment: Deployment, fields: Iterable[str] = ()) -> RequestRules:
+    return RequestRules(
+        frozenset({*deployment.gateway.request_fields, *fields}),
+        frozenset(domain.lower() for domain in deployment.model.media_domains),
+    )
+
+
+def _limits(table: TenantTable) -> Limits:
+    return Limits(
+        table.requests_per_minute,
+        table.tokens_per_minute,
+        table.requests_in_flight,
+        None if table.link_rate is None else table.link_rate // _BITS_PER_BYTE,
+    )

@@ -1,0 +1,305 @@
+"""Prompts as token ids and block hashes: made once; long ones off the event loop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from prfaas.core.admission.quotas import Quota
+from prfaas.core.kv.blocks import Layout
+from prfaas.errors import ConfigError, RequestError
+from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.http.token_ids_json import make_ready
+from prfaas.gateway.openai.requests import Api, ClientRequest
+from prfaas.gateway.openai.validation import bad
+from prfaas.gateway.tenancy.tenants import Tenant
+from prfaas.gateway.tenancy.tokenised import charge_tokenising
+from prfaas.gateway.tokenization.bounds import TooLongError, bounds_of
+from prfaas.gateway.tokenization.detokenizer import pieces
+from prfaas.gateway.tokenization.span_encoder import Encoder, Naming
+from prfaas.gateway.tokenization.tenant_threads import TenantThreads
+
+T = TypeVar("T")
+CUT_BY_ENGINE = 4
+"""A prompt that the engine cuts may be so many times as long as the model's length."""
+SHORT_BYTES_MAX = 8192
+"""The prompt of a body up to this takes a millisecond or two: waking a thread is not worth it."""
+_RESERVED_TEMPLATE_NAMES = frozenset(
+    {
+        "conversation",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+        "messages",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as the engines see it.
+
+    Attributes:
+        sequences: Token ids; one entry unless the client sent several prompts.
+        hashes: Block hash chain of the only sequence; empty with several, or without a layout.
+        cache_salt: Its tenant's salt, which the chain begins with.
+    """
+
+    sequences: Sequence[Sequence[int]]
+    hashes: list[bytes]
+    cache_salt: str
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Token ids of the only, or first, sequence."""
+        return self.sequences[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in all sequences."""
+        return sum(len(sequence) for sequence in self.sequences)
+
+
+class TooManyTokensError(RequestError):
+    """A prompt is too long, and it took tokenising to find out.
+
+    Attributes:
+        num_tokens: Tokens that were made, about.
+    """
+
+    def __init__(self, message: str, param: str, num_tokens: int) -> None:
+        super().__init__(message, param=param)
+        self.num_tokens = num_tokens
+
+
+class PromptMaker:
+    """Makes prompts with the model's own tokenizer and chat template.
+
+    Nothing of a text is left behind where another tenant's text comes by: see `TenantThreads` and
+    `Encoder`.
+
+    Args:
+        path: Checkpoint directory or name.
+        is_shared: Whether there are several tenants. Short texts of a single one are tokenised on
+            the event loop.
+
+    Raises:
+        ConfigError: There is no tokenizer at `path`.
+    """
+
+    def __init__(self, path: str, *, is_shared: bool = True) -> None:
+        self._tokenizer, self.vocab_size = _load(path)
+        self._bounds = bounds_of(self._tokenizer)
+        self._encoder = Encoder(self._tokenizer)
+        make_ready(self.vocab_size)
+        self._is_shared = is_shared
+        self.threads = TenantThreads()
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self.threads.close()
+
+    async def words(self, ids: list[int], tenant: Tenant) -> tuple[str, list[str]]:
+        """The text of token ids, and how the tokenizer writes each of them; on another thread.
+
+        The tenant is charged for it, also if the caller does not wait for the end.
+        """
+        charge = partial(_charge, tenant.quota, lambda _: len(ids))
+        return await self.threads.run(tenant.name, partial(self._words, ids), charge)
+
+    def _words(self, ids: list[int]) -> tuple[str, list[str]]:
+        # Ids that the model has and the tokenizer has not are no words.
+        words = [word or "" for word in self._tokenizer.convert_ids_to_tokens(ids)]
+        return str(self._tokenizer.decode(ids)), words
+
+    async def prompt(
+        self,
+        client: ClientRequest,
+        tenant: Tenant,
+        layout: Layout | None,
+        max_model_len: int,
+        *,
+        is_charged: bool = True,
+    ) -> Prompt:
+        """Render, tokenise and hash, on a thread of the tenant's.
+
+        The tenant is charged `tokenising_cost` when it is done, also if the prompt is refused or
+        the caller does not wait for the end.
+
+        Args:
+            client: The request.
+            tenant: Whose it is: its salt begins the hash chain.
+            layout: What to hash for; None skips hashing.
+            max_model_len: Text that can not possibly fit is refused untokenised, and the rest of a
+                text is not tokenised once it is known not to fit.
+            is_charged: False for work that is not the tenant's own.
+
+        Raises:
+            RequestError: 400, the chat template refuses the messages or the text is far too long.
+            TooManyTokensError: 400, tokenising has shown that it is too long.
+        """
+        work = partial(self._make, client, tenant.cache_salt, layout, max_model_len)
+        charge: Callable[[Future[Prompt]], None] | None = None
+        if is_charged:
+            charge = partial(_charge, tenant.quota, _num_made)
+        is_short = client.num_bytes is not None and client.num_bytes <= SHORT_BYTES_MAX
+        if is_short and not self._is_shared:
+            return _at_once(work, charge)
+        return await self.threads.run(tenant.name, work, charge)
+
+    async def texts(
+        self,
+        prompt_ids: Sequence[int],
+        token_ids: list[int],
+        tenant: Tenant,
+        *,
+        skip_special: bool,
+    ) -> list[str]:
+        """What text each token of an answer gave, on another thread; see `pieces`.
+
+        Raises:
+            NoDetokenizerError: It can not be told exactly.
+        """
+        work = partial(pieces, self._tokenizer, prompt_ids, token_ids, skip_special=skip_special)
+        return await self.threads.run(tenant.name, work)
+
+    def _make(
+        self, client: ClientRequest, cache_salt: str, layout: Layout | None, max_model_len: int
+    ) -> Prompt:
+        naming = Naming(cache_salt)
+        if layout is not None and len(client.prompts) <= 1:
+            naming = Naming(cache_salt, layout.tokens_per_hash, layout.hash_seed)
+        if client.api is Api.CHAT:
+            special = bool(client.body.get("add_special_tokens"))
+            prompts: list[str | list[int]] = [_render(self._tokenizer, client)]
+            param = "messages"
+        else:
+            special = client.body.get("add_special_tokens") is not False
+            prompts, param = client.prompts, "prompt"
+        tokens_max = max_model_len if client.is_exact else CUT_BY_ENGINE * max_model_len
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                self._bounds.check(prompt, tokens_max, param)
+        made: list[tuple[Sequence[int], list[bytes]]] = []
+        for prompt in prompts:
+            try:
+                made.append(self._one(prompt, special, naming, tokens_max))
+            except TooLongError as error:
+                num_tokens = sum(len(ids) for ids, _ in made) + error.num_tokens
+                raise TooManyTokensError(
+                    f"This model's maximum context length is {max_model_len} tokens. However, the "
+                    f"prompt has at least {error.num_tokens} tokens. Shorten it.",
+                    param,
+                    num_tokens,
+                ) from None
+        sequences, hashes = [ids for ids, _ in made], made[0][1]
+        if not all(sequences):
+            raise bad("the prompt has no tokens; at least 1 is needed")
+        return Prompt(sequences, hashes, cache_salt)
+
+    def _one(
+        self, prompt: str | list[int], special: bool, naming: Naming, tokens_max: int
+    ) -> tuple[Sequence[int], list[bytes]]:
+        if isinstance(prompt, str):
+            return self._encoder.encode(prompt, special, naming, tokens_max)
+        return prompt, self._encoder.hashes(prompt, naming)
+
+
+def _at_once(work: Callable[[], T], on_end: Callable[[Future[T]], None] | None) -> T:
+    """Do without a thread what `TenantThreads.run` does."""
+    done: Future[T] = Future()
+    try:
+        done.set_result(work())
+    except RequestError as error:
+        done.set_exception(error)
+    if on_end is not None:
+        on_end(done)
+    return done.result()
+
+
+def _charge(quota: Quota, num_made: Callable[[T], int], done: Future[T]) -> None:
+    """Charge what was tokenised."""
+    error = done.exception()
+    if error is None:
+        charge_tokenising(quota, num_made(done.result()))
+    elif isinstance(error, TooManyTokensError):
+        charge_tokenising(quota, error.num_tokens)
+
+
+def _num_made(prompt: Prompt) -> int:
+    return prompt.num_tokens
+
+
+def _render(tokenizer: Any, client: ClientRequest) -> str:
+    body = client.body
+    variables = _template_variables(body)
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                _for_template(tokenizer, client.messages),
+                tools=client.tools or None,
+                documents=body.get("documents"),
+                add_generation_prompt=body.get("add_generation_prompt") is not False,
+                continue_final_message=bool(body.get("continue_final_message")),
+                tokenize=False,
+                **variables,
+            )
+        )
+    except Exception as error:
+        # A template is the model's own program: it refuses input by raising what it likes.
+        raise bad(f"the chat template refuses the messages: {error}", "messages") from None
+
+
+def _for_template(tokenizer: Any, messages: list[JsonObject]) -> list[JsonObject]:
+    """Developer messages become system messages where the template knows no developer."""
+    template = tokenizer.chat_template
+    if isinstance(template, str) and "developer" in template:
+        return messages
+    return [
+        message | {"role": "system"} if message["role"] == "developer" else message
+        for message in messages
+    ]
+
+
+def _template_variables(body: JsonObject) -> JsonObject:
+    variables: JsonObject = dict(body.get("chat_template_kwargs") or {})
+    reserved = sorted(_RESERVED_TEMPLATE_NAMES & variables.keys())
+    if reserved:
+        raise bad(
+            f"chat_template_kwargs must not set {', '.join(reserved)}", "chat_template_kwargs"
+        )
+    effort = body.get("reasoning_effort")
+    if effort is not None:
+        variables.setdefault("enable_thinking", effort != "none")
+        variables["reasoning_effort"] = effort
+    return variables
+
+
+def _load(path: str) -> tuple[Any, int]:
+    """Tokenizer, and the number of token ids that the model knows."""
+    from transformers import AutoTokenizer, PretrainedConfig
+
+    # One text at a time, on a thread of ours: the tokenizer's own threads would be in the way.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        config, _ = PretrainedConfig.get_config_dict(path)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"no tokenizer for model.path {path!r}: {reason}") from None
+    vocab_size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 0
+    return tokenizer, max(len(tokenizer), int(vocab_size))

@@ -1,0 +1,216 @@
+"""The whole answer to one question."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isinf
+
+from prfaas.planner.answer.plan_loader import Question
+from prfaas.planner.answer.verdict import Verdict, judge
+from prfaas.planner.problem import Problem
+from prfaas.planner.sizing.answer import doubt, obstacle
+from prfaas.planner.sizing.confidence import few_long_prompts
+from prfaas.planner.sizing.fleet import Sizing, size
+from prfaas.planner.solve import designs, latency, sensitivity
+from prfaas.planner.solve.designs import Design, gain_at_equal_cost
+from prfaas.planner.solve.latency import Latency, Transfer
+from prfaas.planner.solve.search import Operation, Stage
+from prfaas.planner.solve.sensitivity import BreakEvenPrice, ShadowValue, Swing
+from prfaas.planner.solve.throughput import Mode
+
+_TIGHT = 0.005  # stages with less slack are said to bind
+DEFAULT_LOAD_RATIO = 0.8  # of Λ_max, for latency with queueing when no arrival rate is given
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The designs in one mode.
+
+    Args:
+        prfaas: PrfaaS-PD at its optimum.
+        equal_gpus: Homogeneous, as many GPUs.
+        equal_cost: Homogeneous, as much money, the price of links included.
+        naive: All prefill remote, all decode local; None without a PrfaaS cluster.
+    """
+
+    prfaas: Design
+    equal_gpus: Design
+    equal_cost: Design
+    naive: Design | None
+
+    @property
+    def all(self) -> list[Design]:
+        """The designs, best known first."""
+        found = [self.prfaas, self.equal_gpus, self.equal_cost]
+        return found if self.naive is None else [*found, self.naive]
+
+    @property
+    def gain(self) -> float:
+        """Gain of PrfaaS-PD at equal cost."""
+        return gain_at_equal_cost(self.prfaas, self.equal_cost)
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """TTFT of PrfaaS-PD and its baselines.
+
+    Args:
+        service: Design name -> service time, the paper's way.
+        overlapped: Design name -> service time with overlapped transfers and a round trip.
+        queued: Design name -> with queueing at `arrival_per_s`.
+        arrival_per_s: Load of `queued`, req/s.
+        overloaded: Design name -> stage that cannot carry this load; `queued` is inf then.
+    """
+
+    service: dict[str, Latency]
+    overlapped: dict[str, Latency]
+    queued: dict[str, Latency]
+    arrival_per_s: float
+    overloaded: dict[str, Stage]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything the planner says.
+
+    Args:
+        question: What was asked.
+        paper: Designs with representative lengths.
+        exact: Designs with exact expectations.
+        latencies: Time to first token at the exact optimum's settings.
+        shadow: Value of one more unit of each resource, exact.
+        tornado: Gain at equal cost under swings of every input, exact.
+        verdict: The answer.
+        sizing: The cheapest fleets for the demand; None without a demand.
+        break_even_bits_per_s: Bandwidth below which it loses; None when it never pays.
+        recompute_bits_per_s: Bandwidth below which recomputing beats fetching, at l_long.
+        break_even_price: WAN price at which it stops paying, or why there is none.
+        notes: Assumptions the reader has to know, such as extrapolated profiles.
+    """
+
+    question: Question
+    paper: Comparison
+    exact: Comparison
+    latencies: Latencies
+    shadow: list[ShadowValue]
+    tornado: list[Swing]
+    verdict: Verdict
+    sizing: Sizing | None
+    break_even_bits_per_s: float | None
+    recompute_bits_per_s: float
+    break_even_price: BreakEvenPrice
+    notes: list[str]
+
+
+def make_plan(question: Question) -> Plan:
+    """Answer a question.
+
+    Raises:
+        ConfigError: The question can not be answered, for instance because no batch meets the
+            decode target.
+    """
+    problem = question.problem
+    paper, exact = compare(problem, Mode.PAPER), compare(problem, Mode.EXACT)
+    swings = sensitivity.tornado(problem, Mode.EXACT)
+    found, demand = exact.prfaas.operation, question.arrival_per_s
+    sizing = None if demand is None else size(problem, demand)
+    long = found.mean_long or problem.mean_new_tokens
+    return Plan(
+        question=question,
+        paper=paper,
+        exact=exact,
+        latencies=_latencies(question, exact),
+        shadow=sensitivity.shadow_values(problem, Mode.EXACT, found.rate_per_s),
+        tornado=swings,
+        verdict=verdict_of(question, paper, exact, swings, sizing),
+        sizing=sizing,
+        break_even_bits_per_s=sensitivity.break_even_bandwidth(problem, Mode.EXACT),
+        recompute_bits_per_s=sensitivity.recompute_bandwidth(problem, long),
+        break_even_price=sensitivity.break_even_price(problem, Mode.EXACT),
+        notes=[*_notes(problem), *few_long_prompts(problem, found)],
+    )
+
+
+def verdict_of(
+    question: Question,
+    paper: Comparison,
+    exact: Comparison,
+    swings: list[Swing],
+    sizing: Sizing | None,
+) -> Verdict:
+    """Judge what was computed of a question.
+
+    Args:
+        question: The question.
+        paper: Designs with representative lengths.
+        exact: Designs with exact expectations.
+        swings: Gain at equal cost under swings of every input, exact.
+        sizing: The cheapest fleets for the demand, for the sentence; None without.
+    """
+    problem = question.problem
+    return judge(
+        paper.gain,
+        exact.gain,
+        swings,
+        _reason(exact),
+        obstacle=obstacle(problem, exact.prfaas, question.arrival_per_s, sizing),
+        doubt=doubt(problem, exact.prfaas, exact.equal_cost),
+    )
+
+
+def compare(problem: Problem, mode: Mode) -> Comparison:
+    """All designs in one mode."""
+    ours = designs.prfaas_pd(problem, mode)
+    return Comparison(
+        prfaas=ours,
+        equal_gpus=designs.equal_gpus(problem, mode),
+        equal_cost=designs.equal_cost(problem, mode, ours.price_per_h),
+        naive=designs.naive_heterogeneous(problem, mode) if problem.prfaas else None,
+    )
+
+
+def _latencies(question: Question, comparison: Comparison) -> Latencies:
+    problem, chunk = question.problem, question.chunk_tokens
+    load = question.arrival_per_s
+    if load is None:
+        load = DEFAULT_LOAD_RATIO * comparison.prfaas.operation.rate_per_s
+    service, overlapped, queued = {}, {}, {}
+    overloaded: dict[str, Stage] = {}
+    for design in comparison.all:
+        found = design.operation
+        if not found.rate_per_s or not load:
+            continue
+        service[design.name] = latency.service_ttft(problem, found)
+        overlapped[design.name] = latency.service_ttft(problem, found, Transfer.OVERLAPPED, chunk)
+        queued[design.name] = latency.queued_ttft(problem, found, load, chunk)
+        if isinf(queued[design.name].mean):
+            overloaded[design.name] = found.narrowest
+    return Latencies(service, overlapped, queued, load, overloaded)
+
+
+def _reason(comparison: Comparison) -> str:
+    ours, other = comparison.prfaas.operation, comparison.equal_cost.operation
+    tight = [s.value for s in ours.capacity_per_s if ours.slack(s) < _TIGHT]
+    return (
+        f"{ours.rate_per_s:.3g} req/s against {other.rate_per_s:.3g} for the same money, "
+        f"{ours.offload_fraction:.0%} of requests offloaded, {' and '.join(tight)} "
+        f"{'bind' if len(tight) > 1 else 'binds'}"
+    )
+
+
+def _notes(problem: Problem) -> list[str]:
+    lengths = problem.workload.lengths
+    notes = []
+    for profile in problem.prefill_profiles:
+        if not profile.covers(lengths.low, lengths.high):
+            notes.append(
+                f"{profile.name}: prefill times are extrapolated outside "
+                f"{profile.lengths[0]:,.0f}-{profile.lengths[-1]:,.0f} tokens; the workload has "
+                f"{lengths.low:,.0f}-{lengths.high:,.0f}"
+            )
+    return notes
+
+
+def no_offload(found: Operation) -> bool:
+    """Is the best plan to offload nothing?"""
+    return found.offload_fraction < 1e-9

@@ -1,0 +1,250 @@
+"""The plan file: tables and units of a TOML file that asks the planner a question."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from prfaas.toml_tables import quantity
+from prfaas.units import NS_PER_S, parse_duration, parse_rate, parse_size
+
+
+def _seconds(value: object) -> float:
+    return quantity(value, parse_duration, "250ms") / NS_PER_S
+
+
+def _bits_per_s(value: object) -> float:
+    return float(quantity(value, parse_rate, "10Gbps"))
+
+
+def _bytes(value: object) -> int:
+    return quantity(value, parse_size, "16GiB")
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+BitsPerSecond = Annotated[float, BeforeValidator(_bits_per_s)]
+SizeBytes = Annotated[int, BeforeValidator(_bytes)]
+Positive = Annotated[float, Field(gt=0)]
+Ratio = Annotated[float, Field(gt=0, le=1)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ModelTable(_Table):
+    """`[model]`: one of a catalogue name, a `config.json`, or the cache by hand."""
+
+    catalogue: str | None = None
+    """Name in the catalogue; `prfaas model --list` shows all."""
+    config: str | None = None
+    """Path of a Hugging Face `config.json`, relative to the plan file."""
+    name: str | None = None
+    """Name for people, with `kv_bytes_per_token`."""
+    kv_bytes_per_token: SizeBytes | None = None
+    """KV cache of one token, all layers."""
+    kv_state: SizeBytes = 0
+    """Recurrent state of one sequence, all layers."""
+    kv_dtype: str = "auto"
+    """Format of keys and values."""
+    state_dtype: str = "auto"
+    """Format of recurrent states."""
+    parameters: Positive | None = None
+    """All weights, for the roofline of a `config.json`."""
+    active_parameters: Positive | None = None
+    """Weights that one token uses."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelTable:
+        given = [self.catalogue, self.config, self.kv_bytes_per_token]
+        if sum(x is not None for x in given) != 1:
+            raise ValueError("exactly one of catalogue, config, kv_bytes_per_token is needed")
+        return self
+
+
+class WorkloadTable(_Table):
+    """`[workload]`: the traffic."""
+
+    distribution: Literal["lognormal", "trace", "lengths"]
+    """Where prompt lengths come from."""
+    mu: float | None = None
+    """Mean of ln(tokens), for lognormal."""
+    sigma: Positive | None = None
+    """Standard deviation of ln(tokens), for lognormal."""
+    min_tokens: Positive | None = None
+    """Shortest prompt, for lognormal."""
+    max_tokens: Positive | None = None
+    """Longest prompt, for lognormal."""
+    trace: str | None = None
+    """Path of a trace, relative to the plan file; its prefix hits count."""
+    cache_blocks: Annotated[int, Field(ge=1)] | None = None
+    """Prefix cache that the trace is replayed against, in 512-token blocks; unlimited if absent."""
+    lengths: list[Positive] | None = None
+    """Prompt lengths, tokens, one for each request."""
+    prefix_hit_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of every prompt that the prefix cache serves; a trace brings its own."""
+    output_tokens: float
+    """Mean output length, tokens."""
+    arrival_rate: Annotated[float, Field(gt=0)] | None = None
+    """Demand, req/s: the load for the latency with queueing, which the plan has to carry. If
+    absent, 80 % of what is sustained."""
+    arrival_cv: Annotated[float, Field(ge=0)] = 1.0
+    """Variation of the gaps between arrivals; 1 is Poisson, more is burstier."""
+
+    @model_validator(mode="after")
+    def _parameters(self) -> WorkloadTable:
+        needed = {
+            "lognormal": ("mu", "sigma", "min_tokens", "max_tokens"),
+            "trace": ("trace",),
+            "lengths": ("lengths",),
+        }[self.distribution]
+        missing = [name for name in needed if getattr(self, name) is None]
+        if missing:
+            raise ValueError(f'distribution = "{self.distribution}" needs {", ".join(missing)}')
+        return self
+
+
+class PrefillTable(_Table):
+    """`[prefill]`: measured prefill times of one instance."""
+
+    source: str
+    """Where the numbers come from."""
+    lengths: list[Positive]
+    """Prompt lengths, tokens, rising."""
+    seconds: list[Positive]
+    """Prefill time at each length, s."""
+    extrapolate: bool = False
+    """Go on outside the lengths along the end segments; said in the output."""
+    fit: str = ""
+    """Quality of the measurement, for people."""
+
+
+class DecodeTable(_Table):
+    """`[decode]`: measured decode step times of one instance."""
+
+    source: str
+    """Where the numbers come from."""
+    batches: list[Annotated[int, Field(ge=1)]]
+    """Batch sizes, rising."""
+    contexts: list[Positive] = [1.0]
+    """Context lengths, tokens, rising."""
+    step: list[list[Seconds]]
+    """Step time: one row for each batch, one column for each context."""
+    fit: str = ""
+    """Quality of the measurement, for people."""
+
+
+class RooflineTable(_Table):
+    """`[roofline]`: an instance from peak figures, when nothing was measured."""
+
+    accelerator: str
+    """Name in the catalogue: h200, h100, h20, b200, a100, l40s."""
+    weights: Literal["int4", "fp8", "bf16"] = "bf16"
+    """Format of the weights; int4 is weight-only, with products in bf16."""
+    prefill_efficiency: Ratio
+    """Share of the tensor peak that prefill reaches."""
+    decode_efficiency: Ratio = 0.6
+    """Share of the memory bandwidth that decode reaches."""
+    overhead: Seconds = 0.0
+    """Fixed time of a prefill."""
+    step_overhead: Seconds = 0.003
+    """Fixed time of a decode step: kernel launches, collectives, sampling, scheduling."""
+    source: str
+    """Where the efficiencies come from."""
+
+
+class ProfileFile(_Table):
+    """A profile file, as `prfaas profile` writes it."""
+
+    prefill: PrefillTable | None = None
+    """Prefill times."""
+    decode: DecodeTable | None = None
+    """Decode times."""
+
+
+class LinkTable(_Table):
+    """`[prfaas.link]`: the path to the PD cluster."""
+
+    bandwidth: BitsPerSecond
+    """What transfers can use."""
+    rtt: Seconds = 0.0
+    """Round-trip time."""
+    price_per_tb: Annotated[float, Field(ge=0)] = 0.0
+    """Price of moving 10**12 bytes."""
+
+
+class _ClusterTable(_Table):
+    name: str
+    """Name for people."""
+    instances: int
+    """Instances of the cluster."""
+    gpus_per_instance: Annotated[int, Field(ge=1)] = 1
+    """GPUs of one instance."""
+    price_per_gpu_hour: Positive = 1.0
+    """Price of one GPU for one hour, in one currency throughout the file."""
+    profile: str | None = None
+    """Path of a profile file, relative to the plan file."""
+    prefill: PrefillTable | None = None
+    """Prefill times, in place of the profile's."""
+    roofline: RooflineTable | None = None
+    """Times from peak figures, where none were measured."""
+
+
+class PrfaasTable(_ClusterTable):
+    """`[[prfaas]]`: a prefill-only cluster."""
+
+    link: LinkTable
+    """Path to the PD cluster."""
+
+
+class PdTable(_ClusterTable):
+    """`[pd]`: the local cluster."""
+
+    decode: DecodeTable | None = None
+    """Decode times, in place of the profile's."""
+    tpot_max: Seconds | None = None
+    """Target for the time per output token; the largest batch that meets it is used."""
+    kv_capacity: SizeBytes | None = None
+    """KV cache of one decode instance; derived from a roofline, else unlimited."""
+
+
+class SearchTable(_Table):
+    """`[search]`: how thresholds are tried."""
+
+    step: int = 100
+    """Distance between thresholds, tokens."""
+    threshold: float | None = None
+    """Keep this threshold and search the split only, tokens."""
+    num_prefill: int | None = None
+    """Keep this number of prefill instances N_p in the PD cluster and search the threshold only."""
+    chunk: Annotated[int, Field(ge=1)] = 8192
+    """Prefill chunk, tokens, for overlapped transfers."""
+
+
+class SloTable(_Table):
+    """`[slo]`: targets that the plan has to meet."""
+
+    ttft_p90: Annotated[Seconds, Field(gt=0)] | None = None
+    """Target for the 90th percentile of the time to first token, queueing included."""
+    tpot: Annotated[Seconds, Field(gt=0)] | None = None
+    """Target for the time per output token; the stricter of this and pd.tpot_max counts."""
+
+
+class PlanFile(_Table):
+    """A plan file."""
+
+    title: str
+    """What is asked, for people."""
+    model: ModelTable
+    """The model."""
+    workload: WorkloadTable
+    """The traffic."""
+    prfaas: list[PrfaasTable] = []
+    """PrfaaS clusters."""
+    pd: PdTable
+    """The PD cluster."""
+    slo: SloTable = SloTable()
+    """Targets."""
+    search: SearchTable = SearchTable()
+    """How thresholds are tried."""

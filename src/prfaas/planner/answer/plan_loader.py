@@ -1,0 +1,280 @@
+"""From a plan file to a `Problem`, with errors an operator can act on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prfaas.errors import ConfigError
+from prfaas.planner.answer.overrides import override
+from prfaas.planner.answer.plan_file import (
+    DecodeTable,
+    ModelTable,
+    PdTable,
+    PlanFile,
+    PrefillTable,
+    PrfaasTable,
+    ProfileFile,
+    WorkloadTable,
+)
+from prfaas.planner.hardware import roofline as rl
+from prfaas.planner.hardware.profiles import DecodeProfile, PrefillProfile
+from prfaas.planner.hardware.roofline import ModelSize, Roofline
+from prfaas.planner.model.catalogue import find_accelerator, find_model
+from prfaas.planner.model.hf_config import geometry_from_config
+from prfaas.planner.model.kv_geometry import KvGeometry, LayerGroup, LayerKind
+from prfaas.planner.problem import Link, PdCluster, PrfaasCluster, Problem, Workload
+from prfaas.planner.solve.search import check_threshold
+from prfaas.planner.workload.prompt_lengths import (
+    EmpiricalLengths,
+    LengthDistribution,
+    LogNormalLengths,
+    mean_length,
+)
+from prfaas.planner.workload.traces import read_trace
+from prfaas.toml_tables import read_toml, validated
+
+
+@dataclass(frozen=True)
+class Question:
+    """A problem and what only its report needs.
+
+    Args:
+        problem: The question.
+        arrival_per_s: Load for latency with queueing, or None.
+        chunk_tokens: Prefill chunk, tokens.
+    """
+
+    problem: Problem
+    arrival_per_s: float | None
+    chunk_tokens: int
+
+    def prfaas_cluster(self, name: str, plan: Path) -> PrfaasCluster:
+        """The PrfaaS cluster that is meant by a name: a single one answers to any.
+
+        Args:
+            name: Of the cluster.
+            plan: The plan file, for the error.
+
+        Raises:
+            ConfigError: There are several, or none, and none has that name.
+        """
+        known = self.problem.prfaas
+        by_name = {cluster.name: cluster for cluster in known}
+        if name in by_name:
+            return by_name[name]
+        if len(known) == 1:
+            return known[0]
+        raise ConfigError(
+            f"{plan}: no PrfaaS cluster is called {name!r} as in the deployment file; there are "
+            f"{', '.join(by_name) or 'none'}"
+        )
+
+
+def load_question(path: Path, overrides: Sequence[str] = ()) -> Question:
+    """Read a plan file.
+
+    Args:
+        path: The file; paths in it start at its directory.
+        overrides: Settings such as "pd.instances=10"; list items by index, "prfaas.0.instances=5".
+
+    Raises:
+        ConfigError: The file can not be read, is no TOML, breaks a rule, or asks for the
+            impossible; the message says what and where.
+    """
+    tables = read_toml(path)
+    for setting in overrides:
+        override(tables, setting)
+    return question_of(validated(PlanFile, tables, path), path.parent)
+
+
+def question_of(file: PlanFile, directory: Path) -> Question:
+    """Return the question that the tables of a plan file ask.
+
+    Args:
+        file: The tables.
+        directory: Start of the relative paths in them.
+
+    Raises:
+        ConfigError: The tables ask for the impossible.
+    """
+    return _Loader(directory, file).question()
+
+
+class _Loader:
+    def __init__(self, directory: Path, file: PlanFile) -> None:
+        self._directory = directory
+        self._file = file
+        self._geometry, self._size = self._model(file.model)
+
+    def question(self) -> Question:
+        file = self._file
+        problem = Problem(
+            title=file.title,
+            geometry=self._geometry,
+            workload=self._workload(file.workload),
+            prfaas=tuple(self._prfaas(table) for table in file.prfaas),
+            pd=self._pd(file.pd),
+            step_tokens=file.search.step,
+            threshold=file.search.threshold,
+            num_prefill=file.search.num_prefill,
+            ttft_p90_s=file.slo.ttft_p90,
+            chunk_tokens=file.search.chunk,
+        )
+        if problem.threshold is not None:
+            check_threshold(problem, problem.threshold)
+        return Question(problem, file.workload.arrival_rate, file.search.chunk)
+
+    def _model(self, table: ModelTable) -> tuple[KvGeometry, ModelSize | None]:
+        if table.kv_bytes_per_token is not None:
+            return _geometry_by_hand(table), None
+        if table.catalogue is not None:
+            known = find_model(table.catalogue)
+            name, config = known.name, known.config
+            total, active = known.parameters, known.active_parameters
+        else:
+            name, config = str(table.config), self._read_config(str(table.config))
+            total, active = 0.0, 0.0
+        geometry = geometry_from_config(
+            config, name=name, kv_dtype=table.kv_dtype, state_dtype=table.state_dtype
+        )
+        total = table.parameters or total
+        active = table.active_parameters or active or total
+        return geometry, ModelSize(total, active, config) if total else None
+
+    def _read_config(self, name: str) -> dict[str, Any]:
+        return read_config_json(self._directory / name)
+
+    def _workload(self, table: WorkloadTable) -> Workload:
+        if table.distribution == "trace":
+            trace = read_trace(self._directory / str(table.trace), table.cache_blocks)
+            lengths: LengthDistribution = EmpiricalLengths(tuple(map(float, trace.new_tokens)))
+            mean_prompt = trace.mean_prompt_tokens
+        else:
+            whole = _whole_prompts(table)
+            mean_prompt = mean_length(whole)
+            lengths = whole.scaled(1 - table.prefix_hit_ratio) if table.prefix_hit_ratio else whole
+        return Workload(lengths, mean_prompt, table.output_tokens, table.arrival_cv)
+
+    def _prfaas(self, table: PrfaasTable) -> PrfaasCluster:
+        link = table.link
+        return PrfaasCluster(
+            name=table.name,
+            num_instances=table.instances,
+            gpus_per_instance=table.gpus_per_instance,
+            prefill=self._prefill(table),
+            link=Link(link.bandwidth, link.rtt, link.price_per_tb),
+            price_per_gpu_h=table.price_per_gpu_hour,
+        )
+
+    def _pd(self, table: PdTable) -> PdCluster:
+        capacity: float | None = table.kv_capacity
+        if capacity is None and table.roofline is not None:
+            roofline, size = self._roofline(table)
+            capacity = rl.kv_capacity_bytes(roofline, size)
+        targets = [t for t in (table.tpot_max, self._file.slo.tpot) if t is not None]
+        return PdCluster(
+            name=table.name,
+            num_instances=table.instances,
+            gpus_per_instance=table.gpus_per_instance,
+            prefill=self._prefill(table),
+            decode=self._decode(table),
+            tpot_max_s=min(targets, default=None),
+            kv_capacity_bytes=capacity,
+            price_per_gpu_h=table.price_per_gpu_hour,
+        )
+
+    def _profile(self, table: PrfaasTable | PdTable) -> ProfileFile:
+        if table.profile is None:
+            return ProfileFile()
+        path = self._directory / table.profile
+        return validated(ProfileFile, read_toml(path), path)
+
+    def _prefill(self, table: PrfaasTable | PdTable) -> PrefillProfile:
+        measured = table.prefill or self._profile(table).prefill
+        if measured is not None:
+            return prefill_from(measured, table.name)
+        roofline, size = self._roofline(table)
+        return rl.prefill_profile(table.name, roofline, self._geometry, size)
+
+    def _decode(self, table: PdTable) -> DecodeProfile:
+        measured = table.decode or self._profile(table).decode
+        if measured is not None:
+            return decode_from(measured, table.name)
+        roofline, size = self._roofline(table)
+        return rl.decode_profile(table.name, roofline, self._geometry, size)
+
+    def _roofline(self, table: PrfaasTable | PdTable) -> tuple[Roofline, ModelSize]:
+        peak = table.roofline
+        if peak is None:
+            raise ConfigError(
+                f"{table.name}: no times are given; add a profile with the missing part, or "
+                "[roofline]"
+            )
+        if self._size is None:
+            raise ConfigError(
+                f"{table.name}: a roofline needs a model from the catalogue or a config.json with "
+                "model.parameters; a cache described by hand does not say how large the model is"
+            )
+        roofline = Roofline(
+            accelerator=find_accelerator(peak.accelerator),
+            num_gpus=table.gpus_per_instance,
+            weights=peak.weights,
+            prefill_efficiency=peak.prefill_efficiency,
+            decode_efficiency=peak.decode_efficiency,
+            overhead_s=peak.overhead,
+            source=peak.source,
+            step_overhead_s=peak.step_overhead,
+        )
+        rl.require_room(table.name, roofline, self._size)
+        return roofline, self._size
+
+
+def prefill_from(table: PrefillTable, name: str) -> PrefillProfile:
+    """The profile that a `[prefill]` table describes."""
+    return PrefillProfile(
+        name, table.source, tuple(table.lengths), tuple(table.seconds), table.extrapolate
+    )
+
+
+def decode_from(table: DecodeTable, name: str) -> DecodeProfile:
+    """The profile that a `[decode]` table describes."""
+    steps = tuple(tuple(row) for row in table.step)
+    return DecodeProfile(name, table.source, tuple(table.batches), tuple(table.contexts), steps)
+
+
+def read_config_json(path: Path) -> dict[str, Any]:
+    """A `config.json`.
+
+    Raises:
+        ConfigError: The file can not be read or holds no JSON object.
+    """
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} can not be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is no valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path} holds no JSON object")
+    return config
+
+
+def _whole_prompts(table: WorkloadTable) -> LengthDistribution:
+    if table.distribution == "lengths":
+        return EmpiricalLengths(tuple(table.lengths or ()))
+    mu, sigma, low, high = table.mu, table.sigma, table.min_tokens, table.max_tokens
+    assert mu is not None and sigma is not None and low is not None and high is not None  # noqa: S101, PT018
+    return LogNormalLengths(mu, sigma, low, high)
+
+
+def _geometry_by_hand(table: ModelTable) -> KvGeometry:
+    by_hand = "all layers, as given in the plan file"
+    tokens = table.kv_bytes_per_token or 0
+    groups = [LayerGroup(LayerKind.FULL, 1, token_bytes=tokens, detail=by_hand)]
+    if table.kv_state:
+        groups.append(LayerGroup(LayerKind.LINEAR, 1, state_bytes=table.kv_state, detail=by_hand))
+    return KvGeometry(table.name or "model", tuple(groups))

@@ -1,0 +1,94 @@
+"""Pays, does not pay, or depends: one sentence with the numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from prfaas.planner.solve.sensitivity import Swing
+
+
+class Answer(StrEnum):
+    """Does Prefill-as-a-Service pay?"""
+
+    PAYS = "pays"
+    DOES_NOT_PAY = "does not pay"
+    DEPENDS = "depends"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer and its reason.
+
+    Args:
+        answer: Pays when the gain at equal cost is positive in both modes and no single input,
+            20 % lower or higher, turns it; does not pay when all of these are zero or negative;
+            depends otherwise. A target or demand that can not be met does not pay.
+        sentence: The answer with its numbers.
+        turning: Inputs that turn the sign within their swing.
+    """
+
+    answer: Answer
+    sentence: str
+    turning: tuple[str, ...]
+
+
+def judge(
+    gain_paper: float,
+    gain_exact: float,
+    swings: list[Swing],
+    reason: str,
+    *,
+    obstacle: str = "",
+    doubt: str = "",
+) -> Verdict:
+    """The verdict.
+
+    Args:
+        gain_paper: Gain at equal cost with representative lengths.
+        gain_exact: Gain at equal cost with exact expectations.
+        swings: The tornado of the exact gain.
+        reason: What binds, as the end of a sentence.
+        obstacle: A target or demand that the plan can not meet, and what it would take; it
+            does not pay then. "" when all are met.
+        doubt: Why a gain may not count, as a part of a sentence; it depends then.
+    """
+    if obstacle:
+        return Verdict(
+            Answer.DOES_NOT_PAY, f"Prefill-as-a-Service does not pay: {obstacle}; {reason}.", ()
+        )
+    is_gain = gain_exact > 0
+    turning = tuple(s.what for s in swings if (s.low > 0) != is_gain or (s.high > 0) != is_gain)
+    if (gain_paper > 0) != is_gain or turning or (doubt and is_gain):
+        answer = Answer.DEPENDS
+    else:
+        answer = Answer.PAYS if is_gain else Answer.DOES_NOT_PAY
+    return Verdict(
+        answer, _sentence(answer, (gain_paper, gain_exact), turning, reason, doubt), turning
+    )
+
+
+def _sentence(
+    answer: Answer, both: tuple[float, float], turning: tuple[str, ...], reason: str, doubt: str
+) -> str:
+    gain_paper, gain_exact = both
+    gains = f"{gain_exact:+.1%} at equal cost ({gain_paper:+.1%} with the paper's mean lengths)"
+    if gain_exact == float("inf"):
+        gains = "the homogeneous fleet for the same money misses the target at any load"
+    if answer is Answer.PAYS:
+        return f"Prefill-as-a-Service pays: {gains}; no single input 20 % off turns it; {reason}."
+    if answer is Answer.DOES_NOT_PAY:
+        return (
+            f"Prefill-as-a-Service does not pay: {gains}, and no single input 20 % off turns it; "
+            f"{reason}."
+        )
+    if doubt:
+        return f"It depends: {gains}, but {doubt}; {reason}."
+    on = f"20 % on {_listed(turning)} turns it" if turning else "the two modes disagree"
+    return f"It depends: {gains}, but {on}; {reason}."
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    if len(names) > 3:
+        return f"{', '.join(names[:3])} or {len(names) - 3} more"
+    return " or ".join(names)

@@ -1,0 +1,134 @@
+"""From measured samples to a profile file, with the quality of the fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.interpolate import PchipInterpolator
+from scipy.optimize import nnls
+
+from prfaas.planner.hardware.measure import Sample
+from prfaas.planner.model.kv_geometry import FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFit:
+    """What the knots say about the curve between them.
+
+    Args:
+        seconds: Medians, raised where they fell, s.
+        num_raised: Medians that had to be raised.
+        coefficients: a, b, c >= 0 of T = a + b l + c l^2, s and tokens.
+        r_squared: Share of the variance that the quadratic explains.
+        quadratic_error_max: Largest relative error of the quadratic.
+        left_out_error_max: Largest relative error when a knot is predicted from the others; None
+            with fewer than 4 knots.
+        spread_max: Largest spread of repeats relative to their median.
+    """
+
+    seconds: tuple[float, ...]
+    num_raised: int
+    coefficients: tuple[float, float, float]
+    r_squared: float
+    quadratic_error_max: float
+    left_out_error_max: float | None
+    spread_max: float
+
+    def words(self) -> str:
+        """One line for people."""
+        a, b, c = self.coefficients
+        left_out = (
+            ""
+            if self.left_out_error_max is None
+            else f", knots predicted from their neighbours within {self.left_out_error_max:.1%}"
+        )
+        raised = f", {self.num_raised} falling medians raised" if self.num_raised else ""
+        return (
+            f"T = {a:.4g} + {b:.4g} l + {c:.4g} l^2 s: R^2 {self.r_squared:.5f}, within "
+            f"{self.quadratic_error_max:.1%}{left_out}; repeats spread up to "
+            f"{self.spread_max:.1%}{raised}"
+        )
+
+
+def fit_prefill(samples: list[Sample]) -> PrefillFit:
+    """Quality of measured knots.
+
+    Args:
+        samples: At least 2, lengths rising.
+    """
+    x = np.array([s.x for s in samples])
+    medians = np.array([s.median for s in samples])
+    y = np.maximum.accumulate(medians)
+    a, b, c = _quadratic(x, y)
+    fitted = a + b * x + c * x**2
+    residual = float(np.sum((y - fitted) ** 2))
+    variance = float(np.sum((y - y.mean()) ** 2))
+    return PrefillFit(
+        seconds=tuple(y.tolist()),
+        num_raised=int(np.sum(y > medians)),
+        coefficients=(a, b, c),
+        r_squared=1 - residual / variance if variance else 1.0,
+        quadratic_error_max=float(np.max(np.abs(fitted / y - 1))),
+        left_out_error_max=_left_out(x, y) if len(samples) >= 4 else None,
+        spread_max=max(s.spread for s in samples),
+    )
+
+
+def _quadratic(x: FloatArray, y: FloatArray) -> tuple[float, float, float]:
+    """Coefficients with the smallest relative error, none negative."""
+    scale = x.max()
+    terms = np.stack([np.ones_like(x), x / scale, (x / scale) ** 2], axis=1)
+    found, _ = nnls(terms / y[:, None], np.ones_like(y))
+    return float(found[0]), float(found[1] / scale), float(found[2] / scale**2)
+
+
+def _left_out(x: FloatArray, y: FloatArray) -> float:
+    errors = []
+    for i in range(1, len(x) - 1):
+        keep = np.arange(len(x)) != i
+        predicted = float(PchipInterpolator(x[keep], y[keep])(x[i]))
+        errors.append(abs(predicted / float(y[i]) - 1))
+    return max(errors)
+
+
+def profile_toml(
+    source: str,
+    samples: list[Sample],
+    fit: PrefillFit,
+    decode: list[list[Sample]] | None,
+    contexts: list[int],
+) -> str:
+    """A profile file.
+
+    Args:
+        source: Provenance in one line.
+        samples: Prefill samples.
+        fit: Their quality.
+        decode: Decode samples, one row for each batch, or None.
+        contexts: Context of each column of `decode`, tokens.
+    """
+    lines = [
+        "[prefill]",
+        f"source = {_quoted(source)}",
+        f"lengths = [{', '.join(f'{s.x:.0f}' for s in samples)}]",
+        f"seconds = [{', '.join(f'{y:.6g}' for y in fit.seconds)}]",
+        f"fit = {_quoted(fit.words())}",
+    ]
+    if decode:
+        spread = max(sample.spread for row in decode for sample in row)
+        steps = [", ".join(f'"{s.median * 1e9:.0f}ns"' for s in row) for row in decode]
+        lines += [
+            "",
+            "[decode]",
+            f"source = {_quoted(source)}",
+            f"batches = [{', '.join(f'{row[0].x:.0f}' for row in decode)}]",
+            f"contexts = [{', '.join(map(str, contexts))}]",
+            "step = [" + ", ".join(f"[{row}]" for row in steps) + "]",
+            f"fit = {_quoted(f'medians of gaps between tokens; gaps spread up to {spread:.1%}')}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'

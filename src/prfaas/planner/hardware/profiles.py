@@ -1,0 +1,174 @@
+"""How long prefill and decode take on one instance, and where the numbers come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from scipy.interpolate import PchipInterpolator
+
+from prfaas.errors import ConfigError
+from prfaas.planner.model.kv_geometry import FloatArray
+
+
+@dataclass(frozen=True)
+class PrefillProfile:
+    """T_prefill(l) of one instance: measured knots, joined by monotone cubics (PCHIP).
+
+    Args:
+        name: For people.
+        source: Where the knots come from.
+        lengths: Prompt lengths of the knots, tokens, rising, at least 2.
+        seconds: Prefill time at each knot, s, never falling.
+        extrapolate: Go on along the end segments outside the knots. Without it, a workload that
+            leaves the range is an error.
+
+    Raises:
+        ConfigError: The knots do not rise.
+    """
+
+    name: str
+    source: str
+    lengths: tuple[float, ...]
+    seconds: tuple[float, ...]
+    extrapolate: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.lengths) != len(self.seconds) or len(self.lengths) < 2:
+            raise ConfigError(
+                f"profile {self.name!r} has {len(self.lengths)} lengths and {len(self.seconds)} "
+                "times; it needs as many of one as of the other, and at least 2"
+            )
+        if self.lengths[0] <= 0 or self.seconds[0] <= 0:
+            raise ConfigError(f"profile {self.name!r}: lengths and times have to be above 0")
+        if any(np.diff(self.lengths) <= 0):
+            raise ConfigError(f"profile {self.name!r}: lengths {self.lengths} do not rise")
+        fall = np.flatnonzero(np.diff(self.seconds) < 0)
+        if fall.size:
+            at = int(fall[0]) + 1
+            raise ConfigError(
+                f"profile {self.name!r}: {self.seconds[at]} s at {self.lengths[at]:.0f} tokens is "
+                f"less than {self.seconds[at - 1]} s at {self.lengths[at - 1]:.0f}; measure that "
+                "knot again or leave it out"
+            )
+
+    @cached_property
+    def _curve(self) -> PchipInterpolator:
+        return PchipInterpolator(np.array(self.lengths), np.array(self.seconds))
+
+    def at(self, num_tokens: FloatArray) -> FloatArray:
+        """Prefill time at each length, s.
+
+        Args:
+            num_tokens: Tokens, any shape; outside the knots the end segments go on.
+        """
+        x, y = np.array(self.lengths), np.array(self.seconds)
+        inside = self._curve(np.clip(num_tokens, x[0], x[-1]))
+        head, tail = (y[1] - y[0]) / (x[1] - x[0]), (y[-1] - y[-2]) / (x[-1] - x[-2])
+        before = np.minimum(num_tokens - x[0], 0.0) * head
+        after = np.maximum(num_tokens - x[-1], 0.0) * tail
+        # No prompt is faster than a hundredth of the shortest one measured.
+        return np.asarray(np.maximum(inside + before + after, y[0] / 100), dtype=np.float64)
+
+    def seconds_at(self, num_tokens: float) -> float:
+        """Prefill time of one length, s."""
+        return float(self.at(np.array([float(num_tokens)]))[0])
+
+    def covers(self, low: float, high: float) -> bool:
+        """Do the knots span [low, high]?"""
+        return self.lengths[0] <= low and high <= self.lengths[-1]
+
+    def require(self, low: float, high: float) -> None:
+        """Refuse lengths outside the knots unless extrapolation was asked for.
+
+        Raises:
+            ConfigError: [low, high] leaves the knots and `extrapolate` is off.
+        """
+        if not self.extrapolate and not self.covers(low, high):
+            raise ConfigError(
+                f"profile {self.name!r} covers {self.lengths[0]:.0f} to {self.lengths[-1]:.0f} "
+                f"tokens, the workload's lengths go from {low:.0f} to {high:.0f}; measure the "
+                "missing lengths, narrow the workload, or set extrapolate = true in the profile"
+            )
+
+    def scaled(self, factor: float) -> PrefillProfile:
+        """The same curve, `factor` times as slow."""
+        return replace(self, seconds=tuple(s * factor for s in self.seconds))
+
+
+@dataclass(frozen=True)
+class DecodeProfile:
+    """Decode step time of one instance by batch and context.
+
+    Args:
+        name: For people.
+        source: Where the numbers come from.
+        batches: Batch sizes, rising, at least 1.
+        contexts: Context lengths, tokens, rising, at least 1.
+        step_seconds: `step_seconds[i][j]` is the step time at `batches[i]`, `contexts[j]`, s.
+    """
+
+    name: str
+    source: str
+    batches: tuple[int, ...]
+    contexts: tuple[float, ...]
+    step_seconds: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        table = self.step_seconds
+        if len(table) != len(self.batches) or any(len(r) != len(self.contexts) for r in table):
+            raise ConfigError(
+                f"decode profile {self.name!r}: the table of step times has to have one row for "
+                f"each of {len(self.batches)} batches and one column for each of "
+                f"{len(self.contexts)} contexts"
+            )
+        if any(step <= 0 for row in table for step in row):
+            raise ConfigError(f"decode profile {self.name!r}: step times have to be above 0")
+        if any(np.diff(self.batches) <= 0) or any(np.diff(self.contexts) <= 0):
+            raise ConfigError(f"decode profile {self.name!r}: batches and contexts have to rise")
+
+    def step_at(self, context: float) -> FloatArray:
+        """Step time at each of `batches` for one context, s; constant outside the contexts."""
+        rows = [np.interp(context, self.contexts, row) for row in self.step_seconds]
+        return np.array(rows, dtype=np.float64)
+
+    def step_of(self, batch: float, context: float) -> float:
+        """Step time of a batch at one context, s; constant outside the batches."""
+        return float(np.interp(batch, self.batches, self.step_at(context)))
+
+    def largest_batch(self, context: float, step_max_s: float | None) -> tuple[float, float]:
+        """Largest batch whose step is not longer than `step_max_s`, and its step time.
+
+        Args:
+            context: Mean context of a running sequence, tokens.
+            step_max_s: Target for the time per output token, s; None takes the largest measured.
+
+        Returns:
+            Batch (interpolated between measured ones, rounded down) and step time, s.
+
+        Raises:
+            ConfigError: Not even the smallest measured batch meets the target.
+        """
+        steps, batches = self.step_at(context), np.array(self.batches, dtype=np.float64)
+        if step_max_s is None or steps[-1] <= step_max_s:
+            return float(batches[-1]), float(steps[-1])
+        if steps[0] > step_max_s:
+            raise ConfigError(
+                f"decode profile {self.name!r}: a batch of {self.batches[0]} at {context:.0f} "
+                f"tokens takes {steps[0] * 1e3:.1f} ms a step, the target is "
+                f"{step_max_s * 1e3:.1f} ms; relax tpot_max or slo.tpot, or take faster instances"
+            )
+        over = int(np.argmax(steps > step_max_s))
+        batch = np.floor(np.interp(step_max_s, steps[over - 1 : over + 1], batches[over - 1 :][:2]))
+        return float(batch), float(np.interp(batch, batches, steps))
+
+    def scaled(self, factor: float) -> DecodeProfile:
+        """The same table, `factor` times as slow."""
+        table = tuple(tuple(step * factor for step in row) for row in self.step_seconds)
+        return replace(self, step_seconds=table)
+
+
+def fixed_decode(name: str, source: str, batch: int, step_seconds: float) -> DecodeProfile:
+    """A decode profile of one figure: batch and step time do not depend on the context."""
+    return DecodeProfile(name, source, (batch,), (1.0,), ((step_seconds,),))

@@ -1,0 +1,122 @@
+"""Public models and accelerators, read from the data files that carry their sources."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+
+import msgspec
+
+from prfaas.errors import ConfigError
+from prfaas.planner.model.suggest import nearest
+
+
+class CatalogueModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A public model: the fields of its `config.json` that matter here, and their source.
+
+    Args:
+        name: As its publisher writes it.
+        source: Where the config fields were read.
+        parameters: All weights.
+        active_parameters: Weights that one token uses.
+        parameters_source: Where the two counts come from.
+        config: Fields of `config.json`.
+    """
+
+    name: str
+    source: str
+    parameters: float
+    active_parameters: float
+    parameters_source: str
+    config: dict[str, object]
+
+
+class Accelerator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Peak figures of one accelerator.
+
+    Args:
+        name: Product name.
+        bf16_flop_per_s: Dense bf16 tensor throughput.
+        fp8_flop_per_s: Dense fp8 tensor throughput.
+        memory_bytes_per_s: Device-memory bandwidth.
+        memory_bytes: Device memory.
+        source: Data sheet.
+    """
+
+    name: str
+    bf16_flop_per_s: float
+    fp8_flop_per_s: float
+    memory_bytes_per_s: float
+    memory_bytes: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PaperTables:
+    """Tables of arXiv:2604.15039 that examples and tests quote.
+
+    Args:
+        lengths: Row labels of table 3, tokens.
+        kv_gbps: Model name -> Φ_kv of an 8xH200 instance at each of `lengths`, Gbit/s.
+    """
+
+    lengths: tuple[int, ...]
+    kv_gbps: Mapping[str, tuple[float, ...]]
+
+
+def _load(name: str) -> dict[str, object]:
+    text = resources.files("prfaas.planner").joinpath("data", name).read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+@cache
+def models() -> Mapping[str, CatalogueModel]:
+    """Catalogue key -> model."""
+    return MappingProxyType(msgspec.convert(_load("models.toml"), dict[str, CatalogueModel]))
+
+
+@cache
+def accelerators() -> Mapping[str, Accelerator]:
+    """Catalogue key -> accelerator."""
+    return MappingProxyType(msgspec.convert(_load("accelerators.toml"), dict[str, Accelerator]))
+
+
+@cache
+def paper_tables() -> PaperTables:
+    """Table 3 of the paper."""
+    table = msgspec.convert(_load("paper.toml")["table3"], dict[str, tuple[float, ...]])
+    lengths = tuple(int(x) for x in table.pop("lengths"))
+    return PaperTables(lengths, MappingProxyType(table))
+
+
+def find_model(key: str) -> CatalogueModel:
+    """A model by its catalogue key or its name, in any case.
+
+    Raises:
+        ConfigError: There is no such model; the message names the nearest.
+    """
+    by_name = {m.name.lower(): m for m in models().values()}
+    found = models().get(key) or by_name.get(key.lower())
+    if found is None:
+        raise ConfigError(
+            f"model {key!r} is not in the catalogue{nearest(key, [*models(), *by_name])}; "
+            "`prfaas model --list` shows all, or give the path of a config.json"
+        )
+    return found
+
+
+def find_accelerator(key: str) -> Accelerator:
+    """An accelerator by its catalogue key.
+
+    Raises:
+        ConfigError: There is no such accelerator.
+    """
+    found = accelerators().get(key.lower())
+    if found is None:
+        known = ", ".join(accelerators())
+        raise ConfigError(f"accelerator {key!r} is not in the catalogue; known: {known}")
+    return found

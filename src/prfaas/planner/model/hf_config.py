@@ -1,0 +1,92 @@
+"""KV geometry of a model from its Hugging Face `config.json`.
+
+The fields decide, not the name of the architecture: `hf_layers` gives the cache of each layer,
+`hf_groups` its size. A config is accepted only if every field that is set was read or is known not
+to matter (`hf_fields`), also for architectures that are well known.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+from prfaas.errors import ConfigError
+from prfaas.planner.model import hf_groups, hf_layers
+from prfaas.planner.model.hf_groups import Dtypes
+from prfaas.planner.model.hf_quantization import quantized_kv_dtype
+from prfaas.planner.model.hf_reader import ConfigReader
+from prfaas.planner.model.kv_dtype import canonical_dtype
+from prfaas.planner.model.kv_geometry import KvGeometry, LayerGroup
+
+# Recurrent states that vLLM keeps in fp32 unless told otherwise.
+_FP32_STATES = frozenset({"kimi_linear", "nemotron_h"})
+
+
+def geometry_from_config(
+    config: Mapping[str, object],
+    *,
+    name: str = "config.json",
+    kv_dtype: str = "auto",
+    state_dtype: str = "auto",
+) -> KvGeometry:
+    """KV geometry of the model that a `config.json` describes.
+
+    Args:
+        config: Parsed file; multimodal configs are read at their text part.
+        name: Where it came from, for messages.
+        kv_dtype: Format of keys and values; "auto" is the model's dtype.
+        state_dtype: Format of recurrent states; "auto" is what vLLM takes for this model.
+
+    Raises:
+        ConfigError: A field is missing or not understood; the message names it.
+    """
+    reader = ConfigReader(config, name)
+    _refuse_encoders(reader)
+    dtypes = _dtypes(reader, kv_dtype, state_dtype)
+    groups = tuple(_groups(reader, dtypes))
+    unread = reader.unread_fields()
+    if unread:
+        raise ConfigError(
+            f"{name}: model_type {reader.model_type!r} has the fields {', '.join(unread)}, which "
+            "were not understood and may change the cache; describe it by hand with "
+            "kv_bytes_per_token and kv_state under [model] of the plan file"
+        )
+    if not groups:
+        raise ConfigError(f"{name}: no layer of model_type {reader.model_type!r} has a KV cache")
+    return KvGeometry(name, groups, dtypes.kv, dtypes.state)
+
+
+def _refuse_encoders(reader: ConfigReader) -> None:
+    for field in ("is_encoder_decoder", "type_vocab_size", "cross_attention_layers"):
+        if reader.is_set(field):
+            raise ConfigError(
+                f"{reader.name}: field {field} is set: model_type {reader.model_type!r} is an "
+                "encoder or attends to one; only decoders hand a KV cache from prefill to decode"
+            )
+
+
+def _dtypes(reader: ConfigReader, kv_dtype: str, state_dtype: str) -> Dtypes:
+    model = canonical_dtype(reader.text("dtype", "torch_dtype") or "bfloat16")
+    asked = reader.text("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
+    if state_dtype == "auto":
+        state_dtype = asked or ("float32" if reader.model_type in _FP32_STATES else model)
+    if kv_dtype == "auto":
+        kv_dtype = quantized_kv_dtype(reader) or model
+    kv = canonical_dtype(kv_dtype)
+    return Dtypes(kv=kv, conv=model, state=canonical_dtype(state_dtype))
+
+
+def _groups(reader: ConfigReader, dtypes: Dtypes) -> Iterator[LayerGroup]:
+    for layer, count in Counter(hf_layers.layers(reader)).items():
+        own = reader.overlaid(dict(layer.overrides))
+        yield from _GROUPS[layer.kind](own, dtypes, count)
+
+
+_GROUPS: dict[str, Callable[[ConfigReader, Dtypes, int], list[LayerGroup]]] = {
+    hf_layers.FULL: hf_groups.attention,
+    hf_layers.SLIDING: hf_groups.sliding,
+    hf_layers.CHUNKED: hf_groups.chunked,
+    hf_layers.STATE: hf_groups.recurrent,
+    hf_layers.CONV: hf_groups.short_conv,
+    hf_layers.PARALLEL: hf_groups.parallel,
+}

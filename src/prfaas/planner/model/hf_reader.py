@@ -1,0 +1,173 @@
+"""Typed access to a Hugging Face `config.json`, which remembers what was read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from prfaas.errors import ConfigError
+from prfaas.planner.model.hf_fields import is_harmless
+
+_TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
+
+
+class ConfigReader:
+    """The text part of a config, read field by field.
+
+    Args:
+        config: Parsed `config.json`.
+        name: Where it came from, for messages.
+    """
+
+    def __init__(self, config: Mapping[str, object], name: str) -> None:
+        self.name = name
+        self._outer = config
+        self._fields = _text_part(config)
+        self._read: set[str] = set()
+        self._sections: dict[str, ConfigReader] = {}
+
+    @property
+    def model_type(self) -> str:
+        """`model_type` of the text model, or "" when the file has none."""
+        value = self._fields.get("model_type", self._outer.get("model_type", ""))
+        return str(value or "")
+
+    def has(self, field: str) -> bool:
+        """Is the field there and not null?"""
+        return self._get(field) is not None
+
+    def integer(self, *names: str, default: int | None = None) -> int:
+        """The first of these fields that is there, as an integer.
+
+        Raises:
+            ConfigError: None is there and there is no default, or the value is no integer >= 0.
+        """
+        for name in names:
+            value = self._get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ConfigError(
+                    f"{self.name}: field {name} is {value!r}; expected an integer of at least 0"
+                )
+            return value
+        if default is None:
+            raise ConfigError(
+                f"{self.name}: none of the fields {', '.join(names)} is there; without it the KV "
+                f"cache of model_type {self.model_type!r} can not be computed"
+            )
+        return default
+
+    def positive(self, *names: str) -> int:
+        """As `integer`, for a count that cannot be 0.
+
+        Raises:
+            ConfigError: None is there, or the value is no integer >= 1.
+        """
+        value = self.integer(*names)
+        if value == 0:
+            raise ConfigError(f"{self.name}: field {names[0]} is 0; expected at least 1")
+        return value
+
+    def integers(self, name: str) -> list[int]:
+        """A list of integers.
+
+        Raises:
+            ConfigError: The field is missing or not a list of integers.
+        """
+        value = self._get(name)
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise ConfigError(f"{self.name}: field {name} is {value!r}; expected a list")
+        if not all(isinstance(item, int) for item in value):
+            raise ConfigError(f"{self.name}: field {name} holds something other than integers")
+        return [int(item) for item in value]
+
+    def strings(self, name: str) -> list[str]:
+        """A list of strings (or the characters of a string).
+
+        Raises:
+            ConfigError: The field is missing or neither a list nor a string.
+        """
+        value = self._get(name)
+        if not isinstance(value, Sequence):
+            raise ConfigError(f"{self.name}: field {name} is {value!r}; expected a list")
+        return [str(item) for item in value]
+
+    def text(self, *names: str) -> str | None:
+        """The first of these fields that holds a string."""
+        for name in names:
+            value = self._get(name)
+            if isinstance(value, str):
+                return value
+        return None
+
+    def is_list(self, name: str) -> bool:
+        """Does the field hold a list?"""
+        value = self._get(name)
+        return isinstance(value, Sequence) and not isinstance(value, str)
+
+    def is_set(self, name: str) -> bool:
+        """Is a boolean field there and true?"""
+        return bool(self._get(name))
+
+    def section(self, name: str) -> ConfigReader:
+        """A nested table, empty when it is not there."""
+        if name not in self._sections:
+            value = self._get(name)
+            nested = value if isinstance(value, Mapping) else {}
+            self._sections[name] = ConfigReader(nested, f"{self.name}: {name}")
+        return self._sections[name]
+
+    def sections(self, name: str) -> list[Mapping[str, object]]:
+        """A list of tables, one a layer.
+
+        Raises:
+            ConfigError: The field is missing or not a list of tables.
+        """
+        value = self._get(name)
+        if not isinstance(value, Sequence) or not all(isinstance(v, Mapping) for v in value):
+            raise ConfigError(f"{self.name}: field {name} is no list of tables, one a layer")
+        return list(value)
+
+    def table(self, name: str) -> Mapping[str, object]:
+        """A table as it is, empty when it is not there; also from beside a nested text part."""
+        value = self._get(name)
+        if value is None:
+            value = self._outer.get(name)
+        return value if isinstance(value, Mapping) else {}
+
+    def overlaid(self, overrides: Mapping[str, object]) -> ConfigReader:
+        """The same config with other values for some fields; shares what was read."""
+        reader = ConfigReader({**self._fields, **overrides}, self.name)
+        reader._read, reader._sections = self._read, self._sections
+        return reader
+
+    def supersede(self, *names: str) -> None:
+        """Count fields as read whose meaning other fields have taken over."""
+        self._read.update(names)
+
+    def unread_fields(self) -> list[str]:
+        """Fields that are set, that nothing has read, and that may change the cache."""
+        unread = [
+            field
+            for field, value in self._fields.items()
+            if field not in self._read
+            and value not in (None, False, 0, "", [], {})
+            and not is_harmless(field)
+        ]
+        nested = [f"{n}.{f}" for n, part in self._sections.items() for f in part.unread_fields()]
+        return sorted(unread + nested)
+
+    def _get(self, field: str) -> object:
+        self._read.add(field)
+        value = self._fields.get(field)
+        if value is None and field in ("dtype", "torch_dtype"):
+            value = self._outer.get(field)
+        return value
+
+
+def _text_part(config: Mapping[str, object]) -> Mapping[str, object]:
+    for key in _TEXT_CONFIGS:
+        nested = config.get(key)
+        if isinstance(nested, Mapping):
+            return _text_part(nested)
+    return config

@@ -1,0 +1,216 @@
+"""The designs that are compared, and what a million prompt tokens costs in each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from prfaas.planner.problem import BYTES_PER_TB, Problem
+from prfaas.planner.solve import throughput as tp
+from prfaas.planner.solve.search import Operation, grid_for
+from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.within_target import best_operation, within_target
+
+SECONDS_PER_H = 3600
+DEAD_PER_S = 1 / SECONDS_PER_H
+"""A design that sustains less than this, req/s, has no price for a token."""
+LEAST_INSTANCES = 2
+"""The smallest homogeneous fleet: one instance prefills, one decodes."""
+INSTANCES_MAX = 2**14
+"""Largest homogeneous fleet that is tried for a rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A set of machines, how they are run, and what that costs.
+
+    Args:
+        name: For people.
+        operation: Settings and rates at Λ_max.
+        num_gpus: GPUs of the design; a baseline for the same money may have part of an instance.
+        gpu_price_per_h: Price of them for one hour.
+        link_price_per_h: Price of the traffic at Λ_max for one hour.
+        prompt_tokens_per_s: Prompt tokens, cached ones included, at Λ_max.
+    """
+
+    name: str
+    operation: Operation
+    num_gpus: float
+    gpu_price_per_h: float
+    link_price_per_h: float
+    prompt_tokens_per_s: float
+
+    @property
+    def price_per_h(self) -> float:
+        """Price of machines and traffic for one hour."""
+        return self.gpu_price_per_h + self.link_price_per_h
+
+    @property
+    def price_per_mtoken(self) -> float:
+        """Price of one million prompt tokens; inf when it sustains less than a request an hour."""
+        if self.operation.rate_per_s < DEAD_PER_S:
+            return float("inf")
+        return self.price_per_h / (self.prompt_tokens_per_s * SECONDS_PER_H / 1e6)
+
+
+def gain_at_equal_cost(design: Design, other: Design) -> float:
+    """How much more a unit of money carries in `design` than in `other`: 0.15 is 15 % more.
+
+    Returns:
+        -1 when `design` sustains nothing; inf when only `other` does not.
+    """
+    if np.isinf(design.price_per_mtoken):
+        return -1.0
+    return other.price_per_mtoken / design.price_per_mtoken - 1
+
+
+def prfaas_pd(problem: Problem, mode: Mode) -> Design:
+    """PrfaaS-PD at its optimum."""
+    return _priced("PrfaaS-PD", problem, best_operation(problem, mode))
+
+
+def naive_heterogeneous(problem: Problem, mode: Mode) -> Design:
+    """All prefill on the PrfaaS clusters, all decode in the PD cluster."""
+    everything = np.array([np.nextafter(problem.workload.lengths.low, 0)])
+    grid = grid_for(problem, tp.stage_terms(problem, everything, mode))
+    free = replace(problem, num_prefill=0)
+    found = replace(within_target(free, mode, grid), offload_threshold=None)
+    return _priced("naive heterogeneous", problem, found)
+
+
+def homogeneous(problem: Problem, mode: Mode, num_instances: int, name: str) -> Design:
+    """PD instances alone, at their best split."""
+    pd = replace(problem.pd, num_instances=num_instances)
+    # One threshold is tried, so the step does not count against the size of the search.
+    step = max(round(problem.workload.lengths.high), 1)
+    alone = replace(problem, prfaas=(), pd=pd, num_prefill=None, step_tokens=step)
+    nothing = np.array([problem.workload.lengths.high])
+    grid = grid_for(alone, tp.stage_terms(alone, nothing, mode))
+    found = replace(within_target(alone, mode, grid), offload_threshold=None)
+    return replace(
+        _priced(name, alone, found),
+        operation=replace(found, cluster_shares=tuple(0.0 for _ in problem.prfaas)),
+    )
+
+
+def homogeneous_fraction(problem: Problem, mode: Mode, instances: float, name: str) -> Design:
+    """PD instances alone, part of an instance included.
+
+    Between whole numbers every rate is interpolated: a fleet of 12.3 instances is 70 % a fleet of
+    12 and 30 % a fleet of 13. With whole instances, gains would jump with prices. The split that is
+    shown, and its latency, are the smaller fleet's.
+
+    Args:
+        problem: The question.
+        mode: How stage terms are computed.
+        instances: Of the fleet; below `LEAST_INSTANCES` it is the smallest fleet.
+        name: For people.
+    """
+    count = max(instances, float(LEAST_INSTANCES))
+    whole = int(count + 1e-9)
+    share = count - whole
+    fewer = homogeneous(problem, mode, whole, name)
+    if share < 1e-9:
+        return fewer
+    return _blended(fewer, homogeneous(problem, mode, whole + 1, name), share)
+
+
+def _blended(fewer: Design, more: Design, share: float) -> Design:
+    def between(low: float, high: float) -> float:
+        return low + share * (high - low) if np.isfinite(high - low) else low
+
+    a, b = fewer.operation, more.operation
+    found = replace(
+        a,
+        rate_per_s=between(a.rate_per_s, b.rate_per_s),
+        pd_prefill_per_s=between(a.pd_prefill_per_s, b.pd_prefill_per_s),
+        decode_per_s=between(a.decode_per_s, b.decode_per_s),
+        capacity_per_s={
+            stage: between(rate, b.capacity_per_s[stage])
+            for stage, rate in a.capacity_per_s.items()
+        },
+    )
+    return replace(
+        fewer,
+        operation=found,
+        num_gpus=between(fewer.num_gpus, more.num_gpus),
+        gpu_price_per_h=between(fewer.gpu_price_per_h, more.gpu_price_per_h),
+        prompt_tokens_per_s=between(fewer.prompt_tokens_per_s, more.prompt_tokens_per_s),
+    )
+
+
+def equal_gpus(problem: Problem, mode: Mode) -> Design:
+    """The homogeneous design with as many GPUs, part of an instance included."""
+    instances = _num_gpus(problem) / problem.pd.gpus_per_instance
+    return homogeneous_fraction(problem, mode, instances, "homogeneous, equal GPUs")
+
+
+def equal_cost(problem: Problem, mode: Mode, budget_per_h: float | None = None) -> Design:
+    """The homogeneous design that the same money buys, part of an instance included.
+
+    Args:
+        problem: The question.
+        mode: How stage terms are computed.
+        budget_per_h: Money for one hour; None is what the GPUs of `problem` cost.
+    """
+    budget = problem.gpu_price_per_h if budget_per_h is None else budget_per_h
+    instances = budget / problem.pd.price_per_instance_h
+    return homogeneous_fraction(problem, mode, instances, "homogeneous, equal cost")
+
+
+def instances_for(problem: Problem, mode: Mode, rate_per_s: float) -> float:
+    """Instances of the homogeneous fleet that sustains a rate, part of an instance included.
+
+    Args:
+        problem: The question.
+        mode: How stage terms are computed.
+        rate_per_s: Rate of requests, req/s.
+
+    Returns:
+        inf when no fleet of up to `INSTANCES_MAX` sustains it.
+    """
+
+    def rate(count: int) -> float:
+        return homogeneous(problem, mode, count, "").operation.rate_per_s
+
+    high = LEAST_INSTANCES
+    while rate(high) < rate_per_s:
+        high *= 2
+        if high > INSTANCES_MAX:
+            return float("inf")
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if rate(middle) >= rate_per_s else (middle, high)
+    if high <= LEAST_INSTANCES:
+        return LEAST_INSTANCES * rate_per_s / rate(LEAST_INSTANCES)
+    below, above = rate(high - 1), rate(high)
+    return high - 1 + (rate_per_s - below) / (above - below)
+
+
+def _num_gpus(problem: Problem) -> int:
+    pd = problem.pd.num_instances * problem.pd.gpus_per_instance
+    return pd + sum(c.num_instances * c.gpus_per_instance for c in problem.prfaas)
+
+
+def _priced(name: str, problem: Problem, found: Operation) -> Design:
+    return Design(
+        name=name,
+        operation=found,
+        num_gpus=_num_gpus(problem),
+        gpu_price_per_h=problem.gpu_price_per_h,
+        link_price_per_h=terabytes_per_h(found) * mean_link_price(problem, found),
+        prompt_tokens_per_s=found.rate_per_s * problem.workload.mean_prompt_tokens,
+    )
+
+
+def terabytes_per_h(found: Operation) -> float:
+    """Traffic of all links at Λ_max, 10**12 bytes an hour."""
+    return found.egress_bits_per_s / tp.BITS * SECONDS_PER_H / BYTES_PER_TB
+
+
+def mean_link_price(problem: Problem, found: Operation) -> float:
+    """Price of 10**12 bytes, averaged over clusters by what each ships."""
+    shared = zip(problem.prfaas, found.cluster_shares, strict=True)
+    return sum(share * cluster.link.price_per_tb for cluster, share in shared)

@@ -1,0 +1,246 @@
+"""Exhaustive search over the threshold and the N_p : N_d split, and what binds at the optimum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from prfaas.errors import ConfigError
+from prfaas.planner.model.kv_geometry import FloatArray
+from prfaas.planner.problem import Problem
+from prfaas.planner.solve import throughput as tp
+from prfaas.planner.solve.throughput import Mode, StageTerms
+
+# Rates that differ by less are the same: ties go to the highest threshold, which ships least.
+_TIE = 1e-9
+
+
+class Stage(StrEnum):
+    """A stage that can bind."""
+
+    PRFAAS_COMPUTE = "PrfaaS prefill"
+    PRFAAS_NETWORK = "PrfaaS egress"
+    PD_PREFILL = "PD-P prefill"
+    PD_DECODE = "PD-D decode"
+    TTFT_TARGET = "TTFT target"
+
+
+@dataclass(frozen=True)
+class SearchGrid:
+    """Λ at every point of the search, and the stages behind it.
+
+    Args:
+        num_prefill: N_p of each row, shape (S,).
+        terms: Loads at each of T thresholds.
+        clusters: What each PrfaaS cluster carries, req/s, shape (clusters, T).
+        prfaas: Θ_prfaas, req/s, shape (T,).
+        pd_prefill: Θ_pd-p, req/s, shape (S, T).
+        decode: Θ_pd-d, req/s, shape (S, T).
+        rate: Λ, req/s, shape (S, T).
+    """
+
+    num_prefill: FloatArray
+    terms: StageTerms
+    clusters: FloatArray
+    prfaas: FloatArray
+    pd_prefill: FloatArray
+    decode: FloatArray
+    rate: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One way to run the system, and what it sustains.
+
+    Args:
+        mode: How the stage terms were computed.
+        offload_threshold: t, tokens; None when nothing is routed by length.
+        num_prfaas: PrfaaS prefill instances of all clusters.
+        num_prefill: N_p.
+        num_decode: N_d.
+        offload_fraction: p.
+        mean_long: l_long, tokens.
+        mean_short: l_short, tokens.
+        prfaas_per_s: Θ_prfaas, req/s; inf without offloading.
+        pd_prefill_per_s: Θ_pd-p, req/s; inf when all is offloaded.
+        decode_per_s: Θ_pd-d, req/s.
+        rate_per_s: Λ_max, req/s.
+        egress_bits_per_s: Traffic of all PrfaaS links at Λ_max.
+        cluster_shares: Share of the offloaded requests that each PrfaaS cluster takes.
+        capacity_per_s: Rate Λ at which each stage alone would bind, req/s.
+    """
+
+    mode: Mode
+    offload_threshold: float | None
+    num_prfaas: int
+    num_prefill: int
+    num_decode: int
+    offload_fraction: float
+    mean_long: float
+    mean_short: float
+    prfaas_per_s: float
+    pd_prefill_per_s: float
+    decode_per_s: float
+    rate_per_s: float
+    egress_bits_per_s: float
+    cluster_shares: tuple[float, ...]
+    capacity_per_s: dict[Stage, float]
+
+    @property
+    def binding(self) -> Stage:
+        """The stage that limits Λ."""
+        return min(self.capacity_per_s, key=lambda stage: self.capacity_per_s[stage])
+
+    @property
+    def narrowest(self) -> Stage:
+        """The stage with the lowest capacity, targets aside."""
+        stages = [stage for stage in self.capacity_per_s if stage is not Stage.TTFT_TARGET]
+        return min(stages, key=lambda stage: self.capacity_per_s[stage])
+
+    def slack(self, stage: Stage) -> float:
+        """Share of a stage's capacity that is idle at Λ_max, in [0, 1]."""
+        capacity = self.capacity_per_s[stage]
+        if capacity <= 0:  # a stage without instances has no capacity that could be idle
+            return 0.0
+        return 1.0 if np.isinf(capacity) else 1 - self.rate_per_s / capacity
+
+
+def thresholds(problem: Problem) -> FloatArray:
+    """Thresholds that the search tries: multiples of the step, and both ends of the lengths.
+
+    The lower end offloads everything, the upper end nothing. A threshold given by the problem is
+    the only one.
+    """
+    if problem.threshold is not None:
+        return np.array([problem.threshold], dtype=np.float64)
+    lengths, step = problem.workload.lengths, problem.step_tokens
+    first, last = np.floor(lengths.low / step) + 1, np.ceil(lengths.high / step)
+    inner = np.arange(first, last) * step
+    return np.concatenate(([np.nextafter(lengths.low, 0)], inner, [lengths.high]))
+
+
+def search_grid(problem: Problem, mode: Mode) -> SearchGrid:
+    """Λ for every threshold and every split with at least one decode instance."""
+    terms = tp.stage_terms(problem, thresholds(problem), mode)
+    return grid_for(problem, terms)
+
+
+def grid_for(problem: Problem, terms: StageTerms) -> SearchGrid:
+    """Λ for given stage terms and every split with at least one decode instance."""
+    num_prefill = np.arange(problem.pd.num_instances, dtype=np.float64)
+    num_decode = problem.pd.num_instances - num_prefill
+    clusters = tp.cluster_throughputs(problem, terms)
+    prfaas = tp.prfaas_throughput(terms, clusters)
+    pd_prefill = tp.pd_prefill_throughput(terms, num_prefill[:, None])
+    decode = tp.decode_throughput(problem, terms, num_decode[:, None])
+    rate = tp.sustained_rate(terms.offload_fraction, prfaas, pd_prefill, decode)
+    return SearchGrid(num_prefill, terms, clusters, prfaas, pd_prefill, decode, rate)
+
+
+def best_thresholds(grid: SearchGrid) -> list[int]:
+    """Column of the best threshold of each row, in shape (S,).
+
+    Where decode binds many thresholds sustain as much; the one that leaves prefill, here and away,
+    the most room is the best of them.
+    """
+    room = tp.sustained_rate(
+        grid.terms.offload_fraction, grid.prfaas, grid.pd_prefill, np.array(np.inf)
+    )
+    ties = grid.rate >= grid.rate.max(axis=1, keepdims=True) * (1 - _TIE)
+    return [int(column) for column in np.where(ties, room, -1.0).argmax(axis=1)]
+
+
+def optimum(problem: Problem, mode: Mode, grid: SearchGrid | None = None) -> Operation:
+    """The threshold and split with the highest Λ, at the problem's N_p if it gives one."""
+    found = grid or search_grid(problem, mode)
+    rate = allowed_rates(problem, found)
+    ties = np.argwhere(rate >= rate.max() * (1 - _TIE))
+    row, column = max(ties.tolist(), key=lambda index: (index[1], -index[0]))
+    return operation(problem, mode, found, row, column)
+
+
+def allowed_rates(problem: Problem, grid: SearchGrid) -> FloatArray:
+    """Λ of a grid, req/s, shape (S, T); -1 at splits other than a given N_p."""
+    if problem.num_prefill is None:
+        return grid.rate
+    return np.where(grid.num_prefill[:, None] == problem.num_prefill, grid.rate, -1.0)
+
+
+def operation(problem: Problem, mode: Mode, grid: SearchGrid, row: int, column: int) -> Operation:
+    """The point of a grid at one split and one threshold."""
+    terms, rate = grid.terms, float(grid.rate[row, column])
+    p = float(terms.offload_fraction[column])
+    num_prefill = int(grid.num_prefill[row])
+    return Operation(
+        mode=mode,
+        offload_threshold=float(terms.threshold[column]),
+        num_prfaas=sum(cluster.num_instances for cluster in problem.prfaas),
+        num_prefill=num_prefill,
+        num_decode=problem.pd.num_instances - num_prefill,
+        offload_fraction=p,
+        mean_long=float(terms.mean_long[column]),
+        mean_short=float(terms.mean_short[column]),
+        prfaas_per_s=float(grid.prfaas[column]),
+        pd_prefill_per_s=float(grid.pd_prefill[row, column]),
+        decode_per_s=float(grid.decode[row, column]),
+        rate_per_s=rate,
+        egress_bits_per_s=rate * p * float(terms.kv_long_bytes[column]) * tp.BITS,
+        cluster_shares=_shares(grid.clusters[:, column]),
+        capacity_per_s=_capacities(problem, grid, row, column),
+    )
+
+
+def _shares(carried: FloatArray) -> tuple[float, ...]:
+    total = float(carried.sum())
+    if not 0 < total < np.inf:
+        return tuple(0.0 for _ in carried)
+    return tuple((carried / total).tolist())
+
+
+def _capacities(problem: Problem, grid: SearchGrid, row: int, column: int) -> dict[Stage, float]:
+    terms = grid.terms
+    p = float(terms.offload_fraction[column])
+    compute = network = np.inf
+    if p > 1e-12:
+        seconds, size = terms.prefill_long_s[:, column], float(terms.kv_long_bytes[column])
+        per_cluster = [c.num_instances / s for c, s in zip(problem.prfaas, seconds, strict=True)]
+        compute = sum(per_cluster) / p
+        network = sum(c.link.bits_per_s for c in problem.prfaas) / (size * tp.BITS) / p
+        # Clusters that bind on different sides carry less than either sum alone.
+        together = grid.prfaas[column] / p
+        compute, network = (together, network) if compute <= network else (compute, together)
+    local = grid.pd_prefill[row, column] / (1 - p) if p < 1 - 1e-12 else np.inf
+    return {
+        Stage.PRFAAS_COMPUTE: float(compute),
+        Stage.PRFAAS_NETWORK: float(network),
+        Stage.PD_PREFILL: float(local),
+        Stage.PD_DECODE: float(grid.decode[row, column]),
+    }
+
+
+def at_threshold(problem: Problem, mode: Mode, threshold: float) -> Operation:
+    """The best split at a given threshold.
+
+    Raises:
+        ConfigError: The threshold is outside the workload's lengths.
+    """
+    check_threshold(problem, threshold)
+    terms = tp.stage_terms(problem, np.array([float(threshold)]), mode)
+    grid = grid_for(problem, terms)
+    return operation(problem, mode, grid, int(np.argmax(allowed_rates(problem, grid)[:, 0])), 0)
+
+
+def check_threshold(problem: Problem, threshold: float) -> None:
+    """Refuse a threshold that no prompt, or every prompt, exceeds.
+
+    Raises:
+        ConfigError: The threshold is outside the workload's lengths.
+    """
+    lengths = problem.workload.lengths
+    if not lengths.low <= threshold <= lengths.high:
+        raise ConfigError(
+            f"threshold {threshold:.0f} is outside the workload's lengths, {lengths.low:.0f} to "
+            f"{lengths.high:.0f} tokens"
+        )

@@ -1,0 +1,73 @@
+"""The planner's best threshold for every split of the PD instances, for the long-term loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from math import log
+
+from prfaas.core.control.role_loop import SplitPlan
+from prfaas.core.control.traffic_mix import Mix
+from prfaas.errors import ConfigError
+from prfaas.planner.problem import Problem, Workload
+from prfaas.planner.solve.search import best_thresholds, search_grid
+from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.workload.prompt_lengths import EmpiricalLengths
+
+Plans = Callable[[int, float, Mix | None], SplitPlan | None]
+"""The planner's answer for a number of prefill instances, links of so many bits per second, and
+requests as they are lately; None are those of the plan."""
+
+_STEP = 1.1
+"""Links whose capacities differ by less than this factor share a plan."""
+_PLANS_MAX = 16
+"""Plans that are kept."""
+
+
+def split_plans(problem: Problem) -> Plans:
+    """Plans of a deployment's splits, for links of any total capacity; each is made once."""
+    planned = sum(c.link.bits_per_s for c in problem.prfaas)
+
+    @lru_cache(_PLANS_MAX)
+    def of(step: int, mix: Mix | None) -> dict[int, SplitPlan]:
+        prfaas = tuple(
+            replace(c, link=replace(c.link, bits_per_s=c.link.bits_per_s * _STEP**step))
+            for c in problem.prfaas
+        )
+        workload = _workload(problem.workload, mix)
+        try:
+            grid = search_grid(replace(problem, prfaas=prfaas, workload=workload), Mode.EXACT)
+        except ConfigError:
+            return {}  # such requests miss the plan's targets whatever is done
+        return {
+            round(num_prefill): SplitPlan(
+                max(1, round(float(grid.terms.threshold[column]))), float(grid.rate[row, column])
+            )
+            for row, (num_prefill, column) in enumerate(
+                zip(grid.num_prefill.tolist(), best_thresholds(grid), strict=True)
+            )
+        }
+
+    def plans(num_prefill: int, bits_per_s: float, mix: Mix | None) -> SplitPlan | None:
+        if not problem.prfaas or bits_per_s < 1:
+            return None
+        return of(round(log(bits_per_s / planned, _STEP)), mix).get(num_prefill)
+
+    return plans
+
+
+def _workload(planned: Workload, mix: Mix | None) -> Workload:
+    """The traffic of a plan, or what is seen of it, within the lengths that the plan knows."""
+    if mix is None:
+        return planned
+    low, high = planned.lengths.low, planned.lengths.high
+    lengths = tuple(min(max(float(new), low), high) for new in mix.new_tokens)
+    if len(set(lengths)) < 2:
+        return planned
+    return replace(
+        planned,
+        lengths=EmpiricalLengths(lengths),
+        mean_prompt_tokens=mix.mean_prompt_tokens,
+        output_tokens=max(mix.mean_output_tokens, 1.0),
+    )

@@ -1,0 +1,214 @@
+"""Distributions of incremental prompt length L: what is left to prefill after the prefix cache.
+
+The throughput model asks four things of a distribution: the share above a threshold, the mean and
+any other expectation below it, and quantiles. All are vectorised over thresholds, because the
+search asks for every threshold at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from prfaas.errors import ConfigError
+from prfaas.planner.model.kv_geometry import FloatArray
+
+LengthFunction = Callable[[FloatArray], FloatArray]
+
+_NUM_CELLS = 256
+# Gauss-Legendre rule of a cell; the integrand is smooth between profile knots.
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
+_NUM_QUANTILES = 4000
+
+
+class LengthDistribution(Protocol):
+    """Incremental length of requests, tokens."""
+
+    @property
+    def low(self) -> float:
+        """Shortest length, tokens."""
+
+    @property
+    def high(self) -> float:
+        """Longest length, tokens."""
+
+    def prob_above(self, threshold: FloatArray) -> FloatArray:
+        """P(L > t) for each t."""
+
+    def expectation_up_to(self, function: LengthFunction, threshold: FloatArray) -> FloatArray:
+        """E[f(L); L <= t] for each t: the integral, not divided by the probability."""
+
+    def mean_up_to(self, threshold: FloatArray) -> FloatArray:
+        """E[L; L <= t] for each t, tokens."""
+
+    def quantile(self, ratio: float) -> float:
+        """Length that a share `ratio` of requests does not exceed, tokens."""
+
+    def sample(self) -> tuple[FloatArray, FloatArray]:
+        """Representative lengths in rising order and their weights, which sum to 1."""
+
+    def scaled(self, factor: float) -> LengthDistribution:
+        """The distribution of `factor * L`."""
+
+
+def mean_length(lengths: LengthDistribution) -> float:
+    """E[L], tokens."""
+    return float(lengths.mean_up_to(np.array([lengths.high]))[0])
+
+
+@dataclass(frozen=True)
+class LogNormalLengths:
+    """Log-normal lengths truncated to [low, high].
+
+    Args:
+        mu: Mean of ln L before truncation.
+        sigma: Standard deviation of ln L before truncation, above 0.
+        low: Shortest length, tokens, above 0.
+        high: Longest length, tokens, above `low`.
+
+    Raises:
+        ConfigError: A parameter is outside its range.
+
+    References:
+        arXiv:2604.15039, section 5: mu 9.90, sigma 1.00, [128, 128K].
+    """
+
+    mu: float
+    sigma: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.sigma > 0:
+            raise ConfigError(f"sigma of the log-normal is {self.sigma}; it has to be above 0")
+        if not 0 < self.low < self.high:
+            raise ConfigError(
+                f"log-normal lengths from {self.low} to {self.high} tokens: the range has to start "
+                "above 0 and end above its start"
+            )
+
+    @cached_property
+    def _range(self) -> tuple[float, float, float]:
+        a, b = (float(self._z(np.array([x]))[0]) for x in (self.low, self.high))
+        return a, b, float(ndtr(b) - ndtr(a))
+
+    def _z(self, length: FloatArray) -> FloatArray:
+        return (np.log(np.clip(length, self.low, self.high)) - self.mu) / self.sigma
+
+    def prob_above(self, threshold: FloatArray) -> FloatArray:
+        """P(L > t), closed form."""
+        _, b, mass = self._range
+        return np.asarray((ndtr(b) - ndtr(self._z(threshold))) / mass, dtype=np.float64)
+
+    def mean_up_to(self, threshold: FloatArray) -> FloatArray:
+        """E[L; L <= t], closed form."""
+        a, _, mass = self._range
+        z = self._z(threshold)
+        whole = np.exp(self.mu + self.sigma**2 / 2) / mass
+        return np.asarray(whole * (ndtr(z - self.sigma) - ndtr(a - self.sigma)), dtype=np.float64)
+
+    def expectation_up_to(self, function: LengthFunction, threshold: FloatArray) -> FloatArray:
+        """E[f(L); L <= t] by Gauss-Legendre quadrature over cells of ln L."""
+        edges = self._edges
+        cells = self._integrate(function, edges[:-1], edges[1:])
+        below = np.concatenate(([0.0], np.cumsum(cells)))
+        z = self._z(threshold)
+        cell = np.clip(np.searchsorted(edges, z, side="right") - 1, 0, len(cells) - 1)
+        return below[cell] + self._integrate(function, edges[cell], z)
+
+    @cached_property
+    def _edges(self) -> FloatArray:
+        a, b, _ = self._range
+        return np.linspace(a, b, _NUM_CELLS + 1)
+
+    def _integrate(self, function: LengthFunction, z0: FloatArray, z1: FloatArray) -> FloatArray:
+        half = (z1 - z0)[:, None] / 2
+        z = z0[:, None] + half * (_NODES + 1)
+        density = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) / self._range[2]
+        values = function(np.exp(self.mu + self.sigma * z))
+        return np.asarray(np.sum(values * density * _WEIGHTS * half, axis=1), dtype=np.float64)
+
+    def quantile(self, ratio: float) -> float:
+        """Inverse of the distribution function."""
+        return float(self._quantiles(np.array([ratio]))[0])
+
+    def _quantiles(self, ratios: FloatArray) -> FloatArray:
+        a, _, mass = self._range
+        return np.asarray(np.exp(self.mu + self.sigma * ndtri(ndtr(a) + ratios * mass)))
+
+    def sample(self) -> tuple[FloatArray, FloatArray]:
+        """Midpoints of equally likely slices."""
+        ratios = (np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES
+        return self._quantiles(ratios), np.full(_NUM_QUANTILES, 1 / _NUM_QUANTILES)
+
+    def scaled(self, factor: float) -> LogNormalLengths:
+        """The log-normal of `factor * L`."""
+        mu = self.mu + float(np.log(factor))
+        return LogNormalLengths(mu, self.sigma, self.low * factor, self.high * factor)
+
+
+@dataclass(frozen=True)
+class EmpiricalLengths:
+    """Lengths as they were observed, each as likely as often as it occurs.
+
+    Args:
+        lengths: Tokens, any order, at least one, all above 0.
+
+    Raises:
+        ConfigError: No lengths, or a length that is not above 0.
+    """
+
+    lengths: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.lengths:
+            raise ConfigError("workload.lengths is empty; give at least one prompt length")
+        if min(self.lengths) <= 0:
+            raise ConfigError(f"prompt length {min(self.lengths)} is not above 0 tokens")
+
+    @cached_property
+    def _sorted(self) -> FloatArray:
+        return np.sort(np.asarray(self.lengths, dtype=np.float64))
+
+    @property
+    def low(self) -> float:
+        """Shortest observed length, tokens."""
+        return float(self._sorted[0])
+
+    @property
+    def high(self) -> float:
+        """Longest observed length, tokens."""
+        return float(self._sorted[-1])
+
+    def prob_above(self, threshold: FloatArray) -> FloatArray:
+        """Share of observations above t."""
+        return 1.0 - self._count_up_to(threshold) / len(self._sorted)
+
+    def mean_up_to(self, threshold: FloatArray) -> FloatArray:
+        """Sum of observations up to t, divided by the number of all observations."""
+        return self.expectation_up_to(lambda x: x, threshold)
+
+    def expectation_up_to(self, function: LengthFunction, threshold: FloatArray) -> FloatArray:
+        """Sum of f over observations up to t, divided by the number of all observations."""
+        sums = np.concatenate(([0.0], np.cumsum(function(self._sorted)) / len(self._sorted)))
+        return np.asarray(sums[self._count_up_to(threshold)], dtype=np.float64)
+
+    def _count_up_to(self, threshold: FloatArray) -> np.typing.NDArray[np.intp]:
+        return np.searchsorted(self._sorted, threshold, side="right")
+
+    def quantile(self, ratio: float) -> float:
+        """Smallest observation that a share `ratio` of all does not exceed."""
+        return float(np.quantile(self._sorted, ratio, method="inverted_cdf"))
+
+    def sample(self) -> tuple[FloatArray, FloatArray]:
+        """All observations."""
+        return self._sorted, np.full(len(self._sorted), 1 / len(self._sorted))
+
+    def scaled(self, factor: float) -> EmpiricalLengths:
+        """The same observations times `factor`."""
+        return EmpiricalLengths(tuple((self._sorted * factor).tolist()))

@@ -1,0 +1,190 @@
+"""Blocks between engines' rows and the store: copied and digested on a thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.errors import PeerError
+from prfaas.pool.engine.engine_server import EngineSession
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.store.block_store import BlockStore
+from prfaas.pool.store.origins import PURGED, Origin
+from prfaas.pool.store.tier_ports import StoredBlock
+from prfaas.wire.fragments import block_digest
+
+BATCH_BYTES, BATCH_RATIO = 8 << 20, 1 / 8
+"""What is copied at a time, and the share of memory where that ends: its blocks are all held."""
+LEFT = "the engine left before its rows were copied"
+NamedRow = tuple[BlockKey, int]
+Row = tuple[BlockKey, int, memoryview]
+"""A row, and what it is copied into or from."""
+
+
+class EngineCopies:
+    """Copies blocks; the event loop goes on meanwhile.
+
+    An engine that has left may use its rows for something else, and a pool node that stood still
+    may hear of that late. So what was read counts only if the engine is still there afterwards, and
+    nothing is written to an engine that is not.
+    """
+
+    def __init__(self, store: BlockStore, metrics: PoolMetrics) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prfaas-copy")
+
+    def close(self) -> None:
+        """End the thread; what is under way is finished."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def batches(self, engine: EngineSession, named: Sequence[NamedRow]) -> Iterator[list[NamedRow]]:
+        """Rows in parts of what `take` should be given at once."""
+        limit = min(BATCH_BYTES, int(self._store.capacity_bytes * BATCH_RATIO))
+        part: list[NamedRow] = []
+        num_bytes = 0
+        for key, row in named:
+            size = engine.memory.block_bytes(key.group)
+            if part and num_bytes + size > limit:
+                yield part
+                part, num_bytes = [], 0
+            part.append((key, row))
+            num_bytes += size
+        if part:
+            yield part
+
+    async def take(
+        self,
+        engine: EngineSession,
+        named: Sequence[NamedRow],
+        origin: Origin,
+        *,
+        spare_leased: bool = False,
+    ) -> list[StoredBlock | None]:
+        """Keep rows as blocks.
+
+        Args:
+            engine: Whose rows.
+            named: Rows that were checked, with the names of the blocks in them.
+            origin: Where the engine has these blocks from.
+            spare_leased: Keep only what has room beside blocks that somebody will come for.
+
+        Returns:
+            The blocks, each pinned once; None where there is no room, or the origin is barred.
+
+        Raises:
+            PeerError: The engine has left, or its memory is not what it said.
+        """
+        layout_id = engine.layout.layout_id
+        blocks = [self._known(engine, key) for key, _ in named]
+        try:
+            new = self._buffers(engine, named, blocks, spare_leased=spare_leased)
+            digests = await self._run(_read, engine, [(*named[at], new[at]) for at in new])
+            for at, digest in zip(new, digests, strict=True):
+                key, _ = named[at]
+                kept = self._store.keep(layout_id, key, new[at], digest, origin)
+                if kept is None:
+                    self._metrics.blocks_dropped.labels(reason=PURGED).inc()
+                elif len(kept.data) == engine.memory.block_bytes(key.group):
+                    blocks[at] = _pin(kept)
+                    self._metrics.blocks_stored.labels(group=key.group).inc()
+        except BaseException:
+            release(blocks)
+            raise
+        return blocks
+
+    async def give(
+        self, engine: EngineSession, named: Sequence[NamedRow], blocks: Sequence[StoredBlock | None]
+    ) -> bytes:
+        """Copy blocks into rows.
+
+        Returns:
+            One byte a row: 1 if it now holds the block, 0 where that is missing or of another size.
+
+        Raises:
+            PeerError: The engine has left, or its memory is not what it said.
+        """
+        sizes = [engine.memory.block_bytes(key.group) for key, _ in named]
+        good = [
+            block if block is not None and len(block.data) == size else None
+            for block, size in zip(blocks, sizes, strict=True)
+        ]
+        held = [block and _pin(block) for block in good]
+        try:
+            work = [(*row, block.data) for row, block in zip(named, good, strict=True) if block]
+            await self._run(_write, engine, work)
+        finally:
+            release(held)
+        for key, _, _ in work:
+            self._metrics.blocks_loaded.labels(group=key.group).inc()
+        return bytes(block is not None for block in good)
+
+    def _known(self, engine: EngineSession, key: BlockKey) -> StoredBlock | None:
+        """The block if it is in memory, pinned. One of another size, good for nobody, goes."""
+        layout_id = engine.layout.layout_id
+        block = self._store.get(layout_id, key)
+        if block is None or len(block.data) == engine.memory.block_bytes(key.group):
+            return block and _pin(block)
+        self._store.discard(layout_id, key)
+        return None
+
+    def _buffers(
+        self,
+        engine: EngineSession,
+        named: Sequence[NamedRow],
+        blocks: Sequence[StoredBlock | None],
+        *,
+        spare_leased: bool,
+    ) -> dict[int, memoryview]:
+        """Memory for what is not there yet, by its place; where there is no room it is left out."""
+        buffers: dict[int, memoryview] = {}
+        for at, (key, _) in enumerate(named):
+            if blocks[at] is not None:
+                continue
+            size = engine.memory.block_bytes(key.group)
+            buffer = self._store.allocate(size, spare_leased=spare_leased)
+            if buffer is None:
+                self._metrics.blocks_dropped.labels(reason="no_room").inc()
+            else:
+                buffers[at] = buffer
+        return buffers
+
+    async def _run(
+        self, copy: Callable[[EngineSession, list[Row]], list[bytes]], *about: Any
+    ) -> list[bytes]:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, copy, *about)
+
+
+def release(blocks: Sequence[StoredBlock | None]) -> None:
+    """Unpin blocks."""
+    for block in blocks:
+        if block is not None:
+            block.pins -= 1
+
+
+def _pin(block: StoredBlock) -> StoredBlock:
+    block.pins += 1
+    return block
+
+
+def _read(engine: EngineSession, rows: list[Row]) -> list[bytes]:
+    """On the thread: fill buffers from rows, and digest them."""
+    digests = []
+    for key, row, buffer in rows:
+        engine.memory.read(key, row, buffer)
+        digests.append(block_digest(engine.layout.layout_id, key, buffer))
+    if engine.has_left:
+        raise PeerError(LEFT)
+    return digests
+
+
+def _write(engine: EngineSession, rows: list[Row]) -> list[bytes]:
+    """On the thread: fill rows from blocks."""
+    for key, row, data in rows:
+        if engine.has_left:
+            raise PeerError(LEFT)
+        engine.memory.write(key, row, data)
+    return []

@@ -1,0 +1,337 @@
+"""What local engines ask of the pool node, and the answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+
+from prfaas.core.kv.blocks import BlockKey, BlockName
+from prfaas.core.transfer.tickets import TicketRefusedError
+from prfaas.core.transfer.transfer_state import TransferEnd
+from prfaas.errors import PeerError
+from prfaas.pool.engine.copy_thread import EngineCopies, release
+from prfaas.pool.engine.engine_server import EngineSession
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.receive.inbound_transfers import InboundTransfers
+from prfaas.pool.send.block_sender import Sending
+from prfaas.pool.send.outbound_link import OutboundLink
+from prfaas.pool.store.block_store import BlockStore
+from prfaas.pool.store.origins import Origin, computed, joined
+from prfaas.pool.store.tier_ports import StoredBlock
+from prfaas.pool.tickets.ticket_checks import TicketChecks
+from prfaas.wire.messages.base import Message, Ping
+from prfaas.wire.messages.codec import AnyMessage
+from prfaas.wire.messages.engine import (
+    HIT,
+    MISS,
+    ON_ITS_WAY,
+    Load,
+    LoadDone,
+    Lookup,
+    LookupDone,
+    Push,
+    PushDone,
+    Store,
+    StoreDone,
+    Touch,
+    TransferOver,
+)
+from prfaas.wire.messages.fields import keys_of
+from prfaas.wire.messages.link import Pull
+
+READS_MAX = 8
+"""Blocks that one request has read from disk at a time: each holds memory."""
+WAITING_MAX = 10_000
+"""Stores of one engine that wait for those before them; its rows are fewer."""
+AWAITED_MAX = 10_000
+"""Transfers whose end engines are told; of older ones they ask by themselves."""
+Waiting = deque[Callable[[], Coroutine[None, None, None]]]
+
+
+class EngineRequests:
+    """Answers engines: lookups at once, the rest when blocks are copied, read or sent.
+
+    Args:
+        name: Of this pool node: a push to it hands blocks from one of its engines to another.
+        is_connected: Whether the link from a pool of that name stands.
+        tickets: Check what engines are told to push.
+        on_refused: Told of a transfer that its ticket does not allow: its id, where to, and why.
+        on_pull: Told of blocks to fetch from another pool, and whom to answer.
+        sending: Sends what a push needs and engines did not store for it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        store: BlockStore,
+        inbound: InboundTransfers,
+        links: Mapping[str, OutboundLink],
+        is_connected: Callable[[str], bool],
+        tickets: TicketChecks,
+        on_refused: Callable[[bytes, str, str], None],
+        on_pull: Callable[[Pull, Callable[[Message], None]], None],
+        sending: Sending,
+        metrics: PoolMetrics,
+    ) -> None:
+        self._name = name
+        self._store = store
+        self._inbound = inbound
+        self._links = links
+        self._is_connected = is_connected
+        self._tickets = tickets
+        self._on_refused = on_refused
+        self._on_pull = on_pull
+        self._sending = sending
+        self._metrics = metrics
+        self._pushes: dict[bytes, tuple[EngineSession, OutboundLink]] = {}
+        self._handed_over: dict[bytes, EngineSession] = {}
+        """Transfers between engines of this host that are not complete, and who stores."""
+        self._awaited: OrderedDict[bytes, set[EngineSession]] = OrderedDict()
+        """Who was told that blocks come with these transfers."""
+        self._tasks: dict[asyncio.Task[None], EngineSession] = {}
+        """Requests that are under way."""
+        self._copies = EngineCopies(store, metrics)
+        self._queues: dict[EngineSession, Waiting] = {}
+        """What has to be done in the order in which it was asked for, the first being done."""
+
+    def handle(self, engine: EngineSession, message: AnyMessage) -> None:
+        """Act on one message.
+
+        Raises:
+            PeerError: The engine broke the protocol.
+        """
+        match message:
+            case Store():
+                self._store_rows(engine, message)
+            case Load():
+                self._load_rows(engine, message)
+            case Lookup():
+                self._look_up(engine, message)
+            case Touch():
+                self._store.touch(engine.layout.layout_id, keys_of(message.keys))
+            case Push():
+                self._open_push(engine, message)
+            case Pull():
+                self._on_pull(message, lambda answer: _answer(engine, answer))
+            case PushDone():
+                self._in_order(engine, lambda: self._close_push(engine, message))
+            case Ping():
+                return
+            case _:
+                raise PeerError(f"{type(message).__name__} is not for an engine to say")
+
+    def left(self, engine: EngineSession) -> None:
+        """An engine is gone: nothing more of its transfers will come."""
+        for transfer_id, (owner, link) in list(self._pushes.items()):
+            if owner is engine:
+                del self._pushes[transfer_id]
+                link.abort(transfer_id, TransferEnd.ENGINE_LOST, tell_peer=True)
+        self._queues.pop(engine, None)
+        for engines in self._awaited.values():
+            engines.discard(engine)
+        for transfer_id, owner in list(self._handed_over.items()):
+            if owner is engine:
+                self._hand_over_ended(transfer_id)
+        for task, waiting in list(self._tasks.items()):
+            if waiting is engine:
+                task.cancel()
+
+    def transfer_over(self, transfer_id: bytes) -> None:
+        """A transfer has ended: engines that wait for its blocks are told."""
+        for engine in self._awaited.pop(transfer_id, ()):
+            _answer(engine, TransferOver(transfer_id=transfer_id))
+
+    def close(self) -> None:
+        """Nothing more is asked."""
+        self._copies.close()
+
+    def _start(self, engine: EngineSession, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(self._watch(engine, work))
+        self._tasks[task] = engine
+        task.add_done_callback(self._tasks.pop)
+
+    async def _watch(self, engine: EngineSession, work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
+        except PeerError as error:
+            if engine.channel is not None:
+                engine.channel.distrust(str(error))
+
+    def _in_order(
+        self, engine: EngineSession, work: Callable[[], Coroutine[None, None, None]]
+    ) -> None:
+        """Do something after what the engine asked for before."""
+        queue = self._queues.setdefault(engine, deque())
+        if len(queue) >= WAITING_MAX:
+            raise PeerError(f"{WAITING_MAX} requests wait to be answered, which is the limit")
+        queue.append(work)
+        if len(queue) == 1:
+            self._start(engine, self._work_off(engine, queue))
+
+    async def _work_off(self, engine: EngineSession, queue: Waiting) -> None:
+        while queue:
+            await queue[0]()
+            queue.popleft()
+        self._queues.pop(engine, None)
+
+    def _open_push(self, engine: EngineSession, message: Push) -> None:
+        if message.peer == self._name:
+            self._handed_over[message.transfer_id] = engine
+            return
+        if message.transfer_id in self._pushes:
+            return
+        link = self._links.get(message.peer)
+        if link is None:
+            self._metrics.blocks_dropped.labels(reason="unknown_peer").inc()
+            return
+        try:
+            grant = self._tickets.to_send(
+                message.ticket,
+                message.blocks,
+                transfer_id=message.transfer_id,
+                destination=message.peer,
+                layout_id=engine.layout.layout_id,
+            )
+        except TicketRefusedError as error:
+            self._on_refused(message.transfer_id, message.peer, error.reason.value)
+            return
+        link.open(grant)
+        self._pushes[message.transfer_id] = engine, link
+
+    async def _close_push(self, engine: EngineSession, message: PushDone) -> None:
+        self._hand_over_ended(message.transfer_id)
+        _, link = self._pushes.pop(message.transfer_id, (engine, None))
+        if link is None:
+            return
+        self._sending.start(
+            link,
+            message.transfer_id,
+            engine.layout.layout_id,
+            keys_of(message.rest),
+            tell_missing=False,
+        )
+
+    def _hand_over_ended(self, transfer_id: bytes) -> None:
+        if self._handed_over.pop(transfer_id, None) is not None:
+            self.transfer_over(transfer_id)
+
+    def _is_on_disk_only(self, name: BlockName) -> bool:
+        return name in self._store and not self._store.has_in_memory(name)
+
+    def _store_rows(self, engine: EngineSession, message: Store) -> None:
+        pushed = message.pushed or [False] * len(message.keys)
+        if len(pushed) != len(message.keys):
+            raise PeerError(f"{len(pushed)} push flags for {len(message.keys)} keys")
+        named = engine.named_rows(message.keys, message.rows)
+        wanted = {key for (key, _), flag in zip(named, pushed, strict=True) if flag}
+        self._in_order(engine, lambda: self._take(engine, message, named, wanted))
+
+    async def _take(
+        self,
+        engine: EngineSession,
+        message: Store,
+        named: list[tuple[BlockKey, int]],
+        wanted: set[BlockKey],
+    ) -> None:
+        stored, origin = True, computed(engine.name, frozenset(message.sources))
+        for part in self._copies.batches(engine, named):
+            # What an engine merely caches must not cost what another one waits for.
+            blocks = await self._copies.take(engine, part, origin, spare_leased=not wanted)
+            for (key, _), block in zip(part, blocks, strict=True):
+                stored = stored and block is not None
+                if key in wanted and message.transfer_id is not None:
+                    self._push(engine, message.transfer_id, key, block, origin)
+            release(blocks)
+            # Or the memory of those that are evicted would not come back for the next.
+            block, blocks = None, []
+        _answer(engine, StoreDone(job=message.job, stored=stored))
+
+    def _push(
+        self,
+        engine: EngineSession,
+        transfer_id: bytes,
+        key: BlockKey,
+        block: StoredBlock | None,
+        origin: Origin,
+    ) -> None:
+        _, link = self._pushes.get(transfer_id, (engine, None))
+        if link is None:
+            return
+        if self._store.is_barred(origin if block is None else block.origin):
+            # Also of a block that was kept before its source was barred.
+            link.abort(transfer_id, TransferEnd.PURGED, tell_peer=True)
+        elif block is None:
+            link.abort(transfer_id, TransferEnd.NO_ROOM, tell_peer=True)
+        else:
+            link.push(transfer_id, engine.layout.layout_id, key, block)
+
+    def _load_rows(self, engine: EngineSession, message: Load) -> None:
+        layout_id = engine.layout.layout_id
+        named = engine.named_rows(message.keys, message.rows)
+        if any(self._is_on_disk_only((layout_id, key)) for key, _ in named):
+            self._start(engine, self._load_from_disk(engine, message.job, named))
+        else:
+            self._start(engine, self._load_from_memory(engine, message.job, named))
+
+    async def _load_from_memory(
+        self, engine: EngineSession, job: int, named: list[tuple[BlockKey, int]]
+    ) -> None:
+        layout_id = engine.layout.layout_id
+        blocks = [self._store.get(layout_id, key) for key, _ in named]
+        loaded = await self._copies.give(engine, named, blocks)
+        self._metrics.hits.labels(tier="host").inc(sum(loaded))
+        sources = sorted(joined(_sources_of(blocks)))
+        _answer(engine, LoadDone(job=job, loaded=loaded, sources=sources))
+
+    async def _load_from_disk(
+        self, engine: EngineSession, job: int, named: list[tuple[BlockKey, int]]
+    ) -> None:
+        loaded, sources = b"", set[str]()
+        for start in range(0, len(named), READS_MAX):
+            part = named[start : start + READS_MAX]
+            answers = await asyncio.gather(*(self._load_one(engine, row) for row in part))
+            for flag, found in answers:
+                loaded += flag
+                sources |= found
+        _answer(engine, LoadDone(job=job, loaded=loaded, sources=sorted(joined(sources))))
+
+    async def _load_one(
+        self, engine: EngineSession, row: tuple[BlockKey, int]
+    ) -> tuple[bytes, set[str]]:
+        """Give one block; whether it was there, and where it came from."""
+        layout_id, (key, _) = engine.layout.layout_id, row
+        tier = "disk" if self._is_on_disk_only((layout_id, key)) else "host"
+        block = await self._store.fetch(layout_id, key)
+        loaded = await self._copies.give(engine, [row], [block])
+        self._metrics.hits.labels(tier=tier).inc(sum(loaded))
+        return loaded, _sources_of([block])
+
+    def _look_up(self, engine: EngineSession, message: Lookup) -> None:
+        layout_id = engine.layout.layout_id
+        coming = message.transfer_id is not None and self._is_on_its_way(
+            message.transfer_id, message.source
+        )
+        absent = ON_ITS_WAY if coming else MISS
+        found = bytes(
+            HIT if (layout_id, key) in self._store else absent for key in keys_of(message.keys)
+        )
+        _answer(engine, LookupDone(job=message.job, found=found))
+        if message.transfer_id is not None and ON_ITS_WAY in found:
+            self._awaited.setdefault(message.transfer_id, set()).add(engine)
+            if len(self._awaited) > AWAITED_MAX:
+                self._awaited.popitem(last=False)
+
+    def _is_on_its_way(self, transfer_id: bytes, source: str) -> bool:
+        if source == self._name:
+            return transfer_id in self._handed_over
+        return self._inbound.is_on_its_way(transfer_id, self._is_connected(source))
+
+
+def _sources_of(blocks: Iterable[StoredBlock | None]) -> set[str]:
+    return {source for block in blocks if block is not None for source in block.origin.sources}
+
+
+def _answer(engine: EngineSession, message: Message) -> None:
+    if engine.channel is not None:
+        engine.channel.send(message)

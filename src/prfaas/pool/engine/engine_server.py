@@ -1,0 +1,252 @@
+"""The unix socket at which local engines hand over and take back blocks.
+
+An engine maps its host-memory KV cache from a file and passes the file's descriptor here, so blocks
+are copied between that memory and the store without going through a socket (`engine_memory.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import select
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from prfaas.core.kv.blocks import BlockKey, Layout
+from prfaas.errors import ConfigError, PeerError
+from prfaas.logs import log_event
+from prfaas.pool.engine.engine_memory import EngineMemory
+from prfaas.wire.channel import Channel
+from prfaas.wire.frames import Frame, FrameDecoder
+from prfaas.wire.liveness import PING_INTERVAL_S
+from prfaas.wire.messages.base import Ping
+from prfaas.wire.messages.codec import AnyMessage, decode
+from prfaas.wire.messages.engine import EngineHello
+from prfaas.wire.messages.fields import Key, keys_of
+
+log = logging.getLogger(__name__)
+
+HELLO_BYTES_MAX = 1 << 20
+HELLO_TIMEOUT_S = 10.0
+ACCEPT_RETRY_S = 0.1
+"""Out of file descriptors, say: some are given back soon."""
+
+
+class EngineSession:
+    """One connected engine."""
+
+    def __init__(self, name: str, hello: EngineHello, memory: EngineMemory) -> None:
+        self.name = name
+        self.hello = hello
+        self.memory = memory
+        self.channel: Channel | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """The layout its blocks are named in."""
+        return self.memory.layout
+
+    def named_rows(self, keys: list[Key], rows: list[int]) -> list[tuple[BlockKey, int]]:
+        """Keys with their rows.
+
+        Raises:
+            PeerError: There are not as many of one as of the other, or no such groups or rows.
+        """
+        if len(keys) != len(rows):
+            raise PeerError(f"{len(keys)} keys for {len(rows)} rows")
+        named = list(zip(keys_of(keys), rows, strict=True))
+        for key, row in named:
+            self.memory.check(key, row)
+        return named
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the engine has hung up, also if there is more to read of what it said before.
+
+        From then on its rows are its own again: what was read of them before stays good, and
+        nothing may be written to them. Any thread may ask.
+        """
+        channel = self.channel
+        connection = channel.socket if channel is not None else None
+        if connection is None:
+            return True
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLRDHUP)
+        return bool(poll.poll(0))
+
+
+class EnginePort:
+    """Accepts engines on a unix socket.
+
+    Args:
+        path: Of the socket; only the owner may connect.
+        on_open: Told of an engine that said hello.
+        on_message: Told of its messages; a `PeerError` it raises ends the session.
+        on_close: Told when the engine is gone.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        on_open: Callable[[EngineSession], None],
+        on_message: Callable[[EngineSession, AnyMessage], None],
+        on_close: Callable[[EngineSession], None],
+    ) -> None:
+        self._path = path
+        self._on_open = on_open
+        self._on_message = on_message
+        self._on_close = on_close
+        self._sessions: set[EngineSession] = set()
+        self._listener: socket.socket | None = None
+
+    def open(self) -> None:
+        """Make the socket.
+
+        Raises:
+            ConfigError: It can not be made.
+        """
+        self._listener = self._listen()
+
+    def close(self) -> None:
+        """Remove the socket, and leave every engine."""
+        if self._listener is not None:
+            self._listener.close()
+            self._path.unlink(missing_ok=True)
+        for session in list(self._sessions):
+            if session.channel is not None:
+                session.channel.close("this pool node stops")
+
+    async def run(self) -> None:
+        """Accept until cancelled."""
+        if self._listener is None:
+            raise RuntimeError("the port is not open")
+        loop = asyncio.get_running_loop()
+        tasks: set[asyncio.Task[None]] = {asyncio.create_task(self._ping())}
+        try:
+            while True:
+                try:
+                    connection, _ = await loop.sock_accept(self._listener)
+                except OSError as error:
+                    log.warning("no connection can be accepted: %s", error)
+                    await asyncio.sleep(ACCEPT_RETRY_S)
+                    continue
+                task = asyncio.create_task(self._welcome(connection))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ping(self) -> None:
+        """Tell engines that this process lives. They need not answer: a scheduler may be busy."""
+        while True:
+            for session in self._sessions:
+                if session.channel is not None:
+                    session.channel.send(Ping())
+            await asyncio.sleep(PING_INTERVAL_S)
+
+    def _listen(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            _remove_left_over(self._path)
+            listener.bind(str(self._path))
+            self._path.chmod(0o600)
+            listener.listen()
+        except OSError as error:
+            listener.close()
+            raise ConfigError(
+                f"engines can not be awaited at {self._path}: {error.strerror or error}; "
+                "name another path for the socket"
+            ) from None
+        listener.setblocking(False)
+        return listener
+
+    async def _welcome(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            hello, descriptor = await loop.run_in_executor(None, _receive_hello, connection)
+            session = EngineSession(hello.engine, hello, EngineMemory(descriptor, hello))
+        except (PeerError, OSError) as error:
+            log.warning("engine refused: %s", error)
+            connection.close()
+            return
+        except asyncio.CancelledError:
+            # Wakes the thread that waits for the hello.
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+            raise
+        connection.setblocking(False)
+        self._sessions.add(session)
+        self._on_open(session)
+        _, session.channel = await loop.connect_accepted_socket(
+            lambda: Channel(
+                lambda _, frame: self._deliver(session, frame),
+                lambda _, reason: self._closed(session, reason),
+            ),
+            connection,
+        )
+        session.channel.send(Ping())
+
+    def _deliver(self, session: EngineSession, frame: Frame) -> None:
+        self._on_message(session, decode(frame.payload))
+
+    def _closed(self, session: EngineSession, reason: str) -> None:
+        log_event(log, logging.INFO, "engine_gone", engine=session.name, why=reason)
+        session.memory.close()
+        self._sessions.discard(session)
+        self._on_close(session)
+
+
+def _remove_left_over(path: Path) -> None:
+    """Remove the socket that a killed pool node left at `path`; nothing else.
+
+    Raises:
+        OSError: Something else is there, or a process that serves.
+    """
+    if not path.is_socket():
+        if path.exists():
+            raise OSError(errno.EEXIST, "something that is no socket is there")
+        path.unlink(missing_ok=True)
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        try:
+            caller.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+    raise OSError(errno.EADDRINUSE, "another process serves there")
+
+
+def _receive_hello(connection: socket.socket) -> tuple[EngineHello, int]:
+    """Read the hello and the descriptor that comes with its first byte. Blocks."""
+    connection.settimeout(HELLO_TIMEOUT_S)
+    descriptors: list[int] = []
+    try:
+        frames = _first_frames(connection, descriptors)
+        frame = frames[0]
+        message = decode(frame.payload)
+        if len(frames) > 1 or not isinstance(message, EngineHello) or len(descriptors) != 1:
+            raise PeerError("an engine has to say hello first, with one descriptor, and then wait")
+    except (PeerError, OSError):
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    return message, descriptors[0]
+
+
+def _first_frames(connection: socket.socket, descriptors: list[int]) -> list[Frame]:
+    decoder = FrameDecoder(control_bytes_max=HELLO_BYTES_MAX)
+    while True:
+        data, received, _, _ = socket.recv_fds(connection, 1 << 16, 1)
+        descriptors += received
+        if not data:
+            raise PeerError("the engine left before it said hello")
+        frames = decoder.feed(data)
+        if frames:
+            return frames

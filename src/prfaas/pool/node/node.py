@@ -1,0 +1,417 @@
+"""The pool node: one store, local engines on one side, other pools and gateways on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.transfer.tickets import TicketRefusedError
+from prfaas.core.transfer.transfer_state import Transfer, TransferEnd
+from prfaas.errors import ConfigError
+from prfaas.logs import log_event
+from prfaas.pool.engine.engine_requests import EngineRequests
+from prfaas.pool.engine.engine_server import EnginePort, EngineSession
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.net.io_thread import IoThread
+from prfaas.pool.node.admin_http import AdminServer
+from prfaas.pool.node.host_limits import check_limits
+from prfaas.pool.node.purging import Purging
+from prfaas.pool.node.settings import PoolSettings
+from prfaas.pool.node.transfer_spans import RECEIVED, SENT, TransferSpans
+from prfaas.pool.receive.inbound_transfers import InboundTransfers
+from prfaas.pool.receive.link_server import LinkPort
+from prfaas.pool.receive.pulls import Pulls
+from prfaas.pool.send.block_sender import Sending
+from prfaas.pool.send.outbound_link import OutboundLink
+from prfaas.pool.store.block_store import BlockStore
+from prfaas.pool.store.disk_tier import DiskTier
+from prfaas.pool.store.event_feed import EventFeed
+from prfaas.pool.tickets.ticket_checks import SOURCE, TicketChecks
+from prfaas.wire.channel import Channel
+from prfaas.wire.messages.gateway import PoolState, TierUse, TransferEnded
+from prfaas.wire.messages.layouts import LayoutFacts, bounded
+from prfaas.wire.tickets import TicketOpener
+
+log = logging.getLogger(__name__)
+
+HOUSEKEEPING_S = 0.5
+HOST, DISK = "host", "disk"
+"""Tiers: they label metrics, and gateways hear of them."""
+
+
+class PoolNode:
+    """Wires the parts of a pool node together.
+
+    Raises:
+        ConfigError: The host has less than the settings allow.
+    """
+
+    def __init__(
+        self, settings: PoolSettings, clock_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        check_limits(settings.memory_bytes, settings.disk, settings.disk_bytes)
+        self.settings = settings
+        self.metrics = PoolMetrics()
+        self.feed = EventFeed()
+        not_spilled = self.metrics.blocks_dropped.labels(reason="not_spilled")
+        self.store = BlockStore(settings.memory_bytes, self.feed, on_lost=not_spilled.inc)
+        self.disk = self._disk(settings.disk) if settings.disk else None
+        self._clock_ns = clock_ns
+        self._engines: dict[str, EngineSession] = {}
+        self._spans = TransferSpans(settings.tracing, settings.name)
+        self._one_ended = asyncio.Event()
+        self._told: tuple[dict[str, TierUse], int] | None = None
+        """Tiers and leases as gateways heard of them last."""
+        self._dialling = settings.identity.dialling()
+        self._accepting = settings.identity.accepting()
+        self._opener = TicketOpener(settings.identity.authority, settings.gateways)
+        self._tickets = TicketChecks(settings.name, self._opener, self.metrics)
+        self.inbound = InboundTransfers(
+            self.store,
+            self.metrics,
+            lambda transfer: self._transfer_ended(RECEIVED, transfer),
+            clock_ns,
+            self._tickets,
+            self._layouts,
+            settings.link_grace_ns,
+            self._forget,
+            self._missing,
+        )
+        sending = Sending(self.store)
+        self._pulls = Pulls(sending, self.inbound, self._tickets, self._channel_of)
+        self._io = IoThread()
+        self.links = {peer: self._link(peer, address) for peer, address in settings.peers.items()}
+        self._purging = Purging(
+            settings.name,
+            self.store,
+            self.disk,
+            self.inbound,
+            self.links,
+            self.metrics,
+            clock_ns,
+        )
+        self.link_port = LinkPort(
+            settings.listen,
+            self._accepting,
+            epoch=self.feed.epoch,
+            sources=settings.sources,
+            gateways=settings.gateways,
+            inbound=self.inbound,
+            metrics=self.metrics,
+            io=self._io,
+            on_subscribe=lambda channel: self.feed.subscribe(channel, self.store, self._state),
+            on_unsubscribe=self.feed.unsubscribe,
+            on_abort=self._abort,
+            on_pull=self._pulls.fetch,
+            on_refused=self._pulls.refused,
+            on_purge=self._purging.asked,
+            clock_ns=clock_ns,
+        )
+        self._requests = EngineRequests(
+            settings.name,
+            self.store,
+            self.inbound,
+            self.links,
+            self.link_port.is_connected,
+            self._tickets,
+            self._push_refused,
+            self._pulls.fetch,
+            sending,
+            self.metrics,
+        )
+        self._engine_port = EnginePort(
+            settings.socket_path, self._engine_came, self._requests.handle, self._engine_went
+        )
+        self._watch_gauges()
+        self.admin_port = 0
+        """Port of `/health` and `/metrics`, once it is open."""
+
+    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until cancelled.
+
+        Args:
+            ready: Called once all ports are open.
+
+        Raises:
+            ConfigError: A port is taken, or the socket can not be made.
+        """
+        admin = AdminServer(self.metrics, self.settings.admin)
+        try:
+            self._engine_port.open()
+            await _open_port(self.link_port.open, self.settings.listen)
+            await _open_port(admin.open, self.settings.admin)
+            self.admin_port = admin.port
+            async with asyncio.TaskGroup() as tasks:
+                for link in self.links.values():
+                    tasks.create_task(link.run())
+                tasks.create_task(self._engine_port.run())
+                tasks.create_task(self._keep_house())
+                if self.disk is not None:
+                    tasks.create_task(self.disk.run())
+                log.info(
+                    "pool node %s: links at %s:%d, engines at %s, health and metrics at %s",
+                    self.settings.name,
+                    self.settings.listen[0],
+                    self.link_port.port,
+                    self.settings.socket_path,
+                    admin.url,
+                )
+                ready()
+        finally:
+            self._engine_port.close()
+            await self.link_port.close()
+            await self._io.close()
+            self._requests.close()
+            await admin.close()
+            if self.disk is not None:
+                self.disk.close()
+            if self.settings.tracing is not None:
+                await asyncio.to_thread(self._spans.close)
+
+    async def drain(self, limit_s: float) -> None:
+        """Take no new transfers, and wait until those under way have ended.
+
+        Gateways are told, and send nothing more this way.
+
+        Args:
+            limit_s: Longest wait, seconds.
+        """
+        self._tickets.is_draining = True
+        self._state_changed()
+        log.info("no new transfers are taken; %d are under way", self.num_open)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self.num_open:
+                    self._one_ended.clear()
+                    await self._one_ended.wait()
+
+    def renew_identity(self) -> None:
+        """Show, and trust, what the files of the identity hold at this moment; links stand on.
+
+        Raises:
+            ConfigError: They can not be used; nothing is changed.
+        """
+        identity, ends = self.settings.identity, (self._dialling, self._accepting)
+        identity.refresh(*(tls.messages for tls in ends))
+        self._opener.renew()
+        self._io.call(self._renew_data)
+
+    def _renew_data(self) -> None:
+        """The same for the connections of the I/O thread, on that thread."""
+        ends = (self._dialling, self._accepting)
+        contexts = [context for tls in ends for context in (tls.data, tls.probe)]
+        try:
+            self.settings.identity.refresh(*contexts)
+        except ConfigError as error:
+            # The files were changed again meanwhile; the next SIGHUP takes up what they hold.
+            log_event(log, logging.ERROR, "identity_kept", why=str(error))
+
+    @property
+    def num_open(self) -> int:
+        """Transfers under way, in and out."""
+        return self.inbound.num_open + sum(link.num_open for link in self.links.values())
+
+    def _disk(self, folder: Path) -> DiskTier:
+        disk = DiskTier(
+            folder,
+            self.settings.disk_bytes,
+            self.metrics,
+            self.store.found_on_disk,
+            self.store.gone_from_disk,
+        )
+        self.store.spill_to(disk)
+        return disk
+
+    def _link(self, peer: str, address: tuple[str, int]) -> OutboundLink:
+        return OutboundLink(
+            pool=self.settings.name,
+            epoch=self.feed.epoch,
+            peer=peer,
+            address=address,
+            tls=self._dialling,
+            metrics=self.metrics,
+            io=self._io,
+            on_change=self._state_changed,
+            on_ended=lambda transfer: self._transfer_ended(SENT, transfer),
+            clock_ns=self._clock_ns,
+            on_over=self._beyond_ticket,
+            on_pull=lambda pull: self._pulls.serve(self.links[peer], pull),
+            grace_ns=self.settings.link_grace_ns,
+            budget_bits_per_s=self.settings.link_budgets.get(peer, 0),
+            connections=self.settings.link_connections.get(peer, 0),
+        )
+
+    def _layouts(self) -> set[bytes]:
+        return {engine.layout.layout_id for engine in self._engines.values()}
+
+    def _tiers(self) -> dict[str, TierUse]:
+        return {
+            name: TierUse(
+                used_bytes=tier.used_bytes,
+                capacity_bytes=tier.capacity_bytes,
+                num_blocks=len(tier),
+            )
+            for name, tier in ((HOST, self.store), (DISK, self.disk))
+            if tier is not None
+        }
+
+    def _state(self) -> PoolState:
+        """All there is to say, as for a gateway that has heard nothing yet."""
+        sessions = self._engines.values()
+        facts = bounded(
+            LayoutFacts(
+                layout_id=engine.layout.layout_id,
+                facts=engine.hello.facts,
+                model=engine.hello.model,
+            )
+            for engine in sessions
+        )
+        return msgspec.structs.replace(self._changes(), facts=facts)
+
+    def _changes(self) -> PoolState:
+        """What may have changed since; facts of a layout never do."""
+        layouts = {name: engine.hello.layout for name, engine in self._engines.items()}
+        links = {peer: link.is_up for peer, link in self.links.items()}
+        telemetry = {peer: link.telemetry for peer, link in self.links.items()}
+        return PoolState(
+            seq=0,
+            layouts=layouts,
+            links=links,
+            telemetry=telemetry,
+            is_draining=self._tickets.is_draining,
+            tiers=self._tiers(),
+            num_leased=self.store.num_leased,
+            leased_bytes=self.store.leased_bytes,
+        )
+
+    def _state_changed(self) -> None:
+        self.feed.state_changed(self._changes())
+
+    def _engine_came(self, session: EngineSession) -> None:
+        log_event(log, logging.INFO, "engine_connected", engine=session.name)
+        self._engines[session.name] = session
+        self.feed.state_changed(self._state())
+
+    def _engine_went(self, session: EngineSession) -> None:
+        self._requests.left(session)
+        if self._engines.get(session.name) is session:
+            del self._engines[session.name]
+            self._state_changed()
+
+    def _abort(self, transfer_id: bytes, reason: str) -> None:
+        if self.settings.sources:
+            self.inbound.aborted(transfer_id, reason)
+        for link in self.links.values():
+            link.abort(transfer_id, TransferEnd.ABORTED, reason, tell_peer=True)
+
+    def _missing(self, transfer_id: bytes, keys: list[BlockKey]) -> None:
+        self._pulls.missing(transfer_id, keys)
+
+    def _channel_of(self, source: str) -> Channel | None:
+        return self.link_port.channel_of(source)
+
+    def _forget(self, transfer_id: bytes) -> None:
+        self.link_port.data.forget(transfer_id)
+        self._pulls.ended(transfer_id)
+
+    def _push_refused(self, transfer_id: bytes, peer: str, reason: str) -> None:
+        """An engine's ticket does not allow what it was told to push: the gateway has to know."""
+        now = self._clock_ns()
+        transfer = Transfer(transfer_id, peer, now, now)
+        transfer.apply(TransferEnd.REFUSED, reason)
+        self._transfer_ended(SENT, transfer)
+
+    def _beyond_ticket(self, transfer: Transfer, error: TicketRefusedError) -> None:
+        self._tickets.refused(SOURCE, transfer.transfer_id, error)
+
+    def _transfer_ended(self, direction: str, transfer: Transfer) -> None:
+        self._one_ended.set()
+        if direction == RECEIVED:
+            self._requests.transfer_over(transfer.transfer_id)
+        now = self._clock_ns()
+        self._spans.ended(direction, transfer, now)
+        self.metrics.transfers.labels(direction=direction, state=transfer.state).inc()
+        log_event(
+            log,
+            logging.INFO,
+            "transfer_ended",
+            transfer=transfer.transfer_id.hex(),
+            direction=direction,
+            peer=transfer.peer,
+            state=str(transfer.state),
+            blocks=transfer.num_blocks,
+            bytes=transfer.num_bytes,
+            why=transfer.reason or None,
+        )
+        self.feed.transfer_ended(
+            TransferEnded(
+                seq=0,
+                transfer_id=transfer.transfer_id,
+                direction=direction,
+                peer=transfer.peer,
+                kind=transfer.end or TransferEnd.ABORTED,
+                reason=transfer.reason,
+                num_blocks=transfer.num_blocks,
+                num_bytes=transfer.num_bytes,
+                duration_ns=now - transfer.opened_at_ns,
+                last_block_age_ns=now - (transfer.last_block_at_ns or now),
+                num_missing=transfer.num_missing,
+            )
+        )
+
+    async def _keep_house(self) -> None:
+        while True:
+            self.store.spill(again=True)
+            self.store.expire(self._clock_ns())
+            self.inbound.expire()
+            self.link_port.expire()
+            self._purging.expire()
+            for link in self.links.values():
+                link.expire()
+            self._tell_of_tiers()
+            await asyncio.sleep(HOUSEKEEPING_S)
+
+    def _tell_of_tiers(self) -> None:
+        holds = self._tiers(), self.store.num_leased
+        if self.feed.num_subscribers and holds != self._told:
+            self._told = holds
+            self._state_changed()
+
+    def _watch_gauges(self) -> None:
+        """Gauges of what is held are read when somebody asks."""
+        metrics, store = self.metrics, self.store
+        self._watch_tier(HOST, store)
+        if self.disk is not None:
+            self._watch_tier(DISK, self.disk)
+        metrics.loose_bytes.set_function(lambda: store.loose_bytes)
+        metrics.leased_blocks.set_function(lambda: store.num_leased)
+        metrics.leased_bytes.set_function(lambda: store.leased_bytes)
+        metrics.pinned_blocks.set_function(lambda: store.num_pinned)
+        metrics.promised_bytes.set_function(lambda: self.inbound.promised_bytes)
+        metrics.unfinished_bytes.set_function(lambda: self.link_port.data.unfinished_bytes)
+        metrics.open_transfers.labels(direction="received").set_function(
+            lambda: self.inbound.num_open
+        )
+        metrics.open_transfers.labels(direction="sent").set_function(
+            lambda: sum(link.num_open for link in self.links.values())
+        )
+
+    def _watch_tier(self, name: str, tier: BlockStore | DiskTier) -> None:
+        self.metrics.capacity_bytes.labels(tier=name).set(tier.capacity_bytes)
+        self.metrics.used_bytes.labels(tier=name).set_function(lambda: tier.used_bytes)
+        self.metrics.blocks.labels(tier=name).set_function(lambda: len(tier))
+
+
+async def _open_port(start: Callable[[], Awaitable[None]], address: tuple[str, int]) -> None:
+    try:
+        await start()
+    except OSError as error:
+        host, port = address
+        raise ConfigError(f"can not listen on {host}:{port}: {error.strerror}") from None

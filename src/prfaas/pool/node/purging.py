@@ -1,0 +1,151 @@
+"""Dropping what came from a pool that proved wrong, and keeping it out until engines forgot it.
+
+    gateway ──Purge──► every pool node      drops, ends transfers, takes nothing more of the source
+    gateway ──reset──► every engine         forgets what it holds in its own memory
+    gateway ──PurgeEnd──► every pool node   takes blocks of the source again
+
+Between the first and the last step no engine can store here what it computed from such blocks, and
+none finds any. A gateway that dies in between leaves a bar, which ends by itself after BAR_NS; the
+same purge sent again does the rest. The answer to the last step tells the gateway if the bar had
+ended before, as of a pool node that was started anew meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from prfaas.core.kv.blocks import BlockName
+from prfaas.errors import ConfigError
+from prfaas.logs import log_event
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.receive.inbound_transfers import InboundTransfers
+from prfaas.pool.send.outbound_link import OutboundLink
+from prfaas.pool.store.block_store import BlockStore
+from prfaas.pool.store.disk_tier import DiskTier
+from prfaas.pool.store.origins import PURGED, Matches, Origin, sliced
+from prfaas.wire.messages.base import Message
+from prfaas.wire.messages.gateway import Purge, Purged, PurgeEnd, PurgeEnded
+
+log = logging.getLogger(__name__)
+
+BAR_NS = 120 * 10**9
+"""A bar that nobody ends does, after this."""
+BARS_MAX = 1024
+"""Sources and gateways, together; beyond it the oldest bar ends."""
+_PROBLEM_CHARS_MAX = 400
+
+
+class Purging:
+    """The purges of one pool node.
+
+    Args:
+        pool: Its name: everything it holds is of itself.
+        store: What it holds in memory.
+        disk: What lies below; None without.
+        inbound: Transfers to it.
+        links: Transfers from it.
+        metrics: Count what is dropped.
+        clock_ns: Monotonic clock, nanoseconds.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        store: BlockStore,
+        disk: DiskTier | None,
+        inbound: InboundTransfers,
+        links: Mapping[str, OutboundLink],
+        metrics: PoolMetrics,
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._pool, self._store, self._disk = pool, store, disk
+        self._inbound, self._links, self._metrics = inbound, links, metrics
+        self._clock_ns = clock_ns
+        self._bars: dict[tuple[str, str], int] = {}
+        """Sources of which nothing is taken, by which gateway's wish, and until when."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        store.bar(self.is_barred)
+
+    def is_barred(self, origin: Origin) -> bool:
+        """Whether blocks of an origin are not taken at present."""
+        return any(source == self._pool or origin.is_of(source) for source, _ in self._bars)
+
+    def asked(
+        self, message: Purge | PurgeEnd, gateway: str, answer: Callable[[Message], None]
+    ) -> None:
+        """A gateway begins a purge, or ends it."""
+        if isinstance(message, PurgeEnd):
+            bar = self._bars.pop((message.source, gateway), None)
+            answer(PurgeEnded(job=message.job, was_barred=bar is not None))
+            return
+        if not message.is_dry:
+            if len(self._bars) >= BARS_MAX:
+                del self._bars[next(iter(self._bars))]
+            self._bars[message.source, gateway] = self._clock_ns() + BAR_NS
+        task = asyncio.create_task(self._purge(message, answer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def expire(self) -> None:
+        """End the bars that a gateway left behind."""
+        now = self._clock_ns()
+        for name, until_ns in list(self._bars.items()):
+            if now >= until_ns:
+                del self._bars[name]
+                log_event(log, logging.WARNING, "purge_not_ended", source=name[0], gateway=name[1])
+
+    async def _purge(self, message: Purge, answer: Callable[[Message], None]) -> None:
+        matches = self._matches(message.source)
+        num_transfers = 0
+        if not message.is_dry:
+            num_transfers = self._inbound.purge(message.source)
+            num_transfers += sum(link.purge(matches) for link in self._links.values())
+        in_memory, host_bytes = await self._in_memory(matches, drop=not message.is_dry)
+        on_disk, disk_bytes, problem = await self._on_disk(matches, drop=not message.is_dry)
+        num_blocks = len(in_memory | on_disk)
+        if not message.is_dry:
+            self._metrics.blocks_dropped.labels(reason=PURGED).inc(num_blocks)
+        purged = Purged(
+            job=message.job,
+            num_blocks=num_blocks,
+            host_bytes=host_bytes,
+            disk_bytes=disk_bytes,
+            num_transfers=num_transfers,
+            problem=problem[:_PROBLEM_CHARS_MAX],
+        )
+        fields = {"source": message.source, "blocks": num_blocks, "transfers": num_transfers}
+        dry = "yes" if message.is_dry else None
+        log_event(log, logging.WARNING, "purged", **fields, dry_run=dry, problem=problem or None)
+        answer(purged)
+
+    async def _in_memory(self, matches: Matches, *, drop: bool) -> tuple[set[BlockName], int]:
+        """Count or drop blocks in memory; links and engines are served meanwhile."""
+        found, num_bytes = set[BlockName](), 0
+        for names in sliced(self._store.in_memory()):
+            part, size = self._store.count(matches, names)
+            found |= part
+            num_bytes += size
+            if drop:
+                self._store.drop(part)
+            await asyncio.sleep(0)
+        return found, num_bytes
+
+    async def _on_disk(self, matches: Matches, *, drop: bool) -> tuple[set[BlockName], int, str]:
+        """Count or drop blocks on disk, and why not all were dropped for good."""
+        if self._disk is None:
+            return set(), 0, ""
+        if not drop:
+            return *await self._disk.count(matches), ""
+        found, num_bytes = await self._disk.drop(matches)
+        try:
+            await self._disk.erase(matches)
+        except (OSError, ConfigError) as error:
+            return found, num_bytes, f"disk: {error}"
+        return found, num_bytes, ""
+
+    def _matches(self, source: str) -> Matches:
+        if source == self._pool:
+            return lambda _: True
+        return lambda origin: origin.is_of(source)

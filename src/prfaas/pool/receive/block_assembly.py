@@ -1,0 +1,168 @@
+"""Putting the fragments of blocks together where the blocks will lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.errors import PeerError
+from prfaas.wire.fragments import FragmentPrefix, ReceivedBlock
+
+UNFINISHED_BLOCKS_MAX = 64
+"""Of one peer. A sender finishes a block before it starts the next, so this is far away."""
+
+BlockBuffer = bytearray | memoryview
+Name = tuple[bytes, bytes, BlockKey, bytes, bool, int]
+"""Transfer, layout, key, digest, whether inherited, and size: fragments that agree in all belong to
+one block."""
+
+
+class NoRoomError(Exception):
+    """There is no memory for a block."""
+
+
+class Writer(Protocol):
+    """Who writes a fragment into its block."""
+
+    def disown(self) -> None:
+        """Write elsewhere from now on: somebody else brings the same fragment."""
+
+
+@dataclass(eq=False, slots=True)
+class _Unfinished:
+    """A block of which some fragments are here, or coming."""
+
+    data: memoryview
+    missing_bytes: int
+    writers: dict[int, Writer | None] = field(default_factory=dict)
+    """By offset, who writes that fragment now; None once it is there."""
+
+
+class Assembly:
+    """Puts the fragments of a peer's blocks together. Used on one thread.
+
+    Fragments are written straight into the block. A fragment has one writer at a time, and a block
+    is complete only when nobody writes to it any more: nothing changes it after its digest was
+    compared.
+
+    Args:
+        allocate: Memory for a block of so many bytes, its content does not matter; None if there is
+            no room.
+        bytes_max: Of unfinished blocks; a single one may be larger.
+    """
+
+    def __init__(self, allocate: Callable[[int], BlockBuffer | None], bytes_max: int) -> None:
+        self._allocate = allocate
+        self._bytes_max = bytes_max
+        self._unfinished: dict[Name, _Unfinished] = {}
+        self._bytes = 0
+        self._is_closed = False
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Room taken by blocks of which only a part is here. Any thread may ask."""
+        return self._bytes
+
+    def claim(self, prefix: FragmentPrefix, writer: Writer) -> memoryview | None:
+        """Where a fragment is to be written.
+
+        Returns:
+            None if it is here already, or the link is over.
+
+        Raises:
+            NoRoomError: This would be one block more than there is memory for.
+            PeerError: The peer starts more blocks than it may.
+        """
+        if self._is_closed:
+            return None
+        block = self._unfinished.get(_name(prefix)) or self._start(_name(prefix))
+        if prefix.offset in block.writers:
+            earlier = block.writers[prefix.offset]
+            if earlier is None:
+                return None
+            earlier.disown()
+        block.writers[prefix.offset] = writer
+        return block.data[prefix.offset : prefix.offset + prefix.num_bytes]
+
+    def written(self, prefix: FragmentPrefix) -> ReceivedBlock | None:
+        """A claimed fragment is there.
+
+        Returns:
+            The block, if this was the last that was missing.
+
+        Raises:
+            PeerError: Fragments overlap.
+        """
+        name = _name(prefix)
+        block = self._unfinished.get(name)
+        if block is None:  # Its transfer has ended meanwhile.
+            return None
+        block.writers[prefix.offset] = None
+        block.missing_bytes -= prefix.num_bytes
+        if block.missing_bytes > 0:
+            return None
+        if block.missing_bytes < 0 or any(block.writers.values()):
+            raise PeerError(f"fragments of block {prefix.key.block_hash.hex()[:12]} overlap")
+        self._drop(name)
+        return ReceivedBlock(
+            prefix.transfer_id,
+            prefix.layout_id,
+            prefix.key,
+            prefix.digest,
+            block.data,
+            prefix.is_inherited,
+        )
+
+    def release(self, prefix: FragmentPrefix, writer: Writer) -> None:
+        """A writer is gone before its fragment was there."""
+        block = self._unfinished.get(_name(prefix))
+        if block is not None and block.writers.get(prefix.offset) is writer:
+            del block.writers[prefix.offset]
+
+    def close(self) -> None:
+        """The link is over: drop all, and take nothing more."""
+        self._is_closed = True
+        self._unfinished.clear()
+        self._bytes = 0
+
+    def has_arrived(self, block: ReceivedBlock) -> None:
+        """Drop what is unfinished under the name of a block that is whole.
+
+        A fragment of it may have come again, of a connection that was lost just then.
+        """
+        named = block.transfer_id, block.layout_id, block.key, block.digest
+        name = *named, block.is_inherited, len(block.data)
+        if name in self._unfinished:
+            self._drop(name)
+
+    def forget(self, transfer_id: bytes) -> None:
+        """Drop what is unfinished of a transfer."""
+        for name in [name for name in self._unfinished if name[0] == transfer_id]:
+            self._drop(name)
+
+    def _start(self, name: Name) -> _Unfinished:
+        size = name[-1]
+        if len(self._unfinished) >= UNFINISHED_BLOCKS_MAX:
+            raise PeerError(
+                f"{len(self._unfinished)} blocks are unfinished and another one is started; "
+                f"the limit is {UNFINISHED_BLOCKS_MAX}"
+            )
+        is_full = self._unfinished and self._bytes + size > self._bytes_max
+        buffer = None if is_full else self._allocate(size)
+        if buffer is None:
+            raise NoRoomError
+        block = _Unfinished(memoryview(buffer), size)
+        self._unfinished[name] = block
+        self._bytes += size
+        return block
+
+    def _drop(self, name: Name) -> None:
+        del self._unfinished[name]
+        self._bytes -= name[-1]
+
+
+def _name(prefix: FragmentPrefix) -> Name:
+    named = prefix.transfer_id, prefix.layout_id, prefix.key, prefix.digest
+    return *named, prefix.is_inherited, prefix.block_bytes

@@ -1,0 +1,155 @@
+"""The data connections that peers opened: how many there may be, and which link each is of."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+
+from prfaas.errors import PeerError
+from prfaas.pool.net.io_thread import IoThread
+from prfaas.pool.receive.block_assembly import Assembly
+from prfaas.pool.receive.data_receiver import DataHandlers, DataReceiver
+from prfaas.pool.receive.inbound_transfers import InboundTransfers
+from prfaas.wire.fragments import ReceivedBlock
+
+DATA_CONNECTIONS_MAX = 128
+"""Of all peers together."""
+PEER_DATA_CONNECTIONS_MAX = 64
+"""Of one peer: a link has sixteen, and those of the link before it may not have ended yet."""
+DATA_CALLERS_MAX = 64
+"""Data connections that have not said whose they are; beyond these the one that waits longest is
+left, so that strangers can not keep peers out."""
+
+
+class DataPort:
+    """Takes data connections, and gives each the blocks in the making of the link that it joins.
+
+    Args:
+        tls: Our identity.
+        sources: Names that may send blocks.
+        inbound: Knows what is wanted.
+        io: Where the connections live.
+        on_block: See `DataHandlers`, as for the next three.
+        on_refused: Told of every stranger that is left for another.
+    """
+
+    def __init__(
+        self,
+        tls: ssl.SSLContext,
+        sources: frozenset[str],
+        inbound: InboundTransfers,
+        io: IoThread,
+        *,
+        on_block: Callable[[str, ReceivedBlock, Callable[[], None]], None],
+        on_unwanted: Callable[[str, bytes], None],
+        on_no_room: Callable[[str, bytes], None],
+        on_broken: Callable[[str, PeerError], None],
+        on_refused: Callable[[], None],
+    ) -> None:
+        self._tls = tls
+        self._sources = sources
+        self._inbound = inbound
+        self._io = io
+        self._on_refused = on_refused
+        self._links: dict[str, tuple[str, Assembly]] = {}
+        """By peer: the word of its present link, and the blocks that come over it."""
+        self._receivers: dict[DataReceiver, None] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._handlers = DataHandlers(
+            find_assembly=self._find_assembly,
+            wants=inbound.wants,
+            has=lambda f: inbound.has(f.transfer_id, (f.layout_id, f.key)),
+            on_block=on_block,
+            on_unwanted=on_unwanted,
+            on_no_room=on_no_room,
+            on_broken=on_broken,
+            on_end=lambda receiver: self._receivers.pop(receiver, None),
+        )
+
+    def open(self) -> None:
+        """From now on, connections are taken on this event loop."""
+        self._loop = asyncio.get_running_loop()
+
+    def close(self) -> None:
+        """End every connection."""
+        for receiver in self._receivers:
+            receiver.kill()
+
+    def take(self, connection: socket.socket) -> None:
+        """A caller wants to send blocks; nothing is read of it yet.
+
+        Raises:
+            PeerError: There are too many.
+        """
+        callers = [one for one in self._receivers if not one.peer and not one.is_killed]
+        if len(self._receivers) - len(callers) >= DATA_CONNECTIONS_MAX:
+            raise PeerError(f"there are {DATA_CONNECTIONS_MAX} data connections already")
+        if len(callers) >= DATA_CALLERS_MAX:
+            callers[0].kill()
+            self._on_refused()
+        receiver = DataReceiver(
+            connection, self._tls, self._sources, self._handlers, self._io, self._tell
+        )
+        self._receivers[receiver] = None
+        receiver.start()
+
+    def begin_link(self, peer: str, word: str) -> None:
+        """A link of a peer stands; its data connections say the word."""
+        self._links[peer] = (word, Assembly(self._inbound.buffer, self._inbound.peer_bytes_max))
+
+    def end_link(self, peer: str) -> None:
+        """The link of a peer is over: drop its connections, and what they have not completed."""
+        _, assembly = self._links.pop(peer, ("", None))
+        if assembly is not None:
+            self._io.call(assembly.close)
+        for receiver in list(self._receivers):
+            if receiver.peer == peer:
+                receiver.kill()
+
+    def forget(self, transfer_id: bytes) -> None:
+        """Drop what is unfinished of a transfer that ended."""
+        for _, assembly in self._links.values():
+            self._io.call(assembly.forget, transfer_id)
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Room taken by blocks of which only a part has arrived."""
+        return sum(assembly.unfinished_bytes for _, assembly in self._links.values())
+
+    def received(self, peer: str) -> dict[int, int]:
+        """What came over each data connection of a peer, bytes by its number."""
+        mine = [receiver for receiver in self._receivers if receiver.peer == peer]
+        return {receiver.number: receiver.num_bytes for receiver in mine}
+
+    def drop_older(self, peer: str, numbers: list[int]) -> None:
+        """The peer has only these data connections left, and any that are newer."""
+        newest = max(numbers, default=-1)
+        for receiver in list(self._receivers):
+            is_known = receiver.number in numbers or receiver.number > newest
+            if receiver.peer == peer and not is_known:
+                receiver.kill()
+
+    def _find_assembly(self, peer: str, link: str) -> Assembly | None:
+        """Asked on the I/O thread.
+
+        Raises:
+            PeerError: It has too many data connections.
+        """
+        if sum(one.peer == peer for one in list(self._receivers)) >= PEER_DATA_CONNECTIONS_MAX:
+            raise PeerError(
+                f"{peer} has {PEER_DATA_CONNECTIONS_MAX} data connections, which is the limit"
+            )
+        word, assembly = self._links.get(peer, ("", None))
+        return assembly if word == link else None
+
+    def _tell(self, what: Callable[..., None], *about: object) -> bool:
+        """Have something done on the loop, from a thread; False if the loop has ended."""
+        if self._loop is None:
+            return False
+        try:
+            self._loop.call_soon_threadsafe(what, *about)
+        except RuntimeError:
+            return False
+        return True

@@ -1,0 +1,340 @@
+"""The TLS port at which other pools push blocks and gateways subscribe to events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.transfer.transfer_state import TransferEnd, TransferState
+from prfaas.errors import PeerError
+from prfaas.log_throttle import SaidOnce
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.net.io_thread import IoThread
+from prfaas.pool.net.link_probe import ProbeSink
+from prfaas.pool.net.listener import Listener
+from prfaas.pool.receive.data_receiver import DigestError
+from prfaas.pool.receive.data_server import DataPort
+from prfaas.pool.receive.early_blocks import EarlyBlocks
+from prfaas.pool.receive.inbound_transfers import InboundTransfers, abort_of
+from prfaas.wire.channel import Channel
+from prfaas.wire.fragments import ReceivedBlock
+from prfaas.wire.frames import Frame
+from prfaas.wire.identity import LinkContexts, peer_name
+from prfaas.wire.liveness import keep_alive
+from prfaas.wire.messages.base import Goodbye, Message, Ping, Pong
+from prfaas.wire.messages.codec import AnyMessage, decode
+from prfaas.wire.messages.fields import wire_keys
+from prfaas.wire.messages.gateway import Purge, PurgeEnd, Subscribe
+from prfaas.wire.messages.link import (
+    Abort,
+    Arrived,
+    Commit,
+    Committed,
+    Offer,
+    PoolHello,
+    Pull,
+    Refused,
+    Release,
+    Resumed,
+)
+
+log = logging.getLogger(__name__)
+
+KEYS_AT_ONCE = 4096
+
+
+class LinkPort:
+    """Accepts peers whose certificate our authority signed and whose name is on a list.
+
+    Args:
+        address: Host and port; port 0 takes a free one.
+        tls: Our identity.
+        epoch: Our event epoch: tells a peer that comes back whether we are still the same.
+        sources: Pools that may push, and test the link.
+        gateways: Gateways that may subscribe and abort.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        tls: LinkContexts,
+        *,
+        epoch: str,
+        sources: frozenset[str],
+        gateways: frozenset[str],
+        inbound: InboundTransfers,
+        metrics: PoolMetrics,
+        io: IoThread,
+        on_subscribe: Callable[[Channel], None],
+        on_unsubscribe: Callable[[Channel], None],
+        on_abort: Callable[[bytes, str], None],
+        on_pull: Callable[[Pull, Callable[[Message], None]], None],
+        on_refused: Callable[[Refused, str], None],
+        on_purge: Callable[[Purge | PurgeEnd, str, Callable[[Message], None]], None],
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._sources = sources
+        self._gateways = gateways
+        self._inbound = inbound
+        self._metrics = metrics
+        self._on_subscribe = on_subscribe
+        self._on_unsubscribe = on_unsubscribe
+        self._on_abort = on_abort
+        self._on_pull = on_pull
+        self._on_refused = on_refused
+        self._on_purge = on_purge
+        self._epoch = epoch
+        self.data = DataPort(
+            tls.data,
+            sources,
+            inbound,
+            io,
+            on_block=self._take_block,
+            on_unwanted=self._refuse_transfer,
+            on_no_room=self._no_room,
+            on_broken=self._broken,
+            on_refused=self._refuse,
+        )
+        """Where their data connections come in."""
+        self._listener = Listener(
+            address,
+            tls,
+            lambda: Channel(self._deliver, self._closed, self._greet),
+            self.data.take,
+            ProbeSink(tls.probe, sources, io, self._refuse).take,
+            self._refuse,
+        )
+        self._early = EarlyBlocks(clock_ns, inbound.peer_bytes_max)
+        self._said = SaidOnce(clock_ns)
+        self._is_closed = False
+        self._channels: dict[Channel, asyncio.Task[None]] = {}
+
+    async def open(self) -> None:
+        """Start to listen.
+
+        Raises:
+            OSError: The address can not be had.
+        """
+        self.data.open()
+        self._listener.open()
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return self._listener.port
+
+    async def close(self) -> None:
+        """Stop listening and drop every connection."""
+        self._is_closed = True
+        await self._listener.close()
+        for peer, transfer_id in self._early.all():
+            self._drop_early(peer, transfer_id)
+        for channel in list(self._channels):
+            channel.close("this pool node stops")
+        self.data.close()
+
+    def is_connected(self, source: str) -> bool:
+        """Whether a link from the pool `source` stands."""
+        return any(channel.peer == source and channel.is_open for channel in self._channels)
+
+    def _greet(self, channel: Channel) -> None:
+        channel.peer = peer_name(channel.ssl_object, self._sources | self._gateways)
+        self._channels[channel] = asyncio.get_running_loop().create_task(keep_alive(channel))
+
+    def _deliver(self, channel: Channel, frame: Frame) -> None:
+        self._handle(channel, decode(frame.payload))
+
+    def _keep(self, peer: str, block: ReceivedBlock) -> None:
+        """Store a block and tell its sender."""
+        is_wanted = self._inbound.block(block, peer)
+        channel = self.channel_of(peer)
+        if channel is None:
+            return
+        transfer_id, layout_id = block.transfer_id, block.layout_id
+        if not is_wanted:
+            channel.send(self._inbound.not_wanted(transfer_id, peer))
+            return
+        keys = wire_keys([block.key])
+        channel.send(Arrived(transfer_id=transfer_id, layout_id=layout_id, keys=keys))
+        self._settle(channel, transfer_id)
+
+    def _settle(self, channel: Channel, transfer_id: bytes) -> None:
+        if self._inbound.settle(transfer_id) is TransferState.COMMITTED:
+            channel.send(Committed(transfer_id=transfer_id))
+
+    def _handle(self, channel: Channel, message: AnyMessage) -> None:
+        match message:
+            case Ping():
+                if message.at_ns:
+                    channel.send(
+                        Pong(at_ns=message.at_ns, received=self.data.received(channel.peer))
+                    )
+                self.data.drop_older(channel.peer, message.connections)
+            case Goodbye():
+                return  # The end of the connection follows, and is logged with the reason.
+            case PoolHello():
+                self._welcome(channel, message)
+            case Offer():
+                self._require(channel, self._sources)
+                self._offered(channel, message)
+            case Commit():
+                self._require(channel, self._sources)
+                self._inbound.committed(message, channel.peer)
+                self._settle(channel, message.transfer_id)
+            case Refused():
+                self._require(channel, self._sources)
+                self._on_refused(message, channel.peer)
+            case Abort() if channel.peer in self._sources:
+                self._inbound.aborted_by(message, channel.peer)
+            case Subscribe() | Pull() | Abort() | Release() | Purge() | PurgeEnd():
+                self._require(channel, self._gateways)
+                self._of_gateway(channel, message)
+            case _:
+                raise PeerError(f"{type(message).__name__} has no meaning on this port")
+
+    def _of_gateway(
+        self, channel: Channel, message: Subscribe | Pull | Abort | Release | Purge | PurgeEnd
+    ) -> None:
+        match message:
+            case Subscribe():
+                self._on_subscribe(channel)
+            case Pull():
+                self._on_pull(message, channel.send)
+            case Abort():
+                self._on_abort(message.transfer_id, message.reason)
+            case Release():
+                self._inbound.release(message.transfer_id)
+            case Purge() | PurgeEnd():
+                self._on_purge(message, channel.peer, channel.send)
+
+    def _offered(self, channel: Channel, offer: Offer) -> None:
+        channel.send(self._inbound.offered(offer, channel.peer))
+        for block, done in self._early.take(channel.peer, offer.transfer_id):
+            self._take_block(channel.peer, block, done)
+
+    def _welcome(self, channel: Channel, hello: PoolHello) -> None:
+        """A pool has one link: whatever stood before a new one is dead."""
+        self._require(channel, self._sources)
+        if hello.pool != channel.peer:
+            raise PeerError(f"a pool calls itself {hello.pool}, its certificate {channel.peer}")
+        older = [other for other in self._channels if other.peer == channel.peer]
+        older.remove(channel)
+        for other in older:
+            other.close("the pool has connected anew")
+        self._drop_link(channel.peer)
+        self.data.begin_link(channel.peer, hello.link)
+        self._inbound.resumed(channel.peer, hello.resumes)
+        for transfer_id in dict.fromkeys(hello.resumes):
+            self._resume(channel, transfer_id)
+        channel.send(Resumed(epoch=self._epoch))
+
+    def _resume(self, channel: Channel, transfer_id: bytes) -> None:
+        """Tell a peer that came back what became of one of its transfers."""
+        transfer = self._inbound.ending(transfer_id, channel.peer)
+        if transfer is None:
+            return
+        if not transfer.is_open and transfer.state is not TransferState.COMMITTED:
+            channel.send(abort_of(transfer))
+            return
+        by_layout: dict[bytes, list[BlockKey]] = {}
+        for layout_id, key in self._inbound.arrived(transfer_id):
+            by_layout.setdefault(layout_id, []).append(key)
+        for layout_id, keys in by_layout.items():
+            for start in range(0, len(keys), KEYS_AT_ONCE):
+                part = wire_keys(keys[start : start + KEYS_AT_ONCE])
+                channel.send(Arrived(transfer_id=transfer_id, layout_id=layout_id, keys=part))
+        self._settle(channel, transfer_id)
+
+    # --- blocks ---
+
+    def channel_of(self, peer: str) -> Channel | None:
+        """The connection for messages of a peer; None without one."""
+        return next((c for c in self._channels if c.peer == peer and c.is_open), None)
+
+    def _take_block(self, peer: str, block: ReceivedBlock, done: Callable[[], None]) -> None:
+        if self._is_closed:
+            done()
+            return
+        if not self._inbound.is_offered(block.transfer_id, peer):
+            if not self._early.add(peer, block, done):
+                self._no_room(peer, block.transfer_id)
+                done()
+            return
+        self._keep(peer, block)
+        done()
+
+    def _no_room(self, peer: str, transfer_id: bytes) -> None:
+        """A block could not be received: its transfer can not be completed any more."""
+        self._drop_early(peer, transfer_id)
+        self._inbound.no_room(transfer_id, peer)
+        channel = self.channel_of(peer)
+        if channel is not None:
+            channel.send(Abort(transfer_id=transfer_id, kind=TransferEnd.NO_ROOM))
+
+    def _refuse_transfer(self, peer: str, transfer_id: bytes) -> None:
+        self._metrics.blocks_dropped.labels(reason="late").inc()
+        channel = self.channel_of(peer)
+        if channel is not None:
+            channel.send(self._inbound.not_wanted(transfer_id, peer))
+
+    def _broken(self, peer: str, error: PeerError) -> None:
+        """A data connection broke the protocol: its peer can not be trusted."""
+        self._warn(f"data connection of {peer or 'a stranger'} closed: {error}")
+        if isinstance(error, DigestError):
+            self._inbound.broken_block()
+        channel = self.channel_of(peer) if peer else None
+        if channel is not None:
+            channel.distrust(str(error))  # Counted when it is closed.
+        else:
+            self._refuse()
+
+    def _warn(self, text: str) -> None:
+        if self._said.is_new(text):
+            log.warning("%s", text)
+
+    def _refuse(self) -> None:
+        self._metrics.refused.labels(port="link").inc()
+
+    def expire(self) -> None:
+        """Drop blocks whose offer did not come."""
+        for peer, transfer_id in self._early.overdue():
+            self._drop_early(peer, transfer_id)
+            self._refuse_transfer(peer, transfer_id)
+
+    def _drop_early(self, peer: str, transfer_id: bytes) -> None:
+        for _, done in self._early.take(peer, transfer_id):
+            done()
+
+    def _drop_link(self, peer: str) -> None:
+        for other, transfer_id in self._early.all():
+            if other == peer:
+                self._drop_early(peer, transfer_id)
+        self.data.end_link(peer)
+
+    def _require(self, channel: Channel, role: frozenset[str]) -> None:
+        if channel.peer not in role:
+            known = " or ".join(sorted(role)) or "nobody"
+            raise PeerError(
+                f"{channel.peer} may not do this, {known} may; a pool that pushes is named with "
+                "--source, a gateway with --gateway"
+            )
+
+    def _closed(self, channel: Channel, reason: str) -> None:
+        if channel.broke_protocol:
+            self._refuse()
+        task = self._channels.pop(channel, None)
+        if task is None:
+            self._warn(f"connection refused: {reason}")
+            return
+        task.cancel()
+        self._warn(f"connection of {channel.peer} closed: {reason}")
+        self._on_unsubscribe(channel)
+        if channel.peer not in self._sources or self.is_connected(channel.peer):
+            return
+        self._drop_link(channel.peer)
+        if channel.broke_protocol:
+            self._inbound.peer_lost(channel.peer)
+        else:
+            self._inbound.peer_away(channel.peer)

@@ -1,0 +1,72 @@
+"""Sending named blocks of the store over a link, whatever tier they lie in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.pool.send.outbound_link import OutboundLink
+from prfaas.pool.store.block_store import BlockStore
+
+ROOM_RETRY_S = 0.02
+"""Blocks that wait for the link hold memory; it is tried again after this."""
+
+
+class Sending:
+    """Pushes what is there and finishes the transfer."""
+
+    def __init__(self, store: BlockStore) -> None:
+        self._store = store
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(
+        self,
+        link: OutboundLink,
+        transfer_id: bytes,
+        layout_id: bytes,
+        keys: Iterable[BlockKey],
+        *,
+        tell_missing: bool,
+    ) -> None:
+        """Send blocks that lie in memory now, others as they are read; then finish.
+
+        Args:
+            link: Where to.
+            transfer_id: An open transfer of this link. What is left is not read once it ends.
+            layout_id: The layout of the keys.
+            keys: The blocks; those that are not there are left out.
+            tell_missing: Whether the peer asked for them and has to know which are not there.
+        """
+        work = self._send(link, transfer_id, layout_id, list(keys), tell_missing=tell_missing)
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send(
+        self,
+        link: OutboundLink,
+        transfer_id: bytes,
+        layout_id: bytes,
+        keys: list[BlockKey],
+        *,
+        tell_missing: bool,
+    ) -> None:
+        missing: list[BlockKey] = []
+        for key in keys:
+            if not link.has(transfer_id):
+                return
+            if not await self._push(link, transfer_id, layout_id, key):
+                missing.append(key)
+        link.finish(transfer_id, missing if tell_missing else ())
+
+    async def _push(
+        self, link: OutboundLink, transfer_id: bytes, layout_id: bytes, key: BlockKey
+    ) -> bool:
+        while (block := await self._store.fetch(layout_id, key)) is None:
+            if (layout_id, key) not in self._store or not link.has(transfer_id):
+                return False
+            # Memory is full of blocks that wait for the link.
+            await asyncio.sleep(ROOM_RETRY_S)
+        link.push(transfer_id, layout_id, key, block)
+        return True

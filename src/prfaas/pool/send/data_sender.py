@@ -1,0 +1,221 @@
+"""The data connections of a link, sending end: on the I/O thread, fed from one shared queue."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import Callable
+
+from prfaas.errors import PeerError
+from prfaas.pool.net.io_thread import IoThread
+from prfaas.pool.net.tls_sockets import connect, shake_hands
+from prfaas.pool.send.send_connection import DataConnection
+from prfaas.pool.send.send_queue import FRAGMENT_BYTES, SendQueue
+from prfaas.wire.identity import peer_name
+from prfaas.wire.messages.codec import encode
+from prfaas.wire.messages.link import Join
+from prfaas.wire.sockets import TcpInfo, fit, restart_control, share_of, tcp_info
+
+log = logging.getLogger(__name__)
+
+FRAGMENT_BYTES_MIN, FRAGMENT_BYTES_LARGEST = 32 << 10, 512 << 10
+FRAGMENT_MS = 2
+"""What a connection sends in this time is a fragment: small enough that a block crosses on all
+connections at once and that an urgent one waits for little, large enough that its header and its
+turn do not count."""
+CONNECT_TIMEOUT_S = 5.0
+RETRY_S = 0.5
+
+
+class DataSenders:
+    """Keeps a number of data connections to a peer open, for one session of a link.
+
+    Args:
+        address: Of the peer.
+        tls: Context whose ALPN says that this is a data connection.
+        peer: Name in the peer's certificate.
+        pool: Our own name.
+        link: Word of the session.
+        queue: What they send.
+        numbers: A number for every connection, none twice.
+        num_connections: How many, to begin with.
+        pacing_bits_per_s: What all together may send, to begin with; 0 is no limit.
+        io: Where they live.
+        on_change: Told on the loop when a connection comes or goes.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: tuple[str, int],
+        tls: ssl.SSLContext,
+        peer: str,
+        pool: str,
+        link: str,
+        queue: SendQueue,
+        numbers: Callable[[], int],
+        num_connections: int,
+        pacing_bits_per_s: int,
+        io: IoThread,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._address = address
+        self._tls = tls
+        self._peer = peer
+        self._pool = pool
+        self._link = link
+        self._queue = queue
+        self._numbers = numbers
+        self._num_wanted = num_connections
+        self._pacing_bits_per_s = pacing_bits_per_s
+        self._io = io
+        self._on_change = on_change
+        self._loop = asyncio.get_running_loop()
+        self._slots: list[asyncio.Task[None]] = []
+        self._connections: list[DataConnection] = []
+        self._is_closed = False
+        self._fragment_bytes = FRAGMENT_BYTES
+        queue.on_more = lambda: io.call(self._wake)
+        io.call(self._fill)
+
+    @property
+    def num_open(self) -> int:
+        """Connections that carry blocks."""
+        return len(self._connections)
+
+    @property
+    def connections(self) -> list[int]:
+        """Numbers of those that carry blocks; one that is being made will have a larger one."""
+        return [connection.number for connection in list(self._connections)]
+
+    def received(self, num_bytes: dict[int, int], now_ns: int) -> None:
+        """The peer said what it has of each connection: replace those that are stuck."""
+        self._io.call(self._check, num_bytes, now_ns)
+
+    def tcp_infos(self) -> list[TcpInfo]:
+        """What the kernel knows of each connection."""
+        infos: list[TcpInfo] = []
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):
+                infos.append(tcp_info(connection.socket))
+        return infos
+
+    def tune(self, num_connections: int, pacing_bits_per_s: int, bits_per_s: int) -> None:
+        """Fit the connections to what is known of the path.
+
+        Args:
+            num_connections: How many there should be; none is closed that is open.
+            pacing_bits_per_s: What all together may send; 0 is no limit.
+            bits_per_s: What the link carries; 0 is unknown.
+        """
+        self._io.call(self._tune, num_connections, pacing_bits_per_s, bits_per_s)
+
+    def restart_control(self) -> None:
+        """Have congestion control look at the path anew."""
+        self._io.call(self._restart_control)
+
+    async def close(self) -> None:
+        """End every connection, and give what was under way back to the queue."""
+        self._queue.on_more = lambda: None
+        done = asyncio.Event()
+        if self._io.call(self._close, done):
+            await done.wait()
+
+    # --- on the I/O thread ---
+
+    def _tune(self, num_connections: int, pacing_bits_per_s: int, bits_per_s: int) -> None:
+        self._num_wanted = max(self._num_wanted, num_connections)
+        self._pacing_bits_per_s = pacing_bits_per_s
+        if bits_per_s:
+            share = bits_per_s // 8 // self._num_wanted
+            self._fragment_bytes = _power_of_two(share * FRAGMENT_MS // 1000)
+            self._queue.cut(self._fragment_bytes)
+        self._fit()
+        self._fill()
+
+    def _restart_control(self) -> None:
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                restart_control(connection.socket)
+
+    def _fill(self) -> None:
+        while len(self._slots) < self._num_wanted and not self._is_closed:
+            self._slots.append(self._io.start(self._keep_open()))
+
+    def _close(self, done: asyncio.Event) -> None:
+        self._is_closed = True
+        for slot in self._slots:
+            slot.cancel()
+        ending = asyncio.gather(*self._slots, return_exceptions=True)
+        ending.add_done_callback(lambda _: self._tell(done.set))
+
+    def _check(self, num_bytes: dict[int, int], now_ns: int) -> None:
+        for connection in self._connections:
+            connection.received(num_bytes.get(connection.number, 0), now_ns)
+
+    def _wake(self) -> None:
+        for connection in self._connections:
+            connection.wake()
+
+    async def _keep_open(self) -> None:
+        while True:
+            try:
+                await self._carry()
+            except (OSError, PeerError) as error:
+                log.info("a data connection to %s is gone: %s", self._peer, repr(error))
+            await asyncio.sleep(RETRY_S)
+
+    async def _carry(self) -> None:
+        """Dial, and send until the connection ends."""
+        with await self._dial() as secured:
+            number = self._numbers()
+            join = encode(Join(pool=self._pool, link=self._link, number=number))
+            connection = DataConnection(number, secured, self._queue, join)
+            self._connections.append(connection)
+            self._fit()
+            self._tell(self._on_change)
+            try:
+                await connection.ended
+            finally:
+                connection.stop()
+                self._connections.remove(connection)
+                self._fit()
+                self._queue.lost(number)
+                self._tell(self._on_change)
+
+    async def _dial(self) -> ssl.SSLSocket:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            plain = await connect(self._address)
+            try:
+                secured = self._tls.wrap_socket(plain, do_handshake_on_connect=False)
+            except BaseException:
+                plain.close()
+                raise
+            try:
+                await shake_hands(secured)
+                peer_name(secured, frozenset({self._peer}))
+            except BaseException:
+                secured.close()
+                raise
+        return secured
+
+    def _fit(self) -> None:
+        share = share_of(self._pacing_bits_per_s, len(self._connections))
+        fitted = share, 2 * self._fragment_bytes
+        for connection in self._connections:
+            if connection.fitted != fitted:
+                connection.fitted = fitted
+                with contextlib.suppress(OSError):
+                    fit(connection.socket, *fitted)
+
+    def _tell(self, what: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(what)
+
+
+def _power_of_two(num_bytes: int) -> int:
+    """Fragments of few sizes."""
+    wanted = 1 << max(0, num_bytes - 1).bit_length()
+    return max(FRAGMENT_BYTES_MIN, min(FRAGMENT_BYTES_LARGEST, wanted))

@@ -1,0 +1,309 @@
+"""The connections of a link at its sending end: dialled, kept warm, measured and paced.
+
+A link is one connection for messages, on the node's event loop, and several data connections on the
+I/O thread. It is up while both kinds stand. What is said and sent over them: `outbound.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import ssl
+from collections.abc import Callable
+from typing import Protocol
+
+from prfaas.core.transfer.pacing import Pacer
+from prfaas.core.transfer.tcp_goodput import num_connections
+from prfaas.logs import log_event
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.net.io_thread import IoThread
+from prfaas.pool.send.data_sender import DataSenders
+from prfaas.pool.send.link_meter import SAMPLE_NS, LinkMeter
+from prfaas.pool.send.send_queue import SendQueue
+from prfaas.units import NS_PER_S
+from prfaas.wire.channel import Channel
+from prfaas.wire.frames import Frame
+from prfaas.wire.identity import LinkContexts, peer_name
+from prfaas.wire.liveness import keep_alive
+from prfaas.wire.messages.base import Message, Ping, Pong
+from prfaas.wire.messages.gateway import LinkTelemetry
+from prfaas.wire.messages.link import PoolHello
+from prfaas.wire.sockets import prepare_messages, tcp_info
+
+log = logging.getLogger(__name__)
+
+RETRY_MIN_S, RETRY_MAX_S = 0.1, 1.0
+REFUSED_RETRY_MAX_S = 10.0
+"""A peer that refuses us does so until somebody changes its settings."""
+STABLE_S = 5.0
+"""A connection that lasted this long was a good one: the next try follows at once."""
+CONNECT_TIMEOUT_S = 5.0
+TELEMETRY_EVERY = 10
+"""Samples between two reports of a busy link."""
+
+
+class LinkUser(Protocol):
+    """What goes over a link."""
+
+    @property
+    def num_open(self) -> int:
+        """Transfers that have not ended."""
+
+    @property
+    def open_arrived_bytes(self) -> int:
+        """Of open transfers, what the peer has."""
+
+    def hello(self, link: str) -> PoolHello:
+        """What is said first on a new connection; `link` names it."""
+
+    def on_frame(self, channel: Channel, frame: Frame) -> None:
+        """The peer said something."""
+
+    def on_state(self) -> None:
+        """The link came up or went down."""
+
+    def on_report(self) -> None:
+        """A busy link was measured anew."""
+
+
+class Dialer:
+    """Keeps one link up.
+
+    Args:
+        user: What goes over it.
+        pool: Our own name.
+        peer: Name of the other pool; its certificate has to say the same.
+        address: Its host and port.
+        tls: Our identity.
+        io: Where the data connections live.
+        clock_ns: Monotonic clock, nanoseconds.
+        budget_bits_per_s: What all data connections together may send; 0 is no limit.
+        connections: Data connections; 0 is as many as budget and round trip ask for.
+    """
+
+    def __init__(
+        self,
+        user: LinkUser,
+        *,
+        pool: str,
+        peer: str,
+        address: tuple[str, int],
+        tls: LinkContexts,
+        metrics: PoolMetrics,
+        io: IoThread,
+        queue: SendQueue,
+        clock_ns: Callable[[], int],
+        budget_bits_per_s: int,
+        connections: int,
+    ) -> None:
+        self.peer = peer
+        self._user = user
+        self._pool = pool
+        self._address = address
+        self._tls = tls
+        self._metrics = metrics
+        self._io = io
+        self._queue = queue
+        self._clock_ns = clock_ns
+        self._budget_bits_per_s = budget_bits_per_s
+        self._connections = connections
+        self._channel: Channel | None = None
+        self._senders: DataSenders | None = None
+        self._welcome = asyncio.Event()
+        self._link = ""
+        self._refusal = ""
+        self._lost = ""
+        self._numbers = itertools.count()
+        self._was_up = False
+        self._meter = LinkMeter(budget_bits_per_s)
+        self._pacer = Pacer(budget_bits_per_s)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether blocks can be sent to the peer, and it is who it should be."""
+        return (
+            self._channel is not None
+            and self._channel.is_open
+            and self._senders is not None
+            and self._senders.num_open > 0
+        )
+
+    @property
+    def is_welcome(self) -> bool:
+        """Whether the peer has said what it has, so that messages about transfers make sense."""
+        return self._welcome.is_set()
+
+    @property
+    def telemetry(self) -> LinkTelemetry:
+        """What was measured last."""
+        arrived = self._user.open_arrived_bytes
+        return self._meter.telemetry(
+            self._clock_ns(),
+            open_arrived_bytes=arrived,
+            queued_by_tenant=self._queue.queued_by_tenant,
+        )
+
+    def seconds_to_send(self, num_bytes: int) -> float | None:
+        """What a transfer of that many bytes would take now; None if nothing is known."""
+        return self._meter.seconds_to_send(num_bytes)
+
+    def send(self, message: Message) -> None:
+        """Say it if there is a connection; what matters is said again on the next one."""
+        if self._channel is not None:
+            self._channel.send(message)
+
+    def welcomed(self) -> None:
+        """The peer has said what it has."""
+        self._welcome.set()
+
+    def refused(self, reason: str) -> None:
+        """The peer says why it ends the connection."""
+        self._refusal = reason
+
+    def heard(self, pong: Pong) -> None:
+        """The peer answered a ping."""
+        now = self._clock_ns()
+        self._meter.rtt_ns = max(0, now - pong.at_ns)
+        if self._senders is not None:
+            self._senders.received(pong.received, now)
+
+    async def run(self) -> None:
+        """Keep the link up until cancelled."""
+        delay, said = RETRY_MIN_S, ""
+        loop = asyncio.get_running_loop()
+        while True:
+            closed = asyncio.Event()
+            began, reason, self._refusal, self._lost = loop.time(), "", "", ""
+            try:
+                await self._connect(closed)
+                await self._serve(closed)
+            except (OSError, ssl.SSLError, TimeoutError) as error:
+                reason = str(error) or repr(error)
+            finally:
+                was_welcome = self.is_welcome
+                self._disconnect()
+            if self._refusal:
+                reason = f"it refuses us: {self._refusal}"
+            elif not was_welcome:
+                reason = reason or self._lost
+            if reason and reason != said:
+                log.warning("link to %s: no connection, tried again: %s", self.peer, reason)
+            said = "" if was_welcome else reason
+            most = REFUSED_RETRY_MAX_S if self._refusal and not was_welcome else RETRY_MAX_S
+            delay = RETRY_MIN_S if loop.time() - began > STABLE_S else min(2 * delay, most)
+            await asyncio.sleep(delay)
+
+    async def _connect(self, closed: asyncio.Event) -> None:
+        def lost(_: Channel, reason: str) -> None:
+            if self.is_welcome:
+                log_event(log, logging.WARNING, "link_down", peer=self.peer, why=reason)
+            self._lost = reason
+            closed.set()
+            self._update()
+
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            _, self._channel = await loop.create_connection(
+                lambda: Channel(self._user.on_frame, lost, self._greet),
+                *self._address,
+                ssl=self._tls.messages,
+            )
+
+    def _greet(self, channel: Channel) -> None:
+        if channel.socket is not None:
+            prepare_messages(channel.socket)
+        channel.peer = peer_name(channel.ssl_object, frozenset({self.peer}))
+        self._link = secrets.token_hex(16)
+        channel.send(self._user.hello(self._link))
+
+    async def _serve(self, closed: asyncio.Event) -> None:
+        channel = self._channel
+        if channel is None or not channel.is_open:
+            return
+        tasks = [asyncio.create_task(keep_alive(channel))]
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                if not await self._until_welcome(closed):
+                    return
+            self._senders = self._open_data(channel)
+            tasks.append(asyncio.create_task(self._measure(channel, self._senders)))
+            await closed.wait()
+        finally:
+            channel.close("this pool node stops")
+            for task in tasks:
+                task.cancel()
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:
+                if self._senders is not None:
+                    await self._senders.close()
+
+    async def _until_welcome(self, closed: asyncio.Event) -> bool:
+        """Wait until the peer has said what it has; False if it leaves first."""
+        waits = [asyncio.create_task(event.wait()) for event in (self._welcome, closed)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return self._welcome.is_set() and not closed.is_set()
+
+    def _open_data(self, channel: Channel) -> DataSenders:
+        connection = channel.socket
+        rtt_ns = tcp_info(connection).rtt_ns if connection is not None else 0
+        return DataSenders(
+            address=self._address,
+            tls=self._tls.data,
+            peer=self.peer,
+            pool=self._pool,
+            link=self._link,
+            queue=self._queue,
+            numbers=lambda: next(self._numbers),
+            num_connections=self._connections or num_connections(self._budget_bits_per_s, rtt_ns),
+            pacing_bits_per_s=self._pacer.bits_per_s,
+            io=self._io,
+            on_change=self._update,
+        )
+
+    async def _measure(self, channel: Channel, senders: DataSenders) -> None:
+        """Sample the connections, and report while the link is busy."""
+        was_busy = False
+        for count in itertools.count():
+            queue, now = self._queue, self._clock_ns()
+            self._meter.sample(now, senders.tcp_infos(), queue.queued_bytes, queue.in_flight_bytes)
+            self._tune(senders, now)
+            self._metrics.set_link(self.peer, self.telemetry)
+            if count % TELEMETRY_EVERY == 0:
+                channel.send(Ping(at_ns=self._clock_ns(), connections=senders.connections))
+                if (self._user.num_open or was_busy) and self.is_up:
+                    self._user.on_report()
+                was_busy = self._user.num_open > 0
+            await asyncio.sleep(SAMPLE_NS / NS_PER_S)
+
+    def _tune(self, senders: DataSenders, now_ns: int) -> None:
+        """Fit pacing, fragments and the number of connections to what was measured."""
+        meter = self._meter
+        ceiling = self._pacer.sample(now_ns, meter.fresh_bits_per_s, meter.path_rtt_ns)
+        if meter.fresh_bits_per_s:
+            rate = self.telemetry.goodput_bits_per_s
+            wanted = self._connections or num_connections(rate, meter.path_rtt_ns)
+            if self._pacer.should_restart:
+                senders.restart_control()
+            senders.tune(wanted, round(ceiling * self._pacer.slack), rate)
+
+    def _disconnect(self) -> None:
+        self._channel = self._senders = None
+        self._welcome.clear()
+        self._update()
+
+    def _update(self) -> None:
+        """Say so if the link came up or went down."""
+        if self.is_up == self._was_up:
+            return
+        self._was_up = self.is_up
+        if self._was_up:
+            log_event(log, logging.INFO, "link_up", peer=self.peer)
+        self._metrics.link_up.labels(peer=self.peer).set(self._was_up)
+        self._user.on_state()

@@ -1,0 +1,87 @@
+"""What a link has to send, shared by all its data connections."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from prfaas.core.kv.blocks import BlockName
+from prfaas.core.transfer.link_scheduler import Fragment, LinkShare, OutgoingBlock
+
+FRAGMENT_BYTES = 128 << 10
+"""Until something is known of the path."""
+
+
+class SendQueue:
+    """A `LinkShare` between the node's loop, which fills it, and the I/O thread, which empties it.
+
+    Args:
+        on_taken: Called on the I/O thread with the bytes that go out.
+        clock_ns: Monotonic clock, nanoseconds.
+    """
+
+    def __init__(self, on_taken: Callable[[int], None], clock_ns: Callable[[], int]) -> None:
+        self._share = LinkShare(FRAGMENT_BYTES)
+        self._lock = threading.Lock()
+        self._on_taken = on_taken
+        self._clock_ns = clock_ns
+        self.on_more: Callable[[], object] = lambda: None
+        """Called when there is something to send."""
+
+    def add(self, block: OutgoingBlock) -> None:
+        """Queue a block."""
+        with self._lock:
+            self._share.add(block)
+        self.on_more()
+
+    def finish(self, transfer_id: bytes) -> None:
+        """Nothing more of this transfer will be added."""
+        with self._lock:
+            self._share.finish(transfer_id)
+
+    def drop(self, transfer_id: bytes) -> None:
+        """Forget a transfer."""
+        with self._lock:
+            self._share.drop(transfer_id)
+
+    def arrived(self, transfer_id: bytes, name: BlockName) -> None:
+        """The receiver has this block."""
+        with self._lock:
+            self._share.arrived(transfer_id, name)
+
+    def cut(self, fragment_bytes: int) -> None:
+        """From now on, cut blocks into fragments of so many bytes."""
+        with self._lock:
+            self._share.fragment_bytes = fragment_bytes
+
+    def lost(self, connection: int) -> None:
+        """What was in flight on this connection goes again."""
+        with self._lock:
+            self._share.lost(connection)
+        self.on_more()
+
+    def take(self, connection: int) -> Fragment | None:
+        """What this connection sends next; None if there is nothing."""
+        now_ns = self._clock_ns()
+        with self._lock:
+            fragment = self._share.take(connection, now_ns)
+        if fragment is not None:
+            self._on_taken(fragment.num_bytes)
+        return fragment
+
+    @property
+    def queued_by_tenant(self) -> dict[str, int]:
+        """Waiting for a connection, by the class of the tenant."""
+        with self._lock:
+            return self._share.queued_by_tenant
+
+    @property
+    def queued_bytes(self) -> int:
+        """Waiting for a connection."""
+        return self._share.queued_bytes
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Sent, and not known to have arrived."""
+        with self._lock:
+            return self._share.in_flight_bytes

@@ -1,0 +1,440 @@
+"""The store of KV blocks: host memory up to a hard limit, and below it, if there is one, the disk.
+
+A block that memory evicts stays in the store if the disk has it. So that making room never waits
+for a disk, blocks are written to it while they are still in memory: those that would be evicted
+next. What the disk was too slow for is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from prfaas.core.cache.eviction import EvictionPolicy, LeasedLast, LeastRecentlyUsed
+from prfaas.core.kv.blocks import BlockKey, BlockName
+from prfaas.pool.store.arena import Arena, charged_bytes
+from prfaas.pool.store.origins import LOCAL, Matches, Origin
+from prfaas.pool.store.overflow_buffers import LooseMemory
+from prfaas.pool.store.tier_ports import LowerTier, StoredBlock, StoreObserver
+
+RECEIVE_RATIO, RECEIVE_BYTES_MAX = 0.125, 64 << 20
+"""Share of memory that is kept free for blocks that are being received, and where that ends."""
+LOOSE_BYTES_MAX = 32 << 20
+"""What is being received beside the memory of the store, when that is taken."""
+CLEAN_RATIO, CLEAN_BYTES_MAX = 0.25, 512 << 20
+"""Share of memory that is free or on disk as well: what may come before the disk has caught up. It
+ends where looking through it would keep the event loop busy."""
+
+
+class BlockStore:
+    """Blocks by layout and key. Lives on one event loop; buffers may be filled elsewhere.
+
+    Args:
+        capacity_bytes: Hard limit on memory: all blocks, and the buffers that blocks are received
+            into, together. What is being received when all of it is taken lies outside until it is
+            put, LOOSE_BYTES_MAX at most (`receive_buffer`).
+        observer: Told of every block that comes or goes, in order.
+        policy: Who is evicted first, of those that nobody waits for.
+        on_lost: Told of every block that was dropped because the disk had not taken it yet.
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        observer: StoreObserver,
+        policy: EvictionPolicy[BlockName] | None = None,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.arena = Arena(capacity_bytes)
+        self.used_bytes = 0
+        self._observer = observer
+        self._policy = LeasedLast(policy or LeastRecentlyUsed())
+        self._on_lost = on_lost
+        self._blocks: dict[BlockName, StoredBlock] = {}
+        self._disk: LowerTier | None = None
+        self._is_barred: Matches = lambda _: False
+        self._writing: set[BlockName] = set()
+        self._waiting: list[asyncio.Future[None]] = []
+        self._is_refused = False
+        """Whether the disk took no more, and has written nothing since."""
+        self._loose = LooseMemory(LOOSE_BYTES_MAX)
+        self._short_bytes = 0
+        """The largest block that was being received and found no room."""
+        self._clean_bytes = 0
+        """What can come, at least, before a block is evicted that was not offered to the disk."""
+
+    def bar(self, is_barred: Matches) -> None:
+        """Have nobody's blocks kept, from now on, that `is_barred` says no to when they come."""
+        self._is_barred = is_barred
+
+    def is_barred(self, origin: Origin) -> bool:
+        """Whether blocks of that origin are not kept at present."""
+        return self._is_barred(origin)
+
+    def spill_to(self, disk: LowerTier) -> None:
+        """Have a disk below, from now on."""
+        self._disk = disk
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, name: BlockName) -> bool:
+        return name in self._blocks or (self._disk is not None and name in self._disk)
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks in memory that are not evicted because somebody reads them."""
+        return sum(block.pins > 0 for block in self._blocks.values())
+
+    @property
+    def loose_bytes(self) -> int:
+        """Memory in use beside that of blocks: what is being received, or still being read."""
+        stored = sum(charged_bytes(len(block.data)) for block in self._blocks.values())
+        return self.arena.used_bytes - stored + self._loose.used_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The limit on memory."""
+        return self.arena.capacity_bytes
+
+    def names(self) -> Iterator[BlockName]:
+        """Names of all blocks: memory's in the order of eviction, then the disk's."""
+        yield from self._policy.order()
+        if self._disk is not None:
+            yield from (name for name in self._disk.names() if name not in self._blocks)
+
+    def get(self, layout_id: bytes, key: BlockKey) -> StoredBlock | None:
+        """A block in memory, which counts as used now; None if it is not there."""
+        name = layout_id, key
+        block = self._blocks.get(name)
+        if block is not None:
+            self._use(name, block)
+        return block
+
+    def has_in_memory(self, name: BlockName) -> bool:
+        """Whether `get` finds it."""
+        return name in self._blocks
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the disk has not taken all that was offered to it."""
+        return bool(self._writing)
+
+    async def fetch(self, layout_id: bytes, key: BlockKey) -> StoredBlock | None:
+        """A block, promoted to memory if it lies on disk only.
+
+        Returns:
+            None if it is not there, is broken, or memory has no room for it.
+        """
+        name = layout_id, key
+        block = self.get(layout_id, key)
+        if block is not None or self._disk is None or name not in self._disk:
+            return block
+        origin = self._disk.origin(name)
+        num_bytes = self._disk.num_bytes(name)
+        while self._would_lose(num_bytes) and await self._has_written():
+            pass
+        if name not in self._disk:
+            return self.get(layout_id, key)
+        buffer = self.allocate(num_bytes)
+        digest = None if buffer is None else await self._disk.read(name, buffer)
+        if buffer is None or digest is None:
+            return self.get(layout_id, key)
+        return self.keep(layout_id, key, buffer, digest, origin)
+
+    @property
+    def num_leased(self) -> int:
+        """Blocks that somebody will come for."""
+        return len(self._policy)
+
+    @property
+    def leased_bytes(self) -> int:
+        """Bytes of blocks that somebody will come for."""
+        return self._policy.num_bytes
+
+    def lease(self, name: BlockName, until_ns: int) -> None:
+        """Evict a block after the others until it is used, `release`d or the time is over."""
+        block = self._blocks.get(name)
+        if block is not None:
+            self._policy.lease(name, until_ns, len(block.data))
+
+    def release(self, name: BlockName) -> None:
+        """Nobody will come for a block any more."""
+        self._policy.release(name)
+
+    def expire(self, now_ns: int) -> None:
+        """End leases whose time is over."""
+        self._policy.expire(now_ns)
+
+    def discard(self, layout_id: bytes, key: BlockKey) -> None:
+        """Drop a block from memory, unless somebody reads it; unknown ones are ignored."""
+        block = self._blocks.get((layout_id, key))
+        if block is not None and not block.pins:
+            self._evict((layout_id, key))
+
+    def in_memory(self) -> list[BlockName]:
+        """Names of all blocks in memory."""
+        return list(self._blocks)
+
+    def count(self, matches: Matches, names: Iterable[BlockName]) -> tuple[set[BlockName], int]:
+        """Of some blocks those that are in memory and whose origin matches, and their bytes."""
+        blocks = ((name, self._blocks.get(name)) for name in names)
+        found = {name: b for name, b in blocks if b is not None and matches(b.origin)}
+        return set(found), sum(len(block.data) for block in found.values())
+
+    def drop(self, names: Iterable[BlockName]) -> None:
+        """Forget blocks in memory at once, also pinned and leased ones: nobody finds them any more.
+
+        Who reads one may finish; its memory comes back then.
+        """
+        for name in names:
+            self.used_bytes -= len(self._blocks.pop(name).data)
+            self._policy.removed(name)
+            self._clean_bytes = 0
+            if self._disk is None or name not in self._disk:
+                layout_id, key = name
+                self._observer.evicted(layout_id, [key])
+
+    def touch(self, layout_id: bytes, keys: Iterable[BlockKey]) -> None:
+        """Count blocks as used now; unknown ones are ignored."""
+        for key in keys:
+            self.get(layout_id, key)
+
+    def put(
+        self,
+        layout_id: bytes,
+        key: BlockKey,
+        data: bytes | bytearray | memoryview,
+        digest: bytes,
+        origin: Origin = LOCAL,
+        lease_until_ns: int | None = None,
+    ) -> bool:
+        """Keep a block; one that is there already is kept as it is.
+
+        Args:
+            layout_id: Layout of the block.
+            key: Its name.
+            data: Its bytes, which are copied unless they lie in a buffer of this store.
+            digest: Over name and bytes.
+            origin: Where it came from.
+            lease_until_ns: When a lease on it ends; None for no lease. A block that was leased
+                afterwards could be gone by then: room is kept at the expense of what is not leased.
+
+        Returns:
+            False if no room can be made because everything else is pinned, the block alone is
+            over the limit, or blocks of its origin are barred.
+        """
+        name = layout_id, key
+        if self.get(layout_id, key) is not None:
+            if lease_until_ns is not None:
+                self.lease(name, lease_until_ns)
+            return True
+        if isinstance(data, memoryview) and self.arena.owns(data):
+            buffer: memoryview | None = data
+        else:
+            buffer = self.allocate(len(data))
+        if buffer is None:
+            return False
+        if buffer is not data:
+            buffer[:] = data
+        kept = self.keep(layout_id, key, buffer, digest, origin)
+        if lease_until_ns is not None:
+            self.lease(name, lease_until_ns)
+        self.keep_room()
+        return kept is not None
+
+    def receive_buffer(self, num_bytes: int) -> bytearray | memoryview | None:
+        """Memory to receive a block into before it is put. Any thread may ask.
+
+        Where all memory is taken it is a buffer of its own, and from then on some is kept free.
+
+        Returns:
+            None if there is no room at all; `keep_room` makes some for the next.
+        """
+        if num_bytes > self.capacity_bytes:
+            return None
+        buffer = self.arena.allocate(num_bytes)
+        if buffer is not None:
+            return buffer
+        self._short_bytes = max(self._short_bytes, num_bytes)
+        return self._loose.allocate(num_bytes)
+
+    def allocate(self, num_bytes: int, *, spare_leased: bool = False) -> memoryview | None:
+        """A buffer for a block, from the memory of this store; others are evicted for it.
+
+        Args:
+            num_bytes: Its size.
+            spare_leased: Evict no block that somebody will come for.
+
+        Returns:
+            None if no room can be made.
+        """
+        if self._victims(num_bytes, spare_leased=spare_leased) is None:
+            return None
+        while (buffer := self.arena.allocate(num_bytes)) is None:
+            victim = next(self._evictable(spare_leased=spare_leased), None)
+            if victim is None:
+                return None
+            self._evict(victim)
+        self._clean_bytes -= charged_bytes(num_bytes)
+        return buffer
+
+    def keep(
+        self,
+        layout_id: bytes,
+        key: BlockKey,
+        buffer: memoryview,
+        digest: bytes,
+        origin: Origin = LOCAL,
+    ) -> StoredBlock | None:
+        """Keep a block whose bytes are in a buffer of this store's memory.
+
+        Returns:
+            The block; what is there already under this name is kept as it is. None if blocks of
+            its origin are barred.
+        """
+        name = layout_id, key
+        known = self.get(layout_id, key)
+        if known is not None:
+            return known
+        if self._is_barred(origin):
+            return None
+        is_new = name not in self
+        block = self._blocks[name] = StoredBlock(buffer, digest, origin)
+        self.used_bytes += len(buffer)
+        self._policy.added(name)
+        self._clean_bytes -= charged_bytes(len(buffer))
+        if is_new:
+            self._observer.stored(layout_id, [key])
+        self.spill()
+        return block
+
+    def spill(self, *, again: bool = False) -> None:
+        """Offer to the disk what would be evicted next, if it is not there yet.
+
+        Args:
+            again: Even if it refused before and has written nothing since: it may have recovered.
+        """
+        wanted = min(int(self.capacity_bytes * CLEAN_RATIO), CLEAN_BYTES_MAX)
+        if self._disk is None or self._clean_bytes > wanted // 2:
+            return
+        if self._is_refused and not again:
+            return
+        self._is_refused = False
+        clean = self.capacity_bytes - self.arena.used_bytes
+        for name in self._policy.order():
+            if clean >= wanted:
+                break
+            block = self._blocks[name]
+            if name not in self._writing and name not in self._disk:
+                if not self._disk.offer(name, block, partial(self._written, name, block)):
+                    self._is_refused = True
+                    return
+                block.pins += 1
+                self._writing.add(name)
+            clean += charged_bytes(len(block.data))
+        self._clean_bytes = clean
+
+    # --- told by the disk ---
+
+    def found_on_disk(self, names: Iterable[BlockName]) -> None:
+        """The disk has blocks from before this process."""
+        self._tell(self._observer.stored, names)
+
+    def gone_from_disk(self, names: Iterable[BlockName]) -> None:
+        """The disk no longer has these."""
+        self._clean_bytes = 0
+        self._tell(self._observer.evicted, names)
+
+    def _tell(
+        self, event: Callable[[bytes, list[BlockKey]], None], names: Iterable[BlockName]
+    ) -> None:
+        by_layout: dict[bytes, list[BlockKey]] = {}
+        for layout_id, key in names:
+            if (layout_id, key) not in self._blocks:
+                by_layout.setdefault(layout_id, []).append(key)
+        for layout_id, keys in by_layout.items():
+            event(layout_id, keys)
+
+    def _written(self, name: BlockName, block: StoredBlock) -> None:
+        block.pins -= 1
+        self._writing.discard(name)
+        self._is_refused = False
+        if self._disk is None or name not in self._disk:
+            self._clean_bytes = 0  # It failed: this block was counted as clean.
+        self.spill()
+        self.keep_room()
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _has_written(self) -> bool:
+        """Wait for the next block that the disk writes; False if it writes none."""
+        self._clean_bytes = 0
+        self.spill(again=True)
+        if not self._writing:
+            return False
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        await waiter
+        return True
+
+    # --- room ---
+
+    def _use(self, name: BlockName, block: StoredBlock) -> None:
+        self._policy.used(name)
+        self._clean_bytes -= charged_bytes(len(block.data))
+
+    def _evictable(self, *, spare_leased: bool = False) -> Iterator[BlockName]:
+        names = self._policy.unleased() if spare_leased else self._policy.order()
+        return (name for name in names if not self._blocks[name].pins)
+
+    def keep_room(self) -> None:
+        """Evict until blocks can be received without waiting for room, if one found none.
+
+        What somebody will come for stays: beside it there is room for a few blocks outside.
+        """
+        room = min(self.capacity_bytes * RECEIVE_RATIO, RECEIVE_BYTES_MAX)
+        room = max(room, charged_bytes(self._short_bytes))
+        while self._short_bytes and self.arena.used_bytes > self.capacity_bytes - room:
+            victim = next(self._evictable(spare_leased=True), None)
+            if victim is None:
+                return
+            if self._disk is not None and victim not in self._disk:
+                self._clean_bytes = 0
+                self.spill()
+                if self._writing:
+                    return  # Once the disk has written something this is tried again.
+            self._evict(victim)
+
+    def _victims(self, num_bytes: int, *, spare_leased: bool = False) -> list[BlockName] | None:
+        """Who has to go for a buffer of that size; None if not enough may go."""
+        wanted = charged_bytes(num_bytes)
+        if wanted > self.capacity_bytes:
+            return None
+        free = self.capacity_bytes - self.arena.used_bytes
+        victims: list[BlockName] = []
+        candidates = self._evictable(spare_leased=spare_leased)
+        while free < wanted:
+            victim = next(candidates, None)
+            if victim is None:
+                return None
+            victims.append(victim)
+            free += charged_bytes(len(self._blocks[victim].data))
+        return victims
+
+    def _would_lose(self, num_bytes: int) -> bool:
+        """Whether a buffer of that size costs a block that the disk does not have."""
+        disk, victims = self._disk, self._victims(num_bytes)
+        return disk is not None and any(name not in disk for name in victims or [])
+
+    def _evict(self, name: BlockName) -> None:
+        self.used_bytes -= len(self._blocks.pop(name).data)
+        self._policy.removed(name)
+        if self._disk is None or name not in self._disk:
+            layout_id, key = name
+            if self._disk is not None:
+                self._on_lost()
+            self._observer.evicted(layout_id, [key])

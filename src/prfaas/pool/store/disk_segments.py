@@ -1,0 +1,390 @@
+"""The files of the disk tier: blocks appended to segments, each describing itself.
+
+    FOLDER/prfaas-disk-tier       format version; locked while a pool node uses the folder
+    FOLDER/0000000000000012.seg   records, each at a multiple of 4096 bytes
+
+    record   magic "PFKVREC2" | layout id 32 | group u32 | block hash 32 | length u64 | digest 32
+             | origin length u16 | check 8 (of all before, and the origin) | origin | block bytes
+             | zeros up to the next multiple
+
+The magic "PFKVGON2" makes a record one that was dropped. Folders of format 1 are read: their
+records ("PFKVREC1", "PFKVGON1") have no origin, and no length of one.
+
+Nothing else is kept: what is there is found by walking the headers. A record that was being written
+when the process died has a length that reaches beyond the file; a header that does not check is
+stepped over to the next one that does. Bytes are checked by their digest when they are read.
+
+Plain blocking I/O, to be called from threads: `append`, `seal` and `remove` from one at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import blake3
+
+from prfaas.core.kv.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey, BlockName
+from prfaas.errors import ConfigError
+from prfaas.pool.store.origins import (
+    ORIGIN_BYTES_MAX,
+    SHARED_MAX,
+    UNKNOWN,
+    Origin,
+    origin_bytes,
+    origin_in,
+)
+from prfaas.wire.fragments import BLOCK_BYTES_MAX, block_digest
+
+MARKER = "prfaas-disk-tier"
+FORMAT, FORMAT_1 = "2", "1"
+SUFFIX = ".seg"
+MAGIC, MAGIC_GONE = b"PFKVREC2", b"PFKVGON2"
+MAGIC_1, MAGIC_GONE_1 = b"PFKVREC1", b"PFKVGON1"
+ALIGN_BYTES = 4096
+CHECK_BYTES = 8
+_HEADER_1 = struct.Struct(f">8s{LAYOUT_ID_BYTES}sI{HASH_BYTES}sQ32s")
+_ORIGIN = struct.Struct(">H")
+_FIXED_BYTES = _HEADER_1.size + _ORIGIN.size + CHECK_BYTES
+HEADER_BYTES_1 = _HEADER_1.size + CHECK_BYTES
+HEADER_BYTES_MAX = _FIXED_BYTES + ORIGIN_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a block lies.
+
+    Attributes:
+        segment: Number of the file.
+        offset: Of the record, bytes.
+        num_bytes: Of the block.
+        origin: Where it came from.
+        head_bytes: What lies before it in its record.
+    """
+
+    segment: int
+    offset: int
+    num_bytes: int
+    origin: Origin
+    head_bytes: int
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of disk that its record takes."""
+        return _aligned(self.head_bytes + self.num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A file that was found at start."""
+
+    number: int
+    num_bytes: int
+    used_at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What is in a segment, and how many records in it are broken."""
+
+    records: list[tuple[BlockName, Place]]
+    num_broken: int
+
+
+class _Header(NamedTuple):
+    """What a record says of itself."""
+
+    name: BlockName
+    num_bytes: int
+    digest: bytes
+    origin: Origin
+    head_bytes: int
+    is_gone: bool
+
+
+def record_bytes(num_bytes: int, origin: Origin) -> int:
+    """Bytes of disk that a block takes."""
+    return _aligned(head_bytes(origin) + num_bytes)
+
+
+@lru_cache(SHARED_MAX)
+def head_bytes(origin: Origin) -> int:
+    """What lies before the bytes of a block of that origin."""
+    return _FIXED_BYTES + len(origin_bytes(origin))
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+class SegmentFiles:
+    """A folder of segments.
+
+    Args:
+        folder: Made if it is not there; only the owner may enter.
+
+    Raises:
+        ConfigError: The folder can not be used, is in use, or holds something else.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            self._lock = _claim(folder)
+        except OSError as error:
+            raise ConfigError(
+                f"the disk tier can not use {folder}: {error.strerror or error}; "
+                "name another folder"
+            ) from None
+        self._next = max((segment.number for segment in self.found()), default=-1) + 1
+        self._active = -1
+        self._active_bytes = 0
+
+    def found(self) -> list[Segment]:
+        """Segments on disk, the least recently used first."""
+        found: list[Segment] = []
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            if path.stem.isdigit():
+                status = path.stat()
+                found.append(Segment(int(path.stem), status.st_size, status.st_mtime_ns))
+        return sorted(found, key=lambda segment: (segment.used_at_ns, segment.number))
+
+    def scan(self, number: int) -> Scan:
+        """Walk the headers of a segment.
+
+        Raises:
+            OSError: It can not be read.
+        """
+        records: list[tuple[BlockName, Place]] = []
+        num_broken = offset = 0
+        is_lost = False
+        with _opened(self._path(number), os.O_RDONLY) as file:
+            end = os.fstat(file).st_size
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+            while offset < end:
+                header = _parse(os.pread(file, HEADER_BYTES_MAX, offset))
+                step = ALIGN_BYTES
+                if header is not None and offset + header.head_bytes + header.num_bytes <= end:
+                    place = Place(
+                        number, offset, header.num_bytes, header.origin, header.head_bytes
+                    )
+                    if not header.is_gone:
+                        records.append((header.name, place))
+                    step, is_lost = place.record_bytes, False
+                elif not is_lost:
+                    num_broken += 1
+                    is_lost = True
+                offset += step
+        return Scan(records, num_broken)
+
+    def start(self) -> int:
+        """Begin a new segment, which takes what is appended from now on; returns its number."""
+        number = self._next
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._active = os.open(self._path(number), flags, 0o600)
+        self._next += 1
+        self._active_bytes = 0
+        return number
+
+    def append(
+        self, name: BlockName, data: bytearray | memoryview, digest: bytes, origin: Origin
+    ) -> Place:
+        """Write a block to the segment that was started last.
+
+        Once this returns, the block outlives the process.
+
+        Raises:
+            OSError: It can not be written; nothing of it is left.
+        """
+        offset = self._active_bytes
+        place = Place(self._next - 1, offset, len(data), origin, head_bytes(origin))
+        size = place.record_bytes
+        parts = [_header(name, len(data), digest, origin), data]
+        parts.append(bytes(size - place.head_bytes - len(data)))
+        try:
+            written = os.pwritev(self._active, parts, offset)
+            if written < size:
+                raise OSError(0, f"{written} of {size} bytes were written: the disk is full")
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._active, offset)
+            raise
+        self._active_bytes += size
+        return place
+
+    def seal(self) -> None:
+        """Nothing more is appended to the segment: have it outlive a loss of power.
+
+        Raises:
+            OSError: It can not be written out.
+        """
+        active, self._active = self._active, -1
+        if active >= 0:
+            try:
+                os.fdatasync(active)
+                # Read once if ever: memory is better used by others.
+                os.posix_fadvise(active, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(active)
+
+    def read(self, name: BlockName, place: Place, into: memoryview) -> bytes | None:
+        """Read a block, and note that its segment was used.
+
+        Args:
+            name: Its name.
+            place: Where it lies.
+            into: `place.num_bytes` bytes.
+
+        Returns:
+            Its digest; None if the bytes are not what was written.
+
+        Raises:
+            OSError: It can not be read.
+        """
+        head = bytearray(place.head_bytes)
+        with _opened(self._path(place.segment), os.O_RDONLY) as file:
+            count = os.preadv(file, [head, into], place.offset)
+            os.utime(file)
+        header = _parse(head)
+        if count < place.head_bytes + len(into) or header is None or header.is_gone:
+            return None
+        is_named = (header.name, header.num_bytes, header.origin) == (name, len(into), place.origin)
+        is_same = is_named and block_digest(*name, into) == header.digest
+        return header.digest if is_same else None
+
+    def erase(self, names: Sequence[tuple[BlockName, Place]]) -> None:
+        """Mark records as dropped; once this returns, they do not come back with the next start.
+
+        Harmless for what is marked already, or gone with its segment.
+
+        Raises:
+            OSError: Not all could be marked.
+        """
+        by_segment: dict[int, list[tuple[BlockName, Place]]] = {}
+        for name, place in names:
+            by_segment.setdefault(place.segment, []).append((name, place))
+        for number, records in by_segment.items():
+            with (
+                contextlib.suppress(FileNotFoundError),
+                _opened(self._path(number), os.O_RDWR) as file,
+            ):
+                for name, place in records:
+                    os.pwrite(file, _gone(name, place), place.offset)
+                os.fdatasync(file)
+
+    def remove(self, number: int) -> None:
+        """Delete a segment; harmless if it is gone.
+
+        Raises:
+            OSError: It can not be deleted.
+        """
+        self._path(number).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let another pool node have the folder."""
+        with contextlib.suppress(OSError):
+            self.seal()
+        os.close(self._lock)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:016d}{SUFFIX}"
+
+
+def _header(
+    name: BlockName, num_bytes: int, digest: bytes, origin: Origin, magic: bytes = MAGIC
+) -> bytes:
+    layout_id, key = name
+    whence = origin_bytes(origin)
+    head = _HEADER_1.pack(magic, layout_id, key.group, key.block_hash, num_bytes, digest)
+    head += _ORIGIN.pack(len(whence))
+    return head + _check(head + whence) + whence
+
+
+def _gone(name: BlockName, place: Place) -> bytes:
+    """A header as long as that of the record it is written over, so that the next is found."""
+    if place.head_bytes == HEADER_BYTES_1:
+        layout_id, key = name
+        head = _HEADER_1.pack(
+            MAGIC_GONE_1, layout_id, key.group, key.block_hash, place.num_bytes, bytes(32)
+        )
+        return head + _check(head)
+    return _header(name, place.num_bytes, bytes(32), place.origin, MAGIC_GONE)
+
+
+def _parse(data: bytes | bytearray) -> _Header | None:
+    """What a record says of itself; None if this is no header."""
+    if data[: len(MAGIC)] in (MAGIC_1, MAGIC_GONE_1):
+        return _parse_1(data)
+    if len(data) < _FIXED_BYTES or data[: len(MAGIC)] not in (MAGIC, MAGIC_GONE):
+        return None
+    head = bytes(data[: _HEADER_1.size + _ORIGIN.size])
+    [size] = _ORIGIN.unpack_from(head, _HEADER_1.size)
+    whence = bytes(data[_FIXED_BYTES : _FIXED_BYTES + size])
+    if len(whence) < size or _check(head + whence) != data[len(head) : _FIXED_BYTES]:
+        return None
+    return _checked(head, origin_in(whence), _FIXED_BYTES + size)
+
+
+def _parse_1(data: bytes | bytearray) -> _Header | None:
+    head = bytes(data[: _HEADER_1.size])
+    if len(data) < HEADER_BYTES_1 or _check(head) != data[_HEADER_1.size : HEADER_BYTES_1]:
+        return None
+    return _checked(head, UNKNOWN, HEADER_BYTES_1)
+
+
+def _checked(head: bytes, origin: Origin, head_bytes: int) -> _Header | None:
+    magic, layout_id, group, block_hash, num_bytes, digest = _HEADER_1.unpack_from(head)
+    if not 1 <= num_bytes <= BLOCK_BYTES_MAX:
+        return None
+    is_gone = magic in (MAGIC_GONE, MAGIC_GONE_1)
+    name = layout_id, BlockKey(group, block_hash)
+    return _Header(name, num_bytes, digest, origin, head_bytes, is_gone)
+
+
+def _check(head: bytes) -> bytes:
+    return blake3.blake3(head).digest(CHECK_BYTES)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    file = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _claim(folder: Path) -> int:
+    """Make the folder ours: a descriptor that holds the lock."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    marker = folder / MARKER
+    others = {entry.name for entry in folder.iterdir()} - {"lost+found"}
+    if others and MARKER not in others:
+        raise ConfigError(
+            f"{folder} is no folder of a disk tier: it holds {min(others)}; name an empty folder"
+        )
+    lock = os.open(marker, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        written = os.pread(lock, 64, 0).decode(errors="replace").strip()
+        if written not in ("", FORMAT, FORMAT_1):
+            raise ConfigError(
+                f"{folder} has format {written!r} of the disk tier; this version writes "
+                f"{FORMAT!r}: name another folder, or delete this one"
+            )
+        folder.chmod(0o700)
+        os.pwrite(lock, f"{FORMAT}\n".encode(), 0)
+    except BlockingIOError:
+        os.close(lock)
+        raise ConfigError(f"another pool node uses {folder}; name another folder") from None
+    except (ConfigError, OSError):
+        os.close(lock)
+        raise
+    return lock

@@ -1,0 +1,477 @@
+"""The disk tier: blocks in segment files, up to a hard limit, behind threads of its own.
+
+The event loop keeps the index and decides; one thread writes, a few read. A segment goes as a
+whole, the least recently used first. When the disk fails, the node goes on without it: nothing is
+written for a while, what can be read is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from prfaas.core.cache.eviction import EvictionPolicy, LeastRecentlyUsed
+from prfaas.core.kv.blocks import BlockName
+from prfaas.errors import ConfigError
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.store.disk_segments import (
+    ALIGN_BYTES,
+    Place,
+    Scan,
+    Segment,
+    SegmentFiles,
+    record_bytes,
+)
+from prfaas.pool.store.origins import Matches, Origin, sliced
+from prfaas.pool.store.tier_ports import StoredBlock
+from prfaas.units import format_size
+
+T = TypeVar("T")
+Buffer = bytearray | memoryview
+log = logging.getLogger(__name__)
+
+SEGMENT_BYTES = 64 << 20
+SEGMENTS_MIN = 8
+"""A small tier has smaller segments, or most of it would go at once."""
+CAPACITY_BYTES_MIN = SEGMENTS_MIN * ALIGN_BYTES
+QUEUE_BYTES_MAX = 64 << 20
+"""Blocks that wait for the disk; they stay where they are in memory."""
+BATCH_BYTES = 16 << 20
+"""What the writer takes at once: the event loop may be busy for a while between two turns."""
+READERS = 4
+RETRY_S = 30.0
+"""A disk that failed is tried again after this."""
+PROGRESS_SEGMENTS = 256
+"""A line in the log for every so many segments found at start: 16 GiB."""
+
+
+class _Offer(NamedTuple):
+    """A block to be written."""
+
+    name: BlockName
+    block: StoredBlock
+    done: Callable[[], None]
+
+
+class DiskTier:
+    """Blocks below memory.
+
+    Args:
+        folder: For the files.
+        capacity_bytes: Hard limit on all files together.
+        on_found: Told of blocks that were there at start.
+        on_gone: Told of blocks that are there no longer.
+        policy: Which segment goes first.
+
+    Raises:
+        ConfigError: The folder can not be used, or the limit is too small for any block.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        capacity_bytes: int,
+        metrics: PoolMetrics,
+        on_found: Callable[[Iterable[BlockName]], None],
+        on_gone: Callable[[Iterable[BlockName]], None],
+        policy: EvictionPolicy[int] | None = None,
+    ) -> None:
+        if capacity_bytes < CAPACITY_BYTES_MIN:
+            raise ConfigError(
+                f"the disk tier in {folder} is limited to {format_size(capacity_bytes)}; "
+                f"give it at least {format_size(CAPACITY_BYTES_MIN)}"
+            )
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self._files = SegmentFiles(folder)
+        self._folder = folder
+        self._metrics = metrics
+        self._on_found = on_found
+        self._on_gone = on_gone
+        self._policy = policy or LeastRecentlyUsed()
+        self._segment_bytes = min(SEGMENT_BYTES, capacity_bytes // SEGMENTS_MIN)
+        self._places: dict[BlockName, Place] = {}
+        self._segments: dict[int, list[BlockName]] = {}
+        self._sizes: dict[int, int] = {}
+        self._kinds: dict[int, set[frozenset[str]]] = {}
+        """Sources of the records of each segment: a purge looks at those that it may concern."""
+        self._unlisted: list[tuple[BlockName, Place]] = []
+        """Records on disk that the index lacks and that the next start would find: they could not
+        be read or marked, or there is another one of that name."""
+        self._active: int | None = None
+        self._queue: deque[_Offer] = deque()
+        self._queued_bytes = 0
+        self._work = asyncio.Event()
+        self._turn = asyncio.Lock()
+        """Held while blocks are written, or marked as dropped."""
+        self._writer = ThreadPoolExecutor(1, "prfaas-disk-writer")
+        self._readers = ThreadPoolExecutor(READERS, "prfaas-disk-reader")
+        self._is_ready = False
+        self._has_failed = False
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, name: BlockName) -> bool:
+        return name in self._places
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all that was there at start is known."""
+        return self._is_ready
+
+    def names(self) -> Iterator[BlockName]:
+        """All blocks."""
+        return iter(self._places)
+
+    def num_bytes(self, name: BlockName) -> int:
+        """Size of a block."""
+        return self._places[name].num_bytes
+
+    def origin(self, name: BlockName) -> Origin:
+        """Where a block came from."""
+        return self._places[name].origin
+
+    async def count(self, matches: Matches) -> tuple[set[BlockName], int]:
+        """Blocks whose origin matches, and their bytes; other work goes on meanwhile."""
+        return await self._find(matches, list(self._segments), drop=False)
+
+    async def drop(self, matches: Matches) -> tuple[set[BlockName], int]:
+        """Drop blocks by their origin, and return them and their bytes.
+
+        Blocks that wait to be written are not. What is dropped comes back with the next start until
+        `erase` has returned.
+        """
+        for offer in [offer for offer in self._queue if matches(offer.block.origin)]:
+            self._queue.remove(offer)
+            self._queued_bytes -= len(offer.block.data)
+            offer.done()
+        active = self._active
+        since = max(self._segments, default=-1) + 1 if active is None else active
+        found, size = await self._find(matches, list(self._segments), drop=True)
+        async with self._turn:  # What was being written meanwhile.
+            recent = [number for number in self._segments if number >= since]
+            more, more_size = await self._find(matches, recent, drop=True)
+        return found | more, size + more_size
+
+    async def erase(self, matches: Matches) -> None:
+        """Mark what was dropped by its origin: once this returns, it does not come back.
+
+        Raises:
+            OSError: Not all could be marked.
+            ConfigError: What lies on disk is not known yet.
+        """
+        if not self._is_ready:
+            raise ConfigError(f"{self._folder} is still being read")
+        async with self._turn:
+            gone = [record for record in self._unlisted if matches(record[1].origin)]
+            await self._in_writer(self._files.erase, gone)
+            marked = set(gone)
+            self._unlisted = [record for record in self._unlisted if record not in marked]
+
+    async def _find(
+        self, matches: Matches, segments: list[int], *, drop: bool
+    ) -> tuple[set[BlockName], int]:
+        """Blocks of some segments whose origin matches, and their bytes."""
+        found, num_bytes = set[BlockName](), 0
+        for number in segments:
+            kinds = self._kinds.get(number, ())
+            if not any(matches(Origin(sources)) for sources in kinds):
+                continue
+            for names in sliced(self._segments[number]):
+                part = self._matching(number, names, matches)
+                num_bytes += sum(place.num_bytes for place in part.values())
+                found |= part.keys()
+                if drop:
+                    for name in part:
+                        del self._places[name]
+                    self._unlisted += part.items()
+                    self._on_gone(part)
+                await asyncio.sleep(0)
+        return found, num_bytes
+
+    def _matching(
+        self, number: int, names: Sequence[BlockName], matches: Matches
+    ) -> dict[BlockName, Place]:
+        places = {name: place for name in names if (place := self._places.get(name)) is not None}
+        return {
+            name: place
+            for name, place in places.items()
+            if place.segment == number and matches(place.origin)
+        }
+
+    def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
+        """Queue a block to be written; `done` is called from the loop when its turn is over.
+
+        Returns:
+            False if the queue is full, the disk has failed, or start is not over.
+        """
+        size = len(block.data)
+        is_full = self._queued_bytes and self._queued_bytes + size > QUEUE_BYTES_MAX
+        if not self._is_ready or self._has_failed or is_full:
+            return False
+        self._queue.append(_Offer(name, block, done))
+        self._queued_bytes += size
+        self._work.set()
+        return True
+
+    async def read(self, name: BlockName, into: memoryview) -> bytes | None:
+        """Read and check a block; a broken one is dropped and counted.
+
+        Args:
+            name: One that is there.
+            into: As long as the block.
+
+        Returns:
+            Its digest; None if it could not be had.
+        """
+        place = self._places[name]
+        self._policy.used(place.segment)
+        loop = asyncio.get_running_loop()
+        try:
+            lent = [into]
+            digest = await loop.run_in_executor(self._readers, self._read_lent, name, place, lent)
+        except FileNotFoundError:
+            digest, reason = None, "disk_gone"
+        except OSError as error:
+            log.error("disk tier: a block can not be read from %s: %s", self._folder, error)
+            digest, reason = None, "disk_error"
+        else:
+            reason = "disk_digest"
+        if self._places.get(name) != place:
+            return None  # It was purged, or its segment dropped, while it was read.
+        if digest is not None:
+            self._metrics.blocks_promoted.inc()
+        else:
+            del self._places[name]
+            self._unlisted.append((name, place))
+            self._metrics.blocks_dropped.labels(reason=reason).inc()
+            self._on_gone([name])
+        return digest
+
+    async def run(self) -> None:
+        """Find what is there, then write what is offered, until cancelled.
+
+        Where the first fails, nothing is written.
+        """
+        try:
+            await self._recover()
+            while True:
+                await self._work.wait()
+                self._work.clear()
+                while self._queue:
+                    async with self._turn:
+                        await self._write_some()
+        except OSError as error:
+            log.error(
+                "disk tier: what lies in %s can not be told: %s; blocks are kept in memory only "
+                "until this node starts anew",
+                self._folder,
+                error.strerror or error,
+            )
+        finally:
+            self._is_ready = False
+            while self._queue:
+                self._queue.popleft().done()
+
+    def close(self) -> None:
+        """Wait for what is being written or read, and let go of the folder."""
+        self._writer.shutdown()
+        self._readers.shutdown()
+        self._files.close()
+
+    # --- writing ---
+
+    async def _write_some(self) -> None:
+        """Write the front of the queue: as much as the segment takes, in one go."""
+        if not self._queue:
+            return
+        batch = [self._queue.popleft()]
+        try:
+            if not self._has_failed:
+                await self._write(batch)
+        except OSError as error:
+            self._fail(error)
+        finally:
+            for offer in batch:
+                self._queued_bytes -= len(offer.block.data)
+                offer.done()
+
+    async def _write(self, batch: list[_Offer]) -> None:
+        """Write a block, and those behind it that fit; they are moved from the queue to `batch`."""
+        size = _size_of(batch[0])
+        if size > self.capacity_bytes:
+            self._metrics.blocks_dropped.labels(reason="disk_too_small").inc()
+            return
+        active = await self._segment_for(size)
+        room = min(max(self._segment_bytes, size) - self._sizes[active], max(BATCH_BYTES, size))
+        while self._queue and size < room:
+            following = _size_of(self._queue[0])
+            if size + following > room:
+                break
+            batch.append(self._queue.popleft())
+            size += following
+        while self.used_bytes + size > self.capacity_bytes:
+            await self._drop(next(number for number in self._policy.order() if number != active))
+        self._grow(active, size)
+        lent = [
+            (offer.name, offer.block.data, offer.block.digest, offer.block.origin)
+            for offer in batch
+        ]
+        places, error = await self._in_writer(self._append_lent, lent)
+        for offer, place in zip(batch, places, strict=False):
+            self._places[offer.name] = place
+            self._segments[active].append(offer.name)
+            self._kinds[active].add(offer.block.origin.sources)
+            self._metrics.blocks_spilled.inc()
+        if error is not None:
+            self._grow(active, sum(place.record_bytes for place in places) - size)
+            if not self._segments[active]:
+                with contextlib.suppress(OSError):  # Or every retry would leave an empty file.
+                    await self._drop(active)
+            raise error
+
+    async def _segment_for(self, size: int) -> int:
+        """The segment that takes a record of that size."""
+        active = self._active
+        if active is None or self._sizes[active] + size > max(self._segment_bytes, size):
+            self._active = None
+            await self._in_writer(self._files.seal)
+            active = await self._in_writer(self._files.start)
+            self._add_segment(active, 0)
+            self._active = active
+        return active
+
+    def _grow(self, number: int, num_bytes: int) -> None:
+        self._sizes[number] += num_bytes
+        self.used_bytes += num_bytes
+
+    # An executor holds the arguments of a call for a moment longer than the call takes. The memory
+    # of a block has to come back before that, so they are lent a list that is emptied.
+
+    def _append_lent(
+        self, lent: list[tuple[BlockName, Buffer, bytes, Origin]]
+    ) -> tuple[list[Place], OSError | None]:
+        places: list[Place] = []
+        lent.reverse()
+        try:
+            while lent:
+                places.append(self._files.append(*lent.pop()))
+        except OSError as error:
+            lent.clear()
+            return places, error.with_traceback(None)
+        return places, None
+
+    def _read_lent(self, name: BlockName, place: Place, lent: list[memoryview]) -> bytes | None:
+        return self._files.read(name, place, lent.pop())
+
+    def _add_segment(self, number: int, num_bytes: int) -> None:
+        self._segments[number] = []
+        self._kinds[number] = set()
+        self._sizes[number] = num_bytes
+        self.used_bytes += num_bytes
+        self._policy.added(number)
+
+    async def _drop(self, number: int) -> None:
+        await self._in_writer(self._files.remove, number)
+        self.used_bytes -= self._sizes.pop(number)
+        self._policy.removed(number)
+        self._unlisted = [record for record in self._unlisted if record[1].segment != number]
+        gone: list[BlockName] = []
+        del self._kinds[number]
+        for name in self._segments.pop(number):
+            place = self._places.get(name)
+            if place is not None and place.segment == number:
+                del self._places[name]
+                gone.append(name)
+        self._on_gone(gone)
+
+    def _fail(self, error: OSError) -> None:
+        self._has_failed = True
+        self._active = None
+        self._metrics.disk_up.set(0)
+        log.error(
+            "disk tier: %s can not be written: %s; blocks are kept in memory only, and the disk is "
+            "tried again every %.0f s",
+            self._folder,
+            error.strerror or error,
+            RETRY_S,
+        )
+        asyncio.get_running_loop().call_later(RETRY_S, self._try_again)
+
+    def _try_again(self) -> None:
+        self._has_failed = False
+        self._metrics.disk_up.set(1)
+
+    async def _in_writer(self, what: Callable[..., T], *about: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._writer, what, *about)
+
+    # --- start ---
+
+    async def _recover(self) -> None:
+        loop = asyncio.get_running_loop()
+        found = await self._drop_surplus(await self._in_writer(self._files.found))
+        num_broken = 0
+        for start in range(0, len(found), READERS):
+            batch = found[start : start + READERS]
+            scans = await asyncio.gather(
+                *(loop.run_in_executor(self._readers, self._scan, one.number) for one in batch)
+            )
+            for segment, scan in zip(batch, scans, strict=True):
+                num_broken += scan.num_broken
+                await self._take_in(segment, scan)
+            if start // PROGRESS_SEGMENTS != (start + READERS) // PROGRESS_SEGMENTS:
+                log.info("disk tier: %d of %d segments read", start + len(batch), len(found))
+        self._metrics.blocks_dropped.labels(reason="disk_torn").inc(num_broken)
+        self._metrics.disk_up.set(1)
+        self._is_ready = True
+        log.info(
+            "disk tier in %s: %d blocks, %s of %s; %d records were broken",
+            self._folder,
+            len(self._places),
+            format_size(self.used_bytes),
+            format_size(self.capacity_bytes),
+            num_broken,
+        )
+
+    async def _drop_surplus(self, found: list[Segment]) -> list[Segment]:
+        """Delete what is over the limit, which may have been a higher one."""
+        total = sum(segment.num_bytes for segment in found)
+        while total > self.capacity_bytes:
+            total -= found[0].num_bytes
+            await self._in_writer(self._files.remove, found.pop(0).number)
+        return found
+
+    def _scan(self, number: int) -> Scan:
+        try:
+            return self._files.scan(number)
+        except OSError as error:
+            log.error("disk tier: segment %d can not be read: %s", number, error)
+            return Scan([], 1)
+
+    async def _take_in(self, segment: Segment, scan: Scan) -> None:
+        if not scan.records:
+            await self._in_writer(self._files.remove, segment.number)
+            return
+        self._add_segment(segment.number, segment.num_bytes)
+        new: list[BlockName] = []
+        for name, place in scan.records:
+            earlier = self._places.get(name)
+            if earlier is None:
+                new.append(name)
+            else:
+                self._unlisted.append((name, earlier))
+            self._places[name] = place
+        self._segments[segment.number] = [name for name, _ in scan.records]
+        self._kinds[segment.number] = {place.origin.sources for _, place in scan.records}
+        self._on_found(new)
+
+
+def _size_of(offer: _Offer) -> int:
+    return record_bytes(len(offer.block.data), offer.block.origin)

@@ -1,0 +1,179 @@
+"""What a pool node tells its gateways: a snapshot, then every change in order.
+
+Blocks come and go by the hundred, and what changes in one turn of the event loop goes together: a
+message costs more than the blocks it names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Callable
+from itertools import groupby, islice
+
+from prfaas.core.kv.blocks import BlockKey, BlockName
+from prfaas.pool.store.block_store import BlockStore
+from prfaas.wire.channel import Channel
+from prfaas.wire.messages.fields import wire_keys
+from prfaas.wire.messages.gateway import (
+    Evicted,
+    PoolState,
+    Snapshot,
+    SnapshotEnd,
+    Stored,
+    TransferEnded,
+)
+
+KEYS_MAX = 4096
+"""Keys per message: about 200 kB."""
+BACKLOG_BYTES_MAX = 64 << 20
+"""Unsent events a subscriber may have before it is dropped."""
+BACKLOG_KEYS_MAX = 4_000_000
+"""Keys in the events that wait for the end of a snapshot; beyond it the subscriber is dropped."""
+
+Event = Stored | Evicted | TransferEnded | PoolState
+
+
+class EventFeed:
+    """Numbers events and sends them to every subscriber.
+
+    A subscriber that is too far behind is dropped and takes a new snapshot when it comes back.
+
+    Attributes:
+        epoch: Changes with every start of the pool node, so that an old sequence is not mistaken
+            for the present one.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = secrets.token_hex(8)
+        self._next_seq = 0
+        self._subscribers: dict[Channel, _Subscriber] = {}
+        self._changed: dict[BlockName, bool] = {}
+        """Blocks that came (True) or went, which nobody was told yet."""
+        self._telling: asyncio.Handle | None = None
+
+    def subscribe(
+        self, channel: Channel, store: BlockStore, state: Callable[[], PoolState]
+    ) -> None:
+        """Send everything there is, as fast as it is read, then every change since.
+
+        Asking again over the same channel changes nothing.
+        """
+        if channel in self._subscribers:
+            return
+        self._tell_changes()
+        subscriber = _Subscriber(channel, self.epoch, self._next_seq, list(store.names()))
+        self._subscribers[channel] = subscriber
+        self._emit(state())
+
+    @property
+    def num_subscribers(self) -> int:
+        """Gateways that are told."""
+        return len(self._subscribers)
+
+    def unsubscribe(self, channel: Channel) -> None:
+        """Forget a subscriber; harmless if it is none."""
+        subscriber = self._subscribers.pop(channel, None)
+        if subscriber is not None:
+            subscriber.stop()
+
+    # --- StoreObserver ---
+
+    def stored(self, layout_id: bytes, keys: list[BlockKey]) -> None:
+        """Blocks came."""
+        self._change(layout_id, keys, came=True)
+
+    def evicted(self, layout_id: bytes, keys: list[BlockKey]) -> None:
+        """Blocks went."""
+        self._change(layout_id, keys, came=False)
+
+    # --- other events ---
+
+    def transfer_ended(self, event: TransferEnded) -> None:
+        """A transfer ended at this pool."""
+        self._emit(event)
+
+    def state_changed(self, state: PoolState) -> None:
+        """An engine or a link came or went, or a busy link was measured."""
+        self._emit(state)
+
+    def _change(self, layout_id: bytes, keys: list[BlockKey], *, came: bool) -> None:
+        if not self._subscribers:
+            return
+        for key in keys:
+            self._changed[layout_id, key] = came
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_soon(self._tell_changes)
+
+    def _tell_changes(self) -> None:
+        """Send the changes that wait; of a block that came and went only what it did last."""
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        changed, self._changed = self._changed, {}
+        alike: dict[tuple[bool, bytes], list[BlockKey]] = {}
+        for (layout_id, key), came in changed.items():
+            alike.setdefault((came, layout_id), []).append(key)
+        for (came, layout_id), keys in sorted(alike.items()):
+            kind = Stored if came else Evicted
+            for start in range(0, len(keys), KEYS_MAX):
+                part = wire_keys(keys[start : start + KEYS_MAX])
+                self._send(kind(seq=0, layout_id=layout_id, keys=part))
+
+    def _emit(self, event: Event) -> None:
+        """Send an event, behind all changes before it."""
+        self._tell_changes()
+        self._send(event)
+
+    def _send(self, event: Event) -> None:
+        event.seq = self._next_seq
+        self._next_seq += 1
+        for subscriber in list(self._subscribers.values()):
+            subscriber.tell(event)
+
+
+class _Subscriber:
+    """One gateway: events wait until its snapshot has left."""
+
+    def __init__(self, channel: Channel, epoch: str, next_seq: int, names: list[BlockName]) -> None:
+        self._channel = channel
+        self._waiting: deque[Event] = deque()
+        self._num_waiting_keys = 0
+        self._has_caught_up = False
+        self._task = asyncio.create_task(self._catch_up(epoch, next_seq, names))
+
+    def stop(self) -> None:
+        """Send no more."""
+        self._task.cancel()
+
+    def tell(self, event: Event) -> None:
+        """Send an event, in its turn."""
+        if self._has_caught_up:
+            self._channel.send(event)
+            if self._channel.backlog_bytes > BACKLOG_BYTES_MAX:
+                self._channel.close("the subscriber does not keep up with events")
+            return
+        self._waiting.append(event)
+        if isinstance(event, Stored | Evicted):
+            self._num_waiting_keys += len(event.keys)
+        if self._num_waiting_keys > BACKLOG_KEYS_MAX:
+            self._channel.close("the subscriber does not keep up with the snapshot")
+
+    async def _catch_up(self, epoch: str, next_seq: int, names: list[BlockName]) -> None:
+        """The snapshot, then what waits, no faster than it is read."""
+        rest = iter(names)
+        while part := list(islice(rest, KEYS_MAX)):
+            for layout_id, same in groupby(part, key=lambda name: name[0]):
+                keys = wire_keys(key for _, key in same)
+                self._channel.send(
+                    Snapshot(epoch=epoch, next_seq=next_seq, layout_id=layout_id, keys=keys)
+                )
+            # The others on this thread have their turn, and the subscriber reads.
+            await asyncio.sleep(0)
+            await self._channel.drained()
+        self._channel.send(SnapshotEnd(epoch=epoch, next_seq=next_seq))
+        while self._waiting:
+            self._channel.send(self._waiting.popleft())
+            await self._channel.drained()
+        self._has_caught_up = True

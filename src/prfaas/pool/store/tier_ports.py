@@ -1,0 +1,69 @@
+"""A block at rest, the tier below memory, and who hears of what comes and goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from prfaas.core.kv.blocks import BlockKey, BlockName
+from prfaas.pool.store.origins import LOCAL, Origin
+
+
+@dataclass(slots=True)
+class StoredBlock:
+    """A block at rest.
+
+    Attributes:
+        data: Its bytes; never changed once stored.
+        digest: BLAKE3 over name and bytes.
+        origin: Where it came from.
+        pins: Readers that need it to stay; a pinned block is not evicted.
+    """
+
+    data: bytearray | memoryview
+    digest: bytes
+    origin: Origin = LOCAL
+    pins: int = 0
+
+
+class StoreObserver(Protocol):
+    """Who wants to know what comes and goes, whatever the tier."""
+
+    def stored(self, layout_id: bytes, keys: list[BlockKey]) -> None:
+        """Blocks can be found from now on."""
+
+    def evicted(self, layout_id: bytes, keys: list[BlockKey]) -> None:
+        """Blocks can no longer be found."""
+
+
+class LowerTier(Protocol):
+    """A tier below memory. Its methods never wait."""
+
+    def __contains__(self, name: BlockName) -> bool:
+        """Whether it holds a block."""
+        ...
+
+    def names(self) -> Iterator[BlockName]:
+        """What it holds."""
+        ...
+
+    def num_bytes(self, name: BlockName) -> int:
+        """Size of a block that it holds."""
+        ...
+
+    def origin(self, name: BlockName) -> Origin:
+        """Where a block that it holds came from."""
+        ...
+
+    def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:
+        """Ask it to write a block; it calls `done` when the bytes are no longer needed.
+
+        Returns:
+            False if it can not take more for now.
+        """
+        ...
+
+    async def read(self, name: BlockName, into: memoryview) -> bytes | None:
+        """Read and check a block; its digest, or None if it could not be had."""
+        ...

@@ -1,0 +1,204 @@
+"""A pool node's side of tickets: nothing is sent or taken in without one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.kv.manifest import Manifest, NamedBlocks, manifest_digest
+from prfaas.core.transfer.tickets import (
+    CLOCK_SKEW_NS,
+    Refusal,
+    Ticket,
+    TicketRefusedError,
+    UsedTickets,
+    check_ticket,
+)
+from prfaas.core.transfer.transfer_state import Transfer
+from prfaas.logs import log_event
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.wire.fragments import ReceivedBlock
+from prfaas.wire.tickets import TicketOpener
+
+log = logging.getLogger(__name__)
+
+SOURCE, DESTINATION = "source", "destination"
+"""The two ends of a transfer; label a metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A ticket that was checked and is used up.
+
+    Attributes:
+        ticket: What it allows.
+        sealed: The same as it came, for the other end.
+        named: The blocks that may move.
+        lifetime_ns: How long the transfer may stay open from the check on.
+    """
+
+    ticket: Ticket
+    sealed: bytes
+    named: NamedBlocks
+    lifetime_ns: int
+
+
+class TicketChecks:
+    """Checks tickets, and counts those it refuses.
+
+    Args:
+        pool: Our name.
+        opener: Knows whose signatures count.
+        metrics: Count refusals.
+        unix_ns: Unix time.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        opener: TicketOpener,
+        metrics: PoolMetrics,
+        unix_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._pool = pool
+        self._opener = opener
+        self._metrics = metrics
+        self._unix_ns = unix_ns
+        self._used = UsedTickets()
+        self.is_draining = False
+        """Refuse all tickets: the pool is about to stop."""
+
+    def to_send(
+        self,
+        sealed: bytes,
+        blocks: Manifest,
+        *,
+        transfer_id: bytes,
+        destination: str,
+        layout_id: bytes | None,
+    ) -> Grant:
+        """Use a ticket to send blocks of one layout to another pool.
+
+        Args:
+            sealed: The ticket as it came.
+            blocks: The list that came with it.
+            transfer_id: What is asked for.
+            destination: Where the blocks would go.
+            layout_id: The layout of the engine that asks; None takes the ticket's.
+
+        Raises:
+            TicketRefusedError: It does not allow that.
+        """
+        layouts = frozenset({layout_id} if layout_id is not None else ())
+        return self._use(sealed, blocks, transfer_id, (self._pool, destination), layouts, None)
+
+    def to_receive(
+        self,
+        sealed: bytes,
+        blocks: Manifest,
+        *,
+        transfer_id: bytes,
+        source: str,
+        layouts: Set[bytes],
+        free_bytes: int,
+    ) -> Grant:
+        """Use a ticket to take blocks in from another pool.
+
+        Args:
+            sealed: The ticket as it came.
+            blocks: The list that came with it.
+            transfer_id: What the source offers.
+            source: Who offers it.
+            layouts: Those of local engines; with none, any will do.
+            free_bytes: What the store can still promise.
+
+        Raises:
+            TicketRefusedError: It does not allow that, or there is no use or room for the blocks.
+        """
+        return self._use(sealed, blocks, transfer_id, (source, self._pool), layouts, free_bytes)
+
+    def refused(self, end: str, transfer_id: bytes, error: TicketRefusedError) -> None:
+        """Count a refusal, also one that came out while blocks were moving."""
+        self._metrics.tickets_refused.labels(end=end, reason=error.reason.value).inc()
+        fields = {"transfer": transfer_id.hex(), "reason": error.reason.value, "why": str(error)}
+        log_event(log, logging.WARNING, "ticket_refused", end=end, **fields)
+
+    def _use(
+        self,
+        sealed: bytes,
+        blocks: Manifest,
+        transfer_id: bytes,
+        ends: tuple[str, str],
+        layouts: Set[bytes],
+        free_bytes: int | None,
+    ) -> Grant:
+        source, destination = ends
+        now_ns = self._unix_ns()
+        try:
+            if self.is_draining:
+                raise TicketRefusedError(Refusal.DRAINING, "this pool takes no new transfers")
+            ticket = self._opener.open(sealed, now_ns)
+            check_ticket(
+                ticket,
+                transfer_id=transfer_id,
+                source=source,
+                destination=destination,
+                now_ns=now_ns,
+            )
+            if manifest_digest(blocks) != ticket.blocks:
+                raise TicketRefusedError(
+                    Refusal.OTHER_BLOCKS,
+                    "the list of blocks that came with it is not the one it was signed for",
+                )
+            if layouts and ticket.layout_id not in layouts:
+                raise TicketRefusedError(
+                    Refusal.LAYOUT, f"no engine here has layout {ticket.layout_id.hex()[:12]}"
+                )
+            if free_bytes is not None and ticket.bytes_max > free_bytes:
+                raise TicketRefusedError(
+                    Refusal.NO_ROOM,
+                    f"it allows {ticket.bytes_max} bytes, there is room for {free_bytes}",
+                )
+            self._used.use(ticket, now_ns)
+        except TicketRefusedError as error:
+            self.refused(SOURCE if source == self._pool else DESTINATION, transfer_id, error)
+            raise
+        return Grant(
+            ticket, sealed, NamedBlocks(blocks), ticket.expires_at_ns + CLOCK_SKEW_NS - now_ns
+        )
+
+
+def beyond_ticket(
+    transfer: Transfer, block: ReceivedBlock, named: NamedBlocks, asked: set[BlockKey] | None
+) -> TicketRefusedError | None:
+    """What a block goes beyond, if its transfer does not cover it."""
+    if block.key not in named:
+        return unnamed(block.key)
+    if asked is not None and block.key not in asked:
+        return TicketRefusedError(Refusal.FOREIGN, "a block came that was not asked for")
+    if block.layout_id != transfer.layout_id:
+        return TicketRefusedError(Refusal.LAYOUT, "a block of another layout came")
+    num_bytes = transfer.num_bytes + len(block.data)
+    if num_bytes > transfer.bytes_max:
+        return TicketRefusedError(
+            Refusal.OVERSIZED, f"{num_bytes} bytes came, it allows {transfer.bytes_max}"
+        )
+    return None
+
+
+def unnamed(key: BlockKey) -> TicketRefusedError:
+    """The refusal of a block that is not on the list of its ticket."""
+    name = key.block_hash.hex()[:12]
+    return TicketRefusedError(
+        Refusal.UNNAMED, f"block {name} of cache group {key.group} is not on its list"
+    )
+
+
+def oversized(transfer: Transfer) -> TicketRefusedError:
+    """The refusal of an engine's push that is larger than its ticket."""
+    return TicketRefusedError(
+        Refusal.OVERSIZED, f"more than the {transfer.bytes_max} bytes it allows were pushed"
+    )

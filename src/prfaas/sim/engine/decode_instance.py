@@ -1,0 +1,175 @@
+"""A decode instance: a running batch that advances one token a step, and a queue before it.
+
+Between two changes of the batch every sequence advances at the same pace, so one counter of steps
+serves all: a sequence that joins at step v leaves at step v + its remaining tokens. A change of the
+batch costs O(log batch), no matter how many tokens lie between.
+
+KV blocks are taken when a sequence joins the batch, not while its transfer waits for the link. The
+pool keeps what has arrived, and the engine loads it then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from prfaas.planner.hardware.step_time import StepTime
+from prfaas.sim.system.clock import Clock
+from prfaas.sim.system.request import Request
+
+NEVER = 2**63
+"""An instant after all others, ns."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLimits:
+    """Limits of one instance.
+
+    Attributes:
+        batch_max: Sequences that run at once.
+        kv_capacity_bytes: KV cache; None when it never binds.
+    """
+
+    batch_max: int
+    kv_capacity_bytes: int | None = None
+
+
+class DecodeInstance:
+    """One instance.
+
+    Args:
+        name: Unique.
+        clock: Virtual time.
+        step_ns: Step time by batch and mean context.
+        limits: Batch and KV cache.
+        kv_bytes: KV bytes that a request holds on average while it decodes.
+        on_first: A sequence was admitted and streams its first token.
+        on_done: A sequence has all its tokens.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        step_ns: StepTime,
+        limits: DecodeLimits,
+        *,
+        kv_bytes: Callable[[Request], int],
+        on_first: Callable[[Request], None],
+        on_done: Callable[[Request], None],
+    ) -> None:
+        self.name, self.up = name, True
+        self.kv_used_bytes = self.num_running_most = 0
+        self.batch_ns = 0.0
+        self._clock, self._step_ns, self._limits = clock, step_ns, limits
+        self._kv_bytes, self._on_first, self._on_done = kv_bytes, on_first, on_done
+        self._waiting: deque[Request] = deque()
+        self._running: list[tuple[float, int, Request]] = []
+        self._steps, self._stepped_at_ns, self._pace_ns = 0.0, 0, 1
+        self._context_sum = 0.0
+        self._leave_at_ns = self._asked_at_ns = NEVER
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a slot or for KV blocks."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in the batch."""
+        return len(self._running)
+
+    def fits(self, num_bytes: int) -> bool:
+        """Return True if an empty instance can hold a sequence of so many KV bytes."""
+        capacity = self._limits.kv_capacity_bytes
+        return capacity is None or num_bytes <= capacity
+
+    def submit(self, request: Request) -> None:
+        """Queue a prefilled request."""
+        self._waiting.append(request)
+        self._advance()
+        self._admit()
+        self._plan_next()
+
+    def fail(self) -> list[Request]:
+        """Stop; the requests that are lost, oldest first."""
+        self._advance()
+        lost = [r for _, _, r in sorted(self._running, key=lambda entry: entry[1])]
+        lost += self._waiting
+        self.kv_used_bytes = 0
+        self._running.clear()
+        self._waiting.clear()
+        self._context_sum, self.up = 0.0, False
+        self._leave_at_ns = NEVER
+        return lost
+
+    def recover(self) -> None:
+        """Work again."""
+        self.up = True
+
+    def _has_room(self, size: int) -> bool:
+        capacity = self._limits.kv_capacity_bytes
+        return capacity is None or self.kv_used_bytes + size <= capacity
+
+    def _advance(self) -> None:
+        """Bring the counter of steps up to now."""
+        now_ns = self._clock.now_ns
+        elapsed, self._stepped_at_ns = now_ns - self._stepped_at_ns, now_ns
+        if self._running:
+            self.batch_ns += elapsed * len(self._running)
+            self._steps += elapsed / self._pace_ns
+
+    def _admit(self) -> None:
+        if not self._waiting:
+            return
+        running, batch_max = self._running, self._limits.batch_max
+        while self._waiting and len(running) < batch_max:
+            size = self._kv_bytes(self._waiting[0])
+            if not self._has_room(size):
+                return
+            self.kv_used_bytes += size
+            request = self._waiting.popleft()
+            self._on_first(request)
+            self._context_sum += request.num_prompt_tokens - self._steps
+            end = self._steps + max(request.num_output_tokens - 1, 0)
+            heappush(running, (end, request.index, request))
+            self.num_running_most = max(self.num_running_most, len(running))
+
+    def _plan_next(self) -> None:
+        if not self._running:
+            self._leave_at_ns = NEVER
+            return
+        batch, steps = len(self._running), self._steps
+        self._pace_ns = self._step_ns(batch, self._context_sum / batch + steps)
+        left = self._running[0][0] - steps
+        due_ns = round(left * self._pace_ns) if left > 0.0 else 0
+        self._leave_at_ns = self._clock.now_ns + due_ns
+        self._ask()
+
+    def _ask(self) -> None:
+        """Be called when the next sequence ends, or before: that costs less than every change."""
+        if self._leave_at_ns < self._asked_at_ns:
+            self._asked_at_ns = self._leave_at_ns
+            self._clock.at(self._asked_at_ns, self._leave, self._asked_at_ns)
+
+    def _leave(self, asked_at_ns: int) -> None:
+        if asked_at_ns != self._asked_at_ns:
+            return
+        self._asked_at_ns = NEVER
+        if asked_at_ns < self._leave_at_ns:
+            self._ask()
+            return
+        self._advance()
+        running = self._running
+        # The instant was rounded to whole nanoseconds: take the counter to the planned end.
+        self._steps = max(self._steps, running[0][0])
+        while running and running[0][0] <= self._steps + 1e-6:
+            end, _, request = heappop(running)
+            steps = max(request.num_output_tokens - 1, 0)
+            self._context_sum -= request.num_prompt_tokens - (end - steps)
+            self.kv_used_bytes -= self._kv_bytes(request)
+            self._on_done(request)
+        self._admit()
+        self._plan_next()

@@ -1,0 +1,139 @@
+"""What breaks during a run, and how it recovers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prfaas.sim.engine.pool_caches import Pool
+from prfaas.sim.engine.prefill_instance import PrefillInstance
+from prfaas.sim.engine.transport import Transport
+from prfaas.sim.system.setup import Failure, FailureKind
+from prfaas.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from prfaas.sim.engine.simulation import Simulation
+
+
+def schedule(simulation: Simulation, failures: tuple[Failure, ...]) -> None:
+    """Ask the clock for every failure and recovery. The last one to end restores the link."""
+    for failure in failures:
+        simulation.clock.at(failure.at_ns, lambda f: _break(simulation, f), failure)
+        simulation.clock.at(failure.at_ns + failure.for_ns, lambda f: _mend(simulation, f), failure)
+
+
+def in_words(failure: Failure) -> str:
+    """What breaks and when, for people."""
+    ratio = failure.capacity_ratio
+    what = {
+        FailureKind.LINK: f"link at {ratio:.0%} of its capacity" if ratio else "link cut",
+        FailureKind.PREFILL: f"PD-P instance {failure.index} down",
+        FailureKind.PRFAAS: f"PrfaaS instance {failure.index} down",
+        FailureKind.DECODE: f"PD-D instance {failure.index} down",
+        FailureKind.POOL: "pool down",
+    }[failure.kind]
+    what += f" ({failure.cluster})" if failure.cluster else ""
+    start, end = failure.at_ns / NS_PER_S, (failure.at_ns + failure.for_ns) / NS_PER_S
+    return f"{what}, {start:,.0f} to {end:,.0f} s"
+
+
+def _break(simulation: Simulation, failure: Failure) -> None:
+    match failure.kind:
+        case FailureKind.LINK:
+            for transport in _transports(simulation, failure):
+                transport.set_capacity(failure.capacity_ratio)
+        case FailureKind.PREFILL | FailureKind.PRFAAS:
+            _fail_prefill(simulation, _prefill_instance(simulation, failure))
+        case FailureKind.DECODE:
+            _fail_decode(simulation, simulation.front.decode_names[failure.index])
+        case FailureKind.POOL:
+            _fail_pool(simulation, failure)
+
+
+def _mend(simulation: Simulation, failure: Failure) -> None:
+    match failure.kind:
+        case FailureKind.LINK:
+            for transport in _transports(simulation, failure):
+                transport.set_capacity(1.0)
+        case FailureKind.PREFILL | FailureKind.PRFAAS:
+            _mend_prefill(simulation, _prefill_instance(simulation, failure))
+        case FailureKind.DECODE:
+            name = simulation.front.decode_names[failure.index]
+            simulation.decoders[name].recover()
+            simulation.front.set_ready(name, ready=True, now_ns=simulation.clock.now_ns)
+        case FailureKind.POOL:
+            _mend_pool(simulation, failure)
+
+
+def _cluster(simulation: Simulation, failure: Failure) -> str:
+    """The cluster a failure is about; the first PrfaaS cluster unless it says."""
+    return failure.cluster or next(iter(simulation.transports), "")
+
+
+def _transports(simulation: Simulation, failure: Failure) -> list[Transport]:
+    """The links of the cluster a failure is about."""
+    cluster = _cluster(simulation, failure)
+    if cluster == simulation.setup.name:
+        return list(simulation.transports.values())
+    found = simulation.transports.get(cluster)
+    return [] if found is None else [found]
+
+
+def _fail_pool(simulation: Simulation, failure: Failure) -> None:
+    """A pool node dies: its cache is lost, its connections close, the gateway knows at once.
+
+    Engines go on without it. What decode had kept of unfinished transfers is lost with the PD
+    cluster's pool.
+    """
+    cluster = _cluster(simulation, failure)
+    simulation.front.caches.pools[cluster].fail(keeps_disk=failure.keeps_disk)
+    if cluster == simulation.setup.name:
+        for request in simulation.open.values():
+            request.kept_tokens = 0
+    for transport in _transports(simulation, failure):
+        transport.set_pool(up=False)
+
+
+def _mend_pool(simulation: Simulation, failure: Failure) -> None:
+    """It stores again; what it holds counts as nothing until the gateway has a snapshot."""
+    pool = simulation.front.caches.pools[_cluster(simulation, failure)]
+    pool.is_up = True
+    for transport in _transports(simulation, failure):
+        transport.set_pool(up=True)
+    simulation.clock.after(failure.rebuild_ns, _know, pool)
+
+
+def _know(pool: Pool) -> None:
+    pool.is_known = pool.is_up
+
+
+def _prefill_instance(simulation: Simulation, failure: Failure) -> PrefillInstance:
+    front = simulation.front
+    if failure.kind is FailureKind.PRFAAS:
+        names = front.prfaas_names[_cluster(simulation, failure)]
+        return simulation.remotes[names[failure.index]]
+    return simulation.locals[front.prefill_names[failure.index]]
+
+
+def _fail_prefill(simulation: Simulation, instance: PrefillInstance) -> None:
+    """A prefill instance stops; its requests are routed anew."""
+    simulation.front.set_ready(instance.name, ready=False, now_ns=simulation.clock.now_ns)
+    simulation.front.caches.devices.clear(instance.name)
+    for job in instance.fail():
+        if job.attempt == job.request.attempt:
+            simulation.again(job.request)
+
+
+def _mend_prefill(simulation: Simulation, instance: PrefillInstance) -> None:
+    """It works again, with an empty queue."""
+    instance.recover()
+    simulation.front.set_ready(instance.name, ready=True, now_ns=simulation.clock.now_ns)
+
+
+def _fail_decode(simulation: Simulation, name: str) -> None:
+    """A decode instance stops; its requests are prefilled again."""
+    simulation.front.set_ready(name, ready=False, now_ns=simulation.clock.now_ns)
+    lost = simulation.decoders[name].fail()
+    gone = {request.index for request in lost}
+    coming = [i for i in simulation.front.dispatcher.decoded_by(name) if i not in gone]
+    for request in (*lost, *(simulation.open[i] for i in coming)):
+        simulation.again(request)

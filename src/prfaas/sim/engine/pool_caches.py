@@ -1,0 +1,170 @@
+"""The prefix caches of a simulated run, of pools and of instances, and what the gateway knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from prfaas.core.cache.tiered_cache import TieredCache, TieredHit
+from prfaas.core.routing.cost_tables import Costs
+from prfaas.sim.engine.device_caches import Devices
+from prfaas.sim.system.request import Request
+from prfaas.sim.system.setup import BlockSetup, CacheSetup, ClusterSetup, Setup
+from prfaas.units import NS_PER_S
+
+BITS_PER_BYTE = 8
+
+
+class Hit(NamedTuple):
+    """What a pool, or an instance's own memory, serves of a prompt.
+
+    Attributes:
+        num_tokens: Prefix that prefill resumes after.
+        read_ns: Time to read what of it lies on disk.
+    """
+
+    num_tokens: int
+    read_ns: int = 0
+
+
+class Pool:
+    """One cache.
+
+    Args:
+        setup: Its limits.
+        blocks: What they count in.
+        costs: Of the cluster's prefill, to tell whether reading from disk pays.
+        remote: Whether the cluster is a PrfaaS cluster.
+    """
+
+    def __init__(
+        self, setup: CacheSetup, blocks: BlockSetup, costs: Costs, *, remote: bool
+    ) -> None:
+        self._span, self._costs = blocks.tokens, costs
+        self._prefill_ns = costs.remote_prefill_ns if remote else costs.local_prefill_ns
+        self._cache = TieredCache(setup.host_blocks, setup.disk_blocks, blocks.checkpoint_blocks)
+        self._has_disk = self._cache.has_disk
+        self._ns_per_byte = BITS_PER_BYTE * NS_PER_S / setup.disk_bits_per_s
+        self.is_up = self.is_known = True
+
+    def hit(self, request: Request) -> Hit:
+        """What the gateway finds: nothing while it does not know what the pool holds."""
+        if not self.is_known:
+            return Hit(0)
+        limit, span = request.num_prompt_tokens - 1, self._span
+        if not self._has_disk:
+            held = self._cache.host_hit(request.block_ids) * span
+            return tuple.__new__(Hit, (held if held < limit else limit, 0))  # quicker than Hit(...)
+        found = self._cache.hit(request.block_ids)
+        host = Hit(min(found.num_host_blocks * span, limit))
+        if found.num_blocks == found.num_host_blocks:
+            return host
+        both = Hit(min(found.num_blocks * span, limit), self._read_ns(found))
+        prompt = request.num_prompt_tokens
+        recomputed_ns = self._prefill_ns(prompt - host.num_tokens)
+        read_ns = both.read_ns + self._prefill_ns(prompt - both.num_tokens)
+        return both if read_ns < recomputed_ns else host
+
+    def use(self, request: Request, hit_tokens: int) -> None:
+        """A prefill resumed after `hit_tokens` that the pool held."""
+        if self.is_up and hit_tokens:
+            blocks = -(-hit_tokens // self._span)
+            self._cache.touch(request.block_ids, min(blocks, len(request.block_ids)))
+
+    def store(self, block_ids: Sequence[int], *, checkpoint: bool = True) -> None:
+        """Blocks from the start of a prompt are there."""
+        if self.is_up and block_ids:
+            self._cache.store(block_ids, checkpoint=checkpoint)
+
+    def num_held(self, block_ids: Sequence[int]) -> int:
+        """Leading blocks that are there."""
+        return self._cache.leading_run(block_ids)
+
+    def fail(self, *, keeps_disk: bool) -> None:
+        """Lose what was in memory, and the disk unless it is kept."""
+        self.is_up = self.is_known = False
+        self._cache.clear(keep_disk=keeps_disk)
+
+    def _read_ns(self, found: TieredHit) -> int:
+        costs, tokens = self._costs, found.num_disk_blocks * self._span
+        size = costs.kv_bytes(tokens) - costs.state_bytes if tokens else 0
+        state = costs.state_bytes if found.reads_checkpoint else 0
+        return round((size + state) * self._ns_per_byte)
+
+
+class Caches:
+    """All pools by name, and what instances hold themselves.
+
+    Args:
+        setup: The system.
+        instances: Names of the instances that prefill, by cluster.
+    """
+
+    def __init__(self, setup: Setup, instances: Mapping[str, Sequence[str]]) -> None:
+        self.home = setup.name
+        self.block_tokens = setup.blocks.tokens
+        self.pools = {setup.name: Pool(setup.cache, setup.blocks, setup.costs, remote=False)}
+        for cluster in setup.prfaas:
+            self.pools[cluster.name] = _pool_of(cluster, setup.blocks)
+        limits = {setup.name: setup.cache, **{c.name: c.cache for c in setup.prfaas}}
+        self.devices = Devices([(instances[n], limits[n]) for n in limits], setup.blocks)
+        self._have_own = self.devices.num_instances > 0
+        self.any_room = any(
+            room != 0
+            for limit in limits.values()
+            for room in (limit.host_blocks, limit.disk_blocks, limit.device_blocks)
+        )
+        """Whether there is any cache at all."""
+
+    def hits(self, request: Request) -> dict[str, Hit]:
+        """What each pool serves, and by instance what it holds itself, if anything.
+
+        Blocks of the request itself that are at home count too.
+        """
+        found = {}
+        if request.block_ids:
+            found = {name: pool.hit(request) for name, pool in self.pools.items()}
+            if self._have_own:
+                held = self.devices.hits(request)
+                found.update((name, Hit(length)) for name, length in held.items())
+        if request.kept_tokens:
+            kept = min(request.kept_tokens, request.num_prompt_tokens - 1)
+            if self.home not in found or kept > found[self.home].num_tokens:
+                found[self.home] = Hit(kept)
+        return found
+
+    def resume(self, request: Request, cluster: str, instance: str) -> Hit:
+        """Look a prompt up once more as its prefill starts, and use what is there.
+
+        A prompt may have waited long: others computed its prefix meanwhile, or it was evicted.
+        Nothing is read from disk where the instance holds as much as its pool.
+
+        Args:
+            request: Whose prefill starts.
+            cluster: Where it is prefilled.
+            instance: The instance that prefills.
+
+        Returns:
+            The prefix that prefill resumes after, and the time to read what of it lies on disk.
+        """
+        hit = Hit(0)
+        if request.block_ids:
+            hit = self.pools[cluster].hit(request)
+            self.pools[cluster].use(request, hit.num_tokens)
+            own = self.devices.resume(instance, request) if self._have_own else 0
+            if own >= hit.num_tokens:
+                hit = Hit(own)
+        kept = min(request.kept_tokens, request.num_prompt_tokens - 1)
+        return Hit(kept) if cluster == self.home and kept > hit.num_tokens else hit
+
+    def keep(self, request: Request, num_tokens: int) -> None:
+        """The first tokens of a prompt have arrived at home, of a transfer that was cut."""
+        if not self.pools[self.home].is_up:
+            return
+        whole = num_tokens // self.block_tokens
+        request.kept_tokens = max(request.kept_tokens, whole * self.block_tokens)
+        self.pools[self.home].store(request.block_ids[:whole], checkpoint=False)
+
+
+def _pool_of(cluster: ClusterSetup, blocks: BlockSetup) -> Pool:
+    return Pool(cluster.cache, blocks, cluster.costs, remote=True)

@@ -1,0 +1,139 @@
+"""A prefill instance: first come first served, one prompt at a time, chunk by chunk."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prfaas.sim.system.clock import Clock
+from prfaas.sim.system.request import Request
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A prompt to prefill.
+
+    Attributes:
+        request: Whose.
+        attempt: The request's attempt this belongs to.
+        chunks: End of each chunk: tokens computed, ns since the start. The last ends the job.
+    """
+
+    request: Request
+    attempt: int
+    chunks: list[tuple[int, int]]
+
+    @property
+    def work_ns(self) -> int:
+        """Time the job takes once it runs."""
+        return self.chunks[-1][1]
+
+
+Progress = Callable[[Job, int], None]
+
+
+class PrefillInstance:
+    """One instance.
+
+    Args:
+        name: Unique.
+        clock: Virtual time.
+        on_start: A job leaves the queue.
+        on_chunk: A chunk is done: the job and the tokens computed so far.
+        on_done: A job is done; called after its last chunk.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        *,
+        on_start: Callable[[Job], None],
+        on_chunk: Progress,
+        on_done: Callable[[Job], None],
+    ) -> None:
+        self.name = name
+        self.up = True
+        self.busy_ns = 0
+        self._clock = clock
+        self._on_start, self._on_chunk, self._on_done = on_start, on_chunk, on_done
+        self._queue: OrderedDict[Request, Job] = OrderedDict()
+        self._queued_ns = 0
+        self._running: Job | None = None
+        self._started_at_ns = 0
+        self._life = 0
+
+    def submit(self, job: Job) -> None:
+        """Queue a job, and start it when nothing runs."""
+        self._queue[job.request] = job
+        self._queued_ns += job.work_ns
+        self._start_next()
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs in the queue, the running one not counted."""
+        return len(self._queue)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job runs."""
+        return self._running is not None
+
+    @property
+    def queued_ns(self) -> int:
+        """Work of the jobs in the queue, ns."""
+        return self._queued_ns
+
+    def withdraw(self, request: Request) -> None:
+        """Nobody waits for a request's job: it leaves the queue; if it runs, it runs to its end."""
+        job = self._queue.pop(request, None)
+        if job is not None:
+            self._queued_ns -= job.work_ns
+
+    def backlog_ns(self) -> int:
+        """Work that is left, ns."""
+        running = self._running
+        if running is None:
+            return self._queued_ns
+        end_ns = self._started_at_ns + running.chunks[-1][1]
+        return self._queued_ns + end_ns - self._clock.now_ns
+
+    def fail(self) -> list[Job]:
+        """Stop; the jobs that are lost, oldest first."""
+        lost = ([self._running] if self._running else []) + list(self._queue.values())
+        if self._running is not None:
+            self.busy_ns += self._clock.now_ns - self._started_at_ns
+        self._queue.clear()
+        self._queued_ns, self._running, self.up = 0, None, False
+        self._life += 1
+        return lost
+
+    def recover(self) -> None:
+        """Work again."""
+        self.up = True
+
+    def _start_next(self) -> None:
+        if self._running is not None or not self._queue:
+            return
+        _, job = self._queue.popitem(False)
+        self._queued_ns -= job.work_ns
+        self._running, self._started_at_ns = job, self._clock.now_ns
+        self._on_start(job)
+        self._clock.after(job.chunks[0][1], self._chunk_done, (self._life, job, 0))
+
+    def _chunk_done(self, event: tuple[int, Job, int]) -> None:
+        life, job, index = event
+        if life != self._life:
+            return
+        chunks = job.chunks
+        self._on_chunk(job, chunks[index][0])
+        index += 1
+        if index < len(chunks):
+            end_ns = self._started_at_ns + chunks[index][1]
+            self._clock.at(end_ns, self._chunk_done, (life, job, index))
+            return
+        self.busy_ns += job.work_ns
+        self._running = None
+        self._on_done(job)
+        self._start_next()

@@ -1,0 +1,238 @@
+"""A link between two clusters: capacity that its flows share equally.
+
+All active flows get the same rate: an equal share of the capacity, or what loss lets the
+connections of one pool node carry, whichever is less. One counter of bytes served to each flow is
+enough: a flow with b bytes left ends when the counter has moved on by b. An event costs O(log
+flows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from heapq import heappop, heappush
+
+from prfaas.sim.system.clock import Clock
+from prfaas.sim.system.request import Request
+from prfaas.units import NS_PER_S
+
+BITS_PER_BYTE = 8
+_EPSILON_BYTES = 1e-3
+
+
+class Purpose(StrEnum):
+    """Why bytes are on a link."""
+
+    HANDOFF = "handoff"
+    """From prefill to decode."""
+    PULL = "pull"
+    """A prefix, for a prefill elsewhere."""
+    COPY = "copy"
+    """A hot prefix, for nobody in particular."""
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """Bytes of one transfer. `closed` says that no more will be added."""
+
+    request: Request | None
+    attempt: int
+    promised_bytes: int
+    purpose: Purpose = Purpose.HANDOFF
+    added_bytes: int = 0
+    end_at: float = 0.0
+    active: bool = False
+    closed: bool = False
+    ended: bool = False
+    version: int = 0
+
+
+class SharedLink:
+    """One direction of a link.
+
+    Args:
+        clock: Virtual time.
+        bits_per_s: Capacity.
+        flow_bits_per_s: What one flow gets at most.
+        delay_ns: From the last byte sent to the last byte there.
+        on_landed: A closed flow's last byte has arrived.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        bits_per_s: float,
+        *,
+        on_landed: Callable[[Flow], None],
+        flow_bits_per_s: float = float("inf"),
+        delay_ns: int = 0,
+    ) -> None:
+        self.bits_per_s = bits_per_s
+        self.landed_bytes = self.lost_bytes = self.added_bytes = 0
+        self.window_bytes: dict[int, float] = {}
+        self.busy_ns = 0
+        self.sent_bytes = 0.0
+        self.rounded_bytes = 0.0
+        """What instants in whole nanoseconds may add to `sent_bytes`, or take from it."""
+        self._ended_bytes = dict.fromkeys(Purpose, 0.0)
+        self._clock, self._on_landed, self._delay_ns = clock, on_landed, delay_ns
+        self._flow_bits_per_s = flow_bits_per_s
+        self._heap: list[tuple[float, int, Flow, int]] = []
+        self._served, self._moved_at_ns = 0.0, 0
+        self._num_active, self._num_pushed, self._version = 0, 0, 0
+        self._in_flight: dict[Flow, None] = {}
+
+    @property
+    def num_active(self) -> int:
+        """Flows with bytes to send."""
+        return self._num_active
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes added by flows that have neither landed nor been lost."""
+        return sum(flow.added_bytes for flow in self._in_flight)
+
+    def backlog_bytes(self) -> float:
+        """Bytes that may leave and have not left. Changes nothing; costs O(flows)."""
+        served = self._served + (self._clock.now_ns - self._moved_at_ns) * self._rate_bytes_per_ns()
+        return sum(max(f.end_at - served, 0.0) for f in self._in_flight if f.active)
+
+    def sent_of(self, flow: Flow) -> float:
+        """Bytes of a flow that have left."""
+        self._advance()
+        left = max(flow.end_at - self._served, 0.0) if flow.active else 0.0
+        return flow.added_bytes - left
+
+    def open_sent_bytes(self) -> float:
+        """Bytes that have left of flows that have neither landed nor been lost."""
+        self._advance()
+        sent, served = 0.0, self._served
+        for flow in self._in_flight:
+            left = flow.end_at - served if flow.active else 0.0
+            sent += flow.added_bytes - left if left > 0 else flow.added_bytes
+        return sent
+
+    def sent_by_purpose(self) -> dict[Purpose, float]:
+        """Bytes that have left, by what they were for; lost ones count too."""
+        found = dict(self._ended_bytes)
+        for flow in self._in_flight:
+            found[flow.purpose] += self.sent_of(flow)
+        return found
+
+    def open(
+        self, request: Request | None, promised_bytes: int, purpose: Purpose = Purpose.HANDOFF
+    ) -> Flow:
+        """Begin a transfer, of a request or of nobody's."""
+        attempt = 0 if request is None else request.attempt
+        flow = Flow(request, attempt, promised_bytes, purpose)
+        self._in_flight[flow] = None
+        return flow
+
+    def add(self, flow: Flow, num_bytes: int, *, last: bool) -> None:
+        """More bytes of a flow may leave."""
+        if flow.ended:
+            return
+        self._advance()
+        flow.closed = last
+        flow.added_bytes += num_bytes
+        self.added_bytes += num_bytes
+        flow.end_at = (flow.end_at if flow.active else self._served) + num_bytes
+        if not flow.active:
+            flow.active = True
+            self._num_active += 1
+        flow.version += 1
+        self._num_pushed += 1
+        heappush(self._heap, (flow.end_at, self._num_pushed, flow, flow.version))
+        self._plan_next()
+
+    def set_rate(self, bits_per_s: float) -> None:
+        """The capacity changes; 0 is a cut."""
+        self._advance()
+        self.bits_per_s = bits_per_s
+        self._plan_next()
+
+    def drop(self, flow: Flow) -> None:
+        """Give a transfer up; its bytes count as lost."""
+        if flow.ended:
+            return
+        self._ended_bytes[flow.purpose] += self.sent_of(flow)
+        self._deactivate(flow)
+        flow.ended = True
+        del self._in_flight[flow]
+        self.lost_bytes += flow.added_bytes
+        self._plan_next()
+
+    def flows(self) -> list[Flow]:
+        """Open flows, oldest first."""
+        return list(self._in_flight)
+
+    def _rate_bytes_per_ns(self) -> float:
+        """Rate of each active flow."""
+        share, most = self.bits_per_s / (self._num_active or 1), self._flow_bits_per_s
+        return (share if share < most else most) / BITS_PER_BYTE / NS_PER_S
+
+    def _advance(self) -> None:
+        start, end, num_active = self._moved_at_ns, self._clock.now_ns, self._num_active
+        self._moved_at_ns = end
+        if not num_active or end == start:
+            return
+        rate, elapsed_ns = self._rate_bytes_per_ns(), end - start
+        self._served += elapsed_ns * rate
+        if rate > 0:
+            self.busy_ns += elapsed_ns
+            self.sent_bytes += elapsed_ns * rate * num_active
+            self._note(start, end, rate * num_active)
+
+    def _note(self, start: int, end: int, rate: float) -> None:
+        """Bytes by windows of one second."""
+        found = self.window_bytes
+        while start < end:
+            window = start // NS_PER_S
+            stop = min(end, (window + 1) * NS_PER_S)
+            found[window] = found.get(window, 0.0) + (stop - start) * rate
+            start = stop
+
+    def _deactivate(self, flow: Flow) -> None:
+        flow.version += 1
+        if flow.active:
+            flow.active = False
+            self._num_active -= 1
+
+    def _plan_next(self) -> None:
+        self._version += 1
+        heap = self._heap
+        while heap and heap[0][3] != heap[0][2].version:
+            heappop(heap)
+        if not heap:
+            return
+        rate = self._rate_bytes_per_ns()
+        if rate > 0:
+            left = max(heap[0][0] - self._served, 0.0)
+            self._clock.after(round(left / rate), self._drained, self._version)
+
+    def _drained(self, version: int) -> None:
+        if version != self._version:
+            return
+        self._advance()
+        # The instant was rounded to whole nanoseconds: take the counter to the planned end.
+        heap = self._heap
+        planned = heap[0][0]
+        self.rounded_bytes += abs(planned - self._served) * self._num_active
+        self._served = max(self._served, planned)
+        while heap and heap[0][0] <= self._served + _EPSILON_BYTES:
+            _, _, flow, flow_version = heappop(heap)
+            if flow_version == flow.version:
+                self._deactivate(flow)
+                if flow.closed:
+                    self._clock.after(self._delay_ns, self._land, flow)
+        self._plan_next()
+
+    def _land(self, flow: Flow) -> None:
+        if flow.ended:
+            return
+        flow.ended = True
+        del self._in_flight[flow]
+        self._ended_bytes[flow.purpose] += flow.added_bytes
+        self.landed_bytes += flow.added_bytes
+        self._on_landed(flow)

@@ -1,0 +1,108 @@
+"""Signals as the gateway gets them: observed now and then, delivered late."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.sim.engine.oracle_check import News
+from prfaas.sim.engine.shared_link import BITS_PER_BYTE, SharedLink
+from prfaas.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from prfaas.sim.engine.simulation import Simulation
+
+
+class Observation(NamedTuple):
+    """What was seen at one instant: who waits at every instance that is up, and the link."""
+
+    at_ns: int
+    num_waiting: list[tuple[str, int]]
+    links: list[tuple[str, str, LinkReport]]
+    """Pools at both ends of each direction, and what it was seen to do."""
+
+
+class _Watch:
+    """One direction of a link, as its pool node sees it."""
+
+    def __init__(self, link: SharedLink, rtt_ns: int) -> None:
+        self._link, self._rtt_ns = link, rtt_ns
+        self._sent_before, self._observed_before_ns = 0.0, 0
+
+    def look(self, now_ns: int) -> LinkReport:
+        """What it does now, and did since the last look."""
+        link = self._link
+        sent, use = round(link.open_sent_bytes()), self._utilisation(now_ns)
+        seen = now_ns, link.bits_per_s, sent, use, self._rtt_ns
+        return tuple.__new__(LinkReport, seen)  # half the time of LinkReport(...)
+
+    def _utilisation(self, now_ns: int) -> float:
+        link = self._link
+        elapsed_ns = now_ns - self._observed_before_ns
+        moved, self._sent_before = link.sent_bytes - self._sent_before, link.sent_bytes
+        self._observed_before_ns = now_ns
+        if elapsed_ns == 0:
+            return 0.0
+        if link.bits_per_s <= 0:
+            return 1.0 if link.num_active else 0.0
+        return min(1.0, moved * BITS_PER_BYTE * NS_PER_S / elapsed_ns / link.bits_per_s)
+
+
+class Telemetry:
+    """Observes a simulation, tells its gateway, and moves the threshold.
+
+    Args:
+        simulation: What is observed.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._sim = simulation
+        self._instances = (*simulation.locals.values(), *simulation.remotes.values())
+        home = simulation.setup.name
+        self._watches = [
+            (name, home, _Watch(transport.home, transport.cluster.link.rtt_ns))
+            for name, transport in simulation.transports.items()
+        ]
+        if simulation.setup.placement.copies is not None:
+            self._watches += [
+                (home, name, _Watch(transport.away, transport.cluster.link.rtt_ns))
+                for name, transport in simulation.transports.items()
+            ]
+
+    def start(self) -> None:
+        """Observe from the start of the run to its end."""
+        clock, signals = self._sim.clock, self._sim.setup.signals
+        clock.at(0, self._observe)
+        clock.after(signals.loop_interval_ns, self._move)
+
+    def _observe(self, _argument: None) -> None:
+        sim = self._sim
+        if not sim.busy:
+            return
+        signals = sim.setup.signals
+        sim.clock.after(signals.delay_ns, self._deliver, self._look())
+        sim.clock.after(signals.interval_ns, self._observe)
+
+    def _look(self) -> Observation:
+        now = self._sim.clock.now_ns
+        return Observation(
+            now,
+            [(instance.name, instance.num_waiting) for instance in self._instances if instance.up],
+            [(source, to, watch.look(now)) for source, to, watch in self._watches],
+        )
+
+    def _deliver(self, seen: Observation) -> None:
+        front = self._sim.front
+        front.heard.note(News.REPORT, seen.at_ns, self._sim.clock.now_ns)
+        front.report_loads(seen.at_ns, seen.num_waiting)
+        for source, destination, report in seen.links:
+            front.report_link(source, destination, report)
+
+    def _move(self, _argument: None) -> None:
+        sim, now = self._sim, self._sim.clock.now_ns
+        if not sim.busy:
+            return
+        sim.front.tick(now)
+        if sim.copier is not None:
+            sim.copier.tick()
+        sim.clock.after(sim.setup.signals.loop_interval_ns, self._move)

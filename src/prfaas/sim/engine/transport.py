@@ -1,0 +1,193 @@
+"""The link between a PrfaaS cluster and the PD cluster, and what is on its way over it.
+
+Hand-offs go home chunk by chunk as they are computed. Prefixes that are pulled for a prefill at
+home, and copies of hot ones, go whole; copies go in either direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prfaas.sim.engine.prefill_instance import Job
+from prfaas.sim.engine.shared_link import Flow, Purpose, SharedLink
+from prfaas.sim.system.clock import Clock
+from prfaas.sim.system.request import Request
+from prfaas.sim.system.setup import ClusterSetup
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """Blocks of one request. `present_tokens` of its prompt are at home already."""
+
+    shipped_bytes: int
+    present_tokens: int
+    flow: Flow | None = None
+
+
+Ended = Callable[[bool], None]
+"""Told whether a copy has landed or was lost."""
+
+
+class Transport:
+    """One link, both directions.
+
+    Args:
+        clock: Virtual time.
+        cluster: The PrfaaS cluster.
+        on_landed: All blocks of a hand-off are at home.
+        on_pulled: A prefix is at home that a request waits for.
+        on_change: The link was found dead (False) or alive (True).
+        told_after_ns: From the link's recovery, or a pool's failure, until it is known.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        cluster: ClusterSetup,
+        *,
+        on_landed: Callable[[Request], None],
+        on_pulled: Callable[[Request], None],
+        on_change: Callable[[str, bool], None],
+        told_after_ns: int,
+    ) -> None:
+        self.cluster = cluster
+        self._clock, self._setup, self._costs = clock, cluster.link, cluster.costs
+        self._on_landed, self._on_pulled, self._on_change = on_landed, on_pulled, on_change
+        self._told_after_ns = told_after_ns
+        self._taken_for_alive = True
+        self.changed_at_ns = 0
+        self._capacity_ratio, self._num_pools_down = 1.0, 0
+        self._open: dict[Request, _Transfer] = {}
+        self._copies: dict[Flow, Ended] = {}
+        self.home, self.away = self._direction(), self._direction()
+
+    def _direction(self) -> SharedLink:
+        setup = self._setup
+        return SharedLink(
+            self._clock,
+            setup.bits_per_s,
+            on_landed=self._landed,
+            flow_bits_per_s=setup.flow_bits_per_s,
+            delay_ns=setup.rtt_ns // 2,
+        )
+
+    # Hand-offs
+
+    def promise(self, request: Request, shipped_bytes: int, present_tokens: int) -> None:
+        """A transfer was decided; its bytes come once prefill starts."""
+        self._open[request] = _Transfer(shipped_bytes, present_tokens)
+
+    def start(self, request: Request) -> None:
+        """The prefill of a promised transfer starts."""
+        transfer = self._open[request]
+        transfer.flow = self.home.open(request, transfer.shipped_bytes)
+
+    def chunk(self, job: Job, tokens: int) -> None:
+        """The first `tokens` new tokens of a prompt are computed: ship what belongs to them."""
+        request = job.request
+        transfer = self._open.get(request)
+        if transfer is None or transfer.flow is None or job.attempt != request.attempt:
+            return
+        last = tokens == request.num_new_tokens
+        ready = transfer.shipped_bytes if last else self._ready_bytes(transfer, request, tokens)
+        added = transfer.flow.added_bytes
+        if last or ready > added:
+            self.home.add(transfer.flow, max(0, ready - added), last=last)
+
+    def _ready_bytes(self, transfer: _Transfer, request: Request, tokens: int) -> int:
+        """Bytes that may leave; the linear state comes with the last chunk."""
+        end = request.num_prompt_tokens - request.num_new_tokens + tokens
+        shipped = self._costs.shipped_bytes(end, transfer.present_tokens)
+        return max(0, shipped - self._costs.state_bytes)
+
+    # Prefixes
+
+    def pull(self, request: Request, num_bytes: int, present_tokens: int) -> None:
+        """Ask for a prefix; it leaves when the question has crossed the link."""
+        flow = self.home.open(request, num_bytes, Purpose.PULL)
+        self._open[request] = _Transfer(num_bytes, present_tokens, flow)
+        self._clock.after(self._setup.rtt_ns // 2, self._answer, flow)
+
+    def _answer(self, flow: Flow) -> None:
+        self.home.add(flow, flow.promised_bytes, last=True)
+
+    def copy(self, num_bytes: int, *, home: bool, ended: Ended) -> None:
+        """Copy blocks home, or from there to the PrfaaS cluster."""
+        link = self.home if home else self.away
+        flow = link.open(None, num_bytes, Purpose.COPY)
+        self._copies[flow] = ended
+        link.add(flow, num_bytes, last=True)
+
+    # Endings
+
+    def arrived_tokens(self, request: Request) -> int:
+        """Leading tokens of a prompt that are usable at home, those that were there included.
+
+        Attention blocks are of use one by one; a model with linear state can resume only at the
+        state's checkpoint, which comes last.
+        """
+        transfer = self._open.get(request)
+        if transfer is None or transfer.flow is None or self._costs.state_bytes:
+            return 0
+        sent = self.home.sent_of(transfer.flow)
+        return self._costs.tokens_in(transfer.present_tokens, sent)
+
+    def give_up(self, request: Request) -> None:
+        """Nobody waits for a request's blocks; without a transfer nothing happens."""
+        transfer = self._open.pop(request, None)
+        if transfer is not None and transfer.flow is not None:
+            self.home.drop(transfer.flow)
+
+    def _landed(self, flow: Flow) -> None:
+        if flow.purpose is Purpose.COPY:
+            self._copies.pop(flow)(True)
+            return
+        request = flow.request
+        assert request is not None  # noqa: S101 (only copies are nobody's)
+        if flow.attempt == request.attempt:
+            del self._open[request]
+            (self._on_pulled if flow.purpose is Purpose.PULL else self._on_landed)(request)
+
+    # Failures
+
+    def set_capacity(self, ratio: float) -> None:
+        """The capacity changes to a share of the whole; a cut that lasts is noticed later."""
+        self._capacity_ratio = ratio
+        self._apply(self._setup.dead_after_ns)
+
+    def set_pool(self, *, up: bool) -> None:
+        """A pool at one end failed, which closes its connections, or came back."""
+        self._num_pools_down += -1 if up else 1
+        self._apply(self._told_after_ns)
+
+    def _apply(self, noticed_after_ns: int) -> None:
+        ratio = 0.0 if self._num_pools_down else self._capacity_ratio
+        if (self.home.bits_per_s > 0) != (ratio > 0):
+            self.changed_at_ns = self._clock.now_ns
+        for link in (self.home, self.away):
+            link.set_rate(self._setup.bits_per_s * ratio)
+        if ratio <= 0:
+            self._clock.after(noticed_after_ns, self._maybe_dead, self.changed_at_ns)
+        else:
+            self._clock.after(self._told_after_ns, self._tell_alive, self.changed_at_ns)
+
+    def _maybe_dead(self, silent_since_ns: int) -> None:
+        """The link is dead if the silence has lasted."""
+        if silent_since_ns == self.changed_at_ns and self._taken_for_alive:
+            self._taken_for_alive = False
+            self._lose_copies()
+            self._on_change(self.cluster.name, False)
+
+    def _lose_copies(self) -> None:
+        for flow, ended in list(self._copies.items()):
+            for link in (self.home, self.away):
+                if flow in link.flows():
+                    link.drop(flow)
+            ended(False)
+        self._copies.clear()
+
+    def _tell_alive(self, back_since_ns: int) -> None:
+        if back_since_ns == self.changed_at_ns and not self._taken_for_alive:
+            self._taken_for_alive = True
+            self._on_change(self.cluster.name, True)

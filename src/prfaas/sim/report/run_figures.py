@@ -1,0 +1,93 @@
+"""What the report draws of one run, so that the run itself need not be kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from prfaas.planner.model.kv_geometry import FloatArray
+from prfaas.sim.engine.shared_link import BITS_PER_BYTE
+from prfaas.sim.engine.time_series import Sample
+from prfaas.sim.results.link_traffic import window_bytes
+from prfaas.sim.results.summary import Results
+from prfaas.sim.scenario.run import Run
+from prfaas.sim.system.request import Outcome, Request
+from prfaas.units import NS_PER_S
+
+NUM_POINTS_MAX = 400
+_RATIOS = np.concatenate([np.linspace(0, 0.99, 200), np.linspace(0.99, 1, 51)[1:]])
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """One run.
+
+    Attributes:
+        results: Its figures.
+        samples: Its time series.
+        egress_at_s: Middle of each span of the egress, s.
+        egress_bits_per_s: Mean egress of each span.
+        ttft_s: TTFT at each of `ratios`, s.
+        tpot_ms: TPOT at each of `ratios`, ms.
+        ratios: Shares of the requests, in [0, 1].
+    """
+
+    results: Results
+    samples: list[Sample]
+    egress_at_s: FloatArray
+    egress_bits_per_s: FloatArray
+    ttft_s: FloatArray
+    tpot_ms: FloatArray
+    ratios: FloatArray
+
+
+def figures_of(run: Run) -> RunFigures:
+    """Take from a run what the report draws."""
+    scenario, sim = run.scenario, run.simulation
+    end_ns = scenario.end_ns or sim.clock.now_ns + 1
+    done = [
+        r
+        for r in sim.requests
+        if r.outcome is Outcome.FINISHED and scenario.start_ns <= r.arrived_at_ns < end_ns
+    ]
+    at_s, egress = _egress(window_bytes(sim), sim.clock.now_ns)
+    return RunFigures(
+        run.results,
+        _thinned(sim.series.samples),
+        at_s,
+        egress,
+        _quantiles([r.ttft_ns / NS_PER_S for r in done]),
+        _quantiles([tpot_ms(r) for r in done if r.num_output_tokens > 1]),
+        _RATIOS,
+    )
+
+
+def tpot_ms(request: Request) -> float:
+    """Mean time per output token after the first, ms."""
+    return request.tpot_ns / 1e6
+
+
+def _quantiles(values: list[float]) -> FloatArray:
+    if not values:
+        return np.array([])
+    return np.asarray(np.quantile(np.array(values), _RATIOS), dtype=np.float64)
+
+
+def _egress(window_bytes: dict[int, float], now_ns: int) -> tuple[FloatArray, FloatArray]:
+    """Mean of the one-second windows over spans that are as long as the drawing asks for."""
+    count = now_ns // NS_PER_S + 1
+    sent = np.zeros(count)
+    for window, num_bytes in window_bytes.items():
+        if window < count:
+            sent[window] = num_bytes
+    span = -(-count // NUM_POINTS_MAX)
+    starts = np.arange(0, count, span)
+    lengths = np.minimum(starts + span, count) - starts
+    means = np.add.reduceat(sent, starts) / lengths * BITS_PER_BYTE
+    return starts + lengths / 2, means
+
+
+def _thinned(samples: list[Sample]) -> list[Sample]:
+    step = -(-len(samples) // NUM_POINTS_MAX) if samples else 1
+    return samples[::step]

@@ -1,0 +1,54 @@
+"""What crossed the links of a run, what it was for, and what it cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prfaas.sim.engine.shared_link import Purpose
+from prfaas.sim.engine.simulation import Simulation
+
+_BYTES_PER_TB = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Both directions of one link.
+
+    Attributes:
+        cluster: PrfaaS cluster at its end.
+        bytes_by_purpose: Bytes that left, lost ones included.
+        price_by_purpose: What they cost, in the plan's currency.
+        utilisation: Share of the time that bytes went to the PD cluster.
+    """
+
+    cluster: str
+    bytes_by_purpose: dict[str, float]
+    price_by_purpose: dict[str, float]
+    utilisation: float
+
+
+def traffic_of(sim: Simulation) -> list[Traffic]:
+    """The traffic of every link."""
+    found = []
+    for name, transport in sim.transports.items():
+        price = transport.cluster.link.price_per_tb / _BYTES_PER_TB
+        directions = [link.sent_by_purpose() for link in (transport.home, transport.away)]
+        sent = {purpose.value: sum(d[purpose] for d in directions) for purpose in Purpose}
+        found.append(
+            Traffic(
+                name,
+                sent,
+                {purpose: count * price for purpose, count in sent.items()},
+                transport.home.busy_ns / max(sim.clock.now_ns, 1),
+            )
+        )
+    return found
+
+
+def window_bytes(sim: Simulation) -> dict[int, float]:
+    """Bytes that left over all links, by windows of one second."""
+    total: dict[int, float] = {}
+    for link in sim.links:
+        for window, count in link.window_bytes.items():
+            total[window] = total.get(window, 0.0) + count
+    return total

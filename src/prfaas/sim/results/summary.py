@@ -1,0 +1,234 @@
+"""What a run says: latencies, goodput, egress, use, decisions, cost. Names as AIPerf's."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from itertools import compress
+from typing import Any
+
+import numpy as np
+
+from prfaas.core.control.role_loop import Role
+from prfaas.sim.engine.role_changes import as_dict as change_as_dict
+from prfaas.sim.engine.simulation import Simulation
+from prfaas.sim.results.columns import Columns, Finished, columns_of, have_finished
+from prfaas.sim.results.link_traffic import traffic_of, window_bytes
+from prfaas.sim.results.percentiles import spread
+from prfaas.sim.results.tenant_figures import by_tenant, jain_index
+from prfaas.sim.results.ttft_breakdown import by_percentile, means, parts_of
+from prfaas.sim.system.request import UNSET
+from prfaas.units import NS_PER_S
+
+BITS_PER_BYTE = 8
+_NS_PER_MS = 1e6
+_S_PER_H = 3600
+
+
+@dataclass(frozen=True)
+class Results:
+    """Figures of one run, over the requests that arrived in the measured window.
+
+    Attributes:
+        window_s: Length of the window, s.
+        num_requests: Requests that arrived in it.
+        good_request_count: Those of them that met every target.
+        outcomes: How they ended.
+        request_throughput: First tokens in the window, 1/s.
+        goodput: Requests that arrived in the window and met every target, 1/s.
+        slo_attainment: Share of the arrivals that met every target.
+        output_token_throughput: Output tokens of these requests per second of the window.
+        time_to_first_token: Mean, percentiles, least, most and standard deviation, ms.
+        inter_token_latency: The same of the mean time per output token, ms.
+        request_latency: The same of the whole request, ms.
+        input_sequence_length: The same of the prompts, tokens.
+        output_sequence_length: The same of the outputs, tokens.
+        ttft_parts: Mean of each part of TTFT, ms; see `ttft_parts`.
+        ttft_parts_by_percentile: The same over ranges of percentiles of TTFT.
+        offloaded_ratio: Share of requests sent to the PrfaaS cluster.
+        prefix_hit_ratio: Share of the prompt tokens of started prefills that were cached there.
+        egress: Mean and P99 of one-second windows over all links, bit/s, and all bytes.
+        utilisation: Share of the time each stage worked; of links the busiest one.
+        queues: Mean, percentiles, least and most of each stage's queue while the run lasted: ms of
+            work before a prefill instance, bytes before the link, requests before decode.
+        decisions: Requests by reason.
+        num_recomputed: Prefills that were lost and done again.
+        role_changes: When which PD instance began and ended to change to which role.
+        tenants: By name: requests that arrived, were let in and met every target, and seconds of
+            prefill that were let in, as PD-P instances take them.
+        jain_index: Of those seconds for each tenant's weight: 1 is even, 1/n is all to one of n.
+        traffic: Of each link: bytes and price by purpose.
+        price: GPUs and traffic for the run, and for one million prompt tokens.
+        digest: Of the whole trace of the run.
+    """
+
+    window_s: float
+    num_requests: int
+    good_request_count: int
+    outcomes: dict[str, int]
+    request_throughput: float
+    goodput: float
+    slo_attainment: float
+    output_token_throughput: float
+    time_to_first_token: dict[str, float]
+    inter_token_latency: dict[str, float]
+    request_latency: dict[str, float]
+    input_sequence_length: dict[str, float]
+    output_sequence_length: dict[str, float]
+    ttft_parts: dict[str, float]
+    ttft_parts_by_percentile: dict[str, dict[str, float]]
+    offloaded_ratio: float
+    prefix_hit_ratio: float
+    egress: dict[str, float]
+    utilisation: dict[str, float]
+    queues: dict[str, dict[str, float]]
+    decisions: dict[str, int]
+    num_recomputed: int
+    role_changes: list[dict[str, Any]]
+    tenants: dict[str, dict[str, float]]
+    jain_index: float
+    traffic: dict[str, dict[str, dict[str, float]]]
+    price: dict[str, float]
+    num_events: int
+    simulated_s: float
+    digest: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def summarise(
+    sim: Simulation, *, start_ns: int, end_ns: int, columns: Columns | None = None
+) -> Results:
+    """Figures of a run.
+
+    Args:
+        sim: It has ended.
+        start_ns: Start of the measured window.
+        end_ns: Its end; arrivals in [start, end) count.
+        columns: Of its requests, if they were read already.
+    """
+    columns = columns or columns_of(sim.requests)
+    first, came = columns["first_token_at_ns"], columns["arrived_at_ns"]
+    in_window = (came >= start_ns) & (came < end_ns)
+    is_done = in_window & have_finished(sim.requests)
+    arrived, done = list(compress(sim.requests, in_window)), columns.chosen(is_done)
+    finished = Finished(done)
+    window_s = (end_ns - start_ns) / NS_PER_S
+    streamed = int(((first >= start_ns) & (first < end_ns)).sum())
+    is_good = finished.good(sim.setup.slo)
+    good = int(is_good.sum())
+    decided = [r for r in arrived if r.decision is not None]
+    started = [r for r in arrived if r.prefill_started_at_ns != UNSET]
+    tokens = sum(r.num_prompt_tokens for r in started)
+    tenants = by_tenant(sim, arrived, compress(compress(sim.requests, is_done), is_good))
+    parts = parts_of(done)
+    return Results(
+        window_s=window_s,
+        num_requests=len(arrived),
+        good_request_count=good,
+        outcomes=_counted(r.outcome for r in arrived),
+        request_throughput=streamed / window_s,
+        goodput=good / window_s,
+        slo_attainment=good / len(arrived) if arrived else 0.0,
+        output_token_throughput=int(done["num_output_tokens"].sum()) / window_s,
+        time_to_first_token=spread(finished.ttft_ns / _NS_PER_MS),
+        inter_token_latency=spread(finished.tpot_ns[finished.has_steps] / _NS_PER_MS),
+        request_latency=spread(finished.latency_ns / _NS_PER_MS),
+        input_sequence_length=spread(done["num_prompt_tokens"]),
+        output_sequence_length=spread(done["num_output_tokens"]),
+        ttft_parts=means(parts),
+        ttft_parts_by_percentile=by_percentile(parts),
+        offloaded_ratio=sum(r.offloaded for r in decided) / max(len(decided), 1),
+        prefix_hit_ratio=sum(r.num_hit_tokens for r in started) / max(tokens, 1),
+        egress=_egress(sim, start_ns, end_ns),
+        utilisation=_utilisation(sim),
+        queues=_queues(sim),
+        decisions=_counted(r.decision.reason for r in decided if r.decision),
+        num_recomputed=sim.num_recomputed,
+        tenants=tenants,
+        jain_index=jain_index(
+            [t["prefill_s"] / sim.setup.routing.weights.get(n, 1.0) for n, t in tenants.items()]
+        ),
+        role_changes=[change_as_dict(change) for change in sim.roles.changes],
+        traffic={
+            t.cluster: {"bytes": t.bytes_by_purpose, "price": t.price_by_purpose}
+            for t in traffic_of(sim)
+        },
+        price=_price(sim),
+        num_events=sim.clock.num_events,
+        simulated_s=sim.clock.now_ns / NS_PER_S,
+        digest=digest(sim),
+    )
+
+
+def _counted(labels: Iterable[StrEnum]) -> dict[str, int]:
+    return {label.value: count for label, count in sorted(Counter(labels).items())}
+
+
+def digest(sim: Simulation) -> str:
+    """SHA-256 over what happened to every request."""
+    trace = hashlib.sha256()
+    for r in sim.requests:
+        reason = r.decision.reason.value if r.decision else ""
+        line = (
+            f"{r.index} {r.outcome.value} {reason} {r.attempt} {r.prefill_started_at_ns} "
+            f"{r.prefilled_at_ns} {r.landed_at_ns} {r.first_token_at_ns} {r.finished_at_ns}\n"
+        )
+        trace.update(line.encode())
+    return trace.hexdigest()
+
+
+def _queues(sim: Simulation) -> dict[str, dict[str, float]]:
+    samples = sim.series.samples
+    return {
+        "pd_prefill_ms": spread([s.local_wait_ns / _NS_PER_MS for s in samples]),
+        "prfaas_prefill_ms": spread([s.remote_wait_ns / _NS_PER_MS for s in samples]),
+        "link_bytes": spread([s.link_backlog_bytes for s in samples]),
+        "decode_requests": spread([s.num_decode_waiting for s in samples]),
+    }
+
+
+def _egress(sim: Simulation, start_ns: int, end_ns: int) -> dict[str, float]:
+    windows = range(start_ns // NS_PER_S, max(end_ns // NS_PER_S, start_ns // NS_PER_S + 1))
+    by_window = window_bytes(sim)
+    sent = np.array([by_window.get(w, 0.0) for w in windows]) * BITS_PER_BYTE
+    return {
+        "avg_bits_per_s": float(sent.mean()),
+        "p99_bits_per_s": float(np.percentile(sent, 99)),
+        "total_bytes": sum(link.sent_bytes for link in sim.links),
+    }
+
+
+def _utilisation(sim: Simulation) -> dict[str, float]:
+    now = max(sim.clock.now_ns, 1)
+    prefill_ns = sim.roles.time_ns(Role.PREFILL)
+    slots_ns = sim.roles.time_ns(Role.DECODE) * sim.setup.decode.batch_max
+    return {
+        "pd_prefill": _busy(sum(i.busy_ns for i in sim.locals.values()), prefill_ns),
+        "prfaas_prefill": _busy(
+            sum(i.busy_ns for i in sim.remotes.values()), len(sim.remotes) * now
+        ),
+        "link": max((t.utilisation for t in traffic_of(sim)), default=0.0),
+        "decode_slots": _busy(sum(d.batch_ns for d in sim.decoders.values()), slots_ns),
+    }
+
+
+def _busy(busy_ns: float, time_ns: float) -> float:
+    return busy_ns / time_ns if time_ns else 0.0
+
+
+def _price(sim: Simulation) -> dict[str, float]:
+    hours = sim.clock.now_ns / NS_PER_S / _S_PER_H
+    gpus = hours * sim.setup.price_per_h
+    traffic = sum(sum(t.price_by_purpose.values()) for t in traffic_of(sim))
+    tokens = sum(r.num_prompt_tokens for r in sim.requests if r.first_token_at_ns != UNSET)
+    return {
+        "gpus": gpus,
+        "traffic": traffic,
+        "per_million_prompt_tokens": (gpus + traffic) / max(tokens, 1) * 1e6,
+    }

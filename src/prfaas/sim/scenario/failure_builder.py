@@ -1,0 +1,76 @@
+"""From `[[failure]]` to what breaks, checked against the clusters that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from prfaas.errors import ConfigError
+from prfaas.sim.scenario.scenario_file import FailureTable
+from prfaas.sim.system.setup import ClusterSetup, Failure, FailureKind
+from prfaas.units import NS_PER_S
+
+
+def make_failures(
+    tables: Sequence[FailureTable],
+    clusters: Sequence[ClusterSetup],
+    home: str,
+    num_prefill: int,
+    num_pd_instances: int,
+) -> tuple[Failure, ...]:
+    """What breaks.
+
+    Args:
+        tables: Of the file.
+        clusters: PrfaaS clusters.
+        home: Name of the PD cluster.
+        num_prefill: PD instances that prefill.
+        num_pd_instances: All PD instances.
+
+    Raises:
+        ConfigError: A cluster or an instance does not exist.
+    """
+    counts = {cluster.name: cluster.num_instances for cluster in clusters}
+    for table in tables:
+        cluster = _check_cluster(table, list(counts), home)
+        of = {
+            FailureKind.PRFAAS: counts.get(cluster, 0),
+            FailureKind.PREFILL: num_prefill,
+            FailureKind.DECODE: num_pd_instances - num_prefill,
+        }
+        count = of.get(table.kind, table.index + 1)
+        if table.index >= count:
+            raise ConfigError(
+                f"failure of {table.kind} instance {table.index}: there are {count}, counted from 0"
+            )
+    return tuple(failure for table in tables for failure in _repeated(table))
+
+
+def _check_cluster(table: FailureTable, names: list[str], home: str) -> str:
+    """The cluster a failure is about."""
+    known = [*names, home] if table.kind is FailureKind.POOL else names
+    cluster = table.cluster or (names[0] if names else "")
+    if table.kind in (FailureKind.PREFILL, FailureKind.DECODE):
+        known = [home]
+        cluster = table.cluster or home
+    if cluster not in known:
+        there = ", ".join(map(repr, known)) or "none"
+        raise ConfigError(f"failure of {table.kind} in cluster {cluster!r}: there are {there}")
+    return cluster
+
+
+def _repeated(table: FailureTable) -> Iterator[Failure]:
+    for i in range(table.repeat):
+        yield Failure(
+            table.kind,
+            _ns(table.at + 2 * i * table.duration),
+            _ns(table.duration),
+            table.index,
+            table.capacity,
+            table.cluster,
+            table.keep_disk,
+            _ns(table.rebuild),
+        )
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * NS_PER_S)

@@ -1,0 +1,205 @@
+"""The scenario file: tables and units of a TOML file that describes a simulated run.
+
+Clusters, profiles, model, lengths and prices come from a plan file, which the planner reads too.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from prfaas.core.routing.policies import Bandwidth, PolicyName
+from prfaas.core.transfer.tcp_goodput import CONNECTIONS_MAX, CongestionControl
+from prfaas.planner.answer.plan_file import BitsPerSecond, Positive, Seconds, SizeBytes
+from prfaas.sim.system.setup import FailureKind
+from prfaas.sim.workloads.table import WorkloadTable
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class RoutingTable(_Table):
+    """`[routing]`: who decides, and on what instances."""
+
+    policy: PolicyName = PolicyName.ADAPTIVE
+    """local, remote, paper, observed or adaptive."""
+    threshold: Count | None = None
+    """Offload threshold, tokens; the planner's optimum if absent."""
+    prefill_instances: Count | None = None
+    """PD instances that prefill; the planner's optimum if absent."""
+    moving_threshold: bool = False
+    """Let the short-term loop move the threshold of the adaptive policy."""
+    weights: dict[str, Positive] = {}
+    """With admission: share of each tenant of `workload.tenants` under overload; 1 if absent."""
+    reroling: bool = False
+    """Let the long-term loop move PD instances between prefill and decode, and plan the threshold
+    anew; not together with failures of PD instances."""
+    dwell: Seconds = 300.0
+    """From the end of one change of roles to the next, at least; the loop's other times are in
+    proportion."""
+    conversion: Seconds = 1.0
+    """What a change of roles costs an instance beside draining."""
+    admission: bool | None = None
+    """Refuse at the door what is predicted to miss slo.ttft; if absent, where there is slo.ttft."""
+    bandwidth: Bandwidth = Bandwidth.SCARCE
+    """Regime of the paper's rule: scarce, or abundant, which pulls the longer prefix."""
+
+
+class LinkTable(_Table):
+    """`[link]`: changes to the plan's links, to all of them."""
+
+    bandwidth: BitsPerSecond | None = None
+    """Capacity; the plan's if absent."""
+    rtt: Seconds | None = None
+    """Round-trip time; the plan's if absent."""
+    loss: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of segments that are lost at random; limits what TCP carries over the link
+    (`core/transfer/tcp_goodput.py`)."""
+    congestion_control: CongestionControl = CongestionControl.BBR
+    """bbr, or cubic on hosts that do not allow it; counts with loss."""
+    connections: Annotated[int, Field(ge=1, le=CONNECTIONS_MAX)] | None = None
+    """Data connections of a pool node; as many as it opens by itself if absent. Counts with
+    loss."""
+    pool_nodes: Annotated[int, Field(ge=1)] = 1
+    """Pool nodes that send side by side over a link; one transfer has one. Counts with loss."""
+    overlap: bool = True
+    """Ship chunk by chunk while prefill computes."""
+    dead_after: Seconds = 5.0
+    """Silence after which the link counts as dead."""
+
+
+class CacheTable(_Table):
+    """`[cache]`: prefix caches, one for each cluster and, if wanted, one for each instance."""
+
+    pd_blocks: Count | None = None
+    """Host memory of the PD cluster, blocks; unlimited if absent, 0 is no cache."""
+    prfaas_blocks: Count | None = None
+    """The same of each PrfaaS cluster."""
+    pd_disk_blocks: Count = 0
+    """Disk of the PD cluster, blocks: what host memory evicts goes there."""
+    prfaas_disk_blocks: Count = 0
+    """The same of each PrfaaS cluster."""
+    pd_device_blocks: Count = 0
+    """Own memory of each PD instance that prefills, blocks; routing knows what it holds, as the
+    gateway does from KV events. 0 is none."""
+    prfaas_device_blocks: Count = 0
+    """The same of each PrfaaS instance."""
+    disk_bandwidth: BitsPerSecond = 50e9
+    """What reading from disk gives one prefill."""
+    block_tokens: Annotated[int, Field(ge=1)] = 512
+    """Tokens of a block."""
+    checkpoint_blocks: Count = 0
+    """Room of a checkpoint of linear state, blocks; 0 is a model without linear layers."""
+
+
+class PlacementTable(_Table):
+    """`[placement]`: where cached prefixes lie."""
+
+    pull: bool = False
+    """Let adaptive fetch a prefix from another cluster when that is predicted to be faster."""
+    copy_budget: SizeBytes = 0
+    """Hot prefixes that a cluster misses are copied to it, up to so many bytes in each
+    signals.loop_interval; 0 copies nothing."""
+    half_life: Annotated[Seconds, Field(gt=0)] = 60.0
+    """Time in which the count of a prefix halves."""
+    second_price: Positive | None = None
+    """What a second of a request's time is worth, in the plan's currency, against the price of
+    bytes; bytes are free in decisions if absent."""
+
+
+class SignalsTable(_Table):
+    """`[signals]`: how late the gateway sees queues and link."""
+
+    interval: Seconds = 0.5
+    """Between two observations."""
+    delay: Seconds = 0.05
+    """From an observation to the gateway."""
+    stale_after: Seconds = 3.0
+    """Age beyond which a signal counts as unknown."""
+    loop_interval: Seconds = 5.0
+    """Between two moves of the threshold."""
+
+
+class SloTable(_Table):
+    """`[slo]`: targets of one request."""
+
+    ttft: Seconds | None = None
+    """Time to first token."""
+    tpot: Seconds | None = None
+    """Mean time per output token."""
+
+
+_OF_FAILURE = {
+    "index": (FailureKind.PREFILL, FailureKind.PRFAAS, FailureKind.DECODE),
+    "capacity": (FailureKind.LINK,),
+    "keep_disk": (FailureKind.POOL,),
+    "rebuild": (FailureKind.POOL,),
+}
+"""Kinds of failures that a key is for; all kinds where it is left out."""
+
+
+class FailureTable(_Table):
+    """`[[failure]]`: something breaks and recovers."""
+
+    kind: FailureKind
+    """link, prefill, prfaas, decode or pool."""
+    at: Seconds
+    """When."""
+    duration: Seconds
+    """How long."""
+    index: Count = 0
+    """Which instance; not for link and pool."""
+    cluster: str = ""
+    """Whose link, PrfaaS instance or pool, by its name in the plan; the first PrfaaS cluster if
+    absent."""
+    capacity: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the link's capacity that is left; 0 is a cut."""
+    keep_disk: bool = False
+    """What a pool had on disk is there again afterwards; host memory is always lost."""
+    rebuild: Seconds = 0.0
+    """From a pool's recovery until the gateway knows again what it holds."""
+    repeat: Annotated[int, Field(ge=1)] = 1
+    """Happens so many times, each `duration` after the end of the last: flapping."""
+
+    @model_validator(mode="after")
+    def _applies(self) -> FailureTable:
+        for key in sorted(self.model_fields_set & _OF_FAILURE.keys()):
+            if self.kind not in _OF_FAILURE[key]:
+                kinds = " or ".join(f'"{kind.value}"' for kind in _OF_FAILURE[key])
+                raise ValueError(
+                    f'{key} is for kind = {kinds}, not for kind = "{self.kind.value}"; leave it out'
+                )
+        return self
+
+
+class ScenarioFile(_Table):
+    """A scenario file."""
+
+    title: str
+    """What is simulated, for people."""
+    plan: str
+    """Plan file with model, lengths, clusters and prices, relative to this file."""
+    plan_settings: list[str] = []
+    """Changes to the plan, as `prfaas plan --set` takes them."""
+    seed: Count = 1
+    """Seed of arrivals and lengths."""
+    workload: WorkloadTable
+    """What arrives."""
+    routing: RoutingTable = RoutingTable()
+    """Who decides."""
+    link: LinkTable = LinkTable()
+    """Changes to the plan's link."""
+    cache: CacheTable = CacheTable(pd_blocks=0, prfaas_blocks=0)
+    """Prefix caches; none if absent."""
+    placement: PlacementTable = PlacementTable()
+    """Where cached prefixes lie."""
+    signals: SignalsTable = SignalsTable()
+    """How late the gateway sees."""
+    slo: SloTable = SloTable()
+    """Targets."""
+    failure: list[FailureTable] = []
+    """What breaks."""

@@ -1,0 +1,122 @@
+"""From a scenario file to a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prfaas.core.routing.policies import PolicyName
+from prfaas.errors import ConfigError
+from prfaas.planner.answer.overrides import override
+from prfaas.planner.answer.plan_loader import load_question
+from prfaas.sim.scenario.scenario_file import ScenarioFile
+from prfaas.sim.scenario.setup_builder import make_setup
+from prfaas.sim.system.request import Request
+from prfaas.sim.system.setup import Setup
+from prfaas.sim.workloads.make import make_workload
+from prfaas.sim.workloads.scaling import Workload
+from prfaas.sim.workloads.table import WorkloadTable
+from prfaas.toml_tables import read_toml, validated
+from prfaas.units import NS_PER_S
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A system, what arrives, and what of it is measured.
+
+    Attributes:
+        title: For people.
+        setup: The system.
+        workload: What arrives.
+        seed: Of the workload.
+        start_ns: Earlier arrivals are not counted.
+        end_ns: End of the arrivals; None takes the last arrival.
+        notes: What a reader of the results should know.
+    """
+
+    title: str
+    setup: Setup
+    workload: Workload
+    seed: int
+    start_ns: int
+    end_ns: int | None
+    notes: tuple[str, ...] = ()
+
+    def requests(self) -> list[Request]:
+        """The requests of the scenario's seed."""
+        return self.workload.requests(self.seed)
+
+    def with_policy(self, policy: PolicyName) -> Scenario:
+        """The same with another policy."""
+        routing = replace(self.setup.routing, policy=policy)
+        return replace(self, setup=replace(self.setup, routing=routing))
+
+    def with_seed(self, seed: int) -> Scenario:
+        """The same with another seed."""
+        return replace(self, seed=seed)
+
+    def with_rate_scaled(self, factor: float) -> Scenario:
+        """The same with arrivals `factor` times as fast."""
+        return replace(self, workload=self.workload.with_rate_scaled(factor))
+
+
+def load_scenario(path: Path, overrides: Sequence[str] = ()) -> Scenario:
+    """Read a scenario file.
+
+    Args:
+        path: The file; paths in it start at its directory.
+        overrides: Settings such as "workload.rate=3".
+
+    Raises:
+        ConfigError: The file or its plan is wrong; the message says what and where.
+    """
+    tables = read_toml(path)
+    _refuse_others(path, tables)
+    for setting in overrides:
+        override(tables, setting)
+    file = validated(ScenarioFile, tables, path)
+    question = load_question(path.parent / file.plan, file.plan_settings)
+    planned = question.problem.workload
+    workload = make_workload(file.workload, path.parent, planned, file.cache.block_tokens)
+    setup, notes = make_setup(file, question, workload.num_prompt_tokens_max)
+    ends_itself = file.workload.arrivals in ("trace", "azure")
+    return Scenario(
+        title=file.title,
+        setup=setup,
+        workload=workload,
+        seed=file.seed,
+        start_ns=_ns(file.workload.warmup),
+        end_ns=None if ends_itself else _ns(file.workload.duration),
+        notes=(*_notes(file.workload), *notes),
+    )
+
+
+def _refuse_others(path: Path, tables: dict[str, Any]) -> None:
+    """Deployment and plan files are TOML too."""
+    if "workload" in tables and "plan" in tables:
+        return
+    for key, what, instead in (
+        ("clusters", "a deployment file", "prfaas check"),
+        ("pd", "a plan file", "prfaas plan"),
+    ):
+        if key in tables:
+            raise ConfigError(
+                f"{path} is {what}, for `{instead}`; `prfaas simulate` takes a scenario file, such "
+                "as examples/sim/paper-poisson.toml (all keys: docs/scenario-file.md)"
+            )
+
+
+def _notes(table: WorkloadTable) -> list[str]:
+    """What a reader should know of the workload."""
+    if table.arrivals == "trace":
+        jitter = f"jitter {table.jitter:g} s" if table.jitter else "no jitter within ticks"
+        return [f"trace {table.trace}: {jitter}"]
+    if table.arrivals == "sessions":
+        return [f"closed loop of sessions from {table.trace}: load follows the answers"]
+    return []
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * NS_PER_S)

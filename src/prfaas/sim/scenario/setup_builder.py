@@ -1,0 +1,225 @@
+"""From the tables of a scenario file and its plan to a `Setup`."""
+
+from __future__ import annotations
+
+from prfaas.core.control.replication import CopySettings
+from prfaas.core.control.role_loop import RoleSettings
+from prfaas.core.routing.cost_tables import Costs
+from prfaas.core.transfer.tcp_goodput import Path, Transport, goodput_bits_per_s
+from prfaas.errors import ConfigError
+from prfaas.planner.answer.plan_loader import Question
+from prfaas.planner.hardware.cost_tables import make_costs
+from prfaas.planner.hardware.profiles import PrefillProfile
+from prfaas.planner.hardware.step_time import step_time
+from prfaas.planner.problem import Link, Problem
+from prfaas.planner.solve.search import Operation
+from prfaas.planner.solve.split_plans import split_plans
+from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.within_target import best_operation
+from prfaas.sim.engine.decode_instance import DecodeLimits
+from prfaas.sim.scenario.failure_builder import make_failures
+from prfaas.sim.scenario.scenario_file import (
+    LinkTable,
+    PlacementTable,
+    ScenarioFile,
+    SignalsTable,
+    SloTable,
+)
+from prfaas.sim.system.setup import (
+    BlockSetup,
+    CacheSetup,
+    ClusterSetup,
+    FailureKind,
+    LinkSetup,
+    PlacementSetup,
+    RolesSetup,
+    RoutingSetup,
+    Setup,
+    SignalSetup,
+    SloSetup,
+)
+from prfaas.units import NS_PER_S
+
+
+def make_setup(
+    file: ScenarioFile, question: Question, num_prompt_tokens_max: int
+) -> tuple[Setup, list[str]]:
+    """The system that a file and its plan describe.
+
+    Args:
+        file: The scenario file.
+        question: Its plan.
+        num_prompt_tokens_max: No prompt is longer.
+
+    Returns:
+        The setup, and what a reader of the results should know.
+
+    Raises:
+        ConfigError: They do not fit together.
+    """
+    problem, pd = question.problem, question.problem.pd
+    found = best_operation(problem, Mode.EXACT)
+    num_prefill = _num_prefill(file, found, pd.num_instances)
+    capacity = None if pd.kv_capacity_bytes is None else int(pd.kv_capacity_bytes)
+    clusters = _clusters(file, question, num_prompt_tokens_max)
+    home = pd.prefill
+    setup = Setup(
+        name=pd.name,
+        prfaas=clusters,
+        num_prefill=num_prefill,
+        num_decode=pd.num_instances - num_prefill,
+        costs=clusters[0].costs
+        if clusters
+        else _costs(file, question, home, num_prompt_tokens_max),
+        step_ns=step_time(pd.decode),
+        decode=DecodeLimits(problem.decode_slots, capacity),
+        routing=_routing(file, found),
+        cache=CacheSetup(
+            file.cache.pd_blocks,
+            file.cache.pd_disk_blocks,
+            file.cache.disk_bandwidth,
+            file.cache.pd_device_blocks,
+        ),
+        blocks=BlockSetup(file.cache.block_tokens, file.cache.checkpoint_blocks),
+        placement=_placement(file.placement),
+        signals=_signals(file.signals),
+        slo=_slo(file.slo),
+        failures=make_failures(file.failure, clusters, pd.name, num_prefill, pd.num_instances),
+        price_per_h=problem.gpu_price_per_h,
+        roles=_roles(file, problem),
+    )
+    notes = [*_continued(problem, num_prompt_tokens_max), _threshold_note(file, setup.routing)]
+    return setup, notes
+
+
+def _clusters(
+    file: ScenarioFile, question: Question, num_prompt_tokens_max: int
+) -> tuple[ClusterSetup, ...]:
+    problem, table = question.problem, file.cache
+    names = [problem.pd.name, *(cluster.name for cluster in problem.prfaas)]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{file.plan}: clusters {names}; each needs a name of its own")
+    return tuple(
+        ClusterSetup(
+            cluster.name,
+            cluster.num_instances,
+            _costs(file, question, cluster.prefill, num_prompt_tokens_max),
+            _link(file.link, cluster.link),
+            CacheSetup(
+                table.prfaas_blocks,
+                table.prfaas_disk_blocks,
+                table.disk_bandwidth,
+                table.prfaas_device_blocks,
+            ),
+        )
+        for cluster in problem.prfaas
+    )
+
+
+def _costs(
+    file: ScenarioFile, question: Question, remote: PrefillProfile, num_prompt_tokens_max: int
+) -> Costs:
+    return make_costs(
+        question.problem.geometry,
+        question.problem.pd.prefill,
+        remote,
+        num_tokens_max=num_prompt_tokens_max + 1,
+        chunk_tokens=question.chunk_tokens,
+        overlap=file.link.overlap,
+    )
+
+
+def _num_prefill(file: ScenarioFile, found: Operation, num_instances: int) -> int:
+    given = file.routing.prefill_instances
+    num_prefill = found.num_prefill if given is None else given
+    if num_prefill >= num_instances:
+        raise ConfigError(
+            f"routing.prefill_instances is {num_prefill} of {num_instances} PD instances; "
+            "at least one has to be left to decode"
+        )
+    return num_prefill
+
+
+def _routing(file: ScenarioFile, found: Operation) -> RoutingSetup:
+    table = file.routing
+    planned = round(found.offload_threshold or 0)
+    return RoutingSetup(
+        policy=table.policy,
+        offload_threshold=planned if table.threshold is None else table.threshold,
+        moving_threshold=table.moving_threshold,
+        admission=file.slo.ttft is not None if table.admission is None else table.admission,
+        weights=table.weights,
+        bandwidth=table.bandwidth,
+    )
+
+
+def _threshold_note(file: ScenarioFile, routing: RoutingSetup) -> str:
+    origin = "the planner's optimum" if file.routing.threshold is None else "as given"
+    return f"threshold {routing.offload_threshold:,} tokens, {origin}"
+
+
+def _continued(problem: Problem, longest: int) -> list[str]:
+    """Notes on profiles whose knots do not reach the scenario's prompts."""
+    if longest <= round(problem.workload.lengths.high):
+        return []
+    notes = []
+    for profile in problem.prefill_profiles:
+        first, last = profile.lengths[0], profile.lengths[-1]
+        ends = [f"below {first:.0f} tokens"] if first > 1 else []
+        if longest > last:
+            ends.append(f"from {last:.0f} to {longest} tokens")
+        if ends:
+            notes.append(
+                f"profile {profile.name!r} is continued {' and '.join(ends)} along its end segments"
+            )
+    return notes
+
+
+def _roles(file: ScenarioFile, problem: Problem) -> RolesSetup | None:
+    table = file.routing
+    if not table.reroling:
+        return None
+    if any(f.kind in (FailureKind.PREFILL, FailureKind.DECODE) for f in file.failure):
+        raise ConfigError(
+            "routing.reroling: failures of PD instances are not simulated together with changes of "
+            "their roles; remove one of both"
+        )
+    settings = RoleSettings(conversion_ns=_ns(table.conversion)).paced(_ns(table.dwell))
+    return RolesSetup(settings, split_plans(problem))
+
+
+def _link(table: LinkTable, planned: Link) -> LinkSetup:
+    rtt_s = planned.rtt_s if table.rtt is None else table.rtt
+    bits_per_s = planned.bits_per_s if table.bandwidth is None else table.bandwidth
+    flow_bits_per_s = float("inf")
+    if table.loss:
+        path = Path(bits_per_s, rtt_s, table.loss)
+        transport = Transport(table.pool_nodes, table.connections or 0, table.congestion_control)
+        bits_per_s = goodput_bits_per_s(path, transport)
+        flow_bits_per_s = goodput_bits_per_s(path, transport.alone)
+    return LinkSetup(
+        bits_per_s=bits_per_s,
+        rtt_ns=_ns(rtt_s),
+        flow_bits_per_s=flow_bits_per_s,
+        dead_after_ns=_ns(table.dead_after),
+        price_per_tb=planned.price_per_tb,
+    )
+
+
+def _placement(table: PlacementTable) -> PlacementSetup:
+    copies = CopySettings(table.copy_budget, _ns(table.half_life)) if table.copy_budget else None
+    return PlacementSetup(table.pull, copies, table.second_price)
+
+
+def _signals(table: SignalsTable) -> SignalSetup:
+    return SignalSetup(
+        _ns(table.interval), _ns(table.delay), _ns(table.stale_after), _ns(table.loop_interval)
+    )
+
+
+def _slo(table: SloTable) -> SloSetup:
+    return SloSetup(*(None if s is None else _ns(s) for s in (table.ttft, table.tpot)))
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * NS_PER_S)

@@ -1,0 +1,83 @@
+"""A simulated request and what happened to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from prfaas.core.routing.decision import Decision
+
+UNSET = -1
+
+
+class Outcome(StrEnum):
+    """How a request ended, or where it is."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    REJECTED = "rejected"
+    """429 at the door."""
+    FAILED = "failed"
+    """Nobody could serve it."""
+
+
+class Follower(NamedTuple):
+    """A request that comes `after_ns` after another has ended, if that is before `until_ns`."""
+
+    request: Request
+    after_ns: int
+    until_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request. Instants in ns of virtual time, UNSET before they happen.
+
+    Attributes:
+        index: Unique in the workload.
+        arrived_at_ns: When it came; of one that follows another, set when it comes.
+        num_prompt_tokens: Prompt, tokens.
+        num_output_tokens: Output, tokens; no policy sees it.
+        block_ids: Ids of the prompt's blocks; the last may be a partial one.
+        tenant: Whose it is; empty if nobody's in particular.
+        followers: Requests of the same session that wait for its end.
+        decision: Where it is prefilled.
+        attempt: Counts prefills; events of an earlier attempt are void.
+        num_new_tokens: Tokens that are prefilled.
+        kept_tokens: Prefix that decode kept of a transfer that was cut.
+        routed_at_ns: When the last attempt began.
+        offloaded: Whether it was ever sent to the PrfaaS cluster.
+    """
+
+    index: int
+    arrived_at_ns: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    block_ids: tuple[int, ...] = ()
+    tenant: str = ""
+    followers: tuple[Follower, ...] = ()
+    decision: Decision | None = None
+    outcome: Outcome = Outcome.RUNNING
+    attempt: int = 0
+    num_new_tokens: int = 0
+    num_hit_tokens: int = 0
+    kept_tokens: int = 0
+    routed_at_ns: int = UNSET
+    prefill_started_at_ns: int = UNSET
+    prefilled_at_ns: int = UNSET
+    landed_at_ns: int = UNSET
+    first_token_at_ns: int = UNSET
+    finished_at_ns: int = UNSET
+    offloaded: bool = False
+
+    @property
+    def ttft_ns(self) -> int:
+        """Time to first token."""
+        return self.first_token_at_ns - self.arrived_at_ns
+
+    @property
+    def tpot_ns(self) -> float:
+        """Mean time per output token after the first."""
+        steps = self.num_output_tokens - 1
+        return (self.finished_at_ns - self.first_token_at_ns) / steps if steps > 0 else 0.0

@@ -1,0 +1,234 @@
+"""Everything a run depends on, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from prfaas.core.control.replication import CopySettings
+from prfaas.core.control.role_loop import RoleSettings
+from prfaas.core.routing.cost_tables import Costs
+from prfaas.core.routing.policies import Bandwidth, PolicyName
+from prfaas.planner.hardware.step_time import StepTime
+from prfaas.planner.solve.split_plans import Plans
+from prfaas.sim.engine.decode_instance import DecodeLimits
+from prfaas.units import NS_PER_S
+
+
+class FailureKind(StrEnum):
+    """What can break."""
+
+    LINK = "link"
+    PREFILL = "prefill"
+    """An instance of the PD cluster that prefills."""
+    PRFAAS = "prfaas"
+    """An instance of the PrfaaS cluster."""
+    DECODE = "decode"
+    POOL = "pool"
+    """The pool of a cluster: its cache, and its links."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Something breaks at an instant and recovers later.
+
+    Attributes:
+        kind: What.
+        at_ns: When.
+        for_ns: How long.
+        index: Which instance; ignored for link and pool.
+        capacity_ratio: What is left of the link's capacity; 0 is a cut.
+        cluster: Whose: a PrfaaS cluster's link and instances, or any cluster's pool. Empty is the
+            first PrfaaS cluster.
+        keeps_disk: Of a pool: what lay on disk is there again afterwards.
+        rebuild_ns: Of a pool: from its recovery until the gateway knows what it holds.
+    """
+
+    kind: FailureKind
+    at_ns: int
+    for_ns: int
+    index: int = 0
+    capacity_ratio: float = 0.0
+    cluster: str = ""
+    keeps_disk: bool = False
+    rebuild_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSetup:
+    """The link between a PrfaaS cluster and the PD cluster.
+
+    Attributes:
+        bits_per_s: Capacity of each direction.
+        rtt_ns: Round-trip time.
+        flow_bits_per_s: What one transfer gets at most; loss decides it.
+        dead_after_ns: Silence after which both ends take the link for dead.
+        price_per_tb: Price of 10**12 bytes.
+    """
+
+    bits_per_s: float
+    rtt_ns: int = 0
+    flow_bits_per_s: float = float("inf")
+    dead_after_ns: int = 5 * NS_PER_S
+    price_per_tb: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSetup:
+    """The prefix caches of a cluster; None is unlimited, 0 is none.
+
+    Attributes:
+        host_blocks: Limit of its pool in host memory, blocks.
+        disk_blocks: Limit of its pool on disk, blocks.
+        disk_bits_per_s: What reading from disk gives one prefill.
+        device_blocks: Limit of each instance that prefills in its own memory, blocks.
+    """
+
+    host_blocks: int | None = 0
+    disk_blocks: int | None = 0
+    disk_bits_per_s: float = float("inf")
+    device_blocks: int | None = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSetup:
+    """What all caches count in.
+
+    Attributes:
+        tokens: Tokens of a block.
+        checkpoint_blocks: Room of a checkpoint of linear state, in blocks; 0 is a model without.
+    """
+
+    tokens: int = 512
+    checkpoint_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSetup:
+    """A PrfaaS cluster.
+
+    Attributes:
+        name: Unique; its pool has the same name.
+        num_instances: They prefill.
+        costs: Times and bytes.
+        link: To the PD cluster.
+        cache: Of its pool and instances.
+    """
+
+    name: str
+    num_instances: int
+    costs: Costs
+    link: LinkSetup
+    cache: CacheSetup = CacheSetup()
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementSetup:
+    """Where cached prefixes lie.
+
+    Attributes:
+        pulls: Let `adaptive` fetch a prefix from another cluster when that is predicted to be
+            faster than computing it.
+        copies: How hot prefixes are copied; None leaves them where they are.
+        second_price: What a second of a request's time is worth, in the plan's currency; None
+            makes bytes free in decisions.
+    """
+
+    pulls: bool = False
+    copies: CopySettings | None = None
+    second_price: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SignalSetup:
+    """How the gateway sees the world.
+
+    Attributes:
+        interval_ns: Between two observations.
+        delay_ns: From an observation to the gateway.
+        stale_after_ns: Age beyond which a signal counts as unknown.
+        loop_interval_ns: Between two moves of the threshold.
+    """
+
+    interval_ns: int = NS_PER_S // 2
+    delay_ns: int = NS_PER_S // 20
+    stale_after_ns: int = 3 * NS_PER_S
+    loop_interval_ns: int = 5 * NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingSetup:
+    """How requests are routed.
+
+    Attributes:
+        policy: Which policy.
+        offload_threshold: t, tokens.
+        bandwidth: Regime of the paper's rule.
+        moving_threshold: Run the short-term loop; only `adaptive` uses it.
+        admission: Refuse what is predicted to miss the TTFT target.
+        weights: Share of each tenant under overload; 1 if absent.
+    """
+
+    policy: PolicyName
+    offload_threshold: int
+    bandwidth: Bandwidth = Bandwidth.SCARCE
+    moving_threshold: bool = False
+    admission: bool = False
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RolesSetup:
+    """How PD instances change between prefill and decode.
+
+    Attributes:
+        settings: Limits of the long-term loop.
+        plans: What the planner says of splits; None without.
+    """
+
+    settings: RoleSettings
+    plans: Plans | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SloSetup:
+    """Targets of one request; None is no target. TTFT in ns, TPOT in ns."""
+
+    ttft_ns: int | None = None
+    tpot_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The system that is simulated.
+
+    Attributes:
+        name: Of the PD cluster; its pool has the same name.
+        prfaas: PrfaaS clusters.
+        num_prefill: PD-P instances.
+        num_decode: PD-D instances.
+        costs: Times and bytes of the PD cluster.
+        step_ns: Decode step time.
+        decode: Limits of a decode instance.
+        cache: Of the PD cluster's pool and instances.
+        price_per_h: Price of all GPUs for one hour.
+        roles: How PD instances change their roles; None keeps them.
+    """
+
+    prfaas: tuple[ClusterSetup, ...]
+    num_prefill: int
+    num_decode: int
+    costs: Costs
+    step_ns: StepTime
+    decode: DecodeLimits
+    routing: RoutingSetup
+    name: str = "pd"
+    cache: CacheSetup = CacheSetup()
+    blocks: BlockSetup = BlockSetup()
+    placement: PlacementSetup = PlacementSetup()
+    signals: SignalSetup = SignalSetup()
+    slo: SloSetup = SloSetup()
+    failures: tuple[Failure, ...] = ()
+    price_per_h: float = 0.0
+    roles: RolesSetup | None = None
