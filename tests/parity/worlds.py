@@ -28,7 +28,6 @@ from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.pool_state import PoolView
 from prfaas.gateway.routing.profiles import Profiles
 from prfaas.gateway.routing.routing_request import Ask
-from prfaas.sim.engine.decode_instance import DecodeLimits
 from prfaas.sim.engine.dispatch_driver import Front
 from prfaas.sim.engine.role_changes import Roles as SimulatedRoles
 from prfaas.sim.system.request import Request
@@ -36,6 +35,7 @@ from prfaas.sim.system.setup import (
     BlockSetup,
     CacheSetup,
     ClusterSetup,
+    DecodeLimits,
     LinkSetup,
     PlacementSetup,
     RolesSetup,

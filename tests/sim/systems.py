@@ -7,12 +7,12 @@ from pathlib import Path
 
 from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.routing.policies import PolicyName
-from prfaas.sim.engine.decode_instance import DecodeLimits
 from prfaas.sim.scenario.scenario_loader import Scenario, load_scenario
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import (
     CacheSetup,
     ClusterSetup,
+    DecodeLimits,
     LinkSetup,
     RoutingSetup,
     Setup,

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from prfaas.core.routing.policies import PolicyName
-from prfaas.sim.engine.decode_instance import DecodeLimits
 from prfaas.sim.results.summary import Results
 from prfaas.sim.scenario.run import run
 from prfaas.sim.scenario.scenario_loader import load_scenario
-from prfaas.sim.system.setup import SloSetup
+from prfaas.sim.system.setup import DecodeLimits, SloSetup
 from tests.sim.systems import EXAMPLES
 
 FIVE_GBIT = 'plan_settings=["prfaas.0.link.bandwidth=5Gbps"]'

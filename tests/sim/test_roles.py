@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from prfaas.core.control.role_loop import Role, RoleSettings
 from prfaas.core.routing.policies import PolicyName
 from prfaas.errors import ConfigError
-from prfaas.sim.engine.decode_instance import DecodeLimits
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.results.invariants import BrokenInvariantError, check
 from prfaas.sim.scenario.run import run
 from prfaas.sim.scenario.scenario_loader import load_scenario
 from prfaas.sim.system.request import UNSET, Outcome, Request
-from prfaas.sim.system.setup import RolesSetup, Setup, SignalSetup
+from prfaas.sim.system.setup import DecodeLimits, RolesSetup, Setup, SignalSetup
 from prfaas.units import NS_PER_S
 from tests.sim.systems import EXAMPLES, MS, requests_at, system
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from prfaas.core.routing.decision import Reason
 from prfaas.core.routing.policies import PolicyName
 from prfaas.errors import ConfigError
-from prfaas.sim.engine.decode_instance import DecodeLimits
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.results.invariants import BrokenInvariantError, check
 from prfaas.sim.results.summary import digest
@@ -21,6 +20,7 @@ from prfaas.sim.system.request import Outcome, Request
 from prfaas.sim.system.setup import (
     BlockSetup,
     CacheSetup,
+    DecodeLimits,
     Failure,
     FailureKind,
     LinkSetup,

@@ -9,30 +9,26 @@ from importlib import import_module
 import click
 
 from prfaas import __version__
-from prfaas.cli.common.signals import EXIT_SIGNAL
+from prfaas.cli.common.signals import EXIT_FAILURE, EXIT_MISTAKE, EXIT_SIGNAL
 from prfaas.errors import ConfigError, PrfaasError
 
-EXIT_FAILURE, EXIT_MISTAKE = 1, 2
-"""Exit codes when a part failed, and when the operator has to change something."""
-
-
 COMMANDS = {
-    "check": "deploy",
-    "ctl": "ctl",
-    "demo": "demo",
-    "engine": "engine",
-    "gateway": "gateway",
-    "identity": "identity",
-    "link": "link",
-    "model": "plan",
-    "plan": "plan",
-    "pool": "pool",
-    "profile": "plan",
-    "simulate": "simulate",
-    "tenant": "tenant",
-    "top": "top",
+    "check": "deploy.up_command",
+    "ctl": "operate.ctl_command",
+    "demo": "deploy.demo_command",
+    "engine": "parts.engine_command",
+    "gateway": "parts.gateway_command",
+    "identity": "parts.identity_command",
+    "link": "operate.link_command",
+    "model": "plan.plan_command",
+    "plan": "plan.plan_command",
+    "pool": "parts.pool_command",
+    "profile": "plan.plan_command",
+    "simulate": "plan.simulate_command",
+    "tenant": "parts.tenant_command",
+    "top": "operate.top_command",
     "trace": "trace.command",
-    "up": "deploy",
+    "up": "deploy.up_command",
 }
 """Where each command lives."""
 

@@ -1,4 +1,4 @@
-"""Running until somebody stops it, and the exit codes of commands that were stopped."""
+"""Running until somebody stops it, and the exit codes of commands."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import sys
 from collections.abc import Awaitable, Callable
 
 from prfaas.errors import ConfigError
+
+EXIT_FAILURE, EXIT_MISTAKE = 1, 2
+"""Exit codes when a part failed, and when the operator has to change something."""
 
 EXIT_SIGNAL = 128
 """A command that a signal ended before it was done exits with this and the signal's number, as

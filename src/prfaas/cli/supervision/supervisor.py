@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from prfaas.cli.common.signals import EXIT_MISTAKE
 from prfaas.cli.host import processes
 from prfaas.cli.host.processes import GRACE_S, Part, within
-from prfaas.cli.main import EXIT_MISTAKE
 from prfaas.cli.supervision.keeper import Keeper, answers
 from prfaas.cli.supervision.restarts import Phase, RestartPolicy
 from prfaas.config.supervision import SupervisionTable

@@ -15,9 +15,10 @@ for a move and its undoing: every move back doubles the dwell before the next on
 maximum, so that such a swing becomes rare. Neither stage is ever left without an instance.
 
 With plans of the splits at hand a move also needs the plan's consent: the split it leads to has to
-sustain as much as the present one, of requests as they are lately (`core/control/traffic_mix.py`), or hardly
-less: a mix is a sample. The threshold is then re-optimised from the plan; so it is when the plan of
-the present split has changed for good, because the link carries more or less, or requests differ.
+sustain as much as the present one, of requests as they are lately (`core/control/traffic_mix.py`),
+or hardly less: a mix is a sample. The threshold is then re-optimised from the plan; so it is when
+the plan of the present split has changed for good, because the link carries more or less, or
+requests differ.
 """
 
 from __future__ import annotations

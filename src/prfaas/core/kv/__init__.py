@@ -1,1 +1,1 @@
-"""KV blocks: what has to agree before engines can share them."""
+"""KV blocks: their names, who holds which, and what has to agree before engines can share them."""

@@ -1,1 +1,1 @@
-"""Transfers of KV blocks between clusters."""
+"""Transfers between pools: their states, their tickets, how links are shared and paced."""

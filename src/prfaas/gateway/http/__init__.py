@@ -1,1 +1,1 @@
-"""HTTP towards clients."""
+"""HTTP towards clients: connections, TLS, bodies, answers, errors."""

@@ -1,9 +1,9 @@
 """Purges: all blocks that came from a pool, or were computed from such, leave the deployment.
 
-Pool nodes drop them and take no more of the source (`pool/node/purging.py`), engines forget what they
-hold, and only then do pool nodes take blocks of the source again: an engine that has not forgotten
-yet can bring nothing back. Each step may be done twice: what broke off is asked for again. A bar of
-a purge that broke off ends by itself.
+Pool nodes drop them and take no more of the source (`pool/node/purging.py`), engines forget what
+they hold, and only then do pool nodes take blocks of the source again: an engine that has not
+forgotten yet can bring nothing back. Each step may be done twice: what broke off is asked for
+again. A bar of a purge that broke off ends by itself.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What requests may hold: fields and media, by allow-list."""
+"""OpenAI's requests and answers: what they may hold, checked, in one form."""

@@ -1,6 +1,7 @@
 """The beginning of a prompt as blocks with names, and how a pool is asked to fetch it.
 
-Hot prefixes are fetched for whoever asks next (`copies.py`), others for one request (`pulling.py`).
+Hot prefixes are fetched for whoever asks next (`loops/replication.py`), others for one request
+(`serving/prefix_pull.py`).
 Blocks travel as in every pull: the destination's pool node asks the source over the link that the
 source keeps to it.
 """

@@ -1,1 +1,1 @@
-"""What the gateway compares before it lets requests leave the cluster."""
+"""The gateway's side of the dispatcher: what it is told of engines, links and transfers."""

@@ -1,1 +1,1 @@
-"""Steps of serving a request beside its legs."""
+"""The life of a request: the decision, both legs, hedges and pulls, the stream, fallback."""

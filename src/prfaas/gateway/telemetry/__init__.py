@@ -1,1 +1,1 @@
-"""Metrics, traces and records of requests."""
+"""Records, metrics, explanations and traces of what the gateway does."""

@@ -1,1 +1,1 @@
-"""What tenants may use at once, and what they are charged."""
+"""Tenants: API keys, cache salts, what each may use."""

@@ -1,1 +1,1 @@
-"""Tokenizer state: which threads and caches a tenant's texts go through, and what they may cost."""
+"""Token ids and block hashes of prompts, per tenant and within limits."""

@@ -12,28 +12,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from prfaas.planner.hardware.step_time import StepTime
 from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import Request
+from prfaas.sim.system.setup import DecodeLimits
 
 NEVER = 2**63
 """An instant after all others, ns."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeLimits:
-    """Limits of one instance.
-
-    Attributes:
-        batch_max: Sequences that run at once.
-        kv_capacity_bytes: KV cache; None when it never binds.
-    """
-
-    batch_max: int
-    kv_capacity_bytes: int | None = None
 
 
 class DecodeInstance:

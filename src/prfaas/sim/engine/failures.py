@@ -11,10 +11,10 @@ from prfaas.sim.system.setup import Failure, FailureKind
 from prfaas.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from prfaas.sim.engine.simulation import Simulation
+    from prfaas.sim.engine.run_parts import RunParts
 
 
-def schedule(simulation: Simulation, failures: tuple[Failure, ...]) -> None:
+def schedule(simulation: RunParts, failures: tuple[Failure, ...]) -> None:
     """Ask the clock for every failure and recovery. The last one to end restores the link."""
     for failure in failures:
         simulation.clock.at(failure.at_ns, lambda f: _break(simulation, f), failure)
@@ -36,7 +36,7 @@ def in_words(failure: Failure) -> str:
     return f"{what}, {start:,.0f} to {end:,.0f} s"
 
 
-def _break(simulation: Simulation, failure: Failure) -> None:
+def _break(simulation: RunParts, failure: Failure) -> None:
     match failure.kind:
         case FailureKind.LINK:
             for transport in _transports(simulation, failure):
@@ -49,7 +49,7 @@ def _break(simulation: Simulation, failure: Failure) -> None:
             _fail_pool(simulation, failure)
 
 
-def _mend(simulation: Simulation, failure: Failure) -> None:
+def _mend(simulation: RunParts, failure: Failure) -> None:
     match failure.kind:
         case FailureKind.LINK:
             for transport in _transports(simulation, failure):
@@ -64,12 +64,12 @@ def _mend(simulation: Simulation, failure: Failure) -> None:
             _mend_pool(simulation, failure)
 
 
-def _cluster(simulation: Simulation, failure: Failure) -> str:
+def _cluster(simulation: RunParts, failure: Failure) -> str:
     """The cluster a failure is about; the first PrfaaS cluster unless it says."""
     return failure.cluster or next(iter(simulation.transports), "")
 
 
-def _transports(simulation: Simulation, failure: Failure) -> list[Transport]:
+def _transports(simulation: RunParts, failure: Failure) -> list[Transport]:
     """The links of the cluster a failure is about."""
     cluster = _cluster(simulation, failure)
     if cluster == simulation.setup.name:
@@ -78,7 +78,7 @@ def _transports(simulation: Simulation, failure: Failure) -> list[Transport]:
     return [] if found is None else [found]
 
 
-def _fail_pool(simulation: Simulation, failure: Failure) -> None:
+def _fail_pool(simulation: RunParts, failure: Failure) -> None:
     """A pool node dies: its cache is lost, its connections close, the gateway knows at once.
 
     Engines go on without it. What decode had kept of unfinished transfers is lost with the PD
@@ -93,7 +93,7 @@ def _fail_pool(simulation: Simulation, failure: Failure) -> None:
         transport.set_pool(up=False)
 
 
-def _mend_pool(simulation: Simulation, failure: Failure) -> None:
+def _mend_pool(simulation: RunParts, failure: Failure) -> None:
     """It stores again; what it holds counts as nothing until the gateway has a snapshot."""
     pool = simulation.front.caches.pools[_cluster(simulation, failure)]
     pool.is_up = True
@@ -106,7 +106,7 @@ def _know(pool: Pool) -> None:
     pool.is_known = pool.is_up
 
 
-def _prefill_instance(simulation: Simulation, failure: Failure) -> PrefillInstance:
+def _prefill_instance(simulation: RunParts, failure: Failure) -> PrefillInstance:
     front = simulation.front
     if failure.kind is FailureKind.PRFAAS:
         names = front.prfaas_names[_cluster(simulation, failure)]
@@ -114,7 +114,7 @@ def _prefill_instance(simulation: Simulation, failure: Failure) -> PrefillInstan
     return simulation.locals[front.prefill_names[failure.index]]
 
 
-def _fail_prefill(simulation: Simulation, instance: PrefillInstance) -> None:
+def _fail_prefill(simulation: RunParts, instance: PrefillInstance) -> None:
     """A prefill instance stops; its requests are routed anew."""
     simulation.front.set_ready(instance.name, ready=False, now_ns=simulation.clock.now_ns)
     simulation.front.caches.devices.clear(instance.name)
@@ -123,13 +123,13 @@ def _fail_prefill(simulation: Simulation, instance: PrefillInstance) -> None:
             simulation.again(job.request)
 
 
-def _mend_prefill(simulation: Simulation, instance: PrefillInstance) -> None:
+def _mend_prefill(simulation: RunParts, instance: PrefillInstance) -> None:
     """It works again, with an empty queue."""
     instance.recover()
     simulation.front.set_ready(instance.name, ready=True, now_ns=simulation.clock.now_ns)
 
 
-def _fail_decode(simulation: Simulation, name: str) -> None:
+def _fail_decode(simulation: RunParts, name: str) -> None:
     """A decode instance stops; its requests are prefilled again."""
     simulation.front.set_ready(name, ready=False, now_ns=simulation.clock.now_ns)
     lost = simulation.decoders[name].fail()

@@ -12,7 +12,7 @@ from prfaas.sim.engine.pool_caches import Hit
 from prfaas.sim.system.request import Request
 
 if TYPE_CHECKING:
-    from prfaas.sim.engine.simulation import Simulation
+    from prfaas.sim.engine.run_parts import RunParts
 
 
 class Copier:
@@ -22,7 +22,7 @@ class Copier:
         simulation: Whose pools and links.
     """
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: RunParts) -> None:
         self._sim, setup = simulation, simulation.setup
         copies = setup.placement.copies
         assert copies is not None  # noqa: S101 (there is a copier only then)

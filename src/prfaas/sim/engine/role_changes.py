@@ -18,7 +18,7 @@ from prfaas.sim.system.request import Request
 from prfaas.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from prfaas.sim.engine.simulation import Simulation
+    from prfaas.sim.engine.run_parts import RunParts
 
 Instance = TypeVar("Instance", PrefillInstance, DecodeInstance)
 
@@ -47,7 +47,7 @@ class Roles:
         simulation: Whose instances.
     """
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: RunParts) -> None:
         self._sim, setup = simulation, simulation.setup
         self._setup = setup.roles
         loop = None

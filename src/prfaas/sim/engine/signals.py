@@ -10,7 +10,8 @@ from prfaas.sim.engine.shared_link import BITS_PER_BYTE, SharedLink
 from prfaas.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from prfaas.sim.engine.simulation import Simulation
+    from prfaas.sim.engine.replication import Copier
+    from prfaas.sim.engine.run_parts import RunParts
 
 
 class Observation(NamedTuple):
@@ -53,10 +54,11 @@ class Telemetry:
 
     Args:
         simulation: What is observed.
+        copier: Who copies hot prefixes, where that is set.
     """
 
-    def __init__(self, simulation: Simulation) -> None:
-        self._sim = simulation
+    def __init__(self, simulation: RunParts, copier: Copier | None) -> None:
+        self._sim, self._copier = simulation, copier
         self._instances = (*simulation.locals.values(), *simulation.remotes.values())
         home = simulation.setup.name
         self._watches = [
@@ -103,6 +105,6 @@ class Telemetry:
         if not sim.busy:
             return
         sim.front.tick(now)
-        if sim.copier is not None:
-            sim.copier.tick()
+        if self._copier is not None:
+            self._copier.tick()
         sim.clock.after(sim.setup.signals.loop_interval_ns, self._move)

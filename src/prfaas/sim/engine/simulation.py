@@ -61,8 +61,8 @@ class Simulation:
         self.decoders = {n: self._decode_instance(n) for n in self.front.decode_names}
         self.roles = Roles(self)
         self._arrivals = Arrivals(self.clock, requests, self._come, on_progress)
-        self.telemetry, self.series = Telemetry(self), Series(self)
         self.copier = Copier(self) if setup.placement.copies is not None else None
+        self.telemetry, self.series = Telemetry(self, self.copier), Series(self, self.roles)
 
     def _transport(self, cluster: ClusterSetup) -> Transport:
         return Transport(

@@ -13,7 +13,8 @@ from prfaas.sim.engine.prefill_instance import PrefillInstance
 from prfaas.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from prfaas.sim.engine.simulation import Simulation
+    from prfaas.sim.engine.role_changes import Roles
+    from prfaas.sim.engine.run_parts import RunParts
 
 NUM_SAMPLES_MAX = 2_000
 """Even, so that the grid stays regular when every second sample is dropped."""
@@ -56,10 +57,11 @@ class Series:
 
     Args:
         simulation: What is looked at.
+        roles: Which PD instances do what.
     """
 
-    def __init__(self, simulation: Simulation) -> None:
-        self._sim = simulation
+    def __init__(self, simulation: RunParts, roles: Roles) -> None:
+        self._sim, self._roles = simulation, roles
         self._interval_ns = NS_PER_S
         self.samples: list[Sample] = []
 
@@ -70,15 +72,15 @@ class Series:
     def _look(self, _argument: None) -> None:
         if not self._sim.busy:
             return
-        self.samples.append(_sample(self._sim))
+        self.samples.append(_sample(self._sim, self._roles))
         if len(self.samples) >= NUM_SAMPLES_MAX:
             del self.samples[1::2]
             self._interval_ns *= 2
         self._sim.clock.at(self.samples[-1].at_ns + self._interval_ns, self._look)
 
 
-def _sample(sim: Simulation) -> Sample:
-    local = sim.roles.prefilling()
+def _sample(sim: RunParts, roles: Roles) -> Sample:
+    local = roles.prefilling()
     remote = [instance for instance in sim.remotes.values() if instance.up]
     waiting = running = num_flows = 0
     for decoder in sim.decoders.values():
@@ -102,7 +104,7 @@ def _sample(sim: Simulation) -> Sample:
         num_decode_waiting=waiting,
         num_decode_running=running,
         num_prefill=len(local),
-        num_decode=len(sim.roles.decoding()),
+        num_decode=len(roles.decoding()),
         num_prfaas=len(remote),
     )
 

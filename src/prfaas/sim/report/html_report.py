@@ -7,7 +7,7 @@ from html import escape
 
 from prfaas.planner.report.html_parts import figure, page, table
 from prfaas.sim.engine.failures import in_words
-from prfaas.sim.report import figures as figures
+from prfaas.sim.report import figures
 from prfaas.sim.report.run_figures import RunFigures
 from prfaas.sim.results.summary import Results
 from prfaas.sim.scenario.scenario_loader import Scenario

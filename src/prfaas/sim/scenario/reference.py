@@ -32,7 +32,8 @@ TOML, for [`prfaas simulate`](simulator.md). Sizes, durations and rates are text
 so are keys that say nothing about the arrivals or the failure at hand. `--set TABLE.KEY=VALUE`
 changes one key. Scenarios to start from: [`examples/sim`](../examples/sim).
 
-This page is written from the types in `src/prfaas/sim/scenario/scenario_file.py` and `workloads/table.py`.
+This page is written from the types in `src/prfaas/sim/scenario/scenario_file.py` and
+`src/prfaas/sim/workloads/table.py`.
 """
 TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("top level", ScenarioFile, ("title", "plan", "plan_settings", "seed")),

@@ -16,7 +16,6 @@ from prfaas.planner.solve.search import Operation
 from prfaas.planner.solve.split_plans import split_plans
 from prfaas.planner.solve.throughput import Mode
 from prfaas.planner.solve.within_target import best_operation
-from prfaas.sim.engine.decode_instance import DecodeLimits
 from prfaas.sim.scenario.failure_builder import make_failures
 from prfaas.sim.scenario.scenario_file import (
     LinkTable,
@@ -29,6 +28,7 @@ from prfaas.sim.system.setup import (
     BlockSetup,
     CacheSetup,
     ClusterSetup,
+    DecodeLimits,
     FailureKind,
     LinkSetup,
     PlacementSetup,

@@ -12,7 +12,6 @@ from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.routing.policies import Bandwidth, PolicyName
 from prfaas.planner.hardware.step_time import StepTime
 from prfaas.planner.solve.split_plans import Plans
-from prfaas.sim.engine.decode_instance import DecodeLimits
 from prfaas.units import NS_PER_S
 
 
@@ -27,6 +26,19 @@ class FailureKind(StrEnum):
     DECODE = "decode"
     POOL = "pool"
     """The pool of a cluster: its cache, and its links."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLimits:
+    """Limits of one instance.
+
+    Attributes:
+        batch_max: Sequences that run at once.
+        kv_capacity_bytes: KV cache; None when it never binds.
+    """
+
+    batch_max: int
+    kv_capacity_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

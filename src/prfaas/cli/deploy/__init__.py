@@ -1,0 +1,1 @@
+"""`prfaas up`, `check` and `demo`: a deployment on this machine."""

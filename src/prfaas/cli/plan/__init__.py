@@ -1,0 +1,1 @@
+"""`prfaas plan`, `model`, `profile` and `simulate`."""

@@ -1,0 +1,1 @@
+"""What to do with parts that fail: circuit breakers, hedging, retry budgets, quarantine."""

@@ -1,0 +1,1 @@
+"""Where a request is prefilled, and from which predictions."""

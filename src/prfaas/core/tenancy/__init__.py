@@ -1,1 +1,0 @@
-"""What tenants share and are charged for: engines' sequences, and output tokens."""

@@ -1,0 +1,1 @@
+"""vLLM's HTTP surface over the timing engine."""

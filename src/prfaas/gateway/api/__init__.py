@@ -1,0 +1,1 @@
+"""The HTTP endpoints, who may use them, and how many requests are let in."""

@@ -1,0 +1,1 @@
+"""What runs beside requests: slow loops, replication, operators' changes, purges."""

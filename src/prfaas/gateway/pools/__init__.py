@@ -1,0 +1,1 @@
+"""Pool nodes: connections to them, their events, tickets and pulls."""

@@ -1,0 +1,1 @@
+"""Plan files in, the whole answer and its verdict out."""

@@ -1,0 +1,1 @@
+"""Instances: how long prefill and decode take, measured or estimated."""

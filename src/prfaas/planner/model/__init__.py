@@ -1,0 +1,1 @@
+"""Models: the size of what they leave in the KV cache."""

@@ -1,0 +1,1 @@
+"""The answer as text, JSON, HTML and deployment settings."""

@@ -1,0 +1,1 @@
+"""The equations of the paper and the search for the best plan."""

@@ -1,0 +1,1 @@
+"""Workloads: prompt lengths, from distributions and traces."""

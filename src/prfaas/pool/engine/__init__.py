@@ -1,0 +1,1 @@
+"""Local engines: their shared memory, and the socket they use."""

@@ -1,0 +1,1 @@
+"""Sockets, the I/O thread, and tests of a link."""

@@ -1,0 +1,1 @@
+"""The receiving end of a link."""

@@ -1,0 +1,1 @@
+"""Blocks at rest: memory, disk, where they came from, and events about them."""

@@ -1,0 +1,1 @@
+"""Tickets at a pool node."""

@@ -1,0 +1,1 @@
+"""The run itself: instances, links, caches and the decisions of the core on a virtual clock."""

@@ -1,0 +1,1 @@
+"""Reports, time series and traces of runs."""

@@ -1,0 +1,1 @@
+"""Figures of a run, and what has to hold after it."""
