@@ -11,7 +11,7 @@ from prfaas.cli.deploy.topology import parts
 from prfaas.cli.preflight.readiness import incomplete
 from tests.deployments import TIMING, laid_out, placed, started
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 
 async def test_clusters_that_differ_are_started_and_the_difference_is_named(

@@ -10,7 +10,7 @@ import pytest
 from prfaas.cli.deploy.topology import parts
 from prfaas.cli.host.processes import Part
 from prfaas.cli.supervision.keeper import answers
-from prfaas.engines.shared_memory import abandoned_bytes, remove_abandoned
+from prfaas.engines.shared_memory import remove_abandoned
 from tests.deployments import LAPTOP, laid_out, placed
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
@@ -35,14 +35,12 @@ async def test_memory_of_a_killed_engine_is_given_back_by_the_next_start(tmp_pat
         await ready(engine)
         held = sorted(path.suffix for path in pattern.parent.glob(pattern.name))
         assert held == [".mmap", ".owner"]
-        before = abandoned_bytes()
         engine.signal(signal.SIGKILL)
         while not engine.is_gone():  # noqa: ASYNC110 - processes signal nothing
             await asyncio.sleep(0.01)
-        # Nobody cleans up: whoever started it is thought to be gone as well.
-        assert abandoned_bytes() - before >= 200 << 20
-        (region,) = [path for path in remove_abandoned() if path.match(str(pattern))]
-        assert not region.exists()
+        # Nobody cleans up: whoever started it is thought to be gone as well. A deployment
+        # that another test starts meanwhile may do it first.
+        remove_abandoned()
         assert list(pattern.parent.glob(pattern.name)) == []
     finally:
         for part in (engine, pool):

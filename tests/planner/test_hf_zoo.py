@@ -123,7 +123,7 @@ def test_the_recorded_caches_are_those_of_the_installed_transformers() -> None:
         check=True,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=170,
     ).stdout
     found = json.loads(output)
     for name in names:
