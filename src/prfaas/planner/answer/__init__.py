@@ -1,1 +1,1 @@
-"""Plan files in, the whole answer and its verdict out."""
+"""Reads a plan file, computes the answer, words the verdict."""
