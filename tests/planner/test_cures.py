@@ -39,7 +39,7 @@ def said(*settings: str) -> str:
         ),
         (
             ['slo.ttft_p90="10ms"'],
-            "it would take prefill that is 343 times as fast in H20 cluster",
+            "it would take prefill that is 979 times as fast in H20 cluster",
         ),
         (
             ["workload.arrival_rate=1000000"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -16,9 +17,11 @@ from prfaas.planner.answer.verdict import Answer
 from prfaas.planner.problem import Problem
 from prfaas.planner.sizing import fleet
 from prfaas.planner.sizing.confidence import few_long_prompts
+from prfaas.planner.solve.designs import DEAD_PER_S
 from prfaas.planner.solve.latency import queued_ttft
 from prfaas.planner.solve.search import Stage, optimum
 from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.within_target import best_operation
 
 from .paths import EXAMPLES
 
@@ -68,9 +71,28 @@ def test_a_target_that_no_size_meets_says_what_binds_and_what_it_would_take() ->
     for words in (
         "a TTFT P90 of 2.00 s is met at no load, threshold or size",
         "prefill time and round trip bind",
-        "it would take prefill that is 1.7 times as fast in H20 cluster",
+        "it would take prefill that is 4.9 times as fast in H20 cluster",
     ):
         assert words in found.sentence
+
+
+def test_what_a_missed_target_would_take_meets_it_when_it_is_given() -> None:
+    """With 3.4 times, the P90 at one threshold divided by the target, it was missed."""
+    problem = load_question(CASE, ['slo.ttft_p90="1s"']).problem
+    sentence = answered('slo.ttft_p90="1s"').verdict.sentence
+    (factor,) = re.findall(r"prefill that is ([\d.]+) times as fast", sentence)
+    for faster, is_met in ((float(factor) * 1.01, True), (float(factor) * 0.97, False)):
+        pd = replace(problem.pd, prefill=problem.pd.prefill.scaled(1 / faster))
+        rate = best_operation(replace(problem, pd=pd), Mode.EXACT).rate_per_s
+        assert (rate > DEAD_PER_S) is is_met
+    assert "9.73 s with none" in sentence
+
+
+def test_a_link_that_is_hopeless_is_named_with_what_it_sustains() -> None:
+    settings = ['prfaas.0.link.bandwidth="1Mbps"', "search.threshold=1000"]
+    sentence = answered(*settings).verdict.sentence
+    assert "PrfaaS egress sustains 0.00019 req/s, whatever the target" in sentence
+    assert "need faster links than 1.0 Mbit/s in all, or no search.threshold" in sentence
 
 
 def test_a_stage_that_sustains_nothing_is_named_in_place_of_the_target() -> None:

@@ -95,7 +95,9 @@ def _load_lines(load: LoadFigures | None) -> list[str]:
     if not load.span_s:
         return ["all requests come at once, or instants are not recorded"]
     peak = (
-        "" if load.peak_ratio is None else f", fullest minute {load.peak_ratio:.1f} times as much"
+        ""
+        if load.peak_ratio is None or load.peak_ratio < 1
+        else f", fullest minute {load.peak_ratio:.1f} times as much"
     )
     lines = [
         f"arrivals: {load.rate_per_s:,.3g} req/s over {load.span_s:,.0f} s{peak}; "

@@ -63,8 +63,10 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _designs_table(title: str, comparison: Comparison) -> Table:
+    rates = [design.operation.rate_per_s for design in comparison.all]
+    gain = w.percent(comparison.gain, signed=True) if any(rates) else "nothing is carried"
     table = _table(
-        f"{title}: {w.percent(comparison.gain, signed=True)} at equal cost",
+        f"{title}: {gain} at equal cost",
         "design", "GPUs", "t", "instances", "Λ/s", "egress", "per Mtok",
     )  # fmt: skip
     table.caption = "t in tokens; instances of PrfaaS/PD-P/PD-D; price of 1 M prompt tokens"

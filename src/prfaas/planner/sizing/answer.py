@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from prfaas.planner import formatting as w
@@ -13,6 +15,7 @@ from prfaas.planner.solve.designs import DEAD_PER_S, Design
 from prfaas.planner.solve.latency import Latency, Transfer, service_ttft
 from prfaas.planner.solve.search import Operation, Stage, optimum
 from prfaas.planner.solve.throughput import Mode
+from prfaas.planner.solve.within_target import best_operation
 
 
 def obstacle(
@@ -26,7 +29,8 @@ def obstacle(
             dead = untargeted.binding
             if untargeted.decode_per_s < DEAD_PER_S:
                 dead = Stage.PD_DECODE
-            return f"{dead.value} sustains nothing, whatever the target: {_cure(problem, dead)}"
+            rate = f"{untargeted.rate_per_s:.2g} req/s" if untargeted.rate_per_s else "nothing"
+            return f"{dead.value} sustains {rate}, whatever the target: {_cure(problem, dead)}"
         if target is not None:
             return _missed_target(problem, found, target)
     if demand_per_s is None or demand_per_s <= found.rate_per_s:
@@ -40,18 +44,36 @@ def obstacle(
 
 
 def _missed_target(problem: Problem, found: Operation, target: float) -> str:
-    local, remote = _idle_p90(problem, found), _idle_remote_p90(problem)
-    faster = w.factor(local.p90 / target)
-    ways = f"prefill that is {faster} times as fast in {problem.pd.name}"
+    ours, remote = _idle_p90(problem, found), _idle_remote_p90(problem)
+    home = replace(problem, prfaas=(), threshold=None, ttft_p90_s=None)
+    local = _idle_p90(home, optimum(home, Mode.EXACT)).p90
+    ways = f"prefill that is {_faster_prefill(problem, local)} times as fast in {problem.pd.name}"
     if remote is not None and remote > target:
         ways += ", or remote prefill and a link that are"
         ways += f" {remote - target:.3g} s faster in all"
-    shown = "" if remote is None else f" and {w.seconds(remote)} with all of them remote"
+    shown = "" if remote is None else f", {w.seconds(remote)} with all of them remote"
     return (
         f"a TTFT P90 of {w.seconds(target)} is met at no load, threshold or size: without waiting "
-        f"it is {w.seconds(local.p90)} at the threshold with the highest rate{shown}; "
-        f"prefill time and round trip bind; it would take {ways}"
+        f"it is {w.seconds(ours.p90)} at the threshold with the highest rate{shown} and "
+        f"{w.seconds(local)} with none; prefill time and round trip bind; it would take {ways}"
     )
+
+
+def _faster_prefill(problem: Problem, local_p90_s: float) -> str:
+    """The least factor by which prefill at home has to be faster for the target to be met."""
+    assert problem.ttft_p90_s is not None  # noqa: S101 (asked with a target only)
+    low, high = 1.0, max(local_p90_s / problem.ttft_p90_s, 1.0) * 1.02
+    if not _meets_with(problem, high):
+        return f"more than {w.factor(high)}"
+    while high / low > 1.02:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if _meets_with(problem, middle) else (middle, high)
+    return w.factor(high)
+
+
+def _meets_with(problem: Problem, faster: float) -> bool:
+    pd = replace(problem.pd, prefill=problem.pd.prefill.scaled(1 / faster))
+    return best_operation(replace(problem, pd=pd), Mode.EXACT).rate_per_s >= DEAD_PER_S
 
 
 def _idle_p90(problem: Problem, found: Operation) -> Latency:
@@ -105,7 +127,11 @@ def _cure(problem: Problem, dead: Stage) -> str:
     if dead is Stage.PD_PREFILL:
         kept = "" if problem.num_prefill is None else " (search.num_prefill)"
         return f"no instance{kept} is left for prompts that stay in {problem.pd.name}; it takes one"
-    return "it needs an instance and a link for prompts above the threshold"
+    if not any(cluster.num_instances for cluster in problem.prfaas):
+        return "it needs an instance for prompts above the threshold"
+    total = sum(c.link.bits_per_s for c in problem.prfaas)
+    chosen = "" if problem.threshold is None else ", or no search.threshold"
+    return f"prompts above the threshold need faster links than {w.bandwidth(total)} in all{chosen}"
 
 
 def doubt(problem: Problem, ours: Design, other: Design) -> str:
