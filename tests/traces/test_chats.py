@@ -17,7 +17,15 @@ from prfaas.planner.workload.traces import read_trace
 from prfaas.sim.workloads.scaling import with_followers
 from prfaas.sim.workloads.sessions import Sessions
 from prfaas.traces.sessions import block_chain
-from prfaas.traces.sessions.chats import NOT_TEXT, REPEATED, UNANSWERED, UNTIMED, Chats, read_chats
+from prfaas.traces.sessions.chats import (
+    EMPTY,
+    NOT_TEXT,
+    REPEATED,
+    UNANSWERED,
+    UNTIMED,
+    Chats,
+    read_chats,
+)
 from prfaas.traces.sessions.session_file import Session, read_sessions
 from prfaas.traces.sessions.session_writer import session_lines
 from prfaas.traces.sessions.text_units import TextUnits, characters, tokens_of
@@ -221,6 +229,13 @@ def test_a_log_that_repeats_the_session_counts_every_answer_once(tmp_path: Path)
     assert [turn.num_prompt_tokens for turn in turns] == [205, 215, 225]
     assert chats.notes[REPEATED] == 1 + 2 + 2 + 3
     assert chats.notes[UNANSWERED] == 2
+
+
+def test_sessions_that_give_no_request_are_counted(tmp_path: Path) -> None:
+    alone = {"messages": [{"role": "assistant", "content": "hello"}]}
+    chats = read(tmp_path, [chat("q", "a"), {"messages": []}, alone])
+    assert len(chats.sessions) == 1
+    assert chats.notes[EMPTY] == 2
 
 
 def test_answers_in_several_messages_are_one(tmp_path: Path) -> None:

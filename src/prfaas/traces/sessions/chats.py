@@ -20,6 +20,7 @@ from prfaas.traces.sessions.text_units import TextUnits
 
 REPEATED = "answers that an earlier line of the session has"
 UNANSWERED = "prompts without an answer"
+EMPTY = "sessions without an answer to a prompt"
 NOT_TEXT = "parts that are no text (images, audio), counted as 0 tokens"
 UNTIMED = "pauses before a turn that are not recorded"
 
@@ -137,8 +138,9 @@ class _Reader:
         for session in self.sessions:
             session.end()
         found = tuple(tuple(session.turns) for session in self.sessions if session.turns)
+        self.notes[EMPTY] += len(self.sessions) - len(found)
         if not found:
-            reasons = [*self.drops.reasons, *self.notes]
+            reasons = [*self.drops.reasons, *+self.notes]
             why = f" ({'; '.join(reasons)})" if reasons else ""
             raise ConfigError(f"{self.path} holds no answer of a model{why}")
         return Chats(found, self.numbers, self.drops, self.notes)
