@@ -128,6 +128,8 @@ def test_mistakes_are_errors_of_the_operator() -> None:
         run("no-such.toml")
     with pytest.raises(ConfigError, match="--report"):
         run(CASE, "--report", "/no/such/place.html")
+    with pytest.raises(ConfigError, match=r"plan\.svg: a plan is written as \.html"):
+        run(CASE, "--report", "plan.svg")
 
 
 def test_model_shows_a_config_json(tmp_path: Path) -> None:

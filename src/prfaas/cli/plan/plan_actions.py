@@ -87,6 +87,8 @@ def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
     """
     if view.emit and view.as_json:
         raise ConfigError("--emit prints TOML and --json prints JSON; choose one")
+    if view.report is not None and view.report.suffix not in {".html", ".htm"}:
+        raise ConfigError(f"--report {view.report}: a plan is written as .html; .svg is for --map")
     answer = make_plan(load_question(file, settings))
     confirmation = plan_confirm.confirm(answer, view.num_seeds) if view.num_seeds else None
     if view.report is not None:
