@@ -156,7 +156,7 @@ def _remote(family: Family, geometry: KvGeometry) -> tuple[PrefillProfile, str]:
 
 
 def _slower(tokens: int) -> float:
-    """How many times as long an 8xH20 instance takes as an 8xH200 one in the case study."""
+    """Prefill time of an 8xH20 instance as a multiple of an 8xH200 one's, in the case study."""
     problem = load_question(CASE).problem
     return problem.pd.prefill.seconds_at(tokens) / problem.prfaas[0].prefill.seconds_at(tokens)
 

@@ -1,4 +1,4 @@
-"""What the link carries over long and lossy paths, beside the model. Needs root.
+"""Goodput of the link over long and lossy paths, beside the model. Needs root.
 
     chrt -r 1 python -m benchmarks.fit.transport [--rows 1,2,3]
 

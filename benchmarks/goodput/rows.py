@@ -63,7 +63,7 @@ def scenario_of(row: Row, span: Span, policy: str, seed: int) -> Scenario:
 
 
 def simulated(scenario: Scenario) -> list[Outcome]:
-    """What the simulator says of every request."""
+    """Simulated results of every request."""
     found = run(scenario).simulation.requests
     return [
         Outcome(

@@ -182,6 +182,15 @@ async def test_a_purge_drops_what_came_and_what_was_computed_from_it(
     gateway.channel.close("done")
 
 
+async def restarted(world: World, pd: Site, folder: Path) -> Site:
+    await pd.kill()
+    again = await world.start_pd(disk=folder, disk_bytes=1 << 20)
+    assert again.node.disk is not None
+    disk = again.node.disk
+    await until(lambda: disk.is_ready)
+    return again
+
+
 async def test_what_was_purged_from_disk_does_not_come_back_with_the_next_start(
     world: World, tmp_path: Path
 ) -> None:
@@ -192,11 +201,7 @@ async def test_what_was_purged_from_disk_does_not_come_back_with_the_next_start(
     await store(decode, OWN)
     await on_disk(pd)
     assert (await ask(gateway)).problem == ""
-    await pd.kill()
-    again = await world.start_pd(disk=folder, disk_bytes=1 << 20)
-    assert again.node.disk is not None
-    disk = again.node.disk
-    await until(lambda: disk.is_ready)
+    again = await restarted(world, pd, folder)
     assert again.held() == set(OWN)
     assert again.metric("pool_blocks_dropped_total", reason="disk_torn") == 0
 
@@ -214,11 +219,7 @@ async def test_a_purge_that_broke_off_is_finished_by_the_next(
         broken.setattr(SegmentFiles, "erase", fails)
         assert "no space" in (await ask(gateway)).problem
     assert pd.held() == set(OWN)
-    await pd.kill()
-    again = await world.start_pd(disk=folder, disk_bytes=1 << 20)
-    assert again.node.disk is not None
-    disk = again.node.disk
-    await until(lambda: disk.is_ready)
+    again = await restarted(world, pd, folder)
     assert again.held() == {*PROMPT, *OWN}
     gateway = await subscribe(again, world.identities)
     purged = await ask(gateway)
@@ -229,15 +230,6 @@ async def test_a_purge_that_broke_off_is_finished_by_the_next(
 
 def fails(*_: object) -> None:
     raise OSError("no space left")
-
-
-async def restarted(world: World, pd: Site, folder: Path) -> Site:
-    await pd.kill()
-    again = await world.start_pd(disk=folder, disk_bytes=1 << 20)
-    assert again.node.disk is not None
-    disk = again.node.disk
-    await until(lambda: disk.is_ready)
-    return again
 
 
 async def test_a_purge_that_could_not_mark_the_disk_does_so_when_asked_again(
@@ -464,11 +456,7 @@ async def test_a_folder_of_format_1_is_read_and_purged(world: World, tmp_path: P
     assert await engine.load(OWN) == [True] * len(OWN)
     # Of blocks that were kept before origins were, nobody knows where they came from.
     assert (await ask(gateway)).num_blocks == len(OWN)
-    await pd.kill()
-    again = await world.start_pd(disk=folder, disk_bytes=1 << 20)
-    assert again.node.disk is not None
-    disk = again.node.disk
-    await until(lambda: disk.is_ready)
+    again = await restarted(world, pd, folder)
     assert again.held() == set()
     assert (folder / MARKER).read_text() == "2\n"
 

@@ -1,1 +1,1 @@
-"""What several commands share."""
+"""Options, output, signals and exit codes that several commands share."""

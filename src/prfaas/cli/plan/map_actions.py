@@ -30,7 +30,7 @@ _WRITERS = {".svg": svg, ".html": html_page}
 
 @dataclass(frozen=True, slots=True)
 class MapView:
-    """What to draw, and how.
+    """A request for maps: the questions, the axes, the form of the answer.
 
     Args:
         files: Plan files.
