@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.resilience.retry_budget import Budget, BudgetSettings
+from prfaas.core.resilience.budgets import Budget, BudgetSettings
 from prfaas.units import NS_PER_S
 
 SETTINGS = BudgetSettings(ratio=0.2, per_s=1.0, reserve=10.0)

@@ -14,7 +14,7 @@ from prfaas.core.dispatch.types import (
     RemoteCluster,
     Routed,
 )
-from prfaas.core.resilience.hedging import patience_ns
+from prfaas.core.resilience.late_routes import patience_ns
 from prfaas.core.routing.observed_rates import NOMINAL_NS_PER_TOKEN, PACE, Paces
 from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from prfaas.core.resilience.budgets import Budget, BudgetSettings
 from prfaas.core.resilience.circuit_breaker import Breaker, BreakerSettings
-from prfaas.core.resilience.retry_budget import Budget, BudgetSettings
 
 from .conftest import World, running, until
 from .scripted_engine import die_after, hang, send

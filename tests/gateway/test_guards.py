@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from prfaas.core.resilience.budgets import Budget, BudgetSettings
 from prfaas.core.resilience.circuit_breaker import BreakerState
-from prfaas.core.resilience.retry_budget import Budget, BudgetSettings
 from prfaas.gateway.routing.circuit_breakers import label_of
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.units import NS_PER_S

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prfaas.core.resilience.retry_budget import Budget, BudgetSettings
+from prfaas.core.resilience.budgets import Budget, BudgetSettings
 from tests.plans import plan_file
 
 from .conftest import World, until

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.core.resilience.budgets import Budget, BudgetSettings
 from prfaas.core.resilience.circuit_breaker import BreakerState
-from prfaas.core.resilience.retry_budget import Budget, BudgetSettings
 from prfaas.core.routing.observed_rates import PACE
 
 from .conftest import World, running, until

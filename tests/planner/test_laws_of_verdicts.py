@@ -20,8 +20,8 @@ from prfaas.planner.problem import Problem
 from prfaas.planner.report.html_report import html_report
 from prfaas.planner.report.json_report import as_dict
 from prfaas.planner.report.terminal import print_plan
-from prfaas.planner.sizing.answer import obstacle
 from prfaas.planner.sizing.fleet import Fleet, size
+from prfaas.planner.sizing.obstacles import obstacle
 from prfaas.planner.solve import sensitivity
 from prfaas.planner.solve.search import optimum
 from prfaas.planner.solve.throughput import Mode

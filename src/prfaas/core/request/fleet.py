@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from prfaas.core.resilience.budgets import HEDGES, RETRIES, Budget
 from prfaas.core.resilience.circuit_breaker import Told
-from prfaas.core.resilience.retry_budget import HEDGES, RETRIES, Budget
 
 
 class Books(Protocol):

@@ -41,7 +41,7 @@ from prfaas.core.request.fleet import Fleet
 from prfaas.core.request.states import TRANSITIONS, Stage
 from prfaas.core.request.watch import Alarm, PrefillWatch, RouteWatch, Timeout, Watch
 from prfaas.core.resilience.circuit_breaker import Told
-from prfaas.core.resilience.hedging import RemotePath
+from prfaas.core.resilience.late_routes import RemotePath
 from prfaas.core.transfer.transfer_state import TransferEnd
 
 NOT_ASKED = "not_asked"

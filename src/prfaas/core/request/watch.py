@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from prfaas.core.request.events import Blocks
 from prfaas.core.request.fleet import Fleet
-from prfaas.core.resilience.hedging import SOONER_RATIO, RemotePath, leaves, patience_ns
+from prfaas.core.resilience.late_routes import SOONER_RATIO, RemotePath, leaves, patience_ns
 from prfaas.units import NS_PER_S
 
 LOOKS = 20

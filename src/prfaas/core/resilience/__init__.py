@@ -1,1 +1,1 @@
-"""What to do with parts that fail: circuit breakers, hedging, retry budgets, quarantine."""
+"""Parts that fail or are late: circuit breakers, late routes, budgets, quarantine."""

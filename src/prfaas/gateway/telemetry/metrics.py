@@ -19,9 +19,9 @@ from prfaas.gateway.routing.circuit_breakers import Guards, label_of
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.telemetry.connection_metrics import ConnectionMetrics
+from prfaas.gateway.telemetry.control_metrics import ControlMetrics
 from prfaas.gateway.telemetry.event_metrics import EventMetrics
 from prfaas.gateway.telemetry.fallback_reasons import label
-from prfaas.gateway.telemetry.loop_metrics import ControlMetrics
 from prfaas.gateway.telemetry.pull_metrics import PullMetrics
 from prfaas.gateway.telemetry.request_records import Record
 from prfaas.gateway.telemetry.tenant_metrics import TenantMetrics

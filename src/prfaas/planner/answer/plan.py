@@ -8,9 +8,9 @@ from math import isinf
 from prfaas.planner.answer.plan_loader import Question
 from prfaas.planner.answer.verdict import Verdict, judge
 from prfaas.planner.problem import Problem
-from prfaas.planner.sizing.answer import doubt, obstacle
 from prfaas.planner.sizing.confidence import few_long_prompts
 from prfaas.planner.sizing.fleet import Sizing, size
+from prfaas.planner.sizing.obstacles import doubt, obstacle
 from prfaas.planner.solve import designs, latency, sensitivity
 from prfaas.planner.solve.designs import Design, gain_at_equal_cost
 from prfaas.planner.solve.latency import Latency, Transfer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prfaas.planner import formatting as w
 from prfaas.planner.answer.plan import Latencies, Plan
-from prfaas.planner.sizing.answer import fleet_in_words
+from prfaas.planner.sizing.obstacles import fleet_in_words
 
 
 def facts(plan: Plan) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prfaas.core.resilience.hedging import RemotePath, leaves
+from prfaas.core.resilience.late_routes import RemotePath, leaves
 
 MS = 10**6
 MBIT = 10**6
