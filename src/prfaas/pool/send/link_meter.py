@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from prfaas.core.transfer.link_goodput import LinkGoodput
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.fields import TENANTS_SHOWN_MAX
 from prfaas.wire.messages.gateway import LinkTelemetry
 from prfaas.wire.sockets import TcpInfo
 
 SAMPLE_NS = 50_000_000
-FRESH_WEIGHT = 0.25
-"""Of the newest busy sample: after ten samples, half a second, 94 % of the rate is new."""
-FILL_ROUND_TRIPS = 2
 
 
 class LinkMeter:
@@ -24,10 +22,8 @@ class LinkMeter:
 
     def __init__(self, budget_bits_per_s: int = 0) -> None:
         self._budget_bits_per_s = budget_bits_per_s
-        self._acked_bytes = 0
+        self._goodput = LinkGoodput()
         self._sampled_at_ns = 0
-        self._busy_since_ns: int | None = None
-        """When the last sample without anything to send was followed by one with."""
         self._telemetry = LinkTelemetry(
             age_ns=0,
             goodput_bits_per_s=0,
@@ -42,45 +38,28 @@ class LinkMeter:
         )
         self.rtt_ns = 0
         """Of the last ping; 0 is unknown."""
-        self.fresh_bits_per_s = 0
-        """What arrived since the sample before; 0 if the link was not busy all the time
-        and for two round trips before: what is sent first has not been heard of until then."""
         self.path_rtt_ns = 0
         """Smoothed round trip as the kernel sees it, of the connection with the shortest: a queue
         lengthens all of them, retransmissions only one."""
 
+    @property
+    def fresh_bits_per_s(self) -> int:
+        """What arrived since the sample before; 0 unless the link was filled all the time."""
+        return round(self._goodput.fresh_bits_per_s)
+
     def sample(
         self, now_ns: int, infos: Sequence[TcpInfo], queued_bytes: int, in_flight_bytes: int
     ) -> None:
-        """Take the counters of all connections in.
-
-        A rate counts only if the link had something to send all the time: a link that waits says
-        nothing about what it could carry.
-        """
-        acked_bytes = sum(info.acked_bytes for info in infos)
-        goodput = self._telemetry.goodput_bits_per_s
-        is_busy = queued_bytes > 0
-        passed_ns = now_ns - self._sampled_at_ns
-        self.fresh_bits_per_s = 0
+        """Take the counters of all connections in."""
+        acked_bytes, goodput = sum(info.acked_bytes for info in infos), self._goodput
         self.path_rtt_ns = min((info.rtt_ns for info in infos), default=0)
-        if is_busy and self._busy_since_ns is None:
-            self._busy_since_ns = now_ns
-        elif not is_busy:
-            self._busy_since_ns = None
-        filled_ns = (self._busy_since_ns or 0) + FILL_ROUND_TRIPS * self.path_rtt_ns
-        was_busy = self._busy_since_ns is not None and self._sampled_at_ns >= filled_ns
-        if was_busy and passed_ns > 0 and acked_bytes >= self._acked_bytes:
-            fresh = self.fresh_bits_per_s = (
-                (acked_bytes - self._acked_bytes) * 8 * NS_PER_S // passed_ns
-            )
-            goodput = round(FRESH_WEIGHT * fresh + (1 - FRESH_WEIGHT) * goodput) or fresh
-            if not self._telemetry.goodput_bits_per_s:
-                goodput = fresh
-        self._acked_bytes, self._sampled_at_ns = acked_bytes, now_ns
+        is_busy = queued_bytes > 0
+        goodput.sample(now_ns, acked_bytes, is_busy=is_busy, rtt_ns=self.path_rtt_ns)
+        self._sampled_at_ns, known = now_ns, goodput.bits_per_s
         self._telemetry = LinkTelemetry(
             age_ns=0,
-            goodput_bits_per_s=goodput,
-            rtt_ns=self.rtt_ns or min((info.rtt_ns for info in infos), default=0),
+            goodput_bits_per_s=0 if known is None else max(1, round(known)),
+            rtt_ns=self.rtt_ns or self.path_rtt_ns,
             queued_bytes=queued_bytes,
             in_flight_bytes=in_flight_bytes,
             retransmits=sum(info.retransmits for info in infos),
@@ -89,6 +68,7 @@ class LinkMeter:
             num_connections=len(infos),
             budget_bits_per_s=self._budget_bits_per_s,
             arrived_bytes=acked_bytes,
+            busy_ns=goodput.busy_ns,
         )
 
     def telemetry(

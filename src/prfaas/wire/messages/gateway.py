@@ -133,7 +133,7 @@ class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
 
     age_ns: Nanoseconds
     goodput_bits_per_s: Count
-    """Of the last busy half second."""
+    """What the link carries while it has something to send (`core/transfer/link_goodput.py`)."""
     rtt_ns: Nanoseconds
     """Of the last ping."""
     queued_bytes: Count
@@ -152,6 +152,8 @@ class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     """What has arrived of transfers that have not ended."""
     arrived_bytes: Count = 0
     """Acknowledged since the connections were opened, headers and TLS included."""
+    busy_ns: Nanoseconds = 0
+    """Time in which bytes waited for a connection, since the pool node was started."""
     queued_by_tenant: Annotated[dict[str, Count], msgspec.Meta(max_length=TENANTS_SHOWN_MAX)] = {}
     """Waiting for a connection, by the class of the tenant; those with the most."""
 

@@ -1,0 +1,83 @@
+"""Goodput and busy time of a link: one definition, for pool nodes and for the simulator.
+
+    has nothing to send   has something to send
+    ──────────────────────┬───────────────────────────────┬──────────► time
+                          │◄─ filling: 2 RTT ─►│◄─ filled ─►│
+                          │◄─────────── busy ────────────►│
+
+- **Busy**: bytes wait to be sent. The share of time that a link is busy is its utilisation.
+- **Goodput**: bytes acknowledged for each second of filled time, as a mean that forgets with
+  `MEMORY_NS` of filled time. A byte counts once, however often it was sent.
+- **Filling**: acknowledgements of what is sent first come a round trip later, so the rate of the
+  first two round trips is too low. That rate, and that of a link with little to send, is a lower
+  bound: it raises the goodput and never lowers it. BBR treats application-limited samples alike
+  (draft-ietf-ccwg-bbr, section 5.1.2).
+- **Idle**: a link that sends nothing shows nothing; its goodput stays.
+- **Budget**: what an operator allows limits what is sent, and so the goodput of a filled link.
+
+Raw facts come in with the time as an argument: bytes acknowledged so far, whether bytes wait, the
+round trip. Samples may be taken at any times.
+"""
+
+from __future__ import annotations
+
+from math import exp
+
+from prfaas.units import NS_PER_S
+
+BITS_PER_BYTE = 8
+MEMORY_NS = 175_000_000
+"""Filled time in which the weight of older samples falls to 1/e; after half a second it is 6 %."""
+FILL_ROUND_TRIPS = 2
+
+
+class LinkGoodput:
+    """What one direction of a link carries, from samples of its counters."""
+
+    def __init__(self) -> None:
+        self.bits_per_s: float | None = None
+        """Goodput; None until the link was filled once."""
+        self.fresh_bits_per_s = 0.0
+        """Rate between the last two samples; 0 unless the link was filled all the time."""
+        self.busy_ns = 0
+        """Time in which bytes waited to be sent; never falls."""
+        self.filled_at_ns: int | None = None
+        """From when on the link is filled, if bytes go on waiting; None while none wait."""
+        self._sampled_at_ns: int | None = None
+        self._busy_since_ns: int | None = None
+        self._delivered_bytes = 0.0
+
+    def sample(self, now_ns: int, delivered_bytes: float, *, is_busy: bool, rtt_ns: int) -> None:
+        """Take the counters in.
+
+        Args:
+            now_ns: When; not before the last sample.
+            delivered_bytes: Bytes acknowledged so far; after a fall counting begins anew.
+            is_busy: True if bytes wait to be sent.
+            rtt_ns: Round trip.
+        """
+        last_ns, self._sampled_at_ns = self._sampled_at_ns, now_ns
+        delivered, self._delivered_bytes = delivered_bytes - self._delivered_bytes, delivered_bytes
+        self.fresh_bits_per_s = 0.0
+        if last_ns is None or delivered < 0:
+            self._busy_since_ns = self.filled_at_ns = last_ns = None
+        if not is_busy:
+            self._busy_since_ns = self.filled_at_ns = None
+        else:
+            if last_ns is not None:
+                self.busy_ns += now_ns - last_ns
+            if self._busy_since_ns is None:
+                self._busy_since_ns = now_ns
+            self.filled_at_ns = self._busy_since_ns + FILL_ROUND_TRIPS * rtt_ns
+        if last_ns is not None and now_ns > last_ns:
+            is_filled = self.filled_at_ns is not None and last_ns >= self.filled_at_ns
+            rate = delivered * BITS_PER_BYTE * NS_PER_S / (now_ns - last_ns)
+            self._learn(rate, now_ns - last_ns, is_filled)
+
+    def _learn(self, bits_per_s: float, passed_ns: int, is_filled: bool) -> None:
+        known = self.bits_per_s
+        if is_filled:
+            self.fresh_bits_per_s = bits_per_s
+            self.bits_per_s = bits_per_s if known is None else known
+        if known is not None and (is_filled or bits_per_s > known):
+            self.bits_per_s = known + (1 - exp(-passed_ns / MEMORY_NS)) * (bits_per_s - known)
