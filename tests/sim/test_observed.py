@@ -78,6 +78,23 @@ def test_where_offloading_only_adds_the_link_prompts_come_home() -> None:
     assert reasons == {Reason.FASTER_LOCAL, Reason.BELOW_THRESHOLD}
 
 
+def test_a_remote_path_that_is_a_tenth_slower_is_left() -> None:
+    """A prompt takes 0.60 s at home and 0.67 s away, as two engines on one laptop do."""
+    ours, alone = (
+        run(policy, every(2.0, 80, LONG, SHORT), bits_per_s=7.2e7)
+        for policy in (PolicyName.OBSERVED, PolicyName.LOCAL)
+    )
+    learnt = 40
+    assert num_remote(ours) > 0
+    assert num_remote(ours, learnt) == 0
+    assert mean_ttft_s(ours, learnt) == pytest.approx(mean_ttft_s(alone, learnt))
+
+
+def test_a_remote_path_as_fast_as_home_keeps_its_prompts() -> None:
+    ours = run(PolicyName.OBSERVED, every(2.0, 80, LONG, SHORT))
+    assert num_remote(ours) == 40
+
+
 @pytest.mark.parametrize("gap_s", [0.05, 0.2, 0.4])
 def test_a_crowd_uses_both_engines(gap_s: float) -> None:
     """More long prompts than one engine prefills: the PD engine takes its share of them."""

@@ -24,8 +24,9 @@ from prfaas.core.routing.observed_rates import PACE, Paces
 UNSEEN_RATIO = 4.0
 """Time of a prefill at home against one away, while too few were observed at home. PrfaaS clusters
 have the faster accelerators; even those are slower when this many prompts queue there."""
-MARGIN_RATIO, MARGIN_NS = 0.1, 200_000_000
-"""Gain below which the threshold stays, as a share of the remote path's time and as a duration."""
+MARGIN_RATIO, MARGIN_NS = 0.05, 20_000_000
+"""Gain that is taken for noise, as a share of the remote path's time and as a duration: the
+threshold stays. A prompt that was kept at home by mistake corrects the rate of its cluster."""
 
 
 class Compared(NamedTuple):
