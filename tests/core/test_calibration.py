@@ -137,9 +137,9 @@ def serve(made: Dispatcher, number: int, now_ns: int, ratio: float) -> Routed | 
     found = made.arrive(Arrival(number, 1000, 0, {}), now_ns)
     if isinstance(found, Routed):
         raw_ns = COSTS.local_prefill_ns(1000)
-        made.prompt_ready(number, now_ns + round(raw_ns * ratio))
-        made.prefilled(number, now_ns + round(raw_ns * ratio))
-        made.end(number, now_ns + round(raw_ns * ratio))
+        made.requests.prompt_ready(number, now_ns + round(raw_ns * ratio))
+        made.requests.prefilled(number, now_ns + round(raw_ns * ratio))
+        made.requests.end(number, now_ns + round(raw_ns * ratio))
     return found
 
 
@@ -189,8 +189,8 @@ def test_a_request_that_left_its_path_corrects_nothing() -> None:
     made = dispatcher()
     found = made.arrive(Arrival(1, 1000, 0, {}), 0)
     assert isinstance(found, Routed)
-    made.fall_back(1, 0)
-    made.prompt_ready(1, NS_PER_S)
+    made.requests.fall_back(1, 0)
+    made.requests.prompt_ready(1, NS_PER_S)
     assert made.calibrations[Path.LOCAL, "pd"].num_samples == 0
 
 
@@ -227,9 +227,9 @@ def served(calibration: CalibrationSettings) -> tuple[int, int, float]:
         now_ns = number * NS_PER_S // 5
         while ends and ends[0][0] <= now_ns:
             at_ns, ended, _ = heappop(ends)
-            made.prompt_ready(ended, at_ns)
-            made.prefilled(ended, at_ns)
-            made.end(ended, at_ns)
+            made.requests.prompt_ready(ended, at_ns)
+            made.requests.prefilled(ended, at_ns)
+            made.requests.end(ended, at_ns)
         there = Counter(name for _, _, name in ends)
         for name in free_ns:
             made.report_load(name, now_ns, max(there[name] - 1, 0))

@@ -1,6 +1,6 @@
 """Who decodes: the fewest requests first, and somebody else than the one that failed."""
 
-from prfaas.core.dispatch.decode_load import DecodeBook
+from prfaas.core.dispatch.decode_stage import DecodeBook
 
 
 def test_one_that_was_tried_is_passed_over_and_not_forgotten() -> None:

@@ -194,16 +194,16 @@ def test_a_pull_that_is_lost_is_work_where_it_was_waited_for() -> None:
     assert made.load(found.prefill).wait_ns(found.prefill, 0) == 2000 * 300_000
     assert made.promised_bytes == 6_000_000
     for _ in range(2):
-        made.lose_pull(1, 0)
+        made.requests.lose_pull(1, 0)
         assert made.load(found.prefill).wait_ns(found.prefill, 0) == 8000 * 300_000
-        assert (made.promised_bytes, made.prefills(1)) == (0, found.prefill)
-    made.prefilled(1, 0)
-    made.lose_pull(1, 0)
+        assert (made.promised_bytes, made.requests.prefills(1)) == (0, found.prefill)
+    made.requests.prefilled(1, 0)
+    made.requests.lose_pull(1, 0)
     assert made.load(found.prefill).num_jobs(found.prefill) == 0
     # Of others nothing is lost.
     remote = sent(made.arrive(arrival(2, 10**6), 0))
     assert remote.decision.path is Path.REMOTE
-    made.lose_pull(2, 0)
+    made.requests.lose_pull(2, 0)
     assert made.promised_bytes == remote.shipped_bytes > 0
 
 
@@ -221,11 +221,11 @@ def test_what_fell_back_is_work_at_home() -> None:
     found = sent(made.arrive(arrival(1), 0))
     assert found.decode is not None
     before = made.load(found.decode).wait_ns(found.decode, 0)
-    made.fall_back(1, 0)
+    made.requests.fall_back(1, 0)
     assert made.promised_bytes == 0
     assert made.load(found.prefill).wait_ns(found.prefill, 0) == 0
     assert made.load(found.decode).wait_ns(found.decode, 0) == (before or 0) + 3 * NS_PER_S
-    made.prefilled(1, NS_PER_S)
+    made.requests.prefilled(1, NS_PER_S)
     assert made.load(found.decode).wait_ns(found.decode, NS_PER_S) == 0
 
 
@@ -256,15 +256,15 @@ def test_whatever_happens_nothing_is_held_once_all_has_ended(
         match kind:
             case "arrive" | "again":
                 made.arrive(arrival(number, 500 * (number + 1)), now, again=kind == "again")
-                made.choose_decode(number)
+                made.requests.choose_decode(number)
             case "prefilled":
-                made.prefilled(number, now)
+                made.requests.prefilled(number, now)
             case "fall back":
-                made.fall_back(number, now)
+                made.requests.fall_back(number, now)
             case "over":
-                made.transfer_over(number, now)
+                made.requests.transfer_over(number, now)
             case "end":
-                made.end(number, now)
+                made.requests.end(number, now)
             case "report":
                 made.report_load(names[number % 5], now, number)
             case "down" | "up":
@@ -273,8 +273,8 @@ def test_whatever_happens_nothing_is_held_once_all_has_ended(
                 made.set_link("fast", "home-0", up=number % 2 == 0)
         assert made.promised_bytes >= 0
     for number in range(8):
-        made.end(number, now)
-    assert (made.num_open, made.promised_bytes) == (0, 0)
+        made.requests.end(number, now)
+    assert (len(made.requests), made.promised_bytes) == (0, 0)
     for name in names:
         made.set_ready(name, ready=True, now_ns=now)
         made.report_load(name, now, 0)

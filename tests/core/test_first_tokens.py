@@ -128,10 +128,10 @@ def arrive(made: Dispatcher, number: int, num_tokens: int, now_ns: int) -> Route
 def serve(made: Dispatcher, number: int, num_tokens: int, now_ns: int, ttft_ns: int) -> Routed:
     """A request from its arrival to its end, alone."""
     found = arrive(made, number, num_tokens, now_ns)
-    made.prefilled(number, now_ns + ttft_ns)
-    made.prompt_ready(number, now_ns + ttft_ns)
-    made.first_token(number, now_ns + ttft_ns)
-    made.end(number, now_ns + ttft_ns)
+    made.requests.prefilled(number, now_ns + ttft_ns)
+    made.requests.prompt_ready(number, now_ns + ttft_ns)
+    made.requests.first_token(number, now_ns + ttft_ns)
+    made.requests.end(number, now_ns + ttft_ns)
     return found
 
 
@@ -157,9 +157,9 @@ def test_a_request_that_left_its_path_teaches_nothing(dispatcher: Dispatcher) ->
     for number in range(2 * PACE.num_min):
         now_ns = 20 * number * NS_PER_S
         arrive(dispatcher, number, 1000, now_ns)
-        dispatcher.fall_back(number, now_ns)
-        dispatcher.prompt_ready(number, now_ns + NS_PER_S)
-        dispatcher.end(number, now_ns + NS_PER_S)
+        dispatcher.requests.fall_back(number, now_ns)
+        dispatcher.requests.prompt_ready(number, now_ns + NS_PER_S)
+        dispatcher.requests.end(number, now_ns + NS_PER_S)
     now_ns = 10**6 * NS_PER_S
     assert arrive(dispatcher, 99, 1000, now_ns).decision.reason is Reason.ABOVE_THRESHOLD
 
@@ -172,10 +172,10 @@ def test_streams_at_home_count_until_they_end(dispatcher: Dispatcher) -> None:
     now_ns = 20 * PACE.num_min * NS_PER_S
     for number in (50, 51):
         arrive(dispatcher, number, 100, now_ns)
-        dispatcher.prefilled(number, now_ns)
-        dispatcher.first_token(number, now_ns)
-        dispatcher.first_token(number, now_ns)
+        dispatcher.requests.prefilled(number, now_ns)
+        dispatcher.requests.first_token(number, now_ns)
+        dispatcher.requests.first_token(number, now_ns)
     asked = Arrival(98, 1000, 0, {})
     assert dispatcher.foresee(asked, now_ns).decision.path is Path.REMOTE
-    dispatcher.end(50, now_ns)
+    dispatcher.requests.end(50, now_ns)
     assert dispatcher.foresee(asked, now_ns).decision.path is Path.LOCAL

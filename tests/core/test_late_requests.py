@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas.core.dispatch.link_load import LinkReport
-from prfaas.core.dispatch.route_options import Ways
+from prfaas.core.dispatch.route_finder import RouteFinder
 from prfaas.core.dispatch.types import Arrival, DispatchSettings, HomeCluster, Member, RemoteCluster
 from prfaas.core.routing.decision import Path, Reason, RoutingFacts
 from prfaas.core.routing.policies import AdaptivePolicy, AdaptiveSettings, PolicyName
@@ -20,9 +20,9 @@ from tests.core.known_costs import COSTS
 TARGET_NS = 10 * NS_PER_S
 
 
-def ways(waits_s: Mapping[str, float], policy: PolicyName = PolicyName.ADAPTIVE) -> Ways:
+def routes(waits_s: Mapping[str, float], policy: PolicyName = PolicyName.ADAPTIVE) -> RouteFinder:
     """Two instances on either side with given queues, and a fast link."""
-    made = Ways(
+    made = RouteFinder(
         HomeCluster("pd", (Member("p0", "pd"), Member("p1", "pd")), (Member("d0", "pd"),), COSTS),
         [RemoteCluster("away", (Member("r0", "away"), Member("r1", "away")), COSTS)],
         DispatchSettings(policy, 1000, ttft_max_ns=TARGET_NS),
@@ -36,12 +36,12 @@ def ways(waits_s: Mapping[str, float], policy: PolicyName = PolicyName.ADAPTIVE)
     return made
 
 
-def chosen(made: Ways, num_prompt_tokens: int) -> str:
+def chosen(made: RouteFinder, num_prompt_tokens: int) -> str:
     """Name of the instance that prefills, by the threshold's path of 1,000 tokens."""
     path = Path.LOCAL if num_prompt_tokens <= 1000 else Path.REMOTE
     arrival = Arrival(1, num_prompt_tokens, num_prompt_tokens, {})
-    way = made.apart(made.best(arrival, 0), arrival, path, 0)
-    candidate = way.home if path is Path.LOCAL else way.away
+    option = made.apart(made.best(arrival, 0), arrival, path, 0)
+    candidate = option.home if path is Path.LOCAL else option.away
     assert candidate is not None
     return candidate.name
 
@@ -51,27 +51,27 @@ LATE = {"p0": 12.0, "p1": 25.0, "r0": 28.0, "r1": 11.0}
 
 @pytest.mark.parametrize(("tokens", "name"), [(500, "p1"), (3000, "r0")])
 def test_what_is_late_anyway_joins_the_longest_queue_of_its_path(tokens: int, name: str) -> None:
-    assert chosen(ways(LATE), tokens) == name
+    assert chosen(routes(LATE), tokens) == name
 
 
 @pytest.mark.parametrize(("tokens", "name"), [(500, "p0"), (3000, "r1")])
 def test_other_policies_spread_what_is_late(tokens: int, name: str) -> None:
-    assert chosen(ways(LATE, PolicyName.PAPER), tokens) == name
+    assert chosen(routes(LATE, PolicyName.PAPER), tokens) == name
 
 
 def test_what_can_be_in_time_takes_the_shortest_queue() -> None:
-    assert chosen(ways({**LATE, "p0": 2.0}), 500) == "p0"
-    assert chosen(ways({**LATE, "r1": 2.0}), 3000) == "r1"
+    assert chosen(routes({**LATE, "p0": 2.0}), 500) == "p0"
+    assert chosen(routes({**LATE, "r1": 2.0}), 3000) == "r1"
 
 
 def test_what_only_the_link_delays_stays_in_the_shortest_queue() -> None:
-    made = ways({"p0": 12.0, "p1": 30.0, "r0": 4.0, "r1": 1.0})
+    made = routes({"p0": 12.0, "p1": 30.0, "r0": 4.0, "r1": 1.0})
     made.links.between("away", "pd").book.report(LinkReport(0, 1e3, 0, 0.0, 0))
     assert chosen(made, 3000) == "r1"
 
 
 def test_a_barred_path_is_no_way_out() -> None:
-    made = ways({"p0": 12.0, "p1": 30.0, "r0": 0.0, "r1": 0.0})
+    made = routes({"p0": 12.0, "p1": 30.0, "r0": 0.0, "r1": 0.0})
     assert chosen(made, 500) == "p0"
     made.links.between("away", "pd").up = False
     assert chosen(made, 500) == "p1"
@@ -79,11 +79,11 @@ def test_a_barred_path_is_no_way_out() -> None:
 
 @pytest.mark.parametrize(("tokens", "name"), [(500, "p0"), (3000, "r1")])
 def test_nobody_is_sent_to_a_queue_of_more_than_three_targets(tokens: int, name: str) -> None:
-    assert chosen(ways({"p0": 12.0, "p1": 31.0, "r0": 31.0, "r1": 11.0}), tokens) == name
+    assert chosen(routes({"p0": 12.0, "p1": 31.0, "r0": 31.0, "r1": 11.0}), tokens) == name
 
 
 def test_an_instance_that_is_not_ready_takes_nobody() -> None:
-    made = ways({**LATE, "p1": 60.0})
+    made = routes({**LATE, "p1": 60.0})
     made.home.book.set_ready("p1", ready=False, now_ns=0)
     assert chosen(made, 500) == "p0"
 
@@ -130,16 +130,16 @@ def test_where_both_paths_are_late_the_less_late_one_is_taken(local_is_less_late
 def test_a_link_is_promised_no_more_than_it_drains_within_the_target(
     backlog_s: int, is_full: bool
 ) -> None:
-    made = ways({}, PolicyName.REMOTE)
+    made = routes({}, PolicyName.REMOTE)
     link = made.links.between("away", "pd")
     link.book.report(LinkReport(0, 8e6, 0, 0.0, 0))
     link.book.promise(backlog_s * 10**6)
-    way = made.best(Arrival(1, 3000, 3000, {}), 0)
-    assert way.facts.obstacle is (Reason.LINK_FULL if is_full else None)
+    option = made.best(Arrival(1, 3000, 3000, {}), 0)
+    assert option.facts.obstacle is (Reason.LINK_FULL if is_full else None)
 
 
 def test_bytes_that_wait_for_prefill_do_not_fill_the_link() -> None:
-    made = ways({"r0": 60.0, "r1": 60.0}, PolicyName.REMOTE)
+    made = routes({"r0": 60.0, "r1": 60.0}, PolicyName.REMOTE)
     link = made.links.between("away", "pd")
     link.book.report(LinkReport(0, 8e6, 0, 0.0, 0))
     link.book.promise(65 * 10**6)

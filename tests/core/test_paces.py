@@ -66,15 +66,15 @@ def test_a_dispatcher_without_a_plan_expects_what_it_has_seen() -> None:
         routed = made.arrive(Arrival(number, 1000, 0, {}), now_ns)
         assert isinstance(routed, Routed)
         assert routed.prefill == "r0"
-        made.prefill_answered(number, now_ns + 3 * NS_PER_S)
-        made.prefilled(number, now_ns + 3 * NS_PER_S)
-        made.end(number, now_ns + 4 * NS_PER_S)
+        made.requests.prefill_answered(number, now_ns + 3 * NS_PER_S)
+        made.requests.prefilled(number, now_ns + 3 * NS_PER_S)
+        made.requests.end(number, now_ns + 4 * NS_PER_S)
     now_ns = 10**6 * NS_PER_S
     for name in ("p0", "r0"):
         made.report_load(name, now_ns, 0)
     made.arrive(Arrival(100, 1000, 0, {}), now_ns)
     made.arrive(Arrival(101, 1000, 0, {}), now_ns)
-    assert made.expected_prefill_ns(100) == pytest.approx(3 * NS_PER_S, rel=0.01)
-    assert made.expected_prefill_ns(101) == pytest.approx(6 * NS_PER_S, rel=0.01)
-    assert made.expected_local_ns("p0", 1000, now_ns) is None
+    assert made.expected.prefill_ns(100) == pytest.approx(3 * NS_PER_S, rel=0.01)
+    assert made.expected.prefill_ns(101) == pytest.approx(6 * NS_PER_S, rel=0.01)
+    assert made.expected.local_prefill_ns("p0", 1000, now_ns) is None
     assert made.load("r0").wait_ns("r0", now_ns) == 2000 * NOMINAL_NS_PER_TOKEN

@@ -63,20 +63,20 @@ def test_room_is_taken_until_the_blocks_are_loaded_or_given_up(event: str) -> No
         assert goes(found) == AWAY, "two for each pool"
     assert goes(sent(made.arrive(arrival(4, 5), 0))) == HOME
     # That the transfer has ended is not enough: the blocks lie in the pool until they are loaded.
-    made.transfer_over(3, 0)
+    made.requests.transfer_over(3, 0)
     assert goes(sent(made.arrive(arrival(5, 5), 0))) == HOME
     match event:
         case "loaded":
-            made.loaded(3)
+            made.requests.loaded(3)
         case "fall_back":
-            made.fall_back(3, 0)
+            made.requests.fall_back(3, 0)
         case "end":
-            made.end(3, 0)
+            made.requests.end(3, 0)
     numbers = range(6, 9)
     taken = [goes(sent(made.arrive(arrival(number, 5), 0))) for number in numbers]
     assert taken.count(AWAY) == 1
     for number in range(9):
-        made.end(number, 0)
+        made.requests.end(number, 0)
     assert made.taken_bytes == 0
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from prfaas.core.dispatch.dispatcher import LOOKUPS_MAX, Dispatcher
+from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.dispatch.open_requests import LOOKUPS_MAX
 from prfaas.core.dispatch.types import (
     Arrival,
     DispatchSettings,
@@ -62,40 +63,40 @@ def test_a_request_whose_prefix_was_computed_meanwhile_takes_less_once_it_starts
 ) -> None:
     name, *_ = {arrive(made, number, {}).prefill for number in range(3)}
     assert wait_ms(made, name, 0) == 3 * PROMPT
-    assert made.prefilled(0, PROMPT * MS) == 1
-    made.look_up(1, WARM, PROMPT * MS)
+    assert made.requests.prefilled(0, PROMPT * MS) == 1
+    made.requests.look_up(1, WARM, PROMPT * MS)
     assert wait_ms(made, name, PROMPT) == 50 + PROMPT
     # A report of one that waits brings the lookup of the other one.
     made.report_load(name, PROMPT * MS, 1)
-    assert list(made.due(name, 1)) == [2]
-    made.look_up(2, WARM, PROMPT * MS)
+    assert list(made.requests.due(name, 1)) == [2]
+    made.requests.look_up(2, WARM, PROMPT * MS)
     assert wait_ms(made, name, PROMPT) == 100
 
 
 def test_a_request_whose_prefix_was_evicted_meanwhile_takes_longer(made: Dispatcher) -> None:
     name = arrive(made, 0, {}).prefill
     arrive(made, 1, WARM)
-    made.prefilled(0, PROMPT * MS)
+    made.requests.prefilled(0, PROMPT * MS)
     assert wait_ms(made, name, PROMPT) == 50
-    made.look_up(1, {}, PROMPT * MS)
+    made.requests.look_up(1, {}, PROMPT * MS)
     assert wait_ms(made, name, PROMPT) == PROMPT
 
 
 def test_a_prefill_that_runs_is_not_looked_up(made: Dispatcher) -> None:
     name = arrive(made, 0, {}).prefill
-    assert list(made.due(name, 0)) == []
-    assert list(made.due(name, 5)) == []
+    assert list(made.requests.due(name, 0)) == []
+    assert list(made.requests.due(name, 5)) == []
     arrive(made, 1, {})
     # What others sent waits too, and does not make the running one wait.
-    assert list(made.due(name, 5)) == [1]
+    assert list(made.requests.due(name, 5)) == [1]
 
 
 def test_an_end_that_was_known_before_starts_nothing(made: Dispatcher) -> None:
     arrive(made, 0, {})
     arrive(made, 1, {})
-    assert made.prefilled(1, MS) is None
-    assert made.prefilled(1, MS) is None
-    assert made.prefilled(0, MS) is None
+    assert made.requests.prefilled(1, MS) is None
+    assert made.requests.prefilled(1, MS) is None
+    assert made.requests.prefilled(0, MS) is None
 
 
 def test_all_of_a_long_queue_have_their_turn(made: Dispatcher) -> None:
@@ -105,25 +106,25 @@ def test_all_of_a_long_queue_have_their_turn(made: Dispatcher) -> None:
         arrive(made, number, {})
     seen: set[int] = set()
     for turn in range(1, 4):
-        due = made.due(name, len(waiting))
+        due = made.requests.due(name, len(waiting))
         assert len(due) == LOOKUPS_MAX
         seen.update(due)
         for number in due:
-            made.look_up(number, {}, turn * MS)
+            made.requests.look_up(number, {}, turn * MS)
     assert seen == waiting
 
 
 def test_a_request_that_ended_is_not_looked_up(made: Dispatcher) -> None:
     name = arrive(made, 0, {}).prefill
-    made.end(0, MS)
-    made.look_up(0, WARM, MS)
+    made.requests.end(0, MS)
+    made.requests.look_up(0, WARM, MS)
     assert wait_ms(made, name, 1) == 0
 
 
 def test_predictions_learn_nothing_from_a_request_whose_work_changed(made: Dispatcher) -> None:
     arrive(made, 0, {})
     arrive(made, 1, {})
-    made.prefilled(0, PROMPT * MS)
-    made.look_up(1, WARM, PROMPT * MS)
-    made.prompt_ready(1, (PROMPT + 50) * MS)
+    made.requests.prefilled(0, PROMPT * MS)
+    made.requests.look_up(1, WARM, PROMPT * MS)
+    made.requests.prompt_ready(1, (PROMPT + 50) * MS)
     assert all(found.factor == 1 for found in made.calibrations.values())

@@ -43,7 +43,7 @@ async def test_prompts_being_tokenised_while_the_last_engine_dies_get_503(
     answers = await asyncio.gather(*posts)
     assert {status for status, _ in answers} == {503}
     assert {answer["error"]["type"] for _, answer in answers} == {"ServiceUnavailableError"}
-    assert world.gateway.driver.dispatcher.num_open == 0
+    assert len(world.gateway.driver.dispatcher.requests) == 0
 
 
 async def test_a_prompt_being_tokenised_while_its_engine_dies_goes_to_another(

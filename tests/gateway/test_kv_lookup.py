@@ -76,7 +76,7 @@ async def test_it_shows_what_would_be_decided_and_books_nothing(
         decision = (await look(world, {"prompt": IDS}))["decision"]
         assert (decision["path"], decision["prefill"]) == ("remote", "prefill")
         assert (decision["source"], decision["destination"]) == ("prfaas-pool", "pd-pool")
-    assert (dispatcher.num_open, dispatcher.promised_bytes) == (0, 0)
+    assert (len(dispatcher.requests), dispatcher.promised_bytes) == (0, 0)
     world.pd_pool.store(LAYOUT, world.keys(IDS, 256))
     await until(lambda: bool(world.gateway.index.num_blocks("pd-pool")))
     decision = (await look(world, {"prompt": IDS}))["decision"]

@@ -151,7 +151,7 @@ async def test_what_would_come_too_late_is_refused_with_a_time_to_come_back(
         assert record["path"] == "none"  # it was sent nowhere
         assert record["predicted_remote_ms"] > 5000
         assert await world.metric('prfaas_requests_refused_total{reason="predicted_late"}') == 1
-        assert world.gateway.driver.dispatcher.num_open == 0
+        assert len(world.gateway.driver.dispatcher.requests) == 0
 
 
 async def test_the_first_token_is_compared_with_its_prediction(
@@ -206,10 +206,10 @@ async def test_nothing_is_held_once_all_requests_have_ended(
             await world.http.post(
                 f"{world.url}/v1/completions", json={"prompt": LONG + "1"}, timeout=_timeout(0.2)
             )
-        await until(lambda: not dispatcher.num_open)
+        await until(lambda: not len(dispatcher.requests))
         world.prefill.script = drop
         assert (await routed(world, LONG + "2"))["fallback"]["stage"] == "prefill"
-        assert (dispatcher.num_open, dispatcher.promised_bytes) == (0, 0)
+        assert (len(dispatcher.requests), dispatcher.promised_bytes) == (0, 0)
 
 
 async def test_a_pool_that_is_not_heard_draws_requests_and_counts_as_no_hit(

@@ -48,7 +48,7 @@ async def pulling(
         world.decode.cached_tokens = HELD
         yield world
         dispatcher = world.gateway.driver.dispatcher
-        assert (dispatcher.num_open, dispatcher.promised_bytes) == (0, 0)
+        assert (len(dispatcher.requests), dispatcher.promised_bytes) == (0, 0)
 
 
 async def ask(world: World) -> dict[str, Any]:
@@ -207,7 +207,7 @@ async def test_a_client_that_leaves_takes_the_pull_along(
         asked.cancel()
         await until(lambda: bool(world.pd_pool.aborts) and bool(world.prfaas_pool.aborts))
         assert world.pd_pool.aborts[0].transfer_id == world.pd_pool.pulls[0].transfer_id
-        await until(lambda: world.gateway.driver.dispatcher.num_open == 0)
+        await until(lambda: len(world.gateway.driver.dispatcher.requests) == 0)
         assert await num_pulls(world, "ended_early") == 1
 
 

@@ -80,7 +80,7 @@ async def test_one_prefills_and_hands_over_to_one_that_decodes(
         assert record["decode_engine"] == "decode"
         assert len(world.spare.calls) == 1
         dispatcher = world.gateway.driver.dispatcher
-        assert (dispatcher.num_open, dispatcher.promised_bytes) == (0, 0)
+        assert (len(dispatcher.requests), dispatcher.promised_bytes) == (0, 0)
 
 
 async def test_what_an_engine_can_not_prefill_is_prefilled_where_it_is_decoded(

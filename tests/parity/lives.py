@@ -70,8 +70,10 @@ class SimulatorBooks(DispatcherBooks):
     def choose_decode(self, number: int, avoid: str = "") -> str | None:
         names = self._front.decode_names
         if not self.has_roles:
-            return self.dispatcher.choose_decode(number)
-        name = self.dispatcher.choose_decode(number, names[HOME.index(avoid)] if avoid else "")
+            return self.dispatcher.requests.choose_decode(number)
+        name = self.dispatcher.requests.choose_decode(
+            number, names[HOME.index(avoid)] if avoid else ""
+        )
         return None if name is None else HOME[names.index(name)]
 
     def _request(self, number: int) -> Request:

@@ -186,10 +186,10 @@ class GatewayWorld:
         self.driver.transfer_over(number, now_ns)
 
     def first_token(self, number: int, now_ns: int) -> None:
-        self.driver.dispatcher.first_token(number, now_ns)
+        self.driver.dispatcher.requests.first_token(number, now_ns)
 
     def ready(self, number: int, now_ns: int) -> None:
-        self.driver.dispatcher.prompt_ready(number, now_ns)
+        self.driver.dispatcher.requests.prompt_ready(number, now_ns)
 
     def end(self, number: int, now_ns: int) -> None:
         self.driver.end(number, now_ns)
@@ -252,7 +252,7 @@ class GatewayWorld:
 
     def held(self) -> tuple[int, int]:
         dispatcher = self.driver.dispatcher
-        return dispatcher.num_open, dispatcher.promised_bytes
+        return len(dispatcher.requests), dispatcher.promised_bytes
 
 
 @dataclass
@@ -291,10 +291,10 @@ class SimulatorWorld:
         self.front.landed(self._requests[number], now_ns)
 
     def first_token(self, number: int, now_ns: int) -> None:
-        self.front.dispatcher.first_token(number, now_ns)
+        self.front.dispatcher.requests.first_token(number, now_ns)
 
     def ready(self, number: int, now_ns: int) -> None:
-        self.front.dispatcher.prompt_ready(number, now_ns)
+        self.front.dispatcher.requests.prompt_ready(number, now_ns)
 
     def end(self, number: int, now_ns: int) -> None:
         self.front.ended(self._requests[number], now_ns)
@@ -360,7 +360,7 @@ class SimulatorWorld:
         self.front.report_link(cluster, PD_POOL, report)
 
     def held(self) -> tuple[int, int]:
-        return self.front.dispatcher.num_open, self.front.dispatcher.promised_bytes
+        return len(self.front.dispatcher.requests), self.front.dispatcher.promised_bytes
 
 
 @dataclass

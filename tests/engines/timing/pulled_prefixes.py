@@ -72,6 +72,6 @@ async def outcomes(world: World) -> dict[str, float]:
 
 def check_nothing_is_held(world: World) -> None:
     dispatcher = world.gateway.driver.dispatcher
-    assert (dispatcher.num_open, dispatcher.promised_bytes) == (0, 0)
+    assert (len(dispatcher.requests), dispatcher.promised_bytes) == (0, 0)
     for site in world.sites.values():
         site.check()

@@ -71,7 +71,7 @@ async def test_a_prompt_gets_no_third_engine(spared: World, script: Any) -> None
     status, _ = await spared.post(BODY | {"prompt": "another"})
     assert (status, len(alive.calls)) == (200, 1)
     assert await spared.metric('prfaas_suspect_prompts_total{outcome="refused"}') == 2
-    assert spared.gateway.driver.dispatcher.num_open == 0
+    assert len(spared.gateway.driver.dispatcher.requests) == 0
 
 
 async def test_a_prompt_that_was_not_alone_in_the_second_engine_is_refused_for_a_short_time(

@@ -57,7 +57,7 @@ async def test_what_decode_refuses_gets_no_remote_prefill(
     fallback = 'prfaas_fallback_total{reason="refused",stage="prefill"}'
     assert await world.metric(fallback) == 1
     assert world.gateway.metrics.totals().num_fallbacks == 0
-    assert world.gateway.driver.dispatcher.num_open == 0
+    assert len(world.gateway.driver.dispatcher.requests) == 0
 
 
 @pytest.mark.parametrize(("path", "body"), STRANGE)

@@ -1,40 +1,19 @@
-"""The ways a request could take: an instance at home, and one in each PrfaaS cluster."""
+"""A route that a request could take, and all that were considered for it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from prfaas.core.control.threshold_evidence import Work
-from prfaas.core.dispatch.destination_room import Rooms
-from prfaas.core.dispatch.instances import Instance, Stage
-from prfaas.core.dispatch.links import Link, Links
-from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate, Weights
-from prfaas.core.dispatch.types import Arrival, DispatchSettings, HomeCluster, RemoteCluster
-from prfaas.core.routing.calibration import Calibration, corrected
-from prfaas.core.routing.decision import Path, Reason, RoutingFacts
-from prfaas.core.routing.policies import PolicyName
-from prfaas.core.routing.predictions import (
-    BITS_PER_BYTE,
-    DecodeWait,
-    PathSignals,
-    Prediction,
-    no_wait,
-    predict,
-)
-from prfaas.core.routing.pull_choice import with_pull
-from prfaas.units import NS_PER_S
-
-SACRIFICED_MAX = 3
-"""Targets: a request that is late anyway is not sent to a queue that is longer than these."""
-UTILISATION_MAX = 0.9
-"""A busier link is taken to be as busy: the delay that one more transfer causes has no end."""
-DRAIN_NS_MAX = 30 * NS_PER_S
-"""Without a target: a link that lags further behind prefill is promised nothing more."""
+from prfaas.core.dispatch.links import Link
+from prfaas.core.dispatch.scoring import PREFILL_WEIGHTS, Candidate, Weights
+from prfaas.core.dispatch.types import RemoteCluster, Routed
+from prfaas.core.routing.decision import Decision, Path, RoutingFacts
+from prfaas.core.routing.predictions import PathSignals, Prediction
 
 
-class Way(NamedTuple):
-    """One PrfaaS cluster as a way for one request.
+class RouteOption(NamedTuple):
+    """A route through one PrfaaS cluster, or past it in the PD cluster.
 
     Attributes:
         cluster: The PrfaaS cluster.
@@ -45,7 +24,7 @@ class Way(NamedTuple):
         facts: What a policy looks at.
         prediction: Of both paths.
         signals: What the prediction was made from.
-        looked_at: Candidates in the PrfaaS cluster, the first ones that were looked at.
+        candidates: In the PrfaaS cluster, the first ones that were scored.
     """
 
     cluster: RemoteCluster
@@ -55,11 +34,42 @@ class Way(NamedTuple):
     facts: RoutingFacts
     prediction: Prediction
     signals: PathSignals
-    looked_at: Sequence[Candidate]
+    candidates: Sequence[Candidate]
+
+    def routed(self, decision: Decision, home: str, *, is_mixed: bool) -> Routed:
+        """The route of a request that takes this option.
+
+        Args:
+            decision: The path; it can be taken.
+            home: Name of the PD cluster.
+            is_mixed: Its instances prefill and decode.
+        """
+        facts, link, costs = self.facts, self.link, self.cluster.costs
+        is_remote = decision.path is Path.REMOTE
+        prefill = self.away if is_remote else self.home
+        assert prefill is not None  # noqa: S101 (refused or barred before)
+        pull = decision.pull_tokens if costs and not is_remote else 0
+        hit, ships = prefill.hit_tokens + pull, is_remote or pull > 0
+        length = facts.num_prompt_tokens if is_remote else hit
+        routed = (
+            decision,
+            self.cluster.name if is_remote else home,
+            prefill.name,
+            self.home.name if self.home and is_mixed else None,
+            link.source if ships else "",
+            link.destination,
+            facts.num_prompt_tokens,
+            hit,
+            facts.present_tokens,
+            self.home.hit_tokens if self.home else facts.pd_hit_tokens,
+            facts.prfaas_hit_tokens,
+            costs.shipped_bytes(length, facts.present_tokens) if costs and ships else 0,
+        )
+        return tuple.__new__(Routed, routed)  # half the time of Routed(...)
 
     @property
     def rank(self) -> tuple[bool, bool, int]:
-        """Open ways first, then the one of least time and bytes."""
+        """Open routes first, then the one of least time and bytes."""
         found = self.prediction
         time_ns = found.bytes_ns + (found.remote_ns or 0)
         return self.facts.obstacle is not None, found.remote_ns is None, time_ns
@@ -77,208 +87,17 @@ class Way(NamedTuple):
         return alone_ns is not None and alone_ns > target_ns
 
 
-class Seen(NamedTuple):
-    """What was looked at for a decision.
+class Considered(NamedTuple):
+    """All routes that were considered for a request.
 
     Attributes:
         num_tokens: What the scorers were told of the prompt's length, tokens.
-        ways: Through each PrfaaS cluster.
-        at_home: Candidates in the PD cluster, the first ones that were looked at.
+        options: Through each PrfaaS cluster.
+        at_home: Candidates in the PD cluster, the first ones that were scored.
         home_weights: Of their scores.
     """
 
     num_tokens: int = 0
-    ways: Sequence[Way] = ()
+    options: Sequence[RouteOption] = ()
     at_home: Sequence[Candidate] = ()
     home_weights: Weights = PREFILL_WEIGHTS
-
-
-class Ways:
-    """Finds them; `seen` keeps what was looked at last.
-
-    Args:
-        home: The PD cluster.
-        remotes: PrfaaS clusters.
-        settings: How requests are routed.
-    """
-
-    def __init__(
-        self, home: HomeCluster, remotes: Sequence[RemoteCluster], settings: DispatchSettings
-    ) -> None:
-        self._settings = settings
-        self._drain_ns_max = settings.ttft_max_ns or DRAIN_NS_MAX
-        self.remotes = {remote.name: remote for remote in remotes} or {"": RemoteCluster("", ())}
-        self.links = Links(settings)
-        self.rooms = Rooms()
-        weights = MIXED_WEIGHTS if home.decode is None else PREFILL_WEIGHTS
-        self.home = Stage(home.prefill, settings.stale_after_ns, weights)
-        self.away = {
-            remote.name: Stage(remote.instances, settings.stale_after_ns)
-            for remote in self.remotes.values()
-        }
-        self.local_calibration = Calibration(settings.calibration)
-        self.remote_calibrations = {
-            name: Calibration(settings.calibration) for name in self.remotes
-        }
-        self._seen: tuple[int, Sequence[Way], Sequence[Candidate]] = 0, (), ()
-        everyone = (*home.prefill, *(home.decode or ()))
-        self._default_pool = everyone[0].pool if everyone else ""
-
-    def best(self, arrival: Arrival, now_ns: int, decode_wait: DecodeWait = no_wait) -> Way:
-        """The best way that leads through a PrfaaS cluster; `obstacle` says if it is barred.
-
-        Args:
-            arrival: The request.
-            now_ns: Time.
-            decode_wait: What decode adds.
-        """
-        home, _, at_home = self.home.pick(arrival, now_ns)
-        ways = [
-            self._through(remote, arrival, home, now_ns, decode_wait)
-            for remote in self.remotes.values()
-        ]
-        self._seen = arrival.num_tokens_to_fit, ways, at_home
-        return ways[0] if len(ways) == 1 else min(ways, key=lambda way: way.rank)
-
-    def calibration(self, way: Way, path: Path) -> Calibration:
-        """The correction of a path."""
-        if path is Path.LOCAL:
-            return self.local_calibration
-        return self.remote_calibrations[way.cluster.name]
-
-    def note(self, way: Way) -> None:
-        """A request was admitted: it is evidence for the threshold of the link looked at."""
-        costs, facts = way.cluster.costs, way.facts
-        if costs is None or self._settings.policy is not PolicyName.ADAPTIVE:
-            return
-        prompt, new = facts.num_prompt_tokens, facts.num_new_tokens
-        if facts.obstacle is Reason.NOT_OFFLOADABLE:
-            way.link.balance.note(Work(new, costs.local_prefill_ns(new), None, 0))
-            return
-        remote_ns = costs.remote_prefill_ns(prompt - facts.prfaas_hit_tokens)
-        shipped = costs.shipped_bytes(prompt, facts.present_tokens)
-        work = new, costs.local_prefill_ns(new), remote_ns, shipped
-        way.link.balance.note(tuple.__new__(Work, work))  # half the time of Work(...)
-
-    def learn(self, now_ns: int) -> None:
-        """Let the threshold of every link follow the requests that were admitted lately."""
-        if self._settings.policy is not PolicyName.ADAPTIVE:
-            return
-        num_local = self.home.book.num_ready / len(self.away)
-        for stage in self.away.values():
-            for link in self.links:
-                if link.source in stage.pools:
-                    link.learn(num_local, stage.book.num_ready, now_ns)
-
-    @property
-    def seen(self) -> Seen:
-        """What was looked at for the last arrival."""
-        return Seen(*self._seen, self.home.weights)
-
-    def apart(self, way: Way, arrival: Arrival, path: Path, now_ns: int) -> Way:
-        """Let a request that has to be late wait where it makes nobody else late.
-
-        When queues alone make it miss the target wherever it goes, it joins the longest queue of
-        its cluster. So the lost ones gather at one instance, and the others stay in time; spread
-        evenly, they would make everybody late. Only `adaptive` does so.
-        """
-        target_ns = self._settings.ttft_max_ns
-        if self._settings.policy is not PolicyName.ADAPTIVE or target_ns is None:
-            return way
-        if self.calibration(way, path).is_refuted or not way.misses(target_ns, path):
-            return way
-        wait_ns_max = SACRIFICED_MAX * target_ns
-        if path is Path.LOCAL and way.home is not None:
-            return way._replace(home=self.home.last_like(way.home, arrival, now_ns, wait_ns_max))
-        if path is Path.REMOTE and way.away is not None:
-            stage = self.away[way.cluster.name]
-            return way._replace(away=stage.last_like(way.away, arrival, now_ns, wait_ns_max))
-        return way
-
-    def _through(
-        self,
-        remote: RemoteCluster,
-        arrival: Arrival,
-        home: Candidate | None,
-        now_ns: int,
-        decode_wait: DecodeWait,
-    ) -> Way:
-        stage = self.away[remote.name]
-        at_home = self.home.instances[home.name] if home else None
-        destination = at_home.pool if at_home else self._default_pool
-        between = self.links.between
-
-        def road(instance: Instance) -> tuple[bool, bool]:
-            """A layout that is not known does not disagree: then the link is what is missing."""
-            link_up = between(instance.pool, destination).up
-            if at_home is None:
-                return True, link_up
-            wanted, layout = at_home.layout_id, instance.layout_id
-            if wanted is None or layout is None:
-                return True, False
-            return layout == wanted, link_up
-
-        away, barred, looked_at = stage.pick(arrival, now_ns, road)
-        source = stage.instances[away.name].pool if away else stage.first_pool
-        link = self.links.between(source, destination)
-        hits, shippable = arrival.hits, arrival.shippable_tokens
-        present = hits.get(destination, 0)
-        held = home.hit_tokens if home else present
-        pullable = hits.get(source, 0)
-        there = away.hit_tokens if away else pullable
-        splits = arrival.offloadable and (shippable is None or shippable > held)
-        home_ns, away_ns = home.wait_ns if home else None, away.wait_ns if away else None
-        signals = link.signals(home_ns, away_ns, now_ns)
-        obstacle = _obstacle(arrival, splits, barred)
-        if obstacle is None and not self.rooms.fits(
-            destination, arrival.layout, present, shippable or 0
-        ):
-            obstacle = Reason.NO_ROOM
-        if obstacle is None and signals.link_lag_ns > self._drain_ns_max:
-            obstacle = Reason.LINK_FULL
-        # Made as tuples: half the time of a call with four arguments, and one of eight.
-        prompt = arrival.num_prompt_tokens
-        known = prompt, held, there, obstacle, held - present, there - pullable
-        facts = tuple.__new__(RoutingFacts, known)
-        found = predict(facts, signals, remote.costs, decode_wait)
-        if remote.costs is not None:
-            found = self._weighed(found, facts, signals, remote, decode_wait, link.book.utilisation)
-            away_factor = self.remote_calibrations[remote.name].factor
-            found = corrected(found, signals, self.local_calibration.factor, away_factor)
-        way = remote, home, away, link, facts, found, signals, looked_at
-        return tuple.__new__(Way, way)
-
-    def _weighed(
-        self,
-        found: Prediction,
-        facts: RoutingFacts,
-        signals: PathSignals,
-        remote: RemoteCluster,
-        decode_wait: DecodeWait,
-        utilisation: float,
-    ) -> Prediction:
-        """What bytes are worth, and whether a prefix is pulled rather than computed at home."""
-        costs, settings = remote.costs, self._settings
-        assert costs is not None  # noqa: S101 (asked before)
-        ns_per_byte = settings.ns_per_byte(remote.price_per_tb)
-        delay_ns_per_byte = 0.0
-        if settings.policy is PolicyName.ADAPTIVE and signals.link_bits_per_s:
-            # In a queue that is busy for a share u of the time, a second of work delays the others
-            # by u / (1 - u) seconds in all.
-            use = min(utilisation, UTILISATION_MAX)
-            delay_ns_per_byte = BITS_PER_BYTE * NS_PER_S / signals.link_bits_per_s * use / (1 - use)
-        if ns_per_byte or delay_ns_per_byte:
-            shipped = costs.shipped_bytes(facts.num_prompt_tokens, facts.present_tokens)
-            found = found._replace(
-                bytes_ns=round(shipped * ns_per_byte), delay_ns=round(shipped * delay_ns_per_byte)
-            )
-        if settings.pulls and settings.policy is PolicyName.ADAPTIVE:
-            return with_pull(found, facts, signals, costs, ns_per_byte, decode_wait)
-        return found
-
-
-def _obstacle(arrival: Arrival, splits: bool, found: Reason | None) -> Reason | None:
-    """What keeps a request at home: its own nature, its tenant's limit, the state of the parts."""
-    if not splits:
-        return Reason.NOT_OFFLOADABLE
-    return found if arrival.may_ship else Reason.LINK_LIMIT

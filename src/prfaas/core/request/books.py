@@ -47,61 +47,61 @@ class DispatcherBooks(ABC):
 
     def prefill_answered(self, number: int, now_ns: int) -> None:
         """The prefill leg has answered."""
-        self.dispatcher.prefill_answered(number, now_ns)
+        self.dispatcher.requests.prefill_answered(number, now_ns)
 
     def prefilled(self, number: int, now_ns: int) -> None:
         """The prefill leg has answered, or the first token has come: the next prefill begins."""
-        begun = self.dispatcher.prefilled(number, now_ns)
+        begun = self.dispatcher.requests.prefilled(number, now_ns)
         if begun is not None:
-            self.dispatcher.look_up(begun, self.hits(begun), now_ns)
+            self.dispatcher.requests.look_up(begun, self.hits(begun), now_ns)
 
     def handed_over(self, number: int, now_ns: int) -> None:
         """All blocks of a request are where it is decoded."""
         if self.has_roles:
-            self.dispatcher.prompt_ready(number, now_ns)
+            self.dispatcher.requests.prompt_ready(number, now_ns)
 
     def loaded(self, number: int) -> None:
         """An engine has begun to answer: the blocks of a request are not needed in its pool."""
-        self.dispatcher.loaded(number)
+        self.dispatcher.requests.loaded(number)
 
     def first_token(self, number: int, now_ns: int) -> None:
         """The first token of a stream has come, on the path that was decided."""
         if not self.has_roles:
-            self.dispatcher.prompt_ready(number, now_ns)
-        self.dispatcher.first_token(number, now_ns)
+            self.dispatcher.requests.prompt_ready(number, now_ns)
+        self.dispatcher.requests.first_token(number, now_ns)
 
     def fall_back(self, number: int, now_ns: int) -> None:
         """The prefill of a request was given up: who decodes it prefills it too."""
-        self.dispatcher.fall_back(number, now_ns)
+        self.dispatcher.requests.fall_back(number, now_ns)
 
     def lose_pull(self, number: int, now_ns: int) -> None:
         """The prefix that a prefill in the PD cluster pulls will not come whole."""
-        self.dispatcher.lose_pull(number, now_ns)
+        self.dispatcher.requests.lose_pull(number, now_ns)
 
     def transfer_over(self, number: int, now_ns: int) -> None:
         """The end of a request's transfer was reported."""
-        self.dispatcher.transfer_over(number, now_ns)
+        self.dispatcher.requests.transfer_over(number, now_ns)
 
     def end(self, number: int, now_ns: int) -> None:
         """A request is over."""
-        self.dispatcher.end(number, now_ns)
+        self.dispatcher.requests.end(number, now_ns)
 
     def expected_prefill_ns(self, number: int) -> int | None:
         """Expected time of a request's prefill leg, ns; None is unknown."""
-        return self.dispatcher.expected_prefill_ns(number)
+        return self.dispatcher.expected.prefill_ns(number)
 
     def expected_local_ns(self, name: str, num_new_tokens: int, now_ns: int) -> int | None:
         """Expected time of a prefill that is sent to a PD engine now, ns; None is unknown."""
-        return self.dispatcher.expected_local_ns(name, num_new_tokens, now_ns)
+        return self.dispatcher.expected.local_prefill_ns(name, num_new_tokens, now_ns)
 
     def local_path_ns(self, number: int, name: str, now_ns: int) -> int | None:
         """Predicted time to first token of a request that takes the local path now, ns."""
-        routed = self.dispatcher.route_of(number)
+        routed = self.dispatcher.requests.route_of(number)
         if routed is None:
             return None
         hits = self.hits(number)
         held_tokens = max(hits.get(routed.destination, 0), hits.get(name, 0))
-        return self.dispatcher.local_path_ns(number, name, held_tokens, now_ns)
+        return self.dispatcher.expected.local_path_ns(number, name, held_tokens, now_ns)
 
     def backlog_bytes(self, source: str, destination: str, now_ns: int) -> int | None:
         """What a link was promised and has not carried; None is unknown."""

@@ -12,7 +12,7 @@ from functools import partial
 
 from prfaas.core.control.replication import Copy, CopySettings, HotPrefixes, marks
 from prfaas.core.dispatch.link_load import LinkBook
-from prfaas.core.dispatch.route_options import Way
+from prfaas.core.dispatch.route_options import RouteOption
 from prfaas.core.dispatch.types import Routed
 from prfaas.core.kv.blocks import GroupKind
 from prfaas.core.kv.shipping import shipped_bytes
@@ -83,25 +83,34 @@ class Copier:
             return
         if ask.layout is None or not ask.hashes:
             return
-        for way in self._driver.dispatcher.seen.ways:
-            held = way.facts.pullable_tokens > found.present_tokens
-            if held and way.link.destination == found.destination and way.cluster.costs is not None:
+        for option in self._driver.dispatcher.seen.options:
+            held = option.facts.pullable_tokens > found.present_tokens
+            if (
+                held
+                and option.link.destination == found.destination
+                and option.cluster.costs is not None
+            ):
                 prefix = Prefix(ask.layout, ask.hashes, ask.tenant)
-                self._miss(way, prefix, ask.num_prompt_tokens, found.present_tokens, now_ns)
+                self._miss(option, prefix, ask.num_prompt_tokens, found.present_tokens, now_ns)
 
     def _miss(
-        self, way: Way, prefix: Prefix, num_prompt_tokens: int, present_tokens: int, now_ns: int
+        self,
+        option: RouteOption,
+        prefix: Prefix,
+        num_prompt_tokens: int,
+        present_tokens: int,
+        now_ns: int,
     ) -> None:
         layout, span = prefix.layout, prefix.layout.boundary_tokens
-        present, held = present_tokens // span, way.facts.pullable_tokens // span
+        present, held = present_tokens // span, option.facts.pullable_tokens // span
         lengths = list(marks(prefix, present, held))
         if any(group.kind is not GroupKind.FULL_ATTENTION for group in layout.groups):
             # State lies only at the end of what the other pool can serve.
             lengths = lengths[-1:]
-        link = (way.link.source, way.link.destination)
+        link = (option.link.source, option.link.destination)
         if link not in self._hot:
             self._hot[link] = HotPrefixes(self._settings)
-        costs = way.cluster.costs
+        costs = option.cluster.costs
         assert costs is not None  # noqa: S101 (asked before)
         for length in lengths:
             saved_ns = costs.local_prefill_ns(num_prompt_tokens - present_tokens)

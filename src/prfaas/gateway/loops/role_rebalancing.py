@@ -177,5 +177,5 @@ class Reroling:
         if self._split.prefills(name):
             own = dispatcher.load(name).num_jobs(name)
         else:
-            own = len(dispatcher.decoded_by(self._split.decodes_as(name)))
+            own = len(dispatcher.requests.decoded_by(self._split.decodes_as(name)))
         return max(own, (queue.num_running or 0) + queue.num_waiting if queue else 0)

@@ -175,7 +175,7 @@ class Driver(DispatcherBooks):
                 return
         self.dispatcher.report_load(name, now_ns, num_waiting)
         if num_waiting:
-            self._look_up(self.dispatcher.due(name, num_waiting), now_ns)
+            self._look_up(self.dispatcher.requests.due(name, num_waiting), now_ns)
 
     # Pools and links
 
@@ -279,9 +279,9 @@ class Driver(DispatcherBooks):
             None when nobody can, or the request is over.
         """
         if self.split is None:
-            return self.dispatcher.choose_decode(number)
+            return self.dispatcher.requests.choose_decode(number)
         tried = self.split.decodes_as(avoid) if avoid else ""
-        name = self.dispatcher.choose_decode(number, tried)
+        name = self.dispatcher.requests.choose_decode(number, tried)
         return self.split.engine_of(name) if name else None
 
     def end(self, number: int, now_ns: int) -> None:
@@ -327,7 +327,7 @@ class Driver(DispatcherBooks):
         """Look up cached prefixes of open requests once more."""
         for number in numbers:
             if (ask := self._asked.get(number)) is not None:
-                self.dispatcher.look_up(number, self.cached(ask)[0], now_ns)
+                self.dispatcher.requests.look_up(number, self.cached(ask)[0], now_ns)
 
     def _arrival(self, ask: Ask, avoid: str = "", *, stay: bool = False) -> Arrival:
         hits, hints = self.cached(ask)

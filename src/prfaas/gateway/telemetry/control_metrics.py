@@ -148,9 +148,9 @@ class ControlMetrics:
             return
         self._looked_up.inc(record.num_prompt_tokens)
         self._hits.labels(self._home).inc(record.pd_hit_tokens)
-        for way in record.seen.ways:
-            if way.cluster.name:
-                self._hits.labels(way.cluster.name).inc(way.facts.prfaas_hit_tokens)
+        for option in record.seen.options:
+            if option.cluster.name:
+                self._hits.labels(option.cluster.name).inc(option.facts.prfaas_hit_tokens)
 
     def arrived(self, transfer: TransferView) -> None:
         """A transfer ended at its destination: count what it cost."""

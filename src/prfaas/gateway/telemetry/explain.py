@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prfaas.core.dispatch.route_options import Way
+from prfaas.core.dispatch.route_options import RouteOption
 from prfaas.core.dispatch.scoring import PREFILL_WEIGHTS, Candidate, Weights, scores
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.telemetry.request_records import NS_PER_MS, Record
@@ -20,7 +20,7 @@ def explain(record: Record) -> JsonObject:
         "outcome": record.outcome.value,
         "num_prompt_tokens": record.num_prompt_tokens,
         "decision": _decision(record),
-        "clusters": [_way(way) for way in record.seen.ways if way.cluster.name]
+        "clusters": [_option(option) for option in record.seen.options if option.cluster.name]
         if record.seen
         else [],
         "candidates": _candidates(record),
@@ -48,21 +48,21 @@ def _decision(record: Record) -> JsonObject | None:
     }
 
 
-def _way(way: Way) -> JsonObject:
+def _option(option: RouteOption) -> JsonObject:
     """A PrfaaS cluster as the decision saw it."""
-    signals, found = way.signals, way.prediction
+    signals, found = option.signals, option.prediction
     return {
-        "cluster": way.cluster.name,
-        "obstacle": way.facts.obstacle.value if way.facts.obstacle else None,
-        "link": f"{way.link.source}:{way.link.destination}",
-        "pd_hit_tokens": way.facts.pd_hit_tokens,
-        "prfaas_hit_tokens": way.facts.prfaas_hit_tokens,
+        "cluster": option.cluster.name,
+        "obstacle": option.facts.obstacle.value if option.facts.obstacle else None,
+        "link": f"{option.link.source}:{option.link.destination}",
+        "pd_hit_tokens": option.facts.pd_hit_tokens,
+        "prfaas_hit_tokens": option.facts.prfaas_hit_tokens,
         "predicted_local_ms": _ms(found.local_ns),
         "predicted_remote_ms": _ms(found.remote_ns),
         "pull_tokens": found.pull_tokens,
         "local_wait_ms": _ms(signals.local_wait_ns),
         "remote_wait_ms": _ms(signals.remote_wait_ns),
-        "decode_wait_ms": _ms(way.prediction.local_decode_ns),
+        "decode_wait_ms": _ms(option.prediction.local_decode_ns),
         "link_backlog_bytes": signals.link_backlog_bytes,
         "link_bits_per_s": signals.link_bits_per_s,
         "rtt_ms": _ms(signals.rtt_ns),
@@ -75,8 +75,8 @@ def _candidates(record: Record) -> list[JsonObject]:
     if seen is None:
         return []
     found = _rated(seen.at_home, seen.num_tokens, seen.home_weights, "home")
-    for way in seen.ways:
-        found += _rated(way.looked_at, seen.num_tokens, PREFILL_WEIGHTS, way.cluster.name)
+    for option in seen.options:
+        found += _rated(option.candidates, seen.num_tokens, PREFILL_WEIGHTS, option.cluster.name)
     return found
 
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from prfaas.core.dispatch.route_options import Seen
+from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.types import Refusal
 from prfaas.core.request.events import Outcome
 from prfaas.core.routing.decision import Decision
@@ -63,7 +63,7 @@ class Record:
     pd_hit_tokens: int = 0
     prfaas_hit_tokens: int = 0
     decision: Decision | None = None
-    seen: Seen | None = None
+    seen: Considered | None = None
     refusal: Refusal | None = None
     rejected: str | None = None
     """Why it was answered with 429."""

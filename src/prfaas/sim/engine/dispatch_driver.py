@@ -94,39 +94,41 @@ class Front:
         """Look up cached prefixes of open requests once more."""
         for index in indices if self.caches.any_room else ():
             hits = self.caches.hits(self._asked[index])
-            self.dispatcher.look_up(index, {name: hit[0] for name, hit in hits.items()}, now_ns)
+            self.dispatcher.requests.look_up(
+                index, {name: hit[0] for name, hit in hits.items()}, now_ns
+            )
 
     def choose_decode(self, request: Request) -> str | None:
         """Name of the instance that decodes a request, chosen when first asked for."""
-        return self.dispatcher.choose_decode(request.index)
+        return self.dispatcher.requests.choose_decode(request.index)
 
     def decoder_of(self, request: Request) -> str | None:
         """Name of the instance that was chosen to decode a request."""
-        return self.dispatcher.decoder_of(request.index)
+        return self.dispatcher.requests.decoder_of(request.index)
 
     def prefills(self, request: Request) -> str | None:
         """Name of the instance that prefills a request; None once the end was heard of."""
-        return self.dispatcher.prefills(request.index)
+        return self.dispatcher.requests.prefills(request.index)
 
     def prefilled(self, request: Request, now_ns: int) -> None:
         """The end of a request's prefill was heard of."""
-        begun = self.dispatcher.prefilled(request.index, now_ns)
+        begun = self.dispatcher.requests.prefilled(request.index, now_ns)
         if begun is not None:
             self._look_up((begun,), now_ns)
 
     def first_token(self, request: Request, now_ns: int) -> None:
         """A request streams its first token."""
-        self.dispatcher.prompt_ready(request.index, request.landed_at_ns)
-        self.dispatcher.first_token(request.index, now_ns)
+        self.dispatcher.requests.prompt_ready(request.index, request.landed_at_ns)
+        self.dispatcher.requests.first_token(request.index, now_ns)
 
     def landed(self, request: Request, now_ns: int) -> None:
         """All blocks of a request have crossed the link."""
-        self.dispatcher.transfer_over(request.index, now_ns)
+        self.dispatcher.requests.transfer_over(request.index, now_ns)
 
     def ended(self, request: Request, now_ns: int) -> None:
         """A request is over."""
         del self._asked[request.index]
-        self.dispatcher.end(request.index, now_ns)
+        self.dispatcher.requests.end(request.index, now_ns)
 
     def set_link(self, cluster: str, *, up: bool) -> list[int]:
         """A link was found dead or alive; indices of the requests that were on it."""
@@ -142,7 +144,7 @@ class Front:
         self.dispatcher.report_loads(observed_at_ns, num_waiting)
         for name, waiting in num_waiting if self.caches.any_room else ():
             if waiting:
-                self._look_up(self.dispatcher.due(name, waiting), observed_at_ns)
+                self._look_up(self.dispatcher.requests.due(name, waiting), observed_at_ns)
 
     def report_link(self, source: str, destination: str, report: LinkReport) -> None:
         """One direction of a link was seen."""

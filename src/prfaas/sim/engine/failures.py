@@ -134,6 +134,6 @@ def _fail_decode(simulation: RunParts, name: str) -> None:
     simulation.front.set_ready(name, ready=False, now_ns=simulation.clock.now_ns)
     lost = simulation.decoders[name].fail()
     gone = {request.index for request in lost}
-    coming = [i for i in simulation.front.dispatcher.decoded_by(name) if i not in gone]
+    coming = [i for i in simulation.front.dispatcher.requests.decoded_by(name) if i not in gone]
     for request in (*lost, *(simulation.open[i] for i in coming)):
         simulation.again(request)

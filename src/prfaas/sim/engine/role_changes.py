@@ -175,7 +175,7 @@ class Roles:
         if self._roles.all[index] is Role.PREFILL:
             return self._sim.locals[self._sim.front.prefill_names[index]].backlog_ns()
         front = self._sim.front
-        return len(front.dispatcher.decoded_by(front.decode_names[index]))
+        return len(front.dispatcher.requests.decoded_by(front.decode_names[index]))
 
     def _set_ready(self, index: int, role: Role, *, up: bool) -> None:
         front = self._sim.front

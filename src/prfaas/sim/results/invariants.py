@@ -149,7 +149,7 @@ def _leaks(sim: Simulation) -> list[str]:
         "bytes promised to links": _promised(sim),
         "KV bytes held by decode": sum(d.kv_used_bytes for d in sim.decoders.values()),
         "open transfers": sum(1 for link in sim.links for f in link.flows() if f.request),
-        "requests open at the gateway": sim.front.dispatcher.num_open,
+        "requests open at the gateway": len(sim.front.dispatcher.requests),
     }
     return [f"{count} {what} after the last request ended" for what, count in held.items() if count]
 

@@ -1,4 +1,6 @@
-"""Predicts the wait for decode from who is ahead and when those that decode will end.
+"""Instances that only decode: how many requests each has, and how long one waits for decode.
+
+The wait is predicted from who is ahead and when those that decode will end.
 
 A request waits for decode behind those that wait already and those on their way. How many decode
 at once is seen while requests queue, and how long one takes as it ends. Waits of the past alone
@@ -9,6 +11,7 @@ requests that were routed ten seconds ago.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from heapq import heapify, heappop, heappush
 
 from prfaas.units import NS_PER_S
 
@@ -19,6 +22,56 @@ _WEIGHT = 0.02
 _GROWTH_MAX, _FADING = 3, 0.95
 """A prediction is at most so many times the longest recent wait, which fades with every request: a
 delay that only looks like a queue, such as loading blocks, cannot become a long one."""
+
+
+class DecodeBook:
+    """Spreads requests over instances by how many each has: counts, and the least of them.
+
+    Choosing takes O(log instances).
+
+    Args:
+        names: The instances.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = tuple(names)
+        self._counts = dict.fromkeys(names, 0)
+        self._ready = dict.fromkeys(names, True)
+        self._heap = [(0, name) for name in names]
+        heapify(self._heap)
+
+    def choose(self, avoid: str = "") -> str | None:
+        """The ready instance with the fewest requests gets one more; None without any."""
+        passed, chosen = False, None
+        while self._heap and chosen is None:
+            count, name = heappop(self._heap)
+            if name == avoid:
+                passed = True
+            elif self._ready[name] and count == self._counts[name]:
+                chosen = name
+        if passed:
+            self._change(avoid, 0)
+        if chosen is not None:
+            self._change(chosen, 1)
+        return chosen
+
+    def leave(self, name: str) -> None:
+        """An instance has one request less."""
+        self._change(name, -1)
+
+    def set_ready(self, name: str, *, ready: bool) -> None:
+        """An instance became healthy, or stopped being so."""
+        self._ready[name] = ready
+        self._change(name, 0)
+
+    @property
+    def num_assigned(self) -> int:
+        """Requests assigned and not left."""
+        return sum(self._counts.values())
+
+    def _change(self, name: str, by: int) -> None:
+        self._counts[name] += by
+        heappush(self._heap, (self._counts[name], name))
 
 
 class DecodeFlow:

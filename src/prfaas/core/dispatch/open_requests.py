@@ -1,0 +1,356 @@
+"""Open requests: what each has booked, from its route to its end.
+
+    Routed ─► prefill queue, link, room in the pool ─► prefilled, landed ─► decode ─► end
+                 │                                                           ▲
+                 └── fell back, or lost its pulled prefix: booked anew ──────┘
+
+Whatever a request has booked is given back once, however it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+
+from prfaas.core.admission.deadline_admission import AdmissionControl
+from prfaas.core.dispatch.decode_stage import DecodeBook, DecodeFlow
+from prfaas.core.dispatch.route_finder import RouteFinder
+from prfaas.core.dispatch.route_options import RouteOption
+from prfaas.core.dispatch.types import Arrival, HomeCluster, Routed
+from prfaas.core.routing.calibration import Expected
+from prfaas.core.routing.decision import Decision, Path
+from prfaas.core.routing.predictions import DecodeWait, no_wait
+from prfaas.units import NS_PER_S
+
+LOOKUPS_MAX = 16
+"""Waiting requests of an instance that are looked up again after one report."""
+ROOM_KNOWN_NS = 60 * NS_PER_S
+"""So long after the last request that queued for decode, its room is taken for known."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request under option."""
+
+    routed: Routed
+    in_transfer: bool
+    arrived_at_ns: int
+    prefilling: bool = True
+    decode: str | None = None
+    expected: Expected | None = None
+    """Its prediction, until decode can begin or until it leaves the predicted path."""
+    streams: bool = False
+    """Its first token has come."""
+    looked_up_at_ns: int = 0
+    """When its cached prefix was looked up again last."""
+
+
+class OpenRequests:
+    """Books of the requests that were let in and have not ended.
+
+    Methods that name a request which is not open change nothing.
+
+    Args:
+        home: The PD cluster.
+        routes: Instances, links and expected times, which requests are booked with.
+        admission: Learns from first tokens how late predictions are.
+    """
+
+    def __init__(self, home: HomeCluster, routes: RouteFinder, admission: AdmissionControl) -> None:
+        self._home = home.name
+        self._routes, self._times, self._admission = routes, routes.times, admission
+        self._stage_of = routes.stage_of
+        self._entries: dict[int, _Open] = {}
+        self.decode_book: DecodeBook | None = None
+        """Instances that only decode; None where those that prefill decode as well."""
+        if home.decode is not None:
+            self.decode_book = DecodeBook([member.name for member in home.decode])
+        self._decode_flow = DecodeFlow(ROOM_KNOWN_NS)
+        self._num_streaming = dict.fromkeys(self._stage_of, 0)
+
+    # Queries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._entries
+
+    def route_of(self, request_id: int) -> Routed | None:
+        """Where a request goes."""
+        entry = self._entries.get(request_id)
+        return None if entry is None else entry.routed
+
+    def prefills(self, request_id: int) -> str | None:
+        """The instance that prefills a request; None once the end was heard of."""
+        entry = self._entries.get(request_id)
+        return entry.routed.prefill if entry is not None and entry.prefilling else None
+
+    def decoder_of(self, request_id: int) -> str | None:
+        """The instance that was chosen to decode a request; None if there is none."""
+        entry = self._entries.get(request_id)
+        return None if entry is None else entry.decode or entry.routed.decode
+
+    def decoded_by(self, name: str) -> list[int]:
+        """Requests that an instance was chosen to decode."""
+        return [number for number in self._entries if self.decoder_of(number) == name]
+
+    def crossing(self, source: str, destination: str) -> list[int]:
+        """Requests whose blocks are on their way over the link between two pools."""
+        pools = (source, destination)
+        return [
+            request_id
+            for request_id, entry in self._entries.items()
+            if entry.in_transfer and (entry.routed.source, entry.routed.destination) == pools
+        ]
+
+    def num_streaming(self, name: str) -> int:
+        """Requests whose tokens an instance that prefills as well is streaming."""
+        return self._num_streaming[name]
+
+    def decode_wait(self, now_ns: int) -> DecodeWait:
+        """What decode adds, where instances only decode."""
+        flow = self._decode_flow
+        return no_wait if self.decode_book is None else lambda after: flow.wait_ns(after, now_ns)
+
+    # The life of a request
+
+    def enter(
+        self, arrival: Arrival, decision: Decision, option: RouteOption, now_ns: int, *, again: bool
+    ) -> Routed:
+        """Book what was decided for a request.
+
+        Args:
+            arrival: The request.
+            decision: Where it is prefilled.
+            option: The route that it takes.
+            now_ns: Time.
+            again: It was let in before: nothing is learnt from its prediction.
+        """
+        routed = option.routed(decision, self._home, is_mixed=self.decode_book is None)
+        self._stage_of[routed.prefill].book.dispatch(
+            routed.prefill, arrival.request_id, now_ns, self._work_ns(routed)
+        )
+        option.link.book.promise(routed.shipped_bytes)
+        entry = self._entries[arrival.request_id] = _Open(routed, bool(routed.source), now_ns)
+        if arrival.streams and self.decode_book is not None:
+            self._decode_flow.expect(arrival.request_id)
+        if routed.source:
+            length = routed.hit_tokens if routed.pulls else arrival.shippable_tokens or 0
+            self._routes.rooms.take(
+                arrival.request_id,
+                routed.destination,
+                arrival.layout,
+                routed.present_tokens,
+                length,
+            )
+        if not self._times.has_plan:
+            self._observe(arrival.request_id, routed, now_ns)
+        elif decision.predicted_ns is not None and not again and not routed.pulls:
+            calibration = self._times.calibration(decision.path, option.cluster.name)
+            predicted_ns = decision.predicted_ns - option.prediction.decode_ns(decision.path)
+            entry.expected = calibration.expect(predicted_ns, now_ns)
+        if routed.decode is not None:
+            self._routes.home.enter(routed.decode)
+        return routed
+
+    def choose_decode(self, request_id: int, avoid: str = "") -> str | None:
+        """The instance that decodes a request, chosen when first asked for.
+
+        Args:
+            request_id: The request.
+            avoid: Instance that was tried already.
+
+        Returns:
+            None when none is ready, or the request is not open.
+        """
+        entry = self._entries.get(request_id)
+        if entry is None or self.decode_book is None:
+            return entry.routed.decode if entry else None
+        if entry.decode is None:
+            entry.decode = self.decode_book.choose(avoid)
+        return entry.decode
+
+    def due(self, name: str, num_waiting: int) -> Sequence[int]:
+        """Return requests that wait at an instance and should be looked up again (`look_up`).
+
+        Those whose last lookup is the oldest come first, at most `LOOKUPS_MAX`.
+
+        Args:
+            name: The instance.
+            num_waiting: Requests that its last report found waiting.
+        """
+        waiting = self._stage_of[name].book.waiting(name, num_waiting)
+        if len(waiting) <= LOOKUPS_MAX:
+            return waiting
+        return nsmallest(LOOKUPS_MAX, waiting, key=lambda n: self._entries[n].looked_up_at_ns)
+
+    def look_up(self, request_id: int, hits: Mapping[str, int], now_ns: int) -> None:
+        """Book the prefill that an engine would compute for a waiting request now.
+
+        Engines look up cached prefixes when prefill starts. Until then others may have computed
+        the prefix of a request, or it was evicted.
+
+        Args:
+            request_id: A request whose prefill has not begun, or begins now.
+            hits: As in `Arrival`.
+            now_ns: Time.
+        """
+        entry = self._entries.get(request_id)
+        if entry is None or not entry.prefilling:
+            return
+        entry.looked_up_at_ns = now_ns
+        routed = entry.routed
+        stage = self._stage_of[routed.prefill]
+        hit = max(hits.get(stage.instances[routed.prefill].pool, 0), hits.get(routed.prefill, 0))
+        if routed.pulls:
+            hit = max(hit, routed.hit_tokens)
+        new, times = routed.num_prompt_tokens - hit, self._times
+        is_local = stage is self._routes.home
+        work_ns = times.local_ns(new) if is_local else times.remote_ns(routed.cluster, new)
+        if stage.book.rework(routed.prefill, request_id, now_ns, work_ns):
+            entry.expected = None
+
+    def prefill_answered(self, request_id: int, now_ns: int) -> None:
+        """The instance that prefills a request has answered: the rate of its cluster is learnt."""
+        self._times.answered(request_id, now_ns)
+
+    def prefilled(self, request_id: int, now_ns: int) -> int | None:
+        """Record the end of a prefill.
+
+        Returns:
+            The request whose prefill begins now, to be looked up once more (`look_up`); None
+            without one.
+        """
+        entry = self._entries.get(request_id)
+        if entry is None or not entry.prefilling:
+            return None
+        entry.prefilling = False
+        name = entry.routed.prefill
+        if entry.routed.decision.path is Path.LOCAL:
+            self._decode_flow.landed(request_id, now_ns)
+        return self._stage_of[name].book.done(name, request_id, now_ns)
+
+    def prompt_ready(self, request_id: int, at_ns: int) -> None:
+        """Decode of a request could begin at `at_ns`: later predictions are corrected by that.
+
+        Nothing is learned from one that left the path that was predicted.
+        """
+        entry = self._entries.get(request_id)
+        if entry is not None and entry.expected is not None:
+            path, cluster = entry.routed.decision.path, entry.routed.cluster
+            self._times.calibration(path, cluster).observe(entry.expected, at_ns)
+            entry.expected = None
+        if self._times.first_tokens is not None:
+            self._times.first_tokens.came(request_id, at_ns)
+        self.prefill_answered(request_id, at_ns)
+
+    def loaded(self, request_id: int) -> None:
+        """The blocks of a request are where it is decoded: its pool may drop them."""
+        self._routes.rooms.give_back(request_id)
+
+    def first_token(self, request_id: int, now_ns: int) -> None:
+        """A request streams its first token: decode has taken it."""
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return
+        self._decode_flow.begun(request_id, now_ns)
+        if not entry.streams and entry.routed.decode in self._num_streaming:
+            entry.streams = True
+            self._num_streaming[entry.routed.decode] += 1
+        self._admission.seen(entry.routed.decision, now_ns - entry.arrived_at_ns)
+
+    def transfer_over(self, request_id: int, now_ns: int) -> None:
+        """The blocks of a request have landed, or were given up."""
+        entry = self._entries.get(request_id)
+        if entry is not None and entry.in_transfer:
+            entry.in_transfer = False
+            routed = entry.routed
+            link = self._routes.links.between(routed.source, routed.destination)
+            link.book.settle(routed.shipped_bytes)
+            if routed.decision.path is Path.REMOTE:
+                self._decode_flow.landed(request_id, now_ns)
+
+    def fall_back(self, request_id: int, now_ns: int) -> None:
+        """The prefill of a request was given up: the instance that decodes prefills as well.
+
+        Where all PD instances do both, nothing changes for a request on the local path.
+        """
+        entry = self._entries.get(request_id)
+        if entry is not None:
+            entry.expected = None
+            self._decode_flow.end(request_id, now_ns)
+        self._times.drop(request_id)
+        if entry is None or (self.decode_book is None and not entry.routed.source):
+            return
+        self.transfer_over(request_id, now_ns)
+        self.loaded(request_id)
+        self._withdraw(request_id, entry, now_ns)
+        if self.decode_book is not None:
+            return
+        name, routed = entry.routed.decode, entry.routed
+        assert name is not None  # noqa: S101 (such instances are chosen on arrival)
+        work_ns = self._times.local_ns(routed.num_prompt_tokens - routed.present_tokens)
+        self._routes.home.book.dispatch(name, request_id, now_ns, work_ns)
+        entry.routed = routed._replace(cluster=self._home, prefill=name, source="")
+        entry.prefilling = True
+
+    def lose_pull(self, request_id: int, now_ns: int) -> None:
+        """The prefix that a prefill at home pulls will not come whole: its instance computes it."""
+        entry = self._entries.get(request_id)
+        if entry is None or not entry.routed.pulls:
+            return
+        self._times.drop(request_id)
+        self.transfer_over(request_id, now_ns)
+        self.loaded(request_id)
+        routed = entry.routed = entry.routed._replace(source="")
+        if entry.prefilling:
+            self._withdraw(request_id, entry, now_ns)
+            work_ns = self._times.local_ns(routed.num_prompt_tokens - routed.home_tokens)
+            self._routes.home.book.dispatch(routed.prefill, request_id, now_ns, work_ns)
+            entry.prefilling = True
+
+    def end(self, request_id: int, now_ns: int) -> None:
+        """A request is over, one way or the other."""
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return
+        self.transfer_over(request_id, now_ns)
+        self.loaded(request_id)
+        del self._entries[request_id]
+        self._decode_flow.end(request_id, now_ns)
+        self._times.drop(request_id)
+        if entry.streams and entry.routed.decode is not None:
+            self._num_streaming[entry.routed.decode] -= 1
+        self._withdraw(request_id, entry, now_ns)
+        if self.decode_book is None:
+            self._routes.home.leave(entry.routed.decode or entry.routed.prefill)
+        elif entry.decode is not None:
+            self.decode_book.leave(entry.decode)
+
+    # Booking
+
+    def _work_ns(self, routed: Routed) -> int:
+        """Work of a prefill that is booked as routed, ns."""
+        num_new_tokens = routed.num_prompt_tokens - routed.hit_tokens
+        if routed.decision.path is Path.LOCAL:
+            return self._times.local_ns(num_new_tokens)
+        return self._times.remote_ns(routed.cluster, num_new_tokens)
+
+    def _observe(self, request_id: int, routed: Routed, now_ns: int) -> None:
+        """Time a prefill: what was before it at its instance, and its own work."""
+        name, book = routed.prefill, self._stage_of[routed.prefill].book
+        num_new_tokens = routed.num_prompt_tokens - routed.hit_tokens
+        wait_ns = book.wait_ns(name, now_ns) or 0
+        self._times.sent(request_id, routed.cluster, wait_ns, num_new_tokens, now_ns)
+        if self._times.first_tokens is not None and not routed.pulls:
+            queued_ns = book.pending_ns(name)
+            self._times.first_tokens.sent(request_id, routed.cluster, queued_ns, now_ns)
+
+    def _withdraw(self, request_id: int, entry: _Open, now_ns: int) -> None:
+        """Nobody waits for the prefill any more."""
+        if entry.prefilling:
+            entry.prefilling = False
+            name = entry.routed.prefill
+            self._stage_of[name].book.drop(name, request_id, now_ns)

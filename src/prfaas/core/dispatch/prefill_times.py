@@ -1,0 +1,104 @@
+"""Expected times of prefills: by the costs of a plan, corrected, or by observation alone.
+
+with a plan       costs of the cluster x the factor of its calibration
+without one       a nominal time per token, x the rate that is learnt of the cluster
+policy observed   as without a plan; first tokens of both paths are observed as well
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from prfaas.core.dispatch.types import DispatchSettings, HomeCluster, RemoteCluster
+from prfaas.core.routing.calibration import Calibration
+from prfaas.core.routing.decision import Path
+from prfaas.core.routing.first_tokens import FirstTokens
+from prfaas.core.routing.observed_rates import NOMINAL_NS_PER_TOKEN, Paces
+from prfaas.core.routing.policies import PolicyName
+
+
+class PrefillTimes:
+    """Times of prefills by cluster, and what is learnt about them. All times in ns.
+
+    Args:
+        home: The PD cluster.
+        remotes: PrfaaS clusters.
+        settings: How requests are routed.
+    """
+
+    def __init__(
+        self, home: HomeCluster, remotes: Collection[RemoteCluster], settings: DispatchSettings
+    ) -> None:
+        self._home = home.name
+        self._costs = home.costs
+        self._remote_costs = {remote.name: remote.costs for remote in remotes}
+        self.local_calibration = Calibration(settings.calibration)
+        self.remote_calibrations = {
+            remote.name: Calibration(settings.calibration) for remote in remotes
+        }
+        self._rates = Paces() if home.costs is None else None
+        self.first_tokens: FirstTokens | None = None
+        """Observed first tokens of both paths; None unless the policy is `observed`."""
+        if settings.policy is PolicyName.OBSERVED:
+            self.first_tokens = FirstTokens(home.name)
+
+    @property
+    def has_plan(self) -> bool:
+        """True if predictions come from the costs of a plan."""
+        return self._rates is None
+
+    @property
+    def calibrations(self) -> Mapping[tuple[Path, str], Calibration]:
+        """Corrections of predictions, by path and by the cluster that prefills."""
+        remote = {(Path.REMOTE, n): found for n, found in self.remote_calibrations.items() if n}
+        return {(Path.LOCAL, self._home): self.local_calibration, **remote}
+
+    def calibration(self, path: Path, remote: str) -> Calibration:
+        """The correction of a path; `remote` is the PrfaaS cluster that was considered."""
+        return self.local_calibration if path is Path.LOCAL else self.remote_calibrations[remote]
+
+    def local_ns(self, num_new_tokens: int) -> int:
+        """Work of a prefill in the PD cluster, without queue."""
+        if self._costs is None:
+            return num_new_tokens * NOMINAL_NS_PER_TOKEN
+        work_ns = self._costs.local_prefill_ns(num_new_tokens)
+        return round(work_ns * self.local_calibration.factor)
+
+    def remote_ns(self, cluster: str, num_new_tokens: int) -> int:
+        """Work of a prefill in a PrfaaS cluster, without queue and link."""
+        costs = self._remote_costs[cluster]
+        if costs is None:
+            return num_new_tokens * NOMINAL_NS_PER_TOKEN
+        work_ns = costs.remote_prefill_ns(num_new_tokens)
+        return round(work_ns * self.remote_calibrations[cluster].factor)
+
+    # Observation of prefills that were sent
+
+    def sent(
+        self, request_id: int, cluster: str, wait_ns: int, num_new_tokens: int, now_ns: int
+    ) -> None:
+        """A prefill is sent to a cluster, behind `wait_ns` of work that counts its own."""
+        if self._rates is not None:
+            nominal_ns = max(wait_ns, num_new_tokens * NOMINAL_NS_PER_TOKEN)
+            self._rates.sent(request_id, cluster, nominal_ns, now_ns)
+
+    def answered(self, request_id: int, now_ns: int) -> None:
+        """A prefill has answered."""
+        if self._rates is not None:
+            self._rates.answered(request_id, now_ns)
+
+    def drop(self, request_id: int) -> None:
+        """Learn nothing from a request: it left the path that it was sent on, or is over."""
+        if self._rates is not None:
+            self._rates.drop(request_id)
+        if self.first_tokens is not None:
+            self.first_tokens.drop(request_id)
+
+    def observed_ns(self, request_id: int) -> int | None:
+        """Expected duration of a prefill by the rate of its cluster; None while it is unknown."""
+        return None if self._rates is None else self._rates.expected_ns(request_id)
+
+    def with_queue_ns(self, wait_ns: int, num_new_tokens: int) -> int | None:
+        """Expected duration of a prefill in the PD cluster behind a queue; None is unknown."""
+        work_ns = wait_ns + self.local_ns(num_new_tokens)
+        return work_ns if self._rates is None else self._rates.estimated_ns(self._home, work_ns)
