@@ -245,3 +245,13 @@ def test_a_trace_beyond_the_limits_is_refused(
 def test_a_wrong_workload_is_one_clear_error(settings: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_scenario(EXAMPLES / "paper-poisson.toml", settings)
+
+
+def test_a_trace_in_another_format_than_azure_names_the_setting_that_reads_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "imported.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 600, "output_length": 3}\n')
+    settings = ['workload.arrivals="azure"', f'workload.trace="{path}"']
+    with pytest.raises(ConfigError, match=r'in the format mooncake.*set arrivals = "trace"'):
+        load_scenario(EXAMPLES / "azure.toml", settings)

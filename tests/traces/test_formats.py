@@ -11,6 +11,7 @@ from prfaas.errors import ConfigError
 from prfaas.planner.workload.traces import read_trace
 from prfaas.traces import limits
 from prfaas.traces.formats.detect import detect
+from prfaas.traces.part import Part
 from prfaas.traces.reader import read_requests
 from prfaas.traces.requests import Row
 from prfaas.units import NS_PER_S
@@ -93,6 +94,36 @@ def test_unordered_requests_are_sorted_and_counted(tmp_path: Path) -> None:
     assert [row.num_prompt_tokens for row in found.rows] == [2, 3, 1, 4]
     assert [row.at_ns // NS_PER_S for row in found.rows] == [0, 1, 2, 3]
     assert found.num_unordered == 2
+
+
+UNORDERED = "90,G,1,1,2,A\n70,G,2,1,3,A\n80,G,3,1,4,A\n60,G,4,1,5,A\n100,G,5,1,6,A\n"
+
+
+@pytest.mark.parametrize(
+    ("part", "prompts"),
+    [
+        (Part(), [4, 2, 3, 1, 5]),
+        (Part(num_requests=2), [4, 2]),
+        (Part(duration_ns=15 * NS_PER_S), [4, 2]),
+        (Part(start_ns=15 * NS_PER_S), [3, 1, 5]),
+        (Part(start_ns=5 * NS_PER_S, duration_ns=30 * NS_PER_S, num_requests=2), [2, 3]),
+    ],
+)
+def test_a_part_of_an_unordered_trace_counts_from_its_earliest_request(
+    tmp_path: Path, part: Part, prompts: list[int]
+) -> None:
+    found = read_requests(written(tmp_path, BURSTGPT + UNORDERED), part=part)
+    assert [row.num_prompt_tokens for row in found.rows] == prompts
+    assert found.drops.num_dropped == 5 - len(prompts)
+    assert found.drops.num_damaged == 0
+
+
+def test_a_part_does_not_count_from_a_damaged_instant(tmp_path: Path) -> None:
+    early = "TIMESTAMP,ContextTokens,GeneratedTokens\n1970-01-01 00:00:00,9,1\n"
+    rows = "".join(f"2024-05-10 00:00:0{7 - i},{i},1\n" for i in range(7))
+    part = Part(duration_ns=3 * NS_PER_S, num_requests=2)
+    found = read_requests(written(tmp_path, early + rows), part=part, damaged_max=0.9)
+    assert [row.num_prompt_tokens for row in found.rows] == [6, 5]
 
 
 def test_mooncake_without_hashes_knows_no_prefixes(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from prfaas.planner.workload.traces import read_trace
 from prfaas.traces import limits
 from prfaas.traces.figures import figures_of
 from prfaas.traces.formats.mooncake import mooncake_line
-from prfaas.traces.reader import Part, read_requests
+from prfaas.traces.part import Part
+from prfaas.traces.reader import read_requests
 from prfaas.traces.requests import Row
 from prfaas.traces.sessions.chats import read_chats
 from prfaas.traces.sessions.session_file import read_sessions

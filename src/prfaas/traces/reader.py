@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from heapq import heappush, heappushpop
 from itertools import accumulate
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from prfaas.traces.formats import mooncake
 from prfaas.traces.formats.columns import CSV_FORMATS, LENGTHS, CsvRows
 from prfaas.traces.formats.detect import CHATS, REQUEST_FORMATS, SESSIONS, detect
 from prfaas.traces.lines import OnProgress, read_lines, refuse, text_of
+from prfaas.traces.part import Days, OutsideError, Part
 from prfaas.traces.requests import Row
 from prfaas.units import NS_PER_S
 
@@ -25,31 +26,6 @@ _ELSEWHERE = {
     SESSIONS: 'sessions; the simulator reads them with arrivals = "sessions"',
     CHATS: "chat transcripts; make sessions of them: prfaas trace import FILE --out FILE",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a trace; instants count from the first request of the file.
-
-    Attributes:
-        start_ns: Earlier requests are left out; 0 keeps also what an unordered file has earlier.
-        duration_ns: Length of the part; None is all that is left.
-        num_requests: Reading ends with so many requests; None is all.
-    """
-
-    start_ns: int = 0
-    duration_ns: int | None = None
-    num_requests: int | None = None
-
-    def check(self, since_ns: int) -> None:
-        """Check an instant.
-
-        Raises:
-            DroppedError: It is outside.
-        """
-        early = self.start_ns > 0 and since_ns < self.start_ns
-        if early or (self.duration_ns is not None and since_ns >= self.start_ns + self.duration_ns):
-            raise DroppedError("outside the part that was asked for", damaged=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +69,8 @@ def read_requests(
         complete: Instants and output lengths are needed; a missing output counts as 1 token.
         damaged_max: Largest share of damaged lines, in [0, 1). With 0 the first one is an error,
             otherwise they are dropped and counted.
-        part: What to read; None is all.
+        part: The part to keep; None is all. An unordered file is read twice, since the part counts
+            from its earliest request.
         on_progress: Called now and then with the bytes of the file that were read.
 
     Raises:
@@ -101,10 +78,19 @@ def read_requests(
             or too much of it is damaged.
     """
     name = detect(path) if form is None else form
-    lines = read_lines(path, on_progress)
-    reader = _Reader(path, damaged_max, part or Part())
-    reader.read(lines, _parser(path, name, lines, block_tokens, complete))
-    return reader.result(name)
+    wanted = part or Part()
+
+    def read(first_ns: int | None) -> _Reader:
+        lines = read_lines(path, on_progress)
+        reader = _Reader(path, damaged_max, wanted, name != LENGTHS.name, first_ns)
+        reader.read(lines, _parser(path, name, lines, block_tokens, complete))
+        return reader
+
+    found = read(None)
+    earliest_ns = found.days.earliest_ns()
+    if not wanted.is_whole and earliest_ns != found.first_ns:
+        found = read(earliest_ns)
+    return found.result(name)
 
 
 def _parser(
@@ -131,14 +117,25 @@ def _parser(
 
 @dataclass(slots=True)
 class _Reader:
+    """Requests of one pass over a file.
+
+    Args:
+        path: The file.
+        damaged_max: Largest share of damaged lines.
+        part: The part to keep.
+        has_instants: The format has instants; without, the order of the lines counts.
+        first_ns: Instant from which the part counts; None takes the first request.
+    """
+
     path: Path
     damaged_max: float
     part: Part
+    has_instants: bool
+    first_ns: int | None
     drops: Drops = field(default_factory=Drops)
-    rows: list[Row] = field(default_factory=list)
-    lines: array[int] = field(default_factory=lambda: array("Q"))
+    days: Days = field(default_factory=Days)
+    kept: list[tuple[int, int, Row]] = field(default_factory=list)
     num_ids: int = 0
-    first_ns: int | None = None
 
     def read(self, lines: Iterator[tuple[int, bytes | None]], parse: _Parse) -> None:
         """Keep the requests of all lines."""
@@ -148,23 +145,34 @@ class _Reader:
                 self._keep(number, parse(text_of(line)))
             except DroppedError as error:
                 self._drop(number, error)
-            if len(self.rows) == self.part.num_requests:
+            if not self.has_instants and len(self.kept) == self.part.num_requests:
                 break
 
     def _keep(self, number: int, row: Row) -> None:
         if self.first_ns is None:
             self.first_ns = row.at_ns
-        self.part.check(row.at_ns - self.first_ns)
-        self.num_ids += len(row.block_ids)
-        if len(self.rows) == limits.NUM_REQUESTS_MAX or self.num_ids > limits.NUM_BLOCK_IDS_MAX:
+        if not self.part.is_whole:
+            self.days.add(row.at_ns)
+            self.part.check(row.at_ns - self.first_ns)
+        # Negative, so that the latest request is the first of a heap.
+        entry = (-row.at_ns, -number, row)
+        if self.part.num_requests is None:
+            self.kept.append(entry)
+            self.num_ids += len(row.block_ids)
+        elif len(self.kept) == self.part.num_requests:
+            dropped = heappushpop(self.kept, entry)
+            self.num_ids += len(row.block_ids) - len(dropped[2].block_ids)
+            self._drop(-dropped[1], OutsideError())
+        else:
+            heappush(self.kept, entry)
+            self.num_ids += len(row.block_ids)
+        if len(self.kept) > limits.NUM_REQUESTS_MAX or self.num_ids > limits.NUM_BLOCK_IDS_MAX:
             refuse(
                 self.path,
                 number,
                 f"more than {limits.NUM_REQUESTS_MAX:,} requests or {limits.NUM_BLOCK_IDS_MAX:,} "
                 "ids of blocks; import a part: prfaas trace import with --duration or --requests",
             )
-        self.rows.append(row)
-        self.lines.append(number)
 
     def _drop(self, number: int, error: DroppedError) -> None:
         if error.damaged and self.damaged_max == 0:
@@ -193,17 +201,19 @@ class _Reader:
         return Reading(tuple(shifted), form, self.drops, num_unordered)
 
     def _near(self) -> list[Row]:
-        """The requests without those whose instant is absurdly far from all others."""
-        if not self.rows:
+        """The requests in order of lines, without those whose instant is far from all others."""
+        if not self.kept:
             return []
-        at_s = np.fromiter((row.at_ns / NS_PER_S for row in self.rows), float, len(self.rows))
+        self.kept.sort(key=lambda entry: -entry[1])
+        rows = [row for _, _, row in self.kept]
+        at_s = np.fromiter((row.at_ns / NS_PER_S for row in rows), float, len(rows))
         far = np.abs(at_s - np.median(at_s)) > limits.SPAN_S
         for i in np.flatnonzero(far).tolist():
             detail = f"{abs(at_s[i] - float(np.median(at_s))) / 86_400:,.0f} days from the median"
             days = limits.SPAN_S // 86_400
             reason = f"an instant more than {days} days from the others"
-            self._drop(self.lines[i], DroppedError(reason, f"the instant lies {detail}"))
-        return [row for row, is_far in zip(self.rows, far.tolist(), strict=True) if not is_far]
+            self._drop(-self.kept[i][1], DroppedError(reason, f"the instant lies {detail}"))
+        return [row for row, is_far in zip(rows, far.tolist(), strict=True) if not is_far]
 
 
 def refuse_if_damaged(path: Path, drops: Drops, damaged_max: float) -> None:

@@ -65,9 +65,9 @@ def trace() -> None:
 @click.option(
     "--from", "form", type=click.Choice(_FORMATS), help="Format; without it, as it is detected."
 )
-@click.option("--start", type=DurationType(), help="Begin so long after the first request.")
+@click.option("--start", type=DurationType(), help="Begin so long after the earliest request.")
 @click.option("--duration", type=DurationType(), help="End so long after that.")
-@click.option("--requests", type=click.IntRange(min=1), help="Stop after so many requests.")
+@click.option("--requests", type=click.IntRange(min=1), help="Keep the earliest so many requests.")
 @click.option(
     "--block-tokens",
     type=click.IntRange(1, 2**20),
@@ -135,7 +135,7 @@ def import_(
     if tokenizer is not None and chars_per_token is not None:
         raise click.UsageError("give --tokenizer or --chars-per-token, not both")
     from prfaas.cli.trace.importing import Import
-    from prfaas.traces.reader import Part
+    from prfaas.traces.part import Part
 
     Import(
         file,

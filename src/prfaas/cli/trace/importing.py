@@ -13,7 +13,8 @@ from prfaas.errors import ConfigError
 from prfaas.traces.drops import Drops
 from prfaas.traces.formats.detect import CHATS, SESSIONS, detect
 from prfaas.traces.formats.mooncake import mooncake_line
-from prfaas.traces.reader import Part, read_requests
+from prfaas.traces.part import Part
+from prfaas.traces.reader import read_requests
 from prfaas.traces.sessions.chats import read_chats
 from prfaas.traces.sessions.session_writer import session_lines
 from prfaas.traces.sessions.text_units import TextUnits, characters, tokens_of

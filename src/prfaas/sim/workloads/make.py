@@ -14,7 +14,8 @@ from prfaas.sim.workloads.source import Source
 from prfaas.sim.workloads.synthetic import Synthetic
 from prfaas.sim.workloads.table import WorkloadTable
 from prfaas.sim.workloads.trace import Trace
-from prfaas.traces.formats.columns import AZURE
+from prfaas.traces.formats.columns import AZURE, LENGTHS
+from prfaas.traces.formats.detect import CHATS, SESSIONS, detect
 from prfaas.traces.limits import NUM_PROMPT_TOKENS_MAX
 from prfaas.traces.reader import read_requests
 from prfaas.traces.sessions.session_file import read_sessions
@@ -58,7 +59,7 @@ def _source(
     path = directory / str(table.trace)
     match table.arrivals:
         case "trace" | "azure":
-            form = AZURE.name if table.arrivals == "azure" else None
+            form = _azure(path) if table.arrivals == "azure" else None
             rows = read_requests(path, form, block_tokens=block_tokens).rows
             return Trace(rows, _ns(table.jitter), table.rate_scale, table.requests)
         case "sessions":
@@ -72,6 +73,24 @@ def _source(
             )
         case _:
             return _synthetic(table, directory, planned)
+
+
+def _azure(path: Path) -> str:
+    """Return the format to read a file with that should be Azure's.
+
+    Raises:
+        ConfigError: The file holds requests in another format.
+    """
+    form = detect(path)
+    if form in (AZURE.name, SESSIONS, CHATS):
+        return form
+    if form == LENGTHS.name:
+        return AZURE.name  # whose reader names the missing column
+    raise ConfigError(
+        f'trace {path} is in the format {form}, and arrivals = "azure" reads the format '
+        f'{AZURE.name} only; set arrivals = "trace", which reads every format and what prfaas '
+        "trace import writes"
+    )
 
 
 def _synthetic(table: WorkloadTable, directory: Path, planned: PlannedWorkload) -> Synthetic:
