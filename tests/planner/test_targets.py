@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from prfaas.cli.plan.plan_command import plan
-from prfaas.errors import ConfigError
 from prfaas.planner.answer.plan import Plan, make_plan
 from prfaas.planner.answer.plan_loader import Question, load_question
 from prfaas.planner.answer.verdict import Answer
@@ -117,8 +117,55 @@ def test_a_demand_above_capacity_does_not_pay_and_says_what_it_would_take() -> N
 def test_a_target_for_the_time_per_token_is_the_stricter_of_two() -> None:
     slow, fast = (load_question(CASE, [f'slo.tpot="{ms}ms"']) for ms in (30, 25))
     assert slow.problem.pd.tpot_max_s == fast.problem.pd.tpot_max_s == 0.025
-    with pytest.raises(ConfigError, match=r"the target is 5\.0 ms; relax"):
-        answered('slo.tpot="5ms"')
+
+
+def test_a_time_per_token_that_no_size_meets_is_a_verdict_like_that_of_the_first_token() -> None:
+    found = answered('slo.tpot="5ms"', "workload.arrival_rate=3")
+    assert found.verdict.answer is Answer.DOES_NOT_PAY
+    for words in (
+        "a TPOT of 5 ms is met at no load, threshold or size",
+        "the smallest measured batch of H20 cluster, 20, takes 25 ms a step",
+        "decode step time binds",
+        "it would take steps that are 5 times as fast",
+    ):
+        assert words in found.verdict.sentence
+    assert found.sizing is not None
+    assert found.sizing.cheapest is None
+    assert {swing.low for swing in found.tornado} == {-1.0}
+
+
+@pytest.mark.parametrize("target_ms", [5, 7, 13])
+def test_what_a_missed_time_per_token_would_take_meets_it_when_it_is_given(target_ms: int) -> None:
+    found = answered(f'slo.tpot="{target_ms}ms"')
+    (factor,) = re.findall(r"steps that are ([\d.]+) times as fast", found.verdict.sentence)
+    problem = found.question.problem
+    for faster, misses in ((float(factor) * 1.001, False), (float(factor) * 0.95, True)):
+        pd = replace(problem.pd, decode=problem.pd.decode.scaled(1 / faster))
+        assert replace(problem, pd=pd).misses_tpot is misses
+
+
+def test_two_targets_that_no_size_meets_are_both_in_the_verdict() -> None:
+    sentence = answered('slo.tpot="5ms"', 'slo.ttft_p90="1s"').verdict.sentence
+    assert "a TPOT of 5 ms is met at no load, threshold or size" in sentence
+    assert "also a TTFT P90 of 1.00 s is met at no load, threshold or size" in sentence
+
+
+@pytest.mark.parametrize("target", ['slo.tpot="5ms"', 'slo.ttft_p90="1s"'])
+def test_every_form_of_the_answer_shows_a_target_that_no_size_meets(
+    target: str, tmp_path: Path
+) -> None:
+    report = tmp_path / "plan.html"
+    for words in ([], ["--json"], ["--emit"], ["--report", str(report)]):
+        found = CliRunner().invoke(plan, [str(CASE), "--set", target, *words])
+        assert (found.exit_code, found.exception) == (0, None)
+        assert "is met at no load" in " ".join(found.output.split())
+    assert "is met at no load" in report.read_text()
+
+
+def test_an_obstacle_names_each_binding_stage_once() -> None:
+    sentence = answered('slo.ttft_p90="12s"', "workload.arrival_rate=100").verdict.sentence
+    assert len(re.findall(r"\bbinds?\b", sentence)) == 1
+    assert "within a TTFT P90 of 12.00 s; PD-D decode and TTFT target bind; it would" in sentence
 
 
 @pytest.mark.parametrize("target_s", [None, 12.0])

@@ -50,6 +50,12 @@ def factor(ratio: float) -> str:
     return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.2g}"
 
 
+def factor_up(ratio: float) -> str:
+    """Like `factor`, rounded up, for a ratio above 0 that is needed at least."""
+    step = 10.0 ** min(math.floor(math.log10(ratio)) - 1, 0)
+    return factor(math.ceil(ratio / step - 1e-9) * step)
+
+
 def tokens(count: float | None) -> str:
     """A length in tokens, or a dash."""
     return "-" if count is None else f"{count:,.0f}"

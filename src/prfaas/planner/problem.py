@@ -211,11 +211,23 @@ class Problem:
         """Sequences that a decode instance runs at once within its target, at least 1.
 
         Raises:
-            ConfigError: Not even one meets the target.
+            ConfigError: The smallest measured batch misses the target.
         """
-        context = self.workload.mean_context
-        batch, _ = self.pd.decode.largest_batch(context, self.pd.tpot_max_s)
+        pd, context = self.pd, self.workload.mean_context
+        batch, step_s = pd.decode.largest_batch(context, pd.tpot_max_s)
+        if batch < 1 and pd.tpot_max_s is not None:
+            raise ConfigError(
+                f"decode profile {pd.decode.name!r}: a batch of {pd.decode.batches[0]} at "
+                f"{context:.0f} tokens takes {step_s * 1e3:.1f} ms a step, the target is "
+                f"{pd.tpot_max_s * 1e3:.1f} ms; relax tpot_max or slo.tpot, or take faster "
+                "instances"
+            )
         return max(int(batch), 1)
+
+    @property
+    def misses_tpot(self) -> bool:
+        """Return True if not even the smallest measured batch meets the target of decode."""
+        return self.pd.decode.largest_batch(self.workload.mean_context, self.pd.tpot_max_s)[0] < 1
 
     @property
     def gpu_price_per_h(self) -> float:

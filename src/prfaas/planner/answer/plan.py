@@ -18,7 +18,6 @@ from prfaas.planner.solve.search import Operation, Stage
 from prfaas.planner.solve.sensitivity import BreakEvenPrice, ShadowValue, Swing
 from prfaas.planner.solve.throughput import Mode
 
-_TIGHT = 0.005  # stages with less slack are said to bind
 DEFAULT_LOAD_RATIO = 0.8  # of Λ_max, for latency with queueing when no arrival rate is given
 
 
@@ -106,8 +105,8 @@ def make_plan(question: Question) -> Plan:
     """Answer a question.
 
     Raises:
-        ConfigError: The question can not be answered, for instance because no batch meets the
-            decode target.
+        ConfigError: The question can not be answered, for instance because a threshold is outside
+            the workload's lengths.
     """
     problem = question.problem
     paper, exact = compare(problem, Mode.PAPER), compare(problem, Mode.EXACT)
@@ -152,7 +151,8 @@ def verdict_of(
         paper.gain,
         exact.gain,
         swings,
-        _reason(exact),
+        _rates(exact),
+        binding=exact.prfaas.operation.binding_in_words,
         obstacle=obstacle(problem, exact.prfaas, question.arrival_per_s, sizing),
         doubt=doubt(problem, exact.prfaas, exact.equal_cost),
     )
@@ -188,13 +188,14 @@ def _latencies(question: Question, comparison: Comparison) -> Latencies:
     return Latencies(service, overlapped, queued, load, overloaded)
 
 
-def _reason(comparison: Comparison) -> str:
+def _rates(comparison: Comparison) -> str:
+    """Rates of PrfaaS-PD and of its baseline as a clause; "" when neither sustains anything."""
     ours, other = comparison.prfaas.operation, comparison.equal_cost.operation
-    tight = [s.value for s in ours.capacity_per_s if ours.slack(s) < _TIGHT]
+    if not ours.rate_per_s and not other.rate_per_s:
+        return ""
     return (
         f"{ours.rate_per_s:.3g} req/s against {other.rate_per_s:.3g} for the same money, "
-        f"{ours.offload_fraction:.0%} of requests offloaded, {' and '.join(tight)} "
-        f"{'bind' if len(tight) > 1 else 'binds'}"
+        f"{ours.offload_fraction:.0%} of requests offloaded"
     )
 
 

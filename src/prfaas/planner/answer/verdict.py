@@ -39,6 +39,7 @@ def judge(
     swings: list[Swing],
     reason: str,
     *,
+    binding: str = "",
     obstacle: str = "",
     doubt: str = "",
 ) -> Verdict:
@@ -48,15 +49,16 @@ def judge(
         gain_paper: Gain at equal cost with representative lengths.
         gain_exact: Gain at equal cost with exact expectations.
         swings: The tornado of the exact gain.
-        reason: What binds, as the end of a sentence.
+        reason: The rates, as the end of a sentence.
+        binding: Stages that bind, as a clause after the reason. An obstacle names its own.
         obstacle: A target or demand that the plan can not meet, and what it would take; it
             does not pay then. "" when all are met.
         doubt: Why a gain may not count, as a part of a sentence; it depends then.
     """
     if obstacle:
-        return Verdict(
-            Answer.DOES_NOT_PAY, f"Prefill-as-a-Service does not pay: {obstacle}; {reason}.", ()
-        )
+        clauses = "; ".join(clause for clause in (obstacle, reason) if clause)
+        return Verdict(Answer.DOES_NOT_PAY, f"Prefill-as-a-Service does not pay: {clauses}.", ())
+    reason = ", ".join(clause for clause in (reason, binding) if clause)
     is_gain = gain_exact > 0
     turning = tuple(s.what for s in swings if (s.low > 0) != is_gain or (s.high > 0) != is_gain)
     if (gain_paper > 0) != is_gain or turning or (doubt and is_gain):

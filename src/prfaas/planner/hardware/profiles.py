@@ -145,20 +145,14 @@ class DecodeProfile:
             step_max_s: Target for the time per output token, s; None takes the largest measured.
 
         Returns:
-            Batch (interpolated between measured ones, rounded down) and step time, s.
-
-        Raises:
-            ConfigError: Not even the smallest measured batch meets the target.
+            Batch (interpolated between measured ones, rounded down) and step time, s. 0 when the
+            smallest measured batch misses the target, with the step time of that batch.
         """
         steps, batches = self.step_at(context), np.array(self.batches, dtype=np.float64)
         if step_max_s is None or steps[-1] <= step_max_s:
             return float(batches[-1]), float(steps[-1])
         if steps[0] > step_max_s:
-            raise ConfigError(
-                f"decode profile {self.name!r}: a batch of {self.batches[0]} at {context:.0f} "
-                f"tokens takes {steps[0] * 1e3:.1f} ms a step, the target is "
-                f"{step_max_s * 1e3:.1f} ms; relax tpot_max or slo.tpot, or take faster instances"
-            )
+            return 0.0, float(steps[0])
         over = int(np.argmax(steps > step_max_s))
         batch = np.floor(np.interp(step_max_s, steps[over - 1 : over + 1], batches[over - 1 :][:2]))
         return float(batch), float(np.interp(batch, batches, steps))

@@ -23,6 +23,8 @@ def obstacle(
 ) -> str:
     """A target or demand that the plan misses, with what binds and what it would take; or ""."""
     found, target = ours.operation, problem.ttft_p90_s
+    if problem.misses_tpot:
+        return _missed_tpot(problem)
     if found.rate_per_s < DEAD_PER_S:
         untargeted = optimum(problem, Mode.EXACT)
         if untargeted.rate_per_s < DEAD_PER_S:
@@ -38,9 +40,28 @@ def obstacle(
     within = "" if target is None else f" within a TTFT P90 of {w.seconds(target)}"
     return (
         f"a demand of {demand_per_s:,.10g} req/s is above the {found.rate_per_s:.3g} req/s that it "
-        f"sustains{within}; {found.binding.value} binds; "
+        f"sustains{within}; {found.binding_in_words}; "
         f"{_takes(problem, demand_per_s, sizing)}"
     )
+
+
+def _missed_tpot(problem: Problem) -> str:
+    """Report a missed target of decode, and of the first token where that is missed as well."""
+    pd, context = problem.pd, problem.workload.mean_context
+    assert pd.tpot_max_s is not None  # noqa: S101 (a missed target is given)
+    _, step_s = pd.decode.largest_batch(context, pd.tpot_max_s)
+    missed = (
+        f"a TPOT of {pd.tpot_max_s * 1e3:.3g} ms is met at no load, threshold or size: the "
+        f"smallest measured batch of {pd.name}, {pd.decode.batches[0]:,}, takes "
+        f"{step_s * 1e3:.3g} ms a step at a context of {context:,.0f} tokens; decode step time "
+        f"binds; it would take steps that are {w.factor_up(step_s / pd.tpot_max_s)} times as fast, "
+        "or a profile with smaller batches that meet the target"
+    )
+    free = replace(problem, pd=replace(pd, tpot_max_s=None))
+    found = best_operation(free, Mode.EXACT)
+    if free.ttft_p90_s is None or found.rate_per_s >= DEAD_PER_S:
+        return missed
+    return f"{missed}; also {_missed_target(free, found, free.ttft_p90_s)}"
 
 
 def _missed_target(problem: Problem, found: Operation, target: float) -> str:

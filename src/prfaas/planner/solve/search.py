@@ -15,6 +15,7 @@ from prfaas.planner.solve.throughput import Mode, StageTerms
 
 # Rates that differ by less are the same: ties go to the highest threshold, which ships least.
 _TIE = 1e-9
+_TIGHT = 0.005  # of the capacity: a stage with less slack binds
 
 
 class Stage(StrEnum):
@@ -98,6 +99,14 @@ class Operation:
         """The stage with the lowest capacity, targets aside."""
         stages = [stage for stage in self.capacity_per_s if stage is not Stage.TTFT_TARGET]
         return min(stages, key=lambda stage: self.capacity_per_s[stage])
+
+    @property
+    def binding_in_words(self) -> str:
+        """Stages with less than `_TIGHT` of slack, as a clause: "A and B bind"."""
+        *others, last = [s.value for s in self.capacity_per_s if self.slack(s) < _TIGHT] or [
+            self.binding.value
+        ]
+        return f"{', '.join(others)} and {last} bind" if others else f"{last} binds"
 
     def slack(self, stage: Stage) -> float:
         """Share of a stage's capacity that is idle at Λ_max, in [0, 1]."""

@@ -115,13 +115,14 @@ def inputs(problem: Problem) -> Iterator[tuple[str, Change]]:
     for i, cluster in enumerate(problem.prfaas):
         yield from _cluster_inputs(problem, i, cluster)
     pd, work = problem.pd, problem.workload
+    tpot = pd.tpot_max_s if problem.misses_tpot else None  # a slower step would miss a tight target
     yield (
         f"{pd.name}: prefill time",
         lambda f: replace(problem, pd=replace(pd, prefill=pd.prefill.scaled(f))),
     )
     yield (
         f"{pd.name}: decode step time",
-        lambda f: replace(problem, pd=replace(pd, decode=pd.decode.scaled(f), tpot_max_s=None)),
+        lambda f: replace(problem, pd=replace(pd, decode=pd.decode.scaled(f), tpot_max_s=tpot)),
     )
     yield (
         f"{pd.name}: GPU price",

@@ -181,7 +181,7 @@ def decode_batch(
 ) -> tuple[float, float]:
     """Return the sequences that a decode instance runs at once and its step time with them, s.
 
-    The largest batch within the target whose caches fit into the KV memory; 0 when none fits.
+    The largest batch within the target whose caches fit into the KV memory; 0 when none does both.
 
     Args:
         problem: The question.
