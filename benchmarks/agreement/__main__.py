@@ -19,6 +19,7 @@ from rich.progress import track
 from benchmarks.agreement.measured import LOADS, Cell, Task, measure
 from benchmarks.agreement.table import table
 from prfaas.sim.scenario.seeds import in_parallel
+from prfaas.sim.sizing.trial import SIMULATED_WITH
 
 
 def main() -> None:
@@ -35,6 +36,7 @@ def main() -> None:
         _add(args.rows, range(first, last + 1), seeds)
     if args.table:
         cells = [Cell(**json.loads(line)) for line in args.rows.read_text().splitlines()]
+        print(f"Simulated with {SIMULATED_WITH}.\n")
         print(table(cells))
 
 

@@ -24,6 +24,7 @@ from prfaas.planner.fit_map.axes import parse_axes
 from prfaas.planner.fit_map.make import FitMap, make_map, scaled
 from prfaas.planner.fit_map.picture import svg
 from prfaas.planner.fit_map.point import Fit
+from prfaas.sim.sizing.trial import SIMULATED_WITH
 
 PLANS = File(__file__).parents[2] / "examples" / "plan" / "families"
 LENGTHS, LOSSES = "0.125,0.5,1", "0,0.1%,1%"
@@ -123,6 +124,7 @@ def _log(ratio: float) -> float:
 
 
 def confirmations(questions: Sequence[Question], maps: Sequence[FitMap]) -> None:
+    print(f"Simulated with {SIMULATED_WITH}.\n")
     head(
         "family", "mean new tokens", "path", "planner, req/s", "simulator, req/s", "gain, planner",
         "gain, simulator", "map", "signs agree",

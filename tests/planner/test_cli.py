@@ -87,6 +87,29 @@ def test_prfaas_up_takes_the_emitted_settings() -> None:
     assert Deployment.model_validate(deployment).routing.offload_threshold == 19_600
 
 
+def test_emit_with_a_demand_gives_the_cheapest_fleet_that_carries_it() -> None:
+    plain = run(CASE, "--emit").stdout
+    assert "# Fleet: as in the plan file.\n" in plain
+    result = run(CASE, "--emit", "--set", "workload.arrival_rate=10")
+    assert (
+        "# Fleet: the cheapest that carries 10 req/s; the plan file has 4 in H200" in result.stdout
+    )
+    answer = json.loads(run(CASE, "--json", "--set", "workload.arrival_rate=10").stdout)
+    fleet = answer["sizing"]["cheapest"]
+    counts = [int(line.split()[-1]) for line in result.stdout.splitlines() if "fill  " in line]
+    assert counts == [*fleet["prfaas"], fleet["num_prefill"]]
+    settings = tomllib.loads(result.stdout)["routing"]
+    assert settings["offload_threshold"] == round(fleet["offload_threshold"])
+    assert settings != tomllib.loads(plain)["routing"]
+    assert "note: the settings are for another fleet than the plan file's" in result.stderr
+
+
+def test_emit_with_a_demand_that_no_fleet_carries_keeps_the_fleet_of_the_file() -> None:
+    result = run(CASE, "--emit", "--set", "workload.arrival_rate=10", "--set", 'slo.ttft_p90="1s"')
+    words = "# Fleet: as in the plan file, since no fleet carries 10 req/s."
+    assert words in result.stdout.splitlines()
+
+
 def test_emit_of_a_plan_that_offloads_nothing() -> None:
     result = run(CASE, "--emit", "--set", "prfaas.0.instances=0")
     assert tomllib.loads(result.stdout)["routing"]["offload_threshold"] == 131_072

@@ -94,7 +94,7 @@ def test_a_size_that_does_not_hold_is_said_with_its_figure_and_the_next_step(
     assert code == 1
     assert "The simulator does not confirm it: with" in said
     assert "of the arrivals are carried, so queues grow" in said
-    assert "an hour holds, with a TTFT P90 of" in said
+    assert "an hour holds; the time to first token is not judged" in said
 
 
 @pytest.mark.usefixtures("planned")
@@ -104,6 +104,37 @@ def test_without_a_demand_the_fleet_of_the_file_is_simulated_near_what_it_sustai
     assert code == 0
     assert [fleet["name"] for fleet in found["fleets"]] == ["as in the file"]
     assert found["demand_per_s"] == pytest.approx(0.95 * 3.181, rel=1e-3)
+
+
+@pytest.mark.usefixtures("planned")
+def test_without_a_target_the_time_to_first_token_is_not_confirmed() -> None:
+    _, text = run()
+    said = " ".join(text.split())
+    assert "carries 3.022 req/s; the time to first token is not judged" in said
+    assert "TTFT P90 of" not in said.partition("The simulator confirms it")[2]
+    _, text = run(*with_settings('slo.ttft_p90="12s"'))
+    assert "carries 3.125 req/s with a TTFT P90 of 5.2 ± 0.25 s" in " ".join(text.split())
+
+
+@pytest.mark.usefixtures("planned")
+def test_the_policy_that_is_simulated_is_named() -> None:
+    _, text = run()
+    assert 'Simulated with the policy "paper"' in " ".join(text.split())
+    _, text = run("--json")
+    assert "no admission" in json.loads(text)["confirmation"]["simulated_with"]
+
+
+@pytest.mark.usefixtures("planned")
+def test_the_settings_are_those_of_the_first_fleet_that_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def halved(problem: object, demand_per_s: float) -> object:
+        return size(problem, demand_per_s / 2)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("prfaas.planner.answer.plan.size", halved)
+    code, text = run(*with_settings("workload.arrival_rate=4", "prfaas.0.instances=6"), "--emit")
+    assert code == 1
+    assert "# Fleet: the first that the simulator confirms, sized for 4.2 req/s" in text
 
 
 def test_a_demand_that_no_fleet_carries_leaves_nothing_to_simulate() -> None:

@@ -22,7 +22,11 @@ from prfaas.planner.model.catalogue import find_model, models
 from prfaas.planner.model.hf_config import geometry_from_config
 from prfaas.planner.model.kv_geometry import KvGeometry
 from prfaas.planner.report import json_report, model_report
-from prfaas.planner.report.emit_settings import deployment_settings
+from prfaas.planner.report.emit_settings import (
+    deployment_settings,
+    is_of_the_file,
+    recommended,
+)
 from prfaas.planner.report.html_report import html_report
 from prfaas.planner.report.terminal import print_plan
 
@@ -95,11 +99,7 @@ def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
         said = [] if confirmation is None else [confirmation.sentence]
         _write_report(replace(answer, notes=[*answer.notes, *said]), view.report)
     if view.emit:
-        click.echo(deployment_settings(answer), nl=False)
-        if answer.verdict.answer is not Answer.PAYS:
-            click.echo(f"note: {answer.verdict.sentence}", err=True)
-        if confirmation is not None:
-            click.echo(f"note: {confirmation.sentence}", err=True)
+        _emit(answer, confirmation)
     elif view.as_json:
         found = json_report.as_dict(answer)
         if confirmation is not None:
@@ -111,6 +111,24 @@ def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
         if confirmation is not None:
             plan_confirm.print_confirmation(confirmation, console)
     return 0 if confirmation is None or confirmation.confirmed else 1
+
+
+def _emit(answer: Plan, confirmation: plan_confirm.Confirmation | None) -> None:
+    fleet = recommended(answer)
+    if confirmation is not None and confirmation.next_one is not None:
+        larger = confirmation.next_one
+        fleet = replace(larger, name=f"the first that the simulator confirms, {larger.name}")
+    click.echo(deployment_settings(answer, fleet), nl=False)
+    if answer.verdict.answer is not Answer.PAYS:
+        click.echo(f"note: {answer.verdict.sentence}", err=True)
+    if confirmation is not None:
+        click.echo(f"note: {confirmation.sentence}", err=True)
+    if not is_of_the_file(answer, fleet):
+        click.echo(
+            f"note: the settings are for another fleet than the plan file's: {fleet.name}; leave "
+            "workload.arrival_rate out for settings of the file's fleet",
+            err=True,
+        )
 
 
 def _write_report(answer: Plan, report: Path) -> None:

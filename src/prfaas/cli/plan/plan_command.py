@@ -50,7 +50,7 @@ def _finite(_ctx: click.Context, _param: click.Parameter, number: float | None) 
 @click.option(
     "--report", type=_FILE, help="Write a self-contained HTML report; of --map also an SVG picture."
 )
-@click.option("--emit", is_flag=True, help="Print the settings for a deployment file, only.")
+@click.option("--emit", is_flag=True, help="Print only settings for a deployment file.")
 @click.option(
     "--map",
     "as_map",
@@ -81,7 +81,9 @@ def _finite(_ctx: click.Context, _param: click.Parameter, number: float | None) 
     help="Of the map: senders of each PrfaaS cluster; one for 8 GPUs if absent.",
 )
 @click.option(
-    "--confirm", is_flag=True, help="Simulate the answer; exit with 1 if it does not hold."
+    "--confirm",
+    is_flag=True,
+    help="Simulate the answer, policy paper without admission; exit with 1 if it does not hold.",
 )
 @click.option(
     "--seeds",

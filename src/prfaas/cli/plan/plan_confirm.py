@@ -18,7 +18,7 @@ from prfaas.planner.sizing.confidence import REQUESTS
 from prfaas.planner.sizing.neighbours import Candidate
 from prfaas.sim.scenario.seeds import in_parallel
 from prfaas.sim.sizing.findings import Finding, Report, in_words, report
-from prfaas.sim.sizing.trial import Figures, Trial, trial_of, try_out
+from prfaas.sim.sizing.trial import SIMULATED_WITH, Figures, Trial, trial_of, try_out
 
 _SHORT = {Finding.HOLDS: "holds", Finding.DOES_NOT_HOLD: "no", Finding.NOT_DECIDED: "open"}
 DEFAULT_SEEDS = 5
@@ -42,12 +42,14 @@ class Confirmation:
         num_seeds: Runs of each fleet.
         fleets: The answer first, then the others.
         sentence: The result and the next step.
+        next_one: A larger fleet that holds, where the answer does not; or None.
     """
 
     demand_per_s: float
     num_seeds: int
     fleets: tuple[Judged, ...]
     sentence: str
+    next_one: Candidate | None = None
 
     @property
     def confirmed(self) -> bool:
@@ -80,7 +82,9 @@ def confirm(plan: Plan, num_seeds: int) -> Confirmation:
     if judged[0].report.finding is not Finding.HOLDS:
         next_one = _first_that_holds(problem, demand, num_seeds)
     fleets = judged if next_one is None else [*judged, next_one]
-    return Confirmation(demand, num_seeds, tuple(fleets), _sentence(demand, judged, next_one))
+    sentence = _sentence(demand, judged, next_one)
+    larger = None if next_one is None else next_one.candidate
+    return Confirmation(demand, num_seeds, tuple(fleets), sentence, larger)
 
 
 def _given_fleet(plan: Plan, num_seeds: int) -> Confirmation:
@@ -143,8 +147,7 @@ def _sentence(demand: float, judged: Sequence[Judged], next_one: Judged | None) 
     fleet = _fleet(answer.candidate)
     if answer.report.finding is Finding.HOLDS:
         sentence = f"The simulator confirms it: {fleet} carries {demand:.4g} req/s"
-        p90 = in_words(answer.report.ttft_p90_s, 1, "s")
-        return f"{sentence} with a TTFT P90 of {p90}{_of_neighbours(judged[1:])}."
+        return f"{sentence}{_first_tokens(answer)}{_of_neighbours(judged[1:])}."
     says = (
         "does not confirm it"
         if answer.report.finding is Finding.DOES_NOT_HOLD
@@ -152,6 +155,13 @@ def _sentence(demand: float, judged: Sequence[Judged], next_one: Judged | None) 
     )
     sentence = f"The simulator {says}: with {fleet} at {demand:.4g} req/s {answer.report.binding}"
     return f"{sentence}; {_next_step(answer, next_one)}."
+
+
+def _first_tokens(judged: Judged) -> str:
+    """Return the time to first token of a fleet that holds, or that it was not judged."""
+    if judged.candidate.problem.ttft_p90_s is None:
+        return "; the time to first token is not judged, since slo.ttft_p90 is not set"
+    return f" with a TTFT P90 of {in_words(judged.report.ttft_p90_s, 1, 's')}"
 
 
 def _of_neighbours(judged: Iterable[Judged]) -> str:
@@ -169,9 +179,8 @@ def _of_neighbours(judged: Iterable[Judged]) -> str:
 
 def _next_step(answer: Judged, next_one: Judged | None) -> str:
     if next_one is not None:
-        p90 = in_words(next_one.report.ttft_p90_s, 1, "s")
         price = f"{next_one.candidate.price_per_h:,.4g} an hour"
-        return f"{_fleet(next_one.candidate)} for {price} holds, with a TTFT P90 of {p90}"
+        return f"{_fleet(next_one.candidate)} for {price} holds{_first_tokens(next_one)}"
     if answer.report.finding is Finding.NOT_DECIDED:
         return "more seeds decide it: --seeds 20"
     return "plan with a larger demand (workload.arrival_rate) or a looser target, and confirm again"
@@ -206,8 +215,9 @@ def _table(found: Confirmation) -> Table:
         header_style="dim",
         box=None,
         padding=(0, 2, 0, 0),
-        caption="holds: carries the demand within the targets; open: a target lies within the 95 % "
-        "interval over the seeds",
+        caption=f"Simulated with {SIMULATED_WITH}. holds: carries the demand within the targets; "
+        "open: a target lies within the 95 % interval over the seeds; about: the seeds differ too "
+        "much for an interval",
         caption_justify="left",
     )
     for column in (
@@ -242,6 +252,7 @@ def as_dict(found: Confirmation) -> dict[str, Any]:
         "demand_per_s": found.demand_per_s,
         "num_seeds": found.num_seeds,
         "num_requests": REQUESTS,
+        "simulated_with": SIMULATED_WITH,
         "fleets": [_fleet_as_dict(each) for each in found.fleets],
     }
 

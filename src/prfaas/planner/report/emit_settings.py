@@ -3,20 +3,52 @@
 from __future__ import annotations
 
 from prfaas.planner.answer.plan import Plan, no_offload
+from prfaas.planner.problem import Problem
+from prfaas.planner.sizing import neighbours
+from prfaas.planner.sizing.neighbours import Candidate
+
+AS_GIVEN = "as in the plan file"
 
 
-def deployment_settings(plan: Plan) -> str:
+def recommended(plan: Plan) -> Candidate:
+    """Return the fleet that the answer recommends.
+
+    With a demand it is the cheapest fleet that carries it. It is the fleet of the file without a
+    demand, and where no fleet carries the demand.
+    """
+    problem, found, sizing = plan.question.problem, plan.exact.prfaas.operation, plan.sizing
+    if sizing is None:
+        return Candidate(AS_GIVEN, problem, found, True, plan.exact.prfaas.price_per_h)
+    demand = f"{sizing.demand_per_s:,.10g} req/s"
+    if sizing.cheapest is None:
+        name = f"{AS_GIVEN}, since no fleet carries {demand}"
+        return Candidate(name, problem, found, False, plan.exact.prfaas.price_per_h)
+    name = f"the cheapest that carries {demand}"
+    return neighbours.answered(name, problem, sizing.cheapest)
+
+
+def is_of_the_file(plan: Plan, fleet: Candidate) -> bool:
+    """Return True if a fleet has as many instances as the plan file."""
+    return _instances(fleet.problem) == _instances(plan.question.problem)
+
+
+def deployment_settings(plan: Plan, fleet: Candidate) -> str:
     """A TOML fragment with the threshold, and the roles of all instances as comments.
 
-    The threshold is the one of the exact mode. A plan that offloads nothing emits a threshold
-    that no prompt of the workload exceeds.
+    The threshold is the one of the exact mode. A fleet that offloads nothing has a threshold that
+    no prompt of the workload exceeds.
+
+    Args:
+        plan: The plan.
+        fleet: The fleet with its settings.
     """
-    problem, found = plan.question.problem, plan.exact.prfaas.operation
+    problem, found = fleet.problem, fleet.found
     threshold = found.offload_threshold or problem.workload.lengths.high
     lines = [
         f"# {problem.title}",
         f"# {plan.verdict.sentence}",
         "#",
+        f"# Fleet: {fleet.name}{_difference(plan, fleet)}.",
         "# cluster                         role      instances",
     ]
     lines += [f"# {c.name:<31} prefill   {c.num_instances:>9}" for c in problem.prfaas]
@@ -28,3 +60,15 @@ def deployment_settings(plan: Plan) -> str:
         lines.append("# Nothing is offloaded: no prompt is longer than the threshold.")
     lines += ["", "[routing]", f"offload_threshold = {round(threshold)}", ""]
     return "\n".join(lines)
+
+
+def _difference(plan: Plan, fleet: Candidate) -> str:
+    if is_of_the_file(plan, fleet):
+        return "" if fleet.name.startswith(AS_GIVEN) else ", as many instances as in the plan file"
+    given = " and ".join(f"{count} in {name}" for name, count in _instances(plan.question.problem))
+    return f"; the plan file has {given}"
+
+
+def _instances(problem: Problem) -> list[tuple[str, int]]:
+    clusters = (*problem.prfaas, problem.pd)
+    return [(cluster.name, cluster.num_instances) for cluster in clusters]

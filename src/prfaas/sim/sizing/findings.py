@@ -85,8 +85,13 @@ def report(problem: Problem, figures: Sequence[Figures]) -> Report:
 
 
 def in_words(found: Interval, scale: float, unit: str) -> str:
-    """Return a mean and its half-width with a unit."""
+    """Return a mean and its half-width with a unit.
+
+    An interval that reaches 0 is not shown: the mean is "about" so much then.
+    """
     width = found.half_width or 0.0
+    if width >= abs(found.mean) > 0:
+        return f"about {_digits(found.mean * scale, 2)} {unit}"
     shown = f" ± {_digits(width * scale, 2)}" if width > _SHOWN_MIN * abs(found.mean) else ""
     return f"{_digits(found.mean * scale, 3)}{shown} {unit}"
 
