@@ -70,5 +70,5 @@ def _difference(plan: Plan, fleet: Candidate) -> str:
 
 
 def _instances(problem: Problem) -> list[tuple[str, int]]:
-    clusters = (*problem.prfaas, problem.pd)
-    return [(cluster.name, cluster.num_instances) for cluster in clusters]
+    prfaas = [(cluster.name, cluster.num_instances) for cluster in problem.prfaas]
+    return [*prfaas, (problem.pd.name, problem.pd.num_instances)]
