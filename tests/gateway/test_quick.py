@@ -9,10 +9,10 @@ import pytest
 from fastokens import Tokenizer
 
 from prfaas.gateway.tokenization import fast_tokenizer
-from prfaas.gateway.tokenization.fast_tokenizer import COMPARED_EACH, Quick
-from prfaas.gateway.tokenization.span_encoder import Encoder, Naming
+from prfaas.gateway.tokenization.fast_tokenizer import COMPARED_CHARS, COMPARED_EACH, Quick
+from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
 
-from .tokenizer_zoo import INCREMENTAL, MARKERS_ONLY, NEVER, bpe, by_rules, tokenizer
+from .tokenizer_zoo import ZOO, bpe, by_rules, tokenizer
 
 UNKNOWN = {"bert", "unigram", "unigram-first", "unsplit-first", "strip"}
 SHARING = {"bytes", "deepseek", "roberta", "unsplit", "llama2", "rewritten early"}
@@ -29,7 +29,7 @@ def exact(name: str, text: str) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("name", [*INCREMENTAL, *MARKERS_ONLY, *NEVER])
+@pytest.mark.parametrize("name", ZOO)
 def test_who_is_encoded_quickly(name: str) -> None:
     made = Quick(core(name))
     assert made.is_on is (name not in UNKNOWN | SHARING)
@@ -45,35 +45,27 @@ def test_a_difference_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_difference_later(caplog: pytest.LogCaptureFixture) -> None:
-    """It is found among what is compared, nothing made before is kept, and no text is logged."""
-    encoder = Encoder(tokenizer("qwen"), span_chars=20)
-    assert encoder.cutting is not None
-    made = encoder.cutting.encode
-    assert isinstance(made, Quick)
-    encoder.encode(TEXT, False, Naming("salt"))
-    assert encoder.cache.num_bytes
+    """It is found among what is compared, the tokens are right from then on, no text is logged."""
+    encoder = Encoder(tokenizer("qwen"))
+    made = encoder._quick
+    assert made is not None
     made._quick = Tokenizer.from_json_str(core("llama3").to_str())
     for _ in range(COMPARED_EACH):
-        made(TEXT)
+        last, _ = encoder.encode(TEXT, False, Naming("salt"))
     assert not made.is_on
-    assert not encoder.cache.num_bytes
+    assert last.tolist() == exact("qwen", TEXT)
     assert "12,345" not in caplog.text
-    assert encoder.encode(TEXT, False, Naming("salt"))[0].tolist() == exact("qwen", TEXT)
 
 
-def test_a_difference_within_a_prompt() -> None:
-    """Its tokens before the text that shows it are made again, and none of them are kept."""
-    encoder = Encoder(tokenizer("qwen"), span_chars=20)
-    assert encoder.cutting is not None
-    made = encoder.cutting.encode
-    assert isinstance(made, Quick)
+def test_a_difference_within_a_long_prompt() -> None:
+    """A part of it shows the difference, and all of it is made again."""
+    made = Quick(core("qwen"))
     made._quick = Tokenizer.from_json_str(core("llama3").to_str())
     # Both write words alike, and numbers not.
-    text = f"{TEXT} " * 20
-    made._numbers = itertools.count(COMPARED_EACH - 40)
-    for _ in range(2):
-        ids, _ = encoder.encode(text, False, Naming("salt"))
-        assert ids.tolist() == exact("qwen", text)
+    text = f"{TEXT} " * 200
+    made._numbers = itertools.count(COMPARED_EACH)
+    assert len(text) > COMPARED_CHARS
+    assert made(text).tolist() == exact("qwen", text)
     assert not made.is_on
 
 

@@ -125,7 +125,7 @@ def _qwen() -> Tokenizer:
     return bpe(by_rules(QWEN), normalizers.NFC())
 
 
-INCREMENTAL: dict[str, Build] = {
+ZOO: dict[str, Build] = {
     "bytes": _bytes_alone,
     "qwen": _qwen,
     "llama3": _llama3,
@@ -143,9 +143,6 @@ INCREMENTAL: dict[str, Build] = {
         AddedToken("<mask>", lstrip=True, normalized=False),
         AddedToken("<end>", rstrip=True, normalized=False),
     ),
-}
-"""Texts are cut between words."""
-MARKERS_ONLY: dict[str, Build] = {
     "unsplit": lambda: bpe(pre_tokenizers.ByteLevel(use_regex=False, add_prefix_space=False)),
     "unsplit-first": lambda: _unigram("first", split=False),
     "llama2": _llama2,
@@ -162,9 +159,6 @@ MARKERS_ONLY: dict[str, Build] = {
     ),
     "words as tokens": _with(_qwen, AddedToken("the cat"), AddedToken("Foo bar", normalized=False)),
     "greedy words": _with(_qwen, AddedToken("cat", rstrip=True)),
-}
-"""Texts are cut before role markers alone."""
-NEVER: dict[str, Build] = {
     "single words": _with(_qwen, AddedToken("mat", single_word=True)),
 }
 
@@ -172,6 +166,6 @@ NEVER: dict[str, Build] = {
 @cache
 def tokenizer(name: str) -> Any:
     """A tokenizer of `transformers`, with role markers."""
-    core = (INCREMENTAL | MARKERS_ONLY | NEVER)[name]()
+    core = ZOO[name]()
     core.add_special_tokens([AddedToken(m, special=True, normalized=False) for m in MARKERS])
     return PreTrainedTokenizerFast(tokenizer_object=core)

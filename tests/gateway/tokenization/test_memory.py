@@ -1,4 +1,4 @@
-"""What tokenising takes of a process's memory: a bounded cache, and no torch."""
+"""What tokenising takes of a process's memory: nothing of the texts, and no torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from prfaas.wire.identity import make_authority, make_identity
 NUM_TEXTS = 150
 TEXT_CHARS = 200_000
 GROWTH_MIB_MAX = 100
-"""The cache may have 16 MiB; with words kept besides, these texts take more than 200 MiB."""
+"""With words kept, these texts take more than 200 MiB."""
 _MEASURE = f"""
 import random, sys
-from prfaas.gateway.tokenization.span_encoder import Encoder, Naming
+from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -26,7 +26,7 @@ def resident_mib():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096 / 2**20
 
-encoder = Encoder(PreTrainedTokenizerFast(tokenizer_file=sys.argv[1]), cache_bytes_max=16 * 2**20)
+encoder = Encoder(PreTrainedTokenizerFast(tokenizer_file=sys.argv[1]))
 rng, naming = random.Random(1), Naming("salt", 512, "0")
 encoder.encode("begin " * 1000, False, naming)
 before = resident_mib()
@@ -55,7 +55,7 @@ pool = "pd-pool"
 
 
 @pytest.mark.timeout(600)
-def test_texts_of_a_byte_level_tokenizer_take_no_more_than_the_cache(tmp_path: Path) -> None:
+def test_texts_of_a_byte_level_tokenizer_leave_nothing_behind(tmp_path: Path) -> None:
     make_tokenizer(tmp_path)
     command = [sys.executable, "-c", _MEASURE, str(tmp_path / "tokenizer.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=550, check=True)

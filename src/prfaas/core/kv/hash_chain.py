@@ -33,7 +33,6 @@ def hash_chain(
     tokens_per_hash: int,
     seed: str,
     cache_salt: str | None,
-    known: Sequence[bytes] = (),
 ) -> list[bytes]:
     """Block hashes of a prompt: each covers all tokens up to its end.
 
@@ -42,7 +41,6 @@ def hash_chain(
         tokens_per_hash: Tokens per link; a trailing partial link gets no hash.
         seed: The engines' hash seed.
         cache_salt: The tenant's secret, mixed into the first link and so into all; None for none.
-        known: The first hashes of this very chain, if they were made before.
 
     Returns:
         One 32-byte hash for every `tokens_per_hash` tokens.
@@ -51,15 +49,15 @@ def hash_chain(
         vLLM 0.32, `vllm/v1/core/kv_cache_utils.py`: `init_none_hash`, `hash_block_tokens`,
         `generate_block_hash_extra_keys`.
     """
-    first = len(known) * tokens_per_hash
-    count = (len(token_ids) - first) // tokens_per_hash
-    if count <= 0:
-        return list(known)
-    links, ends = _written(token_ids[first : first + count * tokens_per_hash], tokens_per_hash)
-    parent = known[-1] if known else hashlib.sha256(cbor2.dumps(seed, canonical=True)).digest()
-    salted = (("cache_salt", cache_salt),) if cache_salt and not known else None
+    count = len(token_ids) // tokens_per_hash
+    if not count:
+        return []
+    links, ends = _written(token_ids[: count * tokens_per_hash], tokens_per_hash)
+    parent = hashlib.sha256(cbor2.dumps(seed, canonical=True)).digest()
+    salted = (("cache_salt", cache_salt),) if cache_salt else None
     head, extra = _head(tokens_per_hash), cbor2.dumps(salted, canonical=True)
-    hashes, start = list(known), 0
+    hashes: list[bytes] = []
+    start = 0
     for end in ends:
         link = b"".join((_LINK, _PARENT, parent, head, links[start:end], extra))
         parent = hashlib.sha256(link).digest()

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from prfaas.gateway.http.json_codec import JsonObject, as_object
 from prfaas.gateway.openai.validation import bad
-from prfaas.gateway.tokenization.split_points import keeps_digits
 
 CHUNK_CHARS = 16 * 1024
+CHARS_PER_TOKEN = 4
+"""Of usual text. A prompt of up to so many times the limit is tokenised at once."""
 MARGIN = 2
 """Text that is cut at any place may have other tokens than the whole, near the cuts; twice as many
 as are allowed are too many in any case."""
 _DIGITS = "0123456789"
+_LOCAL_NORMALIZERS = frozenset(
+    {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer"}
+)
 
 
 class TooLongError(Exception):
@@ -77,16 +83,36 @@ def bounds_of(tokenizer: Any) -> Bounds:
     return Bounds(max(map(len, tokens), default=1), digits if known else 0)
 
 
-def check_tail(text: str, encode: Callable[[str], Sequence[int]], tokens_max: int) -> None:
-    """Refuse a text that can not be cut and is far too long, before it is tokenised as a whole.
+def keeps_digits(core: Any) -> bool:
+    """Return True if every ASCII digit of a text is in one of the tokens of a `Tokenizer`."""
+    if type(core.model).__name__ != "BPE":
+        return False
+    vocabulary = core.get_vocab(with_added_tokens=False)
+    return set(_DIGITS) <= vocabulary.keys() and _spares_digits(_state(core.normalizer))
+
+
+def check_length(text: str, encode: Callable[[str], Sequence[int]], tokens_max: int) -> None:
+    """Refuse a text that is far too long, before it is tokenised as a whole.
 
     Raises:
         TooLongError: Its pieces have more than `MARGIN` times `tokens_max` tokens.
     """
-    if len(text) <= max(tokens_max // MARGIN, CHUNK_CHARS):
+    if len(text) <= max(CHARS_PER_TOKEN * tokens_max, CHUNK_CHARS):
         return
     num_tokens = 0
     for start in range(0, len(text), CHUNK_CHARS):
         num_tokens += len(encode(text[start : start + CHUNK_CHARS]))
         if num_tokens > MARGIN * tokens_max:
             raise TooLongError(num_tokens // MARGIN)
+
+
+def _spares_digits(normalizer: JsonObject) -> bool:
+    """Return True if a normaliser leaves ASCII digits where they are."""
+    if normalizer.get("type") == "Sequence":
+        return all(map(_spares_digits, normalizer["normalizers"]))
+    return not normalizer or normalizer.get("type") in _LOCAL_NORMALIZERS
+
+
+def _state(part: Any) -> JsonObject:
+    """A part of a tokenizer as in `tokenizer.json`; empty if there is none."""
+    return as_object(json.loads(part.__getstate__())) if part is not None else {}

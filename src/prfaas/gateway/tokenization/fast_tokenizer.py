@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import random
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from prfaas.gateway.tokenization.word_caches import keeps_words_by_thread
 
-COMPARED_EACH = 256
-"""One text of so many is encoded by both."""
+COMPARED_EACH = 16
+"""A part of one text of so many is encoded by both."""
+COMPARED_CHARS = 2048
 PLAIN_TEXTS = (
     "Don't you see? It's 1,234.5 or 67890, in café or cafe\u0301.\n\n  He said:\t“ok”\r\nYes ",
     "def f(x):\n    return x  # note\n\n\nclass A:\n\tpass\n{'a': [1, 2]}   trailing  \nend",
@@ -38,13 +40,10 @@ class Quick:
 
     Args:
         core: The tokenizer. It must not truncate or pad.
-        on_difference: Called when a text shows that `fastokens` can not be trusted with this
-            tokenizer after all; it is not asked again.
     """
 
-    def __init__(self, core: Any, on_difference: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, core: Any) -> None:
         self._core = core
-        self._on_difference = on_difference
         self._numbers = itertools.count(1)
         self._quick = quick = _load(core)
         markers = [token.content for token in core.get_added_tokens_decoder().values()]
@@ -55,34 +54,38 @@ class Quick:
 
     @property
     def is_on(self) -> bool:
-        """Whether `fastokens` is used."""
+        """True while `fastokens` is used."""
         return self._quick is not None
 
-    def __call__(self, text: str) -> array[int]:
-        """Tokens of a text, without those that a model wants around it."""
+    def __call__(self, text: str, special: bool = False) -> array[int]:
+        """Tokens of a text; with `special`, those that the model wants around it as well."""
         quick = self._quick
         if quick is None:
-            return self._exactly(text)
-        if next(self._numbers) % COMPARED_EACH == 0 and self._differs(quick, text):
-            self._quick = None
-            _log.error("fastokens differs from tokenizers on a text: it is not used any more")
-            self._on_difference()
-            return self._exactly(text)
-        return self._quickly(quick, text)
+            return self._exactly(text, special)
+        if next(self._numbers) % COMPARED_EACH == 0:
+            start = random.randrange(max(len(text) - COMPARED_CHARS, 0) + 1)  # noqa: S311
+            if self._differs(quick, text[start : start + COMPARED_CHARS]):
+                self._quick = None
+                _log.error("fastokens differs from tokenizers on a text: it is not used any more")
+                return self._exactly(text, special)
+        return self._quickly(quick, text, special)
 
     def _differs(self, quick: Any, text: str) -> bool:
-        return self._quickly(quick, text) != self._exactly(text)
+        return any(
+            self._quickly(quick, text, special) != self._exactly(text, special)
+            for special in (False, True)
+        )
 
-    def _quickly(self, quick: Any, text: str) -> array[int]:
+    def _quickly(self, quick: Any, text: str, special: bool) -> array[int]:
         try:
-            ids, _ = quick.encode_batch_flat([text])
+            ids, _ = quick.encode_batch_flat([text], add_special_tokens=special)
         except ValueError:  # A rule for words that takes too many steps on this text.
-            return self._exactly(text)
+            return self._exactly(text, special)
         return array("I", ids)
 
-    def _exactly(self, text: str) -> array[int]:
+    def _exactly(self, text: str, special: bool) -> array[int]:
         # Leaves out where the tokens stand, which takes a third of the time.
-        [encoding] = self._core.encode_batch_fast([text], add_special_tokens=False)
+        [encoding] = self._core.encode_batch_fast([text], add_special_tokens=special)
         return array("I", encoding.ids)
 
 

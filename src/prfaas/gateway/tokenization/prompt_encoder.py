@@ -20,8 +20,8 @@ from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.gateway.tenancy.tokenised import charge_tokenising
 from prfaas.gateway.tokenization.bounds import TooLongError, bounds_of
 from prfaas.gateway.tokenization.detokenizer import pieces
-from prfaas.gateway.tokenization.span_encoder import Encoder, Naming
 from prfaas.gateway.tokenization.tenant_threads import TenantThreads
+from prfaas.gateway.tokenization.text_encoder import Encoder, Naming
 
 T = TypeVar("T")
 CUT_BY_ENGINE = 4
@@ -216,7 +216,7 @@ class PromptMaker:
     ) -> tuple[Sequence[int], list[bytes]]:
         if isinstance(prompt, str):
             return self._encoder.encode(prompt, special, naming, tokens_max)
-        return prompt, self._encoder.hashes(prompt, naming)
+        return prompt, naming.hashes(prompt)
 
 
 def _at_once(work: Callable[[], T], on_end: Callable[[Future[T]], None] | None) -> T:
