@@ -42,6 +42,17 @@ def test_the_cluster_that_is_predicted_to_be_fastest_is_taken_and_named() -> Non
     assert sent(made.arrive(arrival(5), 0)).cluster == "slow"
 
 
+def test_the_routes_of_a_request_are_returned_to_who_asked_for_them() -> None:
+    made = dispatcher()
+    first = made.consider(arrival(1), 0)
+    made.consider(arrival(2, 10), 0)
+
+    assert [option.cluster.name for option in first.options] == ["slow", "fast"]
+    assert first.best.cluster.name == "fast"
+    assert sent(made.decide(arrival(1), first, 0)).cluster == "fast"
+    assert len(made.requests) == 1
+
+
 def test_a_cluster_behind_a_dead_link_is_left_out() -> None:
     made = dispatcher(PolicyName.REMOTE)
     assert sent(made.arrive(arrival(1), 0)).cluster == "fast"

@@ -40,7 +40,7 @@ def chosen(made: RouteFinder, num_prompt_tokens: int) -> str:
     """Name of the instance that prefills, by the threshold's path of 1,000 tokens."""
     path = Path.LOCAL if num_prompt_tokens <= 1000 else Path.REMOTE
     arrival = Arrival(1, num_prompt_tokens, num_prompt_tokens, {})
-    option = made.apart(made.best(arrival, 0), arrival, path, 0)
+    option = made.apart(made.consider(arrival, 0).best, arrival, path, 0)
     candidate = option.home if path is Path.LOCAL else option.away
     assert candidate is not None
     return candidate.name
@@ -134,7 +134,7 @@ def test_a_link_is_promised_no_more_than_it_drains_within_the_target(
     link = made.links.between("away", "pd")
     link.book.report(LinkReport(0, 8e6, 0, 0.0, 0))
     link.book.promise(backlog_s * 10**6)
-    option = made.best(Arrival(1, 3000, 3000, {}), 0)
+    option = made.consider(Arrival(1, 3000, 3000, {}), 0).best
     assert option.facts.obstacle is (Reason.LINK_FULL if is_full else None)
 
 
@@ -143,4 +143,4 @@ def test_bytes_that_wait_for_prefill_do_not_fill_the_link() -> None:
     link = made.links.between("away", "pd")
     link.book.report(LinkReport(0, 8e6, 0, 0.0, 0))
     link.book.promise(65 * 10**6)
-    assert made.best(Arrival(1, 3000, 3000, {}), 0).facts.obstacle is None
+    assert made.consider(Arrival(1, 3000, 3000, {}), 0).best.facts.obstacle is None

@@ -177,7 +177,7 @@ class GatewayWorld:
         num_tokens = num_blocks * BLOCK_TOKENS + 1
         hashes = [_hash(block) for block in block_ids(family, num_blocks)]
         ask = Ask(number, num_tokens, num_tokens, LAYOUT, hashes, offloadable=True)
-        return self.driver.route(ask, now_ns, again=again)
+        return self.driver.route(ask, now_ns, again=again)[0]
 
     def prefilled(self, number: int, now_ns: int) -> None:
         self.driver.prefilled(number, now_ns)

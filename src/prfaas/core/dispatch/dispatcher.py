@@ -129,16 +129,32 @@ class Dispatcher:
     # Requests
 
     def arrive(self, arrival: Arrival, now_ns: int, *, again: bool = False) -> Routed | Refused:
-        """Decide for a request, and book what was decided.
+        """Decide for a request, and book what was decided: `consider` and `decide` in one."""
+        return self.decide(arrival, self.consider(arrival, now_ns), now_ns, again=again)
+
+    def consider(self, arrival: Arrival, now_ns: int) -> Considered:
+        """Compare the routes of a request. What it has booked, if it is open already, is given up.
 
         Args:
-            arrival: The request. If it is open already, what was booked for it is given up.
+            arrival: The request.
             now_ns: Time.
-            again: It was let in before; admission is not asked.
         """
         if arrival.request_id in self.requests:
             self.requests.end(arrival.request_id, now_ns)
-        option = self._routes.best(arrival, now_ns, self.requests.decode_wait(now_ns))
+        return self._routes.consider(arrival, now_ns, self.requests.decode_wait(now_ns))
+
+    def decide(
+        self, arrival: Arrival, considered: Considered, now_ns: int, *, again: bool = False
+    ) -> Routed | Refused:
+        """Decide between the routes of a request, and book what was decided.
+
+        Args:
+            arrival: The request.
+            considered: Its routes, as of now.
+            now_ns: Time.
+            again: It was let in before; admission is not asked.
+        """
+        option = considered.best
         decision = self._decide(option, now_ns)
         path = decision.path
         if option.home is None and (path is Path.LOCAL or self.requests.decode_book is None):
@@ -157,7 +173,8 @@ class Dispatcher:
 
     def foresee(self, arrival: Arrival, now_ns: int) -> Foreseen:
         """What would be decided for a request; admission is not asked, and nothing is booked."""
-        option = self._routes.best(arrival, now_ns, self.requests.decode_wait(now_ns))
+        decode_wait = self.requests.decode_wait(now_ns)
+        option = self._routes.consider(arrival, now_ns, decode_wait).best
         decision = self._decide(option, now_ns)
         option = self._routes.apart(option, arrival, decision.path, now_ns)
         is_remote = decision.path is Path.REMOTE
@@ -208,11 +225,6 @@ class Dispatcher:
         )
 
     # What is known
-
-    @property
-    def seen(self) -> Considered:
-        """What was looked at for the last request that arrived."""
-        return self._routes.seen
 
     @property
     def calibrations(self) -> Mapping[tuple[Path, str], Calibration]:

@@ -37,8 +37,6 @@ DRAIN_NS_MAX = 30 * NS_PER_S
 class RouteFinder:
     """Instances, links and expected times, and the routes through them.
 
-    `seen` keeps what was considered last.
-
     Args:
         home: The PD cluster.
         remotes: PrfaaS clusters.
@@ -63,12 +61,13 @@ class RouteFinder:
             name: stage for stage in (self.home, *self.away.values()) for name in stage.instances
         }
         self.times = PrefillTimes(home, self.remotes.values(), settings)
-        self._seen: tuple[int, Sequence[RouteOption], Sequence[Candidate]] = 0, (), ()
         everyone = (*home.prefill, *(home.decode or ()))
         self._default_pool = everyone[0].pool if everyone else ""
 
-    def best(self, arrival: Arrival, now_ns: int, decode_wait: DecodeWait = no_wait) -> RouteOption:
-        """The best route through a PrfaaS cluster; its `obstacle` says if it is barred.
+    def consider(
+        self, arrival: Arrival, now_ns: int, decode_wait: DecodeWait = no_wait
+    ) -> Considered:
+        """Compare the routes of a request.
 
         Args:
             arrival: The request.
@@ -80,8 +79,7 @@ class RouteFinder:
             self._through(remote, arrival, home, now_ns, decode_wait)
             for remote in self.remotes.values()
         ]
-        self._seen = arrival.num_tokens_to_fit, options, at_home
-        return options[0] if len(options) == 1 else min(options, key=lambda option: option.rank)
+        return Considered(arrival.num_tokens_to_fit, options, at_home, self.home.weights)
 
     def note(self, option: RouteOption) -> None:
         """A request was admitted: it is evidence for the threshold of the link looked at."""
@@ -106,11 +104,6 @@ class RouteFinder:
             for link in self.links:
                 if link.source in stage.pools:
                     link.learn(num_local, stage.book.num_ready, now_ns)
-
-    @property
-    def seen(self) -> Considered:
-        """What was looked at for the last arrival."""
-        return Considered(*self._seen, self.home.weights)
 
     def apart(self, option: RouteOption, arrival: Arrival, path: Path, now_ns: int) -> RouteOption:
         """Let a request that has to be late wait where it makes nobody else late.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from prfaas.core.dispatch.links import Link
-from prfaas.core.dispatch.scoring import PREFILL_WEIGHTS, Candidate, Weights
+from prfaas.core.dispatch.scoring import Candidate, Weights
 from prfaas.core.dispatch.types import RemoteCluster, Routed
 from prfaas.core.routing.decision import Decision, Path, RoutingFacts
 from prfaas.core.routing.predictions import PathSignals, Prediction
@@ -92,12 +92,18 @@ class Considered(NamedTuple):
 
     Attributes:
         num_tokens: What the scorers were told of the prompt's length, tokens.
-        options: Through each PrfaaS cluster.
+        options: Through each PrfaaS cluster; at least one.
         at_home: Candidates in the PD cluster, the first ones that were scored.
         home_weights: Of their scores.
     """
 
-    num_tokens: int = 0
-    options: Sequence[RouteOption] = ()
-    at_home: Sequence[Candidate] = ()
-    home_weights: Weights = PREFILL_WEIGHTS
+    num_tokens: int
+    options: Sequence[RouteOption]
+    at_home: Sequence[Candidate]
+    home_weights: Weights
+
+    @property
+    def best(self) -> RouteOption:
+        """The one to take; its `obstacle` says if its remote path is barred."""
+        options = self.options
+        return options[0] if len(options) == 1 else min(options, key=lambda option: option.rank)

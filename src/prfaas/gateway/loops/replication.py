@@ -12,7 +12,7 @@ from functools import partial
 
 from prfaas.core.control.replication import Copy, CopySettings, HotPrefixes, marks
 from prfaas.core.dispatch.link_load import LinkBook
-from prfaas.core.dispatch.route_options import RouteOption
+from prfaas.core.dispatch.route_options import Considered, RouteOption
 from prfaas.core.dispatch.types import Routed
 from prfaas.core.kv.blocks import GroupKind
 from prfaas.core.kv.shipping import shipped_bytes
@@ -74,7 +74,7 @@ class Copier:
         """Copies under way."""
         return len(self._open)
 
-    def routed(self, ask: Ask, found: Routed, now_ns: int) -> None:
+    def routed(self, ask: Ask, found: Routed, considered: Considered, now_ns: int) -> None:
         """A request is prefilled at home: count what PrfaaS clusters hold of it and home does not.
 
         What is prefilled away comes home by itself, and so does what is pulled.
@@ -83,7 +83,7 @@ class Copier:
             return
         if ask.layout is None or not ask.hashes:
             return
-        for option in self._driver.dispatcher.seen.options:
+        for option in considered.options:
             held = option.facts.pullable_tokens > found.present_tokens
             if (
                 held

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.core.dispatch.dispatcher import Dispatcher
+from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.types import (
     Arrival,
     DispatchSettings,
@@ -221,28 +222,27 @@ class Driver(DispatcherBooks):
     # Requests
 
     def route(
-        self, ask: Ask, now_ns: int, *, again: bool = False, avoid: str = "", stay: bool = False
-    ) -> Routed | Refused:
-        """Decide for a request.
+        self, ask: Ask, now_ns: int, *, again: bool = False
+    ) -> tuple[Routed | Refused, Considered]:
+        """Decide for a request, and return the routes that were considered with the decision.
 
         Args:
             ask: The request.
             now_ns: Time.
             again: It was let in before.
-            avoid: Engine that was tried already.
-            stay: Keep it in the PD cluster.
         """
-        found = self.dispatcher.arrive(self._arrival(ask, avoid, stay=stay), now_ns, again=again)
+        arrival = self._arrival(ask)
+        considered = self.dispatcher.consider(arrival, now_ns)
+        found = self.dispatcher.decide(arrival, considered, now_ns, again=again)
         if isinstance(found, Routed):
             self._asked[ask.number] = ask
-        elif not again:
+        else:
             self._asked.pop(ask.number, None)
+            self.num_late += found.reason is Refusal.PREDICTED_LATE
         if self.split is not None and not again:
             new = found.decision.num_new_tokens
             self.split.roles.mixes.came(now_ns, new, ask.num_prompt_tokens)
-        if isinstance(found, Refused) and found.reason is Refusal.PREDICTED_LATE:
-            self.num_late += 1
-        return found
+        return found, considered
 
     @property
     def has_roles(self) -> bool:
@@ -251,7 +251,8 @@ class Driver(DispatcherBooks):
 
     def route_again(self, number: int, avoid: str, now_ns: int) -> Routed | Refused:
         """Route an open request anew, within the PD cluster, to another engine than `avoid`."""
-        return self.route(self._asked[number], now_ns, again=True, avoid=avoid, stay=True)
+        arrival = self._arrival(self._asked[number], avoid, stay=True)
+        return self.dispatcher.arrive(arrival, now_ns, again=True)
 
     def hits(self, number: int) -> Mapping[str, int]:
         """Usable cached prefix of an open request by source, tokens; certain hits alone."""

@@ -158,8 +158,8 @@ class Planner:
         return next((layout for layout in layouts if layout is not None), None)
 
     def _decide(self, ask: Ask, prompt: Prompt, record: Record) -> Plan:
-        found = self._driver.route(ask, time.monotonic_ns())
-        record.decision, record.seen = found.decision, self._driver.dispatcher.seen
+        found, considered = self._driver.route(ask, time.monotonic_ns())
+        record.decision, record.considered = found.decision, considered
         record.decided_ns = record.age_ns()
         if found.decision.reason is Reason.LAYOUT_MISMATCH:
             record.decision = found.decision._replace(detail=self._layouts.words())
@@ -169,7 +169,7 @@ class Planner:
         record.pd_hit_tokens, record.prfaas_hit_tokens = found.home_tokens, found.away_tokens
         record.prefill_cluster = found.cluster
         if self._copier is not None:
-            self._copier.routed(ask, found, time.monotonic_ns())
+            self._copier.routed(ask, found, considered, time.monotonic_ns())
         by_name, decode = self._engines.by_name, self._decoder(ask, found)
         record.decode_engine = decode
         apart = found.prefill != decode and self._is_shared(ask, found)

@@ -144,11 +144,11 @@ class ControlMetrics:
 
     def decided(self, record: Record) -> None:
         """A request was routed: count what the clusters held of it."""
-        if record.seen is None:
+        if record.considered is None:
             return
         self._looked_up.inc(record.num_prompt_tokens)
         self._hits.labels(self._home).inc(record.pd_hit_tokens)
-        for option in record.seen.options:
+        for option in record.considered.options:
             if option.cluster.name:
                 self._hits.labels(option.cluster.name).inc(option.facts.prfaas_hit_tokens)
 

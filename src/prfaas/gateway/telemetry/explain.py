@@ -20,8 +20,8 @@ def explain(record: Record) -> JsonObject:
         "outcome": record.outcome.value,
         "num_prompt_tokens": record.num_prompt_tokens,
         "decision": _decision(record),
-        "clusters": [_option(option) for option in record.seen.options if option.cluster.name]
-        if record.seen
+        "clusters": [_option(option) for option in record.considered.options if option.cluster.name]
+        if record.considered
         else [],
         "candidates": _candidates(record),
         "happened": _happened(record),
@@ -71,13 +71,13 @@ def _option(option: RouteOption) -> JsonObject:
 
 def _candidates(record: Record) -> list[JsonObject]:
     """Who was looked at: at home, and in each PrfaaS cluster."""
-    seen = record.seen
-    if seen is None:
+    found = record.considered
+    if found is None:
         return []
-    found = _rated(seen.at_home, seen.num_tokens, seen.home_weights, "home")
-    for option in seen.options:
-        found += _rated(option.candidates, seen.num_tokens, PREFILL_WEIGHTS, option.cluster.name)
-    return found
+    rated = _rated(found.at_home, found.num_tokens, found.home_weights, "home")
+    for option in found.options:
+        rated += _rated(option.candidates, found.num_tokens, PREFILL_WEIGHTS, option.cluster.name)
+    return rated
 
 
 def _rated(

@@ -63,7 +63,8 @@ class Record:
     pd_hit_tokens: int = 0
     prfaas_hit_tokens: int = 0
     decision: Decision | None = None
-    seen: Considered | None = None
+    considered: Considered | None = None
+    """Routes that were compared for it."""
     refusal: Refusal | None = None
     rejected: str | None = None
     """Why it was answered with 429."""
