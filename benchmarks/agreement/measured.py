@@ -7,7 +7,7 @@ from functools import cache
 
 from benchmarks.agreement.random_plans import random_plan
 from prfaas.planner.answer.plan_loader import Question
-from prfaas.planner.sizing.confidence import WANDER_MAX, load_variation
+from prfaas.planner.sizing.confidence import noted_variation
 from prfaas.planner.solve.overload import carried
 from prfaas.planner.solve.search import Operation, optimum
 from prfaas.planner.solve.throughput import Mode
@@ -87,5 +87,4 @@ def planned(number: int) -> tuple[Question, Operation]:
 def wander_of(number: int) -> float:
     """Two standard errors of the load of a plan's stage near its limit; 0 where none is noted."""
     question, found = planned(number)
-    found_ratio = load_variation(question.problem, found)
-    return found_ratio if found_ratio > WANDER_MAX else 0.0
+    return noted_variation(question.problem, found)

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.agreement.measured import LOADS, Task, measure, planned
+from benchmarks.agreement.measured import LOADS, Task, measure, planned, wander_of
 from prfaas.planner.answer.plan_loader import load_question
 from prfaas.planner.solve.search import optimum
 from prfaas.planner.solve.throughput import Mode
 from prfaas.sim.sizing.trial import Trial, trial_of, try_out
+from tests.deployments import ROOT
 from tests.planner.paths import EXAMPLES
 
 BOUND = {5: "PD-D decode", 8: "PrfaaS egress", 12: "PD-P prefill"}
@@ -25,6 +26,14 @@ def test_planner_and_simulator_agree_on_random_plans(number: int, load: float) -
     cell = measure(Task(number, load, num_requests=4_000))
     # 4,000 requests vary by more than the 16,000 of docs/results/agreement.md.
     assert cell.ratio == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("number", [0, 12, 21])
+def test_the_table_of_random_plans_marks_those_with_few_long_prompts(number: int) -> None:
+    page = (ROOT / "docs" / "results" / "agreement.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith(f"| {number} |"))
+    wander = wander_of(number)
+    assert row.split("|")[8].strip() == (f"±{wander:.0%}" if wander else "")
 
 
 def case(rate_per_s: float = 2.0, seed: int = 1) -> Trial:

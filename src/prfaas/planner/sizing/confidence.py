@@ -19,16 +19,20 @@ _NEAR = 0.2  # stages with less slack decide the result
 
 def few_long_prompts(problem: Problem, found: Operation) -> list[str]:
     """A note for each prefill stage near its limit whose load rests on few long prompts."""
-    notes = []
-    for stage, load, weight in _near_limit(problem, found):
-        wander = 2 * _relative_error(load, weight)
-        if wander > WANDER_MAX:
-            notes.append(
-                f"{stage.value}: {_half(load, weight):.1%} of all requests, the longest, carry "
-                f"half of its load, so it varies by ±{wander:.0%} over {REQUESTS:,} requests; "
-                "simulate several seeds, or plan with a longer trace"
-            )
-    return notes
+    return [
+        f"{stage.value}: {_half(load, weight):.1%} of all requests, the longest, carry "
+        f"half of its load, so it varies by ±{wander:.0%} over {REQUESTS:,} requests; "
+        "simulate several seeds, or plan with a longer trace"
+        for stage, load, weight in _near_limit(problem, found)
+        if (wander := 2 * _relative_error(load, weight)) > WANDER_MAX
+    ]
+
+
+def noted_variation(problem: Problem, found: Operation) -> float:
+    """Largest variation that `few_long_prompts` notes, two standard errors; 0 without one."""
+    near = _near_limit(problem, found)
+    variations = (2 * _relative_error(load, weight) for _, load, weight in near)
+    return max((wander for wander in variations if wander > WANDER_MAX), default=0.0)
 
 
 def load_variation(problem: Problem, found: Operation) -> float:
