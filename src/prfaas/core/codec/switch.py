@@ -1,0 +1,69 @@
+"""When a link codes: as long as its rate is expected to be higher with coding than without."""
+
+from __future__ import annotations
+
+from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.codec.gain import GAIN_MIN, CodecSpeed, EndLoad, link_rates
+
+WEIGHT = 0.25
+"""Of the newest sample."""
+SAMPLES_TO_CHANGE = 4
+"""Samples in a row that have to ask for a change: one may be of a moment's hold-up."""
+
+
+class CodingSwitch:
+    """Decides from samples of a busy link; on until something is measured.
+
+    A codec takes a tenth of the time that encryption and sockets take, so that starting with it
+    costs little where it turns out not to pay.
+
+    Args:
+        mode: The operator's choice.
+        speed: Of the codec at this host, taken for both ends.
+    """
+
+    def __init__(self, mode: LinkCodec, speed: CodecSpeed) -> None:
+        self._mode = mode
+        self._speed = speed
+        self.is_on = mode is not LinkCodec.RAW
+        self.gain = 1.0
+        """Expected rate with coding for one without, of the last sample."""
+        self._wire = 0.0
+        self._sender = self._receiver = EndLoad()
+        self._num_against = 0
+
+    def sample(
+        self,
+        wire_bytes_per_s: float,
+        ratio: float,
+        sender_busy: float,
+        receiver_busy: float,
+    ) -> None:
+        """Take what was seen since the sample before, in which the link always had work.
+
+        Args:
+            wire_bytes_per_s: What it carried, as the network sees it.
+            ratio: Bytes of blocks for a byte on the link, of fragments that were coded.
+            sender_busy: Share of time, in [0, 1], in which the sending I/O thread ran or waited for
+                a core, coding included.
+            receiver_busy: The same of the receiving end; 0 if it is not known.
+        """
+        if self._mode is not LinkCodec.AUTO or not wire_bytes_per_s:
+            return
+        weight = WEIGHT if self._wire else 1.0
+        self._wire += weight * (wire_bytes_per_s - self._wire)
+        coded_bytes_per_s = wire_bytes_per_s * ratio if self.is_on else 0.0
+        in_codec = coded_bytes_per_s / self._speed.encode, coded_bytes_per_s / self._speed.decode
+        self._sender = _mixed(self._sender, EndLoad(sender_busy, in_codec[0]), weight)
+        self._receiver = _mixed(self._receiver, EndLoad(receiver_busy, in_codec[1]), weight)
+        rates = link_rates(self._wire, ratio, self._speed, self._sender, self._receiver)
+        self.gain = rates.gain
+        wants = self.gain >= (1.0 if self.is_on else GAIN_MIN)
+        self._num_against = self._num_against + 1 if wants != self.is_on else 0
+        if self._num_against >= SAMPLES_TO_CHANGE:
+            self.is_on, self._num_against = wants, 0
+
+
+def _mixed(old: EndLoad, new: EndLoad, weight: float) -> EndLoad:
+    busy = old.busy + weight * (new.busy - old.busy)
+    return EndLoad(busy, min(busy, old.coding + weight * (new.coding - old.coding)))

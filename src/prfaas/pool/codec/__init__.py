@@ -1,0 +1,1 @@
+"""Lossless codecs: compiled kernels, and what a link uses them through."""
