@@ -40,7 +40,7 @@ REASONS: Mapping[str, Mapping[str, str]] = {
         "stalled": "it took many times as long as similar prefills",
         "late": "the gateway abandoned it: a local prefill would be faster",
         "timeout": "no answer within `prefill_timeout`",
-        "refused": "the decode engine refuses its fields: an error of the client, not counted by alerts",
+        "refused": "the decode engine refuses its fields: an error of the client, in no alert",
         "no_layout": "no engine has announced the layout of its blocks",
         "too_many_blocks": "the prompt has more blocks than a ticket can name",
     },
