@@ -95,7 +95,7 @@ class Stage:
         if first is not None:
             candidate = self._candidate(arrival, *first, road)
             if is_ideal(candidate, num_tokens, most, most_device):
-                return tuple.__new__(Pick, (candidate, None, (candidate,)))  # quicker than Pick()
+                return Pick(candidate, None, (candidate,))
         return pick(
             self._candidates(arrival, now_ns, road),
             num_tokens,
@@ -135,7 +135,7 @@ class Stage:
         pool = instance.pool
         held, device = hits.get(pool, 0), hits.get(name, 0)
         agree, link_up = (True, True) if road is None else road(instance)
-        record = (
+        return Candidate(
             name,
             name != arrival.avoid,
             wait_ns,
@@ -147,7 +147,6 @@ class Stage:
             link_up,
             device,
         )
-        return tuple.__new__(Candidate, record)  # a third of the time of Candidate(...)
 
     def _candidates(self, arrival: Arrival, now_ns: int, road: Road | None) -> Iterator[Candidate]:
         hits = arrival.hits

@@ -43,8 +43,7 @@ class Link:
         if seen is None:
             return PathSignals(local_wait_ns, remote_wait_ns)
         backlog, rate, rtt_ns = self.book.behind(seen), seen.bits_per_s, seen.rtt_ns
-        known = local_wait_ns, remote_wait_ns, backlog, rate, rtt_ns, self.book.num_open
-        return tuple.__new__(PathSignals, known)  # half the time of PathSignals(...)
+        return PathSignals(local_wait_ns, remote_wait_ns, backlog, rate, rtt_ns, self.book.num_open)
 
     def replan(self, offload_threshold: int) -> None:
         """Start over from another planned threshold, tokens, above 0."""

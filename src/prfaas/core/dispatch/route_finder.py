@@ -92,8 +92,7 @@ class RouteFinder:
             return
         remote_ns = costs.remote_prefill_ns(prompt - facts.prfaas_hit_tokens)
         shipped = costs.shipped_bytes(prompt, facts.present_tokens)
-        work = new, costs.local_prefill_ns(new), remote_ns, shipped
-        option.link.balance.note(tuple.__new__(Work, work))  # half the time of Work(...)
+        option.link.balance.note(Work(new, costs.local_prefill_ns(new), remote_ns, shipped))
 
     def learn(self, now_ns: int) -> None:
         """Let the threshold of every link follow the requests that were admitted lately."""
@@ -169,18 +168,21 @@ class RouteFinder:
             obstacle = Reason.NO_ROOM
         if obstacle is None and signals.link_lag_ns > self._drain_ns_max:
             obstacle = Reason.LINK_FULL
-        # Made as tuples: half the time of a call with four arguments, and one of eight.
-        prompt = arrival.num_prompt_tokens
-        known = prompt, held, there, obstacle, held - present, there - pullable
-        facts = tuple.__new__(RoutingFacts, known)
+        facts = RoutingFacts(
+            arrival.num_prompt_tokens,
+            pd_hit_tokens=held,
+            prfaas_hit_tokens=there,
+            obstacle=obstacle,
+            device_only_tokens=held - present,
+            away_device_only_tokens=there - pullable,
+        )
         found = predict(facts, signals, remote.costs, decode_wait)
         if remote.costs is not None:
             found = self._weighed(found, facts, signals, remote, decode_wait, link.book.utilisation)
             times = self.times
             away_factor = times.remote_calibrations[remote.name].factor
             found = corrected(found, signals, times.local_calibration.factor, away_factor)
-        option = remote, home, away, link, facts, found, signals, candidates
-        return tuple.__new__(RouteOption, option)
+        return RouteOption(remote, home, away, link, facts, found, signals, candidates)
 
     def _weighed(
         self,

@@ -51,7 +51,7 @@ class RouteOption(NamedTuple):
         pull = decision.pull_tokens if costs and not is_remote else 0
         hit, ships = prefill.hit_tokens + pull, is_remote or pull > 0
         length = facts.num_prompt_tokens if is_remote else hit
-        routed = (
+        return Routed(
             decision,
             self.cluster.name if is_remote else home,
             prefill.name,
@@ -65,7 +65,6 @@ class RouteOption(NamedTuple):
             facts.prfaas_hit_tokens,
             costs.shipped_bytes(length, facts.present_tokens) if costs and ships else 0,
         )
-        return tuple.__new__(Routed, routed)  # half the time of Routed(...)
 
     @property
     def rank(self) -> tuple[bool, bool, int]:

@@ -157,11 +157,16 @@ class AdaptivePolicy:
             remote = path is Path.LOCAL
             path = Path.REMOTE if remote else Path.LOCAL
             reason = Reason.FASTER_REMOTE if remote else Reason.FASTER_LOCAL
-        local_ns, remote_ns, missing, _, pull_tokens, _, _, _, _ = found
-        pull_tokens = pull_tokens if path is Path.LOCAL else 0
-        threshold = self.offload_threshold
-        decision = path, reason, new, threshold, local_ns, remote_ns, pull_tokens, missing, ""
-        return tuple.__new__(Decision, decision)  # half the time of Decision(...)
+        return Decision(
+            path,
+            reason,
+            new,
+            self.offload_threshold,
+            found.local_ns,
+            found.remote_ns,
+            found.pull_tokens if path is Path.LOCAL else 0,
+            found.missing,
+        )
 
     def _overrule(self, usual: Path, num_new_tokens: int, found: Prediction) -> bool:
         here, there = found.local_ns, found.remote_ns

@@ -128,8 +128,14 @@ def predict(
         remote_ns += remote_decode_ns
     complete = local_ns is not None and remote_ns is not None
     missing = None if complete else Unpredicted.STALE_SIGNALS
-    found = local_ns, remote_ns, missing, computed_ns, 0, 0, 0, local_decode_ns, remote_decode_ns
-    return tuple.__new__(Prediction, found)  # half the time of Prediction(...)
+    return Prediction(
+        local_ns,
+        remote_ns,
+        missing,
+        computed_ns,
+        local_decode_ns=local_decode_ns,
+        remote_decode_ns=remote_decode_ns,
+    )
 
 
 def _remote(

@@ -10,7 +10,6 @@ from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.links import Link
 from prfaas.core.dispatch.types import (
-    NOTHING,
     Arrival,
     DispatchSettings,
     HomeCluster,
@@ -73,21 +72,14 @@ class Front:
         """Decide for a request that arrives, or whose work was lost."""
         self._asked[request.index] = request
         blocks, prompt = self._block_tokens, request.num_prompt_tokens
-        told = (
+        arrival = Arrival(
             request.index,
             prompt,
-            prompt,
-            {name: hit[0] for name, hit in hits.items()},
-            NOTHING,
-            True,
-            (prompt - 1) // blocks * blocks if request.block_ids else None,
-            "",
-            request.tenant,
-            True,
-            None,
-            True,
+            num_tokens_to_fit=prompt,
+            hits={name: hit[0] for name, hit in hits.items()},
+            shippable_tokens=(prompt - 1) // blocks * blocks if request.block_ids else None,
+            tenant=request.tenant,
         )
-        arrival = tuple.__new__(Arrival, told)  # a third of the time of Arrival(...)
         return self.dispatcher.arrive(arrival, now_ns, again=again)
 
     def _look_up(self, indices: Iterable[int], now_ns: int) -> None:

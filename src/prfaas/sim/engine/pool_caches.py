@@ -54,7 +54,7 @@ class Pool:
         limit, span = request.num_prompt_tokens - 1, self._span
         if not self._has_disk:
             held = self._cache.host_hit(request.block_ids) * span
-            return tuple.__new__(Hit, (held if held < limit else limit, 0))  # quicker than Hit(...)
+            return Hit(held if held < limit else limit)
         found = self._cache.hit(request.block_ids)
         host = Hit(min(found.num_host_blocks * span, limit))
         if found.num_blocks == found.num_host_blocks:
