@@ -27,6 +27,7 @@ from prfaas.sim.system.setup import (
     SloSetup,
 )
 from prfaas.units import NS_PER_S
+from tests.sim.reachable import simulator_types_held_by
 from tests.sim.systems import EXAMPLES, MS, linear_costs, requests_at, short, system
 
 FAILURES = st.lists(
@@ -167,7 +168,9 @@ def test_admission_refuses_what_would_come_too_late() -> None:
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.toml")), ids=lambda p: p.stem)
 def test_every_example_runs(example: object) -> None:
-    assert run(short(EXAMPLES / str(example))).results.outcomes
+    found = run(short(EXAMPLES / str(example)))
+    assert found.results.outcomes
+    assert simulator_types_held_by(found.simulation.front.dispatcher) == set()
 
 
 def test_policies_are_compared_on_the_same_requests() -> None:

@@ -1,20 +1,13 @@
-"""No oracle read: a decision knows only what a gateway could have heard by then.
+"""No oracle read: a decision uses only reports that a gateway could have received by then.
 
-Two things make that so, and both are checked after every run. The dispatcher holds no reference
-into the simulation: what it knows was told to it. And what is told about the world outside the
-gateway is told late: `Heard` notes how late.
+`Heard` records how late the dispatcher is informed; every run is checked. That the dispatcher holds
+no reference into the simulation is tested (`tests/sim/test_checks.py`).
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any
-
-from prfaas.core.routing.cost_tables import Costs
 
 
 class News(StrEnum):
@@ -51,36 +44,3 @@ def too_early(heard: Heard, needed_ns: dict[News, int]) -> list[str]:
         for news, late_ns in heard.least_ns.items()
         if late_ns < needed_ns[news]
     ]
-
-
-def reads_of_the_simulation(dispatcher: object) -> list[str]:
-    """One line if there are objects of `prfaas.sim` that the dispatcher could look into.
-
-    Costs one visit of everything the dispatcher holds.
-    """
-    found = {
-        type(held).__qualname__
-        for held in _held_by(dispatcher)
-        if type(held).__module__.startswith("prfaas.sim.")
-    }
-    return [f"the dispatcher can look into {', '.join(sorted(found))}"] if found else []
-
-
-def _held_by(root: object) -> Iterator[Any]:
-    """Everything that can be reached, except over modules, classes and global names."""
-    seen, queue = {id(root)}, [root]
-    while queue:
-        held = queue.pop()
-        yield held
-        if isinstance(held, FunctionType):
-            inside: list[Any] = list(held.__closure__ or ())
-        else:
-            inside = gc.get_referents(held)
-        for other in inside:
-            if id(other) not in seen and gc.is_tracked(other) and not isinstance(other, _ENDS):
-                seen.add(id(other))
-                queue.append(other)
-
-
-_ENDS = (type, ModuleType, BuiltinFunctionType, Costs)
-"""Also tables of costs: numbers, and many of them."""
