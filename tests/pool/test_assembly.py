@@ -3,8 +3,9 @@
 import pytest
 
 from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.transfer.link_scheduler import Fragment, LinkShare, OutgoingBlock
 from prfaas.errors import PeerError
-from prfaas.pool.receive.block_assembly import UNFINISHED_BLOCKS_MAX, Assembly
+from prfaas.pool.receive.block_assembly import UNFINISHED_BLOCKS_MAX, Assembly, NoRoomError
 from prfaas.wire.fragments import FragmentPrefix, ReceivedBlock, block_digest
 
 LAYOUT_ID, KEY = b"L" * 32, BlockKey(0, b"h" * 32)
@@ -82,7 +83,7 @@ def test_overlapping_fragments_are_refused_before_a_digest_is_compared() -> None
 
 
 def test_a_peer_can_not_start_any_number_of_blocks() -> None:
-    assembly = Assembly(bytearray, 1000)
+    assembly = Assembly(bytearray, UNFINISHED_BLOCKS_MAX * 100)
     hand = Hand(assembly)
     prefixes = [
         FragmentPrefix(b"t" * 16, LAYOUT_ID, BlockKey(n, b"h" * 32), DIGEST, 10, 0, 1)
@@ -90,8 +91,41 @@ def test_a_peer_can_not_start_any_number_of_blocks() -> None:
     ]
     for one in prefixes[:-1]:
         assert assembly.claim(one, hand) is not None
-    with pytest.raises(PeerError, match="unfinished"):
+    with pytest.raises(NoRoomError):
         assembly.claim(prefixes[-1], hand)
     assembly.forget(b"t" * 16)
     assert assembly.written(prefixes[0]) is None
     assert assembly.claim(prefixes[-1], hand) is not None
+
+
+def test_blocks_of_a_connection_that_lags_are_put_together_when_it_comes() -> None:
+    """Three connections take turns; one of them arrives after all the others, as when it stalls."""
+    share, size, count = LinkShare(64 << 10), 73_728, 1_000
+    for number in range(count):
+        key, data = BlockKey(0, number.to_bytes(32, "big")), bytes([number % 256]) * size
+        digest = block_digest(LAYOUT_ID, key, data)
+        share.add(OutgoingBlock(b"t" * 16, (LAYOUT_ID, key), digest, data))
+    taken: list[list[Fragment]] = [[], [], []]
+    while share.queued_bytes:
+        for connection, fragments in enumerate(taken):
+            if (fragment := share.take(connection)) is not None:
+                fragments.append(fragment)
+    assembly = Assembly(bytearray, count * size)
+    hand, whole = Hand(assembly), []
+    for fragment in [*taken[1], *taken[2], *taken[0]]:
+        named = prefix_of(fragment)
+        place = assembly.claim(named, hand)
+        assert place is not None
+        place[:] = fragment.data
+        whole.append(assembly.written(named))
+    blocks = [block for block in whole if block is not None]
+    assert len(blocks) == count
+    assert all(block.is_intact for block in blocks)
+    assert assembly.unfinished_bytes == 0
+
+
+def prefix_of(fragment: Fragment) -> FragmentPrefix:
+    block = fragment.block
+    layout_id, key = block.name
+    at = fragment.offset, fragment.num_bytes
+    return FragmentPrefix(block.transfer_id, layout_id, key, block.digest, len(block.data), *at)

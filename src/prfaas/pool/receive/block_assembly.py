@@ -10,8 +10,10 @@ from prfaas.core.kv.blocks import BlockKey
 from prfaas.errors import PeerError
 from prfaas.wire.fragments import FragmentPrefix, ReceivedBlock
 
-UNFINISHED_BLOCKS_MAX = 64
-"""Of one peer. A sender finishes a block before it starts the next, so this is far away."""
+UNFINISHED_BLOCKS_MAX = 16_384
+"""Of one peer. A sender starts the next block when it has handed out all fragments of the one
+before; each fragment that a slow connection still holds, in its window or in the buffers at either
+end, then leaves a block unfinished. With fragments of 32 KiB this is half a gigabyte of them."""
 
 BlockBuffer = bytearray | memoryview
 Name = tuple[bytes, bytes, BlockKey, bytes, bool, int]
@@ -72,8 +74,8 @@ class Assembly:
             None if it is here already, or the link is over.
 
         Raises:
-            NoRoomError: This would be one block more than there is memory for.
-            PeerError: The peer starts more blocks than it may.
+            NoRoomError: This would be one block more than there is memory for, or than a peer may
+                leave unfinished.
         """
         if self._is_closed:
             return None
@@ -144,12 +146,8 @@ class Assembly:
 
     def _start(self, name: Name) -> _Unfinished:
         size = name[-1]
-        if len(self._unfinished) >= UNFINISHED_BLOCKS_MAX:
-            raise PeerError(
-                f"{len(self._unfinished)} blocks are unfinished and another one is started; "
-                f"the limit is {UNFINISHED_BLOCKS_MAX}"
-            )
         is_full = self._unfinished and self._bytes + size > self._bytes_max
+        is_full = is_full or len(self._unfinished) >= UNFINISHED_BLOCKS_MAX
         buffer = None if is_full else self._allocate(size)
         if buffer is None:
             raise NoRoomError
