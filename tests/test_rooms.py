@@ -1,4 +1,4 @@
-"""Rooms of the source: few modules each, a word on what they hold, imports without a circle."""
+"""Packages of the source: few modules each, a docstring, no import cycle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def crowded(counts: dict[str, int]) -> list[str]:
     """Packages with too many modules, in words."""
     return [
         f"{package} has {count} modules, more than {MODULES_MAX}: group some in a sub-package, "
-        "see 'The rooms' in ARCHITECTURE.md"
+        "see 'Packages' in ARCHITECTURE.md"
         for package, count in sorted(counts.items())
         if count > MODULES_MAX
     ]

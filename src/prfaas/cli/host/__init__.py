@@ -1,1 +1,1 @@
-"""Resources of the machine that a deployment takes: memory, disks, ports, pages to scrape."""
+"""Resources of the machine: memory, disks, ports, processes."""

@@ -1,1 +1,1 @@
-"""Commands that run one part of a deployment, or make what it needs."""
+"""Commands that run one part of a deployment or create its files."""

@@ -1,1 +1,1 @@
-"""Supervision of the parts that `prfaas up` starts: each by itself, with a way to ask and steer."""
+"""Supervision of the parts that `prfaas up` starts, and the control socket."""

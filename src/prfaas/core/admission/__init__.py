@@ -1,1 +1,1 @@
-"""Who is let in: quotas, fair shares, slots, and refusal by predicted lateness."""
+"""Admission: quotas, fair shares, slots, and refusal by predicted lateness."""

@@ -1,1 +1,1 @@
-"""Prefix caches with a limit: what they keep, and who goes first."""
+"""Prefix caches with a limit: contents and eviction."""

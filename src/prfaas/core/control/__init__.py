@@ -1,1 +1,1 @@
-"""The slow loops: threshold, roles of instances, replication of hot prefixes."""
+"""The control loops: threshold, roles of instances, replication of hot prefixes."""

@@ -1,1 +1,1 @@
-"""The life of a request after it was routed: events in, actions out (`states.py` explains it)."""
+"""The state machine of a routed request: events in, actions out (`states.py` explains it)."""

@@ -1,1 +1,1 @@
-"""Where a request is prefilled, and from which predictions."""
+"""Routing policies and their predictions."""

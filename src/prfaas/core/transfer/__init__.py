@@ -1,1 +1,1 @@
-"""Transfers between pools: their states, their tickets, how links are shared and paced."""
+"""Transfers between pools: states, tickets, and the sharing and pacing of links."""

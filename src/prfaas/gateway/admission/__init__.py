@@ -1,1 +1,1 @@
-"""What a request has to wait for and is charged, before an engine gets it."""
+"""Limits, queues and quarantine that a request passes before it gets an engine."""

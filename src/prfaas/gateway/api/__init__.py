@@ -1,1 +1,1 @@
-"""The HTTP endpoints, who may use them, and how many requests are let in."""
+"""The HTTP endpoints, their authorisation, and the limit of concurrent requests."""

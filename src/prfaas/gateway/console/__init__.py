@@ -1,1 +1,1 @@
-"""The console: a web page that shows what the gateway does and why."""
+"""The console: a web page that shows the state and decisions of the gateway."""

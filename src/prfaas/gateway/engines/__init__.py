@@ -1,1 +1,1 @@
-"""Engines: which are ready, how requests are posted to them, and what their KV events say."""
+"""Engines: readiness, HTTP requests to them, and their KV events."""

@@ -1,1 +1,1 @@
-"""HTTP towards clients: connections, TLS, bodies, answers, errors."""
+"""HTTP for clients: connections, TLS, bodies, answers, errors."""

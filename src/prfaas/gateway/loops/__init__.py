@@ -1,1 +1,1 @@
-"""What runs beside requests: slow loops, replication, operators' changes, purges."""
+"""Background work: control loops, replication, operators' changes, purges."""

@@ -1,1 +1,1 @@
-"""OpenAI's requests and answers: what they may hold, checked, in one form."""
+"""OpenAI's requests and answers: allowed fields, validation, and one internal form."""

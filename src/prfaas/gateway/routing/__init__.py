@@ -1,1 +1,1 @@
-"""The gateway's side of the dispatcher: what it is told of engines, links and transfers."""
+"""The gateway's driver of the dispatcher: reports of engines, links and transfers."""

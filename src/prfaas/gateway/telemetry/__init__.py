@@ -1,1 +1,1 @@
-"""Records, metrics, explanations and traces of what the gateway does."""
+"""Records, metrics, explanations and traces of requests and decisions."""

@@ -1,1 +1,1 @@
-"""Tenants: API keys, cache salts, what each may use."""
+"""Tenants: API keys, cache salts, limits."""

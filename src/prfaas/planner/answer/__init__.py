@@ -1,1 +1,1 @@
-"""Reads a plan file, computes the answer, words the verdict."""
+"""The answer to a plan file: loading, computation, and the sentence of the verdict."""

@@ -1,1 +1,1 @@
-"""Map of where prefill-as-a-service pays: bandwidth, round trip, loss and prompt lengths."""
+"""The map of the verdict over bandwidth, round trip, loss and prompt lengths."""

@@ -1,1 +1,1 @@
-"""Instances: how long prefill and decode take, measured or estimated."""
+"""Instances: prefill and decode times, measured or estimated."""

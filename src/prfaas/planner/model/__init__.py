@@ -1,1 +1,1 @@
-"""Models: the size of what they leave in the KV cache."""
+"""Models: the size of their KV cache."""

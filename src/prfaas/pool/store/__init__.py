@@ -1,1 +1,1 @@
-"""Blocks at rest: memory, disk, where they came from, and events about them."""
+"""Stored blocks: memory, disk, origins, and events about them."""

@@ -1,1 +1,1 @@
-"""Figures of a run, and what has to hold after it."""
+"""Figures of a run, and its invariants."""

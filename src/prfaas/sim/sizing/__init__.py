@@ -1,1 +1,1 @@
-"""Simulations that judge what the planner answers."""
+"""Simulations that check the planner's answers."""

@@ -1,1 +1,1 @@
-"""What a run is made of: clock, requests, setup."""
+"""Basic types of a run: clock, requests, setup."""

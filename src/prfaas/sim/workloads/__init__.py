@@ -1,1 +1,1 @@
-"""What arrives: synthetic requests, recorded traces, and sessions whose turns await answers."""
+"""Workloads: synthetic requests, recorded traces, and sessions as a closed loop."""

@@ -1,1 +1,1 @@
-"""Sessions: requests that wait for the answers before them."""
+"""Sessions: requests that wait for earlier answers."""
