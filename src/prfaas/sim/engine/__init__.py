@@ -1,1 +1,1 @@
-"""The engine of a run: instances, links, caches and the decisions of the core on a virtual clock."""
+"""The engine of a run: instances, links, caches and core decisions on a virtual clock."""
