@@ -15,13 +15,13 @@ import random
 import time
 
 from prfaas.config.deployment import Deployment
+from prfaas.core.dispatch.types import Arrival
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.core.routing.cost_tables import Costs
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.pool_state import PoolView
 from prfaas.gateway.routing.profiles import Profiles
-from prfaas.gateway.routing.routing_request import Ask
 
 SPAN = 512
 NUM_DECISIONS = 5000
@@ -111,13 +111,20 @@ def main() -> None:
     for number in range(NUM_DECISIONS):
         hashes = chain(draw.randrange(2 * num_families), prompt_blocks)
         length = options.prompt_tokens + 1
-        ask = Ask(number, length, length, LAYOUT, hashes, offloadable=True)
+        arrival = Arrival(
+            number,
+            length,
+            length,
+            shippable_tokens=LAYOUT.last_boundary(length),
+            layout=LAYOUT,
+            hashes=hashes,
+        )
         started, cpu_started = time.perf_counter_ns(), time.thread_time_ns()
-        driver.route(ask, time.monotonic_ns())
+        driver.route(arrival, time.monotonic_ns())
         decisions.append(time.perf_counter_ns() - started)
         cpu.append(time.thread_time_ns() - cpu_started)
         started = time.perf_counter_ns()
-        driver.cached(ask)
+        driver.cached(arrival)
         lookups.append(time.perf_counter_ns() - started)
         if number >= NUM_OPEN:
             driver.prefilled(number - NUM_OPEN // 2, time.monotonic_ns())

@@ -16,7 +16,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.core.control.role_loop import Role, RoleLoop, RoleSettings, StageLoad
 from prfaas.core.control.roles import Roles
 from prfaas.core.dispatch.link_load import LinkReport
-from prfaas.core.dispatch.types import Refused, Routed, ThresholdMoved
+from prfaas.core.dispatch.types import Arrival, Refused, Routed, ThresholdMoved
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.prefix_index import PrefixIndex, Tier
 from prfaas.core.routing.calibration import CalibrationSettings
@@ -27,7 +27,6 @@ from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.pool_state import PoolView
 from prfaas.gateway.routing.profiles import Profiles
-from prfaas.gateway.routing.routing_request import Ask
 from prfaas.sim.engine.dispatch_driver import Front
 from prfaas.sim.engine.role_changes import Roles as SimulatedRoles
 from prfaas.sim.system.request import Request
@@ -176,8 +175,15 @@ class GatewayWorld:
     def arrive(self, number: int, family: int, num_blocks: int, now_ns: int, again: bool) -> Action:
         num_tokens = num_blocks * BLOCK_TOKENS + 1
         hashes = [_hash(block) for block in block_ids(family, num_blocks)]
-        ask = Ask(number, num_tokens, num_tokens, LAYOUT, hashes, offloadable=True)
-        return self.driver.route(ask, now_ns, again=again)[0]
+        arrival = Arrival(
+            number,
+            num_tokens,
+            num_tokens,
+            shippable_tokens=LAYOUT.last_boundary(num_tokens),
+            layout=LAYOUT,
+            hashes=hashes,
+        )
+        return self.driver.route(arrival, now_ns, again=again)[0]
 
     def prefilled(self, number: int, now_ns: int) -> None:
         self.driver.prefilled(number, now_ns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -110,7 +110,9 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class Arrival(NamedTuple):
-    """A request, as a gateway knows it: its output length is not among it.
+    """A request that has to be routed, as a gateway knows it: its output length is not among it.
+
+    A driver keeps it while the request is open, without hits, which it looks up for each decision.
 
     Attributes:
         request_id: Unique among the open requests.
@@ -128,12 +130,13 @@ class Arrival(NamedTuple):
         may_ship: Whether its tenant may use the links.
         layout: Of its blocks; None while unknown, and then they fit into every pool.
         streams: Whether its first token is seen; only such requests tell how long decode takes.
+        hashes: Hash chain of a single prompt, for who looks cached prefixes up; empty with several.
     """
 
     request_id: int
     num_prompt_tokens: int
     num_tokens_to_fit: int
-    hits: Mapping[str, int]
+    hits: Mapping[str, int] = NOTHING
     hints: Mapping[str, int] = NOTHING
     offloadable: bool = True
     shippable_tokens: int | None = None
@@ -142,6 +145,7 @@ class Arrival(NamedTuple):
     may_ship: bool = True
     layout: Layout | None = None
     streams: bool = True
+    hashes: Sequence[bytes] = ()
 
 
 class Routed(NamedTuple):

@@ -6,6 +6,7 @@ start of the prompt and salted per tenant, so equal names mean equal content wit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import lcm
@@ -87,7 +88,7 @@ class Layout:
         return min(num_tokens // span * span for span in spans)
 
 
-def block_key(layout: Layout, group: CacheGroup, hashes: list[bytes], end_token: int) -> BlockKey:
+def block_key(layout: Layout, group: CacheGroup, hashes: Sequence[bytes], end_token: int) -> BlockKey:
     """Name of the block of `group` that ends at `end_token`.
 
     Args:

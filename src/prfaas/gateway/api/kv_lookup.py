@@ -13,7 +13,7 @@ from aiohttp import web
 
 from prfaas.config.clusters import ClusterTable
 from prfaas.config.deployment import Deployment
-from prfaas.core.dispatch.types import Foreseen
+from prfaas.core.dispatch.types import Arrival, Foreseen
 from prfaas.core.kv.blocks import GroupKind
 from prfaas.core.kv.prefix_index import PrefixIndex, Tier
 from prfaas.errors import RequestError
@@ -22,7 +22,6 @@ from prfaas.gateway.http.request_body import read
 from prfaas.gateway.http.responses import json_response
 from prfaas.gateway.openai.requests import Api, parse_object, parse_request
 from prfaas.gateway.routing.dispatch_driver import Driver
-from prfaas.gateway.routing.routing_request import Ask
 from prfaas.gateway.serving.routing_step import Planner
 from prfaas.gateway.telemetry.request_records import NS_PER_MS, Record
 from prfaas.gateway.tenancy.tenants import Tenant, Tenants
@@ -73,8 +72,8 @@ class KvLookup:
         data = json.dumps({"model": model} | body).encode()
         client = parse_request(data, api, model, self.vocab_size, rules=tenant.rules)
         record = Record("", api.value, tenant.name)
-        ask, _ = await self.planner.ask(client, tenant, record, is_charged=False)
-        return json_response(self._found(ask))
+        arrival, _ = await self.planner.arrival(client, tenant, record, is_charged=False)
+        return json_response(self._found(arrival))
 
     def _tenant(self, name: str | None) -> Tenant:
         known = self.tenants.by_name
@@ -89,39 +88,39 @@ class KvLookup:
             )
         return known[name]
 
-    def _found(self, ask: Ask) -> JsonObject:
-        hits, hints = self.driver.cached(ask)
-        layout = ask.layout
+    def _found(self, arrival: Arrival) -> JsonObject:
+        hits, hints = self.driver.cached(arrival)
+        layout = arrival.layout
         return {
-            "num_prompt_tokens": ask.num_prompt_tokens,
-            "usable_tokens_max": ask.shippable_tokens,
+            "num_prompt_tokens": arrival.num_prompt_tokens,
+            "usable_tokens_max": arrival.shippable_tokens,
             "layout_id": layout.layout_id.hex() if layout else None,
             "clusters": [
                 {
                     "cluster": name,
                     "role": table.role.value,
                     "pools": [
-                        self._source(ask, pool, POOL_TIERS, hits, hints) for pool in table.pools
+                        self._source(arrival, pool, POOL_TIERS, hits, hints) for pool in table.pools
                     ],
-                    "engines": self._engines(ask, table, hits, hints),
+                    "engines": self._engines(arrival, table, hits, hints),
                 }
                 for name, table in self.deployment.clusters.items()
             ],
-            "decision": _foreseen(self.driver.foresee(ask, time.monotonic_ns())),
+            "decision": _foreseen(self.driver.foresee(arrival, time.monotonic_ns())),
         }
 
     def _engines(
-        self, ask: Ask, table: ClusterTable, hits: dict[str, int], hints: dict[str, int]
+        self, arrival: Arrival, table: ClusterTable, hits: dict[str, int], hints: dict[str, int]
     ) -> list[JsonObject]:
         return [
-            self._source(ask, name, Tier.DEVICE, hits, hints) | {"pool": engine.pool}
+            self._source(arrival, name, Tier.DEVICE, hits, hints) | {"pool": engine.pool}
             if name in self.followed
             else {"name": name, "tiers": ["device"], "state": "not_followed", "pool": engine.pool}
             for name, engine in table.engines.items()
         ]
 
     def _source(
-        self, ask: Ask, name: str, tiers: Tier, hits: dict[str, int], hints: dict[str, int]
+        self, arrival: Arrival, name: str, tiers: Tier, hits: dict[str, int], hints: dict[str, int]
     ) -> JsonObject:
         return {
             "name": name,
@@ -130,28 +129,28 @@ class KvLookup:
             "num_blocks_known": self.index.num_blocks(name),
             "hit_tokens": hits.get(name, 0),
             "hint_tokens": hints.get(name, 0),
-            "groups": self._groups(ask, name, tiers),
+            "groups": self._groups(arrival, name, tiers),
         }
 
-    def _groups(self, ask: Ask, name: str, tiers: Tier) -> list[JsonObject]:
+    def _groups(self, arrival: Arrival, name: str, tiers: Tier) -> list[JsonObject]:
         """Blocks by cache group, holes or not."""
-        if ask.layout is None or not ask.hashes:
+        if arrival.layout is None or not arrival.hashes:
             return []
         return [
             {
                 "group": group.index,
                 "kind": group.kind.value,
                 "tokens_per_block": group.tokens_per_block,
-                "num_blocks": ask.num_prompt_tokens // group.tokens_per_block,
+                "num_blocks": arrival.num_prompt_tokens // group.tokens_per_block,
                 "num_blocks_held": (
-                    held := self.index.num_held(name, ask.layout, group, ask.hashes, tiers)
+                    held := self.index.num_held(name, arrival.layout, group, arrival.hashes, tiers)
                 ),
                 # A checkpoint stands for all tokens before it; it has no length of its own.
                 "num_tokens_held": None
                 if group.kind is GroupKind.LINEAR_STATE
                 else held * group.tokens_per_block,
             }
-            for group in ask.layout.groups
+            for group in arrival.layout.groups
         ]
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from prfaas.core.control.replication import Copy, CopySettings, HotPrefixes, marks
 from prfaas.core.dispatch.link_load import LinkBook
 from prfaas.core.dispatch.route_options import Considered, RouteOption
-from prfaas.core.dispatch.types import Routed
+from prfaas.core.dispatch.types import Arrival, Routed
 from prfaas.core.kv.blocks import GroupKind
 from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.routing.decision import Path
@@ -23,7 +23,6 @@ from prfaas.gateway.pools.prefix_fetch import Fetcher, Prefix
 from prfaas.gateway.routing.change_log import Journal, Loop
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.pool_state import LinkName
-from prfaas.gateway.routing.routing_request import Ask
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
 from prfaas.units import NS_PER_S
 from prfaas.wire.frames import TRANSFER_ID_BYTES
@@ -74,14 +73,14 @@ class Copier:
         """Copies under way."""
         return len(self._open)
 
-    def routed(self, ask: Ask, found: Routed, considered: Considered, now_ns: int) -> None:
+    def routed(self, arrival: Arrival, found: Routed, considered: Considered, now_ns: int) -> None:
         """A request is prefilled at home: count what PrfaaS clusters hold of it and home does not.
 
         What is prefilled away comes home by itself, and so does what is pulled.
         """
         if found.decision.path is not Path.LOCAL or found.pulls:
             return
-        if ask.layout is None or not ask.hashes:
+        if arrival.layout is None or not arrival.hashes:
             return
         for option in considered.options:
             held = option.facts.pullable_tokens > found.present_tokens
@@ -90,8 +89,8 @@ class Copier:
                 and option.link.destination == found.destination
                 and option.cluster.costs is not None
             ):
-                prefix = Prefix(ask.layout, ask.hashes, ask.tenant)
-                self._miss(option, prefix, ask.num_prompt_tokens, found.present_tokens, now_ns)
+                prefix = Prefix(arrival.layout, arrival.hashes, arrival.tenant)
+                self._miss(option, prefix, arrival.num_prompt_tokens, found.present_tokens, now_ns)
 
     def _miss(
         self,

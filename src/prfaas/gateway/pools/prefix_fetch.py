@@ -1,7 +1,7 @@
 """The beginning of a prompt as blocks with names, and how a pool is asked to fetch it.
 
 Hot prefixes are fetched for whoever asks next (`loops/replication.py`), others for one request
-(`serving/prefix_pull.py`).
+(`serving/moving_blocks.py`).
 Blocks travel as in every pull: the destination's pool node asks the source over the link that the
 source keeps to it.
 """
@@ -33,7 +33,7 @@ class Prefix(Sequence[bytes]):
     """
 
     layout: Layout
-    hashes: list[bytes]
+    hashes: Sequence[bytes]
     tenant: str
 
     @property

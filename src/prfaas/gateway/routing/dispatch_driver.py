@@ -30,7 +30,6 @@ from prfaas.gateway.routing.link_reports import LinkReports
 from prfaas.gateway.routing.pool_state import LinkName, PoolView
 from prfaas.gateway.routing.profiles import Profiles
 from prfaas.gateway.routing.role_assignment import EngineQueue, make_split
-from prfaas.gateway.routing.routing_request import Ask
 from prfaas.gateway.tenancy.tenants import fairness
 
 
@@ -70,7 +69,7 @@ class Driver(DispatcherBooks):
         self.num_late = 0
         """Requests that admission refused."""
         self._lengths: dict[str, int] = {}
-        self._asked: dict[int, Ask] = {}
+        self._asked: dict[int, Arrival] = {}
         """Requests that are open in the dispatcher."""
         self._broken: set[str | LinkName] = set()
         self._views: dict[str, PoolView] = {}
@@ -222,26 +221,26 @@ class Driver(DispatcherBooks):
     # Requests
 
     def route(
-        self, ask: Ask, now_ns: int, *, again: bool = False
+        self, arrival: Arrival, now_ns: int, *, again: bool = False
     ) -> tuple[Routed | Refused, Considered]:
         """Decide for a request, and return the routes that were considered with the decision.
 
         Args:
-            ask: The request.
+            arrival: The request; its cached prefix is looked up here.
             now_ns: Time.
             again: It was let in before.
         """
-        arrival = self._arrival(ask)
-        considered = self.dispatcher.consider(arrival, now_ns)
-        found = self.dispatcher.decide(arrival, considered, now_ns, again=again)
+        number, found_now = arrival.request_id, self._looked_up(arrival)
+        considered = self.dispatcher.consider(found_now, now_ns)
+        found = self.dispatcher.decide(found_now, considered, now_ns, again=again)
         if isinstance(found, Routed):
-            self._asked[ask.number] = ask
+            self._asked[number] = arrival
         else:
-            self._asked.pop(ask.number, None)
+            self._asked.pop(number, None)
             self.num_late += found.reason is Refusal.PREDICTED_LATE
         if self.split is not None and not again:
             new = found.decision.num_new_tokens
-            self.split.roles.mixes.came(now_ns, new, ask.num_prompt_tokens)
+            self.split.roles.mixes.came(now_ns, new, arrival.num_prompt_tokens)
         return found, considered
 
     @property
@@ -251,13 +250,13 @@ class Driver(DispatcherBooks):
 
     def route_again(self, number: int, avoid: str, now_ns: int) -> Routed | Refused:
         """Route an open request anew, within the PD cluster, to another engine than `avoid`."""
-        arrival = self._arrival(self._asked[number], avoid, stay=True)
-        return self.dispatcher.arrive(arrival, now_ns, again=True)
+        arrival = self._asked[number]._replace(avoid=avoid, offloadable=False)
+        return self.dispatcher.arrive(self._looked_up(arrival), now_ns, again=True)
 
     def hits(self, number: int) -> Mapping[str, int]:
         """Usable cached prefix of an open request by source, tokens; certain hits alone."""
-        ask = self._asked.get(number)
-        return {} if ask is None else self.cached(ask)[0]
+        arrival = self._asked.get(number)
+        return {} if arrival is None else self.cached(arrival)[0]
 
     def spared(self, avoid: str) -> str | None:
         """A PD engine that is well and kept from requests by its breaker alone."""
@@ -265,9 +264,9 @@ class Driver(DispatcherBooks):
         found = (name for name in home if name in self._healthy and name in self._broken)
         return next((name for name in found if name != avoid and not self.is_barred(name)), None)
 
-    def foresee(self, ask: Ask, now_ns: int) -> Foreseen:
+    def foresee(self, arrival: Arrival, now_ns: int) -> Foreseen:
         """What would be decided for a request, if it came now."""
-        return self.dispatcher.foresee(self._arrival(ask), now_ns)
+        return self.dispatcher.foresee(self._looked_up(arrival), now_ns)
 
     def choose_decode(self, number: int, avoid: str = "") -> str | None:
         """The engine that decodes a request, chosen when first asked for.
@@ -327,31 +326,19 @@ class Driver(DispatcherBooks):
     def _look_up(self, numbers: Iterable[int], now_ns: int) -> None:
         """Look up cached prefixes of open requests once more."""
         for number in numbers:
-            if (ask := self._asked.get(number)) is not None:
-                self.dispatcher.requests.look_up(number, self.cached(ask)[0], now_ns)
+            if (arrival := self._asked.get(number)) is not None:
+                self.dispatcher.requests.look_up(number, self.cached(arrival)[0], now_ns)
 
-    def _arrival(self, ask: Ask, avoid: str = "", *, stay: bool = False) -> Arrival:
-        hits, hints = self.cached(ask)
-        return Arrival(
-            request_id=ask.number,
-            num_prompt_tokens=ask.num_prompt_tokens,
-            num_tokens_to_fit=ask.num_tokens_to_fit,
-            hits=hits,
-            hints=hints,
-            offloadable=ask.offloadable and not stay,
-            shippable_tokens=ask.shippable_tokens,
-            avoid=avoid,
-            tenant=ask.tenant,
-            may_ship=ask.may_ship,
-            layout=ask.layout,
-            streams=ask.streams,
-        )
+    def _looked_up(self, arrival: Arrival) -> Arrival:
+        """A request with what is cached of it now."""
+        hits, hints = self.cached(arrival)
+        return arrival._replace(hits=hits, hints=hints)
 
-    def cached(self, ask: Ask) -> tuple[dict[str, int], dict[str, int]]:
+    def cached(self, arrival: Arrival) -> tuple[dict[str, int], dict[str, int]]:
         """Usable cached prefix by source, tokens: certain hits, and hints."""
-        if ask.layout is None or not ask.hashes:
+        if arrival.layout is None or not arrival.hashes:
             return {}, {}
-        return self._index.hits(ask.layout, ask.hashes, ask.num_prompt_tokens)
+        return self._index.hits(arrival.layout, arrival.hashes, arrival.num_prompt_tokens)
 
 
 def _members(clusters: Mapping[str, ClusterTable]) -> tuple[Member, ...]:

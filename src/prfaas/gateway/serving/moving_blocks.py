@@ -66,9 +66,9 @@ class MovingBlocks:
         """Have the prefix fetched that a route counts on; False if its pool can not be asked."""
         routed, layout = plan.routed, plan.layout
         assert layout is not None  # noqa: S101 (nothing is pulled without one)
-        hashes = plan.ask.hashes[: routed.hit_tokens // layout.tokens_per_hash]
+        hashes = plan.arrival.hashes[: routed.hit_tokens // layout.tokens_per_hash]
         view = self.open(Blocks.PULL, routed.source, routed.destination)
-        prefix = Prefix(layout, hashes, plan.ask.tenant)
+        prefix = Prefix(layout, hashes, plan.arrival.tenant)
         is_asked = self._movers.fetcher.fetch(view, prefix, routed.present_tokens)
         if not is_asked:
             del self._views[Blocks.PULL]

@@ -94,17 +94,20 @@ class PrefillLeg:
         """What the engine's tier and the pools have to know."""
         if plan.layout is None:
             raise PrefillGivenUpError(_Why.NO_LAYOUT, "nobody has announced a layout")
-        span = {"have_tokens": plan.pd_hit_tokens, "final_tokens": plan.final_tokens}
+        span = {
+            "have_tokens": plan.routed.present_tokens,
+            "final_tokens": plan.route.final_tokens,
+        }
         order = {"transfer": transfer.transfer_id.hex(), "push_to": transfer.destination, **span}
         if transfer.stays:
             wait_ms = self.limits.transfer_timeout // NS_PER_MS
             return {**order, "wait": wait_order(awaited, wait_ms)}
-        blocks = manifest_of(plan.layout, plan.ask.hashes, **span)
+        blocks = manifest_of(plan.layout, plan.arrival.hashes, **span)
         if sum(map(len, blocks.values())) > MANIFEST_BYTES_MAX:
             raise PrefillGivenUpError(
                 _Why.TOO_MANY_BLOCKS, "the prompt has more blocks than a ticket can name"
             )
-        ticket = self.tickets.issue(transfer, plan.layout, plan.ask.tenant, blocks, **span)
+        ticket = self.tickets.issue(transfer, plan.layout, plan.arrival.tenant, blocks, **span)
         return {**order, "ticket": ticket}
 
     async def _post(self, engine: Engine, body: JsonObject, headers: Mapping[str, str]) -> int:

@@ -90,7 +90,7 @@ class Rehearsal:
         if key in self._passed:
             self._passed.move_to_end(key)
             return False
-        unheard = (plan.decode.name, plan.prompt.cache_salt)
+        unheard = (plan.route.decode, plan.prompt.cache_salt)
         if self._unknown.get(unheard, 0.0) > time.monotonic():
             self._count("skipped")
             return False
@@ -117,11 +117,11 @@ class Rehearsal:
     async def _ask(self, exchange: Exchange, plan: Plan) -> int | None:
         """Status of a rehearsal; None without an answer."""
         path, body = rehearsed(exchange.client, plan)
-        headers = exchange.leg_headers("v")
+        decode, headers = self._engines.by_name[plan.route.decode], exchange.leg_headers("v")
         try:
             async with (
                 asyncio.timeout(LIMIT_S),
-                self._engines.post(plan.decode, path, body, headers) as response,
+                self._engines.post(decode, path, body, headers) as response,
             ):
                 await read_answer(response)
                 return response.status

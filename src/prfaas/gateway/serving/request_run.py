@@ -47,7 +47,7 @@ from prfaas.core.request.events import (
     Woke,
 )
 from prfaas.core.request.fleet import Fleet
-from prfaas.core.request.machine import RequestLife, Route
+from prfaas.core.request.machine import RequestLife
 from prfaas.core.request.states import Stage
 from prfaas.errors import EngineError
 from prfaas.gateway.admission.quarantine import Suspects
@@ -113,7 +113,7 @@ class RequestRun:
         self._parts, self._exchange, self._plan = parts, exchange, plan
         if plan.layout is not None:
             exchange.usage.cache_end = plan.layout.last_whole_block(plan.prompt.num_tokens)
-        self.life = RequestLife(_route(plan, exchange), parts.fleet)
+        self.life = RequestLife(plan.route, parts.fleet)
         self._next: AnyAction | None = None
         """The leg, or what comes instead of one, that the machine asked for last."""
         self._events: deque[AnyEvent] = deque()
@@ -249,14 +249,14 @@ class RequestRun:
         exchange, plan = self._exchange, self._plan
         # Until the leg has answered: what decode's pool or a pull brings.
         routed = plan.routed
-        exchange.usage.cached_max = routed.hit_tokens if routed.pulls else plan.pd_hit_tokens
+        exchange.usage.cached_max = routed.hit_tokens if routed.pulls else routed.present_tokens
         if await self._parts.rehearsal.is_refused(exchange, plan):
             why = "the decode engine refuses its fields"
             self._report(PrefillFailed(PrefillFailure.REFUSED, why=why))
             return
         if self.life.stage is not Stage.PREFILLING:
             return
-        transfer = self._moving.open(Blocks.HAND_OFF, engine.pool, plan.decode.pool)
+        transfer = self._moving.open(Blocks.HAND_OFF, *plan.route.pools)
         exchange.record.prefill_engine = engine.name
         headers = exchange.leg_headers("p")
         run = self._parts.prefill_leg.run(
@@ -358,19 +358,6 @@ class RequestRun:
         """The answer is complete."""
         found = self._exchange.usage.decode_cached or 0
         self._report(Finished(found, self._exchange.record.cached_tokens or 0))
-
-
-def _route(plan: Plan, exchange: Exchange) -> Route:
-    prefill = plan.prefill
-    return Route(
-        number=plan.ask.number,
-        routed=plan.routed,
-        decode=plan.decode.name,
-        prefill="" if prefill is None else prefill.name,
-        pools=(plan.decode.pool if prefill is None else prefill.pool, plan.decode.pool),
-        final_tokens=plan.final_tokens,
-        deadline_ns=exchange.record.deadline_ns,
-    )
 
 
 def _may_have_died(error: EngineError) -> bool:

@@ -7,9 +7,10 @@ import time
 from dataclasses import dataclass
 
 from prfaas.config.clusters import ClusterRole
-from prfaas.core.dispatch.types import Refusal, Refused, Routed
+from prfaas.core.dispatch.types import Arrival, Refusal, Refused, Routed
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.shipping import shipped_bytes
+from prfaas.core.request.machine import Route
 from prfaas.core.routing.decision import Path, Reason
 from prfaas.errors import PrfaasError
 from prfaas.gateway.admission.charging import reserve
@@ -21,7 +22,6 @@ from prfaas.gateway.openai.validation import bad
 from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.routing.dispatch_driver import Driver
-from prfaas.gateway.routing.routing_request import Ask
 from prfaas.gateway.telemetry.request_records import Record
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.gateway.tenancy.tokenised import tokenising_cost
@@ -30,34 +30,27 @@ from prfaas.gateway.tokenization.prompt_encoder import Prompt, PromptMaker
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who does what for one request.
+    """One request with its tokens and its route.
 
     Attributes:
-        ask: What was asked of the driver.
+        arrival: As it was routed.
         prompt: Token ids.
-        routed: The decision.
-        decode: Engine in the PD cluster.
-        prefill: Another engine that prefills, in the PrfaaS cluster or at home; None where the one
-            that decodes does.
-        final_tokens: Prefix that decode's pool will hold once the transfer is complete.
+        route: Engines and pools.
     """
 
-    ask: Ask
+    arrival: Arrival
     prompt: Prompt
-    routed: Routed
-    decode: Engine
-    prefill: Engine | None
-    final_tokens: int
+    route: Route
+
+    @property
+    def routed(self) -> Routed:
+        """The decision."""
+        return self.route.routed
 
     @property
     def layout(self) -> Layout | None:
         """Of the blocks; None while unknown, and then the path is local."""
-        return self.ask.layout
-
-    @property
-    def pd_hit_tokens(self) -> int:
-        """Prefix that decode's pool already holds."""
-        return self.routed.present_tokens
+        return self.arrival.layout
 
 
 ADAPTER = "its model is an adapter, whose KV blocks stay in the engine"
@@ -101,18 +94,19 @@ class Planner:
             RequestError: The prompt can not be rendered or is too long, or would come too late.
             UnavailableError: No PD engine is ready.
         """
-        ask, prompt = await self.ask(client, tenant, record)
-        plan = self._decide(ask, prompt, record)
+        arrival, prompt = await self.arrival(client, tenant, record)
+        plan = self._decide(arrival, prompt, record)
         if client.is_for_adapter and plan.routed.decision.reason is Reason.NOT_OFFLOADABLE:
             record.decision = plan.routed.decision._replace(detail=ADAPTER)
         _count(plan, tenant, record)
         longest = max(map(len, prompt.sequences))
-        reserve(client, max(0, plan.decode.max_model_len - longest), tenant, record)
+        decode = self._engines.by_name[plan.route.decode]
+        reserve(client, max(0, decode.max_model_len - longest), tenant, record)
         return plan
 
-    async def ask(
+    async def arrival(
         self, client: ClientRequest, tenant: Tenant, record: Record, *, is_charged: bool = True
-    ) -> tuple[Ask, Prompt]:
+    ) -> tuple[Arrival, Prompt]:
         """What has to be known of a request to decide about it.
 
         Args:
@@ -138,18 +132,19 @@ class Planner:
         record.num_prompt_tokens = prompt.num_tokens
         if client.is_exact:
             check_length(client, prompt, max_model_len)
-        ask = Ask(
-            number=next(self._numbers),
-            num_prompt_tokens=prompt.num_tokens,
+        arrival = Arrival(
+            next(self._numbers),
+            prompt.num_tokens,
             num_tokens_to_fit=max(map(len, prompt.sequences)) if client.is_exact else 0,
-            layout=layout,
-            hashes=prompt.hashes if len(prompt.sequences) == 1 else [],
             offloadable=client.offloadable,
+            shippable_tokens=None if layout is None else layout.last_boundary(prompt.num_tokens),
             tenant=tenant.name,
             may_ship=tenant.quota.may_ship(time.monotonic_ns()),
+            layout=layout,
             streams=client.stream,
+            hashes=prompt.hashes if len(prompt.sequences) == 1 else (),
         )
-        return ask, prompt
+        return arrival, prompt
 
     def _layout(self, first: Engine) -> Layout | None:
         """Layout of an engine that decodes, of the first that is known."""
@@ -157,8 +152,8 @@ class Planner:
         layouts = (self._pools.layout(engine.pool, engine.name) for engine in (first, *others))
         return next((layout for layout in layouts if layout is not None), None)
 
-    def _decide(self, ask: Ask, prompt: Prompt, record: Record) -> Plan:
-        found, considered = self._driver.route(ask, time.monotonic_ns())
+    def _decide(self, arrival: Arrival, prompt: Prompt, record: Record) -> Plan:
+        found, considered = self._driver.route(arrival, time.monotonic_ns())
         record.decision, record.considered = found.decision, considered
         record.decided_ns = record.age_ns()
         if found.decision.reason is Reason.LAYOUT_MISMATCH:
@@ -169,34 +164,37 @@ class Planner:
         record.pd_hit_tokens, record.prfaas_hit_tokens = found.home_tokens, found.away_tokens
         record.prefill_cluster = found.cluster
         if self._copier is not None:
-            self._copier.routed(ask, found, considered, time.monotonic_ns())
-        by_name, decode = self._engines.by_name, self._decoder(ask, found)
-        record.decode_engine = decode
-        apart = found.prefill != decode and self._is_shared(ask, found)
-        return Plan(
-            ask=ask,
-            prompt=prompt,
+            self._copier.routed(arrival, found, considered, time.monotonic_ns())
+        decode = record.decode_engine = self._decoder(arrival, found)
+        apart = found.prefill != decode and self._is_shared(arrival, found)
+        prefill = found.prefill if apart else ""
+        pool_of = {name: self._engines.by_name[name].pool for name in (decode, found.prefill)}
+        route = Route(
+            number=arrival.request_id,
             routed=found,
-            decode=by_name[decode],
-            prefill=by_name[found.prefill] if apart else None,
-            final_tokens=ask.shippable_tokens or 0,
+            decode=decode,
+            prefill=prefill,
+            pools=(pool_of[prefill or decode], pool_of[decode]),
+            final_tokens=arrival.shippable_tokens or 0,
+            deadline_ns=record.deadline_ns,
         )
+        return Plan(arrival, prompt, route)
 
-    def _decoder(self, ask: Ask, found: Routed) -> str:
-        name = found.decode or self._driver.choose_decode(ask.number)
+    def _decoder(self, arrival: Arrival, found: Routed) -> str:
+        name = found.decode or self._driver.choose_decode(arrival.request_id)
         if name is None:
-            self._driver.end(ask.number, time.monotonic_ns())
+            self._driver.end(arrival.request_id, time.monotonic_ns())
             raise UnavailableError("no engine of a PD cluster can decode; try again")
         return name
 
-    def _is_shared(self, ask: Ask, found: Routed) -> bool:
+    def _is_shared(self, arrival: Arrival, found: Routed) -> bool:
         """Whether two engines share the work: at home only where there are blocks to hand over."""
-        shippable = ask.shippable_tokens
+        shippable = arrival.shippable_tokens
         if found.decision.path is Path.REMOTE:
             return True
-        if ask.offloadable and ask.hashes and (shippable or 0) > found.present_tokens:
+        if arrival.offloadable and arrival.hashes and (shippable or 0) > found.present_tokens:
             return True
-        self._driver.fall_back(ask.number, time.monotonic_ns())
+        self._driver.fall_back(arrival.request_id, time.monotonic_ns())
         return False
 
 
@@ -205,14 +203,14 @@ def _count(plan: Plan, tenant: Tenant, record: Record) -> None:
     now_ns = time.monotonic_ns()
     num_tokens = plan.prompt.num_tokens
     tenant.quota.count_tokens(num_tokens - tokenising_cost(num_tokens), now_ns)
-    routed, final_tokens = plan.routed, plan.final_tokens
+    routed, final_tokens = plan.routed, plan.route.final_tokens
     if routed.pulls:
         final_tokens = routed.hit_tokens
     elif routed.decision.path is Path.LOCAL:
         return
     if plan.layout is not None:
         record.signed_bytes = shipped_bytes(
-            plan.layout, have_tokens=plan.pd_hit_tokens, final_tokens=final_tokens
+            plan.layout, have_tokens=routed.present_tokens, final_tokens=final_tokens
         )
         tenant.quota.ship(record.signed_bytes, now_ns)
 

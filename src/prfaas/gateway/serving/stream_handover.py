@@ -50,7 +50,7 @@ class Ending:
             await self._say(exchange, {"choices": [{"index": 0, "text": "", "logprobs": None}]})
         exchange.usage.num_moved = answer.num_moved
         if exchange.usage.cached_max is None:
-            exchange.usage.cached_max = plan.pd_hit_tokens
+            exchange.usage.cached_max = plan.routed.present_tokens
         ids = [*plan.prompt.token_ids, *answer.token_ids]
         return rest_of(exchange.client, answer.num_moved), replace(plan.prompt, sequences=[ids])
 
@@ -67,7 +67,7 @@ class Ending:
             "prompt_tokens": plan.prompt.num_tokens,
             "completion_tokens": num_tokens,
             "total_tokens": plan.prompt.num_tokens + num_tokens,
-            "prompt_tokens_details": {"cached_tokens": plan.pd_hit_tokens},
+            "prompt_tokens_details": {"cached_tokens": plan.routed.present_tokens},
         }
         await self._say(exchange, {"choices": [], "usage": usage})
         exchange.finish()
