@@ -105,7 +105,11 @@ def test_what_an_instance_holds_itself_draws_a_request_and_saves_its_work() -> N
         for held in ({"h1": 8000}, {"h1": 8000, "home": 3000}, {"h1": 8000, "home": 8000}):
             made = at_one_pool(PolicyName.LOCAL, mixed=mixed)
             found = sent(made.arrive(arrival(1, hits=held), 0))
-            assert (found.prefill, found.hit_tokens, found.home_tokens) == ("h1", 8000, 8000)
+            assert (found.prefill, found.hit_tokens, found.facts.pd_hit_tokens) == (
+                "h1",
+                8000,
+                8000,
+            )
             # A decode instance finds only what the pool holds.
             assert found.present_tokens == held.get("home", 0)
             assert found.decision.num_new_tokens == 2000
@@ -172,7 +176,11 @@ def test_both_predictions_know_what_the_instance_away_holds() -> None:
         sent(at_one_pool(PolicyName.REMOTE).arrive(arrival(1, hits=hits), 0))
         for hits in ({"fast": 3000, "home": 2000}, {"fast": 3000, "home": 2000, "f1": 8000})
     )
-    assert (known.hit_tokens, known.away_tokens, known.home_tokens) == (8000, 8000, 2000)
+    assert (known.hit_tokens, known.facts.prfaas_hit_tokens, known.facts.pd_hit_tokens) == (
+        8000,
+        8000,
+        2000,
+    )
     before, after = plain.decision.predicted_remote_ns, known.decision.predicted_remote_ns
     assert after == (before or 0) - 5000 * 100_000
     assert known.decision.predicted_local_ns == plain.decision.predicted_local_ns
@@ -201,7 +209,7 @@ def test_a_pull_that_is_lost_is_work_where_it_was_waited_for() -> None:
     for name in ("f0", "f1"):  # a queue away, so that nobody is sent there
         made.load(name).dispatch(name, 9, 0, 10 * NS_PER_S)
     found = sent(made.arrive(arrival(1, hits={"home": 2000, "fast": 8000}), 0))
-    assert (found.pulls, found.home_tokens, found.hit_tokens) == (True, 2000, 8000)
+    assert (found.pulls, found.facts.pd_hit_tokens, found.hit_tokens) == (True, 2000, 8000)
     assert made.load(found.prefill).wait_ns(found.prefill, 0) == 2000 * 300_000
     assert made.promised_bytes == 6_000_000
     for _ in range(2):

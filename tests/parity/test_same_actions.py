@@ -141,7 +141,7 @@ class Run:
 
     def _count_own(self, found: Routed, family: int, num_blocks: int) -> None:
         """Count what the memory of an instance holds beyond its pool."""
-        if found.home_tokens > found.present_tokens:
+        if found.facts.pd_hit_tokens > found.present_tokens:
             self.own["home"] += 1
         if found.decision.path is Path.REMOTE:
             in_pool = min(self.stored.get((found.source, family), 0), num_blocks) * BLOCK_TOKENS
@@ -321,7 +321,7 @@ def test_prefixes_that_lie_away_are_pulled_alike(split: bool) -> None:
             reasons[_name(action)] += 1
             if isinstance(action, Routed) and action.pulls:
                 assert action.source in CLUSTERS
-                assert action.hit_tokens - action.home_tokens == action.decision.pull_tokens
+                assert action.hit_tokens - action.facts.pd_hit_tokens == action.decision.pull_tokens
                 promised.add(action.shipped_bytes)
     assert reasons["pulled"] > 3, reasons
     assert min(promised) > 0

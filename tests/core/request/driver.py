@@ -25,7 +25,7 @@ from prfaas.core.request.fleet import Fleet, Limits
 from prfaas.core.request.machine import RequestLife, Route
 from prfaas.core.request.states import TRANSITIONS, Stage
 from prfaas.core.resilience.circuit_breaker import Told
-from prfaas.core.routing.decision import Decision, Path, Reason
+from prfaas.core.routing.decision import Decision, Path, Reason, RoutingFacts
 from prfaas.units import NS_PER_S
 
 LIMITS = Limits(prefill_timeout_ns=60 * NS_PER_S, transfer_timeout_ns=30 * NS_PER_S)
@@ -116,9 +116,9 @@ def routed(path: Path, *, pulls: bool = False, predicted_ns: int | None = None) 
         pull_tokens=4000 if pulls else 0,
     )
     source = "far" if path is Path.REMOTE or pulls else ""
-    return Routed(
-        decision, "c", "p", "d", source, "pd", 8000, 5000 if pulls else 1000, 1000, 1000, 0, 100
-    )
+    facts = RoutingFacts(8000, pd_hit_tokens=1000, prfaas_hit_tokens=5000 if pulls else 0)
+    hit_tokens = 5000 if pulls else 1000
+    return Routed(decision, facts, "c", "p", "d", source, "pd", hit_tokens, 100)
 
 
 class Driver:

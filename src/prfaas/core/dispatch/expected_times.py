@@ -51,9 +51,9 @@ class ExpectedTimes:
             return None
         if routed.pulls:
             # Its prefill is in that queue already.
-            num_new_tokens = routed.num_prompt_tokens - routed.hit_tokens
-            wait_ns = max(0, wait_ns - self._times.local_ns(num_new_tokens))
-        return wait_ns + self._times.local_ns(max(1, routed.num_prompt_tokens - held_tokens))
+            wait_ns = max(0, wait_ns - self._times.local_ns(routed.num_tokens_to_prefill))
+        num_new_tokens = routed.facts.num_prompt_tokens - held_tokens
+        return wait_ns + self._times.local_ns(max(1, num_new_tokens))
 
     def _wait_ns(self, name: str, now_ns: int) -> int | None:
         """Predicted wait for an instance; one that only decodes prefills at once."""

@@ -206,7 +206,7 @@ class OpenRequests:
         hit = max(hits.get(stage.instances[routed.prefill].pool, 0), hits.get(routed.prefill, 0))
         if routed.pulls:
             hit = max(hit, routed.hit_tokens)
-        new, times = routed.num_prompt_tokens - hit, self._times
+        new, times = routed.facts.num_prompt_tokens - hit, self._times
         is_local = stage is self._routes.home
         work_ns = times.local_ns(new) if is_local else times.remote_ns(routed.cluster, new)
         if stage.book.rework(routed.prefill, request_id, now_ns, work_ns):
@@ -291,7 +291,7 @@ class OpenRequests:
             return
         name, routed = entry.routed.decode, entry.routed
         assert name is not None  # noqa: S101 (such instances are chosen on arrival)
-        work_ns = self._times.local_ns(routed.num_prompt_tokens - routed.present_tokens)
+        work_ns = self._times.local_ns(routed.facts.num_prompt_tokens - routed.present_tokens)
         self._routes.home.book.dispatch(name, request_id, now_ns, work_ns)
         entry.routed = routed._replace(cluster=self._home, prefill=name, source="")
         entry.prefilling = True
@@ -307,7 +307,7 @@ class OpenRequests:
         routed = entry.routed = entry.routed._replace(source="")
         if entry.prefilling:
             self._withdraw(request_id, entry, now_ns)
-            work_ns = self._times.local_ns(routed.num_prompt_tokens - routed.home_tokens)
+            work_ns = self._times.local_ns(routed.facts.num_new_tokens)
             self._routes.home.book.dispatch(routed.prefill, request_id, now_ns, work_ns)
             entry.prefilling = True
 
@@ -333,17 +333,15 @@ class OpenRequests:
 
     def _work_ns(self, routed: Routed) -> int:
         """Work of a prefill that is booked as routed, ns."""
-        num_new_tokens = routed.num_prompt_tokens - routed.hit_tokens
         if routed.decision.path is Path.LOCAL:
-            return self._times.local_ns(num_new_tokens)
-        return self._times.remote_ns(routed.cluster, num_new_tokens)
+            return self._times.local_ns(routed.num_tokens_to_prefill)
+        return self._times.remote_ns(routed.cluster, routed.num_tokens_to_prefill)
 
     def _observe(self, request_id: int, routed: Routed, now_ns: int) -> None:
         """Time a prefill: what was before it at its instance, and its own work."""
         name, book = routed.prefill, self._stage_of[routed.prefill].book
-        num_new_tokens = routed.num_prompt_tokens - routed.hit_tokens
         wait_ns = book.wait_ns(name, now_ns) or 0
-        self._times.sent(request_id, routed.cluster, wait_ns, num_new_tokens, now_ns)
+        self._times.sent(request_id, routed.cluster, wait_ns, routed.num_tokens_to_prefill, now_ns)
         if self._times.first_tokens is not None and not routed.pulls:
             queued_ns = book.pending_ns(name)
             self._times.first_tokens.sent(request_id, routed.cluster, queued_ns, now_ns)

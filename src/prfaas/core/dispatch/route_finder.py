@@ -119,9 +119,12 @@ class RouteFinder:
             return option
         wait_ns_max = SACRIFICED_MAX * target_ns
         if path is Path.LOCAL and option.home is not None:
-            return option._replace(
-                home=self.home.last_like(option.home, arrival, now_ns, wait_ns_max)
+            home = self.home.last_like(option.home, arrival, now_ns, wait_ns_max)
+            held = option.facts.present_tokens
+            facts = option.facts._replace(
+                pd_hit_tokens=home.hit_tokens, device_only_tokens=home.hit_tokens - held
             )
+            return option._replace(home=home, facts=facts)
         if path is Path.REMOTE and option.away is not None:
             stage = self.away[option.cluster.name]
             return option._replace(away=stage.last_like(option.away, arrival, now_ns, wait_ns_max))

@@ -53,16 +53,13 @@ class RouteOption(NamedTuple):
         length = facts.num_prompt_tokens if is_remote else hit
         return Routed(
             decision,
+            facts,
             self.cluster.name if is_remote else home,
             prefill.name,
             self.home.name if self.home and is_mixed else None,
             link.source if ships else "",
             link.destination,
-            facts.num_prompt_tokens,
             hit,
-            facts.present_tokens,
-            self.home.hit_tokens if self.home else facts.pd_hit_tokens,
-            facts.prfaas_hit_tokens,
             costs.shipped_bytes(length, facts.present_tokens) if costs and ships else 0,
         )
 

@@ -12,7 +12,7 @@ from prfaas.core.admission.fair_share import FairSettings
 from prfaas.core.control.threshold_loop import Pressures
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.routing.calibration import CalibrationSettings
-from prfaas.core.routing.decision import Decision, Path
+from prfaas.core.routing.decision import Decision, Path, RoutingFacts
 from prfaas.core.routing.policies import Bandwidth, PolicyName
 from prfaas.core.routing.predictions import CostModel
 from prfaas.units import NS_PER_S
@@ -153,33 +153,36 @@ class Routed(NamedTuple):
 
     Attributes:
         decision: The path and why.
+        facts: What the decision was made from: lengths, and the cached prefix of each path.
         cluster: The cluster that prefills.
         prefill: The instance that prefills.
         decode: The instance that decodes; None while it is not chosen.
         source: Pool that ships the blocks; "" where nothing is shipped.
         destination: Pool that they are decoded from.
-        num_prompt_tokens: Length of the prompt.
-        hit_tokens: Cached prefix where it is prefilled, tokens.
-        present_tokens: Cached prefix at the destination, tokens; it is not shipped.
-        home_tokens: Cached prefix for the PD instance that would prefill, tokens: at the
-            destination, or in the instance's own memory.
-        away_tokens: The same for the instance of the PrfaaS cluster that was looked at.
+        hit_tokens: Prefix that prefill does not compute, tokens: cached there, or pulled.
         shipped_bytes: What the link is promised: the prompt's blocks, or on the local path those of
             a prefix that is pulled; 0 without either, or without a cost model.
     """
 
     decision: Decision
+    facts: RoutingFacts
     cluster: str
     prefill: str
     decode: str | None
     source: str
     destination: str
-    num_prompt_tokens: int
     hit_tokens: int
-    present_tokens: int
-    home_tokens: int
-    away_tokens: int
     shipped_bytes: int
+
+    @property
+    def present_tokens(self) -> int:
+        """Cached prefix in the PD cluster's pool, tokens; it is not shipped."""
+        return self.facts.present_tokens
+
+    @property
+    def num_tokens_to_prefill(self) -> int:
+        """Tokens that prefill computes."""
+        return self.facts.num_prompt_tokens - self.hit_tokens
 
     @property
     def pulls(self) -> bool:

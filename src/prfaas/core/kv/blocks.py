@@ -88,7 +88,9 @@ class Layout:
         return min(num_tokens // span * span for span in spans)
 
 
-def block_key(layout: Layout, group: CacheGroup, hashes: Sequence[bytes], end_token: int) -> BlockKey:
+def block_key(
+    layout: Layout, group: CacheGroup, hashes: Sequence[bytes], end_token: int
+) -> BlockKey:
     """Name of the block of `group` that ends at `end_token`.
 
     Args:

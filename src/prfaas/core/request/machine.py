@@ -175,7 +175,7 @@ class RequestLife:
         self.blocks.begin(Blocks.HAND_OFF, hand_off)
         if hand_off.crosses_link:
             self._watch_route(Blocks.HAND_OFF, hand_off.link, route.decode, now_ns)
-        local = route.decode, routed.num_prompt_tokens - routed.present_tokens
+        local = route.decode, routed.facts.num_prompt_tokens - routed.present_tokens
         self._watches.append(PrefillWatch(self._fleet, route.number, local, now_ns))
         self.stage = Stage.PREFILLING
         yield StartPrefill(route.prefill)

@@ -170,7 +170,7 @@ class RequestRun:
     def _num_of_use(self, cached_tokens: int | None) -> int:
         """Tokens of a pulled prefix that an engine used."""
         routed = self._plan.routed
-        return max(0, min(cached_tokens or 0, routed.hit_tokens) - routed.home_tokens)
+        return max(0, min(cached_tokens or 0, routed.hit_tokens) - routed.facts.pd_hit_tokens)
 
     # Events and actions
 

@@ -161,7 +161,8 @@ class Planner:
         if isinstance(found, Refused):
             record.refusal = found.reason
             raise _refused(found)
-        record.pd_hit_tokens, record.prfaas_hit_tokens = found.home_tokens, found.away_tokens
+        record.pd_hit_tokens = found.facts.pd_hit_tokens
+        record.prfaas_hit_tokens = found.facts.prfaas_hit_tokens
         record.prefill_cluster = found.cluster
         if self._copier is not None:
             self._copier.routed(arrival, found, considered, time.monotonic_ns())
