@@ -76,9 +76,6 @@ class TokenApi:
         with self.door.enter(request[TENANT]):
             body = await read(request, parse_object)
             check_model(body, self.model, self.engines.adapters())
-            tokens = body.get("tokens")
-            if not isinstance(tokens, list):
-                raise bad(f"tokens must be an array of token ids, got {shown(tokens)}", "tokens")
-            ids = token_ids(tokens, self.prompts.vocab_size, "tokens")
+            ids = token_ids(body.get("tokens"), self.prompts.vocab_size, "tokens")
             text, _ = await self.prompts.words(ids, request[TENANT])
         return json_response({"prompt": text})

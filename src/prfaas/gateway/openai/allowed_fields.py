@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from prfaas.gateway.http.json_codec import JsonObject
-from prfaas.gateway.openai.validation import REFUSED, bad, shown
+from prfaas.gateway.openai.validation import bad, shown
 
 CONTROL_FIELDS = frozenset(
     {"kv_transfer_params", "cache_salt", "ec_transfer_params", "kv_hints", "request_id"}
@@ -54,6 +54,8 @@ _CHAT = frozenset(
 )
 _COMPLETIONS = frozenset({"prompt", "suffix"})
 _TOKENIZE = frozenset({"return_token_strs"})
+REFUSED = ("chat_template", "prompt_embeds")
+"""A program for the template engine, and tensors for the model: neither is taken from clients."""
 KNOWN_FIELDS = _COMMON | _CHAT | _COMPLETIONS | _TOKENIZE
 """Of all endpoints: a field of the other API is ignored by the engine, and known not to matter."""
 NAMES_SHOWN = 8
@@ -88,6 +90,9 @@ def allowed(body: JsonObject, more: Collection[str] = ()) -> JsonObject:
             "gateway.request_fields or the tenant's request_fields",
             unknown[0][:80],
         )
+    for name in REFUSED:
+        if body.get(name) is not None:
+            raise bad(f"{name} is not accepted from clients", name)
     kept = {name: value for name, value in body.items() if name in known and not is_control(name)}
     # vLLM merges this object into the very dictionary that carries kv_transfer_params.
     if isinstance(extra := kept.get("vllm_xargs"), dict):

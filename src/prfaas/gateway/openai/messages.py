@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
+import msgspec
+
 from prfaas.gateway.http.json_codec import JsonObject, from_json
-from prfaas.gateway.openai.validation import bad, shown
+from prfaas.gateway.openai.validation import bad, shown, typed
 
 _KEPT = ("name", "tool_call_id")
+
+
+class Part(msgspec.Struct):
+    """A part of a message's content."""
+
+    type: str
+    text: Any = None
+
+
+class ToolCall(msgspec.Struct):
+    """A tool call of an assistant."""
+
+    function: dict[str, Any]
+
+
+class Message(msgspec.Struct):
+    """A message of a chat."""
+
+    role: Annotated[str, msgspec.Meta(min_length=1)]
+    content: str | list[str | Part] | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 def parse_messages(messages: object) -> list[JsonObject]:
@@ -20,11 +45,15 @@ def parse_messages(messages: object) -> list[JsonObject]:
     """
     if not isinstance(messages, list) or not messages:
         raise bad(f"messages must be a non-empty array, got {shown(messages)}", "messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    checked: list[Message] = typed(messages, list[Message], "messages")
+    return [
+        _message(message, raw, f"messages[{i}]")
+        for i, (message, raw) in enumerate(zip(checked, messages, strict=True))
+    ]
 
 
 def has_other_parts(messages: list[JsonObject]) -> bool:
-    """Whether a message carries anything but text. `messages` has passed `parse_messages`."""
+    """Return True if a message carries anything but text. It has passed `parse_messages`."""
     return any(
         part["type"] != "text"
         for message in messages
@@ -34,56 +63,32 @@ def has_other_parts(messages: list[JsonObject]) -> bool:
     )
 
 
-def _message(message: object, place: str) -> JsonObject:
-    if not isinstance(message, dict):
-        raise bad(f"{place} must be an object, got {shown(message)}", "messages")
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise bad(f"{place}.role must be a string, got {shown(role)}", "messages")
-    parsed: JsonObject = {"role": role, "content": _text(message.get("content"), place)}
-    parsed |= {key: message[key] for key in _KEPT if isinstance(message.get(key), str)}
-    if role == "assistant":
-        _add_assistant_keys(parsed, message, place)
+def _message(message: Message, raw: JsonObject, place: str) -> JsonObject:
+    parsed: JsonObject = {"role": message.role, "content": _text(message, place)}
+    parsed |= {key: raw[key] for key in _KEPT if isinstance(raw.get(key), str)}
+    if message.role == "assistant":
+        reasoning = raw.get("reasoning", raw.get("reasoning_content"))
+        if isinstance(reasoning, str):
+            parsed["reasoning"] = parsed["reasoning_content"] = reasoning
+        if message.tool_calls:
+            parsed["tool_calls"] = [_tool_call(call) for call in raw["tool_calls"]]
     return parsed
 
 
-def _text(content: object, place: str) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise bad(f"{place}.content must be text or an array of parts", "messages")
+def _text(message: Message, place: str) -> str:
+    if not isinstance(message.content, list):
+        return message.content or ""
     texts = []
-    for i, part in enumerate(content):
+    for i, part in enumerate(message.content):
         if isinstance(part, str):
             texts.append(part)
-            continue
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(kind, str):
-            raise bad(f"{place}.content[{i}] must be an object with a type", "messages")
-        if kind == "text":
-            if not isinstance(part.get("text"), str):
-                raise bad(f"{place}.content[{i}].text must be a string", "messages")
-            texts.append(part["text"])
+        elif part.type == "text":
+            texts.append(typed(part.text, str, f"{place}.content[{i}].text"))
     return "\n".join(texts)
 
 
-def _add_assistant_keys(parsed: JsonObject, message: JsonObject, place: str) -> None:
-    reasoning = message.get("reasoning", message.get("reasoning_content"))
-    if isinstance(reasoning, str):
-        parsed["reasoning"] = parsed["reasoning_content"] = reasoning
-    calls = message.get("tool_calls")
-    if calls is not None and not isinstance(calls, list):
-        raise bad(f"{place}.tool_calls must be an array, got {shown(calls)}", "messages")
-    if calls:
-        parsed["tool_calls"] = [_tool_call(call, place) for call in calls]
-
-
-def _tool_call(call: object, place: str) -> JsonObject:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict):
-        raise bad(f"{place}.tool_calls entries must be objects with a function", "messages")
+def _tool_call(call: JsonObject) -> JsonObject:
+    function = call["function"]
     return call | {"function": function | {"arguments": _arguments(function.get("arguments"))}}
 
 

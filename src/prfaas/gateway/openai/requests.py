@@ -9,23 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import cast
 
 from prfaas.errors import RequestError
 from prfaas.gateway.http.json_codec import JsonObject, from_json, is_deeper_than, num_containers
 from prfaas.gateway.openai.allowed_fields import allowed
+from prfaas.gateway.openai.bodies import ChatFields, CompletionFields, Fields
 from prfaas.gateway.openai.media import check_media
 from prfaas.gateway.openai.messages import has_other_parts, parse_messages
 from prfaas.gateway.openai.request_rules import STRICT, RequestRules
 from prfaas.gateway.openai.tools import parse_tools
-from prfaas.gateway.openai.validation import (
-    bad,
-    check_logprobs,
-    check_types,
-    integer,
-    is_integer,
-    shown,
-)
+from prfaas.gateway.openai.validation import bad, shown, typed
 
 NESTING_MAX = 64
 """Levels of arrays and objects in a body; tool schemas stay far below."""
@@ -33,7 +26,6 @@ CONTAINERS_MAX = 100_000
 """Arrays and objects in a body; the messages of a full context have fewer."""
 KEYS_MAX = 1000
 """Fields of a body; the API has less than a hundred."""
-NUM_CHOICES_MAX = 128
 NUM_PROMPTS_MAX = 128
 DEFAULT_MAX_TOKENS = 16
 """What the completions API generates if the client sets no limit."""
@@ -163,15 +155,16 @@ def request_from(
     """
     body = allowed(body, rules.fields)
     is_for_adapter = check_model(body, model, adapters)
-    check_types(body)
-    check_logprobs(body, is_chat=api is Api.CHAT)
-    max_tokens, max_tokens_field = _max_tokens(body, api)
-    stream, options = bool(body.get("stream")), body.get("stream_options") or {}
+    chat = api is Api.CHAT
+    fields: ChatFields | CompletionFields = typed(body, ChatFields if chat else CompletionFields)
+    if isinstance(fields, ChatFields) and fields.top_logprobs and not fields.logprobs:
+        raise bad("top_logprobs needs logprobs to be true", "top_logprobs")
+    max_tokens, max_tokens_field = _max_tokens(fields)
+    stream, options = bool(fields.stream), fields.stream_options or {}
     if options and not stream:
         raise bad("stream_options can only be set when stream is true", "stream_options")
     given = {key for key, value in body.items() if value is not None}
     switched_off = {key for key, value in body.items() if value is False}
-    chat = api is Api.CHAT
     prompts = [] if chat else _prompts(body.get("prompt"), vocab_size)
     messages = parse_messages(body.get("messages")) if chat else []
     tools = parse_tools(body.get("tools")) if chat else []
@@ -188,7 +181,7 @@ def request_from(
         stream=stream,
         include_usage=include_usage,
         continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
-        num_choices=_num_choices(body),
+        num_choices=_num_choices(fields),
         max_tokens=max_tokens,
         max_tokens_field=max_tokens_field,
         by_chat_endpoint=chat
@@ -259,29 +252,25 @@ def check_model(body: JsonObject, model: str, adapters: Collection[str] = ()) ->
     )
 
 
-def _max_tokens(body: JsonObject, api: Api) -> tuple[int | None, str]:
-    field, value = "max_tokens", integer(body, "max_tokens")
-    if api is Api.CHAT and body.get("max_completion_tokens") is not None:
-        field = "max_completion_tokens"
-        value = integer(body, field)
-    elif api is Api.COMPLETIONS and value is None:
-        value = DEFAULT_MAX_TOKENS
-    least = 0 if api is Api.COMPLETIONS and body.get("echo") else 1
+def _max_tokens(fields: ChatFields | CompletionFields) -> tuple[int | None, str]:
+    field, value, least = "max_tokens", fields.max_tokens, 1
+    if isinstance(fields, CompletionFields):
+        value, least = DEFAULT_MAX_TOKENS if value is None else value, 0 if fields.echo else 1
+    elif fields.max_completion_tokens is not None:
+        field, value = "max_completion_tokens", fields.max_completion_tokens
     if value is not None and value < least:
         raise bad(f"{field} must be at least {least}, got {value}", field)
     return value, field
 
 
-def _num_choices(body: JsonObject) -> int:
-    value = integer(body, "n")
-    if value is not None and not 1 <= value <= NUM_CHOICES_MAX:
-        raise bad(f"n must be between 1 and {NUM_CHOICES_MAX}, got {value}", "n")
-    best_of = integer(body, "best_of")
-    if best_of is not None and best_of != (value or 1):
+def _num_choices(fields: Fields) -> int:
+    num = fields.n or 1
+    if fields.best_of not in (None, num):
         raise bad(
-            f"best_of is not supported, got {best_of}; ask for n answers and choose", "best_of"
+            f"best_of is not supported, got {fields.best_of}; ask for n answers and choose",
+            "best_of",
         )
-    return value or 1
+    return num
 
 
 def _needs_chat_endpoint(body: JsonObject, given: set[str]) -> bool:
@@ -293,38 +282,32 @@ def _needs_chat_endpoint(body: JsonObject, given: set[str]) -> bool:
 def _prompts(prompt: object, vocab_size: int) -> list[str | list[int]]:
     if prompt is None or prompt in ("", []):
         raise bad("prompt must be given and not be empty", "prompt")
-    if isinstance(prompt, str):
-        return [prompt]
-    if not isinstance(prompt, list):
-        raise bad(f"prompt must be a string or an array, got {shown(prompt)}", "prompt")
-    if is_integer(prompt[0]):
-        return [token_ids(prompt, vocab_size, "prompt")]
-    if len(prompt) > NUM_PROMPTS_MAX:
+    if not isinstance(prompt, list) or type(prompt[0]) is int:
+        several = [typed(prompt, str | list[int], "prompt")]
+    elif len(prompt) <= NUM_PROMPTS_MAX:
+        several = typed(prompt, list[str | list[int]], "prompt")
+    else:
         raise bad(f"prompt holds {len(prompt)} prompts; the limit is {NUM_PROMPTS_MAX}", "prompt")
-    return [_one_of_several(entry, vocab_size) for entry in prompt]
+    for i, entry in enumerate(several):
+        if not entry:
+            raise bad(f"prompt[{i}] must be text or token ids, not empty", "prompt")
+        if not isinstance(entry, str):
+            _check_vocabulary(entry, vocab_size, "prompt")
+    return several
 
 
-def _one_of_several(entry: object, vocab_size: int) -> str | list[int]:
-    if isinstance(entry, str) and entry:
-        return entry
-    if isinstance(entry, list) and entry:
-        return token_ids(entry, vocab_size, "prompt")
-    raise bad(
-        f"an entry of prompt must be text or token ids, not empty; got {shown(entry)}", "prompt"
-    )
-
-
-def token_ids(ids: list[object], vocab_size: int, param: str) -> list[int]:
+def token_ids(ids: object, vocab_size: int, param: str) -> list[int]:
     """Token ids of a client.
 
     Raises:
         RequestError: 400, naming the field: some are no integers, or not in the vocabulary.
     """
-    checked = cast(list[int], ids)
-    if not set(map(type, ids)) <= {int}:
-        wrong = next(token for token in ids if not is_integer(token))
-        raise bad(f"token ids must be integers, got {shown(wrong)}", param)
-    for extreme in (min(checked, default=0), max(checked, default=0)):
+    found: list[int] = typed(ids, list[int], param)
+    _check_vocabulary(found, vocab_size, param)
+    return found
+
+
+def _check_vocabulary(ids: list[int], vocab_size: int, param: str) -> None:
+    for extreme in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= extreme < vocab_size:
             raise bad(f"token id {extreme} is out of vocabulary: 0 to {vocab_size - 1}", param)
-    return checked
