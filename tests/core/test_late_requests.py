@@ -29,7 +29,7 @@ def routes(waits_s: Mapping[str, float], policy: PolicyName = PolicyName.ADAPTIV
     )
     link = made.links.between("away", "pd")
     link.up = True
-    link.book.report(LinkReport(0, 1e12, 0, 0.0, 0))
+    link.book.report(LinkReport(0, 1e12, 0))
     for i, (name, wait_s) in enumerate(waits_s.items()):
         stage = made.home if name in made.home.instances else made.away["away"]
         stage.book.dispatch(name, 100 + i, 0, round(wait_s * NS_PER_S))
@@ -66,7 +66,7 @@ def test_what_can_be_in_time_takes_the_shortest_queue() -> None:
 
 def test_what_only_the_link_delays_stays_in_the_shortest_queue() -> None:
     made = routes({"p0": 12.0, "p1": 30.0, "r0": 4.0, "r1": 1.0})
-    made.links.between("away", "pd").book.report(LinkReport(0, 1e3, 0, 0.0, 0))
+    made.links.between("away", "pd").book.report(LinkReport(0, 1e3, 0))
     assert chosen(made, 3000) == "r1"
 
 
@@ -132,8 +132,8 @@ def test_a_link_is_promised_no_more_than_it_drains_within_the_target(
 ) -> None:
     made = routes({}, PolicyName.REMOTE)
     link = made.links.between("away", "pd")
-    link.book.report(LinkReport(0, 8e6, 0, 0.0, 0))
-    link.book.promise(backlog_s * 10**6)
+    link.book.report(LinkReport(0, 8e6, 0))
+    link.book.promise(backlog_s * 10**6, 0)
     option = made.consider(Arrival(1, 3000, 3000, {}), 0).best
     assert option.facts.obstacle is (Reason.LINK_FULL if is_full else None)
 
@@ -141,6 +141,6 @@ def test_a_link_is_promised_no_more_than_it_drains_within_the_target(
 def test_bytes_that_wait_for_prefill_do_not_fill_the_link() -> None:
     made = routes({"r0": 60.0, "r1": 60.0}, PolicyName.REMOTE)
     link = made.links.between("away", "pd")
-    link.book.report(LinkReport(0, 8e6, 0, 0.0, 0))
-    link.book.promise(65 * 10**6)
+    link.book.report(LinkReport(0, 8e6, 0))
+    link.book.promise(65 * 10**6, 0)
     assert made.consider(Arrival(1, 3000, 3000, {}), 0).best.facts.obstacle is None

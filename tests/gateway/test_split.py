@@ -238,13 +238,13 @@ def test_a_better_split_brings_its_threshold(stage: Stage) -> None:
     dispatcher = stage.driver.dispatcher
     press_prefill(stage)
     loop.turn(stage.now_ns)
-    assert not asked, "no link has told what it carries"
-    report = LinkReport(stage.now_ns, 1e9, 0, 0.0)
-    dispatcher.report_link("prfaas-pool", "pd-pool", report)
+    assert not asked, "no link is up"
+    dispatcher.set_link("prfaas-pool", "pd-pool", up=True)
+    dispatcher.report_link("prfaas-pool", "pd-pool", LinkReport(stage.now_ns, 5e8, 0))
     stage.split.roles.convert(stage.now_ns)
     stage.split.roles.set_usable(0, usable=False)
     loop.turn(stage.now_ns)
-    assert set(asked) == {(1, 1e9)}
+    assert set(asked) == {(1, 5e8)}
     [replanned] = [e for e in stage.journal.latest(9) if e.action == "replanned"]
     assert (replanned.old, replanned.new) == (THRESHOLD, 777)
     assert dispatcher.links.between("prfaas-pool", "pd-pool").policy.offload_threshold == 777

@@ -20,7 +20,7 @@ from prfaas.core.routing.decision import Path
 from prfaas.sim.system.request import Request
 from prfaas.units import NS_PER_S
 
-from .worlds import BLOCK_TOKENS, HOME, PD_POOL, GatewayWorld, SimulatorWorld, World
+from .worlds import BLOCK_TOKENS, HOME, PD_POOL, GatewayWorld, SimulatorWorld, World, held
 
 LIMITS = Limits(prefill_timeout_ns=20 * NS_PER_S, transfer_timeout_ns=10 * NS_PER_S)
 
@@ -127,7 +127,7 @@ class Lives:
     def state(self) -> object:
         """What has to be equal beside the actions."""
         stages = {number: life.stage for number, life in self._lives.items()}
-        return stages, self.breakers.told, self.world.held()
+        return stages, self.breakers.told, held(self.world)
 
     @property
     def numbers(self) -> list[int]:

@@ -43,9 +43,9 @@ from .worlds import (
     CLUSTERS,
     HOME,
     NUM_BLOCKS_MAX,
+    Counted,
     GatewayWorld,
     Rules,
-    Seen,
     SimulatorWorld,
 )
 
@@ -154,7 +154,8 @@ def _lies_away(both: tuple[Lives, Lives], cluster: str, family: int, num_blocks:
         world, now_ns = lives.world, lives.now_ns
         world.store(cluster, family, num_blocks - 1)
         for each in CLUSTERS:
-            world.report_link(each, Seen(10**9, 0, False, 0), now_ns)
+            world.count_link(each, Counted(10**9, 0, is_busy=True), now_ns)
+            world.report_link(each, now_ns)
         # With roles, the queues of engines that decode are nobody's business here.
         for name in AWAY if world.rules.split else (*HOME, *AWAY):
             world.report_load(name, 0, now_ns)
@@ -171,4 +172,5 @@ def _surroundings(draw: Draw, both: tuple[Lives, Lives]) -> None:
         world.store(holder, family, num_blocks)
         world.report_load(loaded, waiting, now_ns)
         world.set_ready(gone, is_up, now_ns)
-        world.report_link(cluster, Seen(bits_per_s, 0, False, 0), now_ns)
+        world.count_link(cluster, Counted(bits_per_s, 0, is_busy=True), now_ns)
+        world.report_link(cluster, now_ns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -24,13 +25,16 @@ from .worlds import (
     HOME,
     NUM_BLOCKS_MAX,
     PD_POOL,
+    PLANNED_BITS_PER_S,
     POOLS,
     Action,
+    Counted,
     GatewayWorld,
     Rules,
-    Seen,
     SimulatorWorld,
     World,
+    held,
+    signals,
 )
 
 EVERYBODY = HOME + AWAY
@@ -39,7 +43,8 @@ ROLE_KINDS = ("decode", "weigh", "look")
 KINDS = (
     *("arrive",) * 6,
     *("prefilled", "landed", "ready", "first", "end") * 2,
-    *("store", "load", "seen", "pause", "tick", "again", "engine", "link"),
+    *("store", "load", "tick", "again", "engine", "link"),
+    *("count", "count", "report"),
     *("store", "forget"),
     *ROLE_KINDS,
 )
@@ -119,12 +124,12 @@ class Run:
             case "link":
                 # More often up than down, or little would be sent over it.
                 return sorted(world.set_link(_cluster(event), event.yes or event.a % 2 == 0, now))
-            case "seen":
-                age_ns = min(now, event.a * 10**5)
-                seen = Seen(10**7 + event.b, event.a * 1000, event.yes, age_ns)
-                world.report_link(_cluster(event), seen, now)
-            case "pause":
-                world.pause(now)
+            case "count":
+                # More often busy than not, or no link would ever be filled.
+                seen = Counted(10**7 + event.b, event.a * 1000, event.yes or event.a % 2 == 0)
+                world.count_link(_cluster(event), seen, now)
+            case "report":
+                world.report_link(_cluster(event), now)
             case "tick":
                 return world.tick(now)
         return None
@@ -189,8 +194,24 @@ def test_both_drivers_act_alike(rules: Rules, events: list[Event]) -> None:
     for each in events:
         action = live.apply(each)
         assert action == simulated.apply(each)
-        assert live.world.held() == simulated.world.held()
+        _same_state(live, simulated)
         noted(_name(action))
+
+
+def _same_state(live: Run, simulated: Run) -> None:
+    """What is not an action has to be the same as well: books, and what is known of links."""
+    assert held(live.world) == held(simulated.world)
+    assert signals(live.world, live.now_ns) == signals(simulated.world, simulated.now_ns)
+
+
+def _kinds_of_signals(run: Run) -> Iterator[str]:
+    """What is known of the links: whose rate, and how busy."""
+    for state, _ in signals(run.world, run.now_ns):
+        if state is None:
+            yield "unknown"
+            continue
+        yield "plan" if state.bits_per_s == PLANNED_BITS_PER_S else "measured"
+        yield {0.0: "idle", 1.0: "full"}.get(state.utilisation, "partly")
 
 
 def _cluster(event: Event) -> str:
@@ -218,6 +239,7 @@ def test_long_histories_reach_every_kind_of_action(policy: PolicyName) -> None:
     """The property above says nothing of what its histories never bring about."""
     seen: Counter[str] = Counter()
     own: Counter[str] = Counter()
+    known: Counter[str] = Counter()
     for seed in range(20):
         draw = random.Random(seed)
         split = seed % 3 == 2
@@ -233,7 +255,9 @@ def test_long_histories_reach_every_kind_of_action(policy: PolicyName) -> None:
             )
             action = live.apply(each)
             assert action == simulated.apply(each)
+            _same_state(live, simulated)
             seen[_name(action)] += 1
+            known.update(_kinds_of_signals(live))
         assert live.own == simulated.own
         own += live.own
     expected = {
@@ -250,6 +274,9 @@ def test_long_histories_reach_every_kind_of_action(policy: PolicyName) -> None:
         expected |= {"predicted_late"}
     assert expected <= seen.keys(), seen
     assert seen["several"] or policy is PolicyName.LOCAL
+    assert {"plan", "measured", "idle", "full", "partly"} <= known.keys()
+    # These promise no bytes to links: the one sends nothing, the other has no plan to count by.
+    assert known["unknown"] or policy in (PolicyName.LOCAL, PolicyName.OBSERVED)
     assert own["home"] > 20
     assert own["away"] > 20 or policy is PolicyName.LOCAL
 
@@ -288,7 +315,11 @@ def test_lasting_pressure_moves_both_thresholds_alike() -> None:
         arrivals = [Event("arrive", 0, step, NUM_BLOCKS_MAX - 1, True)]
         idle = [Event("load", 0, name, 0, True) for name in range(len(HOME))]
         loads = [Event("load", 0, len(HOME) + name, 5, True) for name in range(len(AWAY))]
-        seen = [Event("seen", 0, 0, 10**9 + cluster, False) for cluster in range(len(CLUSTERS))]
+        seen = [
+            Event(kind, 0, 0, 10**9 + cluster, False)
+            for cluster in range(len(CLUSTERS))
+            for kind in ("count", "report")
+        ]
         for each in (*arrivals, *loads, *idle, *seen, Event("tick", NS_PER_S, step, 0, True)):
             action = live.apply(each)
             assert action == simulated.apply(each)
@@ -310,14 +341,18 @@ def test_prefixes_that_lie_away_are_pulled_alike(split: bool) -> None:
         where = next(a for a in names if HOLDERS[a % len(HOLDERS)] in CLUSTERS)
         held = Event("store", 0, where, length - 2, True)
         loads = [Event("load", 0, name, 0, True) for name in range(len(HOME) + len(AWAY))]
-        seen = [Event("seen", 0, 0, 10**9 + cluster, False) for cluster in range(len(CLUSTERS))]
+        seen = [
+            Event(kind, 0, 0, 10**9 + cluster, False)
+            for cluster in range(len(CLUSTERS))
+            for kind in ("count", "report")
+        ]
         arrival = Event("arrive", 0, family, length - 1, True)
         cut = [Event("link", 0, 1, step, False), Event("link", 0, 0, step, True)] * (step % 7 == 0)
         over = [Event(kind, 0, step, 0, True) for kind in ("landed", "end") if step % 3]
         for each in (*loads, *seen, held, arrival, *cut, *over, Event("tick", 10**8, 0, 0, True)):
             action = live.apply(each)
             assert action == simulated.apply(each)
-            assert live.world.held() == simulated.world.held()
+            _same_state(live, simulated)
             reasons[_name(action)] += 1
             if isinstance(action, Routed) and action.pulls:
                 assert action.source in CLUSTERS

@@ -3,7 +3,8 @@
 A `World` takes events in plain words and hands them to its driver in the driver's own. The
 gateway's gets engines' health, pool states with telemetry, and prompts as hash chains, which it
 looks up in its prefix index, which has pools and engines' own memories. The simulator's gets names,
-link reports, and prompts as block ids of its caches, which are those of pools and instances.
+reports of links, and prompts as block ids of its caches, which are those of pools and instances.
+Both read the same counters of links; a reading that is not reported is one that was lost.
 """
 
 from __future__ import annotations
@@ -15,18 +16,21 @@ from typing import Any, Protocol
 from prfaas.config.deployment import Deployment
 from prfaas.core.control.role_loop import Role, RoleLoop, RoleSettings, StageLoad
 from prfaas.core.control.roles import Roles
-from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.dispatch.dispatcher import Dispatcher
+from prfaas.core.dispatch.link_load import LinkReport, LinkState
 from prfaas.core.dispatch.types import Arrival, Refused, Routed, ThresholdMoved
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.prefix_index import PrefixIndex, Tier
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.routing.policies import PolicyName
+from prfaas.core.transfer.link_goodput import LinkGoodput
 from prfaas.gateway.loops.role_rebalancing import Reroling
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.pool_state import PoolView
 from prfaas.gateway.routing.profiles import Profiles
+from prfaas.pool.send.link_meter import LinkMeter
 from prfaas.sim.engine.dispatch_driver import Front
 from prfaas.sim.engine.role_changes import Roles as SimulatedRoles
 from prfaas.sim.system.request import Request
@@ -43,7 +47,7 @@ from prfaas.sim.system.setup import (
     SloSetup,
 )
 from prfaas.units import NS_PER_S
-from prfaas.wire.messages.gateway import LinkTelemetry
+from prfaas.wire.sockets import TcpInfo
 
 PD_POOL = "pd"
 BLOCK_TOKENS = 512
@@ -92,13 +96,13 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a pool node measured of the link."""
+class Counted:
+    """What a pool node reads off a link: what it delivered since the last reading, as a rate, what
+    has arrived of open transfers, and whether bytes wait."""
 
     bits_per_s: int
     arrived_bytes: int
-    is_queued: bool
-    age_ns: int
+    is_busy: bool
 
 
 class World(Protocol):
@@ -123,7 +127,12 @@ class World(Protocol):
     def set_ready(self, name: str, ready: bool, now_ns: int) -> None: ...
     def report_load(self, name: str, num_waiting: int, now_ns: int) -> None: ...
     def set_link(self, cluster: str, up: bool, now_ns: int) -> list[int]: ...
-    def report_link(self, cluster: str, seen: Seen, now_ns: int) -> None: ...
+    def count_link(self, cluster: str, seen: Counted, now_ns: int) -> None:
+        """The pool node of a cluster reads the counters of its link."""
+
+    def report_link(self, cluster: str, now_ns: int) -> None:
+        """The last reading, if any, reaches the driver."""
+
     def choose_decode(self, number: int) -> int | None:
         """Index of the PD instance that decodes an open request."""
 
@@ -133,12 +142,33 @@ class World(Protocol):
     def look(self, now_ns: int) -> list[Role]:
         """A draining instance is looked at; the same."""
 
-    def pause(self, now_ns: int) -> None:
-        """A second without news of the link."""
-
     def tick(self, now_ns: int) -> list[ThresholdMoved]: ...
-    def held(self) -> tuple[int, int]:
-        """Open requests, and bytes promised to the link."""
+    @property
+    def dispatcher(self) -> Dispatcher: ...
+
+
+def held(world: World) -> tuple[int, int]:
+    """Open requests, and bytes promised to the links."""
+    return len(world.dispatcher.requests), world.dispatcher.promised_bytes
+
+
+def signals(world: World, now_ns: int) -> list[tuple[LinkState | None, float]]:
+    """What is known of the links."""
+    books = [world.dispatcher.links.between(cluster, PD_POOL).book for cluster in CLUSTERS]
+    return [(book.latest(now_ns), book.mean_utilisation(now_ns)) for book in books]
+
+
+class Delivered:
+    """Bytes that a link has delivered, from the rates of its readings."""
+
+    def __init__(self) -> None:
+        self.num_bytes, self._at_ns = 0, 0
+
+    def go_on(self, bits_per_s: int, now_ns: int) -> int:
+        """Deliver at a rate since the last reading; all so far."""
+        self.num_bytes += bits_per_s * (now_ns - self._at_ns) // (8 * NS_PER_S)
+        self._at_ns = now_ns
+        return self.num_bytes
 
 
 def block_ids(family: int, num_blocks: int) -> tuple[int, ...]:
@@ -162,6 +192,8 @@ class GatewayWorld:
             pool: PoolView(is_live=True, layouts=dict.fromkeys(names, LAYOUT))
             for pool, names in CLUSTERS.items()
         }
+        self._meters = {cluster: (LinkMeter(), Delivered()) for cluster in CLUSTERS}
+        self._arrived: dict[str, int] = {}
         pd = PoolView(is_live=True, layouts=dict.fromkeys(HOME, LAYOUT))
         for pool, view in {PD_POOL: pd, **self._away}.items():
             self.driver.pool_seen(pool, view, 0)
@@ -222,19 +254,17 @@ class GatewayWorld:
         self._away[cluster] = replace(self._away[cluster], links={PD_POOL: up}, telemetry={})
         return self.driver.pool_seen(cluster, self._away[cluster], now_ns)
 
-    def report_link(self, cluster: str, seen: Seen, now_ns: int) -> None:
-        telemetry = LinkTelemetry(
-            age_ns=seen.age_ns,
-            goodput_bits_per_s=seen.bits_per_s,
-            rtt_ns=RTT_NS,
-            queued_bytes=int(seen.is_queued),
-            in_flight_bytes=0,
-            retransmits=0,
-            delivery_bits_per_s=0,
-            window_segments=0,
-            num_connections=1,
-            open_arrived_bytes=seen.arrived_bytes,
-        )
+    def count_link(self, cluster: str, seen: Counted, now_ns: int) -> None:
+        meter, delivered = self._meters[cluster]
+        acked = TcpInfo(RTT_NS, 10, 0, delivered.go_on(seen.bits_per_s, now_ns), 0)
+        meter.sample(now_ns, [acked], int(seen.is_busy), 0)
+        self._arrived[cluster] = seen.arrived_bytes
+
+    def report_link(self, cluster: str, now_ns: int) -> None:
+        if cluster not in self._arrived:
+            return
+        meter, _ = self._meters[cluster]
+        telemetry = meter.telemetry(now_ns, open_arrived_bytes=self._arrived[cluster])
         self._away[cluster] = replace(self._away[cluster], telemetry={PD_POOL: telemetry})
         self.driver.pool_seen(cluster, self._away[cluster], now_ns)
 
@@ -253,12 +283,9 @@ class GatewayWorld:
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
         return self.driver.tick(now_ns)
 
-    def pause(self, now_ns: int) -> None:
-        self.driver.refresh(now_ns)
-
-    def held(self) -> tuple[int, int]:
-        dispatcher = self.driver.dispatcher
-        return len(dispatcher.requests), dispatcher.promised_bytes
+    @property
+    def dispatcher(self) -> Dispatcher:
+        return self.driver.dispatcher
 
 
 @dataclass
@@ -268,8 +295,10 @@ class SimulatorWorld:
     rules: Rules
     front: Front = field(init=False)
     _requests: dict[int, Request] = field(default_factory=dict)
-    _up: dict[str, bool] = field(default_factory=lambda: dict.fromkeys(CLUSTERS, False))
-    _seen: dict[str, Seen] = field(default_factory=dict)
+    _goodputs: dict[str, tuple[LinkGoodput, Delivered]] = field(
+        default_factory=lambda: {cluster: (LinkGoodput(), Delivered()) for cluster in CLUSTERS}
+    )
+    _reports: dict[str, LinkReport] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         setup = _setup(self.rules)
@@ -323,20 +352,18 @@ class SimulatorWorld:
         self.front.report_loads(now_ns, [(name, num_waiting)])
 
     def set_link(self, cluster: str, up: bool, now_ns: int) -> list[int]:
-        self._up[cluster] = up
-        self._seen.pop(cluster, None)
-        if up:
-            self._idle(cluster, now_ns)
         return self.front.set_link(cluster, up=up)
 
-    def report_link(self, cluster: str, seen: Seen, now_ns: int) -> None:
-        self._seen[cluster] = seen
-        if not self._up[cluster]:
-            return
-        use = 1.0 if seen.is_queued else 0.0
-        at_ns = now_ns - seen.age_ns
-        report = LinkReport(at_ns, float(seen.bits_per_s), seen.arrived_bytes, use, RTT_NS)
-        self.front.report_link(cluster, PD_POOL, report)
+    def count_link(self, cluster: str, seen: Counted, now_ns: int) -> None:
+        goodput, delivered = self._goodputs[cluster]
+        num_bytes = delivered.go_on(seen.bits_per_s, now_ns)
+        goodput.sample(now_ns, num_bytes, is_busy=seen.is_busy, rtt_ns=RTT_NS)
+        rate, busy_ns = goodput.bits_per_s, goodput.busy_ns
+        self._reports[cluster] = LinkReport(now_ns, rate, seen.arrived_bytes, busy_ns, RTT_NS)
+
+    def report_link(self, cluster: str, now_ns: int) -> None:
+        if cluster in self._reports:
+            self.front.report_link(cluster, PD_POOL, self._reports[cluster])
 
     def choose_decode(self, number: int) -> int | None:
         name = self.front.choose_decode(self._requests[number])
@@ -354,19 +381,9 @@ class SimulatorWorld:
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
         return self.front.tick(now_ns)
 
-    def pause(self, now_ns: int) -> None:
-        for cluster, up in self._up.items():
-            if up and not self.front.link(cluster, PD_POOL).book.promised_bytes:
-                self._idle(cluster, now_ns)
-
-    def _idle(self, cluster: str, now_ns: int) -> None:
-        seen = self._seen.get(cluster)
-        rate, rtt_ns = (PLANNED_BITS_PER_S, 0) if seen is None else (seen.bits_per_s, RTT_NS)
-        report = LinkReport(now_ns, float(rate), 0, 0.0, rtt_ns)
-        self.front.report_link(cluster, PD_POOL, report)
-
-    def held(self) -> tuple[int, int]:
-        return len(self.front.dispatcher.requests), self.front.dispatcher.promised_bytes
+    @property
+    def dispatcher(self) -> Dispatcher:
+        return self.front.dispatcher
 
 
 @dataclass
@@ -450,10 +467,11 @@ def _deployment(rules: Rules) -> Deployment:
 
 def _setup(rules: Rules) -> Setup:
     """Without a split no instance only decodes: those that prefill decode as well."""
+    link = LinkSetup(1.0, planned_bits_per_s=PLANNED_BITS_PER_S)
     num_prefill = rules.roles.count(Role.PREFILL) if rules.split else len(HOME)
     return Setup(
         prfaas=tuple(
-            ClusterSetup(name, len(names), COSTS, LinkSetup(1.0), UNLIMITED)
+            ClusterSetup(name, len(names), COSTS, link, UNLIMITED)
             for name, names in CLUSTERS.items()
         ),
         num_prefill=num_prefill,

@@ -75,7 +75,7 @@ def keep_a_transfer_open(sim: Simulation) -> None:
 
 
 def keep_a_promise(sim: Simulation) -> None:
-    next(iter(sim.front.dispatcher.links)).book.promise(7)
+    next(iter(sim.front.dispatcher.links)).book.promise(7, 0)
 
 
 def keep_a_request_at_the_gateway(sim: Simulation) -> None:
@@ -186,20 +186,25 @@ def test_a_flapping_link_is_dead_only_after_a_silence_without_a_break() -> None:
     assert simulation.front.heard.least_ns[News.LINK_ALIVE] == PROMPT.delay_ns
 
 
-def test_a_slower_link_is_known_only_when_the_report_of_it_arrives() -> None:
-    """Requests that come before the report decide as if nothing had happened; later ones stay."""
+def test_a_slower_link_is_known_only_when_bytes_have_crossed_it_and_the_report_arrives() -> None:
+    """That an idle link became slow decides nothing; later requests stay local."""
     at_ns = 10 * NS_PER_S
     slow = Failure(LINK, at_ns=at_ns, for_ns=600 * NS_PER_S, capacity_ratio=1e-4)
     base = system(policy=PolicyName.ADAPTIVE, costs=linear_costs(remote_ns=100_000), signals=PROMPT)
-    instants = [at_ns + PROMPT.delay_ns - 1, at_ns + PROMPT.interval_ns + PROMPT.delay_ns + 1]
+    first_ns = at_ns + 5 * NS_PER_S
+    sent_ns = first_ns + 3000 * 100_000
+    reported_ns = sent_ns + 2 * PROMPT.interval_ns + PROMPT.delay_ns
     reasons = []
-    for instant in instants:
-        simulation = Simulation(replace(base, failures=(slow,)), requests_at([instant], [3000]))
+    for second_ns in (sent_ns - 1, reported_ns):
+        requests = requests_at([first_ns, second_ns], [3000, 3000])
+        simulation = Simulation(replace(base, failures=(slow,)), requests)
         simulation.run()
-        decision = simulation.requests[0].decision
-        assert decision is not None
-        reasons.append(decision.reason)
-    assert reasons == [Reason.ABOVE_THRESHOLD, Reason.FASTER_LOCAL]
+        decisions = [request.decision for request in simulation.requests]
+        reasons.append([decision.reason for decision in decisions if decision is not None])
+    assert reasons == [
+        [Reason.ABOVE_THRESHOLD, Reason.ABOVE_THRESHOLD],
+        [Reason.ABOVE_THRESHOLD, Reason.LINK_FULL],
+    ]
 
 
 ROWS = st.lists(

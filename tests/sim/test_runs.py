@@ -109,7 +109,7 @@ def test_a_checker_notices_a_leak_and_a_request_out_of_order() -> None:
     simulation.run()
     check(simulation)
     link = simulation.front.dispatcher.links.between("prfaas", "pd")
-    link.book.promise(7)
+    link.book.promise(7, 0)
     with pytest.raises(BrokenInvariantError, match="7 bytes promised"):
         check(simulation)
     link.book.settle(7)

@@ -105,7 +105,7 @@ class Dispatcher:
             self._stage_of[name].book.report(name, observed_at_ns, waiting)
 
     def report_link(self, source: str, destination: str, report: LinkReport) -> None:
-        """A pool node saw what a link carries."""
+        """The pool node at the sending end of a link has read its counters."""
         self.links.between(source, destination).book.report(report)
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
@@ -235,6 +235,10 @@ class Dispatcher:
     def links(self) -> Links:
         """What is known of the links."""
         return self._routes.links
+
+    def home_bits_per_s(self, now_ns: int) -> float | None:
+        """Rate of all links to the PD cluster; None is unknown, or none is up."""
+        return self.links.bits_per_s_to(self._routes.home.pools, now_ns)
 
     def load(self, name: str) -> LoadBook:
         """The load book of an instance that prefills."""

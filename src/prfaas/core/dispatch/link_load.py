@@ -1,51 +1,84 @@
-"""What is known of a link: what was promised to it, and what it was seen to carry."""
+"""State of a link, from what was promised to it and what its pool node reports.
+
+| signal | from | while the report is late or missing |
+|---|---|---|
+| rate | goodput; until one is measured the operator's budget, else the plan | stays |
+| backlog | promised bytes, less those that the report says have arrived | as of the last report |
+| utilisation | busy share of the time between two reports | 0 when that is too old |
+| mean utilisation | its mean, forgotten with `MEMORY_NS` | decays while nothing is promised |
+
+A link to which nothing is promised is known: it has no backlog, and its rate stays. A link with
+promised bytes is unknown when its last report, and the last instant without any, are too old. How
+goodput and busy time are counted is in `core/transfer/link_goodput.py`.
+"""
 
 from __future__ import annotations
 
+from math import exp
 from typing import NamedTuple
 
-_WEIGHT = 0.02
-"""Weight of the newest report in the mean utilisation."""
+from prfaas.units import NS_PER_S
+
+MEMORY_NS = 25 * NS_PER_S
+"""Time in which the weight of older intervals in the mean utilisation falls to 1/e."""
 
 
 class LinkReport(NamedTuple):
-    """What a pool node saw of a link.
+    """Counters of a link at its sending pool node.
 
     Attributes:
-        observed_at_ns: When.
-        bits_per_s: What the link carries.
-        sent_bytes: Bytes that open transfers have sent already.
-        utilisation: Share of the capacity used since the report before, in [0, 1].
-        rtt_ns: Round-trip time.
+        observed_at_ns: When they were read.
+        goodput_bits_per_s: 0 until the link was filled once.
+        sent_bytes: Bytes that have arrived of transfers that are open.
+        busy_ns: Time in which bytes waited to be sent, since the pool node was started.
+        rtt_ns: Round trip.
+        budget_bits_per_s: The most that the operator lets the link carry; 0 is no limit.
     """
 
     observed_at_ns: int
-    bits_per_s: float
+    goodput_bits_per_s: float
     sent_bytes: int
-    utilisation: float
+    busy_ns: int = 0
     rtt_ns: int = 0
+    budget_bits_per_s: float = 0.0
+
+
+class LinkState(NamedTuple):
+    """Signals of a link that decisions are made from.
+
+    Attributes:
+        bits_per_s: Rate at which it carries what it is promised.
+        backlog_bytes: Bytes promised and not sent yet.
+        rtt_ns: Round trip; 0 is unknown.
+        utilisation: Share of the time between the last two reports in which it was busy, in [0, 1].
+    """
+
+    bits_per_s: float
+    backlog_bytes: int
+    rtt_ns: int
+    utilisation: float
 
 
 class LinkBook:
-    """A link as the gateway sees it.
-
-    The gateway knows what it promised and what has landed; the rate comes in late reports.
+    """One direction of a link, as a gateway knows it.
 
     Args:
         stale_after_ns: Age beyond which a report counts as unknown.
+        expected_bits_per_s: Rate by the plan, until the first one is measured; 0 is unknown.
     """
 
-    def __init__(self, stale_after_ns: int) -> None:
-        self._stale_after_ns = stale_after_ns
+    def __init__(self, stale_after_ns: int, expected_bits_per_s: float = 0.0) -> None:
+        self._stale_after_ns, self._expected_bits_per_s = stale_after_ns, expected_bits_per_s
         self._report: LinkReport | None = None
-        self._promised_bytes = 0
-        self.utilisation = 0.0
-        """Mean share of the capacity that was used lately."""
+        self._sent_bytes = self._promised_bytes = self._idle_until_ns = 0
+        self._utilisation = self._mean_utilisation = 0.0
         self.num_open = 0
         """Transfers that were decided and have not ended."""
 
-    def promise(self, num_bytes: int) -> None:
+    def promise(self, num_bytes: int, now_ns: int) -> None:
         """A transfer of `num_bytes` was decided."""
+        if not self._promised_bytes:
+            self._idle_until_ns, self._sent_bytes = now_ns, 0
         self._promised_bytes += num_bytes
         self.num_open += num_bytes > 0
 
@@ -55,31 +88,56 @@ class LinkBook:
         self.num_open -= num_bytes > 0
 
     def report(self, report: LinkReport) -> None:
-        """Take a report; older ones than the last are ignored."""
-        if self._report is None or report.observed_at_ns >= self._report.observed_at_ns:
-            self._report = report
-            self.utilisation += _WEIGHT * (report.utilisation - self.utilisation)
+        """Take a report in; older ones than the last are ignored."""
+        before = self._report
+        if before is not None and report.observed_at_ns < before.observed_at_ns:
+            return
+        self._report, self._sent_bytes = report, report.sent_bytes
+        if before is None:
+            return
+        passed_ns = report.observed_at_ns - before.observed_at_ns
+        busy_ns = report.busy_ns - before.busy_ns
+        if passed_ns > 0 and busy_ns >= 0:
+            self._utilisation = use = min(1.0, busy_ns / passed_ns)
+            self._mean_utilisation += (1 - exp(-passed_ns / MEMORY_NS)) * (
+                use - self._mean_utilisation
+            )
 
-    def latest(self, now_ns: int) -> LinkReport | None:
-        """The last report while it is fresh."""
-        seen = self._report
-        fresh = seen is not None and now_ns - seen.observed_at_ns <= self._stale_after_ns
-        return seen if fresh else None
+    def latest(self, now_ns: int) -> LinkState | None:
+        """Return what is known of the link now; None if that is too old, or no rate is known."""
+        rate, seen, promised = self.bits_per_s, self._report, self._promised_bytes
+        seen_at_ns = self._idle_until_ns if seen is None else seen.observed_at_ns
+        is_fresh = now_ns - seen_at_ns <= self._stale_after_ns
+        if not rate:
+            return None
+        if promised and not is_fresh and now_ns - self._idle_until_ns > self._stale_after_ns:
+            return None
+        backlog, rtt_ns = promised - self._sent_bytes, 0 if seen is None else seen.rtt_ns
+        use = self._utilisation if is_fresh else 0.0
+        return LinkState(rate, backlog if backlog > 0 else 0, rtt_ns, use)
+
+    def mean_utilisation(self, now_ns: int) -> float:
+        """Share of the time lately in which the link was busy, in [0, 1]."""
+        if self._report is None:
+            return 0.0
+        idle_until_ns = self._idle_until_ns if self._promised_bytes else now_ns
+        idle_ns = max(0, idle_until_ns - self._report.observed_at_ns)
+        return self._mean_utilisation * exp(-idle_ns / MEMORY_NS)
 
     @property
-    def last(self) -> LinkReport | None:
-        """The last report, however old."""
-        return self._report
+    def bits_per_s(self) -> float:
+        """The last rate, however old; 0 is unknown."""
+        seen, expected = self._report, self._expected_bits_per_s
+        return (
+            expected
+            if seen is None
+            else seen.goodput_bits_per_s or seen.budget_bits_per_s or expected
+        )
 
-    def backlog_bytes(self, now_ns: int) -> int | None:
-        """Bytes promised and not sent yet; None without a fresh report."""
-        seen = self.latest(now_ns)
-        return None if seen is None else self.behind(seen)
-
-    def behind(self, seen: LinkReport) -> int:
-        """Bytes promised and not sent yet, as of a report."""
-        behind = self._promised_bytes - seen.sent_bytes
-        return behind if behind > 0 else 0
+    @property
+    def rtt_ns(self) -> int:
+        """The last round trip, however old; 0 is unknown."""
+        return 0 if self._report is None else self._report.rtt_ns
 
     @property
     def promised_bytes(self) -> int:

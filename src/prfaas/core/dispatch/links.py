@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 
 from prfaas.core.control.threshold_evidence import Balance
 from prfaas.core.control.threshold_loop import Pressures, ThresholdLoop
@@ -20,12 +21,19 @@ class Link:
         source: Pool that ships.
         destination: Pool that receives.
         settings: How requests are routed.
+        expected_bits_per_s: Rate by the plan; 0 is unknown.
     """
 
-    def __init__(self, source: str, destination: str, settings: DispatchSettings) -> None:
+    def __init__(
+        self,
+        source: str,
+        destination: str,
+        settings: DispatchSettings,
+        expected_bits_per_s: float = 0.0,
+    ) -> None:
         self.source, self.destination = source, destination
         self.up = False
-        self.book = LinkBook(settings.stale_after_ns)
+        self.book = LinkBook(settings.stale_after_ns, expected_bits_per_s)
         self.policy = make_policy(
             settings.policy, settings.offload_threshold, settings.bandwidth, settings.ttft_max_ns
         )
@@ -42,7 +50,7 @@ class Link:
         seen = self.book.latest(now_ns)
         if seen is None:
             return PathSignals(local_wait_ns, remote_wait_ns)
-        backlog, rate, rtt_ns = self.book.behind(seen), seen.bits_per_s, seen.rtt_ns
+        rate, backlog, rtt_ns, _ = seen
         return PathSignals(local_wait_ns, remote_wait_ns, backlog, rate, rtt_ns, self.book.num_open)
 
     def replan(self, offload_threshold: int) -> None:
@@ -65,9 +73,8 @@ class Link:
         if not isinstance(self.policy, AdaptivePolicy):
             return None
         seen, before = self.book.latest(now_ns), self.policy.offload_threshold
-        backlog = self.book.backlog_bytes(now_ns)
-        if remote_wait_ns is not None and seen is not None and backlog and seen.bits_per_s:
-            link_ns = backlog * BITS_PER_BYTE * NS_PER_S / seen.bits_per_s
+        if remote_wait_ns is not None and seen is not None:
+            link_ns = seen.backlog_bytes * BITS_PER_BYTE * NS_PER_S / max(seen.bits_per_s, 1.0)
             remote_wait_ns = max(remote_wait_ns, round(link_ns))
         use = None if seen is None else seen.utilisation
         pressures = Pressures(use, local_wait_ns, remote_wait_ns)
@@ -83,10 +90,15 @@ class Links:
 
     Args:
         settings: How requests are routed.
+        expected_bits_per_s: Rate by the plan, by a pool at either end.
     """
 
-    def __init__(self, settings: DispatchSettings) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: DispatchSettings,
+        expected_bits_per_s: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        self._settings, self._expected = settings, expected_bits_per_s
         self._links: dict[tuple[str, str], Link] = {}
 
     def between(self, source: str, destination: str) -> Link:
@@ -94,8 +106,20 @@ class Links:
         try:
             return self._links[source, destination]
         except KeyError:
-            link = self._links[source, destination] = Link(source, destination, self._settings)
+            expected = self._expected.get(source) or self._expected.get(destination) or 0.0
+            link = Link(source, destination, self._settings, expected)
+            self._links[source, destination] = link
             return link
+
+    def bits_per_s_to(self, pools: Collection[str], now_ns: int) -> float | None:
+        """Rate of all links to some pools together; those that are down carry nothing.
+
+        Returns:
+            None if the rate of one is unknown, or none is up.
+        """
+        up = [link for link in self if link.up and link.destination in pools]
+        known = [state.bits_per_s for link in up if (state := link.book.latest(now_ns))]
+        return sum(known) if known and len(known) == len(up) else None
 
     def __iter__(self) -> Iterator[Link]:
         return iter(self._links.values())

@@ -132,7 +132,7 @@ class OpenRequests:
         self._stage_of[routed.prefill].book.dispatch(
             routed.prefill, arrival.request_id, now_ns, self._work_ns(routed)
         )
-        option.link.book.promise(routed.shipped_bytes)
+        option.link.book.promise(routed.shipped_bytes, now_ns)
         entry = self._entries[arrival.request_id] = _Open(routed, bool(routed.source), now_ns)
         if arrival.streams and self.decode_book is not None:
             self._decode_flow.expect(arrival.request_id)

@@ -49,7 +49,14 @@ class RouteFinder:
         self._settings = settings
         self._drain_ns_max = settings.ttft_max_ns or DRAIN_NS_MAX
         self.remotes = {remote.name: remote for remote in remotes} or {"": RemoteCluster("", ())}
-        self.links = Links(settings)
+        self.links = Links(
+            settings,
+            {
+                instance.pool: remote.link_bits_per_s
+                for remote in remotes
+                for instance in remote.instances
+            },
+        )
         self.rooms = Rooms()
         weights = MIXED_WEIGHTS if home.decode is None else PREFILL_WEIGHTS
         self.home = Stage(home.prefill, settings.stale_after_ns, weights)
@@ -181,7 +188,9 @@ class RouteFinder:
         )
         found = predict(facts, signals, remote.costs, decode_wait)
         if remote.costs is not None:
-            found = self._weighed(found, facts, signals, remote, decode_wait, link.book.utilisation)
+            found = self._weighed(
+                found, facts, signals, remote, decode_wait, link.book.mean_utilisation(now_ns)
+            )
             times = self.times
             away_factor = times.remote_calibrations[remote.name].factor
             found = corrected(found, signals, times.local_calibration.factor, away_factor)

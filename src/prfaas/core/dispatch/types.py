@@ -59,12 +59,14 @@ class RemoteCluster:
         instances: They prefill.
         costs: Predicts compute and bytes; None without profiles.
         price_per_tb: Price of 10**12 bytes on its link.
+        link_bits_per_s: Rate of its link by the plan, until one is measured; 0 is unknown.
     """
 
     name: str
     instances: tuple[Member, ...]
     costs: CostModel | None = None
     price_per_tb: float = 0.0
+    link_bits_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

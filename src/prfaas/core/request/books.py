@@ -105,7 +105,8 @@ class DispatcherBooks(ABC):
 
     def backlog_bytes(self, source: str, destination: str, now_ns: int) -> int | None:
         """What a link was promised and has not carried; None is unknown."""
-        return self.dispatcher.links.between(source, destination).book.backlog_bytes(now_ns)
+        seen = self.dispatcher.links.between(source, destination).book.latest(now_ns)
+        return None if seen is None else seen.backlog_bytes
 
     def link_bits_per_s(self, source: str, destination: str, now_ns: int) -> float | None:
         """What a link carries; None is unknown."""

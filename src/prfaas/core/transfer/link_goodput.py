@@ -35,8 +35,7 @@ class LinkGoodput:
     """What one direction of a link carries, from samples of its counters."""
 
     def __init__(self) -> None:
-        self.bits_per_s: float | None = None
-        """Goodput; None until the link was filled once."""
+        self._mean_bits_per_s: float | None = None
         self.fresh_bits_per_s = 0.0
         """Rate between the last two samples; 0 unless the link was filled all the time."""
         self.busy_ns = 0
@@ -74,10 +73,26 @@ class LinkGoodput:
             rate = delivered * BITS_PER_BYTE * NS_PER_S / (now_ns - last_ns)
             self._learn(rate, now_ns - last_ns, is_filled)
 
+    def sample_steady(
+        self, now_ns: int, delivered_bytes: float, *, is_busy: bool, rtt_ns: int
+    ) -> None:
+        """The same where the rate is known not to have changed since the last sample."""
+        last_ns, filled_at_ns = self._sampled_at_ns, self.filled_at_ns
+        if last_ns is not None and filled_at_ns is not None and last_ns < filled_at_ns < now_ns:
+            share = (filled_at_ns - last_ns) / (now_ns - last_ns)
+            until = self._delivered_bytes + share * (delivered_bytes - self._delivered_bytes)
+            self.sample(filled_at_ns, until, is_busy=is_busy, rtt_ns=rtt_ns)
+        self.sample(now_ns, delivered_bytes, is_busy=is_busy, rtt_ns=rtt_ns)
+
+    @property
+    def bits_per_s(self) -> int:
+        """Goodput, at least 1; 0 until the link was filled once."""
+        return 0 if self._mean_bits_per_s is None else max(1, round(self._mean_bits_per_s))
+
     def _learn(self, bits_per_s: float, passed_ns: int, is_filled: bool) -> None:
-        known = self.bits_per_s
+        mean = self._mean_bits_per_s
         if is_filled:
             self.fresh_bits_per_s = bits_per_s
-            self.bits_per_s = bits_per_s if known is None else known
-        if known is not None and (is_filled or bits_per_s > known):
-            self.bits_per_s = known + (1 - exp(-passed_ns / MEMORY_NS)) * (bits_per_s - known)
+            self._mean_bits_per_s = bits_per_s if mean is None else mean
+        if mean is not None and (is_filled or bits_per_s > mean):
+            self._mean_bits_per_s = mean + (1 - exp(-passed_ns / MEMORY_NS)) * (bits_per_s - mean)

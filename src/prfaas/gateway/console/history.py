@@ -18,7 +18,7 @@ class LinkSample:
 
     Attributes:
         up: Whether it stands.
-        goodput_bits_per_s: Of its last busy half second; 0 while unknown.
+        goodput_bits_per_s: While it has something to send; 0 while unknown.
         rtt_ms: Of its last ping.
         queued_bytes: Waiting for a connection.
         in_flight_bytes: Sent, and not known to have arrived.

@@ -140,7 +140,7 @@ class Copier:
             seen = link.book.latest(now_ns)
             if seen is None or not link.up:
                 continue
-            road = Road(link.book.backlog_bytes(now_ns), seen.bits_per_s, seen.rtt_ns)
+            road = Road(seen.backlog_bytes, seen.bits_per_s, seen.rtt_ns)
             begun = [
                 copy
                 for copy in hot.choose(road, now_ns)
@@ -167,7 +167,7 @@ class Copier:
         )
         if not self._fetcher.fetch(transfer, prefix, have_tokens):
             return False
-        book.promise(copy.num_bytes)
+        book.promise(copy.num_bytes, now_ns)
         ends_at_ns = now_ns + self._fetcher.tickets.lifetime_ns
         self._open[transfer.transfer_id] = _Open(book, copy.num_bytes, ends_at_ns)
         return True

@@ -160,12 +160,10 @@ class Reroling:
 
     def _planned_at(self, now_ns: int) -> Planned | None:
         """Plans of splits for what the links carry; None while that is not known."""
-        plans, links = self._plans, [k for k in self._driver.dispatcher.links if k.source]
-        seen = [link.book.latest(now_ns) for link in links]
-        known = [report.bits_per_s for report in seen if report is not None]
-        if plans is None or not known or len(known) < len(seen):
+        plans, bits_per_s = self._plans, self._driver.dispatcher.home_bits_per_s(now_ns)
+        if plans is None or bits_per_s is None:
             return None
-        bits_per_s, mix = sum(known), self.roles.mixes.look(now_ns)
+        mix = self.roles.mixes.look(now_ns)
         return lambda num_prefill: plans(num_prefill, bits_per_s, mix)
 
     def _work_of(self, index: int) -> int:

@@ -66,7 +66,6 @@ class Pulse:
 
     def beat(self, now_ns: int, *, is_turn: bool) -> None:
         """A second has passed; it may be the loops' turn."""
-        self._driver.refresh(now_ns)
         self._guards.refresh()
         self._watch_admission()
         if is_turn and not self.frozen:

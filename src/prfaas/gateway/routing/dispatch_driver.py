@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.core.dispatch.dispatcher import Dispatcher
+from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.types import (
     Arrival,
@@ -26,11 +27,11 @@ from prfaas.core.dispatch.types import (
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.core.request.books import DispatcherBooks
 from prfaas.core.routing.calibration import CalibrationSettings
-from prfaas.gateway.routing.link_reports import LinkReports
 from prfaas.gateway.routing.pool_state import LinkName, PoolView
 from prfaas.gateway.routing.profiles import Profiles
 from prfaas.gateway.routing.role_assignment import EngineQueue, make_split
 from prfaas.gateway.tenancy.tenants import fairness
+from prfaas.wire.messages.gateway import LinkTelemetry
 
 
 class Driver(DispatcherBooks):
@@ -74,11 +75,7 @@ class Driver(DispatcherBooks):
         self._broken: set[str | LinkName] = set()
         self._views: dict[str, PoolView] = {}
         self._home_pools = _pools(home)
-        self._planned_bits_per_s = {
-            pool: profiles.link_bits_per_s.get(name, 0.0)
-            for name, cluster in away.items()
-            for pool in _pools({name: cluster})
-        }
+        self._away_pools = _pools(away)
         self._home_names = frozenset(home)
         self.home = next(iter(home))
         """Name of the PD cluster."""
@@ -101,6 +98,7 @@ class Driver(DispatcherBooks):
                     _members({name: cluster}),
                     profiles.remote.get(name),
                     profiles.price_per_tb.get(name, 0.0),
+                    profiles.link_bits_per_s.get(name, 0.0),
                 )
                 for name, cluster in away.items()
             ],
@@ -115,10 +113,9 @@ class Driver(DispatcherBooks):
                 calibration=calibration or CalibrationSettings(),
             ),
         )
-        self._reports = LinkReports(self.dispatcher, self._planned_bits_per_s)
         for name in self._pool_of:
             self._apply(name, 0)
-        for source in self._planned_bits_per_s:
+        for source in self._away_pools:
             for destination in self._home_pools:
                 self.dispatcher.set_link(source, destination, up=False)
 
@@ -191,18 +188,14 @@ class Driver(DispatcherBooks):
             if its_pool == pool:
                 self._describe(name)
         broken = []
-        for source in self._planned_bits_per_s:
+        for source in self._away_pools:
             for destination in self._home_pools:
                 if pool in (source, destination):
-                    broken += self._set_link(source, destination, now_ns)
+                    broken += self._set_link(source, destination)
+                if pool == source and (measured := view.telemetry.get(destination)) is not None:
+                    report = link_report(measured, now_ns)
+                    self.dispatcher.report_link(source, destination, report)
         return broken
-
-    def refresh(self, now_ns: int) -> None:
-        """What has not changed is as it was: links that are up and carry nothing."""
-        for link in self.dispatcher.links:
-            if link.up and not link.book.promised_bytes:
-                measured = self._views[link.source].telemetry.get(link.destination)
-                self._reports.idle(link.source, link.destination, measured, now_ns)
 
     def set_broken(self, target: str | LinkName, now_ns: int, *, broken: bool) -> None:
         """A breaker wants an engine, or a link between two pools, to get nothing new, or again."""
@@ -212,7 +205,7 @@ class Driver(DispatcherBooks):
         if isinstance(target, str):
             self._apply(target, now_ns)
         else:
-            self._set_link(*target, now_ns)
+            self._set_link(*target)
 
     def tick(self, now_ns: int) -> list[ThresholdMoved]:
         """One interval of the short-term loop."""
@@ -313,13 +306,11 @@ class Driver(DispatcherBooks):
             layout_id=None if layout is None else layout.layout_id,
         )
 
-    def _set_link(self, source: str, destination: str, now_ns: int) -> list[int]:
+    def _set_link(self, source: str, destination: str) -> list[int]:
         """A transfer has to be able to begin, and to be followed at both ends."""
         ends = [self._views.get(pool, PoolView()) for pool in (source, destination)]
         usable = all(end.is_live and not end.is_draining for end in ends)
         up = usable and ends[0].links.get(destination, False)
-        if up:
-            self._reports.seen(source, destination, ends[0].telemetry.get(destination), now_ns)
         up = up and (source, destination) not in self._broken
         return self.dispatcher.set_link(source, destination, up=up)
 
@@ -339,6 +330,18 @@ class Driver(DispatcherBooks):
         if arrival.layout is None or not arrival.hashes:
             return {}, {}
         return self._index.hits(arrival.layout, arrival.hashes, arrival.num_prompt_tokens)
+
+
+def link_report(measured: LinkTelemetry, now_ns: int) -> LinkReport:
+    """Counters of a link as a pool node sent them, which arrive now."""
+    return LinkReport(
+        now_ns - measured.age_ns,
+        measured.goodput_bits_per_s,
+        measured.open_arrived_bytes,
+        measured.busy_ns,
+        measured.rtt_ns,
+        measured.budget_bits_per_s,
+    )
 
 
 def _members(clusters: Mapping[str, ClusterTable]) -> tuple[Member, ...]:

@@ -23,8 +23,7 @@ from prfaas.units import NS_PER_S
 
 def _rtt_s(link: Link) -> float:
     """A link that nobody has measured yet has no round trip; zero would be one."""
-    seen = link.book.last
-    return seen.rtt_ns / NS_PER_S if seen is not None and seen.rtt_ns else math.nan
+    return link.book.rtt_ns / NS_PER_S or math.nan
 
 
 LINK_GAUGES: Mapping[str, tuple[str, Callable[[Link], float]]] = {
@@ -39,7 +38,7 @@ LINK_GAUGES: Mapping[str, tuple[str, Callable[[Link], float]]] = {
     ),
     "route_link_goodput_bytes_per_second": (
         "Rate of a link that decisions are made with; 0 while unknown",
-        lambda link: link.book.last.bits_per_s / 8 if link.book.last else 0.0,
+        lambda link: link.book.bits_per_s / 8,
     ),
     "route_link_rtt_seconds": (
         "Round trip of a link that decisions are made with; NaN while unknown",

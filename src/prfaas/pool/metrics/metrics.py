@@ -13,7 +13,7 @@ LINK_GAUGES = {
     "goodput_bits_per_s": (
         "goodput_bytes_per_second",
         _BYTES,
-        "What a link carried in its last busy half second.",
+        "What a link carries while it has something to send.",
     ),
     "rtt_ns": ("rtt_seconds", _SECONDS, "Round trip of the last ping over a link."),
     "queued_bytes": ("queued_bytes", 1, "Bytes of KV blocks that wait for a connection of a link."),

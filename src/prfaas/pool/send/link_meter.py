@@ -55,10 +55,10 @@ class LinkMeter:
         self.path_rtt_ns = min((info.rtt_ns for info in infos), default=0)
         is_busy = queued_bytes > 0
         goodput.sample(now_ns, acked_bytes, is_busy=is_busy, rtt_ns=self.path_rtt_ns)
-        self._sampled_at_ns, known = now_ns, goodput.bits_per_s
+        self._sampled_at_ns = now_ns
         self._telemetry = LinkTelemetry(
             age_ns=0,
-            goodput_bits_per_s=0 if known is None else max(1, round(known)),
+            goodput_bits_per_s=goodput.bits_per_s,
             rtt_ns=self.rtt_ns or self.path_rtt_ns,
             queued_bytes=queued_bytes,
             in_flight_bytes=in_flight_bytes,

@@ -58,6 +58,9 @@ class Front:
                     tuple(Member(name, cluster.name) for name in self.prfaas_names[cluster.name]),
                     cluster.costs,
                     cluster.link.price_per_tb,
+                    cluster.link.bits_per_s
+                    if cluster.link.planned_bits_per_s is None
+                    else cluster.link.planned_bits_per_s,
                 )
                 for cluster in setup.prfaas
             ],
@@ -145,12 +148,6 @@ class Front:
     def link(self, source: str, destination: str) -> Link:
         """What the gateway knows of a link."""
         return self.dispatcher.links.between(source, destination)
-
-    def link_bits_per_s(self, now_ns: int) -> float | None:
-        """What all links to the PD cluster were last seen to carry; None when one is too old."""
-        found = [self.link(name, self._home).book.latest(now_ns) for name in self.prfaas_names]
-        seen = [report for report in found if report is not None]
-        return sum(report.bits_per_s for report in seen) if len(seen) == len(found) else None
 
     def replan(self, offload_threshold: int) -> None:
         """The long-term loop found a better threshold."""

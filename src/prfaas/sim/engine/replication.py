@@ -85,7 +85,7 @@ class Copier:
         cluster = source if destination == self._home else destination
         price = self._sim.transports[cluster].cluster.link.price_per_tb
         worth = self._sim.front.settings.ns_per_byte(price)
-        return Road(link.book.backlog_bytes(now_ns), seen.bits_per_s, seen.rtt_ns, worth)
+        return Road(seen.backlog_bytes, seen.bits_per_s, seen.rtt_ns, worth)
 
     def _start(self, source: str, destination: str, copy: Copy[int]) -> None:
         home = destination == self._home
@@ -98,6 +98,6 @@ class Copier:
             if landed and pool.num_held(copy.block_ids) >= copy.num_present:
                 pool.store(copy.block_ids)
 
-        book.promise(copy.num_bytes)
+        book.promise(copy.num_bytes, self._sim.clock.now_ns)
         transport = self._sim.transports[source if home else destination]
         transport.copy(copy.num_bytes, home=home, ended=ended)

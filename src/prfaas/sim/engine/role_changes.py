@@ -141,7 +141,7 @@ class Roles:
     def _planned(self, num_prefill: int) -> SplitPlan | None:
         plans = self._setup.plans if self._setup else None
         now_ns = self._sim.clock.now_ns
-        bits_per_s = self._sim.front.link_bits_per_s(now_ns)
+        bits_per_s = self._sim.front.dispatcher.home_bits_per_s(now_ns)
         if plans is None or not bits_per_s:
             return None
         return plans(num_prefill, bits_per_s, self._roles.mixes.look(now_ns))

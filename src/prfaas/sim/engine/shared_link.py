@@ -12,12 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heappop, heappush
+from math import isfinite
 
+from prfaas.core.dispatch.link_load import LinkReport
+from prfaas.core.transfer.link_goodput import BITS_PER_BYTE, LinkGoodput
 from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import Request
 from prfaas.units import NS_PER_S
 
-BITS_PER_BYTE = 8
 _EPSILON_BYTES = 1e-3
 
 
@@ -55,7 +57,7 @@ class SharedLink:
         clock: Virtual time.
         bits_per_s: Capacity.
         flow_bits_per_s: What one flow gets at most.
-        delay_ns: From the last byte sent to the last byte there.
+        rtt_ns: Round trip; a byte is there after half of it.
         on_landed: A closed flow's last byte has arrived.
     """
 
@@ -66,9 +68,10 @@ class SharedLink:
         *,
         on_landed: Callable[[Flow], None],
         flow_bits_per_s: float = float("inf"),
-        delay_ns: int = 0,
+        rtt_ns: int = 0,
     ) -> None:
         self.bits_per_s = bits_per_s
+        self.goodput = LinkGoodput()
         self.landed_bytes = self.lost_bytes = self.added_bytes = 0
         self.window_bytes: dict[int, float] = {}
         self.busy_ns = 0
@@ -76,8 +79,8 @@ class SharedLink:
         self.rounded_bytes = 0.0
         """What instants in whole nanoseconds may add to `sent_bytes`, or take from it."""
         self._ended_bytes = dict.fromkeys(Purpose, 0.0)
-        self._clock, self._on_landed, self._delay_ns = clock, on_landed, delay_ns
-        self._flow_bits_per_s = flow_bits_per_s
+        self._clock, self._on_landed, self._rtt_ns = clock, on_landed, rtt_ns
+        self._flow_bits_per_s, self._is_limited = flow_bits_per_s, isfinite(flow_bits_per_s)
         self._heap: list[tuple[float, int, Flow, int]] = []
         self._served, self._moved_at_ns = 0.0, 0
         self._num_active, self._num_pushed, self._version = 0, 0, 0
@@ -87,6 +90,11 @@ class SharedLink:
     def num_active(self) -> int:
         """Flows with bytes to send."""
         return self._num_active
+
+    @property
+    def num_open(self) -> int:
+        """Flows that have neither landed nor been lost."""
+        return len(self._in_flight)
 
     @property
     def open_bytes(self) -> int:
@@ -112,6 +120,13 @@ class SharedLink:
             left = flow.end_at - served if flow.active else 0.0
             sent += flow.added_bytes - left if left > 0 else flow.added_bytes
         return sent
+
+    def report(self, now_ns: int) -> LinkReport:
+        """Counters of the link, as its sending pool node reads them."""
+        sent_bytes = round(self.open_sent_bytes())
+        self._sample()
+        goodput = self.goodput
+        return LinkReport(now_ns, goodput.bits_per_s, sent_bytes, goodput.busy_ns, self._rtt_ns)
 
     def sent_by_purpose(self) -> dict[Purpose, float]:
         """Bytes that have left, by what they were for; lost ones count too."""
@@ -140,7 +155,7 @@ class SharedLink:
         flow.end_at = (flow.end_at if flow.active else self._served) + num_bytes
         if not flow.active:
             flow.active = True
-            self._num_active += 1
+            self._count_active(1)
         flow.version += 1
         self._num_pushed += 1
         heappush(self._heap, (flow.end_at, self._num_pushed, flow, flow.version))
@@ -149,6 +164,7 @@ class SharedLink:
     def set_rate(self, bits_per_s: float) -> None:
         """The capacity changes; 0 is a cut."""
         self._advance()
+        self._sample()
         self.bits_per_s = bits_per_s
         self._plan_next()
 
@@ -193,11 +209,26 @@ class SharedLink:
             found[window] = found.get(window, 0.0) + (stop - start) * rate
             start = stop
 
+    def _sample(self) -> None:
+        """Take the counters in; the rate has not changed since the last sample."""
+        self.goodput.sample_steady(
+            self._moved_at_ns, self.sent_bytes, is_busy=self._num_active > 0, rtt_ns=self._rtt_ns
+        )
+
+    def _count_active(self, change: int) -> None:
+        """A flow has bytes to send, or no more."""
+        is_same_rate = self._num_active and self._num_active + change and not self._is_limited
+        if not is_same_rate:
+            self._sample()
+        self._num_active += change
+        if not is_same_rate:
+            self._sample()
+
     def _deactivate(self, flow: Flow) -> None:
         flow.version += 1
         if flow.active:
             flow.active = False
-            self._num_active -= 1
+            self._count_active(-1)
 
     def _plan_next(self) -> None:
         self._version += 1
@@ -225,7 +256,7 @@ class SharedLink:
             if flow_version == flow.version:
                 self._deactivate(flow)
                 if flow.closed:
-                    self._clock.after(self._delay_ns, self._land, flow)
+                    self._clock.after(self._rtt_ns // 2, self._land, flow)
         self._plan_next()
 
     def _land(self, flow: Flow) -> None:

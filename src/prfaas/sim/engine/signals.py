@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.sim.engine.oracle_check import News
-from prfaas.sim.engine.shared_link import BITS_PER_BYTE, SharedLink
-from prfaas.units import NS_PER_S
+from prfaas.sim.engine.shared_link import SharedLink
 
 if TYPE_CHECKING:
     from prfaas.sim.engine.replication import Copier
@@ -24,28 +24,17 @@ class Observation(NamedTuple):
 
 
 class _Watch:
-    """One direction of a link, as its pool node sees it."""
+    """One direction of a link, as its pool node sees it: it reports while transfers are open."""
 
-    def __init__(self, link: SharedLink, rtt_ns: int) -> None:
-        self._link, self._rtt_ns = link, rtt_ns
-        self._sent_before, self._observed_before_ns = 0.0, 0
+    def __init__(self, source: str, destination: str, link: SharedLink) -> None:
+        self._ends, self._link, self._was_open = (source, destination), link, False
 
-    def look(self, now_ns: int) -> LinkReport:
-        """What it does now, and did since the last look."""
-        link = self._link
-        sent, use = round(link.open_sent_bytes()), self._utilisation(now_ns)
-        return LinkReport(now_ns, link.bits_per_s, sent, use, self._rtt_ns)
-
-    def _utilisation(self, now_ns: int) -> float:
-        link = self._link
-        elapsed_ns = now_ns - self._observed_before_ns
-        moved, self._sent_before = link.sent_bytes - self._sent_before, link.sent_bytes
-        self._observed_before_ns = now_ns
-        if elapsed_ns == 0:
-            return 0.0
-        if link.bits_per_s <= 0:
-            return 1.0 if link.num_active else 0.0
-        return min(1.0, moved * BITS_PER_BYTE * NS_PER_S / elapsed_ns / link.bits_per_s)
+    def look(self, now_ns: int) -> Iterator[tuple[str, str, LinkReport]]:
+        """Its counters, with both of its pools."""
+        is_open = self._link.num_open > 0
+        if is_open or self._was_open:
+            yield *self._ends, self._link.report(now_ns)
+        self._was_open = is_open
 
 
 class Telemetry:
@@ -61,12 +50,11 @@ class Telemetry:
         self._instances = (*simulation.locals.values(), *simulation.remotes.values())
         home = simulation.setup.name
         self._watches = [
-            (name, home, _Watch(transport.home, transport.cluster.link.rtt_ns))
-            for name, transport in simulation.transports.items()
+            _Watch(name, home, transport.home) for name, transport in simulation.transports.items()
         ]
         if simulation.setup.placement.copies is not None:
             self._watches += [
-                (home, name, _Watch(transport.away, transport.cluster.link.rtt_ns))
+                _Watch(home, name, transport.away)
                 for name, transport in simulation.transports.items()
             ]
 
@@ -89,7 +77,7 @@ class Telemetry:
         return Observation(
             now,
             [(instance.name, instance.num_waiting) for instance in self._instances if instance.up],
-            [(source, to, watch.look(now)) for source, to, watch in self._watches],
+            [report for watch in self._watches for report in watch.look(now)],
         )
 
     def _deliver(self, seen: Observation) -> None:

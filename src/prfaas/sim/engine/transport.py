@@ -69,7 +69,7 @@ class Transport:
             setup.bits_per_s,
             on_landed=self._landed,
             flow_bits_per_s=setup.flow_bits_per_s,
-            delay_ns=setup.rtt_ns // 2,
+            rtt_ns=setup.rtt_ns,
         )
 
     # Hand-offs

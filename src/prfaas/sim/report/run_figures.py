@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
 from prfaas.planner.model.kv_geometry import FloatArray
-from prfaas.sim.engine.shared_link import BITS_PER_BYTE
 from prfaas.sim.engine.time_series import Sample
 from prfaas.sim.results.link_traffic import window_bytes
 from prfaas.sim.results.summary import Results

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from prfaas.core.control.role_loop import Role
+from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
 from prfaas.errors import PrfaasError
 from prfaas.sim.engine.oracle_check import News, too_early
-from prfaas.sim.engine.shared_link import BITS_PER_BYTE, SharedLink
+from prfaas.sim.engine.shared_link import SharedLink
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.results.columns import Columns, columns_of, have_finished
 from prfaas.sim.system.request import UNSET, Outcome

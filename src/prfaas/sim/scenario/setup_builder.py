@@ -203,6 +203,7 @@ def _link(table: LinkTable, planned: Link) -> LinkSetup:
         flow_bits_per_s=flow_bits_per_s,
         dead_after_ns=_ns(table.dead_after),
         price_per_tb=planned.price_per_tb,
+        planned_bits_per_s=planned.bits_per_s,
     )
 
 

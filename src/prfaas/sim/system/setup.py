@@ -77,6 +77,8 @@ class LinkSetup:
         flow_bits_per_s: What one transfer gets at most; loss decides it.
         dead_after_ns: Silence after which both ends take the link for dead.
         price_per_tb: Price of 10**12 bytes.
+        planned_bits_per_s: Rate that the gateway expects until one is measured; None is what the
+            link carries.
     """
 
     bits_per_s: float
@@ -84,6 +86,7 @@ class LinkSetup:
     flow_bits_per_s: float = float("inf")
     dead_after_ns: int = 5 * NS_PER_S
     price_per_tb: float = 0.0
+    planned_bits_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
