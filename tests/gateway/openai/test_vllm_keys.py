@@ -11,7 +11,7 @@ from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 from prfaas.gateway.openai.requests import Api, ClientRequest, parse_request
 from prfaas.gateway.openai.responses import ChatFromCompletions, Relay
 from prfaas.gateway.serving.usage import Usage
-from prfaas.gateway.telemetry.request_records import Record
+from prfaas.gateway.telemetry.request_record import Record
 from tests.engines.vllm_modules import needing_vllm
 
 chats = needing_vllm("vllm.entrypoints.openai.chat_completion.protocol")

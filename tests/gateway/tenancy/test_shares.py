@@ -205,7 +205,7 @@ async def test_a_prompt_that_gets_no_engine_costs_what_was_tokenised(
                 Refusal.NO_INSTANCE, 1, Decision(Path.LOCAL, Reason.BELOW_THRESHOLD, 1, 1)
             )
 
-        monkeypatch.setattr(world.gateway.driver, "route", refuse)
+        monkeypatch.setattr(world.gateway.driver.dispatcher, "decide", refuse)
         status, _ = await post(world, "red", prompt="x" * 1600)
         assert status == 503
         assert before - tokens_left(world) == 100

@@ -8,7 +8,7 @@ from math import ceil
 from prfaas.core.admission.output_charge import OutputRate
 from prfaas.core.request.events import Outcome
 from prfaas.gateway.openai.requests import ClientRequest
-from prfaas.gateway.telemetry.request_records import Record
+from prfaas.gateway.telemetry.request_record import Record
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.units import NS_PER_S
 
@@ -36,7 +36,7 @@ class Charging:
             since_ns = max(asked_at_ns, first_ns)
             self._rate.observe(record.num_output_tokens, sequences, now_ns - since_ns)
         elif asked_at_ns is not None and record.outcome in (Outcome.CANCELLED, Outcome.TIMED_OUT):
-            record.num_abandoned_tokens = self._unseen(record, asked_at_ns, now_ns)
+            record.abandoned(self._unseen(record, asked_at_ns, now_ns))
         used = record.num_output_tokens + record.num_abandoned_tokens
         tenant.quota.count_tokens(used - record.reserved_tokens, now_ns)
 
@@ -62,6 +62,7 @@ def reserve(client: ClientRequest, room: int, tenant: Tenant, record: Record) ->
         record: Takes what was charged, and the most there can be.
     """
     each = room if client.max_tokens is None else client.max_tokens
-    record.output_tokens_max = each * client.num_sequences
-    record.reserved_tokens = 0 if client.max_tokens is None else record.output_tokens_max
-    tenant.quota.count_tokens(record.reserved_tokens, time.monotonic_ns())
+    output_tokens_max = each * client.num_sequences
+    reserved_tokens = 0 if client.max_tokens is None else output_tokens_max
+    record.charged(output_tokens_max, reserved_tokens)
+    tenant.quota.count_tokens(reserved_tokens, time.monotonic_ns())

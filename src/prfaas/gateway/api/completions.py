@@ -26,7 +26,8 @@ from prfaas.gateway.openai.requests import Api, parse_request
 from prfaas.gateway.serving.request_flow import Flow
 from prfaas.gateway.serving.request_state import Exchange, reply_headers
 from prfaas.gateway.telemetry.metrics import Metrics
-from prfaas.gateway.telemetry.request_records import Record, Records
+from prfaas.gateway.telemetry.request_record import Record
+from prfaas.gateway.telemetry.request_records import Records, log_fields
 from prfaas.gateway.telemetry.tracing import Trace, Tracing
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.logs import log_event
@@ -93,7 +94,7 @@ class Generation:
         except (PrfaasError, web.HTTPException) as error:
             return await _fail(error, record, stream)
         except (asyncio.CancelledError, ClientGoneError):
-            record.outcome = Outcome.CANCELLED
+            record.ended(Outcome.CANCELLED)
             raise asyncio.CancelledError from None
         except Exception as error:
             _log.exception("request_failed request_id=%s", record.request_id)
@@ -106,7 +107,7 @@ class Generation:
         self, request: web.Request, api: Api, record: Record, stream: ClientStream, trace: Trace
     ) -> web.StreamResponse:
         limit = time_limit(request, self.table.request_timeout)
-        record.deadline_ns = record.started_at_ns + round(limit.seconds * NS_PER_S)
+        record.limit(round(limit.seconds * NS_PER_S))
         try:
             async with asyncio.timeout(limit.seconds):
                 with self.door.enter(request[TENANT]) as entry:
@@ -134,27 +135,25 @@ class Generation:
             adapters=self.adapters(),
         )
         client = await read(request, parse)
-        record.stream, record.num_sequences = client.stream, client.num_sequences
+        record.parsed(stream=client.stream, num_sequences=client.num_sequences)
         entry.widen(client.num_sequences)
         exchange = Exchange(client, request[TENANT], record, stream, trace, self.metrics)
         return await self.flow.serve(exchange)
 
     def _end(self, record: Record, tenant: Tenant) -> None:
         self.charging.settle(tenant, record)
-        if record.e2e_ns is None:
-            record.e2e_ns = record.age_ns()
+        record.close()
         self.metrics.ended(record)
         self.on_end(record)
-        log_event(_log, logging.INFO, "request_ended", **record.as_log())
+        log_event(_log, logging.INFO, "request_ended", **log_fields(record))
 
 
 async def _fail(error: Exception, record: Record, stream: ClientStream) -> web.StreamResponse:
     """End a request with an error, within the stream if that has begun."""
     status = status_of(error)
-    record.outcome = _outcome(error, status)
-    record.error = f"{status} {responses.get(status, '')}".rstrip()
-    if isinstance(error, RejectedError):
-        record.rejected = error.reason
+    rejected = error.reason if isinstance(error, RejectedError) else None
+    said = f"{status} {responses.get(status, '')}".rstrip()
+    record.failed(_outcome(error, status), said, rejected)
     log_event(
         _log,
         logging.INFO,

@@ -22,7 +22,7 @@ from prfaas.gateway.openai.requests import check_model
 from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.telemetry.metrics import CONTENT_TYPE, Metrics
-from prfaas.gateway.telemetry.request_records import RECORDS_MAX, Records
+from prfaas.gateway.telemetry.request_records import RECORDS_MAX, Records, as_json
 
 _LIMIT_DEFAULT = 100
 PARTS = "parts"
@@ -138,7 +138,7 @@ class Views:
 
     async def _requests(self, request: web.Request) -> web.Response:
         limit = query_number(request, "limit", _LIMIT_DEFAULT, 1, RECORDS_MAX)
-        records = [record.as_json() for record in self.records.latest(limit)]
+        records = [as_json(record) for record in self.records.latest(limit)]
         return json_response({"requests": records})
 
     async def _links(self, _: web.Request) -> web.Response:
@@ -158,7 +158,7 @@ class Views:
         if record is None:
             message = f"no such request among the last {RECORDS_MAX}"
             raise RequestError(message, status=404, error_type="NotFoundError")
-        return json_response(record.as_json())
+        return json_response(as_json(record))
 
 
 def _unnamed(count: int) -> str:

@@ -23,7 +23,7 @@ from prfaas.gateway.http.responses import json_response
 from prfaas.gateway.openai.requests import Api, parse_object, parse_request
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.serving.routing_step import Planner
-from prfaas.gateway.telemetry.request_records import NS_PER_MS, Record
+from prfaas.gateway.telemetry.request_records import ms_of
 from prfaas.gateway.tenancy.tenants import Tenant, Tenants
 
 POOL_TIERS = Tier.HOST | Tier.DISK
@@ -71,9 +71,8 @@ class KvLookup:
         model = self.deployment.model.name
         data = json.dumps({"model": model} | body).encode()
         client = parse_request(data, api, model, self.vocab_size, rules=tenant.rules)
-        record = Record("", api.value, tenant.name)
-        arrival, _ = await self.planner.arrival(client, tenant, record, is_charged=False)
-        return json_response(self._found(arrival))
+        tokenised = await self.planner.tokenise(client, tenant, is_charged=False)
+        return json_response(self._found(self.planner.arrival(client, tenant, tokenised)))
 
     def _tenant(self, name: str | None) -> Tenant:
         known = self.tenants.by_name
@@ -163,13 +162,9 @@ def _foreseen(found: Foreseen) -> JsonObject:
         "num_new_tokens": decision.num_new_tokens,
         "offload_threshold": decision.offload_threshold,
         "pull_tokens": decision.pull_tokens,
-        "predicted_local_ms": _ms(decision.predicted_local_ns),
-        "predicted_remote_ms": _ms(decision.predicted_remote_ns),
+        "predicted_local_ms": ms_of(decision.predicted_local_ns),
+        "predicted_remote_ms": ms_of(decision.predicted_remote_ns),
         "prefill": found.prefill,
         "source": found.source,
         "destination": found.destination,
     }
-
-
-def _ms(duration_ns: int | None) -> float | None:
-    return None if duration_ns is None else duration_ns / NS_PER_MS

@@ -21,7 +21,8 @@ from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.pool_state import LinkName
 from prfaas.gateway.telemetry.metrics import Metrics
-from prfaas.gateway.telemetry.request_records import NS_PER_MS, Record, Records
+from prfaas.gateway.telemetry.request_record import Record
+from prfaas.gateway.telemetry.request_records import NS_PER_MS, Records, as_json
 
 RECENT_S = 60.0
 REQUESTS_SHOWN = 20
@@ -86,7 +87,7 @@ class Parts:
             "recent": _recent(self._since(now - RECENT_S)),
             "alarms": [_alarm(found) for found in alarms(history, sample, self._facts(now))],
             "changes": [entry.as_json() for entry in self.journal.latest(CHANGES_SHOWN)],
-            "requests": [r.as_json() for r in self.records.latest(REQUESTS_SHOWN)],
+            "requests": [as_json(r) for r in self.records.latest(REQUESTS_SHOWN)],
         }
 
     def _clusters(self, status: JsonObject) -> list[JsonObject]:

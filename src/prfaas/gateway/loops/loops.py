@@ -14,7 +14,7 @@ from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.profiles import Profiles
 from prfaas.gateway.routing.role_assignment import Split
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
-from prfaas.gateway.telemetry.request_records import Record
+from prfaas.gateway.telemetry.request_record import Record
 
 
 class Loops:

@@ -9,7 +9,7 @@ from prfaas.gateway.routing.change_log import Journal, Loop, Number
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.profiles import Profiles
 from prfaas.gateway.routing.role_assignment import EngineQueue, Split
-from prfaas.gateway.telemetry.request_records import Record
+from prfaas.gateway.telemetry.request_record import Record
 from prfaas.units import NS_PER_S
 
 STALE_NS = 10 * NS_PER_S

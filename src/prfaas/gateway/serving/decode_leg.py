@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import aiohttp
@@ -107,7 +106,7 @@ class DecodeLeg:
             if response.status >= 500:
                 raise await _refusal(response)
             if response.status != 200:
-                exchange.record.outcome = Outcome.REJECTED
+                exchange.record.ended(Outcome.REJECTED)
                 error = await _refusal(response)
                 return error_answer(error, exchange)
             if client.stream:
@@ -184,7 +183,7 @@ async def _relay_stream(
             raise _failed_within(data)
         await exchange.stream.begin(reply_headers(exchange.record))
     if (refused := _refused_in(data)) is not None:
-        exchange.record.outcome = Outcome.REJECTED
+        exchange.record.ended(Outcome.REJECTED)
         return await exchange.stream.fail(refused)
     try:
         is_over = await _relay_events(reader, data, exchange)
@@ -237,14 +236,10 @@ async def _relay_events(reader: EventReader, data: bytes, exchange: Exchange) ->
 
 def client_chunks(chunk: JsonObject, exchange: Exchange) -> list[JsonObject]:
     """What the client is sent for a chunk of the engine's; the last one carries the usage."""
-    record = exchange.record
     if exchange.answer is not None:
         chunk = exchange.answer.take(chunk)
     if chunk.get("choices"):
-        record.ttft_ns = record.ttft_ns or record.age_ns()
-        # As good as it is known before the usage comes.
-        record.num_output_tokens += len(chunk["choices"])
-        record.output_at_ns = time.monotonic_ns()
+        exchange.record.streamed(len(chunk["choices"]))
         exchange.first_token()
         if "usage" in chunk:
             chunk["usage"] = exchange.usage.shifted(chunk["usage"])

@@ -59,7 +59,8 @@ class MovingBlocks:
         self._views[blocks] = view
         if not view.stays:
             record = self._exchange.record
-            record.transfer, view.trace = view, self._exchange.trace.of_transfer(record)
+            record.ships_by(view)
+            view.trace = self._exchange.trace.of_transfer(record)
         return view
 
     def fetch(self, plan: Plan) -> bool:

@@ -69,7 +69,7 @@ from prfaas.gateway.serving.request_state import Exchange
 from prfaas.gateway.serving.routing_step import Plan
 from prfaas.gateway.serving.stream_handover import Ending
 from prfaas.gateway.telemetry.metrics import Metrics
-from prfaas.gateway.telemetry.request_records import Fallback
+from prfaas.gateway.telemetry.request_record import Fallback
 from prfaas.units import NS_PER_S
 
 
@@ -146,7 +146,7 @@ class RequestRun:
                 if found is not None:
                     return found
         except EngineError:
-            exchange.record.outcome = Outcome.FAILED
+            exchange.record.ended(Outcome.FAILED)
             raise
         finally:
             self._close()
@@ -158,10 +158,11 @@ class RequestRun:
         self._report(Stopped(Outcome.CANCELLED if is_running else record.outcome))
         if self.life.blocks.get(Blocks.PULL) is not None:
             is_over = record.outcome is Outcome.FINISHED
-            record.pulled_tokens = self._num_of_use(record.cached_tokens if is_over else 0)
+            num_pulled = self._num_of_use(record.cached_tokens if is_over else 0)
+            record.pulled(num_pulled)
             link = self._plan.routed.source, self._plan.routed.destination
             outcome = self.life.blocks.pull_outcome
-            self._parts.metrics.pulls.ended(link, outcome, record.pulled_tokens)
+            self._parts.metrics.pulls.ended(link, outcome, num_pulled)
         if self._suspicion is not None:
             self._parts.suspects.left(self._suspicion)
         self._moving.close()
@@ -257,7 +258,7 @@ class RequestRun:
         if self.life.stage is not Stage.PREFILLING:
             return
         transfer = self._moving.open(Blocks.HAND_OFF, *plan.route.pools)
-        exchange.record.prefill_engine = engine.name
+        exchange.record.prefill_on(engine.name)
         headers = exchange.leg_headers("p")
         run = self._parts.prefill_leg.run(
             plan, engine, transfer, headers, self._moving.get(self.life.awaited)
@@ -270,7 +271,7 @@ class RequestRun:
             self._prefilling = None
             leg.cancel()
             await asyncio.gather(leg, return_exceptions=True)
-        exchange.record.prefill_ns = time.monotonic_ns() - started_ns
+        exchange.record.prefilled(time.monotonic_ns() - started_ns)
         if leg.cancelled():
             return
         self._report(self._prefilled(leg))
@@ -286,8 +287,7 @@ class RequestRun:
 
     async def _begin_decode(self, engine: Engine) -> web.StreamResponse | None:
         exchange = self._exchange
-        if exchange.record.decode_at_ns is None:
-            exchange.record.decode_at_ns = time.monotonic_ns()
+        exchange.record.decode_asked()
         if self._parts.decode_leg.has_others and may_continue(exchange.client):
             exchange.answer = Answer(stop_strings(exchange.client))
         return await self._decode(engine)
@@ -296,7 +296,7 @@ class RequestRun:
         """Run the rest of the request on another engine."""
         exchange = self._exchange
         await asyncio.sleep(after_ns / NS_PER_S)
-        exchange.record.decode_engine = engine.name
+        exchange.record.decode_on(engine.name)
         if exchange.stream.has_begun:
             self._left = await self._parts.ending.seam(exchange, self._plan)
             if exchange.is_answered:
@@ -374,7 +374,7 @@ async def _give_up(exchange: Exchange, error: EngineError | None) -> web.StreamR
         UnavailableError: Nothing has reached the client.
         EngineError: Something has.
     """
-    exchange.record.outcome = Outcome.FAILED
+    exchange.record.ended(Outcome.FAILED)
     if exchange.stream.has_begun and error is not None:
         if isinstance(error, LegBrokenError) and error.reason == "error":
             return await exchange.stream.fail(from_json(error.body))

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from prfaas.core.request.events import Outcome
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.http.responses import ClientStream
 from prfaas.gateway.openai.requests import ClientRequest
@@ -14,7 +13,7 @@ from prfaas.gateway.openai.responses import Replies, replies_for
 from prfaas.gateway.serving.continuation import Answer
 from prfaas.gateway.serving.usage import Usage
 from prfaas.gateway.telemetry.metrics import Metrics
-from prfaas.gateway.telemetry.request_records import Fallback, Record
+from prfaas.gateway.telemetry.request_record import Fallback, Record
 from prfaas.gateway.telemetry.tracing import Trace
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.logs import log_event
@@ -78,7 +77,7 @@ class Exchange:
 
     def fall_back(self, fallback: Fallback, message: str) -> None:
         """The route was left, or did not pay off: note it, log it, and count it for remote ones."""
-        self.record.fallback = fallback
+        self.record.fell_back(fallback)
         log_event(
             _log,
             logging.WARNING,
@@ -100,7 +99,7 @@ class Exchange:
     def finish(self) -> None:
         """The answer is complete."""
         self.first_token()
-        self.record.outcome, self.record.e2e_ns = Outcome.FINISHED, self.record.age_ns()
+        self.record.finished()
         if self.on_finished is not None:
             self.on_finished()
 
@@ -112,5 +111,5 @@ def reply_headers(record: Record) -> dict[str, str]:
         headers["X-Prfaas-Path"] = record.path
         headers["X-Prfaas-Reason"] = record.refusal or record.decision.reason.value
     if record.fallback is not None:
-        headers["X-Prfaas-Fallback"] = f"{record.fallback.stage}/{record.fallback.reason}"
+        headers["X-Prfaas-Fallback"] = record.fallback.label
     return headers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from prfaas.config.clusters import ClusterRole
 from prfaas.core.dispatch.types import Arrival, Refusal, Refused, Routed
@@ -22,7 +23,7 @@ from prfaas.gateway.openai.validation import bad
 from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.routing.dispatch_driver import Driver
-from prfaas.gateway.telemetry.request_records import Record
+from prfaas.gateway.telemetry.request_record import Record
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.gateway.tenancy.tokenised import tokenising_cost
 from prfaas.gateway.tokenization.prompt_encoder import Prompt, PromptMaker
@@ -51,6 +52,20 @@ class Plan:
     def layout(self) -> Layout | None:
         """Of the blocks; None while unknown, and then the path is local."""
         return self.arrival.layout
+
+
+class Tokenised(NamedTuple):
+    """A prompt, and the facts of the moment at which it was tokenised.
+
+    Attributes:
+        prompt: Token ids.
+        layout: What its hashes were made for; None if no engine's is known.
+        max_model_len: Of the engine that would decode, tokens.
+    """
+
+    prompt: Prompt
+    layout: Layout | None
+    max_model_len: int
 
 
 ADAPTER = "its model is an adapter, whose KV blocks stay in the engine"
@@ -94,29 +109,30 @@ class Planner:
             RequestError: The prompt can not be rendered or is too long, or would come too late.
             UnavailableError: No PD engine is ready.
         """
-        arrival, prompt = await self.arrival(client, tenant, record)
+        tokenised = await self.tokenise(client, tenant)
+        record.tokenised(tokenised.prompt.num_tokens)
+        prompt, arrival = tokenised.prompt, self.arrival(client, tenant, tokenised)
         plan = self._decide(arrival, prompt, record)
         if client.is_for_adapter and plan.routed.decision.reason is Reason.NOT_OFFLOADABLE:
-            record.decision = plan.routed.decision._replace(detail=ADAPTER)
+            record.explain(ADAPTER)
         _count(plan, tenant, record)
         longest = max(map(len, prompt.sequences))
         decode = self._engines.by_name[plan.route.decode]
         reserve(client, max(0, decode.max_model_len - longest), tenant, record)
         return plan
 
-    async def arrival(
-        self, client: ClientRequest, tenant: Tenant, record: Record, *, is_charged: bool = True
-    ) -> tuple[Arrival, Prompt]:
-        """What has to be known of a request to decide about it.
+    async def tokenise(
+        self, client: ClientRequest, tenant: Tenant, *, is_charged: bool = True
+    ) -> Tokenised:
+        """Render and tokenise a request.
 
         Args:
             client: The request.
             tenant: Its tenant.
-            record: Takes the facts.
             is_charged: Whether the tenant pays for tokenising.
 
         Raises:
-            RequestError: The prompt can not be rendered or is too long.
+            RequestError: The prompt can not be rendered.
             UnavailableError: No PD engine is ready.
         """
         first = self._engines.choose(ClusterRole.PD)
@@ -129,10 +145,18 @@ class Planner:
         prompt = await self._prompts.prompt(
             client, tenant, named, max_model_len, is_charged=is_charged
         )
-        record.num_prompt_tokens = prompt.num_tokens
+        return Tokenised(prompt, layout, max_model_len)
+
+    def arrival(self, client: ClientRequest, tenant: Tenant, tokenised: Tokenised) -> Arrival:
+        """What has to be known of a request to route it.
+
+        Raises:
+            RequestError: The prompt is too long.
+        """
+        prompt, layout, max_model_len = tokenised
         if client.is_exact:
             check_length(client, prompt, max_model_len)
-        arrival = Arrival(
+        return Arrival(
             next(self._numbers),
             prompt.num_tokens,
             num_tokens_to_fit=max(map(len, prompt.sequences)) if client.is_exact else 0,
@@ -144,7 +168,6 @@ class Planner:
             streams=client.stream,
             hashes=prompt.hashes if len(prompt.sequences) == 1 else (),
         )
-        return arrival, prompt
 
     def _layout(self, first: Engine) -> Layout | None:
         """Layout of an engine that decodes, of the first that is known."""
@@ -154,19 +177,14 @@ class Planner:
 
     def _decide(self, arrival: Arrival, prompt: Prompt, record: Record) -> Plan:
         found, considered = self._driver.route(arrival, time.monotonic_ns())
-        record.decision, record.considered = found.decision, considered
-        record.decided_ns = record.age_ns()
-        if found.decision.reason is Reason.LAYOUT_MISMATCH:
-            record.decision = found.decision._replace(detail=self._layouts.words())
+        is_mismatch = found.decision.reason is Reason.LAYOUT_MISMATCH
+        record.decided(found, considered, self._layouts.words() if is_mismatch else "")
         if isinstance(found, Refused):
-            record.refusal = found.reason
             raise _refused(found)
-        record.pd_hit_tokens = found.facts.pd_hit_tokens
-        record.prfaas_hit_tokens = found.facts.prfaas_hit_tokens
-        record.prefill_cluster = found.cluster
         if self._copier is not None:
             self._copier.routed(arrival, found, considered, time.monotonic_ns())
-        decode = record.decode_engine = self._decoder(arrival, found)
+        decode = self._decoder(arrival, found)
+        record.decode_on(decode)
         apart = found.prefill != decode and self._is_shared(arrival, found)
         prefill = found.prefill if apart else ""
         pool_of = {name: self._engines.by_name[name].pool for name in (decode, found.prefill)}
@@ -210,10 +228,11 @@ def _count(plan: Plan, tenant: Tenant, record: Record) -> None:
     elif routed.decision.path is Path.LOCAL:
         return
     if plan.layout is not None:
-        record.signed_bytes = shipped_bytes(
+        signed_bytes = shipped_bytes(
             plan.layout, have_tokens=routed.present_tokens, final_tokens=final_tokens
         )
-        tenant.quota.ship(record.signed_bytes, now_ns)
+        record.allowed(signed_bytes)
+        tenant.quota.ship(signed_bytes, now_ns)
 
 
 def _refused(found: Refused) -> PrfaasError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prfaas.gateway.http.json_codec import JsonObject, as_count, as_object
-from prfaas.gateway.telemetry.request_records import Record
+from prfaas.gateway.telemetry.request_record import Record
 
 
 @dataclass(slots=True)
@@ -38,9 +38,8 @@ class Usage:
         self.decode_cached = cached = as_count(details.get("cached_tokens"))
         if self.cached_max is not None:
             cached = min(cached, self.cached_max)
-        self.record.cached_tokens = cached
-        self.record.num_prompt_tokens = as_count(counts.get("prompt_tokens"))
-        self.record.num_output_tokens = as_count(counts.get("completion_tokens"))
+        num_prompt, num_output = counts.get("prompt_tokens"), counts.get("completion_tokens")
+        self.record.counted(as_count(num_prompt), as_count(num_output), cached)
         return counts | {"prompt_tokens_details": self._details(details, cached)}
 
     def _details(self, details: JsonObject, cached: int) -> JsonObject:

@@ -17,7 +17,7 @@ from prfaas.gateway.routing.change_log import Entry
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.role_assignment import Split
 from prfaas.gateway.routing.transfer_tracker import TransferView
-from prfaas.gateway.telemetry.request_records import Record
+from prfaas.gateway.telemetry.request_record import Record
 from prfaas.units import NS_PER_S
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from prfaas.core.dispatch.route_options import RouteOption
 from prfaas.core.dispatch.scoring import PREFILL_WEIGHTS, Candidate, Weights, scores
 from prfaas.gateway.http.json_codec import JsonObject
-from prfaas.gateway.telemetry.request_records import NS_PER_MS, Record
+from prfaas.gateway.telemetry.request_record import Record
+from prfaas.gateway.telemetry.request_records import ms_of
 
 
 def explain(record: Record) -> JsonObject:
@@ -40,8 +41,8 @@ def _decision(record: Record) -> JsonObject | None:
         "num_new_tokens": found.num_new_tokens,
         "offload_threshold": found.offload_threshold,
         "pull_tokens": found.pull_tokens,
-        "predicted_local_ms": _ms(found.predicted_local_ns),
-        "predicted_remote_ms": _ms(found.predicted_remote_ns),
+        "predicted_local_ms": ms_of(found.predicted_local_ns),
+        "predicted_remote_ms": ms_of(found.predicted_remote_ns),
         "not_predicted": found.unpredicted.value if found.unpredicted else None,
         "pd_hit_tokens": record.pd_hit_tokens,
         "prfaas_hit_tokens": record.prfaas_hit_tokens,
@@ -57,15 +58,15 @@ def _option(option: RouteOption) -> JsonObject:
         "link": f"{option.link.source}:{option.link.destination}",
         "pd_hit_tokens": option.facts.pd_hit_tokens,
         "prfaas_hit_tokens": option.facts.prfaas_hit_tokens,
-        "predicted_local_ms": _ms(found.local_ns),
-        "predicted_remote_ms": _ms(found.remote_ns),
+        "predicted_local_ms": ms_of(found.local_ns),
+        "predicted_remote_ms": ms_of(found.remote_ns),
         "pull_tokens": found.pull_tokens,
-        "local_wait_ms": _ms(signals.local_wait_ns),
-        "remote_wait_ms": _ms(signals.remote_wait_ns),
-        "decode_wait_ms": _ms(option.prediction.local_decode_ns),
+        "local_wait_ms": ms_of(signals.local_wait_ns),
+        "remote_wait_ms": ms_of(signals.remote_wait_ns),
+        "decode_wait_ms": ms_of(option.prediction.local_decode_ns),
         "link_backlog_bytes": signals.link_backlog_bytes,
         "link_bits_per_s": signals.link_bits_per_s,
-        "rtt_ms": _ms(signals.rtt_ns),
+        "rtt_ms": ms_of(signals.rtt_ns),
     }
 
 
@@ -93,7 +94,7 @@ def _rated(
                 "dropped": obstacle.value if obstacle else None,
                 "score": round(sum(by_name.values()), 4),
                 "scores": {name: round(score, 4) for name, score in by_name.items()},
-                "wait_ms": _ms(candidate.wait_ns),
+                "wait_ms": ms_of(candidate.wait_ns),
                 "hit_tokens": candidate.hit_tokens,
                 "hint_tokens": candidate.hint_tokens,
                 "num_open": candidate.num_open,
@@ -111,25 +112,19 @@ def _happened(record: Record) -> JsonObject:
         else None
     )
     return {
-        "decided_after_ms": _ms(record.decided_ns),
+        "decided_after_ms": ms_of(record.decided_ns),
         "prefill_engine": record.prefill_engine,
-        "prefill_ms": _ms(record.prefill_ns),
+        "prefill_ms": ms_of(record.prefill_ns),
         "transfer_state": transfer.state if transfer else None,
-        "transfer_ms": _ms(transfer.duration_ns or None) if transfer else None,
+        "transfer_ms": ms_of(transfer.duration_ns or None) if transfer else None,
         "kv_bytes": transfer.num_bytes if transfer else 0,
         "decode_engine": record.decode_engine,
-        "ttft_ms": _ms(record.ttft_ns),
-        "predicted_ttft_ms": _ms(predicted_ns),
-        "decode_ms": _ms(decode_ns),
-        "e2e_ms": _ms(record.e2e_ns),
+        "ttft_ms": ms_of(record.ttft_ns),
+        "predicted_ttft_ms": ms_of(predicted_ns),
+        "decode_ms": ms_of(decode_ns),
+        "e2e_ms": ms_of(record.e2e_ns),
         "cached_tokens": record.cached_tokens,
         "pulled_tokens": record.pulled_tokens,
         "num_output_tokens": record.num_output_tokens,
-        "fallback": f"{record.fallback.stage}/{record.fallback.reason}"
-        if record.fallback
-        else None,
+        "fallback": record.fallback.label if record.fallback else None,
     }
-
-
-def _ms(duration_ns: int | None) -> float | None:
-    return None if duration_ns is None else round(duration_ns / NS_PER_MS, 3)

@@ -23,7 +23,7 @@ from prfaas.gateway.telemetry.control_metrics import ControlMetrics
 from prfaas.gateway.telemetry.event_metrics import EventMetrics
 from prfaas.gateway.telemetry.fallback_reasons import label
 from prfaas.gateway.telemetry.pull_metrics import PullMetrics
-from prfaas.gateway.telemetry.request_records import Record
+from prfaas.gateway.telemetry.request_record import Record
 from prfaas.gateway.telemetry.tenant_metrics import TenantMetrics
 from prfaas.units import NS_PER_S
 from prfaas.wire.renewal import identity_gauge

@@ -1,0 +1,67 @@
+"""Few representations: each fact of a request is stored, and written, where ARCHITECTURE says."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import prfaas
+from prfaas.gateway.telemetry.request_record import Record
+
+SOURCE = Path(prfaas.__file__).parent
+LIVE = ("core", "gateway")
+"""Packages that a live request passes."""
+RECORD = SOURCE / "gateway" / "telemetry" / "request_record.py"
+
+
+def trees(*packages: str) -> Iterator[tuple[Path, ast.Module]]:
+    """All modules of some packages, parsed."""
+    for package in packages:
+        for file in sorted((SOURCE / package).rglob("*.py")):
+            yield file, ast.parse(file.read_text(encoding="utf-8"))
+
+
+def classes_with(field: str) -> set[str]:
+    """Classes on the live path that have a field of this name."""
+    return {
+        node.name
+        for _, tree in trees(*LIVE)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for line in node.body
+        if isinstance(line, ast.AnnAssign)
+        and isinstance(line.target, ast.Name)
+        and line.target.id == field
+    }
+
+
+def assigned(tree: ast.Module) -> Iterator[ast.Attribute]:
+    """Attributes of a record that a module assigns to."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            of = node.value
+            if getattr(of, "id", getattr(of, "attr", "")) == "record":
+                yield node
+
+
+def test_the_length_of_a_prompt_is_stored_where_it_is_routed_and_where_it_is_recorded() -> None:
+    assert classes_with("num_prompt_tokens") == {"Arrival", "RoutingFacts", "Record"}
+
+
+def test_the_prefix_that_the_pd_cluster_holds_has_one_meaning() -> None:
+    assert classes_with("pd_hit_tokens") == {"RoutingFacts", "Record"}
+
+
+def test_the_record_of_a_request_is_written_in_one_place() -> None:
+    names = {field.name for field in fields(Record)}
+    elsewhere = [
+        f"{file.relative_to(SOURCE)}:{node.lineno} {node.attr}"
+        for file, tree in trees("gateway")
+        if file != RECORD
+        for node in assigned(tree)
+        if node.attr in names
+    ]
+
+    assert not elsewhere, "write it by a method of Record that is named after what happened"
