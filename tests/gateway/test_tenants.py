@@ -292,13 +292,13 @@ async def test_the_dispatcher_knows_whose_a_request_is_and_shares_by_the_same_we
 ) -> None:
     """From here on it is what the simulator runs, and what tests/core/test_fair_share.py tests."""
     seen = []
-    arrive = Dispatcher.arrive
+    decide = Dispatcher.decide
 
     def noting(self: Dispatcher, arrival: Arrival, *rest: Any, **more: Any) -> Any:
         seen.append(arrival.tenant)
-        return arrive(self, arrival, *rest, **more)
+        return decide(self, arrival, *rest, **more)
 
-    monkeypatch.setattr(Dispatcher, "arrive", noting)
+    monkeypatch.setattr(Dispatcher, "decide", noting)
     await ask(two, "red")
     await ask(two, "blue")
     assert seen == ["red", "blue"]
