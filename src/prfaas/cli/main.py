@@ -55,17 +55,17 @@ class LazyGroup(click.Group):
 )
 @click.version_option(__version__)
 def cli() -> None:
-    """Prefill-as-a-Service: prefill long prompts in another cluster, decode at home.
+    """Prefill-as-a-Service: prefill long prompts in a remote cluster, decode locally.
 
     \b
     Examples:
       prfaas demo                        two clusters on this machine, twelve requests
       prfaas up examples/laptop.toml     run a deployment until stopped
-      prfaas check examples/laptop.toml  is this file right?
-      prfaas link test A B --file F.toml what does the path from pool A to pool B carry?
-      prfaas ctl explain REQUEST_ID      why did this request go where it went?
-      prfaas top                         what a gateway does, live
-      prfaas simulate examples/sim/link-cut.toml   what if the link is cut?
+      prfaas check examples/laptop.toml  validate a file
+      prfaas link test A B --file F.toml measure the path from pool A to pool B
+      prfaas ctl explain REQUEST_ID      the reason for a request's path
+      prfaas top                         the state of a gateway, live
+      prfaas simulate examples/sim/link-cut.toml   simulate a cut link
       prfaas trace show TRACE.csv        requests, rate, bursts and lengths of a recorded workload
     """
 

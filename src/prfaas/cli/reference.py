@@ -14,7 +14,7 @@ from prfaas.cli.main import cli
 WIDTH = 100
 INTRODUCTION = """# Commands
 
-Every command and option, as `--help` says it.
+Every command and option, as printed by `--help`.
 
 | exit code | when |
 |---|---|
@@ -25,9 +25,9 @@ Every command and option, as `--help` says it.
 | 130, 143 | Ctrl-C or SIGTERM ended a command before it was done |
 
 `up`, `gateway`, `pool`, `engine timing` and `link serve` run until they are stopped: Ctrl-C and
-SIGTERM end them in good order, as Ctrl-C does `top` and `ctl decisions --follow`. `up` and `demo`
-that are stopped while they start, every other command, and whatever a second signal ends at once,
-were not done.
+SIGTERM stop them with exit code 0, and so does Ctrl-C for `top` and `ctl decisions --follow`. `up`
+and `demo` that are stopped during their start, all other commands, and commands ended by a second
+signal exit with 130 or 143.
 
 This page is written from the commands: `python -m prfaas.cli.reference > docs/cli.md`.
 """

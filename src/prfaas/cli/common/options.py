@@ -115,7 +115,7 @@ def logs(command: Command) -> Command:
         envvar=LOG_FORMAT_VARIABLE,
         expose_value=False,
         callback=set_up,
-        help="One line an event, for people or for machines.",
+        help="Format of a log line.",
     )
     return option(command)
 
@@ -132,6 +132,6 @@ def logs_of_parts(command: Command) -> Command:
         type=_FORMATS,
         expose_value=False,
         callback=tell,
-        help="Of the logs of gateway, pool nodes and timing engines: text without it.",
+        help="Format of the logs of gateway, pool nodes and timing engines; text if absent.",
     )
     return option(command)

@@ -38,11 +38,11 @@ JsonObject = dict[str, Any]
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path), default=EXAMPLE)
 def demo(file: Path) -> None:
-    """Two clusters on this machine, twelve requests, and where each went and why.
+    """Two clusters on this machine, and twelve requests with the reason for each path.
 
-    Runs the deployment in FILE, sends chat turns and documents of real text, and asks one engine
-    alone for the same answers, first with an empty cache, then with the prompt's prefix in it. Exit
-    code 0 if all twelve are equal to one of them and at least four were prefilled in the PrfaaS
+    Runs the deployment in FILE, sends chat turns and documents of real text, and gets the same
+    answers from a single engine, first with an empty cache, then with the prompt's prefix cached.
+    Exit code 0 if all twelve equal one of these and at least four were prefilled in the PrfaaS
     cluster.
 
     \b

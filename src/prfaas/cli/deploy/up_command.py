@@ -70,7 +70,7 @@ OVERLAY = click.option(
 @click.argument("file", type=click.Path(path_type=Path))
 @OVERLAY
 def check(file: Path, overlay: Path | None) -> None:
-    """Is the deployment in FILE right? Starts nothing; exit code 2 if not.
+    """Validate the deployment in FILE without starting it; exit code 2 if it is invalid.
 
     \b
     Examples:
@@ -109,14 +109,14 @@ def _not_here_yet(deployment: Deployment) -> Iterator[str]:
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @OVERLAY
-@click.option("--restart", is_flag=True, help="Start parts that fail anew, each by itself.")
+@click.option("--restart", is_flag=True, help="Restart parts that fail.")
 @logs_of_parts
 def up(file: Path, overlay: Path | None, restart: bool) -> None:
     """Run the deployment in FILE until stopped, in the foreground.
 
-    Starts every part that FILE gives no `url` or `address` for, prints the endpoint, and says so
-    when a part fails; the others go on. `prfaas ctl parts` shows them, `prfaas ctl restart PART`
-    starts one anew. Ctrl-C stops everything.
+    Starts every part without `url` or `address` in FILE, prints the endpoint, and reports failures
+    of parts; other parts keep running. `prfaas ctl parts` shows all parts, `prfaas ctl restart
+    PART` restarts one. Ctrl-C stops all.
 
     \b
     Examples:

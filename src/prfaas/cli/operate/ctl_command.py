@@ -73,10 +73,10 @@ def talks(run: Run) -> Run:
 
 @click.group()
 def ctl() -> None:
-    """Watch and steer a running gateway: its loops, threshold, engines and clusters.
+    """Inspect and control a running gateway: loops, threshold, engines and clusters.
 
-    What is changed here holds until the gateway restarts; it is kept nowhere else. Every change is
-    an entry in `decisions`.
+    Changes last until the gateway restarts; they are not stored. Every change is an entry in
+    `decisions`.
 
     \b
     Examples:
@@ -110,7 +110,7 @@ def status(gateway: Gateway) -> None:
 @ctl.command()
 @talks
 def freeze(gateway: Gateway) -> None:
-    """Stop all loops where they are: thresholds, roles and copies stay as they are.
+    """Stop all loops: thresholds, roles and copies no longer change.
 
     \b
     Examples:
@@ -122,7 +122,7 @@ def freeze(gateway: Gateway) -> None:
 @ctl.command()
 @talks
 def unfreeze(gateway: Gateway) -> None:
-    """Let the loops go on from where things are.
+    """Resume the loops from the current state.
 
     \b
     Examples:
@@ -143,12 +143,12 @@ def threshold() -> None:
 
 @threshold.command("set")
 @click.argument("tokens", type=click.IntRange(1))
-@click.option("--link", type=LinkType(), help="Only of this one, as in prfaas-pool:pd-pool.")
+@click.option("--link", type=LinkType(), help="Only for this link, as in prfaas-pool:pd-pool.")
 @talks
 def set_threshold(gateway: Gateway, tokens: int, link: tuple[str, str] | None) -> None:
-    """Offload what has more than TOKENS new tokens, from here on.
+    """Offload prompts with more than TOKENS new tokens from now on.
 
-    The loops go on from there; `prfaas ctl freeze` keeps it where it is.
+    The loops continue from this value; `prfaas ctl freeze` keeps it.
 
     \b
     Examples:
@@ -163,7 +163,7 @@ def set_threshold(gateway: Gateway, tokens: int, link: tuple[str, str] | None) -
 @click.argument("engine")
 @talks
 def drain(gateway: Gateway, engine: str) -> None:
-    """Give ENGINE nothing new; what it has it finishes. `status` shows when it is empty.
+    """Send ENGINE no new requests; it completes the running ones. `status` shows when it is idle.
 
     \b
     Examples:
@@ -189,7 +189,7 @@ def resume(gateway: Gateway, engine: str) -> None:
 @click.argument("cluster")
 @talks
 def off(gateway: Gateway, cluster: str) -> None:
-    """Give no engine of CLUSTER anything new.
+    """Send no engine of CLUSTER new requests.
 
     \b
     Examples:
@@ -215,10 +215,10 @@ def on(gateway: Gateway, cluster: str) -> None:
 @click.argument("request_id")
 @talks
 def explain(gateway: Gateway, request_id: str) -> None:
-    """Show why a recent request went where it went, and what happened to it.
+    """Show the decision on a recent request, its reason and its course.
 
-    REQUEST_ID is the X-Request-Id header of its answer; its first eight characters or more will
-    do.
+    REQUEST_ID is the X-Request-Id header of its answer; eight or more of its first characters are
+    enough.
 
     \b
     Examples:
@@ -228,14 +228,14 @@ def explain(gateway: Gateway, request_id: str) -> None:
 
 
 @ctl.command()
-@click.option("--source", required=True, help="The pool whose blocks can not be trusted.")
+@click.option("--source", required=True, help="The pool whose blocks are not trusted.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 @talks
 def purge(gateway: Gateway, source: str, dry_run: bool) -> None:
-    """Drop all blocks that came from a pool, or were computed from such.
+    """Drop all blocks that came from a pool, or were computed from such blocks.
 
-    Every pool node drops them, from memory and disk, and every engine forgets what it holds, so
-    that nothing of SOURCE is left. Exits with 1 when a part could not be reached: ask again then.
+    Every pool node drops them from memory and disk, and every engine resets its cache. Exits with 1
+    if a part was not reachable; then run it again.
 
     \b
     Examples:
@@ -254,10 +254,10 @@ def purge(gateway: Gateway, source: str, dry_run: bool) -> None:
 @click.option(
     "--limit", type=click.IntRange(1, LIMIT_MAX), default=20, show_default=True, help="So many."
 )
-@click.option("--follow", "-f", is_flag=True, help="Go on with those to come, until Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Print new ones as they come, until Ctrl-C.")
 @talks
 def decisions(gateway: Gateway, limit: int, follow: bool) -> None:
-    """Show what loops and operators changed, and why, the newest last.
+    """Show changes by loops and operators with their reasons, the newest last.
 
     \b
     Examples:

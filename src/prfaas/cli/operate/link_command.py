@@ -56,14 +56,14 @@ def link() -> None:
 @click.option(
     "--file",
     type=click.Path(path_type=Path),
-    help="Deployment file that says where the identities are and, with the `prfaas up` that runs "
-    "it, where B is.",
+    help="Deployment file with the directory of identities; a running `prfaas up` of it has B's "
+    "address.",
 )
-@click.option("--to", "address", type=AddressType(), help="Where B is, instead of FILE's word.")
+@click.option("--to", "address", type=AddressType(), help="Address of B, in place of FILE's.")
 @click.option(
     "--identities",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Directory with ca.pem, A.pem and A.key, instead of FILE's.",
+    help="Directory with ca.pem, A.pem and A.key, in place of FILE's.",
 )
 @click.option(
     "--connections",
@@ -76,9 +76,9 @@ def link() -> None:
     type=click.FloatRange(0.2, SECONDS_MAX),
     default=3.0,
     show_default=True,
-    help="How long each is measured, after a second of warm-up.",
+    help="Duration of each measurement, after a second of warm-up.",
 )
-@click.option("--budget", help='Rate that all connections together are paced to, as in "900Mbps".')
+@click.option("--budget", help='Rate of all connections together, as in "900Mbps".')
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def test(
     *,
@@ -92,13 +92,13 @@ def test(
     budget: str | None,
     as_json: bool,
 ) -> None:
-    """Measure what the path from pool A to pool B carries, the way a link would use it.
+    """Measure the capacity of the path from pool A to pool B as a link would use it.
 
-    Run it where A is: it takes A's identity, dials B's port, and pours bytes that B drops. B is a
-    pool node that has A as a source, or `prfaas link serve`. A test takes the rate away from
-    transfers on the same path.
+    Run it on the host of A: it uses A's identity, connects to B's port, and sends bytes that B
+    drops. B is a pool node that has A as a source, or `prfaas link serve`. A test slows transfers
+    on the same path.
 
-    Goodput is what B acknowledged inside TLS 1.3, to be compared with `iperf3 -C bbr -P N`.
+    Goodput is the rate that B acknowledged inside TLS 1.3, comparable with `iperf3 -C bbr -P N`.
 
     \b
     Examples:
@@ -135,7 +135,7 @@ def test(
 
 @link.command()
 @click.argument("name")
-@click.option("--listen", type=AddressType(), required=True, help="Where testers come.")
+@click.option("--listen", type=AddressType(), required=True, help="Address to listen at.")
 @click.option("--source", "sources", multiple=True, required=True, help="A pool that may test.")
 @click.option(
     "--identities",
@@ -147,7 +147,7 @@ def test(
 def serve(
     *, name: str, listen: tuple[str, int], sources: tuple[str, ...], identities: Path
 ) -> None:
-    """Be the receiving end of link tests where no pool node runs yet.
+    """Run the receiving end of link tests if no pool node runs yet.
 
     \b
     Example:

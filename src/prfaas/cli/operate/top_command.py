@@ -18,11 +18,11 @@ from prfaas.cli.operate.control_client import Client, asks_gateway, operator_key
     type=click.FloatRange(0.2, 60),
     default=1.0,
     show_default=True,
-    help="Seconds between two looks.",
+    help="Seconds between two updates.",
 )
-@click.option("--once", is_flag=True, help="Look once, print, and end.")
+@click.option("--once", is_flag=True, help="Print the state once and exit.")
 def top(url: str, key_file: Path | None, interval: float, *, once: bool) -> None:
-    """Show what a gateway does, until Ctrl-C: alarms, clusters, links, recent requests.
+    """Show the state of a gateway until Ctrl-C: alarms, clusters, links, recent requests.
 
     \b
     Examples:

@@ -45,7 +45,7 @@ def _preset(
 
 @click.group()
 def engine() -> None:
-    """Engines that prfaas brings itself.
+    """Engines that are part of prfaas.
 
     \b
     Examples:
@@ -61,30 +61,32 @@ def engine() -> None:
     type=PeerType(),
     multiple=True,
     required=True,
-    help="An instance and where it listens; several share the process.",
+    help="An instance and its address; several share the process.",
 )
 @click.option(
     "--plan",
     type=click.Path(path_type=Path),
     required=True,
-    help="Plan file whose profiles say how long things take.",
+    help="Plan file with the profiles of prefill and decode times.",
 )
-@click.option("--cluster", help="PrfaaS cluster of the plan; without it, the PD cluster.")
-@click.option("--model", required=True, help='Name that is served; it has to contain "timing".')
+@click.option("--cluster", help="PrfaaS cluster of the plan; the PD cluster if absent.")
+@click.option(
+    "--model", required=True, help='Name of the served model; it has to contain "timing".'
+)
 @click.option("--model-path", required=True, help="Checkpoint; only its tokenizer is read.")
 @click.option("--pool", type=click.Path(path_type=Path), help="Unix socket of the pool node.")
 @_preset("--host-memory", None, "64MiB", "Shared with the pool.")
-@_preset("--time-scale", _SCALE, 1.0, "Seconds of the wall clock for a second of the plan.")
+@_preset("--time-scale", _SCALE, 1.0, "Seconds of wall clock per second of the plan.")
 @_preset("--bytes-scale", _SCALE, 1.0, "Size of KV blocks, as a share of the model's.")
 @_preset("--block-tokens", click.IntRange(16), 512, "Tokens of a KV block.")
-@_preset("--cache-tokens", _COUNT, 1_000_000, "Room of each instance's prefix cache.")
+@_preset("--cache-tokens", _COUNT, 1_000_000, "Size of each instance's prefix cache, tokens.")
 @_preset("--max-model-len", _COUNT, 139_264, "Longest sequence, tokens.")
 @_preset("--stream-interval", _COUNT, 1, "Tokens of a chunk of a stream, after the first.")
 @click.option(
     "--kv-events",
     type=EventsType(),
     multiple=True,
-    help="Where an instance publishes vLLM's KV events over ZMQ, and replays them.",
+    help="Address at which an instance publishes vLLM's KV events over ZMQ, and of their replay.",
 )
 @logs
 def timing(
@@ -106,9 +108,9 @@ def timing(
 ) -> None:
     """Serve vLLM's HTTP surface over engines that COMPUTE NOTHING.
 
-    Compute is waiting, as long as the plan's profiles say; answers are drawn from the prompt and
-    mean nothing. Prefix cache, KV blocks and their way through the pool node are real: for load
-    tests, drills and case studies on machines without accelerators.
+    Engines wait for the times of the plan's profiles; answers are derived from the prompt, without
+    meaning. Prefix cache, KV blocks and their transfers are real: for load tests, failure tests and
+    case studies on machines without accelerators.
 
     \b
     Examples:

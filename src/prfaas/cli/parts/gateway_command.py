@@ -20,11 +20,16 @@ T = TypeVar("T")
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--with", "overlay", type=click.Path(path_type=Path), help="Settings over FILE's.")
-@click.option("--name", help="Which of the gateways in FILE; without it, gateway.name.")
-@click.option("--listen", type=AddressType(), help="Instead of its address in FILE.")
-@click.option("--engine", "engines", type=UrlType(), multiple=True, help="Where an engine is.")
-@click.option("--pool", "pools", type=PeerType(), multiple=True, help="Where a pool node is.")
+@click.option(
+    "--with",
+    "overlay",
+    type=click.Path(path_type=Path),
+    help="Settings that take precedence over FILE's.",
+)
+@click.option("--name", help="Name of the gateway in FILE; gateway.name if absent.")
+@click.option("--listen", type=AddressType(), help="Address, in place of the one in FILE.")
+@click.option("--engine", "engines", type=UrlType(), multiple=True, help="Address of an engine.")
+@click.option("--pool", "pools", type=PeerType(), multiple=True, help="Address of a pool node.")
 @logs
 def gateway(
     *,
@@ -35,10 +40,10 @@ def gateway(
     engines: tuple[tuple[str, str], ...],
     pools: tuple[tuple[str, tuple[str, int]], ...],
 ) -> None:
-    """Run a gateway of the deployment in FILE beside parts that run already.
+    """Run a gateway of the deployment in FILE; its other parts run already.
 
-    Where FILE gives a part no `url` or `address`, say here where it is. Several gateways can serve
-    one deployment: gateway.replicas in FILE names the others.
+    Give the address of each part without `url` or `address` in FILE. Several gateways can serve one
+    deployment: gateway.replicas in FILE names the others.
 
     \b
     Examples:

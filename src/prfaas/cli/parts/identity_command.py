@@ -18,21 +18,21 @@ from prfaas.wire.reissue import names_in, reissue, renew_due
     "--directory",
     type=click.Path(path_type=Path),
     required=True,
-    help="Where the files go; the authority is made there if it is missing.",
+    help="Directory of the files; a missing authority is created there.",
 )
 @click.option("--address", "addresses", multiple=True, help="Host name or IP for https clients.")
-@click.option("--renew", is_flag=True, help="Make identities anew that are there.")
+@click.option("--renew", is_flag=True, help="Renew existing identities.")
 def identity(
     names: tuple[str, ...], directory: Path, addresses: tuple[str, ...], *, renew: bool
 ) -> None:
-    """Make identities: a certificate and a key for each NAME, signed by one authority.
+    """Create identities: a certificate and a key for each NAME, signed by one authority.
 
-    Carry NAME.pem, NAME.key and ca.pem to the host of each part; keep ca.key where you made it.
-    An identity that is there already is kept as it is, its addresses included.
+    Copy NAME.pem, NAME.key and ca.pem to the host of each part; keep ca.key on this machine.
+    Existing identities and their addresses are not changed.
 
-    Identities hold for 90 days, the authority for five years. With --renew those of NAMES are made
-    anew, with the addresses they have; without NAMES, all in the directory that end within 30 days:
-    run that daily where ca.key is.
+    Identities are valid for 90 days, the authority for five years. --renew renews the identities of
+    NAMES with the same addresses; without NAMES, all in the directory that end within 30 days. Run
+    that daily on the machine with ca.key.
 
     \b
     Examples:

@@ -15,17 +15,17 @@ from prfaas.wire.identity import identity_in
 
 POOL_DRAIN_S = 10.0
 """How long transfers under way may go on when a pool node stops."""
-BUDGET_HELP = "What may be sent to a peer, such as pd-pool=1Gbps; without it, what the path takes."
+BUDGET_HELP = "Limit of the rate to a peer, such as pd-pool=1Gbps; if absent, the path's rate."
 
 
 @click.command()
 @click.option("--name", required=True, help="Name in the deployment file and the certificate.")
-@click.option("--listen", type=AddressType(), required=True, help="Where pools and gateways come.")
-@click.option("--memory", default="1GiB", show_default=True, help="Limit on KV blocks held.")
+@click.option("--listen", type=AddressType(), required=True, help="Address for pools and gateways.")
+@click.option("--memory", default="1GiB", show_default=True, help="Limit of KV blocks in memory.")
 @click.option(
     "--disk",
     type=click.Path(path_type=Path),
-    help="Folder for blocks that memory has no room for; made if it is not there.",
+    help="Folder for blocks evicted from memory; created if missing.",
 )
 @click.option("--disk-limit", help="Limit on the files in that folder.")
 @click.option(
@@ -40,7 +40,7 @@ BUDGET_HELP = "What may be sent to a peer, such as pd-pool=1Gbps; without it, wh
     type=AddressType(),
     default="127.0.0.1:7180",
     show_default=True,
-    help="Where /health and /metrics are served, plain HTTP; keep it on this host.",
+    help="Address of /health and /metrics, plain HTTP; use a local address.",
 )
 @click.option(
     "--identities",
@@ -55,19 +55,19 @@ BUDGET_HELP = "What may be sent to a peer, such as pd-pool=1Gbps; without it, wh
     "connections",
     type=PeerCountType(),
     multiple=True,
-    help="Data connections to a peer; without it, as many as rate and round trip ask for.",
+    help="Data connections to a peer; if absent, computed from rate and round trip.",
 )
 @click.option("--source", "sources", multiple=True, help="A pool that may push to this one.")
 @click.option(
     "--gateway",
     "gateways",
     multiple=True,
-    help="A gateway that may subscribe, and whose tickets count.",
+    help="A gateway that may subscribe, and whose tickets are valid.",
 )
 @click.option(
     "--tracing",
-    help="Collector that takes spans of transfers, OTLP over HTTP, such as "
-    "http://127.0.0.1:4318/v1/traces; without it none are sent.",
+    help="Collector of spans of transfers, OTLP over HTTP, such as "
+    "http://127.0.0.1:4318/v1/traces; none if absent.",
 )
 @logs
 def pool(
@@ -87,7 +87,7 @@ def pool(
     gateways: tuple[str, ...],
     tracing: str | None,
 ) -> None:
-    """Run one pool node: the store of KV blocks beside the engines of a host.
+    """Run one pool node: the store of KV blocks of a host's engines.
 
     \b
     Examples:

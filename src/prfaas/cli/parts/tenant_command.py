@@ -17,9 +17,9 @@ def tenant() -> None:
 
 @tenant.command()
 def key() -> None:
-    """Make an API key: print it once, and its hash for the deployment file.
+    """Create an API key: print it once, and its hash for the deployment file.
 
-    Give the key to whom it is for; nothing keeps it. The hash goes into `keys` of [tenants.NAME],
+    Give the key to the tenant; it is not stored. The hash goes into `keys` of [tenants.NAME],
     or into `operator_keys` of [gateway].
 
     \b

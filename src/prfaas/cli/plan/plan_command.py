@@ -48,37 +48,39 @@ def _finite(_ctx: click.Context, _param: click.Parameter, number: float | None) 
 @click.option("--set", "settings", multiple=True, metavar="A.B=V", help="Change one setting.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option(
-    "--report", type=_FILE, help="Write a self-contained HTML report; of --map also an SVG picture."
+    "--report",
+    type=_FILE,
+    help="Write a self-contained HTML report; with --map also an SVG picture.",
 )
 @click.option("--emit", is_flag=True, help="Print only settings for a deployment file.")
 @click.option(
     "--map",
     "as_map",
     is_flag=True,
-    help="Where it pays: over bandwidth, round trip, loss and prompt lengths, of each FILE.",
+    help="Print the verdict of each FILE over bandwidth, round trip, loss and prompt lengths.",
 )
 @click.option(
     "--bandwidths",
     default=BANDWIDTHS,
     show_default=True,
-    help="Of the map, without loss; of all links together.",
+    help="Bandwidths of the map without loss, of all links together.",
 )
 @click.option("--rtts", default=RTTS, show_default=True, help="Round trips of the map.")
 @click.option("--losses", default=LOSSES, show_default=True, help="Losses of the map.")
 @click.option(
-    "--lengths", default=LENGTHS, show_default=True, help="Prompts so many times as long as FILE's."
+    "--lengths", default=LENGTHS, show_default=True, help="Factors of FILE's prompt lengths."
 )
 @click.option(
     "--congestion-control",
     type=click.Choice([control.value for control in CongestionControl]),
     default=CongestionControl.BBR.value,
     show_default=True,
-    help="Of the map: cubic where hosts do not allow BBR.",
+    help="Congestion control for the map: cubic if hosts do not allow BBR.",
 )
 @click.option(
     "--pool-nodes",
     type=click.IntRange(min=1),
-    help="Of the map: senders of each PrfaaS cluster; one for 8 GPUs if absent.",
+    help="Pool nodes of each PrfaaS cluster for the map; one per 8 GPUs if absent.",
 )
 @click.option(
     "--confirm",
@@ -112,19 +114,18 @@ def plan(
     congestion_control: str,
     pool_nodes: int | None,
 ) -> None:
-    """Does Prefill-as-a-Service pay, and with what settings?
+    """Plan a deployment: verdict, threshold, split and size.
 
     FILE is a plan file: model, workload, clusters, links and prices; see docs/planner.md. Only
     --map takes several.
 
     \b
     Examples:
-      prfaas plan examples/plan/paper-case-study.toml
-      prfaas plan FILE --set 'prfaas.0.link.bandwidth="10Gbps"' --set pd.instances=10
-      prfaas plan FILE --report plan.html       one file, opens without a network
-      prfaas plan FILE --emit                   settings for `prfaas up`
-      prfaas plan FILE --map                    where it pays, and what moves that
-      prfaas plan FILE --map --rtts 5ms,80ms --losses 0.1% --report map.svg
+      prfaas plan examples/plan/paper-case-study.toml prfaas plan FILE --set
+      'prfaas.0.link.bandwidth="10Gbps"' --set pd.instances=10 prfaas plan FILE --report plan.html
+      one HTML file without external resources prfaas plan FILE --emit                   settings
+      for `prfaas up` prfaas plan FILE --map                    the verdict over bandwidth, round
+      trip, loss and lengths prfaas plan FILE --map --rtts 5ms,80ms --losses 0.1% --report map.svg
       prfaas plan FILE --set workload.arrival_rate=10 --confirm    simulate the answer
     """
     if as_map:
@@ -193,7 +194,7 @@ def model(
     active_parameters: float | None,
     as_json: bool,
 ) -> None:
-    """What a model leaves in the KV cache, and its KV throughput.
+    """Show the size of a model's KV cache, and its KV throughput.
 
     CONFIG is a Hugging Face config.json, or the name of a model in the catalogue.
 
@@ -228,7 +229,7 @@ def model(
 @click.command()
 @click.argument("url")
 @click.option("--model", required=True, help="Name of the served model.")
-@click.option("--hardware", required=True, help="What it runs on, for the provenance.")
+@click.option("--hardware", required=True, help="Hardware of the engine, for the provenance.")
 @click.option(
     "--lengths",
     callback=_counts,
@@ -244,7 +245,7 @@ def model(
     help="Measurements of each length.",
 )
 @click.option(
-    "--batches", callback=_counts, default="", help="Also measure decode with so many requests."
+    "--batches", callback=_counts, default="", help="Also measure decode at these batch sizes."
 )
 @click.option(
     "--contexts",
@@ -273,7 +274,7 @@ def model(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
-    help="Where the profile is written, TOML.",
+    help="File of the profile, TOML.",
 )
 def profile(
     *,
@@ -292,9 +293,9 @@ def profile(
 ) -> None:
     """Measure prefill (and decode) times of a running OpenAI-compatible engine.
 
-    URL is the engine, such as http://localhost:8000. It should serve nothing else meanwhile.
-    Prompts are random token ids, so its prefix cache does not help. A used seed meets its own
-    prompts in the cache.
+    URL is the engine, such as http://localhost:8000. It should serve no other requests meanwhile.
+    Prompts are random token ids, so its prefix cache has no effect. Do not reuse a seed: its
+    prompts are in the cache.
 
     \b
     Examples:

@@ -24,7 +24,7 @@ class Sweep:
     Args:
         url: Base URL of the engine.
         model: Name of the served model.
-        hardware: What it runs on, for the provenance.
+        hardware: Hardware of the engine, for the provenance.
         lengths: Prompt lengths, tokens, rising.
         repeats: Measurements of each length.
         batches: Batches for decode; empty measures none.

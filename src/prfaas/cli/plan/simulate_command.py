@@ -25,7 +25,7 @@ _POLICIES = ("local", "remote", "paper", "observed", "adaptive")
     "--seeds",
     "num_seeds",
     type=click.IntRange(1, 100),
-    help="Run so many consecutive seeds in parallel; print means and 95 % intervals.",
+    help="Number of consecutive seeds to run in parallel; prints means and 95 % intervals.",
 )
 @click.option("--sweep", is_flag=True, help="Find the highest load that holds the targets.")
 @click.option(
@@ -36,7 +36,7 @@ _POLICIES = ("local", "remote", "paper", "observed", "adaptive")
     help="Share of requests that have to meet every target, for --sweep.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--report", type=_FILE, help="Write one HTML file that opens without a network.")
+@click.option("--report", type=_FILE, help="Write one HTML file without external resources.")
 @click.option("--series", type=_FILE, help="Write time series for the console's replay, as JSON.")
 @click.option(
     "--chrome-trace",
@@ -59,8 +59,8 @@ def simulate(
 ) -> None:
     """Run a scenario on a virtual clock, with the policies that serve traffic.
 
-    SCENARIO is a TOML file: a plan file with clusters and model, what arrives, and what breaks;
-    see docs/simulator.md.
+    SCENARIO is a TOML file: a plan file with clusters and model, the workload, and failures; see
+    docs/simulator.md.
 
     \b
     Examples:

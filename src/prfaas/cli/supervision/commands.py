@@ -20,7 +20,7 @@ def _of_a_deployment(command: Command) -> Command:
     file = click.option(
         "--file",
         type=click.Path(path_type=Path),
-        help="Its deployment file; without it, the only one that runs from this directory.",
+        help="Its deployment file; if absent, the only one that runs from this directory.",
     )
     as_json = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
     return file(as_json(command))
@@ -29,10 +29,10 @@ def _of_a_deployment(command: Command) -> Command:
 @click.command()
 @_of_a_deployment
 def parts(file: Path | None, *, as_json: bool) -> None:
-    """Show the parts that `prfaas up` runs on this machine, and what is wrong with them.
+    """Show the parts that `prfaas up` runs on this machine, and their failures.
 
-    Asks `prfaas up` itself over a socket in the `state` directory, so it also answers while the
-    gateway is down. Exit code 1 if a part is not ready.
+    Asks `prfaas up` over a socket in the `state` directory, so it works while the gateway is down.
+    Exit code 1 if a part is not ready.
 
     \b
     Examples:
@@ -49,9 +49,9 @@ def parts(file: Path | None, *, as_json: bool) -> None:
 @click.argument("part")
 @_of_a_deployment
 def restart(part: str, file: Path | None, *, as_json: bool) -> None:
-    """Start PART of a running `prfaas up` anew, whether it runs, waits or was given up.
+    """Restart PART of a running `prfaas up`, in any phase.
 
-    It is stopped as Ctrl-C would stop it. Every other part goes on. `prfaas ctl parts` shows when
+    It is stopped as by Ctrl-C. All other parts keep running. `prfaas ctl parts` shows when
     it is ready.
 
     \b

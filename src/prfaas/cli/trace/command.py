@@ -49,7 +49,7 @@ class DurationType(click.ParamType[int]):
 
 @click.group()
 def trace() -> None:
-    """Recorded workloads for plans and simulations: import them, and see what is in them.
+    """Recorded workloads for plans and simulations: import and inspect them.
 
     \b
     Examples:
@@ -62,25 +62,27 @@ def trace() -> None:
 @trace.command("import")
 @click.argument("file", type=_FILE)
 @click.option("--out", type=_FILE, required=True, help="File to write: .jsonl or .jsonl.gz.")
+@click.option("--from", "form", type=click.Choice(_FORMATS), help="Format; detected if absent.")
+@click.option("--start", type=DurationType(), help="Start of the part after the earliest request.")
+@click.option("--duration", type=DurationType(), help="Length of the part.")
 @click.option(
-    "--from", "form", type=click.Choice(_FORMATS), help="Format; without it, as it is detected."
+    "--requests",
+    type=click.IntRange(min=1),
+    help="Keep only the earliest requests, up to this number.",
 )
-@click.option("--start", type=DurationType(), help="Begin so long after the earliest request.")
-@click.option("--duration", type=DurationType(), help="End so long after that.")
-@click.option("--requests", type=click.IntRange(min=1), help="Keep the earliest so many requests.")
 @click.option(
     "--block-tokens",
     type=click.IntRange(1, 2**20),
     default=512,
     show_default=True,
-    help="Tokens of a block of Mooncake's hash_ids.",
+    help="Tokens per block of Mooncake's hash_ids.",
 )
 @click.option(
     "--damaged-max",
     type=ShareType(),
     default="1%",
     show_default=True,
-    help="Refuse a file of which more lines are damaged.",
+    help="Refuse a file with a larger share of damaged lines.",
 )
 @click.option(
     "--tokenizer",
@@ -90,14 +92,14 @@ def trace() -> None:
 @click.option(
     "--chars-per-token",
     type=click.FloatRange(0.25, 64),
-    help="Chats: characters a token, in place of a tokenizer.",
+    help="Chats: characters per token, in place of a tokenizer.",
 )
 @click.option(
     "--pause",
     type=DurationType(),
     default="10s",
     show_default=True,
-    help="Chats: pause before a turn where none is recorded.",
+    help="Chats: pause before a turn if none is recorded.",
 )
 @click.option("--force", is_flag=True, help="Replace the file to write.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -121,8 +123,8 @@ def import_(
 
     FILE is a trace of Mooncake (with or without hash_ids), Azure (2023, 2024), BurstGPT, ServeGen,
     or chat transcripts: JSON lines of messages, which become sessions. It may be gzipped. Damaged
-    lines are dropped and counted by reason. Of chats, lengths and numbers of common blocks are
-    written, and no text. See docs/workloads.md.
+    lines are dropped and counted by reason. For chats, only lengths and numbers of common blocks
+    are written, no text. See docs/workloads.md.
 
     \b
     Examples:
@@ -158,11 +160,11 @@ def import_(
     type=click.IntRange(1, 2**20),
     default=512,
     show_default=True,
-    help="Tokens of a block of Mooncake's hash_ids.",
+    help="Tokens per block of Mooncake's hash_ids.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(*, file: Path, block_tokens: int, as_json: bool) -> None:
-    """Requests, span, rate, bursts, lengths and common prefixes of a trace.
+    """Show requests, span, rate, bursts, lengths and common prefixes of a trace.
 
     FILE is in any format that plans and simulations read.
 

@@ -17,7 +17,7 @@ class PoolSettings:
 
     Attributes:
         name: Name in the deployment file and in the certificate.
-        memory_bytes: Limit on KV blocks held.
+        memory_bytes: Limit of KV blocks in memory.
         listen: Host and port for pools and gateways.
         socket_path: Unix socket for local engines.
         admin: Host and port for `/health` and `/metrics`, plain HTTP.
