@@ -36,6 +36,11 @@ class IoThread:
         self._loop.call_soon_threadsafe(what, *about)
         return True
 
+    @property
+    def has_failed(self) -> bool:
+        """True if the thread has ended and nobody closed it."""
+        return self._loop is not None and not self._is_closed and not self._thread.is_alive()
+
     def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Begin a task. On the thread only."""
         task = asyncio.get_running_loop().create_task(work)

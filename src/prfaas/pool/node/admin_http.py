@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from enum import StrEnum
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -12,16 +14,31 @@ from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.wire.plain_http import listen, name_server
 
 
+class Phase(StrEnum):
+    """State of a pool node, as `/health` reports it."""
+
+    STARTING = "starting"
+    """Not all ports are open yet."""
+    READY = "ready"
+    DRAINING = "draining"
+    """It takes no new transfers, and stops once those under way have ended."""
+    FAILED = "failed"
+    """The thread that moves blocks has ended: only a restart helps."""
+
+
 class AdminServer:
-    """Answers `/health` and `/metrics`.
+    """Answers `/health`, `/live` and `/metrics`.
 
     Args:
-        counted: What it shows.
-        address: Where it listens.
+        counted: Metrics to show.
+        address: Host and port to listen on.
+        phase: Returns the state of the node.
     """
 
-    def __init__(self, counted: PoolMetrics, address: tuple[str, int]) -> None:
-        self._counted, self._address = counted, address
+    def __init__(
+        self, counted: PoolMetrics, address: tuple[str, int], phase: Callable[[], Phase]
+    ) -> None:
+        self._counted, self._address, self._phase = counted, address, phase
         self._runner = web.AppRunner(self._app(), access_log=None)
         self._listener: asyncio.Server | None = None
 
@@ -55,13 +72,29 @@ class AdminServer:
     def _app(self) -> web.Application:
         app = web.Application()
         app.on_response_prepare.append(name_server)
-        app.add_routes([web.get("/health", _health), web.get("/metrics", self._metrics)])
+        app.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/live", self._live),
+                web.get("/metrics", self._metrics),
+            ]
+        )
         return app
+
+    async def _health(self, _: web.Request) -> web.Response:
+        """200 if the node takes transfers."""
+        phase = self._phase()
+        return _answer(phase, is_well=phase is Phase.READY)
+
+    async def _live(self, _: web.Request) -> web.Response:
+        """503 if only a restart helps."""
+        phase = self._phase()
+        return _answer(phase, is_well=phase is not Phase.FAILED)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         body = generate_latest(self._counted.registry)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-async def _health(_: web.Request) -> web.Response:
-    return web.Response()
+def _answer(phase: Phase, *, is_well: bool) -> web.Response:
+    return web.json_response({"status": phase.value}, status=200 if is_well else 503)

@@ -20,7 +20,7 @@ from prfaas.pool.engine.engine_requests import EngineRequests
 from prfaas.pool.engine.engine_server import EnginePort, EngineSession
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.net.io_thread import IoThread
-from prfaas.pool.node.admin_http import AdminServer
+from prfaas.pool.node.admin_http import AdminServer, Phase
 from prfaas.pool.node.host_limits import check_limits
 from prfaas.pool.node.purging import Purging
 from prfaas.pool.node.settings import PoolSettings
@@ -130,6 +130,7 @@ class PoolNode:
             settings.socket_path, self._engine_came, self._requests.handle, self._engine_went
         )
         self._watch_gauges()
+        self._is_open = False
         self.admin_port = 0
         """Port of `/health` and `/metrics`, once it is open."""
 
@@ -142,12 +143,13 @@ class PoolNode:
         Raises:
             ConfigError: A port is taken, or the socket can not be made.
         """
-        admin = AdminServer(self.metrics, self.settings.admin)
+        admin = AdminServer(self.metrics, self.settings.admin, lambda: self.phase)
         try:
-            self._engine_port.open()
-            await _open_port(self.link_port.open, self.settings.listen)
+            # First, so that whoever asks meanwhile is told that the node is starting.
             await _open_port(admin.open, self.settings.admin)
             self.admin_port = admin.port
+            self._engine_port.open()
+            await _open_port(self.link_port.open, self.settings.listen)
             async with asyncio.TaskGroup() as tasks:
                 for link in self.links.values():
                     tasks.create_task(link.run())
@@ -163,6 +165,7 @@ class PoolNode:
                     self.settings.socket_path,
                     admin.url,
                 )
+                self._is_open = True
                 ready()
         finally:
             self._engine_port.close()
@@ -212,6 +215,15 @@ class PoolNode:
         except ConfigError as error:
             # The files were changed again meanwhile; the next SIGHUP takes up what they hold.
             log_event(log, logging.ERROR, "identity_kept", why=str(error))
+
+    @property
+    def phase(self) -> Phase:
+        """State of the node."""
+        if self._io.has_failed:
+            return Phase.FAILED
+        if self._tickets.is_draining:
+            return Phase.DRAINING
+        return Phase.READY if self._is_open else Phase.STARTING
 
     @property
     def num_open(self) -> int:
