@@ -1,13 +1,16 @@
 """Identities and their authority are changed while pool nodes run."""
 
+import asyncio
+import logging
 import shutil
+import ssl
 from pathlib import Path
 
 import pytest
 
 from prfaas.core.transfer.tickets import Refusal, TicketRefusedError
 from prfaas.errors import ConfigError
-from prfaas.wire.identity import make_authority, make_identity
+from prfaas.wire.identity import identity_in, make_authority, make_identity
 from prfaas.wire.renewal import Renewal
 
 from .conftest import World, is_settled
@@ -99,3 +102,47 @@ async def test_files_that_do_not_fit_change_nothing(
     assert await prefill.store(PROMPT, transfer)
     prefill.push_done(transfer)
     await until(lambda: committed(pd, 1))
+
+
+def mounted(directory: Path, name: str, source: Path, version: str) -> None:
+    """Put an identity into a directory as the kubelet does with a Secret: behind `..data`."""
+    (directory / version).mkdir()
+    for end in ("pem", "key"):
+        shutil.copy(source / f"{name}.{end}", directory / version)
+    link = directory / "..data_tmp"
+    link.symlink_to(version)
+    link.replace(directory / "..data")
+
+
+async def test_files_behind_a_link_that_is_swapped_are_taken_up_without_a_signal(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, pd, prefill, decode = await world.two_sites()
+    directory = world.identities
+    identity = identity_in(directory, "pd-pool")
+    following = tmp_path / "following"
+    shutil.copytree(directory, following)
+    for end in ("pem", "key"):
+        (following / f"pd-pool.{end}").unlink()
+    make_identity(following, "pd-pool")
+    mounted(directory, "pd-pool", directory, "..1")
+    for path in (identity.certificate, identity.key):
+        path.unlink()
+        path.symlink_to(Path("..data") / path.name)
+    node, before = pd.node, identity.certificate.read_text()
+    gauge = node.metrics.identity_ends
+    renewal = Renewal(identity, "pd-pool", node.renew_identity, gauge, poll_s=0.01)
+    renewal.watch()
+    transfer = prefill.push()
+    assert await prefill.store(PROMPT[:4], transfer)
+    mounted(directory, "pd-pool", following, "..2")
+    caplog.set_level(logging.INFO)
+    await until(lambda: "identity_renewed" in caplog.text)
+    assert await prefill.store(PROMPT[4:], transfer)
+    prefill.push_done(transfer)
+    await until(lambda: committed(pd, 1))
+    assert await decode.load(PROMPT) == [True] * len(PROMPT)
+    place = ("127.0.0.1", node.link_port.port)
+    shown = await asyncio.to_thread(ssl.get_server_certificate, place)
+    assert identity.certificate.read_text() != before
+    assert shown.strip() == identity.certificate.read_text().strip()

@@ -1,9 +1,15 @@
-"""Identities are changed while a process runs: SIGHUP has it read its files again."""
+"""Identities are changed while a process runs: it reads its files again when they change.
+
+Files are compared by content, so it does not matter how they are changed: written in place,
+renamed, or behind a symbolic link that is swapped, as the kubelet does with Secrets.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
+import hashlib
 import logging
 import signal
 from collections.abc import Callable
@@ -16,6 +22,9 @@ from prfaas.wire.certificates import ends_at, ends_soon, faults
 from prfaas.wire.identity import Identity
 
 _log = logging.getLogger(__name__)
+
+POLL_S = 10.0
+"""Time between two comparisons of the files. A change is taken up when two find the same."""
 
 
 def identity_gauge(kind: str, registry: CollectorRegistry) -> Gauge:
@@ -35,20 +44,51 @@ class Renewal:
         name: Name in the deployment file.
         renew: Takes up what the files hold; raises ConfigError if that can not be used.
         gauge: Shows when it ends.
+        poll_s: Time between two comparisons of the files, seconds.
     """
 
     def __init__(
-        self, identity: Identity, name: str, renew: Callable[[], None], gauge: Gauge
+        self,
+        identity: Identity,
+        name: str,
+        renew: Callable[[], None],
+        gauge: Gauge,
+        poll_s: float = POLL_S,
     ) -> None:
         self._identity, self._name, self._renew, self._gauge = identity, name, renew, gauge
+        self._poll_s = poll_s
+        self._taken = self._content()
+        """Digest of the files that were last taken up, or refused."""
 
     def watch(self) -> None:
-        """Say what is wrong with it, and do so again at every SIGHUP. On the main thread only."""
+        """Log what is wrong with it, and follow its files. On the main thread of a loop only."""
         self._look()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.hang_up)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self.hang_up)
+        self._following = loop.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        """Take up changed files once they have stayed as they are from one look to the next."""
+        before = self._taken
+        while True:
+            await asyncio.sleep(self._poll_s)
+            now = self._content()
+            if now == before != self._taken:
+                self.hang_up()
+            before = now
+
+    def _content(self) -> bytes:
+        identity, content = self._identity, hashlib.sha256()
+        for path in (identity.authority, identity.certificate, identity.key):
+            # A file that is away counts as another content than any.
+            with contextlib.suppress(OSError):
+                data = path.read_bytes()
+                content.update(b"%d:" % len(data) + data)
+        return content.digest()
 
     def hang_up(self) -> None:
         """Take up what the files hold at this moment, or go on with what was read before."""
+        self._taken = self._content()
         try:
             self._renew()
         except ConfigError as error:
