@@ -19,9 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from prfaas.errors import PeerError
+from prfaas.log_throttle import SaidOnce
 from prfaas.wire.frames import FrameDecoder
 from prfaas.wire.liveness import SILENCE_MAX_S
-from prfaas.wire.messages.base import Message, Ping
+from prfaas.wire.messages.base import Goodbye, Message, Ping
 from prfaas.wire.messages.codec import AnyMessage, decode, encode
 from prfaas.wire.messages.engine import EngineHello
 
@@ -62,6 +63,7 @@ class PoolClient:
         self._stopped = threading.Event()
         self._socket: socket.socket | None = None
         self._outbox: queue.Queue[bytes | None] = queue.Queue(OUTBOX_MAX)
+        self._said = SaidOnce()
         self._thread = threading.Thread(target=self._run, name="prfaas-pool", daemon=True)
         self._thread.start()
 
@@ -99,8 +101,11 @@ class PoolClient:
         while not self._stopped.is_set():
             try:
                 self._converse()
-            except (OSError, PeerError) as error:
+            except OSError as error:
                 log.debug("pool node at %s: %s", self._path, error)
+            except PeerError as error:
+                if self._said.is_new(str(error)):
+                    log.warning("the pool node at %s can not be used: %s", self._path, error)
             if self._connected.is_set():
                 self._connected.clear()
                 if not self._stopped.is_set():
@@ -140,6 +145,8 @@ class PoolClient:
         while data := connection.recv(1 << 18):
             for frame in decoder.feed(data):
                 message = decode(frame.payload)
+                if isinstance(message, Goodbye):
+                    raise PeerError(message.reason)
                 if not self.is_connected:
                     log.info("connected to the pool node at %s", self._path)
                     self._connected.set()

@@ -21,10 +21,10 @@ from prfaas.errors import ConfigError, PeerError
 from prfaas.logs import log_event
 from prfaas.pool.engine.engine_memory import EngineMemory
 from prfaas.wire.channel import Channel
-from prfaas.wire.frames import Frame, FrameDecoder
+from prfaas.wire.frames import Frame, FrameDecoder, VersionError
 from prfaas.wire.liveness import PING_INTERVAL_S
-from prfaas.wire.messages.base import Ping
-from prfaas.wire.messages.codec import AnyMessage, decode
+from prfaas.wire.messages.base import Goodbye, Ping
+from prfaas.wire.messages.codec import AnyMessage, decode, encode
 from prfaas.wire.messages.engine import EngineHello
 from prfaas.wire.messages.fields import Key, keys_of
 
@@ -173,6 +173,8 @@ class EnginePort:
             session = EngineSession(hello.engine, hello, EngineMemory(descriptor, hello))
         except (PeerError, OSError) as error:
             log.warning("engine refused: %s", error)
+            if isinstance(error, VersionError):
+                _tell(connection, error)
             connection.close()
             return
         except asyncio.CancelledError:
@@ -201,6 +203,13 @@ class EnginePort:
         session.memory.close()
         self._sessions.discard(session)
         self._on_close(session)
+
+
+def _tell(connection: socket.socket, error: VersionError) -> None:
+    """Say goodbye in the version that the engine speaks; it may have gone."""
+    with contextlib.suppress(OSError):
+        connection.setblocking(False)
+        connection.send(encode(Goodbye(reason=str(error)), error.version))
 
 
 def _remove_left_over(path: Path) -> None:
