@@ -78,6 +78,17 @@ async def test_a_pool_node_shows_what_is_documented(pools: Pools) -> None:
     assert shown(text) == documented(pool_metrics())
 
 
+async def test_the_backlog_is_the_prefill_work_that_a_cluster_has_not_ended(world: World) -> None:
+    backlog = 'prfaas_prefill_backlog_seconds{cluster="prfaas"}'
+    assert await world.metric(backlog) == 0
+    book = world.gateway.driver.dispatcher.load("prefill")
+    book.dispatch("prefill", 1, 0, 3 * 10**9)
+    assert await world.metric(backlog) == 3
+    assert await world.metric(backlog.replace('prfaas"', 'pd"')) == 0
+    book.done("prefill", 1, 10**9)
+    assert await world.metric(backlog) == 0
+
+
 async def test_what_links_hits_and_bytes_tell(
     checkpoint: Path, identities: Path, tmp_path: Path
 ) -> None:

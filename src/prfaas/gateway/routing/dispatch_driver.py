@@ -145,6 +145,16 @@ class Driver(DispatcherBooks):
             if its_cluster == cluster:
                 self._apply(name, now_ns)
 
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """Names of all clusters."""
+        return tuple(dict.fromkeys(self._cluster_of.values()))
+
+    def backlog_ns(self, cluster: str) -> int:
+        """Return the prefill work that a cluster's engines have and have not ended."""
+        names = [name for name, other in self._cluster_of.items() if other == cluster]
+        return sum(self.dispatcher.load(name).pending_ns(name) for name in names)
+
     def is_drained(self, name: str) -> bool:
         """Whether the operator wants an engine to get nothing new."""
         return name in self._drained

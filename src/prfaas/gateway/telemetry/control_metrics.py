@@ -21,6 +21,10 @@ from prfaas.gateway.telemetry.request_record import Record
 from prfaas.units import NS_PER_S
 
 
+def _backlog_s(driver: Driver, cluster: str) -> float:
+    return driver.backlog_ns(cluster) / NS_PER_S
+
+
 def _rtt_s(link: Link) -> float:
     """A link that nobody has measured yet has no round trip; zero would be one."""
     return link.book.rtt_ns / NS_PER_S or math.nan
@@ -96,6 +100,13 @@ class ControlMetrics:
             ("engine", "role"),
             registry=registry,
         )
+        self._backlog = Gauge(
+            "prfaas_prefill_backlog_seconds",
+            "Prefill work that a cluster was sent and has not ended, in seconds of one engine; "
+            "without a plan a prompt token counts as 0.1 ms",
+            ("cluster",),
+            registry=registry,
+        )
         self._hits = Counter(
             "prfaas_prefix_hit_tokens",
             "Prompt tokens that a cluster held when the request was routed",
@@ -127,6 +138,8 @@ class ControlMetrics:
             for name, (_, read) in PREDICTION_GAUGES.items():
                 gauge = self._predictions[name].labels(path.value, cluster)
                 gauge.set_function(partial(read, calibration))
+        for cluster in driver.clusters:
+            self._backlog.labels(cluster).set_function(partial(_backlog_s, driver, cluster))
         if driver.split is not None:
             for engine in driver.split.names:
                 for role in Role:
