@@ -1,10 +1,15 @@
 #!/usr/bin/env bash
-# Rewrites requirements/lock.txt from pyproject.toml: everything `make` installs but torch, pinned,
-# with the hashes of every file that the registry has of it. Pins that still fit are kept; arguments
-# go to uv: `requirements/lock.sh --upgrade`, `--upgrade-package aiohttp`.
+# Rewrites the pinned requirements, with the hashes of every file that the registry has of them:
+#   lock.txt     everything `make` installs but torch
+#   runtime.txt  of it, what runs in the image
+#   build.txt    what builds the image's wheel
+# Pins that still fit are kept; arguments go to uv: `requirements/lock.sh --upgrade`,
+# `--upgrade-package aiohttp`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-.venv/bin/uv pip compile -q --no-config --no-python-downloads "$@" \
-    pyproject.toml requirements/torch.in --extra dev --extra engine-cpu \
-    --python-version 3.11 --override requirements/overrides.txt --generate-hashes \
-    --no-annotate --no-header -o requirements/lock.txt
+compile() { .venv/bin/uv pip compile -q --no-config --no-python-downloads --python-version 3.11 \
+    --generate-hashes --no-annotate --no-header "$@"; }
+compile "$@" pyproject.toml requirements/torch.in --extra dev --extra engine-cpu \
+    --override requirements/overrides.txt -o requirements/lock.txt
+compile pyproject.toml --constraint requirements/lock.txt -o requirements/runtime.txt
+compile "$@" requirements/build.in -o requirements/build.txt

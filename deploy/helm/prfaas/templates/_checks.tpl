@@ -1,0 +1,77 @@
+{{- /* Values that are each well formed and make no sense together. Each message names its key. */ -}}
+{{- define "prfaas.checks" -}}
+{{- $values := .Values -}}
+{{- $pd := eq $values.site.role "pd" -}}
+{{- $roles := list -}}
+{{- $names := list -}}
+{{- $nodes := list -}}
+{{- range $index, $host := $values.hosts -}}
+  {{- $place := printf "hosts[%d]" $index -}}
+  {{- $names = append $names $host.name -}}
+  {{- if eq $values.pool.mode "Sidecar" -}}
+    {{- if ne (len $host.engines) 1 }}{{ fail (printf "%s.engines: there are %d, and with pool.mode Sidecar every engine has a pool node of its own; list a host for each engine" $place (len $host.engines)) }}{{ end -}}
+  {{- else -}}
+    {{- if not $host.node }}{{ fail (printf "%s.node: missing; with pool.mode DaemonSet a pool node and its engines share a socket of one node" $place) }}{{ end -}}
+    {{- if has $host.node $nodes }}{{ fail (printf "%s.node: %q is another host's; one pool node a node" $place $host.node) }}{{ end -}}
+    {{- $nodes = append $nodes $host.node -}}
+  {{- end -}}
+  {{- range $number, $engine := $host.engines -}}
+    {{- $names = append $names $engine.name -}}
+    {{- $role := $engine.role | default "both" -}}
+    {{- $roles = append $roles $role -}}
+    {{- if and (not $pd) (ne $role "both") }}{{ fail (printf "%s.engines[%d].role: %q, and engines have a role at PD sites only; leave it out" $place $number $role) }}{{ end -}}
+  {{- end -}}
+{{- end -}}
+{{- if not (has "both" $roles) -}}
+  {{- if ne (len (uniq $roles)) 2 }}{{ fail (printf "hosts[].engines[].role: all are %q; prefill and decode need each other" (first $roles)) }}{{ end -}}
+  {{- if gt (len $values.hosts) 1 }}{{ fail (printf "hosts: there are %d, and engines with a role hand blocks over within one pool node; list one host, or leave roles out" (len $values.hosts)) }}{{ end -}}
+{{- else if gt (len (uniq $roles)) 1 }}{{ fail "hosts[].engines[].role: some are \"both\"; give all engines a role, or none" }}{{ end -}}
+{{- $withCa := 0 -}}
+{{- range $index, $peer := $values.site.peers -}}
+  {{- $place := printf "site.peers[%d]" $index -}}
+  {{- if eq $peer.name $values.site.name }}{{ fail (printf "%s.name: %q is this site's own name" $place $peer.name) }}{{ end -}}
+  {{- if $peer.ca }}{{ $withCa = add1 $withCa }}{{ end -}}
+  {{- if and $values.networkPolicy.enabled (not $peer.cidrs) }}{{ fail (printf "%s.cidrs: empty, and the NetworkPolicies would let nobody of %s in; list the addresses it comes from, or set networkPolicy.enabled to false" $place $peer.name) }}{{ end -}}
+  {{- $pools := list -}}
+  {{- range $number, $pool := $peer.pools -}}
+    {{- $pools = append $pools $pool.name -}}
+    {{- if not (or $pool.address $peer.address) }}{{ fail (printf "%s.pools[%d].address: missing; give it, or %s.address for NAME.ADDRESS:7100" $place $number $place) }}{{ end -}}
+  {{- end -}}
+  {{- $names = concat $names $pools -}}
+  {{- if $pd -}}
+    {{- if not $peer.engines }}{{ fail (printf "%s.engines: missing; the gateway of a PD site sends prompts to the engines of %s" $place $peer.name) }}{{ end -}}
+    {{- if $peer.gateways }}{{ fail (printf "%s.gateways: PrfaaS sites have no gateway; leave it out" $place) }}{{ end -}}
+    {{- range $number, $engine := $peer.engines -}}
+      {{- $names = append $names $engine.name -}}
+      {{- if not (has $engine.pool $pools) }}{{ fail (printf "%s.engines[%d].pool: %q is none of %s.pools: %s" $place $number $engine.pool $place (join ", " $pools)) }}{{ end -}}
+      {{- if not (or $engine.url $peer.address) }}{{ fail (printf "%s.engines[%d].url: missing; give it, or %s.address for https://NAME.ADDRESS:8100" $place $number $place) }}{{ end -}}
+    {{- end -}}
+  {{- else -}}
+    {{- if not $peer.gateways }}{{ fail (printf "%s.gateways: missing; pool nodes let in the gateways that are named" $place) }}{{ end -}}
+    {{- if $peer.engines }}{{ fail (printf "%s.engines: a PrfaaS site reaches no engine of a PD site; leave it out" $place) }}{{ end -}}
+  {{- end -}}
+{{- end -}}
+{{- if and $withCa (not $values.site.ca) }}{{ fail "site.ca: missing beside site.peers[].ca; pods trust what is listed, so give this site's own authority too" }}{{ end -}}
+{{- if $pd }}{{ $names = append $names $values.gateway.name }}{{ end -}}
+{{- range $name := uniq $names -}}
+  {{- $count := 0 }}{{ range $names }}{{ if eq . $name }}{{ $count = add1 $count }}{{ end }}{{ end -}}
+  {{- if gt (int $count) 1 }}{{ fail (printf "hosts, site.peers, gateway.name: %d parts are called %q; names are identities" $count $name) }}{{ end -}}
+{{- end -}}
+{{- if and $pd (not $values.gateway.salt.existingSecret) }}{{ fail "gateway.salt.existingSecret: missing; without one secret for all replicas no gateway finds another's blocks: kubectl create secret generic prfaas-salt --from-literal=tenant.salt=$(openssl rand -hex 32)" }}{{ end -}}
+{{- if and $pd (lt (int64 $values.routing.offloadThreshold) 1) }}{{ fail "routing.offloadThreshold: missing; new tokens above which a prompt is offloaded, as `prfaas plan` prints it" }}{{ end -}}
+{{- if and (eq $values.certificates.source "cert-manager") (not $values.certificates.issuerRef.name) }}{{ fail "certificates.issuerRef.name: missing; the Issuer that signs identities" }}{{ end -}}
+{{- if and (eq $values.certificates.source "existingSecret") (not $values.certificates.existingSecret) }}{{ fail "certificates.existingSecret: missing; a Secret with ca.pem and NAME.pem, NAME.key of every part" }}{{ end -}}
+{{- if ne (empty $values.pool.disk.limit) (empty $values.pool.disk.hostPath) }}{{ fail "pool.disk: give limit and hostPath together, or neither" }}{{ end -}}
+{{- if and (eq $values.engines.server "vllm") (not $values.engines.image) }}{{ fail "engines.image: missing; an image with vLLM and prfaas, such as the target \"engine\" of Containerfile" }}{{ end -}}
+{{- if and (eq $values.engines.server "timing") (not (contains "timing" (lower $values.model.name))) }}{{ fail (printf "model.name: %q, and timing engines compute nothing; put \"timing\" into the name" $values.model.name) }}{{ end -}}
+{{- $route := $values.gateway.route -}}
+{{- if and (not $pd) (ne $route.kind "none") }}{{ fail (printf "gateway.route.kind: %q, and a PrfaaS site has no gateway; set it at the PD site" $route.kind) }}{{ end -}}
+{{- if and (eq $route.kind "HTTPRoute") (not $route.parentRefs) }}{{ fail "gateway.route.parentRefs: missing; the Gateway that an HTTPRoute belongs to" }}{{ end -}}
+{{- if and (eq $route.kind "Ingress") (not $route.hostnames) }}{{ fail "gateway.route.hostnames: missing; an Ingress without one would take every host" }}{{ end -}}
+{{- $scaling := $values.gateway.autoscaling -}}
+{{- if $scaling.enabled -}}
+  {{- if not $values.monitoring.prometheusUrl }}{{ fail "monitoring.prometheusUrl: missing; gateway.autoscaling asks Prometheus" }}{{ end -}}
+  {{- if gt (int64 $scaling.minReplicas) (int64 $scaling.maxReplicas) }}{{ fail (printf "gateway.autoscaling.minReplicas: %d is above maxReplicas, %d" (int64 $scaling.minReplicas) (int64 $scaling.maxReplicas)) }}{{ end -}}
+{{- end -}}
+{{- if and $pd (not $scaling.enabled) (ge (int64 $values.gateway.pdb.minAvailable) (int64 $values.gateway.replicas)) (gt (int64 $values.gateway.replicas) 1) }}{{ fail (printf "gateway.pdb.minAvailable: %d of %d replicas, so no node could be drained; lower it" (int64 $values.gateway.pdb.minAvailable) (int64 $values.gateway.replicas)) }}{{ end -}}
+{{- end }}

@@ -1,0 +1,25 @@
+{{- define "prfaas.from.monitoring" -}}
+{{- with .Values.networkPolicy.monitoring }}{{ toYaml . }}{{ end -}}
+{{- end }}
+
+{{- define "prfaas.from.gateway" -}}
+- podSelector:
+    matchLabels:
+      {{- include "prfaas.selector" . | nindent 6 }}
+      app.kubernetes.io/component: gateway
+{{- end }}
+
+{{- define "prfaas.from.peers" -}}
+{{- range .Values.site.peers }}
+{{- range .cidrs }}
+- ipBlock: {cidr: {{ . }}}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "prfaas.from.test" -}}
+- podSelector:
+    matchLabels:
+      {{- include "prfaas.selector" . | nindent 6 }}
+      app.kubernetes.io/component: test
+{{- end }}

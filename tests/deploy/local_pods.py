@@ -1,0 +1,258 @@
+"""Rendered pods as processes of this machine: only addresses, ports and paths are others.
+
+A container's command, arguments, variables and files are taken as they are rendered. What the
+cluster would add is added here: addresses of Services, content of volumes, issued certificates.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+
+from prfaas.cli.host.processes import Part
+from prfaas.engines.launch import Command
+from prfaas.wire.identity import issue
+from tests.ports import free_port
+
+from .charts import NAMESPACE, ROOT, Object, matches, of_kind, pod_templates
+
+IN_THE_IMAGE = "/opt/prfaas/examples"
+HOST_NAME = "external-dns.alpha.kubernetes.io/hostname"
+PROGRAMS = {"prfaas": [sys.executable, "-m", "prfaas"], "python3": [sys.executable]}
+REAL = ("/dev/shm", "/tmp")  # noqa: S108
+"""Folders of a pod for which this machine's own serve."""
+
+
+@dataclass
+class LocalPod:
+    """A pod on this machine."""
+
+    name: str
+    spec: Object
+    labels: Object
+    folder: Path
+    ports: dict[int, int] = field(default_factory=dict)
+    """Ports of this machine by those of the containers."""
+
+
+@dataclass
+class Cluster:
+    """A site's objects and where its pods run.
+
+    Attributes:
+        objects: Rendered objects.
+        home: Folder for everything.
+        secrets: Content of Secrets that the chart does not make: files by name of the Secret.
+        claims: Folders of volume claims, by name.
+        authority: Folder with `ca.pem` and `ca.key`: the issuer of Certificates.
+    """
+
+    objects: list[Object]
+    home: Path
+    secrets: dict[str, dict[str, bytes]]
+    claims: dict[str, Path]
+    authority: Path
+    pods: list[LocalPod] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for each in of_kind(self.objects, "Certificate"):
+            self.secrets[each["spec"]["secretName"]] = self._issued(each["spec"])
+        replicas = {
+            each["metadata"]["name"]: each["spec"].get("replicas", 1)
+            for each in of_kind(self.objects, "Deployment", "DaemonSet", "Pod")
+        }
+        for owner, template in pod_templates(self.objects):
+            for number in range(replicas[owner]):
+                self.pods.append(self._place(f"{owner}-{number}", template))
+
+    def _place(self, name: str, template: Object) -> LocalPod:
+        folder = self.home / name
+        folder.mkdir(parents=True)
+        pod = LocalPod(name, template["spec"], template["metadata"]["labels"], folder)
+        for container in _containers(pod.spec):
+            for port in container.get("ports", []):
+                pod.ports[port["containerPort"]] = free_port()
+        return pod
+
+    def _issued(self, spec: Object) -> dict[str, bytes]:
+        """What cert-manager's CA issuer would put into the Secret of a Certificate."""
+        assert spec["usages"] == ["digital signature", "server auth", "client auth"]
+        name, *further = spec["dnsNames"]
+        names = [x509.DNSName(each) for each in further]
+        certificate, key = issue(self.authority, name, names)
+        authority = (self.authority / "ca.pem").read_bytes()
+        return {"tls.crt": certificate, "tls.key": key, "ca.crt": authority}
+
+    def places(self) -> dict[str, str]:
+        """Addresses of this machine by those at which the site's Services are reached."""
+        found: dict[str, str] = {}
+        for service in of_kind(self.objects, "Service"):
+            selector = {"matchLabels": service["spec"]["selector"]}
+            pod = next(pod for pod in self.pods if matches(selector, pod.labels))
+            named = {
+                port["name"]: port["containerPort"]
+                for container in _containers(pod.spec)
+                for port in container.get("ports", [])
+            }
+            hosts = [f"{service['metadata']['name']}.{NAMESPACE}.svc"]
+            hosts += [service["metadata"].get("annotations", {}).get(HOST_NAME)]
+            for port in service["spec"]["ports"]:
+                local = pod.ports[named[port["targetPort"]]]
+                found |= {f"{host}:{port['port']}": f"127.0.0.1:{local}" for host in hosts if host}
+        return found
+
+    def parts(self, places: dict[str, str]) -> list[Part]:
+        """The processes of all pods, in the order in which a pod starts them; no `helm test`.
+
+        Args:
+            places: Addresses of both sites.
+        """
+        return [
+            part
+            for pod in self.pods
+            if "test" not in pod.labels["app.kubernetes.io/component"]
+            for part in self._of_pod(pod, places)
+        ]
+
+    def test_command(self, places: dict[str, str]) -> list[str]:
+        """What `helm test` runs."""
+        (pod,) = [pod for pod in self.pods if pod.labels["app.kubernetes.io/component"] == "test"]
+        (container,) = pod.spec["containers"]
+        return self._command(pod, container, places).args
+
+    def _of_pod(self, pod: LocalPod, places: dict[str, str]) -> list[Part]:
+        folders = {
+            volume["name"]: self._volume(pod, volume, places) for volume in pod.spec["volumes"]
+        }
+        found = []
+        for container in _containers(pod.spec):
+            command = self._command(pod, container, places, folders)
+            if container["name"] == "folders":
+                _prepare(command, container)
+                continue
+            probe = container["readinessProbe"]["httpGet"]
+            (port,) = [p for p in container["ports"] if p["name"] == probe["port"]]
+            health = f"http://127.0.0.1:{pod.ports[port['containerPort']]}"
+            part = Part(
+                name=f"{pod.name}-{container['name']}",
+                kind=container["name"],
+                command=command,
+                # As the kubelet: the next container starts when this one has started.
+                health_url=health + container["startupProbe"]["httpGet"]["path"],
+                whole_url=health + probe["path"],
+                log=self.home / "logs" / f"{pod.name}-{container['name']}.log",
+            )
+            found.append(part)
+        return found
+
+    def _command(
+        self,
+        pod: LocalPod,
+        container: Object,
+        places: dict[str, str],
+        folders: dict[str, Path] | None = None,
+    ) -> Command:
+        paths = {IN_THE_IMAGE: str(ROOT / "examples")}
+        for mount in container.get("volumeMounts", []):
+            if mount["mountPath"] not in REAL and folders is not None:
+                source = folders[mount["name"]]
+                if "subPath" in mount:
+                    _mount_file(paths, mount, source)
+                else:
+                    paths[mount["mountPath"]] = str(source)
+        program, *more = container["command"]
+        args = [
+            self._here(text, pod, places, paths) for text in (*more, *container.get("args", []))
+        ]
+        env = {each["name"]: each["value"] for each in container.get("env", [])}
+        env = {name: self._here(value, pod, places, paths) for name, value in env.items()}
+        if folders is not None:
+            self._files_here(folders, pod, places, paths)
+        path = str(Path(sys.executable).parent) + ":/usr/bin:/bin"
+        return Command(PROGRAMS.get(program, [program]) + args, {"PATH": path, **env})
+
+    def _files_here(
+        self,
+        folders: dict[str, Path],
+        pod: LocalPod,
+        places: dict[str, str],
+        paths: dict[str, str],
+    ) -> None:
+        for volume in pod.spec["volumes"]:
+            if "configMap" in volume:
+                for file in folders[volume["name"]].iterdir():
+                    file.write_text(self._here(file.read_text(), pod, places, paths))
+
+    def _here(self, text: str, pod: LocalPod, places: dict[str, str], paths: dict[str, str]) -> str:
+        for place in sorted(places, key=len, reverse=True):
+            text = text.replace(place, places[place])
+        for port, local in pod.ports.items():
+            text = re.sub(rf"\b0\.0\.0\.0:{port}\b", f"127.0.0.1:{local}", text)
+        for path in sorted(paths, key=len, reverse=True):
+            text = re.sub(rf"(?<![\w.-]){re.escape(path)}(?![\w-])", paths[path], text)
+        return text
+
+    def _volume(self, pod: LocalPod, volume: Object, places: dict[str, str]) -> Path:
+        """A folder with what a volume holds."""
+        if "hostPath" in volume:
+            # Another folder of each node.
+            node = pod.spec.get("nodeSelector", {}).get("kubernetes.io/hostname", "any")
+            folder: Path = self.home / f"node-{node}" / volume["hostPath"]["path"].strip("/")
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder
+        if "persistentVolumeClaim" in volume:
+            return self.claims[volume["persistentVolumeClaim"]["claimName"]]
+        folder = pod.folder / str(volume["name"])
+        folder.mkdir()
+        for name, (content, mode) in self._content(volume).items():
+            (folder / name).write_bytes(content)
+            (folder / name).chmod(mode)
+        return folder
+
+    def _content(self, volume: Object) -> dict[str, tuple[bytes, int]]:
+        if "configMap" in volume:
+            return {n: (c, 0o600) for n, c in self._config(volume["configMap"]["name"]).items()}
+        if "secret" in volume:
+            secret = volume["secret"]
+            files = self.secrets[secret["secretName"]]
+            return {n: (c, secret["defaultMode"]) for n, c in files.items()}
+        found: dict[str, tuple[bytes, int]] = {}
+        for source in volume.get("projected", {}).get("sources", []):
+            ((kind, told),) = source.items()
+            files = (
+                self._config(told["name"]) if kind == "configMap" else self.secrets[told["name"]]
+            )
+            mode = volume["projected"]["defaultMode"]
+            found |= {item["path"]: (files[item["key"]], mode) for item in told["items"]}
+        return found
+
+    def _config(self, name: str) -> dict[str, bytes]:
+        (found,) = [
+            each for each in of_kind(self.objects, "ConfigMap") if each["metadata"]["name"] == name
+        ]
+        return {file: text.encode() for file, text in found["data"].items()}
+
+
+def _containers(spec: Object) -> list[Object]:
+    return [*spec.get("initContainers", []), *spec["containers"]]
+
+
+def _mount_file(paths: dict[str, str], mount: dict[str, Any], source: Path) -> None:
+    """One file of a volume inside the folder of another."""
+    outer = next(path for path in paths if mount["mountPath"].startswith(f"{path}/"))
+    shutil.copy(source / mount["subPath"], Path(paths[outer]) / mount["subPath"])
+
+
+def _prepare(command: Command, container: Object) -> None:
+    """Run what hands folders to the pod's user; here, to the user of the tests."""
+    assert container["securityContext"]["runAsUser"] == 0
+    args = [arg for arg in command.args if not arg.startswith(("--owner=", "--group="))]
+    assert len(args) == len(command.args) - 2
+    subprocess.run(args, env=command.env, check=True, timeout=60)

@@ -1,0 +1,284 @@
+"""What holds in every rendered site: who may do what, who reaches whom, and that parts fit."""
+
+import json
+import re
+import tomllib
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from prfaas.config.clusters import EngineTable
+from prfaas.config.deployment import ModelTable
+from prfaas.engines import launch
+from prfaas.wire.identity import NAME
+
+from .charts import (
+    CHART,
+    ROOT,
+    WHOLE,
+    Object,
+    containers,
+    matches,
+    of_kind,
+    pod_templates,
+    rendered,
+    site,
+)
+
+CELLS = list(
+    product(("pd", "prfaas"), ("cert-manager", "existingSecret"), ("DaemonSet", "Sidecar"))
+)
+of_every_cell = pytest.mark.parametrize(("role", "certificates", "mode"), CELLS)
+
+
+def site_of(role: str, certificates: str, mode: str) -> list[Object]:
+    values = site(role, certificates, mode)
+    values["pool"] |= WHOLE["pool"]
+    return rendered(role, values)
+
+
+@of_every_cell
+def test_pods_may_do_little(role: str, certificates: str, mode: str) -> None:
+    for name, pod in pod_templates(site_of(role, certificates, mode)):
+        spec = pod["spec"]
+        assert spec["securityContext"]["runAsNonRoot"], name
+        assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsUser"] == 10001
+        assert not spec["automountServiceAccountToken"], name
+        assert not spec["enableServiceLinks"], "VLLM_PORT would be a Service's"
+        for each in containers(pod):
+            may = each["securityContext"]
+            assert not may["allowPrivilegeEscalation"]
+            assert may["capabilities"]["drop"] == ["ALL"]
+            assert ("add" in may["capabilities"]) == (each["name"] == "folders")
+            assert may["readOnlyRootFilesystem"] or each["name"] == "engine"
+
+
+@of_every_cell
+def test_what_is_mounted_is_there_and_secrets_are_their_users(
+    role: str, certificates: str, mode: str
+) -> None:
+    objects = site_of(role, certificates, mode)
+    made = {each["metadata"]["name"] for each in of_kind(objects, "ConfigMap")}
+    issued = {each["spec"]["secretName"] for each in of_kind(objects, "Certificate")}
+    for name, pod in pod_templates(objects):
+        volumes = {each["name"]: each for each in pod["spec"].get("volumes", [])}
+        assert len(volumes) == len(pod["spec"].get("volumes", []))
+        mounted = {m["name"] for each in containers(pod) for m in each.get("volumeMounts", [])}
+        assert mounted == set(volumes), name
+        for each in volumes.values():
+            if "configMap" in each:
+                assert each["configMap"]["name"] in made
+            if "secret" in each:
+                assert each["secret"]["defaultMode"] == 0o400
+            for source in each.get("projected", {}).get("sources", []):
+                assert each["projected"]["defaultMode"] == 0o400
+                if "secret" in source and certificates == "cert-manager":
+                    assert source["secret"]["name"] in issued
+
+
+@of_every_cell
+def test_selectors_select_what_they_are_for_and_nothing_else(
+    role: str, certificates: str, mode: str
+) -> None:
+    objects = site_of(role, certificates, mode)
+    pods = {name: pod["metadata"]["labels"] for name, pod in pod_templates(objects)}
+    for each in of_kind(objects, "Deployment", "DaemonSet", "PodDisruptionBudget"):
+        name = each["metadata"]["name"]
+        assert [n for n, labels in pods.items() if matches(each["spec"]["selector"], labels)] == [
+            name
+        ]
+    owner = {host: engines[0] for host, engines in hosts_of(objects, mode).items()}
+    for each in of_kind(objects, "Service"):
+        name = each["metadata"]["name"]
+        selector = {"matchLabels": each["spec"]["selector"]}
+        expected = owner.get(name, name) if mode == "Sidecar" else name
+        assert [n for n, labels in pods.items() if matches(selector, labels)] == [expected]
+
+
+def hosts_of(objects: list[Object], mode: str) -> dict[str, list[str]]:
+    """Names of engines' pods by the Service of their pool node, where it is in the same pod."""
+    found: dict[str, list[str]] = {}
+    for name, pod in pod_templates(objects):
+        labels = pod["metadata"]["labels"]
+        if mode == "Sidecar" and "prfaas/engine" in labels:
+            pool = name.replace(labels["prfaas/engine"], labels["prfaas/pool"])
+            found.setdefault(pool, []).append(name)
+    return found
+
+
+@pytest.mark.parametrize("role", ["pd", "prfaas"])
+def test_every_identity_that_a_part_uses_is_issued_for_its_name(role: str) -> None:
+    objects = rendered(role, site(role, "cert-manager", "DaemonSet"))
+    names = {each["spec"]["commonName"]: each["spec"] for each in of_kind(objects, "Certificate")}
+    used = set()
+    for _, pod in pod_templates(objects):
+        for volume in pod["spec"].get("volumes", []):
+            for source in volume.get("projected", {}).get("sources", []):
+                used |= {item["path"].removesuffix(".key") for item in source["secret"]["items"]}
+    assert {name for name in used if not name.endswith(".pem")} == set(names)
+    for name, spec in names.items():
+        assert NAME.fullmatch(name)
+        assert name in spec["dnsNames"]
+        assert spec["privateKey"]["algorithm"] == "ECDSA", "tickets need it"
+
+
+@pytest.mark.parametrize("role", ["pd", "prfaas"])
+def test_network_policies_equal_the_table_of_ports(role: str) -> None:
+    monitoring = [{"podSelector": {"matchLabels": {"who": "prometheus"}}}]
+    clients = [{"podSelector": {"matchLabels": {"who": "client"}}}]
+    listed = {"networkPolicy": {"clients": clients, "monitoring": monitoring}}
+    objects = rendered(role, listed)
+    found = {row for policy in of_kind(objects, "NetworkPolicy") for row in opened(policy)}
+    assert found == {(f, to, port) for where, f, to, port in table() if where in (role, "both")}
+
+
+def opened(policy: Object) -> set[tuple[str, str, int]]:
+    """From whom to which component and port a policy lets in."""
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    to = policy["metadata"]["name"].rpartition("-")[2]
+    return {
+        (who(peer), to, port["port"])
+        for rule in policy["spec"]["ingress"]
+        for port in rule["ports"]
+        for peer in rule["from"]
+    }
+
+
+def who(peer: Object) -> str:
+    if "ipBlock" in peer:
+        return "site.peers[].cidrs"
+    labels = peer["podSelector"]["matchLabels"]
+    known = {"prometheus": "networkPolicy.monitoring", "client": "networkPolicy.clients"}
+    component = labels.get("app.kubernetes.io/component", "")
+    return known.get(labels.get("who", ""), "helm test" if component == "test" else component)
+
+
+def table() -> list[tuple[str, str, str, int]]:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    rows = re.findall(r"^\| (pd|prfaas|both) \| (.+?) \| (\w+) \| (\d+) \|", page, re.MULTILINE)
+    assert len(rows) > 10
+    return [(where, f.partition(",")[0].strip("`"), to, int(port)) for where, f, to, port in rows]
+
+
+def test_everybody_reaches_the_gateway_where_no_clients_are_listed() -> None:
+    (policy,) = [
+        each
+        for each in of_kind(rendered("pd"), "NetworkPolicy")
+        if each["metadata"]["name"].endswith("-gateway")
+    ]
+    assert policy["spec"]["ingress"] == [{"ports": [{"port": 8000, "protocol": "TCP"}]}]
+
+
+@pytest.mark.parametrize("role", ["pd", "prfaas"])
+def test_vllm_gets_the_flags_and_variables_that_up_gives_it(
+    role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "runs_on_cpu", lambda: False)
+    monkeypatch.setattr("os.environ", {})
+    events = {"kv_events": "ipc:///a", "kv_events_replay": "ipc:///b"} if role == "pd" else {}
+    model = ModelTable(name="m", path="/m")
+    table = EngineTable.model_validate({"pool": "p", **events})
+    by_up = launch.engine_command("e", table, model, ("127.0.0.1", 1), Path("/p"), "run")
+    pod = next(p for n, p in pod_templates(rendered(role)) if n.endswith("-a-0"))
+    (engine,) = pod["spec"]["containers"]
+    flags = {arg.partition("=")[0] for arg in engine["args"] if arg.startswith("--")}
+    own = {"--tensor-parallel-size", "--mamba-ssm-cache-dtype", "--block-size"}
+    tls = {flag for flag in flags if "ssl" in flag}
+    assert bool(tls) == (role == "prfaas")
+    assert flags - own - tls == {arg for arg in by_up.args if arg.startswith("--")}
+    env = {each["name"]: each["value"] for each in engine["env"]}
+    assert env == {**by_up.env, "HOME": "/home/prfaas", "USER": "prfaas"}
+    told = json.loads(value_of(engine, "--kv-transfer-config"))
+    written = json.loads(by_up.args[by_up.args.index("--kv-transfer-config") + 1])
+    assert told.keys() | {"engine_id"} == written.keys()
+    assert told["kv_connector_extra_config"].keys() == written["kv_connector_extra_config"].keys()
+
+
+def value_of(container: Object, flag: str) -> str:
+    (found,) = [arg for arg in container["args"] if arg.startswith(f"{flag}=")]
+    return str(found).partition("=")[2]
+
+
+def test_shared_memory_holds_what_the_engine_shares() -> None:
+    pod = next(p for n, p in pod_templates(rendered("pd")) if n.endswith("-a-0"))
+    (engine,) = pod["spec"]["containers"]
+    (volume,) = [v for v in pod["spec"]["volumes"] if v["name"] == "shm"]
+    shared = json.loads(value_of(engine, "--kv-transfer-config"))["kv_connector_extra_config"]
+    room = int(volume["emptyDir"]["sizeLimit"].removesuffix("Mi")) << 20
+    assert volume["emptyDir"]["medium"] == "Memory"
+    assert room >= shared["cpu_bytes_to_use"] + (1 << 30)
+
+
+@pytest.mark.parametrize("mode", ["DaemonSet", "Sidecar"])
+def test_a_pool_node_may_have_more_memory_than_it_is_told_to_hold(mode: str) -> None:
+    for _, pod in pod_templates(rendered("pd", site("pd", "existingSecret", mode))):
+        for each in containers(pod):
+            if each["name"] == "pool":
+                limit = int(each["resources"]["limits"]["memory"].removesuffix("Mi"))
+                assert value_of(each, "--memory") == "256GiB"
+                assert limit > 257 << 10
+                assert each.get("restartPolicy") == ("Always" if mode == "Sidecar" else None)
+
+
+def test_an_upgrade_of_one_host_changes_nothing_else() -> None:
+    before = dict(pod_templates(rendered("pd")))
+    hosts: list[Object] = [
+        {"name": f"pd-{host}", "node": node, "engines": [{"name": f"pd-{host}-{n}"} for n in "01"]}
+        for host, node in (("a", "gpu-1"), ("b", "gpu-2"))
+    ]
+    hosts[0]["image"] = {"tag": "0.2.0"}
+    after = dict(pod_templates(rendered("pd", {"hosts": hosts})))
+    assert {name for name in before if before[name] != after[name]} == {"pd-prfaas-pd-a"}
+
+
+def test_a_change_of_the_deployment_file_restarts_gateways_alone() -> None:
+    before = dict(pod_templates(rendered("pd")))
+    after = dict(pod_templates(rendered("pd", {"routing": {"offloadThreshold": 8000}})))
+    assert {name for name in before if before[name] != after[name]} == {"pd-prfaas-gateway"}
+
+
+def test_authorities_of_peers_are_trusted_beside_the_sites_own() -> None:
+    pem = "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n"
+    peer: Object = {
+        "name": "other",
+        "ca": pem.format("BB=="),
+        "cidrs": ["10.0.0.0/8"],
+        "address": "o.net",
+    }
+    peer |= {"pools": [{"name": "o"}], "engines": [{"name": "o-0", "pool": "o"}]}
+    objects = rendered("pd", {"site": {"ca": pem.format("AA=="), "peers": [peer]}})
+    (bundle,) = [o for o in of_kind(objects, "ConfigMap") if "ca.pem" in o["data"]]
+    assert bundle["data"]["ca.pem"].split() == (pem.format("AA==") + pem.format("BB==")).split()
+    for name, pod in pod_templates(objects):
+        sources = [
+            s
+            for v in pod["spec"].get("volumes", [])
+            for s in v.get("projected", {}).get("sources", [])
+        ]
+        authorities = [s["configMap"]["name"] for s in sources if "configMap" in s]
+        assert authorities == [bundle["metadata"]["name"]] * bool(sources), name
+
+
+def test_the_rules_and_the_dashboard_are_the_projects() -> None:
+    for name in ("alerts.yml", "grafana.json"):
+        ours = CHART / "files" / name
+        assert ours.read_text() == (ROOT / "dashboards" / name).read_text(), (
+            f"run: cp dashboards/{name} {ours.relative_to(ROOT)}"
+        )
+    objects = rendered("pd")
+    (rule,) = of_kind(objects, "PrometheusRule")
+    assert len(rule["spec"]["groups"][0]["rules"]) > 10
+    jobs = {
+        relabeling["replacement"]
+        for monitor in of_kind(objects, "PodMonitor")
+        for relabeling in monitor["spec"]["podMetricsEndpoints"][0]["relabelings"]
+    }
+    assert jobs == {"prfaas-gateway", "prfaas-pool", "prfaas-engine"}
+
+
+def test_the_charts_version_is_the_projects() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    chart = (CHART / "Chart.yaml").read_text()
+    assert f'appVersion: "{project}"' in chart
+    assert f"version: {project}\n" in chart

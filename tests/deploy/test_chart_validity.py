@@ -1,0 +1,126 @@
+"""Every cell of the chart's matrix renders, and is what Kubernetes and its operators accept."""
+
+import json
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import jsonschema
+import pytest
+from kubernetes_validate import utils
+
+from .charts import (
+    CHART,
+    EXAMPLES,
+    WHOLE,
+    WHOLE_GATEWAY,
+    Object,
+    helm,
+    of_kind,
+    rendered,
+    site,
+)
+
+VERSIONS = [f"1.{minor}" for minor in range(29, 38)]
+CELLS = list(
+    product(("pd", "prfaas"), ("cert-manager", "existingSecret"), ("DaemonSet", "Sidecar"))
+)
+SCHEMAS = Path(__file__).parent / "schemas"
+utils.schema_contents = cache(utils.schema_contents)  # 2 MB are read a call
+
+
+@cache
+def validator(kind: str) -> jsonschema.Draft202012Validator | None:
+    file = SCHEMAS / f"{kind}.json"
+    return jsonschema.Draft202012Validator(json.loads(file.read_text())) if file.exists() else None
+
+
+@cache
+def accepted(text: str, version: str) -> bool:
+    """See that an object is valid; the same object of another cell is not looked at again."""
+    found: Object = json.loads(text)
+    custom = validator(found["kind"])
+    if custom is None:
+        assert utils.validate(found, version, strict=True) == version
+        return True
+    custom.validate(found)
+    if found["kind"] == "LeaderWorkerSet":
+        template = found["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+        selector = {"matchLabels": template["metadata"]["labels"]}
+        wrapped = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "wrapped"}}
+        utils.validate(
+            {**wrapped, "spec": {"selector": selector, "template": template}}, version, strict=True
+        )
+    return True
+
+
+def check(objects: list[Object], version: str) -> None:
+    for each in objects:
+        assert accepted(json.dumps(each, sort_keys=True), version)
+    names = [(each["kind"], each["metadata"]["name"]) for each in objects]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(("role", "certificates", "mode"), CELLS)
+def test_a_cell_of_the_matrix_is_valid(
+    role: str, certificates: str, mode: str, version: str
+) -> None:
+    objects = rendered(role, site(role, certificates, mode), version)
+    check(objects, version)
+    assert bool(of_kind(objects, "Certificate")) == (certificates == "cert-manager")
+    assert bool(of_kind(objects, "DaemonSet")) == (mode == "DaemonSet")
+    gateways = [o for o in of_kind(objects, "Deployment") if o["metadata"]["name"].endswith("way")]
+    assert len(gateways) == (role == "pd")
+
+
+@pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[-1]])
+@pytest.mark.parametrize("kind", ["Deployment", "LeaderWorkerSet"])
+@pytest.mark.parametrize(("role", "certificates", "mode"), CELLS)
+def test_all_that_can_be_switched_on_is_valid(
+    role: str, certificates: str, mode: str, kind: str, version: str
+) -> None:
+    values = site(role, certificates, mode)
+    values["pool"] |= WHOLE["pool"]
+    values = {**WHOLE, **values, "engines": {"kind": kind, "runtimeClassName": "nvidia"}}
+    if role == "pd":
+        route = {"kind": "HTTPRoute", "parentRefs": [{"name": "public"}], "hostnames": ["a.net"]}
+        if kind == "LeaderWorkerSet":
+            route = {"kind": "Ingress", "className": "nginx", "hostnames": ["a.net"]}
+            route["tlsSecret"] = "api-tls"
+        values["gateway"] = {**WHOLE_GATEWAY, "route": route}
+    objects = rendered(role, values, version)
+    check(objects, version)
+    kinds = {each["kind"] for each in objects}
+    assert kind in kinds
+    assert {"PodMonitor", "PrometheusRule"} <= kinds
+    assert ({"ScaledObject"} <= kinds) == (role == "pd")
+    assert kinds & {"HTTPRoute", "Ingress"} or role == "prfaas"
+
+
+def test_validation_sees_a_misspelt_field() -> None:
+    """A validator that passes everything would pass the matrix too."""
+    (deployment, *_) = of_kind(rendered("pd"), "Deployment")
+    broken = json.loads(json.dumps(deployment))
+    broken["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
+    with pytest.raises(jsonschema.ValidationError, match="livenesProbe"):
+        accepted(json.dumps(broken), "1.34")
+    (certificate, *_) = of_kind(rendered("pd"), "Certificate")
+    broken = json.loads(json.dumps(certificate))
+    broken["spec"]["dnsName"] = ["a"]
+    with pytest.raises(jsonschema.ValidationError, match="dnsName"):
+        accepted(json.dumps(broken), "1.34")
+
+
+def test_an_older_kubernetes_is_refused() -> None:
+    done = helm(
+        "template", "pd", CHART, "--values", EXAMPLES / "pd-values.yaml", "--kube-version", "1.28"
+    )
+    assert done.returncode != 0
+    assert "requires kubeVersion: >=1.29.0-0" in done.stderr
+
+
+@pytest.mark.parametrize("role", ["pd", "prfaas"])
+def test_the_examples_pass_the_linter(role: str) -> None:
+    done = helm("lint", "--strict", CHART, "--values", EXAMPLES / f"{role}-values.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
