@@ -246,6 +246,19 @@ WRONG: list[tuple[Change, str, str]] = [
     (lambda t: t.pop("clusters"), "clusters", "is required"),
     (lambda t: t["routing"].update(reroling=True), "routing", "needs a plan"),
     (lambda t: t["routing"].update(pull=True), "routing", "pull needs a plan"),
+    (lambda t: t["routing"].update(second_price=0.02), "routing", "second_price needs a plan"),
+    (lambda t: t["routing"].update(second_price=0, plan="p"), "second_price", "greater than 0"),
+    (lambda t: t["routing"].update(bandwidth="wide"), "bandwidth", "abundant"),
+    (
+        lambda t: t["routing"].update(bandwidth="abundant", policy="paper"),
+        "routing",
+        'bandwidth = "abundant" needs a plan',
+    ),
+    (
+        lambda t: t["routing"].update(bandwidth="abundant", plan="p"),
+        "routing",
+        'needs a plan and policy = "paper"',
+    ),
     (lambda t: t["routing"].update(pull=True, plan="p", policy="paper"), "routing", "pull needs"),
     (
         lambda t: t["routing"].update(reroling=True, plan="plan.toml"),

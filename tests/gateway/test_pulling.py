@@ -119,6 +119,19 @@ async def test_the_pool_at_home_is_asked_for_what_it_lacks_and_the_engine_waits(
         assert "  pulled       320 tokens, not computed" in lines
 
 
+async def test_the_papers_abundant_rule_fetches_the_longer_prefix(
+    checkpoint: Path, identities: Path, tmp_path: Path
+) -> None:
+    paper = {"policy": "paper", "bandwidth": "abundant", "pull": False}
+    async with pulling(checkpoint, identities, tmp_path, routing=paper) as world:
+        async with waiting(world) as (asked, pull):
+            assert keys_of(pull.keys) == world.keys(world.decode.calls[-1].body["prompt"], HELD)
+            world.pd_pool.end_transfer(pull.transfer_id.hex(), num_bytes=NUM_BYTES)
+        record = await asked
+        assert (record["reason"], record["pull_tokens"]) == ("below_threshold", HELD)
+        assert record["pulled_tokens"] == HELD
+
+
 async def explained(world: World, record: dict[str, Any]) -> dict[str, Any]:
     url = f"{world.url}/control/requests/{record['request_id']}/explanation"
     async with world.http.get(url) as response:

@@ -75,6 +75,8 @@ RULES = st.builds(
     ttft_max_s=st.none() | st.integers(1, 20),
     moving_threshold=st.booleans(),
     pulls=st.booleans(),
+    abundant=st.booleans(),
+    priced=st.booleans(),
     split=st.booleans(),
 )
 
@@ -244,7 +246,15 @@ def test_long_histories_reach_every_kind_of_action(policy: PolicyName) -> None:
         draw = random.Random(seed)
         split = seed % 3 == 2
         ttft_max_s, pulls = 4 if seed % 2 else None, seed % 4 > 1
-        rules = Rules(policy, ttft_max_s, moving_threshold=True, pulls=pulls, split=split)
+        rules = Rules(
+            policy,
+            ttft_max_s,
+            moving_threshold=True,
+            pulls=pulls,
+            abundant=seed % 5 > 2,
+            priced=seed % 7 > 3,
+            split=split,
+        )
         live, simulated = Run(GatewayWorld(rules)), Run(SimulatorWorld(rules))
         # First tokens at any time refute all predictions, and then nothing is refused.
         kinds = KINDS if seed % 4 == 3 else [kind for kind in KINDS if kind != "ready"]
@@ -269,6 +279,8 @@ def test_long_histories_reach_every_kind_of_action(policy: PolicyName) -> None:
             *("above_threshold", "below_threshold", "faster_remote", "link_down"),
         },
     }[policy]
+    if policy is PolicyName.PAPER:  # by its rule for abundant bandwidth
+        expected |= {"pulled"}
     expected |= {"no_instance", "decode", "roles", "draining"}
     if policy is not PolicyName.OBSERVED:  # it takes no plan, and refuses nobody
         expected |= {"predicted_late"}
@@ -279,6 +291,17 @@ def test_long_histories_reach_every_kind_of_action(policy: PolicyName) -> None:
     assert known["unknown"] or policy in (PolicyName.LOCAL, PolicyName.OBSERVED)
     assert own["home"] > 20
     assert own["away"] > 20 or policy is PolicyName.LOCAL
+
+
+@pytest.mark.parametrize(("priced", "source"), [(False, "far"), (True, "prfaas")])
+def test_both_send_prompts_over_the_cheaper_of_two_equal_links(priced: bool, source: str) -> None:
+    rules = Rules(PolicyName.ADAPTIVE, None, moving_threshold=False, priced=priced)
+    for world in (GatewayWorld(rules), SimulatorWorld(rules)):
+        for cluster in CLUSTERS:
+            world.set_link(cluster, True, 0)
+        action = world.arrive(1, 0, NUM_BLOCKS_MAX, 0, False)
+        assert isinstance(action, Routed)
+        assert action.source == source
 
 
 def test_a_prefix_that_is_stored_while_requests_wait_shortens_both_queues() -> None:

@@ -23,7 +23,7 @@ from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.prefix_index import PrefixIndex, Tier
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.cost_tables import Costs
-from prfaas.core.routing.policies import PolicyName
+from prfaas.core.routing.policies import Bandwidth, PolicyName
 from prfaas.core.transfer.link_goodput import LinkGoodput
 from prfaas.gateway.loops.role_rebalancing import Reroling
 from prfaas.gateway.routing.change_log import Journal
@@ -54,6 +54,9 @@ BLOCK_TOKENS = 512
 THRESHOLD = 4000
 PLANNED_BITS_PER_S = 2e9
 RTT_NS = 30_000_000
+PRICES_PER_TB = {"far": 80.0, "prfaas": 20.0}
+SECOND_PRICE = 0.001
+"""Of a second, where bytes have a price: the dearer link then costs 80 ns a byte."""
 HOME = ("p00000", "p00001", "p00002")
 CLUSTERS = {"far": ("r00000", "r00001"), "prfaas": ("r00002", "r00003", "r00004")}
 """PrfaaS clusters; each has one pool of its name."""
@@ -86,8 +89,23 @@ class Rules:
     moving_threshold: bool
     pulls: bool = False
     """A prefill at home may fetch a prefix from a PrfaaS cluster."""
+    abundant: bool = False
+    """The paper's rule for abundant bandwidth, where the policy is the paper's."""
+    priced: bool = False
+    """Bytes have a price."""
     split: bool = False
     """One PD instance prefills and the others decode, instead of all doing both."""
+
+    @property
+    def bandwidth(self) -> Bandwidth:
+        """Regime of the paper's rule."""
+        is_abundant = self.abundant and self.policy is PolicyName.PAPER
+        return Bandwidth.ABUNDANT if is_abundant else Bandwidth.SCARCE
+
+    @property
+    def second_price(self) -> float | None:
+        """Price of a second of a request."""
+        return SECOND_PRICE if self.priced else None
 
     @property
     def roles(self) -> list[Role]:
@@ -185,7 +203,10 @@ class GatewayWorld:
         for pool in POOLS:
             self._index.end_snapshot(pool)
         profiles = Profiles(
-            COSTS, dict.fromkeys(CLUSTERS, COSTS), dict.fromkeys(CLUSTERS, PLANNED_BITS_PER_S)
+            COSTS,
+            dict.fromkeys(CLUSTERS, COSTS),
+            dict.fromkeys(CLUSTERS, PLANNED_BITS_PER_S),
+            PRICES_PER_TB,
         )
         self.driver = Driver(_deployment(rules), profiles, self._index, CALIBRATION)
         self._away = {
@@ -442,6 +463,7 @@ def _deployment(rules: Rules) -> Deployment:
         "short_term_loop": rules.moving_threshold,
         "reroling": rules.split,
         "pull": rules.pulls and rules.policy is PolicyName.ADAPTIVE,
+        "bandwidth": rules.bandwidth.value,
     }
     roles = [role.value for role in rules.roles] if rules.split else ["both"] * len(HOME)
     home = {name: {"pool": PD_POOL, "role": role} for name, role in zip(HOME, roles, strict=True)}
@@ -453,6 +475,8 @@ def _deployment(rules: Rules) -> Deployment:
         }
         for name, engines in CLUSTERS.items()
     }
+    if rules.second_price is not None:
+        routing["second_price"] = rules.second_price
     if rules.ttft_max_s is not None:
         routing["ttft_max"] = f"{rules.ttft_max_s}s"
     return Deployment.model_validate(
@@ -467,11 +491,14 @@ def _deployment(rules: Rules) -> Deployment:
 
 def _setup(rules: Rules) -> Setup:
     """Without a split no instance only decodes: those that prefill decode as well."""
-    link = LinkSetup(1.0, planned_bits_per_s=PLANNED_BITS_PER_S)
+    links = {
+        name: LinkSetup(1.0, price_per_tb=price, planned_bits_per_s=PLANNED_BITS_PER_S)
+        for name, price in PRICES_PER_TB.items()
+    }
     num_prefill = rules.roles.count(Role.PREFILL) if rules.split else len(HOME)
     return Setup(
         prfaas=tuple(
-            ClusterSetup(name, len(names), COSTS, link, UNLIMITED)
+            ClusterSetup(name, len(names), COSTS, links[name], UNLIMITED)
             for name, names in CLUSTERS.items()
         ),
         num_prefill=num_prefill,
@@ -483,10 +510,11 @@ def _setup(rules: Rules) -> Setup:
         routing=RoutingSetup(
             rules.policy,
             THRESHOLD,
+            rules.bandwidth,
             moving_threshold=rules.moving_threshold,
             admission=rules.ttft_max_s is not None,
         ),
-        placement=PlacementSetup(rules.pulls),
+        placement=PlacementSetup(rules.pulls, second_price=rules.second_price),
         name=PD_POOL,
         cache=UNLIMITED,
         blocks=BlockSetup(BLOCK_TOKENS),

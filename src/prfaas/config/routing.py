@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from prfaas.config.names import FilePathText
 from prfaas.config.quantities import DurationNs, RateBitsPerS, long_enough
 from prfaas.config.table import Table
-from prfaas.core.routing.policies import PolicyName
+from prfaas.core.routing.policies import Bandwidth, PolicyName
 
 
 class RoutingTable(Table):
@@ -40,6 +40,14 @@ class RoutingTable(Table):
     pull: bool = False
     """Let "adaptive" fetch a prefix that a PrfaaS cluster holds, for a prompt that is prefilled at
     home, when that is predicted to be faster than computing it; needs a `plan`."""
+    second_price: Annotated[float, Field(gt=0)] | None = None
+    """Value of a second of a request's time, in the currency of the plan's `price_per_tb`. The
+    price of shipped bytes then counts as time: for "adaptive", pulls, copies and the choice between
+    PrfaaS clusters. Without it bytes are free in decisions. Needs a `plan`."""
+    bandwidth: Annotated[Bandwidth, Field(strict=False)] = Bandwidth.SCARCE
+    """Regime of the rule of "paper": "scarce" compares `offload_threshold` with what the PD pool
+    lacks, "abundant" with what both pools lack, and fetches a longer prefix of the PrfaaS pool for
+    a prompt below it; "abundant" needs a `plan`."""
     ttft_max: DurationNs | None = None
     """Refuse with 429 what is predicted to take longer to its first token; needs a `plan`, and
     predictions that first tokens of streams have proven."""
@@ -72,6 +80,13 @@ class RoutingTable(Table):
         if self.pull and self.effective_policy is not PolicyName.ADAPTIVE:
             raise ValueError(
                 'pull needs a plan and policy = "adaptive": it weighs prefill time against bytes'
+            )
+        if self.second_price is not None and self.plan is None:
+            raise ValueError("second_price needs a plan: it has the price of bytes on each link")
+        is_paper = self.effective_policy is PolicyName.PAPER
+        if self.bandwidth is Bandwidth.ABUNDANT and not (is_paper and self.plan):
+            raise ValueError(
+                'bandwidth = "abundant" needs a plan and policy = "paper", whose rule it is'
             )
         if self.reroling and self.plan is None:
             raise ValueError("reroling needs a plan: it weighs the splits that the plan knows")

@@ -105,11 +105,13 @@ class Driver(DispatcherBooks):
             DispatchSettings(
                 policy=routing.effective_policy,
                 offload_threshold=routing.offload_threshold,
+                bandwidth=routing.bandwidth,
                 moving_threshold=routing.short_term_loop,
                 admission=routing.ttft_max is not None,
                 ttft_max_ns=routing.ttft_max,
                 fairness=fairness(deployment),
                 pulls=routing.pull,
+                second_price=routing.second_price,
                 calibration=calibration or CalibrationSettings(),
             ),
         )
