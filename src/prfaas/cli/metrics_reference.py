@@ -17,15 +17,15 @@ from prfaas.pool.metrics.metrics import PoolMetrics
 
 HEAD = """# Metrics
 
-Prometheus text at `/metrics`: of the gateway at its own port, for operators (see
-[Operating a gateway](operations.md)); of a pool node at its `--admin` address. Base units: seconds,
-bytes, tokens. Every label is bounded by the deployment file or by a fixed set of words. Counters
-end in `_total`; histograms have `_bucket`, `_sum` and `_count`. Nothing tells of prompts, salts or
+Prometheus text at `/metrics`: of the gateway at its own port, for operators (see [Operating a
+gateway](operations.md)); of a pool node at its `--admin` address. Base units: seconds, bytes,
+tokens. Every label is bounded by the deployment file or by a fixed set of words. Counters end in
+`_total`; histograms have `_bucket`, `_sum` and `_count`. Metrics never contain prompts, salts or
 keys.
 
-[`dashboards/grafana.json`](../dashboards/grafana.json) shows them,
-[`dashboards/alerts.yml`](../dashboards/alerts.yml) are rules for Prometheus; both are held to this
-page by a test. Scrape both kinds:
+[`dashboards/grafana.json`](../dashboards/grafana.json) is a dashboard,
+[`dashboards/alerts.yml`](../dashboards/alerts.yml) has alert rules for Prometheus. A test compares
+both with this page. Scrape both kinds of parts:
 
 ```yaml
 rule_files: [alerts.yml]
@@ -37,10 +37,11 @@ scrape_configs:
     static_configs: [{targets: ["127.0.0.1:7180"]}]
 ```
 
-Whatever `prfaas up` runs on a host is in `targets.json` in its `state` directory, with the labels
-`job`, `part` and `cluster`: [`examples/prometheus.yml`](../examples/prometheus.yml) scrapes all of
-it (`file_sd_configs`). The directory is its user's alone; Prometheus runs as the same user, or
-reads a copy. Admin ports of pool nodes are the same at every start ([`admin`](deployment-file.md)).
+All parts that `prfaas up` runs on a host are in `targets.json` in its `state` directory, with the
+labels `job`, `part` and `cluster`: [`examples/prometheus.yml`](../examples/prometheus.yml) scrapes
+all of it (`file_sd_configs`). Only its user can read the directory: run Prometheus as the same
+user, or copy the file. Admin ports of pool nodes are the same at every start
+([`admin`](deployment-file.md)).
 
 An engine's own metrics are vLLM's. This page is written from the code by
 `python -m prfaas.cli.metrics_reference`.
@@ -113,7 +114,7 @@ def reference() -> str:
 
 
 def _table(metrics: list[Described]) -> list[str]:
-    rows = ["| metric | type | labels | what |", "|---|---|---|---|"]
+    rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
     for metric in metrics:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
         name = metric.samples[0] if metric.kind == "counter" else metric.name

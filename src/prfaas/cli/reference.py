@@ -29,7 +29,7 @@ SIGTERM stop them with exit code 0, and so does Ctrl-C for `top` and `ctl decisi
 and `demo` that are stopped during their start, all other commands, and commands ended by a second
 signal exit with 130 or 143.
 
-This page is written from the commands: `python -m prfaas.cli.reference > docs/cli.md`.
+This page is generated from the commands: `python -m prfaas.cli.reference > docs/cli.md`.
 """
 
 

@@ -18,10 +18,10 @@ class LinkTable(Table):
     """`[clusters.CLUSTER.pools.POOL.links.PEER]`: the link over which a pool pushes to PEER."""
 
     budget: Annotated[RateBitsPerS, Field(ge=1_000_000)] | None = None
-    """What it may send, such as "1Gbps": at most 93 % of what the path carries leaves its queues
+    """Limit of its rate, such as "1Gbps": at most 93 % of the capacity of the path keeps queues
     empty."""
     connections: int | None = Field(default=None, ge=1, le=16)
-    """Data connections; without it, as many as rate and round trip ask for."""
+    """Data connections; if absent, computed from rate and round trip."""
 
 
 class PoolTable(Table):
@@ -30,19 +30,19 @@ class PoolTable(Table):
     memory: SizeBytes = 2**30
     """Bytes of KV blocks held in host memory."""
     disk: FilePathText | None = None
-    """Folder for blocks that memory has no room for, on a disk of the host; none without it."""
+    """Folder for blocks evicted from memory, on a disk of the host; none if absent."""
     disk_limit: SizeBytes | None = None
-    """Bytes of files in that folder; has to be given with `disk`."""
+    """Limit of the files in that folder; required with `disk`."""
     listen: HostPort | None = None
-    """Where it accepts links, if `prfaas up` starts it."""
+    """Address for links, if `prfaas up` starts it."""
     admin: HostPort | None = None
-    """Where it serves `/health` and `/metrics`, if `prfaas up` starts it: plain HTTP, for this host
-    alone. Without it a port of 127.0.0.1 from 20000 to 29999 that follows from `state` and the
-    name: the same at every start, while nobody else has it."""
+    """Address of `/health` and `/metrics`, if `prfaas up` starts it: plain HTTP, only for this
+    host. If absent, a port of 127.0.0.1 from 20000 to 29999 derived from `state` and the name: the
+    same at every start if it is free."""
     address: HostPort | None = None
-    """Where it is reached, if it is started elsewhere."""
+    """Address, if it is started elsewhere."""
     links: dict[PartName, LinkTable] = Field(default={})
-    """Settings of links to the pool nodes it pushes to."""
+    """Settings of links to its destination pool nodes."""
 
     _sizes = field_validator("memory", "disk_limit")(holds_a_block)
 
@@ -86,28 +86,30 @@ class EngineTable(Table):
     pool: PartName
     """The pool node on its host."""
     role: Annotated[EngineRole, Field(strict=False)] = EngineRole.BOTH
-    """In a PD cluster: "prefill" computes the prompts that stay at home, "decode" decodes, "both"
-    does both for the same request. All PD engines are "both", or none is; then they share one pool
-    node. With `routing.reroling` it is the role at first."""
+    """In a PD cluster: "prefill" computes local prompts, "decode" decodes, "both" does both for the
+    same request. Either all PD engines are "both", or none is; then they share one pool node. With
+    `routing.reroling` it is the initial role."""
     listen: HostPort | None = None
-    """Where it serves, if `prfaas up` starts it."""
+    """Address, if `prfaas up` starts it."""
     url: Url | None = None
-    """Where it is reached, if it is started elsewhere; https for another site."""
+    """URL, if it is started elsewhere; https for another site."""
     host_memory: SizeBytes = 2**30
     """Memory shared between the engine and its pool node."""
     cpus: str = ""
-    """Cores the engine is bound to, on machines without a GPU: "0" or "0-3"."""
+    """Cores of the engine, on machines without a GPU: "0" or "0-3"."""
     kv_cache_memory: SizeBytes = 2**30
     """Memory for the KV cache, on machines without a GPU."""
     kv_events: Annotated[str, StringConstraints(pattern=ZMQ)] | None = None
-    """Where it publishes what its device memory holds: "ipc://PATH" on this machine, which `prfaas
-    up` has it do, or "tcp://HOST:PORT" of one started elsewhere. The events carry prompts in the
-    clear: keep them inside the cluster."""
+    """Address of the KV events of its device memory: "ipc://PATH" on this machine, set up by
+    `prfaas up`, or "tcp://HOST:PORT" of an engine started elsewhere. The events carry unencrypted
+    prompts: keep them inside the cluster."""
     kv_events_replay: Annotated[str, StringConstraints(pattern=ZMQ)] | None = None
-    """Where it repeats events to who missed some; needs `kv_events`."""
+    """Address of the replay of missed events; needs `kv_events`."""
     sequences_max: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Sequences it runs at once; with several tenants the gateway holds back what is beyond.
-    Without it, `--max-num-seqs` of its `args`, or 256."""
+    """Limit of concurrent sequences; with several tenants further requests wait in the gateway.
+
+    If absent, `--max-num-seqs` of its `args`, or 256.
+    """
     args: list[str] = Field(default=[])
     """Further arguments for the engine."""
     env: dict[str, str] = Field(default={})
@@ -158,19 +160,19 @@ class TimingTable(Table):
     """`[clusters.CLUSTER.timing]`: its engines compute nothing, but take their time."""
 
     plan: FilePathText
-    """Plan file of `prfaas plan` that says how long an instance of the cluster takes."""
+    """Plan file of `prfaas plan` with the times of an instance of the cluster."""
     time_scale: float = Field(default=1.0, gt=0, le=1e6)
-    """Seconds of the wall clock for a second of the plan: 0.1 is ten times as fast."""
+    """Seconds of wall clock per second of the plan: 0.1 is ten times as fast."""
     bytes_scale: float = Field(default=1.0, gt=0, le=1e6)
     """Size of KV blocks, as a share of the model's: 0.01 is a hundredth."""
     block_tokens: int = Field(default=512, ge=16)
     """Tokens of a block."""
     cache_tokens: int = Field(default=1_000_000, ge=1)
-    """Room of each engine's own prefix cache, tokens."""
+    """Size of each engine's prefix cache, tokens."""
     max_model_len: int = Field(default=131_072 + 8_192, ge=1)
     """Longest sequence, tokens."""
     stream_interval: int = Field(default=1, ge=1)
-    """Tokens of a chunk of a stream, after the first."""
+    """Tokens per chunk of a stream, after the first."""
     one_process: bool = False
     """Run all engines of a pool in one process."""
 

@@ -32,19 +32,21 @@ class ModelTable(Table):
     """`[model]`: what is served."""
 
     name: str = Field(min_length=1, max_length=256)
-    """Name that clients ask for."""
+    """Name of the model in requests."""
     path: str = Field(min_length=1)
-    """Checkpoint directory, or a name the engine knows; the gateway needs its tokenizer."""
+    """Checkpoint directory, or a name that the engine resolves; the gateway needs its tokenizer."""
     generate: bool = False
-    """Make the small random-weight hybrid checkpoint at `path` if nothing is there."""
+    """Create the small random-weight hybrid checkpoint at `path` if it does not exist."""
     chat_endpoint: bool = False
-    """Send every chat to the engines' chat endpoint, where vLLM parses reasoning; it is so where an
-    engine started here has `--reasoning-parser` among its `args`."""
+    """Send every chat to the engines' chat endpoint, where vLLM parses reasoning.
+
+    Implied by `--reasoning-parser` in the `args` of an engine started here.
+    """
 
     media_domains: Annotated[list[MediaDomain], Field(max_length=256)] = Field(default=[])
-    """Hosts from which engines may fetch images, audio and video that chats name by URL; "*" for
-    any name outside of private networks. Without any, media come within the request, as "data:"
-    URLs. Engines that are started here get the list as `--allowed-media-domains`."""
+    """Hosts from which engines may fetch images, audio and video by URL; "*" allows any name
+    outside private networks. If empty, only "data:" URLs are accepted. Engines started here get the
+    list as `--allowed-media-domains`."""
 
     @field_validator("name")
     @classmethod
@@ -67,33 +69,33 @@ class GatewayTable(Table):
     """`[gateway]`: the HTTP edge."""
 
     name: PartName = "gateway"
-    """Its name in the certificate that pool nodes and engines ask for."""
+    """Name in the certificate that pool nodes and engines require."""
     listen: HostPort = "127.0.0.1:8000"
-    """Where clients come; port 0 takes a free one."""
+    """Address for clients; port 0 selects a free port."""
     tls: ClientTlsTable | None = None
-    """HTTPS for clients, with `certificate` and `key`. Without it clients speak plain HTTP."""
+    """HTTPS for clients, with `certificate` and `key`. Plain HTTP if absent."""
     replicas: dict[PartName, HostPort] = Field(default={})
-    """Further gateways of this deployment by name, and where clients come. `prfaas gateway FILE
+    """Further gateways of this deployment: name and address for clients. `prfaas gateway FILE
     --name NAME` starts each; all need the same `tenant.salt` in their `state`."""
     body_bytes_max: SizeBytes = 8 * 2**20
-    """Larger request bodies are refused with 413."""
+    """Limit of request bodies; larger ones are refused with 413."""
     request_timeout: DurationNs = 600 * 10**9
-    """A request that takes longer is ended with 504."""
+    """Time limit of a request; longer ones end with 504."""
     drain_timeout: DurationNs = 30 * 10**9
-    """How long requests under way may go on when the gateway is told to stop."""
+    """Time for running requests to complete when the gateway stops."""
     connect_timeout: DurationNs = 2 * 10**9
-    """An engine that does not take a connection in this time counts as absent."""
+    """Time limit of a connection to an engine; a slower engine counts as absent."""
     requests_max: int = Field(default=4096, ge=1, le=1_000_000)
     """Requests in flight, counted by their prompts times `n`; more are refused with 429, and
-    tenants share the places fairly."""
+    tenants share them fairly."""
     operator_keys: KeyHashes = Field(default=[])
-    """Hashes of the keys that open `/metrics`, `/control` and `/kv`, as `prfaas tenant key` prints
-    them. Without any they are open to this machine while `listen` is a loopback address, and to all
-    who reach the gateway while there are no tenants."""
+    """Hashes of the keys for `/metrics`, `/control` and `/kv`, as printed by `prfaas tenant key`.
+    If empty, these endpoints are open to this machine if `listen` is a loopback address, and to all
+    clients if there are no tenants."""
 
     request_fields: RequestFields = Field(default=[])
-    """Fields of request bodies that reach the engines besides those of OpenAI's API and vLLM's for
-    sampling, such as "priority"; others are refused with 400."""
+    """Fields of request bodies that reach the engines in addition to those of OpenAI's API and
+    vLLM's sampling fields, such as "priority"; others are refused with 400."""
 
     @property
     def scheme(self) -> str:
@@ -108,9 +110,10 @@ class SecurityTable(Table):
     """`[security]`: identities."""
 
     identities: FilePathText
-    """Directory with `ca.pem` and a `NAME.pem`, `NAME.key` pair for every part started here."""
+    """Directory with `ca.pem` and a `NAME.pem`, `NAME.key` pair for every part started on this
+    machine."""
     generate: bool = False
-    """Make missing identities, the authority included. For one machine only."""
+    """Create missing identities, the authority included. Only for a single machine."""
 
 
 class Deployment(Table):
@@ -123,7 +126,7 @@ class Deployment(Table):
     tracing: TracingTable | None = None
     supervision: SupervisionTable = SupervisionTable()
     state: FilePathText = Path(".state")
-    """Directory for sockets, logs, the secret that salts come from, and what is generated."""
+    """Directory for sockets, logs, the secret of the salts, and generated files."""
     tenants: dict[PartName, TenantTable] = Field(default={}, max_length=TENANTS_MAX)
     """Who may use it. Without any, everybody who reaches `gateway.listen` may, without a key."""
     clusters: Annotated[dict[PartName, ClusterTable], Field(min_length=1)]

@@ -21,12 +21,13 @@ from prfaas.units import format_seconds, format_size
 
 INTRODUCTION = """# The deployment file
 
-TOML; one format for one machine and for several sites. Sizes and durations are text with a unit:
-"16GiB", "250ms". Relative paths start at the directory `prfaas` is started in. Unknown keys are
-errors. `prfaas check FILE` validates a file, [`examples/laptop.toml`](../examples/laptop.toml) and
-[`examples/two-sites.toml`](../examples/two-sites.toml) are two of them.
+The deployment file is TOML. The same format describes one machine or several sites. Sizes and
+durations are text with a unit: "16GiB", "250ms". Relative paths start at the working directory of
+`prfaas`. Unknown keys are errors. `prfaas check FILE` validates a file. Examples:
+[`examples/laptop.toml`](../examples/laptop.toml),
+[`examples/two-sites.toml`](../examples/two-sites.toml).
 
-This page is written from the types in `src/prfaas/config/`.
+This page is generated from the types in `src/prfaas/config/`.
 """
 TABLES: list[tuple[str, type[Any], tuple[str, ...]]] = [
     ("top level", Deployment, ("state",)),
@@ -67,7 +68,7 @@ def section(
         for name in fields
         if not only or name in only
     ]
-    head = f"## `{title}`\n\n| key | default | what |\n|---|---|---|\n"
+    head = f"## `{title}`\n\n| key | default | meaning |\n|---|---|---|\n"
     return head + "\n".join(rows) + "\n"
 
 

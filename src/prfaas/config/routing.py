@@ -18,44 +18,53 @@ class RoutingTable(Table):
     offload_threshold: int = Field(ge=0)
     """Incremental length, tokens, above which a prompt is prefilled in the PrfaaS cluster."""
     policy: Annotated[PolicyName, Field(strict=False)] | None = None
-    """"local" never offloads, "remote" always does, "paper" compares with `offload_threshold`,
-    "observed" does that and keeps a prompt at home where observed first tokens come clearly sooner
-    there, "adaptive" overrules the threshold where the other path is predicted to be clearly
-    faster. Without it: adaptive if there is a `plan` to predict from, else observed."""
+    """"local" never offloads, "remote" always does, "paper" compares with `offload_threshold`.
+
+    "observed" does the same, but keeps a prompt local if observed TTFTs show that the local
+    path is clearly faster. "adaptive" overrules the threshold if the other path is predicted to
+    be clearly faster. If absent: adaptive with a `plan`, else observed.
+    """
     plan: FilePathText | None = None
-    """Plan file of `prfaas plan` with the instances' profiles, from which paths are predicted; its
-    PrfaaS clusters are found by name, a single one stands for all. "adaptive" needs it."""
+    """Plan file of `prfaas plan` with the instances' profiles, for predictions.
+
+    Its PrfaaS clusters are matched by name; a single one matches all. "adaptive" needs it.
+    """
     short_term_loop: bool = False
-    """Let the threshold of "adaptive" follow queues and links; needs a `plan`."""
+    """Adjust the threshold of "adaptive" to queues and links; needs a `plan`."""
     reroling: bool = False
-    """Let PD engines change between prefill and decode as the load asks for; needs a `plan`, and
-    engines with the role "prefill" or "decode". Of several gateways one may do so."""
+    """Let PD engines change between prefill and decode by load; needs a `plan`, and engines with
+    the role "prefill" or "decode". Enable it on only one of several gateways."""
     reroling_dwell: DurationNs = 300 * 10**9
-    """From the end of one change of roles to the next, at least. The loop's other times are in
-    proportion: a load has to ask for a change for two fifths of it."""
+    """Minimum time between two changes of roles.
+
+    The loop's other times are proportional: the load has to require a change for two fifths of
+    it.
+    """
     replication: Annotated[RateBitsPerS, Field(ge=1_000_000)] | None = None
-    """What copies of hot prefixes may take of each link on average, such as "200Mbps": what home
-    misses again and again and a PrfaaS cluster holds is copied home. Needs a `plan`; without
-    this nothing is copied."""
+    """Mean rate of copies of hot prefixes on each link, such as "200Mbps".
+
+    Prefixes that the PD cluster often misses are copied to it from a PrfaaS cluster. Needs a
+    `plan`; no copies if absent.
+    """
     pull: bool = False
-    """Let "adaptive" fetch a prefix that a PrfaaS cluster holds, for a prompt that is prefilled at
-    home, when that is predicted to be faster than computing it; needs a `plan`."""
+    """Let "adaptive" fetch a prefix from a PrfaaS cluster for a local prefill if that is predicted
+    to be faster than computing it; needs a `plan`."""
     second_price: Annotated[float, Field(gt=0)] | None = None
     """Value of a second of a request's time, in the currency of the plan's `price_per_tb`. The
     price of shipped bytes then counts as time: for "adaptive", pulls, copies and the choice between
-    PrfaaS clusters. Without it bytes are free in decisions. Needs a `plan`."""
+    PrfaaS clusters. If absent, bytes are free in decisions. Needs a `plan`."""
     bandwidth: Annotated[Bandwidth, Field(strict=False)] = Bandwidth.SCARCE
-    """Regime of the rule of "paper": "scarce" compares `offload_threshold` with what the PD pool
-    lacks, "abundant" with what both pools lack, and fetches a longer prefix of the PrfaaS pool for
-    a prompt below it; "abundant" needs a `plan`."""
+    """Regime of the rule of "paper": "scarce" compares `offload_threshold` with the tokens missing
+    from the PD pool, "abundant" with those missing from both pools, and fetches a longer prefix of
+    the PrfaaS pool for a prompt below it; "abundant" needs a `plan`."""
     ttft_max: DurationNs | None = None
-    """Refuse with 429 what is predicted to take longer to its first token; needs a `plan`, and
-    predictions that first tokens of streams have proven."""
+    """Refuse with 429 requests that are predicted to take longer to their first token; needs a
+    `plan`, and predictions that are proven by observed TTFTs."""
     prefill_timeout: DurationNs = 60 * 10**9
-    """A remote prefill that takes longer is given up; the prompt is prefilled locally."""
+    """Time limit of a remote prefill; then the prompt is prefilled locally."""
     transfer_timeout: DurationNs = 10 * 10**9
-    """How long decode waits for blocks after the prefill leg has answered, and a prefill at home
-    for a pulled prefix."""
+    """Time limit of decode for blocks after the end of the prefill leg, and of a local prefill for
+    a pulled prefix."""
 
     _limits = field_validator("ttft_max", "prefill_timeout", "transfer_timeout", "reroling_dwell")(
         long_enough

@@ -30,22 +30,22 @@ class TenantTable(Table):
     """`[tenants.TENANT]`: somebody with keys, blocks and limits of its own."""
 
     keys: Annotated[KeyHashes, Field(min_length=1)]
-    """Hashes of its API keys: "sha256:" and 64 hex digits, as `prfaas tenant key` prints them."""
+    """Hashes of its API keys: "sha256:" and 64 hex digits, as printed by `prfaas tenant key`."""
     weight: float = Field(default=1.0, gt=0, le=1000)
-    """Its share against the others' while there is too little for all."""
+    """Share under overload, relative to other tenants."""
     requests_per_minute: PositiveCount | None = None
-    """Requests it may send; more are refused with 429."""
+    """Limit of requests; more are refused with 429."""
     tokens_per_minute: PositiveCount | None = None
-    """Prompt and output tokens together; once they are used up, requests are refused with 429."""
+    """Limit of prompt and output tokens together; above it, requests are refused with 429."""
     requests_in_flight: PositiveCount | None = None
-    """Requests it may have running at once, counted by their prompts times `n`; more are refused
-    with 429."""
+    """Limit of concurrent requests, counted by their prompts times `n`; more are refused with 429.
+    """
     request_fields: RequestFields = Field(default=[])
-    """Fields that its requests may set besides those of `gateway.request_fields`."""
+    """Fields that its requests may set in addition to `gateway.request_fields`."""
     link_rate: Annotated[RateBitsPerS, Field(ge=8)] | None = None
-    """What its KV blocks may take of all links together, such as "1Gbps", handed over or pulled;
-    above it, prompts are prefilled at home, from what is there. Copies of hot prefixes have a rate
-    of their own, `routing.replication`."""
+    """Limit of its KV traffic on all links together, such as "1Gbps", for hand-offs and pulls;
+    above it, prompts are prefilled locally without pulls. Copies of hot prefixes have a separate
+    rate, `routing.replication`."""
 
 
 def check_keys(tenants: Mapping[str, TenantTable], operator_keys: list[str]) -> None:

@@ -81,7 +81,7 @@ def engine() -> None:
 @_preset("--block-tokens", click.IntRange(16), 512, "Tokens of a KV block.")
 @_preset("--cache-tokens", _COUNT, 1_000_000, "Size of each instance's prefix cache, tokens.")
 @_preset("--max-model-len", _COUNT, 139_264, "Longest sequence, tokens.")
-@_preset("--stream-interval", _COUNT, 1, "Tokens of a chunk of a stream, after the first.")
+@_preset("--stream-interval", _COUNT, 1, "Tokens per chunk of a stream, after the first.")
 @click.option(
     "--kv-events",
     type=EventsType(),

@@ -79,7 +79,7 @@ class Calibration:
 
     @property
     def error_ratio(self) -> float:
-        """Typical factor, at least 1, between a corrected prediction and what was observed."""
+        """Typical factor, at least 1, between a corrected prediction and the observation."""
         return exp(self._log_error / self._weight) if self._weight else 1.0
 
     def is_proven(self, now_ns: int) -> bool:

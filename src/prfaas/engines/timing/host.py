@@ -36,7 +36,7 @@ class HostSettings:
         block_tokens: Tokens of a block.
         cache_tokens: Room of each prefix cache, tokens.
         max_model_len: Longest sequence, tokens.
-        stream_interval: Tokens of a chunk of a stream, after the first.
+        stream_interval: Tokens per chunk of a stream, after the first.
     """
 
     model: str

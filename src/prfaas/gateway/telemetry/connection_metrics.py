@@ -17,7 +17,7 @@ class ConnectionMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._open = Gauge(
             "prfaas_client_connections",
-            "Connections of clients that are open",
+            "Open connections of clients",
             registry=registry,
         )
         self._closed = Counter(

@@ -37,15 +37,15 @@ LINK_GAUGES: Mapping[str, tuple[str, Callable[[Link], float]]] = {
     ),
     "route_link_up": ("1 while routing may use a link", lambda link: link.up),
     "route_link_promised_bytes": (
-        "Bytes of KV cache that open requests and copies were promised over a link",
+        "Bytes of KV cache reserved on a link for open requests and copies",
         lambda link: link.book.promised_bytes,
     ),
     "route_link_goodput_bytes_per_second": (
-        "Rate of a link that decisions are made with; 0 while unknown",
+        "Rate of a link used by decisions; 0 while unknown",
         lambda link: link.book.bits_per_s / 8,
     ),
     "route_link_rtt_seconds": (
-        "Round trip of a link that decisions are made with; NaN while unknown",
+        "Round trip of a link used by decisions; NaN while unknown",
         _rtt_s,
     ),
 }
@@ -54,15 +54,15 @@ LINK_GAUGES: Mapping[str, tuple[str, Callable[[Link], float]]] = {
 PREDICTION_GAUGES: Mapping[str, tuple[str, Callable[[Calibration], float]]] = {
     "prediction_correction_ratio": (
         "Factor by which predictions of a path are corrected; below 0.5 or above 2 the plan's "
-        "profiles are not those of this deployment",
+        "profiles do not match this deployment",
         lambda calibration: calibration.factor,
     ),
     "prediction_error_ratio": (
-        "Typical factor, at least 1, between a corrected prediction and what was observed",
+        "Typical factor, at least 1, between a corrected prediction and the observation",
         lambda calibration: calibration.error_ratio,
     ),
     "prediction_proven": (
-        "1 while a path's predictions are close enough for `ttft_max` to refuse by them",
+        "1 while a path's predictions are accurate enough for `ttft_max`",
         lambda calibration: calibration.is_proven(time.monotonic_ns()),
     ),
 }
@@ -92,11 +92,11 @@ class ControlMetrics:
             registry=registry,
         )
         self._frozen = Gauge(
-            "prfaas_loops_frozen", "1 while the loops stand still", registry=registry
+            "prfaas_loops_frozen", "1 while the loops are frozen", registry=registry
         )
         self._roles = Gauge(
             "prfaas_engine_role",
-            "1 at the role of a PD engine, where engines have roles",
+            "1 at the role of a PD engine, if engines have roles",
             ("engine", "role"),
             registry=registry,
         )

@@ -40,7 +40,7 @@ class EventMetrics:
         )
         self._blocks = Gauge(
             "prfaas_engine_index_blocks",
-            "Blocks an engine's device memory is known to hold",
+            "Known blocks in an engine's device memory",
             ("engine",),
             registry=registry,
         )

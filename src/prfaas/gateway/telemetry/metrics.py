@@ -68,12 +68,12 @@ class Metrics:
         self.connections = ConnectionMetrics(self.registry)
         self.pulls = PullMetrics(self.registry)
         self.identity_ends = identity_gauge("gateway", self.registry)
-        self._requests = self._counter("requests", "Requests by how they ended", "path", "outcome")
+        self._requests = self._counter("requests", "Requests by outcome", "path", "outcome")
         self._decisions = self._counter("route_decisions", "Routing decisions", "path", "reason")
         self._fallbacks = self._counter(
             "fallback",
-            "Offloaded requests that fell back to local compute; stage decode: of all requests, "
-            "those that another engine went on with",
+            "Offloaded requests that fell back to local compute; stage decode: requests that "
+            "another engine continued",
             "stage",
             "reason",
         )
@@ -94,14 +94,21 @@ class Metrics:
             "e2e_request_latency_seconds", "From request to last byte", _LATENCY, "path"
         )
         self._off = self._histogram(
-            "ttft_over_predicted_ratio", "Time to first token by its prediction", _RATIOS, "path"
+            "ttft_over_predicted_ratio",
+            "Time to first token divided by its prediction",
+            _RATIOS,
+            "path",
         )
         self._refused = self._counter(
-            "requests_refused", "Requests that no engine could serve, or not in time", "reason"
+            "requests_refused",
+            "Requests that no engine could serve, or not within the target",
+            "reason",
         )
         self._in_flight = self._gauge("requests_in_flight", "Requests being served")
-        self._connected = self._gauge("pool_connected", "1 while a pool's events come in", "pool")
-        self._blocks = self._gauge("index_blocks", "Blocks a pool is known to hold", "pool")
+        self._connected = self._gauge(
+            "pool_connected", "1 while the event stream of a pool is connected", "pool"
+        )
+        self._blocks = self._gauge("index_blocks", "Known blocks of a pool", "pool")
         self._index = self._gauge("index_state", "1 at the index's state", "pool", "state")
         self._ready = self._gauge("engine_ready", "1 while an engine is ready", "engine")
         self._layout = self._gauge(
@@ -109,14 +116,14 @@ class Metrics:
             "Facts in which an engine's KV layout differs from the PD cluster's; 0 if none does",
             "engine",
         )
-        self._retries = self._counter("retries", "Legs that were run again", "outcome")
+        self._retries = self._counter("retries", "Retried legs", "outcome")
         self._suspects = self._counter(
             "suspect_prompts",
-            "Requests whose prompt an engine died with, by what followed",
+            "Requests on an engine when it died, by outcome",
             "outcome",
         )
         self._rehearsals = self._counter(
-            "rehearsals", "Requests that an engine was asked to take before a prefill", "outcome"
+            "rehearsals", "Rehearsals of requests by the decode engine before a prefill", "outcome"
         )
         self._breaker = self._gauge("breaker_state", "1 at a breaker's state", "target", "state")
 

@@ -16,13 +16,13 @@ class PullMetrics:
         link = ("source", "destination")
         self._pulls = Counter(
             "prfaas_pulls",
-            "Prefixes that requests had fetched, by what came of them",
+            "Pulls of prefixes for requests, by outcome",
             (*link, "outcome"),
             registry=registry,
         )
         self._tokens = Counter(
             "prfaas_pulled_tokens",
-            "Prompt tokens that engines found thanks to a pull",
+            "Prompt tokens that engines loaded after a pull",
             link,
             registry=registry,
         )

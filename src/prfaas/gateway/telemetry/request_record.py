@@ -93,7 +93,7 @@ class Record:
 
     @property
     def ttft_over_predicted(self) -> float | None:
-        """Time to first token by its prediction, where both are of the path that was taken."""
+        """TTFT divided by its prediction, if both are of the path that was taken."""
         predicted_ns = self.decision.predicted_ns if self.decision else None
         if not predicted_ns or self.ttft_ns is None or self.fallback is not None:
             return None

@@ -20,7 +20,7 @@ class TenantMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._requests = self._counter("requests", "Requests by how they ended", "outcome")
+        self._requests = self._counter("requests", "Requests by outcome", "outcome")
         self._rejected = self._counter("rejected", "Requests refused with 429", "reason")
         self._tokens = self._counter("tokens", "Tokens of requests", "kind")
         self._shipped = self._counter("link_bytes", "Bytes that transfers were signed for")
@@ -32,7 +32,7 @@ class TenantMetrics:
         )
         self._held = Gauge(
             "prfaas_tenant_requests_held",
-            "Requests that wait in the gateway until engines have room",
+            "Requests that wait in the gateway for a slot",
             ("tenant",),
             registry=registry,
         )

@@ -13,24 +13,24 @@ LINK_GAUGES = {
     "goodput_bits_per_s": (
         "goodput_bytes_per_second",
         _BYTES,
-        "What a link carries while it has something to send.",
+        "Throughput of a link while it is busy.",
     ),
     "rtt_ns": ("rtt_seconds", _SECONDS, "Round trip of the last ping over a link."),
     "queued_bytes": ("queued_bytes", 1, "Bytes of KV blocks that wait for a connection of a link."),
     "in_flight_bytes": (
         "in_flight_bytes",
         1,
-        "Bytes of KV blocks sent over a link and not known to have arrived.",
+        "Bytes of KV blocks sent over a link and not acknowledged.",
     ),
     "retransmits": (
         "retransmitted_segments",
         1,
-        "Segments sent again since the connections of a link were opened.",
+        "Retransmitted segments since the connections of a link were opened.",
     ),
     "delivery_bits_per_s": (
         "delivery_bytes_per_second",
         _BYTES,
-        "Delivery rate of a link as the kernel sees it.",
+        "Delivery rate of a link, from the kernel.",
     ),
     "window_segments": (
         "window_segments",
@@ -52,27 +52,28 @@ class PoolMetrics:
         self.capacity_bytes = self._gauge("pool_capacity_bytes", "Limit on bytes held.", "tier")
         self.blocks = self._gauge("pool_blocks", "KV blocks held.", "tier")
         self.pinned_blocks = self._gauge(
-            "pool_pinned_blocks", "KV blocks that somebody reads and that are kept for it."
+            "pool_pinned_blocks", "KV blocks that are pinned by readers."
         )
         self.leased_blocks = self._gauge(
-            "pool_leased_blocks", "KV blocks of transfers that nobody has loaded yet."
+            "pool_leased_blocks", "KV blocks of transfers that are not loaded yet."
         )
         self.leased_bytes = self._gauge(
-            "pool_leased_bytes", "Bytes of blocks of transfers that nobody has loaded yet."
+            "pool_leased_bytes", "Bytes of blocks of transfers that are not loaded yet."
         )
         self.loose_bytes = self._gauge(
-            "pool_loose_bytes", "Memory of blocks that come or go: counted and not in the store."
+            "pool_loose_bytes",
+            "Memory of blocks that are being received or dropped, not in the store.",
         )
         self.promised_bytes = self._gauge(
-            "pool_promised_bytes", "What the tickets of open transfers still allow to come."
+            "pool_promised_bytes", "Bytes that the tickets of open transfers still allow."
         )
         self.unfinished_bytes = self._gauge(
-            "link_unfinished_bytes", "Room taken by blocks of which only a part has arrived."
+            "link_unfinished_bytes", "Memory of blocks that have arrived only in part."
         )
         self.open_transfers = self._gauge(
             "open_transfers", "Transfers that have not ended.", "direction"
         )
-        self.disk_up = self._gauge("pool_disk_up", "Whether the disk tier takes blocks.")
+        self.disk_up = self._gauge("pool_disk_up", "1 while the disk tier accepts blocks.")
         self.blocks_spilled = Counter(
             "prfaas_pool_blocks_spilled",
             "Blocks written to the disk tier.",
@@ -85,19 +86,19 @@ class PoolMetrics:
         )
         self.hits = Counter(
             "prfaas_pool_hits",
-            "Blocks that engines loaded, by the tier they lay in.",
+            "Blocks that engines loaded, by storage tier.",
             ["tier"],
             registry=self.registry,
         )
         self.blocks_stored = Counter(
             "prfaas_pool_blocks_stored",
-            "Blocks taken from local engines.",
+            "Blocks stored by local engines.",
             ["group"],
             registry=self.registry,
         )
         self.blocks_loaded = Counter(
             "prfaas_pool_blocks_loaded",
-            "Blocks given to local engines.",
+            "Blocks loaded by local engines.",
             ["group"],
             registry=self.registry,
         )
@@ -113,7 +114,7 @@ class PoolMetrics:
             ["peer", "direction"],
             registry=self.registry,
         )
-        self.link_up = self._gauge("link_up", "Whether a link stands.", "peer")
+        self.link_up = self._gauge("link_up", "1 while a link is connected.", "peer")
         self._link_gauges = {
             field: self._gauge(f"link_{name}", text, "peer")
             for field, (name, _, text) in LINK_GAUGES.items()
@@ -126,13 +127,13 @@ class PoolMetrics:
         )
         self.tickets_refused = Counter(
             "prfaas_tickets_refused",
-            "Transfers refused, or ended, for what their ticket does not allow.",
+            "Transfers refused or ended because of their ticket.",
             ["end", "reason"],
             registry=self.registry,
         )
         self.refused = Counter(
             "prfaas_connections_refused",
-            "Connections closed for what they sent or who they are.",
+            "Connections closed for their identity or their data.",
             ["port"],
             registry=self.registry,
         )

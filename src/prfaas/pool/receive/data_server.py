@@ -115,7 +115,7 @@ class DataPort:
 
     @property
     def unfinished_bytes(self) -> int:
-        """Room taken by blocks of which only a part has arrived."""
+        """Memory of blocks that have arrived only in part."""
         return sum(assembly.unfinished_bytes for _, assembly in self._links.values())
 
     def received(self, peer: str) -> dict[int, int]:

@@ -33,7 +33,7 @@ class Server:
         vocabulary: Its tokenizer.
         model: Name that is served.
         max_model_len: Longest sequence, tokens.
-        stream_interval: Tokens of a chunk of a stream, after the first.
+        stream_interval: Tokens per chunk of a stream, after the first.
     """
 
     def __init__(
