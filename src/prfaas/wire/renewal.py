@@ -31,7 +31,7 @@ def identity_gauge(kind: str, registry: CollectorRegistry) -> Gauge:
     """When the identity of a kind of process ends, in a registry."""
     return Gauge(
         f"prfaas_{kind}_identity_ends_timestamp_seconds",
-        f"When the certificate of this {kind}, or its authority, ends: Unix time",
+        f"End of the certificate of this {kind} or its authority: Unix time",
         registry=registry,
     )
 

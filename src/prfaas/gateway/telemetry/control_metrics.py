@@ -102,7 +102,7 @@ class ControlMetrics:
         )
         self._backlog = Gauge(
             "prfaas_prefill_backlog_seconds",
-            "Prefill work that a cluster was sent and has not ended, in seconds of one engine; "
+            "Unfinished prefill work of a cluster, in seconds of one engine; "
             "without a plan a prompt token counts as 0.1 ms",
             ("cluster",),
             registry=registry,
