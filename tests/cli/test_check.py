@@ -28,7 +28,7 @@ def test_engines_that_do_not_fit_into_shared_memory_are_said_before_they_start(
     # Of the host's memory there is enough; of what containers are given of it to share, not.
     few = os.statvfs_result((4096, 4096, 16, 16, 16, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: few)
-    said = "free: give the engines less, or the machine more (containers: --shm-size)"
+    said = "free: give the engines less, or the machine more (containers: --shm-size; Kubernetes"
     line = one_line(prfaas("up", laptop))
     assert "host_memory of prfaas-engine, pd-engine is " in line
     assert said in line

@@ -26,8 +26,8 @@ from .charts import NAMESPACE, ROOT, Object, matches, of_kind, pod_templates
 IN_THE_IMAGE = "/opt/prfaas/examples"
 HOST_NAME = "external-dns.alpha.kubernetes.io/hostname"
 PROGRAMS = {"prfaas": [sys.executable, "-m", "prfaas"], "python3": [sys.executable]}
-REAL = ("/dev/shm", "/tmp")  # noqa: S108
-"""Folders of a pod for which this machine's own serve."""
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
+"""The folder of a pod for which this machine's own serves."""
 
 
 @dataclass
@@ -161,7 +161,7 @@ class Cluster:
     ) -> Command:
         paths = {IN_THE_IMAGE: str(ROOT / "examples")}
         for mount in container.get("volumeMounts", []):
-            if mount["mountPath"] not in REAL and folders is not None:
+            if mount["mountPath"] != SHARED_MEMORY and folders is not None:
                 source = folders[mount["name"]]
                 if "subPath" in mount:
                     _mount_file(paths, mount, source)
@@ -195,9 +195,9 @@ class Cluster:
             text = text.replace(place, places[place])
         for port, local in pod.ports.items():
             text = re.sub(rf"\b0\.0\.0\.0:{port}\b", f"127.0.0.1:{local}", text)
-        for path in sorted(paths, key=len, reverse=True):
-            text = re.sub(rf"(?<![\w.-]){re.escape(path)}(?![\w-])", paths[path], text)
-        return text
+        # In one pass: what is put in may look like a path of the pod.
+        known = "|".join(map(re.escape, sorted(paths, key=len, reverse=True)))
+        return re.sub(rf"(?<![\w.-])({known})(?![\w-])", lambda found: paths[found[1]], text)
 
     def _volume(self, pod: LocalPod, volume: Object, places: dict[str, str]) -> Path:
         """A folder with what a volume holds."""

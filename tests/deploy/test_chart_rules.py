@@ -55,6 +55,16 @@ def test_pods_may_do_little(role: str, certificates: str, mode: str) -> None:
 
 
 @of_every_cell
+def test_what_a_pool_node_compiles_has_a_folder(role: str, certificates: str, mode: str) -> None:
+    for _, pod in pod_templates(site_of(role, certificates, mode)):
+        for each in containers(pod):
+            if each["name"] == "pool":
+                (folder,) = [e["value"] for e in each["env"] if e["name"] == "NUMBA_CACHE_DIR"]
+                mounts = [m["mountPath"] for m in each["volumeMounts"] if not m.get("readOnly")]
+                assert any(folder.startswith(f"{mount}/") for mount in mounts)
+
+
+@of_every_cell
 def test_what_is_mounted_is_there_and_secrets_are_their_users(
     role: str, certificates: str, mode: str
 ) -> None:

@@ -51,6 +51,9 @@ restartPolicy: Always
 command: [prfaas, pool]
 args:
   {{- include "prfaas.pool.args" . | nindent 2 }}
+env:
+  # Compiled kernels of the codecs, which numba keeps on disk; the program's own folder is read-only.
+  - {name: NUMBA_CACHE_DIR, value: /tmp/numba}
 ports:
   - name: links
     containerPort: {{ $values.pool.port }}

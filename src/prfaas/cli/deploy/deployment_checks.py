@@ -192,7 +192,8 @@ def check_shared_memory(deployment: Deployment) -> None:
         raise ConfigError(
             f"host_memory of {', '.join(sizes)} is {format_size(wanted_bytes)} together, and "
             f"{SHARED_MEMORY}, where it lies, has {format_size(free_bytes)} free: give the engines "
-            "less, or the machine more (containers: --shm-size)"
+            "less, or the machine more (containers: --shm-size; Kubernetes: an emptyDir with "
+            "medium Memory at /dev/shm)"
         )
 
 
@@ -209,8 +210,19 @@ def open_secrets(deployment: Deployment) -> Iterator[str]:
     keys = [identity_in(directory, name).key for name in identity_names(deployment)]
     for path in [directory / "ca.key", *keys, deployment.state / FILE_NAME]:
         try:
-            mode = stat.S_IMODE(path.stat().st_mode)
+            found = path.stat()
         except OSError:
             continue
-        if mode & _OTHERS:
+        mode = stat.S_IMODE(found.st_mode)
+        if mode & _OTHERS and not _is_of_a_pod(found):
             yield f"{path} is a secret, and its mode {mode:o} lets others in: chmod 600 {path}"
+
+
+def _is_of_a_pod(found: os.stat_result) -> bool:
+    """Return True for a file of a Secret as the kubelet mounts it: root's, for the pod's group."""
+    others = stat.S_IMODE(found.st_mode) & _OTHERS
+    return (
+        found.st_uid == 0 != os.getuid()
+        and found.st_gid in os.getgroups()
+        and others == stat.S_IRGRP
+    )

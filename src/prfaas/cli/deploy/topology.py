@@ -7,6 +7,7 @@ import datetime
 import os
 import secrets
 import socket
+import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from prfaas.wire.reissue import renew_due
 Address = tuple[str, int]
 WARM_UP_TOKENS = 64
 ADMIN_TRIES = 20
+SOCKET_BYTES_MAX = 107
+"""`sun_path` of Linux, less the zero at its end."""
 ENGINE_START_TIMEOUT_NS = 30 * 60 * NS_PER_S
 """Loading the weights of a large model takes many minutes."""
 
@@ -144,7 +147,15 @@ def identity_problems(deployment: Deployment) -> Iterator[str]:
         identity = identity_in(security.identities, name)
         files = (identity.authority, identity.certificate, identity.key)
         missing = [path for path in files if not path.exists()]
-        if not missing:
+        closed = [path for path in files if path not in missing and not os.access(path, os.R_OK)]
+        if closed:
+            found = closed[0].stat()
+            yield (
+                f"identity file {closed[0]} can not be read: it is of user {found.st_uid} and "
+                f"group {found.st_gid} with mode {stat.S_IMODE(found.st_mode):o}, and this is user "
+                f"{os.getuid()}; give it to that user (in Kubernetes: fsGroup of the pod)"
+            )
+        elif not missing:
             yield from faults(identity, name, now)
         elif not security.generate:
             yield (
@@ -179,6 +190,24 @@ def check_addresses(deployment: Deployment) -> None:
                 f"{other} and {name} can not both listen on {join_address(address)}; "
                 "name another port for one of them"
             )
+
+
+def check_sockets(deployment: Deployment) -> None:
+    """Check that the sockets of pool nodes started here have paths that the kernel takes.
+
+    Raises:
+        ConfigError: One is too long.
+    """
+    for cluster in deployment.clusters.values():
+        for name, pool in cluster.pools.items():
+            path = pool_socket(deployment, name).absolute()
+            size = len(os.fsencode(path))
+            if not pool.address and size > SOCKET_BYTES_MAX:
+                raise ConfigError(
+                    f"state = {str(deployment.state)!r}: the socket of {name} would be {path}, "
+                    f"{size} bytes, and a socket's path has {SOCKET_BYTES_MAX} at most; name a "
+                    "shorter directory, such as one in /run"
+                )
 
 
 def check_ports(deployment: Deployment) -> None:

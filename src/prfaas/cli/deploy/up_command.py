@@ -25,6 +25,7 @@ from prfaas.cli.deploy.deployment_checks import (
     short_lived,
 )
 from prfaas.cli.deploy.deployment_warnings import doubts
+from prfaas.cli.deploy.pod_traps import pod_traps
 from prfaas.cli.deploy.progress import StartProgress
 from prfaas.cli.deploy.renewals import keep_identities
 from prfaas.cli.deploy.scrape_targets import FILE_NAME, write_targets
@@ -32,6 +33,7 @@ from prfaas.cli.deploy.topology import (
     Topology,
     check_addresses,
     check_ports,
+    check_sockets,
     identity_problems,
     lay_out,
     parts,
@@ -226,6 +228,7 @@ def check_deployment(deployment: Deployment) -> None:
             would fill here does not fit.
     """
     check_addresses(deployment)
+    check_sockets(deployment)
     check_disks(deployment)
     check_client_tls(deployment)
     check_capacity(deployment)
@@ -306,6 +309,7 @@ def _warn(deployment: Deployment) -> None:
         short_lived(deployment),
         client_tls_doubts(deployment),
         doubts(deployment),
+        pod_traps(deployment),
         certain(deployment),
         uncertain(deployment),
         unlisted_args(deployment),
