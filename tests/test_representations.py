@@ -65,3 +65,8 @@ def test_the_record_of_a_request_is_written_in_one_place() -> None:
     ]
 
     assert not elsewhere, "write it by a method of Record that is named after what happened"
+
+
+def test_the_state_of_a_link_is_described_once_for_every_decision() -> None:
+    assert classes_with("backlog_bytes") == {"LinkState"}
+    assert classes_with("link_backlog_bytes") == set()

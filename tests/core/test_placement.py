@@ -8,18 +8,19 @@ from hypothesis import strategies as st
 from prfaas.core.control.replication import CopySettings, HotPrefixes, marks
 from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.routing.decision import RoutingFacts
-from prfaas.core.routing.predictions import PathSignals, no_wait, predict
-from prfaas.core.routing.pull_choice import PullSettings, Road, choose_pull, with_pull
+from prfaas.core.routing.predictions import LinkState, PathSignals, no_wait, predict
+from prfaas.core.routing.pull_choice import PullSettings, choose_pull, with_pull
 from prfaas.units import NS_PER_S
 
 MS = NS_PER_S // 1000
-ROADS = st.builds(
-    Road,
-    st.none() | st.integers(0, 10**10),
-    st.none() | st.sampled_from([0.0, 1e6, 1e9, 1e11]),
+LINKS = st.none() | st.builds(
+    LinkState,
+    st.sampled_from([0.0, 1e6, 1e9, 1e11]),
+    st.integers(0, 10**10),
     st.integers(0, 200 * MS),
-    st.sampled_from([0.0, 0.5, 100.0]),
 )
+WORTHS = st.sampled_from([0.0, 0.5, 100.0])
+"""Of a byte, as time, ns."""
 
 
 def linear_ns(num_tokens: int) -> int:
@@ -31,11 +32,18 @@ def linear_ns(num_tokens: int) -> int:
     here=st.integers(0, 100_000),
     there=st.integers(0, 100_000),
     wait_ns=st.none() | st.integers(0, 100 * NS_PER_S),
-    road=ROADS,
+    link=LINKS,
+    ns_per_byte=WORTHS,
     margin_ns=st.integers(0, NS_PER_S),
 )
 def test_a_pull_is_predicted_to_be_faster_or_it_is_not_made(
-    prompt: int, here: int, there: int, wait_ns: int | None, road: Road, margin_ns: int
+    prompt: int,
+    here: int,
+    there: int,
+    wait_ns: int | None,
+    link: LinkState | None,
+    ns_per_byte: float,
+    margin_ns: int,
 ) -> None:
     here, there = min(here, prompt - 1), min(there, prompt - 1)
     num_bytes = max(there - here, 0) * 20_000
@@ -46,7 +54,8 @@ def test_a_pull_is_predicted_to_be_faster_or_it_is_not_made(
         wait_ns=wait_ns,
         prefill_ns=linear_ns,
         num_bytes=num_bytes,
-        road=road,
+        link=link,
+        ns_per_byte=ns_per_byte,
         settings=PullSettings(0.0, margin_ns),
     )
     if pull is None:
@@ -55,7 +64,7 @@ def test_a_pull_is_predicted_to_be_faster_or_it_is_not_made(
     assert pull.num_tokens == there - here > 0
     recomputed = wait_ns + linear_ns(prompt - here)
     pulled = max(wait_ns, pull.arrival_ns) + linear_ns(prompt - there)
-    assert pulled + num_bytes * road.ns_per_byte + margin_ns < recomputed
+    assert pulled + num_bytes * ns_per_byte + margin_ns < recomputed
 
 
 def test_the_crossover_is_where_the_bytes_take_as_long_as_the_compute() -> None:
@@ -68,7 +77,7 @@ def test_the_crossover_is_where_the_bytes_take_as_long_as_the_compute() -> None:
             wait_ns=0,
             prefill_ns=linear_ns,
             num_bytes=200_000_000,
-            road=Road(0, bits_per_s),
+            link=LinkState(bits_per_s),
             settings=PullSettings(0.0, 0),
         )
         return found is not None
@@ -86,7 +95,7 @@ def test_a_pull_hides_behind_the_queue_and_a_backlog_delays_it() -> None:
             wait_ns=wait_ns,
             prefill_ns=linear_ns,
             num_bytes=200_000_000,
-            road=Road(backlog_bytes, 1e9),
+            link=LinkState(1e9, backlog_bytes),
         )
         return found is not None
 
@@ -98,7 +107,7 @@ def test_a_pull_hides_behind_the_queue_and_a_backlog_delays_it() -> None:
 def test_what_decode_adds_is_in_both_local_predictions() -> None:
     costs = Costs([MS * n for n in range(3)], [MS * n for n in range(3)], [0, 1, 2], 0, 1000)
     facts = RoutingFacts(2000, 0, 1000)
-    local, signals = [], PathSignals(0, 0, 0, 1e9, 0)
+    local, signals = [], PathSignals(0, 0, LinkState(1e9))
     for waits in (no_wait, lambda _after_ns: NS_PER_S):
         plain = predict(facts, signals, costs, waits)
         found = with_pull(plain, facts, signals, costs, 0.0, waits)
@@ -121,9 +130,19 @@ MISSES = st.lists(
 )
 
 
-@given(misses=MISSES, budget=st.integers(0, 5_000), road=ROADS, num_max=st.integers(1, 20))
+@given(
+    misses=MISSES,
+    budget=st.integers(0, 5_000),
+    link=LINKS,
+    worth=WORTHS,
+    num_max=st.integers(1, 20),
+)
 def test_copies_stay_within_the_budget_and_are_worth_their_bytes(
-    misses: list[tuple[int, int, int, int]], budget: int, road: Road, num_max: int
+    misses: list[tuple[int, int, int, int]],
+    budget: int,
+    link: LinkState | None,
+    worth: float,
+    num_max: int,
 ) -> None:
     settings = CopySettings(budget, num_candidates_max=num_max)
     hot, now_ns = HotPrefixes(settings), 0
@@ -133,12 +152,12 @@ def test_copies_stay_within_the_budget_and_are_worth_their_bytes(
         miss(hot, [*range(-num_blocks, -1), key], saved_ns, now_ns)
         saved[key] = max(saved.get(key, 0), saved_ns)
         assert len(hot) <= num_max
-    copies = hot.choose(road, now_ns)
+    copies = hot.choose(link, now_ns, worth)
     assert sum(copy.num_bytes for copy in copies) <= budget
     for copy in copies:
-        assert road.bits_per_s
+        assert link is not None
         uses = sum(key == copy.block_ids[-1] for key, *_ in misses)
-        cost_ns = copy.num_bytes * (8e9 / road.bits_per_s + road.ns_per_byte)
+        cost_ns = copy.num_bytes * (8e9 / link.bits_per_s + worth)
         assert uses >= settings.num_uses_min
         assert uses * saved[copy.block_ids[-1]] > cost_ns
     assert not {copy.block_ids[-1] for copy in copies} & set(hot._demands)
@@ -151,21 +170,21 @@ def miss(hot: HotPrefixes[int], block_ids: list[int], saved_ns: int, now_ns: int
 
 def test_counts_halve_in_a_half_life() -> None:
     settings = CopySettings(10**6, half_life_ns=NS_PER_S)
-    hot, road = HotPrefixes(settings), Road(0, 1e9)
+    hot, link = HotPrefixes(settings), LinkState(1e9)
     for _ in range(3):
         miss(hot, [1], NS_PER_S, 0)
-    assert not hot.choose(road, NS_PER_S)
-    assert [copy.block_ids for copy in hot.choose(road, NS_PER_S // 2)] == [[1]]
+    assert not hot.choose(link, NS_PER_S)
+    assert [copy.block_ids for copy in hot.choose(link, NS_PER_S // 2)] == [[1]]
 
 
 def test_of_prefixes_that_begin_alike_one_is_copied_and_its_beginnings_with_it() -> None:
-    hot, road = HotPrefixes(CopySettings(10**6)), Road(0, 1e9)
+    hot, link = HotPrefixes(CopySettings(10**6)), LinkState(1e9)
     for block_ids, saved_ns in (([1], 1), ([1, 2, 3], 3), ([1, 2, 3, 4], 2), ([1, 9], 1)):
         for _ in range(3):
             miss(hot, block_ids, saved_ns * NS_PER_S, 0)
-    assert [copy.block_ids for copy in hot.choose(road, 0)] == [[1, 2, 3], [1, 9]]
+    assert [copy.block_ids for copy in hot.choose(link, 0)] == [[1, 2, 3], [1, 9]]
     # The longer one is left for the next interval; what lies before it is no demand any more.
-    assert [copy.block_ids for copy in hot.choose(road, 0)] == [[1, 2, 3, 4]]
+    assert [copy.block_ids for copy in hot.choose(link, 0)] == [[1, 2, 3, 4]]
     assert len(hot) == 0
 
 

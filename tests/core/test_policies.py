@@ -14,7 +14,7 @@ from prfaas.core.routing.policies import (
     PolicyName,
     make_policy,
 )
-from prfaas.core.routing.predictions import PathSignals, predict
+from prfaas.core.routing.predictions import LinkState, PathSignals, predict
 from prfaas.units import NS_PER_S
 
 LENGTHS = st.integers(0, 100_000)
@@ -44,9 +44,10 @@ SIGNALS = st.builds(
     PathSignals,
     local_wait_ns=WAITS,
     remote_wait_ns=WAITS,
-    link_backlog_bytes=st.none() | st.integers(0, 10**12),
-    link_bits_per_s=st.none() | st.floats(0, 1e12),
-    rtt_ns=st.integers(0, NS_PER_S),
+    link=st.none()
+    | st.builds(
+        LinkState, st.floats(0, 1e12), st.integers(0, 10**12), rtt_ns=st.integers(0, NS_PER_S)
+    ),
 )
 
 
@@ -68,7 +69,7 @@ class Costs:
 
 
 COSTS = Costs()
-IDLE = PathSignals(0, 0, 0, 1e10, 0)
+IDLE = PathSignals(0, 0, LinkState(1e10))
 
 
 @pytest.mark.parametrize("name", PolicyName)
@@ -151,7 +152,7 @@ def decided(policy: AdaptivePolicy, facts: RoutingFacts, signals: PathSignals) -
 
 def test_adaptive_leaves_a_jammed_link_and_a_jammed_cluster() -> None:
     long, short = RoutingFacts(num_prompt_tokens=30_000), RoutingFacts(num_prompt_tokens=9_000)
-    jammed_link = IDLE._replace(link_backlog_bytes=10**11)
+    jammed_link = IDLE._replace(link=LinkState(1e10, 10**11))
     jammed_home = IDLE._replace(local_wait_ns=60 * NS_PER_S)
     policy = AdaptivePolicy(10_000)
     assert decided(policy, long, IDLE).reason is Reason.ABOVE_THRESHOLD

@@ -17,13 +17,14 @@ from prfaas.config.deployment import Deployment
 from prfaas.core.control.role_loop import Role, RoleLoop, RoleSettings, StageLoad
 from prfaas.core.control.roles import Roles
 from prfaas.core.dispatch.dispatcher import Dispatcher
-from prfaas.core.dispatch.link_load import LinkReport, LinkState
+from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.types import Arrival, Refused, Routed, ThresholdMoved
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.prefix_index import PrefixIndex, Tier
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.routing.policies import Bandwidth, PolicyName
+from prfaas.core.routing.predictions import LinkState
 from prfaas.core.transfer.link_goodput import LinkGoodput
 from prfaas.gateway.loops.role_rebalancing import Reroling
 from prfaas.gateway.routing.change_log import Journal

@@ -11,8 +11,7 @@ from heapq import nsmallest
 from math import exp2
 from typing import Generic, TypeVar
 
-from prfaas.core.routing.predictions import BITS_PER_BYTE
-from prfaas.core.routing.pull_choice import Road
+from prfaas.core.routing.predictions import BITS_PER_BYTE, LinkState
 from prfaas.units import NS_PER_S
 
 NUM_COPIES_MAX = 64
@@ -123,18 +122,26 @@ class HotPrefixes(Generic[BlockId]):
         demand.num_present, demand.num_bytes = num_present, num_bytes
         demand.saved_ns, demand.counted_at_ns = saved_ns, now_ns
 
-    def choose(self, road: Road, now_ns: int) -> list[Copy[BlockId]]:
+    def choose(
+        self, link: LinkState | None, now_ns: int, ns_per_byte: float = 0.0
+    ) -> list[Copy[BlockId]]:
         """What to copy in this interval; what is chosen, and its beginnings, count anew.
 
         A copy is chosen when the expected saving exceeds the time on the link and the worth of
         the bytes, most gain first, within the budget; of prefixes that begin alike one at a time.
         Nothing while the link is not known or has a backlog longer than the budget.
+
+        Args:
+            link: From the pool that has them; None is unknown.
+            now_ns: Time.
+            ns_per_byte: Worth of a byte, as time.
         """
-        backlog = road.backlog_bytes
-        if backlog is None or not road.bits_per_s or backlog > self._settings.budget_bytes:
+        if link is None or not link.bits_per_s or link.backlog_bytes > self._settings.budget_bytes:
             return []
         left, chosen = self._settings.budget_bytes, list[_Demand[BlockId]]()
-        for _, key, demand in sorted(self._worthwhile(road, now_ns), key=lambda entry: entry[:2]):
+        for _, key, demand in sorted(
+            self._worthwhile(link.bits_per_s, now_ns, ns_per_byte), key=lambda entry: entry[:2]
+        ):
             if any(demand.begins(other) for other in chosen):
                 del self._demands[key]
             elif demand.num_bytes <= left and not any(other.begins(demand) for other in chosen):
@@ -146,14 +153,14 @@ class HotPrefixes(Generic[BlockId]):
         return [Copy(d.block_ids[: d.length], d.num_present, d.num_bytes) for d in chosen]
 
     def _worthwhile(
-        self, road: Road, now_ns: int
+        self, bits_per_s: float, now_ns: int, ns_per_byte: float
     ) -> Iterator[tuple[float, BlockId, _Demand[BlockId]]]:
         """Negative gain, name and demand of every prefix that is worth its bytes."""
         for key, demand in self._demands.items():
             uses = demand.uses_at(now_ns, self._settings.half_life_ns)
             saved = uses * demand.saved_ns
-            sent_ns = demand.num_bytes * BITS_PER_BYTE * NS_PER_S / max(road.bits_per_s or 1.0, 1.0)
-            cost = sent_ns + demand.num_bytes * road.ns_per_byte
+            sent_ns = demand.num_bytes * BITS_PER_BYTE * NS_PER_S / max(bits_per_s, 1.0)
+            cost = sent_ns + demand.num_bytes * ns_per_byte
             if uses >= self._settings.num_uses_min and saved > cost:
                 yield cost - saved, key, demand
 

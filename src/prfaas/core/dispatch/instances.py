@@ -30,7 +30,7 @@ class Instance:
 FAR_TOO_MANY = 2**63
 """More requests than any instance decodes."""
 
-Road = Callable[[Instance], tuple[bool, bool]]
+Reach = Callable[[Instance], tuple[bool, bool]]
 """Whether blocks of an instance mean the same where they are wanted, and whether they get there."""
 
 
@@ -73,13 +73,13 @@ class Stage:
         """An instance has one request less to decode."""
         self._num_open[name] -= 1
 
-    def pick(self, arrival: Arrival, now_ns: int, road: Road | None = None) -> Pick:
+    def pick(self, arrival: Arrival, now_ns: int, reach: Reach | None = None) -> Pick:
         """Who takes a prompt.
 
         Args:
             arrival: The request.
             now_ns: Time.
-            road: From an instance to where its blocks are wanted; None when they stay.
+            reach: From an instance to where its blocks are wanted; None when they stay.
         """
         hits, hints, most, most_device = arrival.hits, arrival.hints, 0, 0
         for pool in self.pools:
@@ -93,11 +93,11 @@ class Stage:
         most, num_tokens = max(most, most_device), arrival.num_tokens_to_fit
         first = self.book.first(now_ns)
         if first is not None:
-            candidate = self._candidate(arrival, *first, road)
+            candidate = self._candidate(arrival, *first, reach)
             if is_ideal(candidate, num_tokens, most, most_device):
                 return Pick(candidate, None, (candidate,))
         return pick(
-            self._candidates(arrival, now_ns, road),
+            self._candidates(arrival, now_ns, reach),
             num_tokens,
             hit_tokens_max=most,
             weights=self.weights,
@@ -129,12 +129,12 @@ class Stage:
         return chosen._replace(name=name, wait_ns=wait_ns, hit_tokens=hit, device_tokens=device)
 
     def _candidate(
-        self, arrival: Arrival, name: str, wait_ns: int | None, road: Road | None
+        self, arrival: Arrival, name: str, wait_ns: int | None, reach: Reach | None
     ) -> Candidate:
         instance, hits, hints = self.instances[name], arrival.hits, arrival.hints
         pool = instance.pool
         held, device = hits.get(pool, 0), hits.get(name, 0)
-        agree, link_up = (True, True) if road is None else road(instance)
+        agree, link_up = (True, True) if reach is None else reach(instance)
         return Candidate(
             name,
             name != arrival.avoid,
@@ -148,7 +148,9 @@ class Stage:
             device,
         )
 
-    def _candidates(self, arrival: Arrival, now_ns: int, road: Road | None) -> Iterator[Candidate]:
+    def _candidates(
+        self, arrival: Arrival, now_ns: int, reach: Reach | None
+    ) -> Iterator[Candidate]:
         hits = arrival.hits
         least_open: dict[tuple[str, bytes | None, int, int], int] = {}
         for name, wait_ns in self.book.in_order(now_ns):
@@ -157,6 +159,6 @@ class Stage:
             kind = instance.pool, instance.layout_id, instance.num_tokens_max, hits.get(name, 0)
             if least_open and decodes >= least_open.get(kind, FAR_TOO_MANY):
                 continue
-            yield self._candidate(arrival, name, wait_ns, road)
+            yield self._candidate(arrival, name, wait_ns, reach)
             if name != arrival.avoid and wait_ns is not None:
                 least_open[kind] = decodes

@@ -17,6 +17,7 @@ from __future__ import annotations
 from math import exp
 from typing import NamedTuple
 
+from prfaas.core.routing.predictions import LinkState
 from prfaas.units import NS_PER_S
 
 MEMORY_NS = 25 * NS_PER_S
@@ -41,22 +42,6 @@ class LinkReport(NamedTuple):
     busy_ns: int = 0
     rtt_ns: int = 0
     budget_bits_per_s: float = 0.0
-
-
-class LinkState(NamedTuple):
-    """Signals of a link that decisions are made from.
-
-    Attributes:
-        bits_per_s: Rate at which it carries what it is promised.
-        backlog_bytes: Bytes promised and not sent yet.
-        rtt_ns: Round trip; 0 is unknown.
-        utilisation: Share of the time between the last two reports in which it was busy, in [0, 1].
-    """
-
-    bits_per_s: float
-    backlog_bytes: int
-    rtt_ns: int
-    utilisation: float
 
 
 class LinkBook:

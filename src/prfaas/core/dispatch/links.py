@@ -10,8 +10,7 @@ from prfaas.core.control.threshold_loop import Pressures, ThresholdLoop
 from prfaas.core.dispatch.link_load import LinkBook
 from prfaas.core.dispatch.types import DispatchSettings, ThresholdMoved
 from prfaas.core.routing.policies import AdaptivePolicy, make_policy
-from prfaas.core.routing.predictions import BITS_PER_BYTE, PathSignals
-from prfaas.units import NS_PER_S
+from prfaas.core.routing.predictions import PathSignals
 
 
 class Link:
@@ -47,11 +46,8 @@ class Link:
         now_ns: int,
     ) -> PathSignals:
         """What is known of both paths."""
-        seen = self.book.latest(now_ns)
-        if seen is None:
-            return PathSignals(local_wait_ns, remote_wait_ns)
-        rate, backlog, rtt_ns, _ = seen
-        return PathSignals(local_wait_ns, remote_wait_ns, backlog, rate, rtt_ns, self.book.num_open)
+        link = self.book.latest(now_ns)
+        return PathSignals(local_wait_ns, remote_wait_ns, link, self.book.num_open)
 
     def replan(self, offload_threshold: int) -> None:
         """Start over from another planned threshold, tokens, above 0."""
@@ -74,8 +70,7 @@ class Link:
             return None
         seen, before = self.book.latest(now_ns), self.policy.offload_threshold
         if remote_wait_ns is not None and seen is not None:
-            link_ns = seen.backlog_bytes * BITS_PER_BYTE * NS_PER_S / max(seen.bits_per_s, 1.0)
-            remote_wait_ns = max(remote_wait_ns, round(link_ns))
+            remote_wait_ns = max(remote_wait_ns, round(seen.drain_ns()))
         use = None if seen is None else seen.utilisation
         pressures = Pressures(use, local_wait_ns, remote_wait_ns)
         self.policy.offload_threshold = self._loop.update(now_ns, pressures)

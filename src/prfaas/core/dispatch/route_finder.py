@@ -150,7 +150,7 @@ class RouteFinder:
         destination = at_home.pool if at_home else self._default_pool
         between = self.links.between
 
-        def road(instance: Instance) -> tuple[bool, bool]:
+        def reach(instance: Instance) -> tuple[bool, bool]:
             """A layout that is not known does not disagree: then the link is what is missing."""
             link_up = between(instance.pool, destination).up
             if at_home is None:
@@ -160,7 +160,7 @@ class RouteFinder:
                 return True, False
             return layout == wanted, link_up
 
-        away, barred, candidates = stage.pick(arrival, now_ns, road)
+        away, barred, candidates = stage.pick(arrival, now_ns, reach)
         source = stage.instances[away.name].pool if away else stage.first_pool
         link = self.links.between(source, destination)
         hits, shippable = arrival.hits, arrival.shippable_tokens
@@ -210,11 +210,12 @@ class RouteFinder:
         assert costs is not None  # noqa: S101 (asked before)
         ns_per_byte = settings.ns_per_byte(remote.price_per_tb)
         delay_ns_per_byte = 0.0
-        if settings.policy is PolicyName.ADAPTIVE and signals.link_bits_per_s:
+        link = signals.link
+        if settings.policy is PolicyName.ADAPTIVE and link is not None and link.bits_per_s:
             # In a queue that is busy for a share u of the time, a second of work delays the others
             # by u / (1 - u) seconds in all.
             use = min(utilisation, UTILISATION_MAX)
-            delay_ns_per_byte = BITS_PER_BYTE * NS_PER_S / signals.link_bits_per_s * use / (1 - use)
+            delay_ns_per_byte = BITS_PER_BYTE * NS_PER_S / link.bits_per_s * use / (1 - use)
         if ns_per_byte or delay_ns_per_byte:
             shipped = costs.shipped_bytes(facts.num_prompt_tokens, facts.present_tokens)
             found = found._replace(

@@ -30,23 +30,40 @@ class CostModel(Protocol):
         """Bytes among them that can leave only once prefill has ended."""
 
 
+class LinkState(NamedTuple):
+    """Signals of a link that decisions are made from.
+
+    Attributes:
+        bits_per_s: Rate at which it carries what it is promised.
+        backlog_bytes: Bytes promised and not sent yet.
+        rtt_ns: Round trip; 0 is unknown.
+        utilisation: Share of the time between the last two reports in which it was busy, in [0, 1].
+    """
+
+    bits_per_s: float
+    backlog_bytes: int = 0
+    rtt_ns: int = 0
+    utilisation: float = 0.0
+
+    def drain_ns(self, num_bytes: int = 0) -> float:
+        """Time in which it sends its backlog and `num_bytes` more; of a dead link, centuries."""
+        bits = (self.backlog_bytes + num_bytes) * BITS_PER_BYTE
+        return bits * NS_PER_S / max(self.bits_per_s, 1.0)
+
+
 class PathSignals(NamedTuple):
     """Queues and link as the gateway knows them; None is unknown or too old to be trusted.
 
     Attributes:
         local_wait_ns: Wait for the PD-P instance that is free first.
         remote_wait_ns: The same in the PrfaaS cluster.
-        link_backlog_bytes: Bytes that were promised to the link and have not crossed it.
-        link_bits_per_s: What the link carries.
-        rtt_ns: Round-trip time.
+        link: From the PrfaaS cluster.
         num_transfers: Transfers that were promised to the link and have not ended.
     """
 
     local_wait_ns: int | None = None
     remote_wait_ns: int | None = None
-    link_backlog_bytes: int | None = None
-    link_bits_per_s: float | None = None
-    rtt_ns: int = 0
+    link: LinkState | None = None
     num_transfers: int = 0
 
     @property
@@ -55,10 +72,7 @@ class PathSignals(NamedTuple):
 
         0 when that is unknown, and while the link keeps pace.
         """
-        backlog, rate = self.link_backlog_bytes, self.link_bits_per_s
-        if not backlog or rate is None:
-            return 0.0
-        drain_ns = backlog * BITS_PER_BYTE * NS_PER_S / max(rate, 1.0)
+        drain_ns = 0.0 if self.link is None else self.link.drain_ns()
         return max(0.0, drain_ns - (self.remote_wait_ns or 0))
 
 
@@ -141,9 +155,10 @@ def predict(
 def _remote(
     facts: RoutingFacts, signals: PathSignals, costs: CostModel, computed_ns: int | None
 ) -> int | None:
-    _, wait_ns, backlog, rate, rtt_ns, num_open = signals
-    if wait_ns is None or computed_ns is None or backlog is None or rate is None:
+    _, wait_ns, link, num_open = signals
+    if wait_ns is None or computed_ns is None or link is None:
         return None
+    rate, backlog, rtt_ns, _ = link
     prompt, present = facts.num_prompt_tokens, facts.present_tokens
     ns_per_byte = BITS_PER_BYTE * NS_PER_S / max(rate, 1.0)  # a dead link: centuries, not unknown
     after_compute = computed_ns + costs.tail_bytes(prompt, present) * ns_per_byte

@@ -11,41 +11,13 @@ from dataclasses import dataclass
 
 from prfaas.core.routing.decision import RoutingFacts
 from prfaas.core.routing.predictions import (
-    BITS_PER_BYTE,
     CostModel,
     DecodeWait,
+    LinkState,
     PathSignals,
     Prediction,
     no_wait,
 )
-from prfaas.units import NS_PER_S
-
-
-@dataclass(frozen=True, slots=True)
-class Road:
-    """The link that bytes would take, as the gateway knows it.
-
-    Attributes:
-        backlog_bytes: Promised and not sent; None is unknown.
-        bits_per_s: Goodput; None is unknown.
-        rtt_ns: Round-trip time.
-        ns_per_byte: Worth of a byte on it, as time.
-    """
-
-    backlog_bytes: int | None
-    bits_per_s: float | None
-    rtt_ns: int = 0
-    ns_per_byte: float = 0.0
-
-    def arrival_ns(self, num_bytes: int) -> int | None:
-        """From now until the last of `num_bytes` is there; None when the link is not known.
-
-        One round trip asks for them and brings the last one.
-        """
-        if self.backlog_bytes is None or self.bits_per_s is None:
-            return None
-        seconds = (self.backlog_bytes + num_bytes) * BITS_PER_BYTE / max(self.bits_per_s, 1.0)
-        return round(seconds * NS_PER_S) + self.rtt_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +56,8 @@ def choose_pull(
     wait_ns: int | None,
     prefill_ns: Callable[[int], int],
     num_bytes: int,
-    road: Road,
+    link: LinkState | None,
+    ns_per_byte: float = 0.0,
     settings: PullSettings = PullSettings(),
 ) -> Pull | None:
     """Whether to pull the prefix that another cluster holds, or to recompute it.
@@ -98,21 +71,21 @@ def choose_pull(
         wait_ns: Predicted wait for an instance; None is unknown.
         prefill_ns: Time of a prefill by new tokens.
         num_bytes: KV bytes of the tokens between both.
-        road: From there to here.
+        link: From there to here; None is unknown.
+        ns_per_byte: Worth of a byte on it, as time.
         settings: How much gain it takes.
 
     Returns:
         None to recompute: always when a signal is unknown, and never slower than recomputing.
     """
-    if there_tokens <= here_tokens or wait_ns is None:
+    if there_tokens <= here_tokens or wait_ns is None or link is None:
         return None
-    arrival_ns = road.arrival_ns(num_bytes)
-    if arrival_ns is None:
-        return None
+    # One round trip asks for the bytes and brings the last one.
+    arrival_ns = round(link.drain_ns(num_bytes)) + link.rtt_ns
     recomputed = wait_ns + prefill_ns(num_prompt_tokens - here_tokens)
     pulled = max(wait_ns, arrival_ns) + prefill_ns(num_prompt_tokens - there_tokens)
     margin = max(settings.margin_ns, settings.margin_ratio * recomputed)
-    if pulled + num_bytes * road.ns_per_byte + margin >= recomputed:
+    if pulled + num_bytes * ns_per_byte + margin >= recomputed:
         return None
     return Pull(there_tokens - here_tokens, num_bytes, arrival_ns)
 
@@ -145,7 +118,8 @@ def with_pull(
         wait_ns=signals.local_wait_ns,
         prefill_ns=costs.local_prefill_ns,
         num_bytes=costs.shipped_bytes(there, facts.present_tokens),
-        road=Road(signals.link_backlog_bytes, signals.link_bits_per_s, signals.rtt_ns, ns_per_byte),
+        link=signals.link,
+        ns_per_byte=ns_per_byte,
     )
     if pull is None:
         return found

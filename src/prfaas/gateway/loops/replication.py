@@ -17,7 +17,6 @@ from prfaas.core.dispatch.types import Arrival, Routed
 from prfaas.core.kv.blocks import GroupKind
 from prfaas.core.kv.shipping import shipped_bytes
 from prfaas.core.routing.decision import Path
-from prfaas.core.routing.pull_choice import Road
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.gateway.pools.prefix_fetch import Fetcher, Prefix
 from prfaas.gateway.routing.change_log import Journal, Loop
@@ -140,10 +139,9 @@ class Copier:
             seen = link.book.latest(now_ns)
             if seen is None or not link.up:
                 continue
-            road = Road(seen.backlog_bytes, seen.bits_per_s, seen.rtt_ns)
             begun = [
                 copy
-                for copy in hot.choose(road, now_ns)
+                for copy in hot.choose(seen, now_ns)
                 if self._start(source, destination, copy, link.book, now_ns)
             ]
             if begun:

@@ -52,6 +52,7 @@ def _decision(record: Record) -> JsonObject | None:
 def _option(option: RouteOption) -> JsonObject:
     """A PrfaaS cluster as the decision saw it."""
     signals, found = option.signals, option.prediction
+    link = signals.link
     return {
         "cluster": option.cluster.name,
         "obstacle": option.facts.obstacle.value if option.facts.obstacle else None,
@@ -64,9 +65,9 @@ def _option(option: RouteOption) -> JsonObject:
         "local_wait_ms": ms_of(signals.local_wait_ns),
         "remote_wait_ms": ms_of(signals.remote_wait_ns),
         "decode_wait_ms": ms_of(option.prediction.local_decode_ns),
-        "link_backlog_bytes": signals.link_backlog_bytes,
-        "link_bits_per_s": signals.link_bits_per_s,
-        "rtt_ms": ms_of(signals.rtt_ns),
+        "link_backlog_bytes": link.backlog_bytes if link else None,
+        "link_bits_per_s": link.bits_per_s if link else None,
+        "rtt_ms": ms_of(link.rtt_ns if link else 0),
     }
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from prfaas.core.control.replication import Copy, HotPrefixes, marks
 from prfaas.core.dispatch.types import Routed
-from prfaas.core.routing.pull_choice import Road
 from prfaas.sim.engine.pool_caches import Hit
 from prfaas.sim.system.request import Request
 
@@ -73,19 +72,17 @@ class Copier:
         """One interval has passed: start what is worth it."""
         now_ns = self._sim.clock.now_ns
         for (source, destination), hot in self._hot.items():
-            road = self._road(source, destination)
-            for copy in hot.choose(road, now_ns):
-                self._start(source, destination, copy)
+            link = self._sim.front.link(source, destination)
+            if link.up:
+                worth = self._ns_per_byte(source, destination)
+                for copy in hot.choose(link.book.latest(now_ns), now_ns, worth):
+                    self._start(source, destination, copy)
 
-    def _road(self, source: str, destination: str) -> Road:
-        link, now_ns = self._sim.front.link(source, destination), self._sim.clock.now_ns
-        seen = link.book.latest(now_ns)
-        if seen is None or not link.up:
-            return Road(None, None)
+    def _ns_per_byte(self, source: str, destination: str) -> float:
+        """Worth of a byte on a link, as time."""
         cluster = source if destination == self._home else destination
         price = self._sim.transports[cluster].cluster.link.price_per_tb
-        worth = self._sim.front.settings.ns_per_byte(price)
-        return Road(seen.backlog_bytes, seen.bits_per_s, seen.rtt_ns, worth)
+        return self._sim.front.settings.ns_per_byte(price)
 
     def _start(self, source: str, destination: str, copy: Copy[int]) -> None:
         home = destination == self._home
