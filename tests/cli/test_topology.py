@@ -1,5 +1,6 @@
 """What `prfaas up` tells the parts it starts."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,12 +9,14 @@ import pytest
 
 from prfaas.cli.common.options import PeerCountType, PeerRateType
 from prfaas.cli.deploy.topology import check_addresses, check_ports, lay_out, parts
+from prfaas.cli.parts import pool_command
 from prfaas.cli.parts.engine_command import timing
 from prfaas.cli.parts.gateway_command import gateway
 from prfaas.cli.parts.pool_command import pool
 from prfaas.config.addresses import split_address
 from prfaas.config.load import load_deployment
 from prfaas.errors import ConfigError
+from prfaas.pool.node.settings import PoolSettings
 
 from .running_parts import DEPLOYMENT
 
@@ -29,16 +32,112 @@ pool = "far-pool"
 """
 
 
-def test_a_pool_node_is_told_what_its_link_may_send(tmp_path: Path) -> None:
+@pytest.fixture
+def settings_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], PoolSettings]:
+    """The settings with which `prfaas pool` would run, by its arguments."""
+    taken: list[PoolSettings] = []
+    monkeypatch.setattr(pool_command, "_run", taken.append)
+
+    def run(args: list[str]) -> PoolSettings:
+        pool.main(args, standalone_mode=False)
+        return taken[-1]
+
+    return run
+
+
+SettingsOf = Callable[[list[str]], PoolSettings]
+
+
+def test_a_pool_node_reads_the_deployment_file(tmp_path: Path, settings_of: SettingsOf) -> None:
+    path, where = tmp_path / "deployment.toml", "http://127.0.0.1:4318/v1/traces"
+    path.write_text(f'{DEPLOYMENT}{FAR}[tracing]\nendpoint = "{where}"\n')
+    deployment = load_deployment(path)
+    topology = lay_out(deployment, path)
+    pools, _ = parts(topology)
+    found = {part.name: settings_of(part.command.args[4:]) for part in pools}
+    far, home = found["far-pool"], found["pd-pool"]
+    assert far.link_budgets == {"pd-pool": 930_000_000}
+    assert far.link_connections == {"pd-pool": 5}
+    assert far.peers == {"pd-pool": topology.pools["pd-pool"]}
+    assert (far.sources, home.sources) == (frozenset(), {"far-pool"})
+    assert not home.peers
+    for name, settings in found.items():
+        table = deployment.pools[name]
+        assert settings.listen == topology.pools[name]
+        assert settings.admin == topology.admins[name]
+        assert settings.memory_bytes == table.memory
+        assert settings.drain_ns == table.drain_timeout
+        assert settings.socket_path == deployment.state / f"{name}.sock"
+        assert settings.gateways == {"gateway"}
+        assert settings.tracing == where
+
+
+POOL = '[clusters.pd.pools.pd-pool]\nmemory = "1MiB"\n'
+TWO_SITES = """
+[clusters.pd.pools.pd-pool]
+address = "pd.example.net:7100"
+memory = "3MiB"
+disk = "blocks"
+disk_limit = "5MiB"
+drain_timeout = "2s"
+socket = "{0}/run/pool.sock"
+"""
+
+
+def test_a_pool_node_runs_alone_from_the_file_that_the_gateway_reads(
+    tmp_path: Path, settings_of: SettingsOf
+) -> None:
+    path = tmp_path / "deployment.toml"
+    table = TWO_SITES.format(tmp_path)
+    path.write_text(DEPLOYMENT.replace(POOL, table) + FAR)
+    home = settings_of([str(path), "--name", "pd-pool"])
+    assert home.listen == ("0.0.0.0", 7100)  # noqa: S104
+    assert home.admin == ("127.0.0.1", 7180)
+    assert (home.memory_bytes, home.disk, home.disk_bytes) == (3 << 20, Path("blocks"), 5 << 20)
+    assert home.drain_ns == 2 * 10**9
+    assert home.socket_path == tmp_path / "run" / "pool.sock"
+    assert home.socket_path.parent.is_dir()
+    args = [str(path), "--name", "far-pool", "--listen", "10.0.0.1:7100"]
+    assert settings_of(args).peers == {"pd-pool": ("pd.example.net", 7100)}
+
+
+def test_options_of_a_pool_node_override_the_file(tmp_path: Path, settings_of: SettingsOf) -> None:
+    path = tmp_path / "deployment.toml"
+    path.write_text(DEPLOYMENT.replace(POOL, TWO_SITES.format(tmp_path)) + FAR)
+    args = [str(path), "--name", "far-pool", "--listen", "10.0.0.1:7100", "--memory", "7MiB"]
+    args += ["--peer", "pd-pool=10.0.0.2:7000", "--link-budget", "pd-pool=2Gbps"]
+    args += ["--gateway", "other", "--admin", "127.0.0.1:0", "--socket", f"{tmp_path}/s"]
+    far = settings_of(args)
+    assert far.memory_bytes == 7 << 20
+    assert far.peers == {"pd-pool": ("10.0.0.2", 7000)}
+    assert far.link_budgets == {"pd-pool": 2 * 10**9}
+    assert far.link_connections == {"pd-pool": 5}
+    assert far.gateways == {"other"}
+    assert far.admin == ("127.0.0.1", 0)
+    assert far.socket_path == tmp_path / "s"
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--name", "nobody"], "no pool node of .*, which has pd-pool, far-pool"),
+        (["--name", "pd-pool"], "Missing option '--listen', or its `listen` in"),
+        (
+            ["--name", "far-pool", "--listen", "127.0.0.1:0"],
+            "not known where pd-pool is; say --peer pd-pool=HOST:PORT",
+        ),
+    ],
+)
+def test_a_pool_node_says_what_the_file_lacks(tmp_path: Path, args: list[str], said: str) -> None:
     path = tmp_path / "deployment.toml"
     path.write_text(DEPLOYMENT + FAR)
-    pools, _ = parts(lay_out(load_deployment(path), path))
-    commands = {part.name: part.command.args for part in pools}
-    parser = pool.make_parser(click.Context(pool))
-    told, _, _ = parser.parse_args(commands["far-pool"][4:])
-    assert told["budgets"] == ["pd-pool=930000000bps"]
-    assert told["connections"] == ["pd-pool=5"]
-    assert "--link-budget" not in commands["pd-pool"]
+    with pytest.raises((ConfigError, click.UsageError), match=said):
+        pool.main([str(path), *args], standalone_mode=False)
+
+
+def test_a_pool_node_without_a_file_needs_its_options() -> None:
+    with pytest.raises(click.UsageError, match="Missing option '--listen', or FILE"):
+        pool.main(["--name", "p"], standalone_mode=False)
 
 
 def test_no_two_parts_get_the_same_port(tmp_path: Path) -> None:
@@ -62,19 +161,6 @@ def test_a_port_that_is_found_is_none_that_a_connection_may_get_meanwhile(tmp_pa
     ports += [split_address(url.removeprefix("http://"))[1] for url in topology.engines.values()]
     assert ports
     assert max(ports) < low
-
-
-def test_pool_nodes_send_their_spans_where_the_gateway_does(tmp_path: Path) -> None:
-    path, where = tmp_path / "deployment.toml", "http://127.0.0.1:4318/v1/traces"
-    path.write_text(DEPLOYMENT + FAR)
-    pools, _ = parts(lay_out(load_deployment(path), path))
-    assert not any("--tracing" in part.command.args for part in pools)
-    path.write_text(f'{DEPLOYMENT}{FAR}[tracing]\nendpoint = "{where}"\n')
-    pools, _ = parts(lay_out(load_deployment(path), path))
-    parser = pool.make_parser(click.Context(pool))
-    for part in pools:
-        told, _, _ = parser.parse_args(part.command.args[4:])
-        assert told["tracing"] == where
 
 
 def test_a_collector_that_is_no_url_is_refused(tmp_path: Path) -> None:
@@ -139,7 +225,7 @@ def test_timing_engines_are_told_where_they_publish(tmp_path: Path) -> None:
     assert sum("--kv-events" in told for told in args.values()) == 1
 
 
-def test_pool_nodes_let_every_gateway_in(tmp_path: Path) -> None:
+def test_pool_nodes_let_every_gateway_in(tmp_path: Path, settings_of: SettingsOf) -> None:
     path = tmp_path / "deployment.toml"
     replicas = '[gateway]\nreplicas = { gateway-b = "192.0.2.1:8000" }\n'
     path.write_text(DEPLOYMENT.replace("[gateway]\n", replicas))
@@ -147,10 +233,8 @@ def test_pool_nodes_let_every_gateway_in(tmp_path: Path) -> None:
     check_addresses(deployment)
     check_ports(deployment)
     pools, _ = parts(lay_out(deployment, path))
-    parser = pool.make_parser(click.Context(pool))
     for part in pools:
-        told, _, _ = parser.parse_args(part.command.args[4:])
-        assert told["gateways"] == ["gateway", "gateway-b"]
+        assert settings_of(part.command.args[4:]).gateways == {"gateway", "gateway-b"}
 
 
 def test_a_gateway_runs_under_a_name_of_the_file(tmp_path: Path) -> None:

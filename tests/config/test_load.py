@@ -205,11 +205,6 @@ WRONG: list[tuple[Change, str, str]] = [
         "`url`",
     ),
     (
-        lambda t: t["clusters"]["home"]["pools"]["home-pool"].update(address="10.0.0.1:7100"),
-        "clusters.home.pools.home-pool",
-        "`address`",
-    ),
-    (
         lambda t: t["clusters"]["home"]["engines"]["home-engine"].update(url="ftp://there"),
         "clusters.home.engines.home-engine.url",
         "ftp://there",

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from prfaas.config.engine_args import SEQUENCES, check_parallelism, size_of
 from prfaas.config.names import ZMQ, FilePathText, HostPort, PartName, Url
-from prfaas.config.quantities import RateBitsPerS, SizeBytes, holds_a_block
+from prfaas.config.quantities import DurationNs, RateBitsPerS, SizeBytes, holds_a_block
 from prfaas.config.table import Table
 
 
@@ -34,13 +34,19 @@ class PoolTable(Table):
     disk_limit: SizeBytes | None = None
     """Limit of the files in that folder; required with `disk`."""
     listen: HostPort | None = None
-    """Address for links, if `prfaas up` starts it."""
+    """Address for links. If absent, a free local port under `prfaas up`, and the port of `address`
+    on every interface under `prfaas pool`."""
     admin: HostPort | None = None
-    """Address of `/health` and `/metrics`, if `prfaas up` starts it: plain HTTP, only for this
-    host. If absent, a port of 127.0.0.1 from 20000 to 29999 derived from `state` and the name: the
-    same at every start if it is free."""
+    """Address of `/health` and `/metrics`: plain HTTP, only for this host. If absent,
+    127.0.0.1:7180 under `prfaas pool`, and under `prfaas up` a port of 127.0.0.1 from 20000 to
+    29999 derived from `state` and the name: the same at every start if it is free."""
     address: HostPort | None = None
-    """Address, if it is started elsewhere."""
+    """Address for other hosts, if `prfaas pool` starts it on its own host; `prfaas up` then does
+    not start it."""
+    socket: FilePathText | None = None
+    """Unix socket for the engines of its host; NAME.sock in `state` if absent."""
+    drain_timeout: DurationNs = 10 * 10**9
+    """Time limit for open transfers when the pool node stops."""
     links: dict[PartName, LinkTable] = Field(default={})
     """Settings of links to its destination pool nodes."""
 
@@ -57,14 +63,6 @@ class PoolTable(Table):
     def _disk_has_a_limit(self) -> PoolTable:
         if (self.disk is None) != (self.disk_limit is None):
             raise ValueError("give `disk` and `disk_limit` together, or neither")
-        return self
-
-    @model_validator(mode="after")
-    def _one_place(self) -> PoolTable:
-        if (self.listen or self.admin) and self.address:
-            raise ValueError(
-                "give `listen` and `admin` (started here) or `address` (started elsewhere)"
-            )
         return self
 
 

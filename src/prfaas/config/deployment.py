@@ -2,7 +2,7 @@
 
 One format serves a laptop and two sites. A part that `prfaas up` starts has a `listen` address (or
 none, then a free loopback port is taken); a part that runs elsewhere has the `url` or `address` at
-which it is reached.
+which it is reached. `prfaas gateway` and `prfaas pool` run one part of the same file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from prfaas.config.clusters import ClusterRole, ClusterTable, check_roles
+from prfaas.config.clusters import ClusterRole, ClusterTable, PoolTable, check_roles
 from prfaas.config.names import FilePathText, HostPort, PartName
 from prfaas.config.quantities import DurationNs, SizeBytes, at_least, long_enough
 from prfaas.config.routing import RoutingTable
@@ -208,6 +208,16 @@ class Deployment(Table):
         ]
         parses = any(arg.partition("=")[0] == "--reasoning-parser" for arg in args)
         return self.model.chat_endpoint or parses
+
+    def pool_socket(self, pool: str) -> Path:
+        """Unix socket of a pool node, for the engines of its host."""
+        return self.pools[pool].socket or self.state / f"{pool}.sock"
+
+    @property
+    def pools(self) -> dict[str, PoolTable]:
+        """Pool nodes of all clusters by name."""
+        clusters = self.clusters.values()
+        return {name: pool for cluster in clusters for name, pool in cluster.pools.items()}
 
     def with_role(self, role: ClusterRole) -> list[ClusterTable]:
         """All clusters of a role."""

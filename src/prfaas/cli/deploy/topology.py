@@ -17,7 +17,7 @@ from prfaas.cli.host.admin_ports import admin_port
 from prfaas.cli.host.free_ports import free_ports
 from prfaas.cli.host.processes import STOP_S, Part
 from prfaas.config.addresses import join_address, split_address
-from prfaas.config.clusters import ClusterRole, ClusterTable, LinkTable
+from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
 from prfaas.engines.launch import (
     Command,
@@ -223,8 +223,9 @@ def check_ports(deployment: Deployment) -> None:
 def _listens(deployment: Deployment) -> list[tuple[str, Address]]:
     listens = [(deployment.gateway.name, deployment.gateway.listen)]
     for cluster in deployment.clusters.values():
-        listens += [(name, pool.listen or "") for name, pool in cluster.pools.items()]
-        listens += [(f"admin of {name}", pool.admin or "") for name, pool in cluster.pools.items()]
+        here = [(name, pool) for name, pool in cluster.pools.items() if not pool.address]
+        listens += [(name, pool.listen or "") for name, pool in here]
+        listens += [(f"admin of {name}", pool.admin or "") for name, pool in here]
         listens += [(name, engine.listen or "") for name, engine in cluster.engines.items()]
     return [(name, split_address(listen)) for name, listen in listens if listen]
 
@@ -232,25 +233,13 @@ def _listens(deployment: Deployment) -> list[tuple[str, Address]]:
 def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
     deployment = topology.deployment
     admin = join_address(topology.admins[name])
-    table = cluster.pools[name]
-    args = [sys.executable, "-m", "prfaas", "pool", "--name", name]
+    args = [sys.executable, "-m", "prfaas", "pool", str(topology.file), "--name", name]
+    if topology.overlay is not None:
+        args += ["--with", str(topology.overlay)]
     args += ["--listen", join_address(topology.pools[name]), "--admin", admin]
-    args += ["--memory", f"{table.memory}B"]
-    if table.disk is not None:
-        args += ["--disk", str(table.disk), "--disk-limit", f"{table.disk_limit}B"]
-    args += ["--socket", str(pool_socket(deployment, name))]
-    args += ["--identities", str(deployment.security.identities)]
-    for gateway in deployment.gateways:
-        args += ["--gateway", gateway]
-    if deployment.tracing is not None:
-        args += ["--tracing", deployment.tracing.endpoint]
     if cluster.role is ClusterRole.PRFAAS:
-        for peer in _pool_names(deployment, ClusterRole.PD):
+        for peer in (name for each in deployment.with_role(ClusterRole.PD) for name in each.pools):
             args += ["--peer", f"{peer}={join_address(topology.pools[peer])}"]
-            args += _link_args(peer, table.links.get(peer, LinkTable()))
-    else:
-        for source in _pool_names(deployment, ClusterRole.PRFAAS):
-            args += ["--source", source]
     return Part(
         name=name,
         kind="pool node",
@@ -258,12 +247,8 @@ def _pool_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
         health_url=f"http://{admin}/health",
         log=_log(deployment, name),
         places={name: join_address(topology.pools[name])},
+        stop_s=cluster.pools[name].drain_timeout / NS_PER_S + STOP_S,
     )
-
-
-def _link_args(peer: str, link: LinkTable) -> list[str]:
-    args = ["--link-budget", f"{peer}={link.budget}bps"] if link.budget else []
-    return args + (["--link-connections", f"{peer}={link.connections}"] if link.connections else [])
 
 
 def _engine_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
@@ -277,7 +262,7 @@ def _engine_part(topology: Topology, cluster: ClusterTable, name: str) -> Part:
             engine,
             deployment.model,
             split_address(url.removeprefix("http://")),
-            pool_socket(deployment, engine.pool),
+            deployment.pool_socket(engine.pool),
             topology.run,
         ),
         health_url=f"{url}/health",
@@ -318,7 +303,7 @@ def _timing_part(topology: Topology, cluster_name: str, names: list[str]) -> Par
             (cluster_name, cluster),
             deployment.model,
             {name: split_address(url.removeprefix("http://")) for name, url in urls.items()},
-            pool_socket(deployment, cluster.engines[first].pool),
+            deployment.pool_socket(cluster.engines[first].pool),
         ),
         health_url=f"{urls[names[-1]]}/health",
         log=_log(deployment, first),
@@ -359,17 +344,8 @@ def _is_all_here(topology: Topology) -> bool:
     )
 
 
-def pool_socket(deployment: Deployment, pool: str) -> Path:
-    """Unix socket of a pool node started here."""
-    return deployment.state / f"{pool}.sock"
-
-
 def _log(deployment: Deployment, name: str) -> Path:
     return deployment.state / "logs" / f"{name}.log"
-
-
-def _pool_names(deployment: Deployment, role: ClusterRole) -> list[str]:
-    return [name for cluster in deployment.with_role(role) for name in cluster.pools]
 
 
 def _admin_address(

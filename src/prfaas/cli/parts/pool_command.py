@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from prfaas.cli.common.options import AddressType, PeerCountType, PeerRateType, PeerType, logs
 from prfaas.cli.common.signals import raise_first, run_until_stopped
+from prfaas.cli.parts.pool_settings import ADMIN, settings_in
 from prfaas.errors import ConfigError
-from prfaas.units import parse_size
-from prfaas.wire.identity import identity_in
+from prfaas.units import NS_PER_S, parse_size
 
-POOL_DRAIN_S = 10.0
-"""How long transfers under way may go on when a pool node stops."""
-BUDGET_HELP = "Limit of the rate to a peer, such as pd-pool=1Gbps; if absent, the path's rate."
+if TYPE_CHECKING:
+    from prfaas.pool.node.settings import PoolSettings
+
+Address = tuple[str, int]
+MEMORY_BYTES = 2**30
+REQUIRED = {"listen": "--listen", "socket_path": "--socket", "identity": "--identities"}
 
 
 @click.command()
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--with", "overlay", type=click.Path(path_type=Path), help="Settings over FILE's.")
 @click.option("--name", required=True, help="Name in the deployment file and the certificate.")
-@click.option("--listen", type=AddressType(), required=True, help="Address for pools and gateways.")
-@click.option("--memory", default="1GiB", show_default=True, help="Limit of KV blocks in memory.")
+@click.option("--listen", type=AddressType(), help="Address for pools and gateways.")
+@click.option("--memory", help="Limit of KV blocks in memory; 1GiB without FILE.")
 @click.option(
     "--disk",
     type=click.Path(path_type=Path),
@@ -32,24 +39,29 @@ BUDGET_HELP = "Limit of the rate to a peer, such as pd-pool=1Gbps; if absent, th
     "--socket",
     "socket_path",
     type=click.Path(path_type=Path),
-    required=True,
     help="Unix socket for the engines of this host.",
 )
 @click.option(
     "--admin",
     type=AddressType(),
-    default="127.0.0.1:7180",
-    show_default=True,
-    help="Address of /health and /metrics, plain HTTP; use a local address.",
+    help="Address of /health and /metrics, plain HTTP; use a local address. 127.0.0.1:7180 unless "
+    "FILE has another.",
 )
 @click.option(
     "--identities",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    required=True,
     help="Directory with ca.pem, NAME.pem and NAME.key.",
 )
-@click.option("--peer", "peers", type=PeerType(), multiple=True, help="A pool to push to.")
-@click.option("--link-budget", "budgets", type=PeerRateType(), multiple=True, help=BUDGET_HELP)
+@click.option(
+    "--peer", "peers", type=PeerType(), multiple=True, help="A pool to push to, and its address."
+)
+@click.option(
+    "--link-budget",
+    "budgets",
+    type=PeerRateType(),
+    multiple=True,
+    help="Limit of the rate to a peer, such as pd-pool=1Gbps; if absent, the path's rate.",
+)
 @click.option(
     "--link-connections",
     "connections",
@@ -72,15 +84,17 @@ BUDGET_HELP = "Limit of the rate to a peer, such as pd-pool=1Gbps; if absent, th
 @logs
 def pool(
     *,
+    file: Path | None,
+    overlay: Path | None,
     name: str,
-    listen: tuple[str, int],
-    memory: str,
+    listen: Address | None,
+    memory: str | None,
     disk: Path | None,
     disk_limit: str | None,
-    socket_path: Path,
-    admin: tuple[str, int],
-    identities: Path,
-    peers: tuple[tuple[str, tuple[str, int]], ...],
+    socket_path: Path | None,
+    admin: Address | None,
+    identities: Path | None,
+    peers: tuple[tuple[str, Address], ...],
     budgets: tuple[tuple[str, int], ...],
     connections: tuple[tuple[str, int], ...],
     sources: tuple[str, ...],
@@ -89,45 +103,84 @@ def pool(
 ) -> None:
     """Run one pool node: the store of KV blocks of a host's engines.
 
+    FILE is the deployment file that `prfaas gateway` reads. The pool node takes the settings of the
+    pool NAME in it; options override them. Without FILE, --listen, --socket and --identities are
+    required.
+
     \b
     Examples:
-      prfaas pool --name prfaas-pool --listen 0.0.0.0:7100 --memory 64GiB \\
-          --socket /run/prfaas/pool.sock --identities /etc/prfaas \\
-          --peer pd-pool=pd.example.net:7100 --link-budget pd-pool=9Gbps --gateway gateway
+      prfaas pool examples/two-sites.toml --name prfaas-pool
       prfaas pool --name pd-pool --listen 0.0.0.0:7100 --memory 64GiB \\
           --socket /run/prfaas/pool.sock --identities /etc/prfaas \\
           --source prfaas-pool --gateway gateway
     """
-    from prfaas.pool.node.node import PoolNode
+    from prfaas.config.load import load_deployment
     from prfaas.pool.node.settings import PoolSettings
-    from prfaas.wire.renewal import Renewal
+    from prfaas.wire.identity import identity_in
 
     if (disk is None) != (disk_limit is None):
         raise ConfigError("--disk and --disk-limit have to be given together")
-    for peer in [*dict(budgets), *dict(connections)]:
-        if peer not in dict(peers):
-            raise ConfigError(f"there is no --peer {peer} for which a link could have settings")
     if tracing is not None and not tracing.startswith(("http://", "https://")):
         raise ConfigError(f"--tracing {tracing!r} is no http:// or https:// URL of a collector")
-    settings = PoolSettings(
-        name=name,
-        memory_bytes=parse_size(memory),
-        disk=disk,
-        disk_bytes=parse_size(disk_limit) if disk_limit else 0,
-        listen=listen,
-        socket_path=socket_path,
-        admin=admin,
-        identity=identity_in(identities, name),
-        peers=dict(peers),
-        link_budgets=dict(budgets),
-        link_connections=dict(connections),
-        sources=frozenset(sources),
-        gateways=frozenset(gateways),
-        tracing=tracing,
-    )
+    if overlay is not None and file is None:
+        raise click.UsageError("--with needs FILE.")
+    if file is None:
+        found: dict[str, Any] = {"memory_bytes": MEMORY_BYTES, "admin": ADMIN, "peers": {}}
+        found |= {"link_budgets": {}, "link_connections": {}}
+        found |= {"sources": frozenset(), "gateways": frozenset()}
+    else:
+        found = settings_in(load_deployment(file, overlay), name, file)
+    found["peers"] |= dict(peers)
+    found["link_budgets"] |= dict(budgets)
+    found["link_connections"] |= dict(connections)
+    given = {
+        "listen": listen,
+        "memory_bytes": parse_size(memory) if memory is not None else None,
+        "disk": disk,
+        "disk_bytes": parse_size(disk_limit) if disk_limit is not None else None,
+        "socket_path": socket_path,
+        "admin": admin,
+        "identity": identity_in(identities, name) if identities else None,
+        "sources": frozenset(sources) or None,
+        "gateways": frozenset(gateways) or None,
+        "tracing": tracing,
+    }
+    found |= {key: value for key, value in given.items() if value is not None}
+    _check(found, file)
+    if file is not None:
+        with contextlib.suppress(OSError):  # The pool node says why it can not make its socket.
+            found["socket_path"].parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _run(PoolSettings(name=name, **found))
+
+
+def _check(found: dict[str, Any], file: Path | None) -> None:
+    """See that a pool node has all it needs.
+
+    Raises:
+        ConfigError: Something is neither in the file nor among the options.
+    """
+    for key, option in REQUIRED.items():
+        if key not in found:
+            where = f"its `{key}` in {file}" if file else "FILE, the deployment file"
+            raise click.UsageError(f"Missing option '{option}', or {where}.")
+    peers = found["peers"]
+    for peer, address in peers.items():
+        if address is None:
+            raise ConfigError(
+                f"it is not known where {peer} is; say --peer {peer}=HOST:PORT, give it an "
+                "`address` in the file, or use `prfaas up`"
+            )
+    for peer in [*found["link_budgets"], *found["link_connections"]]:
+        if peer not in peers:
+            raise ConfigError(f"there is no --peer {peer} for which a link could have settings")
+
+
+def _run(settings: PoolSettings) -> None:
+    from prfaas.pool.node.node import PoolNode
+    from prfaas.wire.renewal import Renewal
 
     async def serve(stop: asyncio.Event) -> None:
-        node = PoolNode(settings)
+        node, name = PoolNode(settings), settings.name
         Renewal(settings.identity, name, node.renew_identity, node.metrics.identity_ends).watch()
         running = asyncio.create_task(node.run())
         stopped = asyncio.create_task(stop.wait())
@@ -136,7 +189,7 @@ def pool(
         if running.done():
             raise_first(running)
         try:
-            await node.drain(POOL_DRAIN_S)
+            await node.drain(settings.drain_ns / NS_PER_S)
         finally:
             running.cancel()
             await asyncio.wait({running})

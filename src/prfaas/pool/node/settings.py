@@ -10,6 +10,8 @@ from prfaas.wire.identity import Identity
 LINK_GRACE_NS = 3 * 10**9
 """Longer than it takes to connect anew; decode waits that long at most for a link that broke."""
 
+DRAIN_NS = 10 * 10**9
+
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
@@ -32,6 +34,7 @@ class PoolSettings:
         link_connections: Data connections of the link to a peer, by its name; others adapt.
         link_grace_ns: How long transfers wait for a link that broke.
         tracing: Collector that takes spans of transfers, as OTLP over HTTP; None sends none.
+        drain_ns: How long transfers under way may go on when the node stops.
     """
 
     name: str
@@ -49,3 +52,4 @@ class PoolSettings:
     link_connections: dict[str, int] = field(default_factory=dict)
     link_grace_ns: int = LINK_GRACE_NS
     tracing: str | None = None
+    drain_ns: int = DRAIN_NS

@@ -1,0 +1,63 @@
+"""Settings of a pool node from the deployment file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prfaas.config.addresses import split_address
+from prfaas.config.clusters import ClusterRole, PoolTable
+from prfaas.config.deployment import Deployment
+from prfaas.errors import ConfigError
+from prfaas.wire.identity import identity_in
+
+ADMIN = ("127.0.0.1", 7180)
+ANY_INTERFACE = "0.0.0.0"  # noqa: S104 (only peers with an identity get past TLS)
+
+
+def settings_in(deployment: Deployment, name: str, file: Path) -> dict[str, Any]:
+    """Fields of `PoolSettings` that a deployment file gives.
+
+    `peers` has None for a pool whose address is not in the file; `listen` is missing where the file
+    has neither `listen` nor `address`.
+
+    Raises:
+        ConfigError: There is no pool node of that name.
+    """
+    cluster = next((c for c in deployment.clusters.values() if name in c.pools), None)
+    if cluster is None:
+        known = ", ".join(deployment.pools)
+        raise ConfigError(f"--name {name} is no pool node of {file}, which has {known}")
+    table = cluster.pools[name]
+    pushes = cluster.role is ClusterRole.PRFAAS
+    others = deployment.with_role(ClusterRole.PD if pushes else ClusterRole.PRFAAS)
+    far = {name: pool for other in others for name, pool in other.pools.items()}
+    links = table.links.items()
+    found: dict[str, Any] = {
+        "memory_bytes": table.memory,
+        "disk": table.disk,
+        "disk_bytes": table.disk_limit or 0,
+        "socket_path": deployment.pool_socket(name),
+        "admin": split_address(table.admin) if table.admin else ADMIN,
+        "identity": identity_in(deployment.security.identities, name),
+        "peers": _addresses(far) if pushes else {},
+        "sources": frozenset() if pushes else frozenset(far),
+        "gateways": frozenset(deployment.gateways),
+        "link_budgets": {peer: link.budget for peer, link in links if link.budget},
+        "link_connections": {peer: link.connections for peer, link in links if link.connections},
+        "tracing": deployment.tracing.endpoint if deployment.tracing else None,
+        "drain_ns": table.drain_timeout,
+    }
+    if table.listen or table.address:
+        found["listen"] = split_address(table.listen or _any_interface(table.address or ""))
+    return found
+
+
+def _addresses(pools: dict[str, PoolTable]) -> dict[str, tuple[str, int] | None]:
+    return {
+        name: split_address(pool.address) if pool.address else None for name, pool in pools.items()
+    }
+
+
+def _any_interface(address: str) -> str:
+    return f"{ANY_INTERFACE}:{split_address(address)[1]}"
