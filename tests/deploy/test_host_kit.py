@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from prfaas.cli.parts.gateway_command import gateway
-from prfaas.cli.parts.pool_command import POOL_DRAIN_S, pool
+from prfaas.cli.parts.pool_command import pool
 from prfaas.config.deployment import GatewayTable
+from prfaas.pool.node.settings import DRAIN_NS
 from prfaas.units import NS_PER_S
 
 from .charts import ROOT
@@ -78,7 +79,7 @@ def test_stopping_fits_draining() -> None:
     units = {file.stem: Unit(file)["Service"] for file in UNITS}
     drain_s = GatewayTable().drain_timeout / NS_PER_S
     assert int(units["prfaas-gateway"]["TimeoutStopSec"]) >= drain_s + 10
-    assert int(units["prfaas-pool"]["TimeoutStopSec"]) >= POOL_DRAIN_S + 10
+    assert int(units["prfaas-pool"]["TimeoutStopSec"]) >= DRAIN_NS / NS_PER_S + 10
 
 
 def test_the_command_lines_of_units_and_page_are_understood(tmp_path: Path) -> None:

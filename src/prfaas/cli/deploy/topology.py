@@ -200,7 +200,7 @@ def check_sockets(deployment: Deployment) -> None:
     """
     for cluster in deployment.clusters.values():
         for name, pool in cluster.pools.items():
-            path = pool_socket(deployment, name).absolute()
+            path = deployment.pool_socket(name).absolute()
             size = len(os.fsencode(path))
             if not pool.address and size > SOCKET_BYTES_MAX:
                 raise ConfigError(
