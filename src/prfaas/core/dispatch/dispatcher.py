@@ -25,7 +25,6 @@ from prfaas.core.dispatch.route_options import Considered, RouteOption
 from prfaas.core.dispatch.types import (
     Arrival,
     DispatchSettings,
-    Foreseen,
     HomeCluster,
     Refusal,
     Refused,
@@ -157,7 +156,7 @@ class Dispatcher:
         option = considered.best
         decision = self._decide(option, now_ns)
         path = decision.path
-        if option.home is None and (path is Path.LOCAL or self.requests.decode_book is None):
+        if self._is_unserved(option, path):
             return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
         if not again:
             if self._settings.admission:
@@ -171,16 +170,19 @@ class Dispatcher:
             self.spared_ns += self._times.local_ns(decision.num_new_tokens)
         return routed
 
-    def foresee(self, arrival: Arrival, now_ns: int) -> Foreseen:
+    def foresee(self, arrival: Arrival, now_ns: int) -> Routed | Refused:
         """What would be decided for a request; admission is not asked, and nothing is booked."""
         decode_wait = self.requests.decode_wait(now_ns)
         option = self._routes.consider(arrival, now_ns, decode_wait).best
         decision = self._decide(option, now_ns)
+        if self._is_unserved(option, decision.path):
+            return Refused(Refusal.NO_INSTANCE, RETRY_UNSERVED_S, decision)
         option = self._routes.apart(option, arrival, decision.path, now_ns)
-        is_remote = decision.path is Path.REMOTE
-        taker = option.away if is_remote else option.home
-        source = option.link.source if is_remote or decision.pull_tokens else ""
-        return Foreseen(decision, taker and taker.name, source, option.link.destination)
+        return self.requests.route(decision, option)
+
+    def _is_unserved(self, option: RouteOption, path: Path) -> bool:
+        """Return True if no instance of the PD cluster can take a request."""
+        return option.home is None and (path is Path.LOCAL or self.requests.decode_book is None)
 
     def _refuse(
         self, arrival: Arrival, decision: Decision, option: RouteOption, now_ns: int

@@ -116,6 +116,10 @@ class OpenRequests:
 
     # The life of a request
 
+    def route(self, decision: Decision, option: RouteOption) -> Routed:
+        """The route of a request that takes an option; nothing is booked."""
+        return option.routed(decision, self._home, is_mixed=self.decode_book is None)
+
     def enter(
         self, arrival: Arrival, decision: Decision, option: RouteOption, now_ns: int, *, again: bool
     ) -> Routed:
@@ -128,7 +132,7 @@ class OpenRequests:
             now_ns: Time.
             again: It was let in before: nothing is learnt from its prediction.
         """
-        routed = option.routed(decision, self._home, is_mixed=self.decode_book is None)
+        routed = self.route(decision, option)
         self._stage_of[routed.prefill].book.dispatch(
             routed.prefill, arrival.request_id, now_ns, self._work_ns(routed)
         )

@@ -215,23 +215,6 @@ class Refused(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
-    """Where a request would go if it came now; nothing is booked.
-
-    Attributes:
-        decision: The path and why.
-        prefill: The instance that would prefill; None when none can.
-        source: Pool that would ship blocks.
-        destination: Pool that it would be decoded from.
-    """
-
-    decision: Decision
-    prefill: str | None
-    source: str
-    destination: str
-
-
-@dataclass(frozen=True, slots=True)
 class ThresholdMoved:
     """The short-term loop moved the threshold of the link between two pools.
 

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from prfaas.config.clusters import ClusterTable
 from prfaas.config.deployment import Deployment
-from prfaas.core.dispatch.types import Arrival, Foreseen
+from prfaas.core.dispatch.types import Arrival, Refused, Routed
 from prfaas.core.kv.blocks import GroupKind
 from prfaas.core.kv.prefix_index import PrefixIndex, Tier
 from prfaas.errors import RequestError
@@ -153,7 +153,7 @@ class KvLookup:
         ]
 
 
-def _foreseen(found: Foreseen) -> JsonObject:
+def _foreseen(found: Routed | Refused) -> JsonObject:
     decision = found.decision
     return {
         "path": decision.path.value,
@@ -164,6 +164,14 @@ def _foreseen(found: Foreseen) -> JsonObject:
         "pull_tokens": decision.pull_tokens,
         "predicted_local_ms": ms_of(decision.predicted_local_ns),
         "predicted_remote_ms": ms_of(decision.predicted_remote_ns),
+        **_route(found),
+    }
+
+
+def _route(found: Routed | Refused) -> JsonObject:
+    if isinstance(found, Refused):
+        return {"prefill": None, "source": "", "destination": ""}
+    return {
         "prefill": found.prefill,
         "source": found.source,
         "destination": found.destination,

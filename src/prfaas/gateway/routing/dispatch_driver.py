@@ -15,7 +15,6 @@ from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.types import (
     Arrival,
     DispatchSettings,
-    Foreseen,
     HomeCluster,
     Member,
     Refusal,
@@ -269,7 +268,7 @@ class Driver(DispatcherBooks):
         found = (name for name in home if name in self._healthy and name in self._broken)
         return next((name for name in found if name != avoid and not self.is_barred(name)), None)
 
-    def foresee(self, arrival: Arrival, now_ns: int) -> Foreseen:
+    def foresee(self, arrival: Arrival, now_ns: int) -> Routed | Refused:
         """What would be decided for a request, if it came now."""
         return self.dispatcher.foresee(self._looked_up(arrival), now_ns)
 
