@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
@@ -16,26 +15,17 @@ from prfaas.core.request.events import (
     EVENTS,
     AnyEvent,
     Begun,
-    Blocks,
-    DecodeFailure,
     EngineBroke,
     Event,
-    Finished,
     FirstToken,
-    Outcome,
-    PoolLost,
     PrefillDone,
-    PrefillFailed,
-    PrefillFailure,
     PullNotAsked,
-    Stopped,
-    TransferEnded,
     TurnCame,
     Woke,
 )
 from prfaas.core.routing.policies import PolicyName
-from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.units import NS_PER_S
+from tests.core.request.drawn_events import MAKERS, flip
 
 from .lives import Lives
 from .worlds import (
@@ -51,32 +41,7 @@ from .worlds import (
 
 HISTORIES, SHARDS = 2000, 8
 Draw = random.Random
-MAKERS: dict[type[Event], Callable[[Draw], AnyEvent]] = {
-    Begun: lambda _: Begun(),
-    PrefillDone: lambda _: PrefillDone(),
-    PrefillFailed: lambda draw: PrefillFailed(
-        draw.choice([*PrefillFailure]), _flip(draw), _flip(draw)
-    ),
-    TransferEnded: lambda draw: TransferEnded(
-        draw.choice([*Blocks]), draw.choice([*TransferEnd]), _flip(draw)
-    ),
-    PullNotAsked: lambda _: PullNotAsked(),
-    PoolLost: lambda draw: PoolLost(draw.choice([*Blocks])),
-    TurnCame: lambda _: TurnCame(),
-    EngineBroke: lambda draw: EngineBroke(
-        draw.choice([*DecodeFailure]), _flip(draw), _flip(draw), draw.random() < 0.8
-    ),
-    FirstToken: lambda _: FirstToken(),
-    Finished: lambda draw: Finished(draw.randrange(20_000), draw.randrange(20_000)),
-    Stopped: lambda draw: Stopped(draw.choice([Outcome.CANCELLED, Outcome.FAILED])),
-    Woke: lambda _: Woke(),
-}
-"""How to draw an event of every kind."""
 WEIGHTS = {PrefillDone: 4, FirstToken: 4, EngineBroke: 3, Woke: 6, TurnCame: 4, PullNotAsked: 1}
-
-
-def _flip(draw: Draw) -> bool:
-    return draw.random() < 0.5
 
 
 def test_histories_hold_every_kind_of_event_that_the_core_has() -> None:
@@ -96,7 +61,7 @@ def test_the_same_events_give_the_same_actions_over_both_drivers(shard: int) -> 
 def _history(draw: Draw, drawn: Counter[type[Event]], done: Counter[type[Action]]) -> None:
     split = draw.random() < 0.4
     policy = draw.choice([PolicyName.ADAPTIVE, PolicyName.ADAPTIVE, PolicyName.REMOTE])
-    rules = Rules(policy, None, _flip(draw), pulls=draw.random() < 0.7, split=split)
+    rules = Rules(policy, None, flip(draw), pulls=draw.random() < 0.7, split=split)
     both = Lives(GatewayWorld(rules)), Lives(SimulatorWorld(rules))
     for lives in both:
         for cluster in CLUSTERS:

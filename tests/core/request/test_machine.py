@@ -33,7 +33,6 @@ from prfaas.core.request.events import (
     Blocks,
     DecodeFailure,
     EngineBroke,
-    Event,
     Finished,
     FirstToken,
     Outcome,
@@ -52,11 +51,11 @@ from prfaas.core.routing.decision import Path
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.units import NS_PER_S
 
+from .drawn_events import MAKERS, OUTCOMES
 from .driver import LIMITS, Driver, ScriptedBooks, routed
 
 HAND_OFF, PULL = Blocks.HAND_OFF, Blocks.PULL
 BROKE = EngineBroke(DecodeFailure.BROKEN)
-OUTCOMES = [outcome for outcome in Outcome if outcome.value not in ("running", "finished")]
 
 
 def remote(**more: object) -> Driver:
@@ -353,21 +352,11 @@ WAYS = {
     "pull": lambda books: Driver(routed(Path.LOCAL, pulls=True), apart=False, books=books),
     "pull apart": lambda books: Driver(routed(Path.LOCAL, pulls=True), books=books),
 }
-MAKERS = {
-    Begun: st.just(Begun()),
-    PrefillDone: st.just(PrefillDone()),
-    PrefillFailed: st.builds(PrefillFailed),
-    TransferEnded: st.builds(TransferEnded),
-    PullNotAsked: st.just(PullNotAsked()),
-    PoolLost: st.builds(PoolLost),
-    TurnCame: st.just(TurnCame()),
-    EngineBroke: st.builds(EngineBroke),
-    FirstToken: st.just(FirstToken()),
-    Finished: st.builds(Finished, st.integers(0, 8000), st.integers(0, 8000)),
-    Stopped: st.builds(Stopped, st.sampled_from(OUTCOMES)),
-    Woke: st.just(Woke()),
-}
-"""How to make an event of every kind."""
+ANY_EVENT = st.builds(
+    lambda kind, draw: MAKERS[kind](draw),
+    st.sampled_from(EVENTS),
+    st.randoms(use_true_random=False),
+)
 
 
 def test_histories_hold_every_kind_of_event() -> None:
@@ -384,7 +373,7 @@ def test_histories_hold_every_kind_of_event() -> None:
         local_ns=st.none() | st.integers(0, 10 * NS_PER_S),
         told=st.builds(Counter),
     ),
-    history=st.lists(st.tuples(st.one_of(*MAKERS.values()), st.integers(0, 20 * NS_PER_S))),
+    history=st.lists(st.tuples(ANY_EVENT, st.integers(0, 20 * NS_PER_S))),
     outcome=st.sampled_from(OUTCOMES),
 )
 def test_whatever_happens_every_book_is_closed_once(
@@ -406,14 +395,14 @@ def test_whatever_happens_every_book_is_closed_once(
 def test_every_transition_and_every_action_is_taken() -> None:
     """The property above says nothing of what its histories never bring about."""
     chance, taken, seen = random.Random(1), set(), Counter[type[Action]]()
-    makers = [kind for kind in EVENTS if kind not in (Begun, Stopped, TurnCame)]
+    kinds_drawn = [kind for kind in EVENTS if kind not in (Begun, Stopped, TurnCame)]
     for number in range(6000):
         others = ["e"] if chance.random() < 0.7 else []
         books = ScriptedBooks(others, chance.choice((None, NS_PER_S)), NS_PER_S // 10)
         driver = WAYS[sorted(WAYS)[number % len(WAYS)]](books)
         driver.step(Stopped(Outcome.CANCELLED)) if number % 50 == 0 else driver.begin()
         for _ in range(chance.randrange(12)):
-            event = _event(chance, chance.choice(makers))
+            event = MAKERS[chance.choice(kinds_drawn)](chance)
             driver.step(event, chance.randrange(NS_PER_S // 2))
             if driver.life.stage is Stage.HELD and chance.random() < 0.7:
                 driver.step(TurnCame())
@@ -423,20 +412,3 @@ def test_every_transition_and_every_action_is_taken() -> None:
     possible = {(*pair, after) for pair, stages in TRANSITIONS.items() for after in stages}
     assert possible - taken == set()
     assert set(seen) == set(ACTIONS)
-
-
-def _event(chance: random.Random, kind: type[Event]) -> AnyEvent:
-    one_of = chance.choice
-
-    def flip() -> bool:
-        return chance.random() < 0.5
-
-    made: dict[type[Event], AnyEvent] = {
-        PrefillFailed: PrefillFailed(one_of([*PrefillFailure]), flip(), flip()),
-        TransferEnded: TransferEnded(one_of([*Blocks]), one_of([*TransferEnd]), flip()),
-        PoolLost: PoolLost(one_of([*Blocks])),
-        EngineBroke: EngineBroke(one_of([*DecodeFailure]), flip(), flip(), chance.random() < 0.8),
-        Finished: Finished(chance.randrange(8000), chance.randrange(8000)),
-        **{each: each() for each in (PrefillDone, PullNotAsked, FirstToken, Woke)},
-    }
-    return made[kind]

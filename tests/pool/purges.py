@@ -1,0 +1,113 @@
+"""What tests of purges share: blocks by where they came from, and a purge with its answer."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.pool.store.origins import (
+    Origin,
+)
+from prfaas.pool.store.tier_ports import StoredBlock
+from prfaas.wire.messages.engine import Store
+from prfaas.wire.messages.fields import wire_keys
+from prfaas.wire.messages.gateway import Purge, Purged, PurgeEnd, PurgeEnded
+
+from .conftest import World
+from .sites import LAYOUT, PROMPT, Engine, Peer, Site, until
+
+SOURCE = "prfaas-pool"
+OWN = [BlockKey(0, bytes([n]) * 32) for n in range(100, 104)]
+"""What an engine at home computed from nothing that came from elsewhere."""
+AFTER = [BlockKey(0, bytes([n]) * 32) for n in range(110, 114)]
+"""What it computed from what came."""
+RECEIVED = {"direction": "received"}
+
+
+async def store(engine: Engine, keys: list[BlockKey], *sources: str) -> bool:
+    message = Store(
+        job=engine.job(), keys=wire_keys(keys), rows=engine.fill(keys), sources=list(sources)
+    )
+    return (await engine.finish(message)).ok
+
+
+async def ship(prefill: Engine, pd: Site) -> bytes:
+    before = pd.metric("transfers_total", **RECEIVED, state="committed")
+    transfer = prefill.push()
+    assert await prefill.store(PROMPT, transfer)
+    prefill.push_done(transfer)
+    await until(lambda: pd.metric("transfers_total", **RECEIVED, state="committed") > before)
+    return transfer
+
+
+async def ask(gateway: Peer, job: int = 1, **fields: Any) -> Purged:
+    """Have a pool node purge; its answer."""
+    asked: dict[str, Any] = {"job": job, "source": SOURCE} | fields
+    gateway.channel.send(Purge(**asked))
+
+    def answers() -> list[Purged]:
+        return [m for m in gateway.messages if isinstance(m, Purged) and m.job == job]
+
+    await until(answers)
+    [answer] = answers()
+    return answer
+
+
+async def end(gateway: Peer) -> bool:
+    """End a purge; return True if nothing of its source was taken until then."""
+    gateway.channel.send(PurgeEnd(job=77, source=SOURCE))
+
+    def answers() -> list[PurgeEnded]:
+        return [m for m in gateway.messages if isinstance(m, PurgeEnded)]
+
+    await until(answers)
+    [answer] = answers()
+    gateway.messages.clear()
+    return answer.was_barred
+
+
+def origins(site: Site) -> dict[BlockKey, Origin]:
+    held = {key: block.origin for (_, key), block in site.node.store._blocks.items()}
+    if site.node.disk is not None:
+        for _, key in site.node.disk.names():
+            held.setdefault(key, site.node.disk.origin((LAYOUT.layout_id, key)))
+    return held
+
+
+async def on_disk(site: Site) -> None:
+    """Have all that is in memory written to disk as well."""
+    assert site.node.disk is not None
+    disk = site.node.disk
+    await until(lambda: disk.is_ready)
+    for name, block in site.node.store._blocks.items():
+        if name not in disk:
+            block.pins += 1
+            assert disk.offer(name, block, partial(unpin, block))
+    await until(lambda: all(name in disk for name in site.node.store._blocks))
+
+
+def unpin(block: StoredBlock) -> None:
+    block.pins -= 1
+
+
+def forget_memory(site: Site) -> None:
+    for name in list(site.node.store._blocks):
+        site.node.store.discard(*name)
+
+
+def decode_name(site: Site) -> str:
+    [engine] = site.node._engines
+    return engine
+
+
+async def restarted(world: World, pd: Site, folder: Path) -> Site:
+    await pd.kill()
+    again = await world.start_pd(disk=folder, disk_bytes=1 << 20)
+    assert again.node.disk is not None
+    disk = again.node.disk
+    await until(lambda: disk.is_ready)
+    return again
+
+
+def fails(*_: object) -> None:
+    raise OSError("no space left")

@@ -1,0 +1,213 @@
+"""What came from a pool that proved wrong leaves the disk tier, whatever breaks meanwhile."""
+
+import asyncio
+import struct
+import threading
+from pathlib import Path
+from typing import Any
+
+import blake3
+import pytest
+
+from prfaas.core.kv.blocks import BlockKey
+from prfaas.pool.store.disk_segments import ALIGN_BYTES, MAGIC_1, MARKER, SegmentFiles
+from prfaas.pool.store.origins import (
+    ORIGIN_BYTES_MAX,
+    UNKNOWN,
+    Origin,
+    computed,
+    origin_bytes,
+    origin_in,
+)
+from prfaas.wire.fragments import block_digest
+from prfaas.wire.messages.fields import SOURCES_MAX
+from prfaas.wire.messages.gateway import PurgeEnd
+
+from .conftest import World
+from .purges import (
+    OWN,
+    SOURCE,
+    ask,
+    fails,
+    forget_memory,
+    on_disk,
+    origins,
+    restarted,
+    ship,
+    store,
+)
+from .sites import LAYOUT, PROMPT, content, subscribe, until
+
+
+async def test_what_was_purged_from_disk_does_not_come_back_with_the_next_start(
+    world: World, tmp_path: Path
+) -> None:
+    folder = tmp_path / "disk"
+    _, pd, prefill, decode = await world.two_sites(disk=folder, disk_bytes=1 << 20)
+    gateway = await subscribe(pd, world.identities)
+    await ship(prefill, pd)
+    await store(decode, OWN)
+    await on_disk(pd)
+    assert (await ask(gateway)).problem == ""
+    again = await restarted(world, pd, folder)
+    assert again.held() == set(OWN)
+    assert again.metric("pool_blocks_dropped_total", reason="disk_torn") == 0
+
+
+async def test_a_purge_that_broke_off_is_finished_by_the_next(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "disk"
+    _, pd, prefill, decode = await world.two_sites(disk=folder, disk_bytes=1 << 20)
+    gateway = await subscribe(pd, world.identities)
+    await ship(prefill, pd)
+    await store(decode, OWN)
+    await on_disk(pd)
+    with monkeypatch.context() as broken:
+        broken.setattr(SegmentFiles, "erase", fails)
+        assert "no space" in (await ask(gateway)).problem
+    assert pd.held() == set(OWN)
+    again = await restarted(world, pd, folder)
+    assert again.held() == {*PROMPT, *OWN}
+    gateway = await subscribe(again, world.identities)
+    purged = await ask(gateway)
+    assert (purged.num_blocks, purged.problem) == (len(PROMPT), "")
+    assert again.held() == set(OWN)
+    gateway.channel.close("done")
+
+
+async def test_a_purge_that_could_not_mark_the_disk_does_so_when_asked_again(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "disk"
+    _, pd, prefill, decode = await world.two_sites(disk=folder, disk_bytes=1 << 20)
+    gateway = await subscribe(pd, world.identities)
+    await ship(prefill, pd)
+    await store(decode, OWN)
+    await on_disk(pd)
+    with monkeypatch.context() as broken:
+        broken.setattr(SegmentFiles, "erase", fails)
+        assert "no space" in (await ask(gateway)).problem
+        assert "no space" in (await ask(gateway, job=2)).problem
+    assert (await ask(gateway, job=3)).problem == ""
+    assert (await restarted(world, pd, folder)).held() == set(OWN)
+
+
+async def test_a_purge_marks_records_that_could_not_be_read(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "disk"
+    _, pd, prefill, decode = await world.two_sites(disk=folder, disk_bytes=1 << 20)
+    gateway = await subscribe(pd, world.identities)
+    await ship(prefill, pd)
+    await on_disk(pd)
+    forget_memory(pd)
+    with monkeypatch.context() as broken:
+        broken.setattr(SegmentFiles, "read", fails)
+        assert await decode.load(PROMPT[:1]) == [False]
+    assert (await ask(gateway)).problem == ""
+    assert (await restarted(world, pd, folder)).held() == set()
+
+
+async def test_of_two_records_of_a_name_a_purge_marks_both(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "disk"
+    _, pd, prefill, decode = await world.two_sites(disk=folder, disk_bytes=1 << 20)
+    await ship(prefill, pd)
+    await on_disk(pd)
+    forget_memory(pd)
+    with monkeypatch.context() as broken:
+        broken.setattr(SegmentFiles, "read", fails)
+        assert await decode.load(PROMPT[:1]) == [False]
+    assert await store(decode, PROMPT[:1], SOURCE)
+    await on_disk(pd)
+    pd = await restarted(world, pd, folder)
+    gateway = await subscribe(pd, world.identities)
+    assert (await ask(gateway)).num_blocks == len(PROMPT)
+    assert (await restarted(world, pd, folder)).held() == set()
+
+
+async def test_a_read_that_outlasts_a_purge_brings_nothing_back(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "disk"
+    _, pd, prefill, decode = await world.two_sites(disk=folder, disk_bytes=1 << 20)
+    gateway = await subscribe(pd, world.identities)
+    await ship(prefill, pd)
+    await on_disk(pd)
+    forget_memory(pd)
+    has_read, may_end, read = threading.Event(), threading.Event(), SegmentFiles.read
+
+    def slow(*about: Any) -> bytes | None:
+        digest = read(*about)
+        has_read.set()
+        may_end.wait(60)
+        return digest
+
+    monkeypatch.setattr(SegmentFiles, "read", slow)
+    loading = asyncio.create_task(decode.load(PROMPT[:1]))
+    await until(has_read.is_set)
+    assert (await ask(gateway)).problem == ""
+    gateway.channel.send(PurgeEnd(job=9, source=SOURCE))
+    await until(lambda: not pd.node._purging._bars)
+    may_end.set()
+    assert await loading == [False]
+    assert pd.held() == set()
+    gateway.channel.close("done")
+
+
+async def test_a_folder_of_format_1_is_read_and_purged(world: World, tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    write_format_1(folder, OWN)
+    pd = await world.start_pd(disk=folder, disk_bytes=1 << 20)
+    assert pd.node.disk is not None
+    disk = pd.node.disk
+    await until(lambda: disk.is_ready)
+    engine, gateway = await world.engine("pd-pool"), await subscribe(pd, world.identities)
+    assert set(origins(pd).values()) == {UNKNOWN}
+    assert await engine.load(OWN) == [True] * len(OWN)
+    # Of blocks that were kept before origins were, nobody knows where they came from.
+    assert (await ask(gateway)).num_blocks == len(OWN)
+    again = await restarted(world, pd, folder)
+    assert again.held() == set()
+    assert (folder / MARKER).read_text() == "2\n"
+
+
+def write_format_1(folder: Path, keys: list[BlockKey]) -> None:
+    """One segment as versions before origins wrote it."""
+    folder.mkdir(mode=0o700)
+    (folder / MARKER).write_text("1\n")
+    header = struct.Struct(">8s32sI32sQ32s")
+    data = b""
+    for key in keys:
+        block = content(key)
+        digest = block_digest(LAYOUT.layout_id, key, block)
+        head = header.pack(MAGIC_1, LAYOUT.layout_id, key.group, key.block_hash, len(block), digest)
+        record = head + blake3.blake3(head).digest(8) + block
+        data += record + bytes(-len(record) % ALIGN_BYTES)
+    (folder / f"{0:016d}.seg").write_bytes(data)
+
+
+async def test_a_disk_that_is_still_read_says_that_it_is_not_done(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pd = await world.start_pd(disk=tmp_path / "disk", disk_bytes=1 << 20)
+    assert pd.node.disk is not None
+    disk = pd.node.disk
+    await until(lambda: disk.is_ready)
+    monkeypatch.setattr(disk, "_is_ready", False)
+    gateway = await subscribe(pd, world.identities)
+    assert "still being read" in (await ask(gateway)).problem
+    gateway.channel.close("done")
+    await asyncio.sleep(0)
+
+
+def test_an_origin_fits_its_record_and_reads_as_it_was_written() -> None:
+    names = frozenset(f"{number}" * 64 for number in range(SOURCES_MAX))
+    for origin in (Origin(names, "e" * 64, b"t" * 16), Origin(), UNKNOWN):
+        assert origin_in(origin_bytes(origin)) == origin
+    longest = Origin(names, "\N{GRINNING FACE}" * 64, b"t" * 16)
+    assert len(origin_bytes(longest)) <= ORIGIN_BYTES_MAX
+    assert computed("engine", names | {"one more"}).is_of("whoever")
+    assert origin_in(b"\xc1") == UNKNOWN
