@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,18 @@ import pytest
 from prfaas.config.deployment import Deployment
 from prfaas.core.control.role_loop import Role, RoleLoop, RoleSettings, SplitPlan
 from prfaas.core.control.roles import Roles
+from prfaas.core.control.split import Split
+from prfaas.core.control.stage_load import STALE_NS, InstanceQueue
 from prfaas.core.control.traffic_mix import Mix
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.errors import ConfigError
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.engines.endpoints import Endpoints
-from prfaas.gateway.loops.role_rebalancing import STALE_NS, Reroling
+from prfaas.gateway.loops.role_rebalancing import Reroling
 from prfaas.gateway.routing.change_log import Entry, Journal, Loop
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.profiles import load_profiles
-from prfaas.gateway.routing.role_assignment import EngineQueue, Split
 from prfaas.units import NS_PER_S
 from tests.plans import plan_file
 
@@ -133,7 +134,7 @@ class Stage:
 
     def seen(self, **num_running: int) -> None:
         for name, number in num_running.items():
-            self.split.seen(name, EngineQueue(self.now_ns, number, 0))
+            self.split.loads.report(name, InstanceQueue(self.now_ns, number, 0))
 
     @property
     def newest(self) -> Entry:
@@ -155,9 +156,7 @@ def stage(tmp_path: Path) -> Stage:
     assert driver.split is not None
     eager = RoleSettings(patience_ns=0, dwell_ns=0, smoothing_ns=0, conversion_ns=0)
     driver.split.roles = Roles([Role(role) for role in engines.values()], RoleLoop(100, eager))
-    made = Stage(
-        deployment, driver, driver.split, journal, Reroling(driver, driver.split, profiles, journal)
-    )
+    made = Stage(deployment, driver, driver.split, journal, Reroling(driver, driver.split, journal))
     for name in engines:
         driver.engine_ready(name, 4096, made.now_ns)
     return made
@@ -233,8 +232,8 @@ def test_a_better_split_brings_its_threshold(stage: Stage) -> None:
         asked.append((num_prefill, bits_per_s))
         return SplitPlan(offload_threshold=777, rate_per_s=float(num_prefill))
 
-    profiles = replace(load_profiles(stage.deployment), plans=plans)
-    loop = Reroling(stage.driver, stage.split, profiles, stage.journal)
+    stage.split._plans = plans
+    loop = stage.loop
     dispatcher = stage.driver.dispatcher
     press_prefill(stage)
     loop.turn(stage.now_ns)

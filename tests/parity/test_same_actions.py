@@ -39,7 +39,7 @@ from .worlds import (
 
 EVERYBODY = HOME + AWAY
 HOLDERS = POOLS + EVERYBODY
-ROLE_KINDS = ("decode", "weigh", "look")
+ROLE_KINDS = ("decode", "weigh", "look", "queue", "queue", "turn")
 KINDS = (
     *("arrive",) * 6,
     *("prefilled", "landed", "ready", "first", "end") * 2,
@@ -174,6 +174,12 @@ class Run:
             return world.choose_decode(self._number(event)) if self.open else None
         if event.kind == "look":
             return world.look(now)
+        if event.kind == "turn":
+            return world.turn(now)
+        if event.kind == "queue":
+            name = HOME[event.a % len(HOME)]
+            world.report_queue(name, event.b % 3, event.b % 5 if event.yes else 0, now)
+            return None
         loads = StageLoad(1 + event.a % 3, event.b * 200), StageLoad(0, 0)
         return world.weigh(*(loads if event.yes else loads[::-1]), now)
 
@@ -258,7 +264,8 @@ def test_long_histories_reach_every_kind_of_action(policy: PolicyName) -> None:
         live, simulated = Run(GatewayWorld(rules)), Run(SimulatorWorld(rules))
         # First tokens at any time refute all predictions, and then nothing is refused.
         kinds = KINDS if seed % 4 == 3 else [kind for kind in KINDS if kind != "ready"]
-        for _ in range(400):
+        kinds = [kind for kind in kinds if split or kind not in ROLE_KINDS]
+        for _ in range(500):
             kind, gap_ns = draw.choice(kinds), draw.randrange(NS_PER_S)
             each = Event(
                 kind, gap_ns, draw.randrange(2**16), draw.randrange(2**31), draw.random() < 0.8

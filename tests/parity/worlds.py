@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from prfaas.config.deployment import Deployment
 from prfaas.core.control.role_loop import Role, RoleLoop, RoleSettings, StageLoad
 from prfaas.core.control.roles import Roles
+from prfaas.core.control.stage_load import InstanceQueue
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.types import Arrival, Refused, Routed, ThresholdMoved
@@ -158,6 +159,12 @@ class World(Protocol):
     def weigh(self, prefill: StageLoad, decode: StageLoad, now_ns: int) -> list[Role]:
         """One interval of the long-term loop; the roles that instances take work in."""
 
+    def report_queue(self, name: str, running: int, waiting: int, now_ns: int) -> None:
+        """A PD instance reports what it has."""
+
+    def turn(self, now_ns: int) -> list[Role]:
+        """One interval of the long-term loop, by what instances reported; the roles as above."""
+
     def look(self, now_ns: int) -> list[Role]:
         """A draining instance is looked at; the same."""
 
@@ -221,7 +228,7 @@ class GatewayWorld:
             self.driver.pool_seen(pool, view, 0)
         if self.driver.split is not None:
             self.driver.split.roles = Roles(rules.roles, RoleLoop(THRESHOLD, EAGER))
-            self._reroling = Reroling(self.driver, self.driver.split, profiles, Journal())
+            self._reroling = Reroling(self.driver, self.driver.split, Journal())
         for name in (*HOME, *AWAY):
             self.forget(name)
             self.driver.engine_ready(name, 10**6, 0)
@@ -296,6 +303,13 @@ class GatewayWorld:
 
     def weigh(self, prefill: StageLoad, decode: StageLoad, now_ns: int) -> list[Role]:
         self._reroling.weigh(prefill, decode, now_ns)
+        return self.look(now_ns)
+
+    def report_queue(self, name: str, running: int, waiting: int, now_ns: int) -> None:
+        self.driver.engine_seen(name, waiting, now_ns, running)
+
+    def turn(self, now_ns: int) -> list[Role]:
+        self._reroling.turn(now_ns)
         return self.look(now_ns)
 
     def look(self, now_ns: int) -> list[Role]:
@@ -393,7 +407,17 @@ class SimulatorWorld:
 
     def weigh(self, prefill: StageLoad, decode: StageLoad, now_ns: int) -> list[Role]:
         self._clock.now_ns = now_ns
-        self._roles._decide((prefill, decode))
+        self._roles.weigh(prefill, decode)
+        return self.look(now_ns)
+
+    def report_queue(self, name: str, running: int, waiting: int, now_ns: int) -> None:
+        self._roles._hear([(name, InstanceQueue(now_ns, running, waiting))])
+        if self._roles._roles.all[HOME.index(name)] is Role.PREFILL:
+            self.front.report_loads(now_ns, [(name, waiting)])
+
+    def turn(self, now_ns: int) -> list[Role]:
+        self._clock.now_ns = now_ns
+        self._roles.weigh(*self._roles._split.load(self.front.dispatcher, now_ns))
         return self.look(now_ns)
 
     def look(self, now_ns: int) -> list[Role]:
@@ -427,23 +451,11 @@ class _Clock:
                 then(argument)
 
 
-@dataclass
-class _Busy:
-    """What the simulator sees of an instance that prefills: here, what the gateway sent there."""
-
-    front: Front
-    name: str
-
-    def backlog_ns(self) -> int:
-        return self.front.dispatcher.load(self.name).num_jobs(self.name)
-
-
 class _System:
     """As much of a simulated run as its roles look at."""
 
     def __init__(self, setup: Setup, front: Front, clock: _Clock) -> None:
         self.setup, self.front, self.clock = setup, front, clock
-        self.locals = {name: _Busy(front, name) for name in front.prefill_names}
 
 
 def working(roles: Roles) -> list[Role]:

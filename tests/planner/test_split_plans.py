@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from prfaas.core.control.split import Plans
 from prfaas.core.control.traffic_mix import Mix
 from prfaas.planner.answer.plan_loader import load_question
 from prfaas.planner.solve.search import optimum, search_grid
-from prfaas.planner.solve.split_plans import Plans, split_plans
+from prfaas.planner.solve.split_plans import split_plans
 from prfaas.planner.solve.throughput import Mode
 
 PLAN = Path(__file__).parents[2] / "examples" / "plan" / "paper-case-study.toml"

@@ -114,7 +114,7 @@ def test_every_run_with_changing_roles_passes_the_checkers(
 def test_the_checker_notices_work_in_the_wrong_role() -> None:
     simulation = Simulation(changing(1, 1, 4), requests_at([0], [100]))
     simulation.run(stop_at_ns=1)
-    simulation.decoders["d00000"].submit(Request(7, 0, 100, 100))
+    simulation.decoders["p00000:decode"].submit(Request(7, 0, 100, 100))
     with pytest.raises(BrokenInvariantError, match="instance 0 prefills, yet has sequences"):
         check(simulation)
 

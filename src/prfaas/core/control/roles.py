@@ -69,6 +69,10 @@ class Roles:
         """An instance is there, or is not: the loop counts only those that are."""
         self._usable[index] = usable
 
+    def is_usable(self, index: int) -> bool:
+        """Return True if an instance is there."""
+        return self._usable[index]
+
     def takes(self, index: int, role: Role) -> bool:
         """Whether an instance takes work in a role."""
         return self._roles[index] is role and not self._is_changing(index)

@@ -238,6 +238,10 @@ class Dispatcher:
         """What is known of the links."""
         return self._routes.links
 
+    def num_decoded_by(self, name: str) -> int:
+        """Open requests that an instance was chosen to decode."""
+        return len(self.requests.decoded_by(name))
+
     def home_bits_per_s(self, now_ns: int) -> float | None:
         """Rate of all links to the PD cluster; None is unknown, or none is up."""
         return self.links.bits_per_s_to(self._routes.home.pools, now_ns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from prfaas.config.deployment import Deployment
+from prfaas.core.control.split import Split
 from prfaas.core.request.events import Outcome
 from prfaas.errors import ConfigError
 from prfaas.gateway.loops.replication import Copier, copy_settings
@@ -12,7 +13,6 @@ from prfaas.gateway.pools.prefix_fetch import Fetcher
 from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.profiles import Profiles
-from prfaas.gateway.routing.role_assignment import Split
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
 from prfaas.gateway.telemetry.request_record import Record
 
@@ -49,7 +49,7 @@ class Loops:
         self.reroling: Reroling | None = None
         if driver.split is not None and deployment.routing.reroling:
             _check_size(deployment, driver.split, profiles)
-            self.reroling = Reroling(driver, driver.split, profiles, journal)
+            self.reroling = Reroling(driver, driver.split, journal)
 
     @property
     def all(self) -> list[Beaten]:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
+from prfaas.core.control.split import decode_name, instance_of
+from prfaas.core.control.stage_load import InstanceQueue
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.route_options import Considered
@@ -28,7 +30,7 @@ from prfaas.core.request.books import DispatcherBooks
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.gateway.routing.pool_state import LinkName, PoolView
 from prfaas.gateway.routing.profiles import Profiles
-from prfaas.gateway.routing.role_assignment import EngineQueue, make_split
+from prfaas.gateway.routing.role_assignment import make_split
 from prfaas.gateway.tenancy.tenants import fairness
 from prfaas.wire.messages.gateway import LinkTelemetry
 
@@ -86,9 +88,11 @@ class Driver(DispatcherBooks):
         }
         """Price of 10**12 bytes by link."""
         routing = deployment.routing
-        self.split = make_split(deployment)
+        self.split = make_split(deployment, profiles)
         members = _members(home)
-        decoders = self.split.decoders(members) if self.split else None
+        decoders = None
+        if self.split is not None:
+            decoders = tuple(Member(decode_name(each.name), each.pool) for each in members)
         self.dispatcher = Dispatcher(
             HomeCluster(self.home, members, decoders, profiles.home),
             [
@@ -178,7 +182,7 @@ class Driver(DispatcherBooks):
     ) -> None:
         """An engine said how many requests wait in it, and perhaps how many run."""
         if self.split is not None and name in self.split:
-            self.split.seen(name, EngineQueue(now_ns, num_running, num_waiting))
+            self.split.loads.report(name, InstanceQueue(now_ns, num_running, num_waiting))
             if not self.split.prefills(name):
                 return
         self.dispatcher.report_load(name, now_ns, num_waiting)
@@ -284,9 +288,9 @@ class Driver(DispatcherBooks):
         """
         if self.split is None:
             return self.dispatcher.requests.choose_decode(number)
-        tried = self.split.decodes_as(avoid) if avoid else ""
+        tried = decode_name(avoid) if avoid else ""
         name = self.dispatcher.requests.choose_decode(number, tried)
-        return self.split.engine_of(name) if name else None
+        return instance_of(name) if name else None
 
     def end(self, number: int, now_ns: int) -> None:
         """A request is over."""

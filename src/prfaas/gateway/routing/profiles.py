@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from prfaas.config.clusters import ClusterRole, ClusterTable
 from prfaas.config.deployment import Deployment
+from prfaas.core.control.split import Plans
 from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.routing.predictions import CostModel
 
 if TYPE_CHECKING:
     from prfaas.planner.answer.plan_loader import Question
     from prfaas.planner.problem import PrfaasCluster
-    from prfaas.planner.solve.split_plans import Plans
 
 
 @dataclass(frozen=True, slots=True)

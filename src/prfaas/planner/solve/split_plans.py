@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from math import log
 
 from prfaas.core.control.role_loop import SplitPlan
+from prfaas.core.control.split import Plans
 from prfaas.core.control.traffic_mix import Mix
 from prfaas.errors import ConfigError
 from prfaas.planner.problem import Problem, Workload
 from prfaas.planner.solve.search import best_thresholds, search_grid
 from prfaas.planner.solve.throughput import Mode
 from prfaas.planner.workload.prompt_lengths import EmpiricalLengths
-
-Plans = Callable[[int, float, Mix | None], SplitPlan | None]
-"""The planner's answer for a number of prefill instances, links of so many bits per second, and
-requests as they are lately; None are those of the plan."""
 
 _STEP = 1.1
 """Links whose capacities differ by less than this factor share a plan."""

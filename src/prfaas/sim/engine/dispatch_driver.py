@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
 from prfaas.core.admission.fair_share import FairSettings
+from prfaas.core.control.split import decode_name
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.links import Link
@@ -43,7 +44,9 @@ class Front:
         self.prefill_names = tuple(f"p{i:05}" for i in range(both or setup.num_prefill))
         self.prfaas_names = _instance_names(setup.prfaas)
         self.caches = Caches(setup, {setup.name: self.prefill_names, **self.prfaas_names})
-        self.decode_names = tuple(f"d{i:05}" for i in range(both or setup.num_decode))
+        self.decode_names = tuple(f"d{i:05}" for i in range(setup.num_decode))
+        if setup.roles is not None:
+            self.decode_names = tuple(decode_name(name) for name in self.prefill_names)
         self.settings = _settings(setup)
         self.dispatcher = Dispatcher(
             HomeCluster(

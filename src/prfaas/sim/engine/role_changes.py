@@ -1,17 +1,16 @@
 """PD instances that change between prefill and decode while the system runs.
 
-Every PD instance can do both and is known under two names; the one of the role that it does not
-have is not ready. Who has which role is kept by the core.
+Roles, their loop and both names of an instance are the core's (`core/control/split.py`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from prfaas.core.control.offloaded_work import Spared
-from prfaas.core.control.role_loop import Role, RoleChange, RoleLoop, SplitPlan, StageLoad
+from prfaas.core.control.role_loop import Role, RoleLoop, StageLoad
 from prfaas.core.control.roles import UNSET, Change
-from prfaas.core.control.roles import Roles as CoreRoles
+from prfaas.core.control.split import Split
+from prfaas.core.control.stage_load import InstanceQueue
 from prfaas.sim.engine.decode_instance import DecodeInstance
 from prfaas.sim.engine.prefill_instance import PrefillInstance
 from prfaas.sim.system.request import Request
@@ -24,7 +23,6 @@ Instance = TypeVar("Instance", PrefillInstance, DecodeInstance)
 
 LOOK_INTERVAL_NS = NS_PER_S
 """How often a draining instance is looked at."""
-_MEAN_WEIGHT = 0.02
 
 
 def as_dict(change: Change) -> dict[str, Any]:
@@ -48,24 +46,26 @@ class Roles:
     """
 
     def __init__(self, simulation: RunParts) -> None:
-        self._sim, setup = simulation, simulation.setup
-        self._setup = setup.roles
-        loop = None
+        self._sim, setup, front = simulation, simulation.setup, simulation.front
+        self._setup, loop, plans = setup.roles, None, None
         if setup.roles is not None:
             loop = RoleLoop(setup.routing.offload_threshold, setup.roles.settings)
+            plans = setup.roles.plans
+        names = front.prefill_names + (() if setup.roles else front.decode_names)
         at_first = [Role.PREFILL] * setup.num_prefill + [Role.DECODE] * setup.num_decode
-        self._roles = CoreRoles(at_first, loop)
-        self._decode_ns = 0.0
-        self._spared = Spared()
+        self._split = Split(names, at_first, loop, setup.decode.batch_max, plans)
+        self._roles = self._split.roles
+        for name in names:
+            self._split.set_usable(name, usable=True)
         self.changes: list[Change] = []
 
     def start(self) -> None:
         """Instances begin in the roles of the setup."""
         if self._setup is None:
             return
-        for index, role in self.working:
-            self._set_ready(index, Role.DECODE if role is Role.PREFILL else Role.PREFILL, up=False)
-        self._sim.clock.after(self._sim.setup.signals.loop_interval_ns, self._look)
+        self._apply()
+        self._sim.clock.after(0, self._observe)
+        self._sim.clock.after(self._sim.setup.signals.loop_interval_ns, self._turn)
 
     def came(self, request: Request, num_new: int) -> None:
         """A request has come, of so many incremental tokens for the PD cluster."""
@@ -74,9 +74,7 @@ class Roles:
     def finished(self, request: Request) -> None:
         """A request has all its tokens."""
         now_ns = self._sim.clock.now_ns
-        weight = _MEAN_WEIGHT if self._decode_ns else 1.0
-        self._decode_ns += weight * (now_ns - request.first_token_at_ns - self._decode_ns)
-        self._roles.mixes.ended(now_ns, request.num_output_tokens)
+        self._split.finished(now_ns, now_ns - request.first_token_at_ns, request.num_output_tokens)
 
     def count(self, role: Role) -> int:
         """Instances that have a role and take work in it."""
@@ -108,76 +106,61 @@ class Roles:
 
     # The loop
 
-    def _look(self, _argument: None) -> None:
-        sim = self._sim
+    def _observe(self, _argument: None) -> None:
+        """Every instance reports what it has, in either role."""
+        sim, signals = self._sim, self._sim.setup.signals
         if not sim.busy:
             return
-        sim.clock.after(sim.setup.signals.delay_ns, self._decide, (self._prefill(), self._decode()))
-        sim.clock.after(sim.setup.signals.loop_interval_ns, self._look)
+        found = []
+        for prefill, decode in zip(sim.locals.values(), sim.decoders.values(), strict=True):
+            running = prefill.is_busy + decode.num_running
+            waiting = prefill.num_waiting + decode.num_waiting
+            found.append((prefill.name, InstanceQueue(sim.clock.now_ns, running, waiting)))
+        sim.clock.after(signals.delay_ns, self._hear, found)
+        sim.clock.after(signals.interval_ns, self._observe)
 
-    def _prefill(self) -> StageLoad:
-        found = self._sim.locals.values()
-        busy = sum(instance.is_busy for instance in found)
-        spared_ns = self._sim.front.dispatcher.spared_ns
-        spared = self._spared.look(spared_ns, self._sim.clock.now_ns)
-        return StageLoad(busy + spared, sum(instance.queued_ns for instance in found))
+    def _hear(self, found: list[tuple[str, InstanceQueue]]) -> None:
+        for name, queue in found:
+            self._split.loads.report(name, queue)
 
-    def _decode(self) -> StageLoad:
-        found, slots = self._sim.decoders.values(), self._sim.setup.decode.batch_max
-        running = sum(instance.num_running for instance in found)
-        waiting = sum(instance.num_waiting for instance in found)
-        return StageLoad(running / slots, round(waiting * self._decode_ns / slots))
+    def _turn(self, _argument: None) -> None:
+        sim, now_ns = self._sim, self._sim.clock.now_ns
+        if not sim.busy:
+            return
+        self.weigh(*self._split.load(sim.front.dispatcher, now_ns))
+        sim.clock.after(sim.setup.signals.loop_interval_ns, self._turn)
 
-    def _decide(self, seen: tuple[StageLoad, StageLoad]) -> None:
-        found = self._roles.update(
-            self._sim.clock.now_ns,
-            *seen,
-            self._planned if self._setup and self._setup.plans else None,
-            self._work_of,
-        )
-        if found is not None:
-            self._begin(found)
-
-    def _planned(self, num_prefill: int) -> SplitPlan | None:
-        plans = self._setup.plans if self._setup else None
-        now_ns = self._sim.clock.now_ns
-        bits_per_s = self._sim.front.dispatcher.home_bits_per_s(now_ns)
-        if plans is None or not bits_per_s:
-            return None
-        return plans(num_prefill, bits_per_s, self._roles.mixes.look(now_ns))
+    def weigh(self, prefill: StageLoad | None, decode: StageLoad | None) -> None:
+        """Have the loop decide from the load of both stages; None is unknown."""
+        dispatcher, now_ns = self._sim.front.dispatcher, self._sim.clock.now_ns
+        found = self._split.update(dispatcher, prefill, decode, now_ns)
+        if found is None:
+            return
+        if found.offload_threshold is not None:
+            self._sim.front.replan(found.offload_threshold)
+        if found.to is not None and self._roles.change is not None:
+            self._apply()
+            self.changes.append(self._roles.change)
+            self._drain(None)
 
     # A change
 
-    def _begin(self, found: RoleChange) -> None:
-        if found.offload_threshold is not None:
-            self._sim.front.replan(found.offload_threshold)
-        change = self._roles.change
-        if found.to is None or change is None:
-            return
-        self._set_ready(change.index, self._roles.all[change.index], up=False)
-        self.changes.append(change)
-        self._drain(None)
-
     def _drain(self, _argument: None) -> None:
         assert self._setup is not None  # noqa: S101 (a change has begun)
-        if self._roles.has_drained(self._sim.clock.now_ns, self._work_of):
+        now_ns = self._sim.clock.now_ns
+        if self._roles.has_drained(now_ns, self._split.work_of(self._sim.front.dispatcher)):
             self._sim.clock.after(self._setup.settings.conversion_ns, self._converted)
-        elif (change := self._roles.gives_up(self._sim.clock.now_ns)) is not None:
-            self._set_ready(change.index, self._roles.all[change.index], up=True)
+        elif self._roles.gives_up(now_ns) is not None:
+            self._apply()
         else:
             self._sim.clock.after(LOOK_INTERVAL_NS, self._drain)
 
     def _converted(self, _argument: None) -> None:
-        change = self._roles.convert(self._sim.clock.now_ns)
-        self._set_ready(change.index, change.to, up=True)
+        self._roles.convert(self._sim.clock.now_ns)
+        self._apply()
 
-    def _work_of(self, index: int) -> int:
-        if self._roles.all[index] is Role.PREFILL:
-            return self._sim.locals[self._sim.front.prefill_names[index]].backlog_ns()
-        front = self._sim.front
-        return len(front.dispatcher.requests.decoded_by(front.decode_names[index]))
-
-    def _set_ready(self, index: int, role: Role, *, up: bool) -> None:
-        front = self._sim.front
-        names = front.prefill_names if role is Role.PREFILL else front.decode_names
-        front.set_ready(names[index], ready=up, now_ns=self._sim.clock.now_ns)
+    def _apply(self) -> None:
+        """Instances take what their role allows."""
+        front, now_ns = self._sim.front, self._sim.clock.now_ns
+        for name, ready in self._split.ready():
+            front.set_ready(name, ready=ready, now_ns=now_ns)

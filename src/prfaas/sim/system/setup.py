@@ -8,10 +8,10 @@ from enum import StrEnum
 
 from prfaas.core.control.replication import CopySettings
 from prfaas.core.control.role_loop import RoleSettings
+from prfaas.core.control.split import Plans
 from prfaas.core.routing.cost_tables import Costs
 from prfaas.core.routing.policies import Bandwidth, PolicyName
 from prfaas.planner.hardware.step_time import StepTime
-from prfaas.planner.solve.split_plans import Plans
 from prfaas.units import NS_PER_S
 
 
