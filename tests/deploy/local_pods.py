@@ -1,7 +1,7 @@
 """Rendered pods as processes of this machine: only addresses, ports and paths are others.
 
-A container's command, arguments, variables and files are taken as they are rendered. What the
-cluster would add is added here: addresses of Services, content of volumes, issued certificates.
+A container's command, arguments, variables and files are taken as they are rendered. The
+addresses of Services, the content of volumes and issued certificates are added here.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Cluster:
         return pod
 
     def _issued(self, spec: Object) -> dict[str, bytes]:
-        """What cert-manager's CA issuer would put into the Secret of a Certificate."""
+        """Return the Secret of a Certificate as cert-manager's CA issuer would fill it."""
         assert spec["usages"] == ["digital signature", "server auth", "client auth"]
         name, *further = spec["dnsNames"]
         names = [x509.DNSName(each) for each in further]
@@ -122,7 +122,7 @@ class Cluster:
         ]
 
     def test_command(self, places: dict[str, str]) -> list[str]:
-        """What `helm test` runs."""
+        """Return the command of `helm test`."""
         (pod,) = [pod for pod in self.pods if pod.labels["app.kubernetes.io/component"] == "test"]
         (container,) = pod.spec["containers"]
         return self._command(pod, container, places).args

@@ -50,7 +50,7 @@ FORMS: list[tuple[Object, str]] = [
     (peer(cidrs=["everywhere"]), "site.peers.0.cidrs.0"),
     ({"gateways": {}}, "gateways"),
 ]
-"""What the schema refuses."""
+"""Refused by the schema."""
 SENSE: list[tuple[Object, str]] = [
     (peer(engines=None), "site.peers[0].engines: missing"),
     (peer(gateways=["gateway"]), "site.peers[0].gateways: PrfaaS sites have no gateway"),
@@ -101,7 +101,7 @@ SENSE: list[tuple[Object, str]] = [
     ({"engines": {"image": ""}}, "engines.image: missing"),
     ({"engines": {"server": "timing"}}, "model.name: "),
 ]
-"""What is well formed, and can not be."""
+"""Well formed, and refused by the templates."""
 OF_PRFAAS: list[tuple[Object, str]] = [
     (
         {"site": {"peers": [{"name": "pd", "cidrs": ["10.0.0.0/8"], "pools": [POOL]}]}},

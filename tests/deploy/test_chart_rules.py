@@ -1,4 +1,4 @@
-"""What holds in every rendered site: who may do what, who reaches whom, and that parts fit."""
+"""Invariants of every rendered site: permissions, ports, names, and parts that fit each other."""
 
 import json
 import re
@@ -144,7 +144,7 @@ def test_network_policies_equal_the_table_of_ports(role: str) -> None:
 
 
 def opened(policy: Object) -> set[tuple[str, str, int]]:
-    """From whom to which component and port a policy lets in."""
+    """Return sources, component and port that a policy opens."""
     assert policy["spec"]["policyTypes"] == ["Ingress"]
     to = policy["metadata"]["name"].rpartition("-")[2]
     return {
@@ -240,6 +240,13 @@ def test_an_upgrade_of_one_host_changes_nothing_else() -> None:
     hosts[0]["image"] = {"tag": "0.2.0"}
     after = dict(pod_templates(rendered("pd", {"hosts": hosts})))
     assert {name for name in before if before[name] != after[name]} == {"pd-prfaas-pd-a"}
+    tag = {"tag": "0.2.0"}
+    after = dict(pod_templates(rendered("pd", {"gateway": {"image": tag}})))
+    assert {name for name in before if before[name] != after[name]} == {"pd-prfaas-gateway"}
+    everywhere = [host | {"image": tag} for host in hosts]
+    before = dict(pod_templates(rendered("pd", {"hosts": everywhere, "gateway": {"image": tag}})))
+    after = dict(pod_templates(rendered("pd", {"image": tag})))
+    assert {name for name in before if before[name] != after[name]} == {"pd-prfaas-test"}
 
 
 def test_a_change_of_the_deployment_file_restarts_gateways_alone() -> None:

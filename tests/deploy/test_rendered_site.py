@@ -30,7 +30,7 @@ PLAN = "/opt/prfaas/examples/plan/paper-case-study.toml"
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a volume of models would hold: here a tokenizer is enough."""
+    """Content of the volume with models: timing engines need a tokenizer only."""
     folder = tmp_path_factory.mktemp("models") / "timing"
     make = [sys.executable, "-W", "ignore", "-m", "prfaas.engines.checkpoint", "--tokenizer-only"]
     subprocess.run([*make, str(folder)], check=True, timeout=120)

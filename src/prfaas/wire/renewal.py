@@ -1,4 +1,4 @@
-"""Identities are changed while a process runs: it reads its files again when they change.
+"""Renewal of identities while a process runs: it reads its files again when they change.
 
 Files are compared by content, so it does not matter how they are changed: written in place,
 renamed, or behind a symbolic link that is swapped, as the kubelet does with Secrets.
@@ -24,7 +24,7 @@ from prfaas.wire.identity import Identity
 _log = logging.getLogger(__name__)
 
 POLL_S = 10.0
-"""Time between two comparisons of the files. A change is taken up when two find the same."""
+"""Time between two comparisons. Files are read again when two comparisons find the same change."""
 
 
 def identity_gauge(kind: str, registry: CollectorRegistry) -> Gauge:
@@ -58,17 +58,17 @@ class Renewal:
         self._identity, self._name, self._renew, self._gauge = identity, name, renew, gauge
         self._poll_s = poll_s
         self._taken = self._content()
-        """Digest of the files that were last taken up, or refused."""
+        """Digest of the files that were last accepted or refused."""
 
     def watch(self) -> None:
-        """Log what is wrong with it, and follow its files. On the main thread of a loop only."""
+        """Log problems of the identity, and follow its files. Call it on the main thread, in a loop."""
         self._look()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self.hang_up)
         self._following = loop.create_task(self._follow())
 
     async def _follow(self) -> None:
-        """Take up changed files once they have stayed as they are from one look to the next."""
+        """Read changed files again once two comparisons find the same content."""
         before = self._taken
         while True:
             await asyncio.sleep(self._poll_s)

@@ -1,4 +1,4 @@
-"""Whether all parts of a site answer: HOST:PORT has to take a connection, a URL to answer 200."""
+"""Check that all parts of a site answer: HOST:PORT accepts a connection, a URL returns 200."""
 
 import socket
 import ssl

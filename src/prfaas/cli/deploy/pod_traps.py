@@ -1,4 +1,4 @@
-"""What goes wrong in a pod of Kubernetes though the deployment file is right."""
+"""Settings that are valid and do not work in a pod of Kubernetes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def pod_traps(deployment: Deployment, env: Mapping[str, str] = os.environ) -> It
     """Yield a line for every setting that does not work in a pod; none outside of pods.
 
     Args:
-        deployment: What is started here.
-        env: Variables of this process.
+        deployment: Its parts without `url` or `address` are started here.
+        env: Environment variables.
     """
     if IN_A_POD not in env:
         return

@@ -21,7 +21,7 @@ class Phase(StrEnum):
     """Not all ports are open yet."""
     READY = "ready"
     DRAINING = "draining"
-    """It takes no new transfers, and stops once those under way have ended."""
+    """It accepts no new transfers, and stops once those under way have ended."""
     FAILED = "failed"
     """The thread that moves blocks has ended: only a restart helps."""
 
@@ -82,12 +82,12 @@ class AdminServer:
         return app
 
     async def _health(self, _: web.Request) -> web.Response:
-        """200 if the node takes transfers."""
+        """Return 200 if the node accepts transfers."""
         phase = self._phase()
         return _answer(phase, is_well=phase is Phase.READY)
 
     async def _live(self, _: web.Request) -> web.Response:
-        """503 if only a restart helps."""
+        """Return 503 if only a restart helps."""
         phase = self._phase()
         return _answer(phase, is_well=phase is not Phase.FAILED)
 

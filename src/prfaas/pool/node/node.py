@@ -145,7 +145,7 @@ class PoolNode:
         """
         admin = AdminServer(self.metrics, self.settings.admin, lambda: self.phase)
         try:
-            # First, so that whoever asks meanwhile is told that the node is starting.
+            # First, so that probes get "starting" while the other ports open.
             await _open_port(admin.open, self.settings.admin)
             self.admin_port = admin.port
             self._engine_port.open()
