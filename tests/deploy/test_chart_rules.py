@@ -2,6 +2,7 @@
 
 import json
 import re
+import tarfile
 import tomllib
 from itertools import product
 from pathlib import Path
@@ -19,6 +20,7 @@ from .charts import (
     WHOLE,
     Object,
     containers,
+    helm,
     matches,
     of_kind,
     pod_templates,
@@ -277,12 +279,13 @@ def test_authorities_of_peers_are_trusted_beside_the_sites_own() -> None:
         assert authorities == [bundle["metadata"]["name"]] * bool(sources), name
 
 
-def test_the_rules_and_the_dashboard_are_the_projects() -> None:
+def test_the_rules_and_the_dashboard_are_the_projects(tmp_path: Path) -> None:
     for name in ("alerts.yml", "grafana.json"):
-        ours = CHART / "files" / name
-        assert ours.read_text() == (ROOT / "dashboards" / name).read_text(), (
-            f"run: cp dashboards/{name} {ours.relative_to(ROOT)}"
-        )
+        assert (CHART / "files" / name).resolve() == ROOT / "dashboards" / name
+    packed = helm("package", CHART, "--destination", tmp_path)
+    assert packed.returncode == 0, packed.stderr
+    with tarfile.open(next(tmp_path.glob("*.tgz"))) as package:
+        assert package.getmember("prfaas/files/alerts.yml").isfile()
     objects = rendered("pd")
     (rule,) = of_kind(objects, "PrometheusRule")
     assert len(rule["spec"]["groups"][0]["rules"]) > 10
