@@ -61,7 +61,7 @@ class Renewal:
         """Digest of the files that were last accepted or refused."""
 
     def watch(self) -> None:
-        """Log problems of the identity, and follow its files. Call it on the main thread, in a loop."""
+        """Log problems of the identity, and follow its files. Call it on the main thread."""
         self._look()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self.hang_up)
