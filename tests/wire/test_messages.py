@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.manifest import MANIFEST_BYTES_MAX
+from prfaas.core.kv.planes import Plane
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import PeerError
 from prfaas.wire.frames import FrameDecoder
@@ -65,6 +66,7 @@ from prfaas.wire.messages.link import (
     Arrived,
     Commit,
     Committed,
+    Decodes,
     Join,
     Missing,
     Offer,
@@ -80,7 +82,7 @@ LAYOUT = Layout(
     16,
     "seed",
     (
-        CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 1024),
+        CacheGroup(0, GroupKind.FULL_ATTENTION, 16, 1024, planes=(Plane("bfloat16", 1024),)),
         CacheGroup(1, GroupKind.LINEAR_STATE, 64, 2048),
         CacheGroup(2, GroupKind.SLIDING_WINDOW, 32, 512, 128),
     ),
@@ -93,6 +95,8 @@ EVERY: list[AnyMessage] = [
     Ping(),
     Ping(at_ns=7),
     Pong(at_ns=7),
+    Pong(at_ns=7, received={3: 4}, busy=0.5),
+    Decodes(codecs=["exponent-window-1"]),
     Join(pool="prfaas-pool", link="word"),
     Resumed(epoch="e"),
     Arrived(transfer_id=TRANSFER, layout_id=b"L" * 32, keys=[(0, b"h" * 32)]),
@@ -112,6 +116,7 @@ EVERY: list[AnyMessage] = [
     Touch(keys=KEYS),
     Goodbye(reason="x"),
     PoolHello(pool="prfaas-pool", epoch="ab", link="l"),
+    PoolHello(pool="prfaas-pool", epoch="ab", link="l", codecs=["exponent-window-1"]),
     Offer(transfer_id=TRANSFER, ticket=b"sealed", blocks={0: bytes(64), 3: bytes(32)}),
     Purge(job=1, source="prfaas-pool", is_dry=True),
     PurgeEnd(job=9, source="prfaas-pool"),

@@ -8,6 +8,14 @@ After its `Join` a data connection carries nothing but fragments:
 
 The only flag, 1, is set for a block that the sender has of another pool, or computed from such.
 
+On a link whose ends have agreed on codecs, a fragment may be coded. It is of kind 4, and its prefix
+ends with two more fields:
+
+    codec u8 | decoded bytes u32
+
+Block bytes and offset are of decoded bytes, and the payload is always shorter than what it decodes
+to: no fragment can need more memory than FRAGMENT_BYTES_MAX before it is decoded, or after.
+
 The digest is that of the whole block and binds its bytes to their name: it covers layout, group,
 hash and content, so a block that was damaged, cut short or given another name fails it.
 """  # noqa: E501 - one line a part
@@ -20,12 +28,13 @@ from dataclasses import dataclass
 
 import blake3
 
+from prfaas.core.codec.codecs import RAW_NUMBER
 from prfaas.core.kv.blocks import HASH_BYTES, LAYOUT_ID_BYTES, BlockKey
 from prfaas.core.transfer.link_scheduler import Fragment
 from prfaas.errors import PeerError
 from prfaas.wire.frames import MAGIC, TRANSFER_ID_BYTES, VERSION
 
-FRAGMENT = 3
+FRAGMENT, CODED_FRAGMENT = 3, 4
 INHERITED = 1
 """The flag of a block that came to its sender from elsewhere, or was computed from such."""
 FRAGMENT_BYTES_MAX = 1 << 20
@@ -34,6 +43,8 @@ BLOCK_BYTES_MAX = 256 * 2**20
 _PREFIX = struct.Struct(f">4sBBHI{TRANSFER_ID_BYTES}s{LAYOUT_ID_BYTES}sI{HASH_BYTES}s32sII")
 _HEADER_BYTES = 12
 PREFIX_BYTES = _PREFIX.size
+_CODING = struct.Struct(">BI")
+CODED_PREFIX_BYTES = PREFIX_BYTES + _CODING.size
 
 
 def block_digest(layout_id: bytes, key: BlockKey, data: bytearray | memoryview | bytes) -> bytes:
@@ -73,7 +84,20 @@ class ReceivedBlock:
 
 @dataclass(frozen=True, slots=True)
 class FragmentPrefix:
-    """What goes before the bytes of a fragment."""
+    """What goes before the bytes of a fragment.
+
+    Attributes:
+        transfer_id: The transfer it belongs to, 16 bytes.
+        layout_id: The layout its name is valid in, 32 bytes.
+        key: Name of its block.
+        digest: Of its block, decoded, 32 bytes.
+        block_bytes: Size of its block, decoded.
+        offset: Where it belongs in its block.
+        num_bytes: How much of the block it is, decoded.
+        is_inherited: Whether the block came to the sender from elsewhere.
+        codec: Number of its codec; 0 is raw.
+        coded_bytes: Bytes that follow if it is coded.
+    """
 
     transfer_id: bytes
     layout_id: bytes
@@ -83,18 +107,43 @@ class FragmentPrefix:
     offset: int
     num_bytes: int
     is_inherited: bool = False
+    codec: int = RAW_NUMBER
+    coded_bytes: int = 0
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes that follow it."""
+        return self.coded_bytes or self.num_bytes
 
 
 def encode_prefix(fragment: Fragment) -> bytes:
     """What goes before the bytes of a fragment of at most FRAGMENT_BYTES_MAX."""
+    payload_bytes = PREFIX_BYTES - _HEADER_BYTES + fragment.num_bytes
+    return _encode_prefix(fragment, FRAGMENT, payload_bytes)
+
+
+def encode_coded_prefix(fragment: Fragment, codec: int, coded_bytes: int) -> bytes:
+    """Return what goes before a coded fragment.
+
+    Args:
+        fragment: What was coded.
+        codec: Number of the codec, above 0.
+        coded_bytes: Size of the coded stream, fewer than the fragment has.
+    """
+    payload_bytes = CODED_PREFIX_BYTES - _HEADER_BYTES + coded_bytes
+    prefix = _encode_prefix(fragment, CODED_FRAGMENT, payload_bytes)
+    return prefix + _CODING.pack(codec, fragment.num_bytes)
+
+
+def _encode_prefix(fragment: Fragment, kind: int, payload_bytes: int) -> bytes:
     block = fragment.block
     layout_id, key = block.name
     return _PREFIX.pack(
         MAGIC,
         VERSION,
-        FRAGMENT,
+        kind,
         INHERITED if block.is_inherited else 0,
-        PREFIX_BYTES - _HEADER_BYTES + fragment.num_bytes,
+        payload_bytes,
         block.transfer_id,
         layout_id,
         key.group,
@@ -105,11 +154,17 @@ def encode_prefix(fragment: Fragment) -> bytes:
     )
 
 
+def prefix_bytes(start: bytes | bytearray | memoryview) -> int:
+    """Return how long the prefix is that starts with these PREFIX_BYTES bytes."""
+    is_coded = start[:4] == MAGIC and start[5] == CODED_FRAGMENT
+    return CODED_PREFIX_BYTES if is_coded else PREFIX_BYTES
+
+
 def decode_prefix(data: bytes | bytearray | memoryview) -> FragmentPrefix:
     """What the next bytes of a data connection are.
 
     Args:
-        data: PREFIX_BYTES bytes.
+        data: As many bytes as `prefix_bytes` says.
 
     Raises:
         PeerError: They start no fragment, or one over a limit.
@@ -127,14 +182,24 @@ def decode_prefix(data: bytes | bytearray | memoryview) -> FragmentPrefix:
         digest,
         size,
         at,
-    ) = _PREFIX.unpack(data)
-    is_known = (magic, version, kind) == (MAGIC, VERSION, FRAGMENT)
+    ) = _PREFIX.unpack_from(data)
+    wanted = CODED_FRAGMENT if len(data) == CODED_PREFIX_BYTES else FRAGMENT
+    is_known = (magic, version, kind) == (MAGIC, VERSION, wanted)
     if not is_known or flags not in (0, INHERITED):
         raise PeerError(
             f"no fragment of version {VERSION}: {magic!r}, version {version}, kind {kind}, "
             f"flags {flags:#06x}"
         )
-    num_bytes = length - (PREFIX_BYTES - _HEADER_BYTES)
+    num_bytes = length - (len(data) - _HEADER_BYTES)
+    codec = coded_bytes = 0
+    if kind == CODED_FRAGMENT:
+        coded_bytes = num_bytes
+        codec, num_bytes = _CODING.unpack_from(data, PREFIX_BYTES)
+        if codec == RAW_NUMBER or not 1 <= coded_bytes < num_bytes:
+            raise PeerError(
+                f"coded fragment (codec {codec}) of {coded_bytes} bytes for {num_bytes}; "
+                "a coded fragment has a codec, and is shorter than what it decodes to"
+            )
     if not 1 <= num_bytes <= FRAGMENT_BYTES_MAX:
         raise PeerError(f"fragment of {num_bytes} bytes; the limits are 1 to {FRAGMENT_BYTES_MAX}")
     if not at + num_bytes <= size <= BLOCK_BYTES_MAX:
@@ -143,7 +208,18 @@ def decode_prefix(data: bytes | bytearray | memoryview) -> FragmentPrefix:
             f"the limit of a block is {BLOCK_BYTES_MAX}"
         )
     key = BlockKey(group, block_hash)
-    return FragmentPrefix(transfer_id, layout_id, key, digest, size, at, num_bytes, bool(flags))
+    return FragmentPrefix(
+        transfer_id,
+        layout_id,
+        key,
+        digest,
+        size,
+        at,
+        num_bytes,
+        bool(flags),
+        codec,
+        coded_bytes,
+    )
 
 
 class FragmentStream:
@@ -153,13 +229,14 @@ class FragmentStream:
     the same fragments. After a `PeerError` the stream is lost.
 
     Args:
-        place: Where the bytes of a fragment go: as much memory as the fragment has bytes.
+        place: Where the bytes of a fragment go: as much memory as bytes follow its prefix.
     """
 
     def __init__(self, place: Callable[[FragmentPrefix], memoryview]) -> None:
         self._place = place
-        self._prefix_bytes = memoryview(bytearray(PREFIX_BYTES))
-        self.view = self._prefix_bytes
+        self._start = memoryview(bytearray(CODED_PREFIX_BYTES))
+        self._start_bytes = PREFIX_BYTES
+        self.view = self._start[:PREFIX_BYTES]
         """What the next bytes fill; never empty."""
         self.prefix: FragmentPrefix | None = None
         """Of the fragment whose bytes come."""
@@ -177,11 +254,15 @@ class FragmentStream:
         if self.view:
             return None
         if self.prefix is None:
-            self.prefix = decode_prefix(self._prefix_bytes)
-            self.view = self._place(self.prefix)
+            known = self._start[: self._start_bytes]
+            self._start_bytes = prefix_bytes(known)
+            self.view = self._start[len(known) : self._start_bytes]
+            if not self.view:
+                self.prefix = decode_prefix(known)
+                self.view = self._place(self.prefix)
             return None
-        done, self.prefix = self.prefix, None
-        self.view = self._prefix_bytes
+        done = self.prefix
+        self.let_go()
         return done
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[FragmentPrefix]:
@@ -198,4 +279,5 @@ class FragmentStream:
 
     def let_go(self) -> None:
         """Keep no memory of a block."""
-        self.view, self.prefix = self._prefix_bytes, None
+        self._start_bytes = PREFIX_BYTES
+        self.view, self.prefix = self._start[:PREFIX_BYTES], None

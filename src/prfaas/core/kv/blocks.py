@@ -12,6 +12,8 @@ from enum import StrEnum
 from math import lcm
 from typing import NamedTuple
 
+from prfaas.core.kv.planes import Planes
+
 HASH_BYTES = 32
 LAYOUT_ID_BYTES = 32
 
@@ -48,6 +50,7 @@ class CacheGroup:
         tokens_per_block: Span of one block, tokens.
         block_bytes: Bytes of one block as it is shipped, padding left out.
         window_tokens: Length of the window; 0 unless `kind` is SLIDING_WINDOW.
+        planes: Dtype planes of a block, `block_bytes` together; empty if they are not known.
     """
 
     index: int
@@ -55,6 +58,7 @@ class CacheGroup:
     tokens_per_block: int
     block_bytes: int
     window_tokens: int = 0
+    planes: Planes = ()
 
 
 @dataclass(frozen=True, slots=True)

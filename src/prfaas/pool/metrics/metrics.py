@@ -38,6 +38,11 @@ LINK_GAUGES = {
         "Congestion windows of a link's connections together.",
     ),
     "num_connections": ("connections", 1, "Data connections of a link."),
+    "coding_ratio": (
+        "coding_ratio",
+        1,
+        "Bytes of KV blocks for a byte sent over a link, of what was sent last.",
+    ),
 }
 """What is shown of a link's telemetry: by field, its name, factor to the base unit, and help."""
 
@@ -112,6 +117,18 @@ class PoolMetrics:
             "prfaas_link_bytes",
             "Bytes of KV blocks over a link.",
             ["peer", "direction"],
+            registry=self.registry,
+        )
+        self.link_wire_bytes = Counter(
+            "prfaas_link_wire_bytes",
+            "The same as transmitted: coded fragments count with their coded size.",
+            ["peer", "direction"],
+            registry=self.registry,
+        )
+        self.codec_seconds = Counter(
+            "prfaas_codec_seconds",
+            "CPU time spent coding and decoding fragments.",
+            ["direction"],
             registry=self.registry,
         )
         self.link_up = self._gauge("link_up", "1 while a link is connected.", "peer")

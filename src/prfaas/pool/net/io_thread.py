@@ -21,6 +21,12 @@ class IoThread:
         self._tasks: set[asyncio.Task[None]] = set()
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="prfaas-digest")
         self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def thread_id(self) -> int | None:
+        """Native id of the thread; None before it has begun."""
+        return self._thread.native_id if self._thread is not None else None
 
     def call(self, what: Callable[..., object], *about: object) -> bool:
         """Have something done on the thread; False if it has ended. Any thread may ask, but the
@@ -57,7 +63,8 @@ class IoThread:
         if self._loop is not None and not self._is_closed:
             self.call(lambda: asyncio.ensure_future(self._cancel_all()))
             self._is_closed = True
-            await asyncio.to_thread(self._thread.join)
+            if self._thread is not None:
+                await asyncio.to_thread(self._thread.join)
         self._is_closed = True
         await asyncio.to_thread(self._hashing.shutdown)
 

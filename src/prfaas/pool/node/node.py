@@ -16,6 +16,7 @@ from prfaas.core.transfer.tickets import TicketRefusedError
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd
 from prfaas.errors import ConfigError
 from prfaas.logs import log_event
+from prfaas.pool.codec.layouts import KnownLayouts
 from prfaas.pool.engine.engine_requests import EngineRequests
 from prfaas.pool.engine.engine_server import EnginePort, EngineSession
 from prfaas.pool.metrics.metrics import PoolMetrics
@@ -25,6 +26,7 @@ from prfaas.pool.node.host_limits import check_limits
 from prfaas.pool.node.purging import Purging
 from prfaas.pool.node.settings import PoolSettings
 from prfaas.pool.node.transfer_spans import RECEIVED, SENT, TransferSpans
+from prfaas.pool.receive.decoding import Decoding
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.pool.receive.link_server import LinkPort
 from prfaas.pool.receive.pulls import Pulls
@@ -87,6 +89,7 @@ class PoolNode:
         sending = Sending(self.store)
         self._pulls = Pulls(sending, self.inbound, self._tickets, self._channel_of)
         self._io = IoThread()
+        self._known_layouts = KnownLayouts()
         self.links = {peer: self._link(peer, address) for peer, address in settings.peers.items()}
         self._purging = Purging(
             settings.name,
@@ -113,6 +116,7 @@ class PoolNode:
             on_refused=self._pulls.refused,
             on_purge=self._purging.asked,
             clock_ns=clock_ns,
+            decoding=Decoding(settings.link_codec, self._known_layouts, self.metrics),
         )
         self._requests = EngineRequests(
             settings.name,
@@ -258,6 +262,8 @@ class PoolNode:
             grace_ns=self.settings.link_grace_ns,
             budget_bits_per_s=self.settings.link_budgets.get(peer, 0),
             connections=self.settings.link_connections.get(peer, 0),
+            codec=self.settings.link_codec,
+            layouts=self._known_layouts,
         )
 
     def _layouts(self) -> set[bytes]:
@@ -309,6 +315,7 @@ class PoolNode:
     def _engine_came(self, session: EngineSession) -> None:
         log_event(log, logging.INFO, "engine_connected", engine=session.name)
         self._engines[session.name] = session
+        self._known_layouts.learn(session.layout)
         self.feed.state_changed(self._state())
 
     def _engine_went(self, session: EngineSession) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prfaas.core.codec.codecs import LinkCodec
 from prfaas.wire.identity import Identity
 
 LINK_GRACE_NS = 3 * 10**9
@@ -32,6 +33,7 @@ class PoolSettings:
         link_budgets: Bits per second that the link to a peer may send, by its name; others have no
             limit.
         link_connections: Data connections of the link to a peer, by its name; others adapt.
+        link_codec: When blocks are coded on links, and whether coded ones are taken.
         link_grace_ns: How long transfers wait for a link that broke.
         tracing: Collector that takes spans of transfers, as OTLP over HTTP; None sends none.
         drain_ns: How long transfers under way may go on when the node stops.
@@ -50,6 +52,7 @@ class PoolSettings:
     disk_bytes: int = 0
     link_budgets: dict[str, int] = field(default_factory=dict)
     link_connections: dict[str, int] = field(default_factory=dict)
+    link_codec: LinkCodec = LinkCodec.RAW
     link_grace_ns: int = LINK_GRACE_NS
     tracing: str | None = None
     drain_ns: int = DRAIN_NS

@@ -13,6 +13,7 @@ from prfaas.errors import PeerError
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.net.tls_sockets import HANDSHAKE_TIMEOUT_S, readable, shake_hands
 from prfaas.pool.receive.block_assembly import Assembly, NoRoomError
+from prfaas.pool.receive.decoding import Decoding
 from prfaas.wire.fragments import (
     FRAGMENT_BYTES_MAX,
     FragmentPrefix,
@@ -42,10 +43,11 @@ class DigestError(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class DataHandlers:
-    """What a data connection asks and tells; the first three are asked on the I/O thread, the
+    """What a data connection asks and tells; the first four are asked on the I/O thread, the
     others are told on the node's loop.
 
     Attributes:
+        decoding: Of fragments that are coded.
         find_assembly: Of the link that a peer of that name joins; None if it has no such link.
         wants: Whether a peer's transfer takes blocks.
         has: Whether the block of a fragment has arrived with its transfer.
@@ -56,6 +58,7 @@ class DataHandlers:
         on_end: The connection is gone.
     """
 
+    decoding: Decoding
     find_assembly: Callable[[str, str], Assembly | None]
     wants: Callable[[bytes, str], bool]
     has: Callable[[FragmentPrefix], bool]
@@ -162,6 +165,11 @@ class DataReceiver:
         finally:
             reader.stop()
 
+    @property
+    def decoding(self) -> Decoding:
+        """Of fragments that are coded."""
+        return self._handlers.decoding
+
     def takes(self, prefix: FragmentPrefix) -> bool:
         """Whether a fragment is wanted. Who sends what nobody wants is told once a transfer."""
         if self._handlers.wants(prefix.transfer_id, self.peer):
@@ -207,7 +215,11 @@ class DataReceiver:
 
 
 class _Reader:
-    """Reads fragments: a prefix, then its bytes, into the block or into nowhere."""
+    """Reads fragments: a prefix, then its bytes, into the block or into nowhere.
+
+    A coded fragment is read beside its block and decoded when it is whole: only then it has a place
+    in the block, so that it never waits for the network with a place that others could fill.
+    """
 
     def __init__(self, receiver: DataReceiver, secured: ssl.SSLSocket, assembly: Assembly) -> None:
         self._loop = asyncio.get_running_loop()
@@ -283,6 +295,13 @@ class _Reader:
             self._secured.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
 
     def _begin(self, prefix: FragmentPrefix) -> memoryview:
+        if prefix.codec:
+            self._receiver.decoding.check(self._receiver.peer, self._receiver.link, prefix)
+            return self._nowhere[: prefix.payload_bytes]
+        place = self._claim(prefix)
+        return self._nowhere[: prefix.num_bytes] if place is None else place
+
+    def _claim(self, prefix: FragmentPrefix) -> memoryview | None:
         place = None
         if self._receiver.takes(prefix):
             try:
@@ -290,9 +309,22 @@ class _Reader:
             except NoRoomError:
                 self._receiver.no_room(prefix)
         self._is_claimed = place is not None
-        return self._nowhere[: prefix.num_bytes] if place is None else place
+        return place
+
+    def _decode(self, prefix: FragmentPrefix) -> None:
+        place = self._claim(prefix)
+        if place is None:
+            return
+        try:
+            self._receiver.decoding.decode(self._nowhere[: prefix.payload_bytes], place)
+        except PeerError:
+            self._assembly.release(prefix, self)
+            raise
 
     def _finish(self, prefix: FragmentPrefix) -> None:
+        self._receiver.decoding.came(self._receiver.peer, prefix)
+        if prefix.codec:
+            self._decode(prefix)
         block = self._assembly.written(prefix) if self._is_claimed else None
         if block is not None and not self._receiver.deliver(block, self):
             self._is_paused = True

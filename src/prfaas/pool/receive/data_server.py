@@ -11,6 +11,7 @@ from prfaas.errors import PeerError
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.receive.block_assembly import Assembly
 from prfaas.pool.receive.data_receiver import DataHandlers, DataReceiver
+from prfaas.pool.receive.decoding import Decoding
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.wire.fragments import ReceivedBlock
 
@@ -31,6 +32,7 @@ class DataPort:
         sources: Names that may send blocks.
         inbound: Knows what is wanted.
         io: Where the connections live.
+        decoding: Of fragments that are coded.
         on_block: See `DataHandlers`, as for the next three.
         on_refused: Told of every stranger that is left for another.
     """
@@ -41,6 +43,7 @@ class DataPort:
         sources: frozenset[str],
         inbound: InboundTransfers,
         io: IoThread,
+        decoding: Decoding,
         *,
         on_block: Callable[[str, ReceivedBlock, Callable[[], None]], None],
         on_unwanted: Callable[[str, bytes], None],
@@ -58,6 +61,7 @@ class DataPort:
         self._receivers: dict[DataReceiver, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handlers = DataHandlers(
+            decoding=decoding,
             find_assembly=self._find_assembly,
             wants=inbound.wants,
             has=lambda f: inbound.has(f.transfer_id, (f.layout_id, f.key)),

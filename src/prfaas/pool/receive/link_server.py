@@ -11,11 +11,13 @@ from prfaas.core.transfer.transfer_state import TransferEnd, TransferState
 from prfaas.errors import PeerError
 from prfaas.log_throttle import SaidOnce
 from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.net.busy import BusyMeter
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.net.link_probe import ProbeSink
 from prfaas.pool.net.listener import Listener
 from prfaas.pool.receive.data_receiver import DigestError
 from prfaas.pool.receive.data_server import DataPort
+from prfaas.pool.receive.decoding import Decoding
 from prfaas.pool.receive.early_blocks import EarlyBlocks
 from prfaas.pool.receive.inbound_transfers import InboundTransfers, abort_of
 from prfaas.wire.channel import Channel
@@ -32,6 +34,7 @@ from prfaas.wire.messages.link import (
     Arrived,
     Commit,
     Committed,
+    Decodes,
     Offer,
     PoolHello,
     Pull,
@@ -54,6 +57,7 @@ class LinkPort:
         epoch: Our event epoch: tells a peer that comes back whether we are still the same.
         sources: Pools that may push, and test the link.
         gateways: Gateways that may subscribe and abort.
+        decoding: Agrees on codecs with those pools.
     """
 
     def __init__(
@@ -74,7 +78,10 @@ class LinkPort:
         on_refused: Callable[[Refused, str], None],
         on_purge: Callable[[Purge | PurgeEnd, str, Callable[[Message], None]], None],
         clock_ns: Callable[[], int],
+        decoding: Decoding,
     ) -> None:
+        self._decoding = decoding
+        self._busy = BusyMeter(lambda: io.thread_id)
         self._sources = sources
         self._gateways = gateways
         self._inbound = inbound
@@ -91,6 +98,7 @@ class LinkPort:
             sources,
             inbound,
             io,
+            decoding,
             on_block=self._take_block,
             on_unwanted=self._refuse_transfer,
             on_no_room=self._no_room,
@@ -168,9 +176,9 @@ class LinkPort:
         match message:
             case Ping():
                 if message.at_ns:
-                    channel.send(
-                        Pong(at_ns=message.at_ns, received=self.data.received(channel.peer))
-                    )
+                    received = self.data.received(channel.peer)
+                    busy = self._busy.share()
+                    channel.send(Pong(at_ns=message.at_ns, received=received, busy=busy))
                 self.data.drop_older(channel.peer, message.connections)
             case Goodbye():
                 return  # The end of the connection follows, and is logged with the reason.
@@ -229,6 +237,12 @@ class LinkPort:
         for transfer_id in dict.fromkeys(hello.resumes):
             self._resume(channel, transfer_id)
         channel.send(Resumed(epoch=self._epoch))
+        self._decoding.begin_link(
+            channel.peer,
+            hello.link,
+            hello.codecs,
+            lambda codecs: channel.send(Decodes(codecs=codecs)),
+        )
 
     def _resume(self, channel: Channel, transfer_id: bytes) -> None:
         """Tell a peer that came back what became of one of its transfers."""
@@ -311,6 +325,7 @@ class LinkPort:
         for other, transfer_id in self._early.all():
             if other == peer:
                 self._drop_early(peer, transfer_id)
+        self._decoding.end_link(peer)
         self.data.end_link(peer)
 
     def _require(self, channel: Channel, role: frozenset[str]) -> None:

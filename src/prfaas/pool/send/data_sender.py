@@ -11,6 +11,7 @@ from collections.abc import Callable
 from prfaas.errors import PeerError
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.net.tls_sockets import connect, shake_hands
+from prfaas.pool.send.link_coding import LinkCoding
 from prfaas.pool.send.send_connection import DataConnection
 from prfaas.pool.send.send_queue import FRAGMENT_BYTES, SendQueue
 from prfaas.wire.identity import peer_name
@@ -39,6 +40,7 @@ class DataSenders:
         pool: Our own name.
         link: Word of the session.
         queue: What they send.
+        coding: How they code it.
         numbers: A number for every connection, none twice.
         num_connections: How many, to begin with.
         pacing_bits_per_s: What all together may send, to begin with; 0 is no limit.
@@ -55,6 +57,7 @@ class DataSenders:
         pool: str,
         link: str,
         queue: SendQueue,
+        coding: LinkCoding,
         numbers: Callable[[], int],
         num_connections: int,
         pacing_bits_per_s: int,
@@ -67,6 +70,7 @@ class DataSenders:
         self._pool = pool
         self._link = link
         self._queue = queue
+        self._coding = coding
         self._numbers = numbers
         self._num_wanted = num_connections
         self._pacing_bits_per_s = pacing_bits_per_s
@@ -172,7 +176,7 @@ class DataSenders:
         with await self._dial() as secured:
             number = self._numbers()
             join = encode(Join(pool=self._pool, link=self._link, number=number))
-            connection = DataConnection(number, secured, self._queue, join)
+            connection = DataConnection(number, secured, self._queue, self._coding, join)
             self._connections.append(connection)
             self._fit()
             self._tell(self._on_change)

@@ -18,8 +18,10 @@ from prfaas.core.transfer.pacing import Pacer
 from prfaas.core.transfer.tcp_goodput import num_connections
 from prfaas.logs import log_event
 from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.pool.net.busy import BusyMeter
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.send.data_sender import DataSenders
+from prfaas.pool.send.link_coding import LinkCoding
 from prfaas.pool.send.link_meter import SAMPLE_NS, LinkMeter
 from prfaas.pool.send.send_queue import SendQueue
 from prfaas.units import NS_PER_S
@@ -78,6 +80,7 @@ class Dialer:
         address: Its host and port.
         tls: Our identity.
         io: Where the data connections live.
+        coding: How fragments are coded.
         clock_ns: Monotonic clock, nanoseconds.
         budget_bits_per_s: What all data connections together may send; 0 is no limit.
         connections: Data connections; 0 is as many as budget and round trip ask for.
@@ -94,6 +97,7 @@ class Dialer:
         metrics: PoolMetrics,
         io: IoThread,
         queue: SendQueue,
+        coding: LinkCoding,
         clock_ns: Callable[[], int],
         budget_bits_per_s: int,
         connections: int,
@@ -106,6 +110,9 @@ class Dialer:
         self._metrics = metrics
         self._io = io
         self._queue = queue
+        self._coding = coding
+        self._busy = BusyMeter(lambda: io.thread_id)
+        self._receiver_busy = 0.0
         self._clock_ns = clock_ns
         self._budget_bits_per_s = budget_bits_per_s
         self._connections = connections
@@ -143,11 +150,12 @@ class Dialer:
             self._clock_ns(),
             open_arrived_bytes=arrived,
             queued_by_tenant=self._queue.queued_by_tenant,
+            coding_ratio=self._coding.ratio,
         )
 
     def seconds_to_send(self, num_bytes: int) -> float | None:
         """What a transfer of that many bytes would take now; None if nothing is known."""
-        return self._meter.seconds_to_send(num_bytes)
+        return self._meter.seconds_to_send(num_bytes, self._coding.ratio)
 
     def send(self, message: Message) -> None:
         """Say it if there is a connection; what matters is said again on the next one."""
@@ -166,6 +174,7 @@ class Dialer:
         """The peer answered a ping."""
         now = self._clock_ns()
         self._meter.rtt_ns = max(0, now - pong.at_ns)
+        self._receiver_busy = pong.busy
         if self._senders is not None:
             self._senders.received(pong.received, now)
 
@@ -260,6 +269,7 @@ class Dialer:
             pool=self._pool,
             link=self._link,
             queue=self._queue,
+            coding=self._coding,
             numbers=lambda: next(self._numbers),
             num_connections=self._connections or num_connections(self._budget_bits_per_s, rtt_ns),
             pacing_bits_per_s=self._pacer.bits_per_s,
@@ -274,6 +284,9 @@ class Dialer:
             queue, now = self._queue, self._clock_ns()
             self._meter.sample(now, senders.tcp_infos(), queue.queued_bytes, queue.in_flight_bytes)
             self._tune(senders, now)
+            self._coding.sample(
+                self._meter.fresh_bits_per_s / 8, self._busy.share(), self._receiver_busy
+            )
             self._metrics.set_link(self.peer, self.telemetry)
             if count % TELEMETRY_EVERY == 0:
                 channel.send(Ping(at_ns=self._clock_ns(), connections=senders.connections))
@@ -295,6 +308,7 @@ class Dialer:
 
     def _disconnect(self) -> None:
         self._channel = self._senders = None
+        self._coding.agree(())
         self._welcome.clear()
         self._update()
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from prfaas.core.transfer.link_goodput import LinkGoodput
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.fields import TENANTS_SHOWN_MAX
-from prfaas.wire.messages.gateway import LinkTelemetry
+from prfaas.wire.messages.gateway import RATIO_MAX, LinkTelemetry
 from prfaas.wire.sockets import TcpInfo
 
 SAMPLE_NS = 50_000_000
@@ -77,20 +77,26 @@ class LinkMeter:
         *,
         open_arrived_bytes: int = 0,
         queued_by_tenant: Mapping[str, int] | None = None,
+        coding_ratio: float = 1.0,
     ) -> LinkTelemetry:
         """The last sample with its age, what has arrived of open transfers, and who waits now."""
         last = self._telemetry
         values = {name: getattr(last, name) for name in last.__struct_fields__}
         values["age_ns"] = max(0, now_ns - self._sampled_at_ns)
         values["open_arrived_bytes"] = open_arrived_bytes
+        values["coding_ratio"] = min(coding_ratio, RATIO_MAX)
         longest = sorted((queued_by_tenant or {}).items(), key=lambda item: -item[1])
         values["queued_by_tenant"] = dict(longest[:TENANTS_SHOWN_MAX])
         return LinkTelemetry(**values)
 
-    def seconds_to_send(self, num_bytes: int) -> float | None:
+    def seconds_to_send(self, num_bytes: int, coding_ratio: float = 1.0) -> float | None:
         """Until the last of so many bytes, handed over now, would have arrived.
 
         Half a round trip, and what is queued or under way, at the last rate that was measured.
+
+        Args:
+            num_bytes: Of blocks.
+            coding_ratio: Bytes of blocks for a byte that the link carries.
 
         Returns:
             None if neither a rate was measured nor a budget is set.
@@ -100,4 +106,4 @@ class LinkMeter:
         if not rate:
             return None
         ahead = last.queued_bytes + last.in_flight_bytes
-        return last.rtt_ns / 2 / NS_PER_S + (ahead + num_bytes) * 8 / rate
+        return last.rtt_ns / 2 / NS_PER_S + (ahead + num_bytes) * 8 / coding_ratio / rate

@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.kv.blocks import BlockKey, BlockName
 from prfaas.core.kv.manifest import NamedBlocks
 from prfaas.core.transfer.link_scheduler import OutgoingBlock, TenantShare
 from prfaas.core.transfer.tickets import TicketRefusedError
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd, TransferEvent, TransferState
 from prfaas.errors import PeerError
+from prfaas.pool.codec.layouts import KnownLayouts
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.net.io_thread import IoThread
 from prfaas.pool.send.dialer import Dialer
+from prfaas.pool.send.link_coding import LinkCoding
 from prfaas.pool.send.send_queue import SendQueue
 from prfaas.pool.store.origins import Matches
 from prfaas.pool.store.tier_ports import StoredBlock
@@ -36,6 +39,7 @@ from prfaas.wire.messages.link import (
     Arrived,
     Commit,
     Committed,
+    Decodes,
     Offer,
     PoolHello,
     Pull,
@@ -89,6 +93,8 @@ class OutboundLink:
         grace_ns: How long transfers wait for a link that broke.
         budget_bits_per_s: What all data connections together may send; 0 is no limit.
         connections: Data connections; 0 is as many as budget and round trip ask for.
+        codec: When blocks are coded.
+        layouts: What engines announced; blocks of others go raw.
     """
 
     def __init__(
@@ -109,6 +115,8 @@ class OutboundLink:
         grace_ns: int,
         budget_bits_per_s: int = 0,
         connections: int = 0,
+        codec: LinkCodec = LinkCodec.RAW,
+        layouts: KnownLayouts | None = None,
     ) -> None:
         self.peer = peer
         self._pool = pool
@@ -125,6 +133,7 @@ class OutboundLink:
         self._transfers: dict[bytes, _Outgoing] = {}
         sent = metrics.link_bytes.labels(peer=peer, direction="sent")
         self._queue = SendQueue(sent.inc, clock_ns)
+        self._coding = LinkCoding(codec, layouts or KnownLayouts(), peer, metrics)
         self._dialer = Dialer(
             self,
             pool=pool,
@@ -134,6 +143,7 @@ class OutboundLink:
             metrics=metrics,
             io=io,
             queue=self._queue,
+            coding=self._coding,
             clock_ns=clock_ns,
             budget_bits_per_s=budget_bits_per_s,
             connections=connections,
@@ -269,6 +279,7 @@ class OutboundLink:
 
     async def run(self) -> None:
         """Keep the link up until cancelled."""
+        self._coding.load()
         await self._dialer.run()
 
     # --- what the connections ask and tell ---
@@ -276,7 +287,13 @@ class OutboundLink:
     def hello(self, link: str) -> PoolHello:
         """What is said first on a new connection."""
         resumes = list(self._transfers)
-        return PoolHello(pool=self._pool, epoch=self._epoch, resumes=resumes, link=link)
+        return PoolHello(
+            pool=self._pool,
+            epoch=self._epoch,
+            resumes=resumes,
+            link=link,
+            codecs=self._coding.offered,
+        )
 
     def on_state(self) -> None:
         """The link came up or went down."""
@@ -306,11 +323,20 @@ class OutboundLink:
                 self._dialer.heard(message)
             case Resumed():
                 self._resume(message.epoch)
+            case Decodes():
+                self._coding.agree(message.codecs)
             case Arrived():
                 for key in keys_of(message.keys):
                     self._arrived(message.transfer_id, (message.layout_id, key))
             case Pull():
                 self._on_pull(message)
+            case Accepted() | Refused() | Committed() | Abort():
+                self._on_progress(message)
+            case _:
+                raise PeerError(f"{type(message).__name__} has no meaning on a link")
+
+    def _on_progress(self, message: Accepted | Refused | Committed | Abort) -> None:
+        match message:
             case Accepted():
                 self._answered(message.transfer_id, TransferEvent.ACCEPT)
             case Refused():
@@ -319,8 +345,6 @@ class OutboundLink:
                 self._committed(message.transfer_id)
             case Abort():
                 self.abort(message.transfer_id, message.kind, message.reason, tell_peer=False)
-            case _:
-                raise PeerError(f"{type(message).__name__} has no meaning on a link")
 
     def _resume(self, peer_epoch: str) -> None:
         """The peer has said what it has; go on with the rest."""

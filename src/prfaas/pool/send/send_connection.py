@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 
+from prfaas.pool.send.link_coding import LinkCoding, Scratch
 from prfaas.pool.send.send_queue import SendQueue
-from prfaas.wire.fragments import encode_prefix
 
 STUCK_NS = 5 * 10**9
 """A connection of which nothing arrives for so long carries nothing more."""
@@ -15,8 +15,17 @@ STUCK_NS = 5 * 10**9
 class DataConnection:
     """Sends what the queue has, until it breaks. Lives on the I/O thread."""
 
-    def __init__(self, number: int, secured: ssl.SSLSocket, queue: SendQueue, first: bytes) -> None:
+    def __init__(
+        self,
+        number: int,
+        secured: ssl.SSLSocket,
+        queue: SendQueue,
+        coding: LinkCoding,
+        first: bytes,
+    ) -> None:
         self.number = number
+        self._coding = coding
+        self._scratch = Scratch()
         self.socket = secured
         self._queue = queue
         self._loop = asyncio.get_running_loop()
@@ -82,7 +91,7 @@ class DataConnection:
             self._is_idle = True
             self._loop.remove_writer(self._descriptor)
             return False
-        self._parts = [fragment.data, memoryview(encode_prefix(fragment))]
+        self._parts = self._coding.parts(fragment, self._scratch)[::-1]
         self._sent_bytes += sum(map(len, self._parts))
         return True
 

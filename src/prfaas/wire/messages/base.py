@@ -26,11 +26,13 @@ class Ping(Message, tag="ping"):
 class Pong(Message, tag="pong"):
     """Answer to a `Ping` that carried a time, with that time.
 
-    `received` says how many bytes came so far over each data connection, by its number.
+    `received` says how many bytes came so far over each data connection, by its number. `busy` is
+    the share of time in which the thread that receives them ran or waited for a core, lately.
     """
 
     at_ns: Nanoseconds
     received: dict[int, int] = {}
+    busy: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
 
 class Goodbye(Message, tag="goodbye"):

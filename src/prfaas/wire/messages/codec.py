@@ -41,6 +41,7 @@ from prfaas.wire.messages.link import (
     Arrived,
     Commit,
     Committed,
+    Decodes,
     Join,
     Missing,
     Offer,
@@ -69,6 +70,7 @@ AnyMessage = (
     | PoolHello
     | Join
     | Resumed
+    | Decodes
     | Arrived
     | Committed
     | Offer

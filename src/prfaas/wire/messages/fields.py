@@ -43,6 +43,9 @@ EVERY = "*"
 Source = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"\A[ -~]+\Z")]
 """ASCII, so that as many as there may be fit into a record on disk."""
 Sources = Annotated[list[Source], msgspec.Meta(max_length=SOURCES_MAX)]
+CODECS_MAX = 16
+Codecs = Annotated[list[Name], msgspec.Meta(max_length=CODECS_MAX)]
+"""Names of codecs (`core/codec/codecs.py`); those that are not known are ignored."""
 Extent = tuple[Count, Count]
 """Offset and length, bytes, within a row of the engine's shared memory."""
 

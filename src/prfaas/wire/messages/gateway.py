@@ -128,6 +128,9 @@ class Purged(Message, tag="purged"):
     """Why not all are gone; empty if they are."""
 
 
+RATIO_MAX = 1e6
+
+
 class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a link, as of `age_ns` before the message was made. Zero is unknown."""
 
@@ -152,6 +155,9 @@ class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     """What has arrived of transfers that have not ended."""
     arrived_bytes: Count = 0
     """Acknowledged since the connections were opened, headers and TLS included."""
+    coding_ratio: Annotated[float, msgspec.Meta(ge=1, le=RATIO_MAX)] = 1.0
+    """Bytes of blocks for a byte that the link carries, of what was sent last. The rates above are
+    of bytes that the link carries."""
     busy_ns: Nanoseconds = 0
     """Time in which bytes waited for a connection, since the pool node was started."""
     queued_by_tenant: Annotated[dict[str, Count], msgspec.Meta(max_length=TENANTS_SHOWN_MAX)] = {}

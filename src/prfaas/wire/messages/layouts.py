@@ -9,6 +9,7 @@ import msgspec
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 from prfaas.core.kv.layout_facts import FACTS_MAX, NAME_CHARS_MAX, VALUE_CHARS_MAX
+from prfaas.core.kv.planes import DTYPE_CHARS_MAX, PLANES_MAX, Plane
 from prfaas.wire.messages.fields import GROUPS_MAX, Count, LayoutId, Text
 
 FactName = Annotated[
@@ -25,14 +26,43 @@ LAYOUTS_MAX = 64
 """Layouts whose facts one message holds; a pool node that has more engines has few models."""
 
 
+Dtype = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=DTYPE_CHARS_MAX, pattern=r"\A[A-Za-z0-9_.-]+\Z")
+]
+PlaneSpec = tuple[Dtype, Annotated[int, msgspec.Meta(ge=1, le=2**53)]]
+"""Name of a type, and bytes."""
+
+
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A cache group as it is announced."""
+    """A cache group as it is announced; an older engine announces no planes."""
 
     index: Count
     kind: GroupKind
     tokens_per_block: Annotated[int, msgspec.Meta(ge=1)]
     block_bytes: Annotated[int, msgspec.Meta(ge=1)]
     window_tokens: Count = 0
+    planes: Annotated[list[PlaneSpec], msgspec.Meta(max_length=PLANES_MAX)] = []
+
+    def __post_init__(self) -> None:
+        """Reject planes that are not the block."""
+        num_bytes = sum(size for _, size in self.planes)
+        if self.planes and num_bytes != self.block_bytes:
+            raise ValueError(
+                f"cache group {self.index}: block_bytes is {self.block_bytes}, "
+                f"its dtype planes have {num_bytes}"
+            )
+
+    def group(self) -> CacheGroup:
+        """Return the same, as the core knows it."""
+        planes = tuple(Plane(*plane) for plane in self.planes)
+        return CacheGroup(
+            self.index,
+            self.kind,
+            self.tokens_per_block,
+            self.block_bytes,
+            self.window_tokens,
+            planes,
+        )
 
 
 class LayoutSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,10 +84,7 @@ class LayoutSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def layout(self) -> Layout:
         """The same, as the core knows it."""
-        groups = tuple(
-            CacheGroup(g.index, g.kind, g.tokens_per_block, g.block_bytes, g.window_tokens)
-            for g in self.groups
-        )
+        groups = tuple(spec.group() for spec in self.groups)
         return Layout(self.layout_id, self.tokens_per_hash, self.hash_seed, groups)
 
 
@@ -95,6 +122,7 @@ def layout_spec(layout: Layout) -> LayoutSpec:
             tokens_per_block=g.tokens_per_block,
             block_bytes=g.block_bytes,
             window_tokens=g.window_tokens,
+            planes=list(g.planes),
         )
         for g in layout.groups
     ]

@@ -8,6 +8,7 @@ from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.wire.messages.base import Message
 from prfaas.wire.messages.fields import (
     Blocks,
+    Codecs,
     Count,
     Key,
     LayoutId,
@@ -23,13 +24,15 @@ class PoolHello(Message, tag="pool_hello"):
     """First message on a link; the name has to be the one in the certificate.
 
     `resumes` are the sender's open transfers: what else was open over an earlier connection is
-    over. `link` is a word of the sender's that its data connections repeat.
+    over. `link` is a word of the sender's that its data connections repeat. `codecs` are those
+    that it could code blocks with; an older pool names none, and sends raw.
     """
 
     pool: Name
     epoch: Text
     link: Name
     resumes: list[TransferId] = msgspec.field(default_factory=list)
+    codecs: Codecs = msgspec.field(default_factory=list)
 
 
 class Join(Message, tag="join"):
@@ -44,6 +47,15 @@ class Resumed(Message, tag="resumed"):
     """Answer to `PoolHello`, after an `Arrived`, `Committed` or `Abort` for what is resumed."""
 
     epoch: Text
+
+
+class Decodes(Message, tag="decodes"):
+    """From now on, fragments on this link may be coded by these codecs of the hello.
+
+    Sent to a peer whose hello has codecs, once they are ready here. Without it all goes raw.
+    """
+
+    codecs: Codecs
 
 
 class Arrived(Message, tag="arrived"):

@@ -1,0 +1,114 @@
+"""Decoding of fragments at the receiving end of links."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+
+from prfaas.core.codec.codecs import EXPONENT_WINDOW, EXPONENT_WINDOW_NUMBER, LinkCodec
+from prfaas.errors import PeerError
+from prfaas.pool.codec.layouts import KnownLayouts
+from prfaas.pool.codec.loading import KERNELS, Kernels
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.units import NS_PER_S
+from prfaas.wire.fragments import FragmentPrefix
+
+
+class Decoding:
+    """Agrees on codecs with peers, and decodes what they code.
+
+    Args:
+        mode: The operator's choice.
+        layouts: What engines announced.
+        metrics: Of this pool node.
+        kernels: Of this process.
+    """
+
+    def __init__(
+        self,
+        mode: LinkCodec,
+        layouts: KnownLayouts,
+        metrics: PoolMetrics,
+        kernels: Kernels = KERNELS,
+    ) -> None:
+        self._is_allowed = mode is not LinkCodec.RAW
+        self._layouts = layouts
+        self._metrics = metrics
+        self._kernels = kernels
+        self._seconds = metrics.codec_seconds.labels(direction="received")
+        self._offers: dict[str, str] = {}
+        """By peer, the word of the link whose hello named a codec that is known here."""
+        self._agreed: dict[str, str] = {}
+        """By peer, the word of the link on which it was told that it may code."""
+
+    def begin_link(
+        self, peer: str, link: str, codecs: Sequence[str], tell: Callable[[list[str]], None]
+    ) -> None:
+        """Answer a hello once the kernels are ready.
+
+        Args:
+            peer: Name of the pool.
+            link: Word of its link.
+            codecs: Those of the hello.
+            tell: Called on this event loop, while the link stands, with the codecs it may use.
+        """
+        self.end_link(peer)
+        if not self._is_allowed or EXPONENT_WINDOW not in codecs:
+            return
+        self._offers[peer] = link
+        loop = asyncio.get_running_loop()
+
+        def ready() -> None:
+            with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
+                loop.call_soon_threadsafe(self._agree, peer, link, tell)
+
+        self._kernels.load(ready)
+
+    def end_link(self, peer: str) -> None:
+        """The link of a peer is over."""
+        self._offers.pop(peer, None)
+        self._agreed.pop(peer, None)
+
+    def _agree(self, peer: str, link: str, tell: Callable[[list[str]], None]) -> None:
+        if self._offers.get(peer) == link:
+            self._agreed[peer] = link
+            tell([EXPONENT_WINDOW])
+
+    # --- on the I/O thread ---
+
+    def check(self, peer: str, link: str, prefix: FragmentPrefix) -> None:
+        """See that a coded fragment is one that was agreed on.
+
+        Raises:
+            PeerError: It is not.
+        """
+        if prefix.codec != EXPONENT_WINDOW_NUMBER or self._agreed.get(peer) != link:
+            raise PeerError(
+                f"a fragment has codec {prefix.codec}, which was not agreed on for this link"
+            )
+        group = self._layouts.group(prefix.layout_id, prefix.key.group)
+        if group is not None and group.block_bytes != prefix.block_bytes:
+            raise PeerError(
+                f"a coded block of cache group {prefix.key.group} would have {prefix.block_bytes} "
+                f"bytes; the engines here announced {group.block_bytes}"
+            )
+
+    def decode(self, coded: memoryview, into: memoryview) -> None:
+        """Restore the bytes of a fragment that was checked; `into` holds anything after an error.
+
+        Raises:
+            PeerError: It can not be decoded to exactly as many bytes.
+        """
+        window = self._kernels.window
+        if window is None:
+            raise PeerError("a fragment is coded before this side said that it decodes")
+        began = time.thread_time_ns()
+        window.decode(coded, into)
+        self._seconds.inc((time.thread_time_ns() - began) / NS_PER_S)
+
+    def came(self, peer: str, prefix: FragmentPrefix) -> None:
+        """Count a fragment."""
+        received = self._metrics.link_wire_bytes.labels(peer=peer, direction="received")
+        received.inc(prefix.payload_bytes)

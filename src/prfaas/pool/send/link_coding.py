@@ -1,0 +1,157 @@
+"""Coding of fragments at the sending end of a link."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from prfaas.core.codec.codecs import (
+    EXPONENT_WINDOW,
+    EXPONENT_WINDOW_NUMBER,
+    RATIOS,
+    LinkCodec,
+    codec_of,
+)
+from prfaas.core.codec.switch import CodingSwitch
+from prfaas.core.codec.trials import Trials
+from prfaas.core.kv.planes import Planes, part
+from prfaas.core.transfer.link_scheduler import Fragment
+from prfaas.pool.codec.layouts import KnownLayouts
+from prfaas.pool.codec.loading import KERNELS, Kernels, Window
+from prfaas.pool.metrics.metrics import PoolMetrics
+from prfaas.units import NS_PER_S
+from prfaas.wire.fragments import encode_coded_prefix, encode_prefix
+
+CODED_BYTES_MIN = 4096
+"""Smaller fragments, such as the end of a block of odd size, gain too little to be tried."""
+RATIO_WEIGHT = 0.25
+"""Of the newest sample."""
+
+
+class LinkCoding:
+    """Decides what is coded on one link, and counts it.
+
+    Fragments are coded one at a time on the I/O thread, when a connection takes them: nothing waits
+    coded, and the order of blocks stays the scheduler's.
+
+    Args:
+        mode: The operator's choice.
+        layouts: What engines announced.
+        peer: Name of the other pool.
+        metrics: Of this pool node.
+        kernels: Of this process.
+    """
+
+    def __init__(
+        self,
+        mode: LinkCodec,
+        layouts: KnownLayouts,
+        peer: str,
+        metrics: PoolMetrics,
+        kernels: Kernels = KERNELS,
+    ) -> None:
+        self._mode = mode
+        self._layouts = layouts
+        self._kernels = kernels
+        self._switch: CodingSwitch | None = None
+        self._trials = Trials()
+        self._is_agreed = False
+        self._sent_bytes = metrics.link_wire_bytes.labels(peer=peer, direction="sent")
+        self._seconds = metrics.codec_seconds.labels(direction="sent")
+        self._block_bytes = self._wire_bytes = 0
+        self._coded_from = self._coded_to = 0
+        self._seen = 0, 0
+        self.ratio = 1.0
+        """Bytes of blocks for a byte sent, of the last samples in which something was sent."""
+
+    @property
+    def offered(self) -> list[str]:
+        """Codecs for the hello."""
+        return [] if self._mode is LinkCodec.RAW else self._kernels.names
+
+    def load(self) -> None:
+        """Have the kernels loaded."""
+        if self.offered:
+            self._kernels.load()
+
+    def agree(self, codecs: Iterable[str]) -> None:
+        """Take the codecs that the peer decodes on the link that stands now; none at its end."""
+        self._is_agreed = EXPONENT_WINDOW in codecs and bool(self.offered)
+
+    def sample(self, wire_bytes_per_s: float, sender_busy: float, receiver_busy: float) -> None:
+        """Take what was measured since the sample before.
+
+        Args:
+            wire_bytes_per_s: What the link carried if it was busy all the time, else 0.
+            sender_busy: Share of time in which the I/O thread ran or waited for a core.
+            receiver_busy: The same of the peer; 0 if it is not known.
+        """
+        block_bytes, wire_bytes = self._block_bytes, self._wire_bytes
+        before, self._seen = self._seen, (block_bytes, wire_bytes)
+        if wire_bytes > before[1]:
+            fresh = (block_bytes - before[0]) / (wire_bytes - before[1])
+            self.ratio = max(1.0, self.ratio + RATIO_WEIGHT * (fresh - self.ratio))
+        if self._switch is not None and self._is_agreed:
+            coded_ratio = (
+                self._coded_from / self._coded_to if self._coded_to else RATIOS["bfloat16"]
+            )
+            self._switch.sample(wire_bytes_per_s, coded_ratio, sender_busy, receiver_busy)
+
+    # --- on the I/O thread ---
+
+    def parts(self, fragment: Fragment, scratch: Scratch) -> list[memoryview]:
+        """Return what to send of a fragment: its prefix and its bytes, coded if that is worth
+        it."""
+        coded = self._coded(fragment, scratch)
+        data = fragment.data if coded is None else coded
+        self._block_bytes += fragment.num_bytes
+        self._wire_bytes += len(data)
+        self._sent_bytes.inc(len(data))
+        if coded is None:
+            return [memoryview(encode_prefix(fragment)), data]
+        return [memoryview(encode_coded_prefix(fragment, EXPONENT_WINDOW_NUMBER, len(data))), data]
+
+    def _coded(self, fragment: Fragment, scratch: Scratch) -> memoryview | None:
+        window = self._kernels.window
+        if window is None or not self._is_agreed or not self._is_on():
+            return None
+        layout_id, key = fragment.block.name
+        planes = self._planes(fragment)
+        if codec_of(planes) is None or not self._trials.should_try(layout_id, key.group):
+            return None
+        began = time.thread_time_ns()
+        coded = window.encode(fragment.data, planes, scratch.room(window, fragment.num_bytes))
+        self._seconds.inc((time.thread_time_ns() - began) / NS_PER_S)
+        self._trials.tried(layout_id, key.group, has_shrunk=coded is not None)
+        if coded is not None:
+            self._coded_from += fragment.num_bytes
+            self._coded_to += len(coded)
+        return coded
+
+    def _planes(self, fragment: Fragment) -> Planes:
+        """Return the dtype planes of a fragment; none if they are unknown or it is small."""
+        layout_id, key = fragment.block.name
+        group = self._layouts.group(layout_id, key.group)
+        is_known = group is not None and group.block_bytes == len(fragment.block.data)
+        if group is None or not is_known or fragment.num_bytes < CODED_BYTES_MIN:
+            return ()
+        return part(group.planes, fragment.offset, fragment.num_bytes)
+
+    def _is_on(self) -> bool:
+        if self._switch is None:
+            self._switch = CodingSwitch(self._mode, self._kernels.speed)
+        return self._switch.is_on
+
+
+class Scratch:
+    """Memory of one connection for the fragment that it sends."""
+
+    def __init__(self) -> None:
+        self._room = memoryview(bytearray())
+
+    def room(self, window: Window, num_bytes: int) -> memoryview:
+        """Return room to code a fragment; what was there before is overwritten."""
+        wanted = window.coded_bytes_max(num_bytes)
+        if len(self._room) < wanted:
+            self._room = memoryview(bytearray(wanted))
+        return self._room

@@ -1,0 +1,353 @@
+"""Codecs on a link between two pool nodes: every byte arrives, peers without them get raw."""
+
+import asyncio
+import itertools
+import random
+import secrets
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prfaas.core.codec.codecs import EXPONENT_WINDOW, EXPONENT_WINDOW_NUMBER, LinkCodec
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.core.kv.planes import Plane
+from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
+from prfaas.lab.faults import Fault, FaultProxy
+from prfaas.pool.codec.exponent_window import coded_bytes_max, encode
+from prfaas.pool.codec.loading import KERNELS
+from prfaas.pool.send.send_queue import FRAGMENT_BYTES
+from prfaas.pool.store.tier_ports import StoredBlock
+from prfaas.wire.fragments import block_digest, encode_coded_prefix
+from prfaas.wire.identity import identity_in
+from prfaas.wire.messages.codec import encode as frame
+from prfaas.wire.messages.link import Decodes, Join, PoolHello, Resumed
+
+from .conftest import World
+from .sites import LAYOUT, LOOPBACK, NAMED, Peer, Site, dial, offer, seal, until
+from .test_codecs import normal
+
+BLOCK_BYTES = 5 * FRAGMENT_BYTES + 10
+"""The last fragment of a block is an odd one."""
+STATE_BYTES = 3 * FRAGMENT_BYTES + 1
+MEMORY = 64 << 20
+MODEL = Layout(
+    LAYOUT.layout_id,
+    16,
+    "0",
+    (
+        CacheGroup(
+            0, GroupKind.FULL_ATTENTION, 16, BLOCK_BYTES, planes=(Plane("bfloat16", BLOCK_BYTES),)
+        ),
+        CacheGroup(
+            1, GroupKind.LINEAR_STATE, 64, STATE_BYTES, planes=(Plane("float32", STATE_BYTES),)
+        ),
+    ),
+)
+
+
+def a_block(number: int, group: int = 0, data: bytes | None = None) -> tuple[BlockKey, StoredBlock]:
+    key = BlockKey(group, bytes([number]) * 32)
+    if data is None:
+        data = normal(BLOCK_BYTES // 2, seed=number) if group == 0 else b"s" * STATE_BYTES
+    return key, StoredBlock(bytearray(data), block_digest(LAYOUT.layout_id, key, data))
+
+
+@dataclass
+class Pair:
+    """Two pool nodes, and a proxy for faults between them."""
+
+    proxy: FaultProxy
+    prfaas: Site
+    pd: Site
+    identities: Path
+    numbers: Any = field(default_factory=itertools.count)
+
+    async def move(self, blocks: list[tuple[BlockKey, StoredBlock]]) -> None:
+        """Send blocks and see that each arrives bit by bit."""
+        transfer, link = secrets.token_bytes(16), self.prfaas.node.links["pd-pool"]
+        committed = self.pd.metric("transfers_total", direction="received", state="committed")
+        self.begin(transfer)
+        for key, block in blocks:
+            link.push(transfer, LAYOUT.layout_id, key, block)
+        link.finish(transfer)
+        await until(
+            lambda: (
+                self.pd.metric("transfers_total", direction="received", state="committed")
+                > committed
+            )
+        )
+        await until(lambda: not link.num_open)
+        for key, block in blocks:
+            stored = self.pd.node.store.get(LAYOUT.layout_id, key)
+            assert stored is not None
+            assert stored.data == block.data
+
+    def begin(self, transfer: bytes) -> None:
+        sealed = seal(self.identities, transfer, bytes_max=MEMORY // 2)
+        grant = self.prfaas.node._tickets.to_send(
+            sealed,
+            NAMED,
+            transfer_id=transfer,
+            destination="pd-pool",
+            layout_id=LAYOUT.layout_id,
+        )
+        self.prfaas.node.links["pd-pool"].open(grant)
+
+    @property
+    def is_agreed(self) -> bool:
+        return self.prfaas.node.links["pd-pool"]._coding._is_agreed
+
+    def moved(self) -> tuple[float, float]:
+        """Bytes of blocks, and bytes as they travelled, as both ends count them."""
+        figures = [
+            (
+                site.metric("link_bytes_total", peer=peer, direction=way),
+                site.metric("link_wire_bytes_total", peer=peer, direction=way),
+            )
+            for site, peer, way in (
+                (self.prfaas, "pd-pool", "sent"),
+                (self.pd, "prfaas-pool", "received"),
+            )
+        ]
+        assert figures[0] == figures[1]
+        return figures[0]
+
+
+Pairs = Callable[[LinkCodec, LinkCodec], Any]
+
+
+@pytest.fixture
+async def pair(world: World, identities: Path) -> AsyncIterator[Pairs]:
+    proxies = []
+
+    async def made(sender: LinkCodec, receiver: LinkCodec) -> Pair:
+        pd = await world.start("pd-pool", memory_bytes=MEMORY, link_codec=receiver)
+        proxy = FaultProxy(("127.0.0.1", pd.port))
+        await proxy.open()
+        proxies.append(proxy)
+        prfaas = await world.start(
+            "prfaas-pool",
+            memory_bytes=MEMORY,
+            link_codec=sender,
+            link_connections={"pd-pool": 2},
+            peers={"pd-pool": ("127.0.0.1", proxy.port)},
+        )
+        for site in (pd, prfaas):
+            site.node._known_layouts.learn(MODEL)
+        found = Pair(proxy, prfaas, pd, identities)
+        link = prfaas.node.links["pd-pool"]
+        await until(lambda: link.telemetry.num_connections == 2)
+        if LinkCodec.RAW not in (sender, receiver):
+            await until(lambda: found.is_agreed and KERNELS.window is not None)
+        return found
+
+    yield made
+    for proxy in proxies:
+        await proxy.close()
+
+
+async def test_bfloat16_travels_coded_and_arrives_bit_by_bit(pair: Pairs) -> None:
+    found = await pair(LinkCodec.ALWAYS, LinkCodec.AUTO)
+
+    await found.move([a_block(number) for number in range(8)])
+
+    block_bytes, wire_bytes = found.moved()
+    assert block_bytes == 8 * BLOCK_BYTES
+    assert block_bytes / wire_bytes > 1.32
+    assert found.prfaas.metric("codec_seconds_total", direction="sent") > 0
+    assert found.pd.metric("codec_seconds_total", direction="received") > 0
+    link = found.prfaas.node.links["pd-pool"]
+    await until(lambda: link.telemetry.coding_ratio > 1.05)
+    await until(lambda: found.prfaas.metric("link_coding_ratio", peer="pd-pool") > 1.05)
+
+
+async def test_state_and_noise_go_raw_beside_coded_blocks(pair: Pairs) -> None:
+    found = await pair(LinkCodec.ALWAYS, LinkCodec.AUTO)
+    noise = random.Random(0)
+
+    await found.move(
+        [a_block(number, number % 2) for number in range(6)]
+        + [a_block(9 + n, 0, noise.randbytes(BLOCK_BYTES)) for n in range(3)]
+    )
+
+    block_bytes, wire_bytes = found.moved()
+    saved = block_bytes - wire_bytes
+    assert 3 * BLOCK_BYTES * 0.2 < saved <= 3 * BLOCK_BYTES * 0.25
+
+
+@pytest.mark.parametrize(
+    ("sender", "receiver"),
+    [(LinkCodec.ALWAYS, LinkCodec.RAW), (LinkCodec.RAW, LinkCodec.AUTO)],
+)
+async def test_a_peer_without_codecs_gets_raw(
+    pair: Pairs, sender: LinkCodec, receiver: LinkCodec
+) -> None:
+    found = await pair(sender, receiver)
+
+    await found.move([a_block(number) for number in range(4)])
+
+    block_bytes, wire_bytes = found.moved()
+    assert wire_bytes == block_bytes == 4 * BLOCK_BYTES
+
+
+async def test_blocks_of_a_layout_that_nobody_announced_go_raw(pair: Pairs) -> None:
+    found = await pair(LinkCodec.ALWAYS, LinkCodec.AUTO)
+    found.prfaas.node._known_layouts._groups.clear()
+
+    await found.move([a_block(0)])
+
+    assert found.moved() == (BLOCK_BYTES, BLOCK_BYTES)
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT, Fault.RESET, Fault.CORRUPT])
+async def test_a_coded_transfer_survives_lost_connections(pair: Pairs, fault: Fault) -> None:
+    found = await pair(LinkCodec.ALWAYS, LinkCodec.AUTO)
+    moving = asyncio.create_task(found.move([a_block(number) for number in range(12)]))
+    await until(lambda: found.proxy.num_bytes > 3 * BLOCK_BYTES)
+
+    found.proxy.strike(fault, None)
+
+    await moving
+
+
+async def test_an_engine_announces_the_planes_of_its_blocks(world: World) -> None:
+    site = await world.start_pd()
+    await world.engine("pd-pool")
+
+    await until(lambda: site.node._known_layouts.group(LAYOUT.layout_id, 0) is not None)
+
+
+# --- hostile peers ---
+
+
+def wire(
+    data: bytes,
+    transfer: bytes,
+    *,
+    codec: int = EXPONENT_WINDOW_NUMBER,
+    stream: bytes | None = None,
+    claimed: int | None = None,
+) -> bytes:
+    """A block as one coded fragment, or something that pretends to be one."""
+    key, block = a_block(1, 0, data)
+    size = len(data) if claimed is None else claimed
+    whole = OutgoingBlock(transfer, (LAYOUT.layout_id, key), block.digest, bytes(size))
+    if stream is None:
+        scratch = memoryview(bytearray(coded_bytes_max(len(data))))
+        stream = bytes(encode(memoryview(data), (Plane("bfloat16", len(data)),), scratch) or b"")
+    return encode_coded_prefix(Fragment(whole, 0, size), codec, len(stream)) + stream
+
+
+async def a_source(site: Site, identities: Path, *, is_agreed: bool = True) -> Peer:
+    """A sender with a certificate that may code, to misbehave with."""
+    peer = await dial(site, identities, "prfaas-pool")
+    link = secrets.token_hex(8)
+    codecs = [EXPONENT_WINDOW] if is_agreed else []
+    peer.channel.send(PoolHello(pool="prfaas-pool", epoch="e", link=link, codecs=codecs))
+    await until(lambda: bool(peer.of(Decodes if is_agreed else Resumed)))
+    tls = identity_in(identities, "prfaas-pool").dialling().data
+    _, peer.data = await asyncio.open_connection(LOOPBACK, site.port, ssl=tls)
+    peer.data.write(frame(Join(pool="prfaas-pool", link=link, number=1)))
+    return peer
+
+
+SMALL = normal(1000)
+"""Of a layout that the node does not know: any size may be its."""
+HEADER = b"\x01\x7f\xd0\x07\x00\x00"
+LIES: dict[str, Callable[[bytes], bytes]] = {
+    "mutated": lambda t: wire(SMALL, t)[:-300] + bytes(300),
+    "noise": lambda t: wire(SMALL, t, stream=random.Random(1).randbytes(700)),
+    "cut stream": lambda t: wire(SMALL, t, stream=HEADER),
+    "for more bytes than it has": lambda t: wire(SMALL, t, claimed=1 << 20),
+    "for fewer bytes than it has": lambda t: wire(SMALL, t, claimed=1600),
+    "no smaller than what it is for": lambda t: wire(SMALL, t, stream=bytes(2000)),
+    "longer than a fragment": lambda t: wire(SMALL, t, claimed=(1 << 20) + 1),
+    "a bomb of empty chunks": lambda t: wire(SMALL, t, stream=bytes(6) * 200),
+    "an unknown codec": lambda t: wire(SMALL, t, codec=7),
+    "the number of no codec": lambda t: wire(SMALL, t, codec=0),
+    "a bomb within a block": lambda t: wire(SMALL, t, stream=HEADER * 50, claimed=1 << 20),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_lying_fragment_ends_the_link_and_leaves_nothing(
+    world: World, identities: Path, lie: str
+) -> None:
+    site = await world.start("pd-pool", memory_bytes=MEMORY, link_codec=LinkCodec.AUTO)
+    peer = await a_source(site, identities)
+    transfer = secrets.token_bytes(16)
+    peer.channel.send(offer(identities, transfer, bytes_max=MEMORY // 2))
+    assert peer.data is not None
+
+    peer.data.write(LIES[lie](transfer))
+
+    await until(lambda: bool(peer.closed))
+    await until(lambda: not site.node.inbound.num_open)
+    assert site.metric("connections_refused_total", port="link") == 1
+    assert site.held() == set()
+    assert site.node.link_port.data.unfinished_bytes == 0
+    await stop(peer)
+    await still_takes(site, identities)
+
+
+async def test_a_coded_fragment_that_nobody_agreed_on_ends_the_link(
+    world: World, identities: Path
+) -> None:
+    site = await world.start("pd-pool", memory_bytes=MEMORY, link_codec=LinkCodec.AUTO)
+    peer = await a_source(site, identities, is_agreed=False)
+    transfer = secrets.token_bytes(16)
+    peer.channel.send(offer(identities, transfer))
+    assert peer.data is not None
+
+    peer.data.write(wire(SMALL, transfer))
+
+    await until(lambda: bool(peer.closed))
+    assert site.held() == set()
+    await stop(peer)
+
+
+async def test_a_coded_block_of_another_size_than_the_layouts_ends_the_link(
+    world: World, identities: Path
+) -> None:
+    site = await world.start("pd-pool", memory_bytes=MEMORY, link_codec=LinkCodec.AUTO)
+    site.node._known_layouts.learn(MODEL)
+    peer = await a_source(site, identities)
+    transfer = secrets.token_bytes(16)
+    peer.channel.send(offer(identities, transfer))
+    assert peer.data is not None
+
+    peer.data.write(wire(SMALL, transfer))
+
+    await until(lambda: bool(peer.closed))
+    assert site.held() == set()
+    await stop(peer)
+
+
+async def still_takes(site: Site, identities: Path) -> None:
+    """A peer that keeps to the protocol is served."""
+    peer = await a_source(site, identities)
+    transfer = secrets.token_bytes(16)
+    peer.channel.send(offer(identities, transfer))
+    assert peer.data is not None
+    peer.data.write(wire(SMALL, transfer))
+    key, block = a_block(1, 0, SMALL)
+    await until(lambda: key in site.held())
+    stored = site.node.store.get(LAYOUT.layout_id, key)
+    assert stored is not None
+    assert stored.data == block.data
+    await stop(peer)
+    await until(lambda: not site.node.inbound.num_open)
+
+
+async def stop(peer: Peer) -> None:
+    peer.pinging.cancel()
+    peer.channel.close("the test is over")
+    if peer.data is not None:
+        peer.data.close()
+        with suppress(OSError, ssl.SSLError):
+            await peer.data.wait_closed()
