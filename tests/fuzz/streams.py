@@ -4,13 +4,19 @@ import contextlib
 import random
 from collections.abc import Iterator
 
+from prfaas.core.codec.codecs import EXPONENT_WINDOW_NUMBER
 from prfaas.core.kv.blocks import BlockKey
+from prfaas.core.kv.planes import Plane
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.errors import PeerError
+from prfaas.pool.codec.exponent_window import coded_bytes_max
+from prfaas.pool.codec.exponent_window import decode as decode_window
+from prfaas.pool.codec.exponent_window import encode as encode_window
 from prfaas.wire.fragments import (
     FRAGMENT_BYTES_MAX,
     FragmentStream,
     block_digest,
+    encode_coded_prefix,
     encode_prefix,
 )
 from prfaas.wire.frames import FrameDecoder
@@ -56,7 +62,20 @@ def frame(chance: random.Random) -> bytes:
     key = BlockKey(chance.randrange(4), chance.randbytes(32))
     digest = block_digest(layout, key, data)
     block = OutgoingBlock(transfer, (layout, key), digest, data)
-    return encode_prefix(Fragment(block, 0, len(data))) + data
+    if chance.random() < 1 / 2:
+        return encode_prefix(Fragment(block, 0, len(data))) + data
+    return coded(chance, transfer)
+
+
+def coded(chance: random.Random, transfer: bytes) -> bytes:
+    """A valid coded fragment: numbers of one size, a few of them far smaller."""
+    numbers = chance.choices((0x3F80, 0xBE12, 0x3D47, 0x0001), k=chance.randrange(60, 900))
+    data = b"".join(number.to_bytes(2, "little") for number in numbers)
+    scratch = memoryview(bytearray(coded_bytes_max(len(data))))
+    stream = encode_window(memoryview(data), (Plane("bfloat16", len(data)),), scratch) or b""
+    block = OutgoingBlock(transfer, (b"L" * 32, BlockKey(0, bytes(32))), bytes(32), data)
+    prefix = encode_coded_prefix(Fragment(block, 0, len(data)), EXPONENT_WINDOW_NUMBER, len(stream))
+    return prefix + bytes(stream)
 
 
 def mutated(chance: random.Random) -> bytes:
@@ -107,10 +126,13 @@ def feed(stream: bytes, chance: random.Random) -> bool:
     except PeerError:
         good = False
     nowhere = memoryview(bytearray(FRAGMENT_BYTES_MAX))
-    fragments = FragmentStream(lambda prefix: nowhere[: prefix.num_bytes])
+    fragments = FragmentStream(lambda prefix: nowhere[: prefix.payload_bytes])
     with contextlib.suppress(PeerError):
         for piece in pieces(stream, chance):
-            fragments.feed(piece)
+            for prefix in fragments.feed(piece):
+                if prefix.codec:
+                    into = memoryview(bytearray(prefix.num_bytes))
+                    decode_window(nowhere[: prefix.payload_bytes], into)
     with contextlib.suppress(PeerError):
         decode(stream)
     return good

@@ -12,6 +12,7 @@ from prfaas.config.engine_args import SEQUENCES, check_parallelism, size_of
 from prfaas.config.names import ZMQ, FilePathText, HostPort, PartName, Url
 from prfaas.config.quantities import DurationNs, RateBitsPerS, SizeBytes, holds_a_block
 from prfaas.config.table import Table
+from prfaas.core.codec.codecs import LinkCodec
 
 
 class LinkTable(Table):
@@ -47,6 +48,10 @@ class PoolTable(Table):
     """Unix socket for the engines of its host; NAME.sock in `state` if absent."""
     drain_timeout: DurationNs = 10 * 10**9
     """Time limit for open transfers when the pool node stops."""
+    link_codec: Annotated[LinkCodec, Field(strict=False)] = LinkCodec.AUTO
+    """Lossless coding of blocks on its links: "auto" codes where that raises the rate of a link,
+    "always" codes all that shrinks, "raw" neither codes nor accepts coded blocks. Both ends of a
+    link have to allow it."""
     links: dict[PartName, LinkTable] = Field(default={})
     """Settings of links to its destination pool nodes."""
 

@@ -6,6 +6,7 @@ Read from vLLM's own configuration objects, in the scheduler process.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,6 +29,7 @@ from vllm.v1.kv_cache_interface import (
 
 from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 from prfaas.core.kv.layout_facts import facts_id
+from prfaas.core.kv.planes import Plane, Planes, merged
 from prfaas.engines.identity.vllm_facts import vllm_facts
 from prfaas.errors import ConfigError
 
@@ -129,13 +131,64 @@ def _group(
     if isinstance(spec, UniformTypeKVCacheSpecs):
         spec = next(iter(spec.kv_cache_specs.values()))
     kind, window = _kind(spec)
+    block_bytes = sum(length for _, length in extents[group_id])
     return CacheGroup(
         index=group_id,
         kind=kind,
         tokens_per_block=tokens_per_block * config.cache.blocks_per_chunk,
-        block_bytes=sum(length for _, length in extents[group_id]),
+        block_bytes=block_bytes,
         window_tokens=window,
+        planes=_block_planes(config, kv_cache_config, group_id, block_bytes),
     )
+
+
+def _block_planes(
+    config: Any, kv_cache_config: KVCacheConfig, group_id: int, block_bytes: int
+) -> Planes:
+    """Return the dtype planes of a group's blocks, in the order of its extents.
+
+    Where a row counts as a whole, they are known only if all groups have one type.
+    """
+    num_copies = 1 if config.replicated_layout else config.parallel.world_size
+    planes = merged(
+        plane
+        for _ in range(num_copies)
+        for spec in _layer_specs(kv_cache_config, group_id)
+        for _ in range(config.cache.blocks_per_chunk)
+        for plane in _spec_planes(spec)
+    )
+    if sum(plane.num_bytes for plane in planes) == block_bytes:
+        return planes
+    every = {
+        plane.dtype
+        for group in get_offloading_group_ids(kv_cache_config)
+        for spec in _layer_specs(kv_cache_config, group)
+        for plane in _spec_planes(spec)
+    }
+    return (Plane(every.pop(), block_bytes),) if len(every) == 1 else ()
+
+
+def _layer_specs(kv_cache_config: KVCacheConfig, group_id: int) -> list[Any]:
+    """Return the spec of every layer of a group."""
+    group = kv_cache_config.kv_cache_groups[group_id]
+    spec = group.kv_cache_spec
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        return [spec.kv_cache_specs[layer] for layer in group.layer_names]
+    return [spec] * len(group.layer_names)
+
+
+def _spec_planes(spec: Any) -> list[Plane]:
+    """Return the dtype planes of a layer's page, padding left out."""
+    if isinstance(spec, MambaSpec):
+        return [
+            Plane(_dtype_name(dtype), math.prod(shape) * dtype.itemsize)
+            for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)
+        ]
+    return [Plane(_dtype_name(spec.dtype), _data_bytes(spec))]
+
+
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _kind(spec: Any) -> tuple[GroupKind, int]:
@@ -198,11 +251,9 @@ def _pages(
     }
     pages: list[tuple[int, int, int, int]] = []
     for group_id in group_ids:
-        group = kv_cache_config.kv_cache_groups[group_id]
-        for layer in group.layer_names:
-            spec = group.kv_cache_spec
-            if isinstance(spec, UniformTypeKVCacheSpecs):
-                spec = spec.kv_cache_specs[layer]
+        layers = kv_cache_config.kv_cache_groups[group_id].layer_names
+        specs = _layer_specs(kv_cache_config, group_id)
+        for layer, spec in zip(layers, specs, strict=True):
             pages.append((group_id, tensor_of[layer], spec.page_size_bytes, _data_bytes(spec)))
     return pages
 

@@ -72,7 +72,13 @@ def describe_engine(model: str, args: list[str], layout: str | None) -> dict[str
         record_kv_cache_layout(config.cache_config, layout or "HND")
         found = get_kv_cache_configs(config, [specs], [2**30])
         row = describe(config, generate_scheduler_kv_cache_config(found))
-    return {"id": row.layout.layout_id.hex(), "facts": row.facts, "model": row.model}
+    planes = {group.index: group.planes for group in row.layout.groups}
+    return {
+        "id": row.layout.layout_id.hex(),
+        "facts": row.facts,
+        "model": row.model,
+        "planes": planes,
+    }
 
 
 def main(asked: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -123,6 +123,22 @@ def test_recurrent_state_of_one_size_and_two_types_is_two_layouts(
     assert [each.fact for each in found] == [f"group.{number}.dtypes" for number in range(3)]
 
 
+@pytest.mark.parametrize("name", ["base", "state in float16", "NHD"])
+def test_blocks_have_planes_of_the_types_of_their_layers(
+    described: dict[str, Any], name: str
+) -> None:
+    found = described[name]
+    for group, planes in found["planes"].items():
+        num_bytes = sum(num_bytes for _, num_bytes in planes)
+        assert num_bytes == int(found["facts"][f"group.{group}.block_bytes"])
+    state, attention = found["planes"]["0"], found["planes"]["3"]
+    assert {dtype for dtype, _ in state} == {
+        "bfloat16",
+        "float16" if name == "state in float16" else "float32",
+    }
+    assert [dtype for dtype, _ in attention] == ["bfloat16"]
+
+
 def test_the_physical_layout_of_the_cache_counts(described: dict[str, Any]) -> None:
     assert what_differs(described, "NHD") == ["cache_config.kv_cache_layout"]
     assert described["base"]["facts"]["cache_config.kv_cache_layout"] == "LBHNC"

@@ -12,6 +12,7 @@ import click
 from prfaas.cli.common.options import AddressType, PeerCountType, PeerRateType, PeerType, logs
 from prfaas.cli.common.signals import raise_first, run_until_stopped
 from prfaas.cli.parts.pool_settings import ADMIN, settings_in
+from prfaas.core.codec.codecs import LinkCodec
 from prfaas.errors import ConfigError
 from prfaas.units import NS_PER_S, parse_size
 
@@ -69,6 +70,12 @@ REQUIRED = {"listen": "--listen", "socket_path": "--socket", "identity": "--iden
     multiple=True,
     help="Data connections to a peer; if absent, computed from rate and round trip.",
 )
+@click.option(
+    "--link-codec",
+    type=click.Choice([mode.value for mode in LinkCodec]),
+    help="Lossless coding of blocks on links: where it raises their rate, never, or always; auto "
+    "without FILE.",
+)
 @click.option("--source", "sources", multiple=True, help="A pool that may push to this one.")
 @click.option(
     "--gateway",
@@ -97,6 +104,7 @@ def pool(
     peers: tuple[tuple[str, Address], ...],
     budgets: tuple[tuple[str, int], ...],
     connections: tuple[tuple[str, int], ...],
+    link_codec: str | None,
     sources: tuple[str, ...],
     gateways: tuple[str, ...],
     tracing: str | None,
@@ -126,7 +134,7 @@ def pool(
         raise click.UsageError("--with needs FILE.")
     if file is None:
         found: dict[str, Any] = {"memory_bytes": MEMORY_BYTES, "admin": ADMIN, "peers": {}}
-        found |= {"link_budgets": {}, "link_connections": {}}
+        found |= {"link_budgets": {}, "link_connections": {}, "link_codec": LinkCodec.AUTO}
         found |= {"sources": frozenset(), "gateways": frozenset()}
     else:
         found = settings_in(load_deployment(file, overlay), name, file)
@@ -144,6 +152,7 @@ def pool(
         "sources": frozenset(sources) or None,
         "gateways": frozenset(gateways) or None,
         "tracing": tracing,
+        "link_codec": LinkCodec(link_codec) if link_codec is not None else None,
     }
     found |= {key: value for key, value in given.items() if value is not None}
     _check(found, file)
@@ -176,6 +185,7 @@ def _check(found: dict[str, Any], file: Path | None) -> None:
 
 
 def _run(settings: PoolSettings) -> None:
+    from prfaas.pool.codec.loading import KERNELS
     from prfaas.pool.node.node import PoolNode
     from prfaas.wire.renewal import Renewal
 
@@ -193,5 +203,6 @@ def _run(settings: PoolSettings) -> None:
         finally:
             running.cancel()
             await asyncio.wait({running})
+            KERNELS.stop()
 
     run_until_stopped(serve)

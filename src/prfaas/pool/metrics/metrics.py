@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from prfaas.core.codec.gain import CodecSpeed
 from prfaas.units import NS_PER_S
 from prfaas.wire.messages.gateway import LinkTelemetry
 from prfaas.wire.renewal import identity_gauge
@@ -131,6 +132,12 @@ class PoolMetrics:
             ["direction"],
             registry=self.registry,
         )
+        self._codec_rate = self._gauge(
+            "codec_bytes_per_second",
+            "What a core codes or decodes, as measured at the start; 0 until the codec is ready.",
+            "direction",
+        )
+        self.set_codec(None)
         self.link_up = self._gauge("link_up", "1 while a link is connected.", "peer")
         self._link_gauges = {
             field: self._gauge(f"link_{name}", text, "peer")
@@ -154,6 +161,12 @@ class PoolMetrics:
             ["port"],
             registry=self.registry,
         )
+
+    def set_codec(self, speed: CodecSpeed | None) -> None:
+        """Show how fast the codec is; None while it is not ready."""
+        rates = (speed.encode, speed.decode) if speed is not None else (0.0, 0.0)
+        for direction, rate in zip(("sent", "received"), rates, strict=True):
+            self._codec_rate.labels(direction=direction).set(rate)
 
     def set_link(self, peer: str, telemetry: LinkTelemetry) -> None:
         """Show what was measured of a link."""

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import msgspec
 
+from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.tickets import TicketRefusedError
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd
 from prfaas.errors import ConfigError
 from prfaas.logs import log_event
 from prfaas.pool.codec.layouts import KnownLayouts
+from prfaas.pool.codec.loading import KERNELS
 from prfaas.pool.engine.engine_requests import EngineRequests
 from prfaas.pool.engine.engine_server import EnginePort, EngineSession
 from prfaas.pool.metrics.metrics import PoolMetrics
@@ -147,6 +149,7 @@ class PoolNode:
         Raises:
             ConfigError: A port is taken, or the socket can not be made.
         """
+        self._load_codecs()
         admin = AdminServer(self.metrics, self.settings.admin, lambda: self.phase)
         try:
             # First, so that probes get "starting" while the other ports open.
@@ -181,6 +184,12 @@ class PoolNode:
                 self.disk.close()
             if self.settings.tracing is not None:
                 await asyncio.to_thread(self._spans.close)
+
+    def _load_codecs(self) -> None:
+        """Have the kernels ready before the first link asks for them."""
+        settings = self.settings
+        if settings.link_codec is not LinkCodec.RAW and (settings.peers or settings.sources):
+            KERNELS.load(lambda: self.metrics.set_codec(KERNELS.speed))
 
     async def drain(self, limit_s: float) -> None:
         """Take no new transfers, and wait until those under way have ended.
