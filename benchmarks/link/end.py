@@ -2,6 +2,9 @@
 
 `receive` runs a pool node's link port and store; `send` runs an outbound link. `send` takes JSON
 lines on standard input, each a transfer or a question, and answers each with one JSON line.
+
+BENCH_CODEC is the `link_codec` of both ends, raw without it, and BENCH_CONTENT what blocks hold:
+"noise", or "bfloat16": normal numbers, attention alone.
 """
 
 import asyncio
@@ -16,12 +19,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from prfaas.core.kv.blocks import BlockKey
+import numpy as np
+
+from prfaas.core.codec.codecs import LinkCodec
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
 from prfaas.core.kv.manifest import NamedBlocks, manifest_digest, manifest_of_keys
+from prfaas.core.kv.planes import Plane
 from prfaas.core.transfer.tickets import Ticket
 from prfaas.core.transfer.transfer_state import Transfer
+from prfaas.pool.codec.layouts import KnownLayouts
 from prfaas.pool.metrics.metrics import PoolMetrics
 from prfaas.pool.net.io_thread import IoThread
+from prfaas.pool.receive.decoding import Decoding
 from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.pool.receive.link_server import LinkPort
 from prfaas.pool.send.outbound_link import OutboundLink
@@ -39,6 +48,21 @@ MIB = 1 << 20
 KV_BLOCK, STATE_BLOCK = 2 * MIB, MIB
 LIFETIME_NS, GRACE_NS = 120 * 10**9, 3 * 10**9
 BUDGET_BYTES = 1 << 29
+SIZES = [KV_BLOCK, KV_BLOCK, KV_BLOCK, STATE_BLOCK]
+if os.environ.get("BENCH_CONTENT") == "bfloat16":
+    SIZES = [KV_BLOCK]
+MODEL = Layout(
+    LAYOUT,
+    16,
+    "0",
+    (CacheGroup(0, GroupKind.FULL_ATTENTION, 16, KV_BLOCK, planes=(Plane("bfloat16", KV_BLOCK),)),),
+)
+
+
+def numbers() -> bytes:
+    """A block of normal numbers in bfloat16."""
+    values = np.random.default_rng(0).standard_normal(KV_BLOCK // 2, np.float32)
+    return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 
 class Unheard:
@@ -68,6 +92,7 @@ async def receive(identities: Path, host: str) -> None:
     metrics = PoolMetrics()
     store = BlockStore(1 << 30, Unheard())
     identity = identity_in(identities, "pd-pool")
+    codec = LinkCodec(os.environ.get("BENCH_CODEC", "raw"))
     opener = TicketOpener(identity.authority, frozenset({"gateway"}))
     inbound = InboundTransfers(
         store,
@@ -94,6 +119,7 @@ async def receive(identities: Path, host: str) -> None:
         on_refused=lambda *_: None,
         on_purge=lambda *_: None,
         clock_ns=time.monotonic_ns,
+        decoding=Decoding(codec, KnownLayouts(), metrics),
     )
     await port.open()
     say("ready")
@@ -106,6 +132,10 @@ async def receive(identities: Path, host: str) -> None:
 class Sender:
     def __init__(self, identities: Path, host: str, budget: int) -> None:
         identity = identity_in(identities, "prfaas-pool")
+        is_numbers = os.environ.get("BENCH_CONTENT") == "bfloat16"
+        layouts, metrics = KnownLayouts(), PoolMetrics()
+        if is_numbers:
+            layouts.learn(MODEL)
         self.signer = TicketSigner(identity_in(identities, "gateway"))
         self.link = OutboundLink(
             pool="prfaas-pool",
@@ -113,7 +143,7 @@ class Sender:
             peer="pd-pool",
             address=(host, PORT),
             tls=identity.dialling(),
-            metrics=PoolMetrics(),
+            metrics=metrics,
             io=IoThread(),
             on_change=lambda: None,
             on_ended=self.ended,
@@ -122,16 +152,21 @@ class Sender:
             on_pull=lambda _: None,
             grace_ns=GRACE_NS,
             budget_bits_per_s=budget,
+            codec=LinkCodec(os.environ.get("BENCH_CODEC", "raw")),
+            layouts=layouts,
         )
+        self.metrics = metrics
         self.waiting: dict[bytes, asyncio.Future[Transfer]] = {}
-        self.payload = os.urandom(KV_BLOCK)
+        self.state = os.urandom(STATE_BLOCK)
+        self.payload = numbers() if is_numbers else os.urandom(KV_BLOCK)
 
     def ended(self, transfer: Transfer) -> None:
         self.waiting.pop(transfer.transfer_id).set_result(transfer)
 
     def block(self, num_bytes: int) -> tuple[BlockKey, StoredBlock]:
-        key = BlockKey(0, secrets.token_bytes(32))
-        data = memoryview(self.payload)[:num_bytes]
+        is_state = num_bytes == STATE_BLOCK
+        key = BlockKey(int(is_state), secrets.token_bytes(32))
+        data = memoryview(self.state if is_state else self.payload)[:num_bytes]
         return key, StoredBlock(data, block_digest(LAYOUT, key, data))
 
     def begin(self, keys: Iterable[BlockKey]) -> bytes:
@@ -147,7 +182,7 @@ class Sender:
 
     async def transfer(self, num_bytes: int) -> dict[str, Any]:
         """Push blocks, three of attention to one of state, all at once."""
-        sizes = itertools.cycle([KV_BLOCK, KV_BLOCK, KV_BLOCK, STATE_BLOCK])
+        sizes = itertools.cycle(SIZES)
         blocks, left = [], num_bytes
         while left > 0:
             blocks.append(self.block(min(left, next(sizes))))
@@ -170,6 +205,19 @@ class Sender:
             "state": ended.state,
             "bytes": ended.num_bytes,
             "cpu_s": cpu_s(),
+        }
+
+    def codec(self) -> dict[str, object]:
+        """What coding did so far."""
+        value = self.metrics.registry.get_sample_value
+        labels = {"peer": "pd-pool", "direction": "sent"}
+        switch = self.link._coding._switch
+        return {
+            "block_bytes": value("prfaas_link_bytes_total", labels),
+            "wire_bytes": value("prfaas_link_wire_bytes_total", labels),
+            "codec_s": value("prfaas_codec_seconds_total", {"direction": "sent"}),
+            "is_coding": switch is not None and switch.is_on,
+            "gain": 1.0 if switch is None else switch.gain,
         }
 
     async def overlap(self, num_chunks: int, chunk_bytes: int, every_s: float) -> dict[str, Any]:
@@ -196,6 +244,8 @@ async def send(identities: Path, host: str, budget: int) -> None:
     commands = await lines()
     while not sender.link.is_up or sender.link.telemetry.num_connections < 2:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
+    while sender.link._coding.offered and not sender.link._coding._is_agreed:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
     say("ready")
     bulk: set[asyncio.Task[Any]] = set()
     while line := await commands.readline():
@@ -215,7 +265,9 @@ async def send(identities: Path, host: str, budget: int) -> None:
                 telemetry = sender.link.telemetry
                 values = {name: getattr(telemetry, name) for name in telemetry.__struct_fields__}
                 say(
-                    values | {"cpu_s": cpu_s(), "estimate_s": sender.link.seconds_to_send(64 * MIB)}
+                    values
+                    | sender.codec()
+                    | {"cpu_s": cpu_s(), "estimate_s": sender.link.seconds_to_send(64 * MIB)}
                 )
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
