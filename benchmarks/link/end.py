@@ -59,9 +59,9 @@ MODEL = Layout(
 )
 
 
-def numbers() -> bytes:
+def numbers(seed: int) -> bytes:
     """A block of normal numbers in bfloat16."""
-    values = np.random.default_rng(0).standard_normal(KV_BLOCK // 2, np.float32)
+    values = np.random.default_rng(seed).standard_normal(KV_BLOCK // 2, np.float32)
     return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 
@@ -158,7 +158,9 @@ class Sender:
         self.metrics = metrics
         self.waiting: dict[bytes, asyncio.Future[Transfer]] = {}
         self.state = os.urandom(STATE_BLOCK)
-        self.payload = numbers() if is_numbers else os.urandom(KV_BLOCK)
+        # Enough of them that none is in a core's cache.
+        content = [numbers(seed) for seed in range(32)] if is_numbers else [os.urandom(KV_BLOCK)]
+        self.contents = itertools.cycle(content)
 
     def ended(self, transfer: Transfer) -> None:
         self.waiting.pop(transfer.transfer_id).set_result(transfer)
@@ -166,7 +168,7 @@ class Sender:
     def block(self, num_bytes: int) -> tuple[BlockKey, StoredBlock]:
         is_state = num_bytes == STATE_BLOCK
         key = BlockKey(int(is_state), secrets.token_bytes(32))
-        data = memoryview(self.state if is_state else self.payload)[:num_bytes]
+        data = memoryview(self.state if is_state else next(self.contents))[:num_bytes]
         return key, StoredBlock(data, block_digest(LAYOUT, key, data))
 
     def begin(self, keys: Iterable[BlockKey]) -> bytes:
