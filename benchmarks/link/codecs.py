@@ -4,7 +4,7 @@
 
 Prints a table for docs/results/codecs.md: each row is one link with coding off ("raw") and on
 ("auto"), one after the other and twice over, with the same blocks: normal numbers in bfloat16,
-64 MiB of different ones. Rates are of bytes of blocks. CPU is of both ends together, digests included.
+64 MiB of different ones. Rates are of bytes of blocks. CPU is of both ends, digests included.
 """
 
 import argparse

@@ -45,7 +45,8 @@ class IoThread:
     @property
     def has_failed(self) -> bool:
         """True if the thread has ended and nobody closed it."""
-        return self._loop is not None and not self._is_closed and not self._thread.is_alive()
+        thread = self._thread
+        return thread is not None and not self._is_closed and not thread.is_alive()
 
     def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Begin a task. On the thread only."""
