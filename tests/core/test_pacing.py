@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from prfaas.core.transfer.pacing import LAN_RTT_NS, RESTART_MAX_NS, SLACK_MAX, Pacer
+from prfaas.core.transfer.pacing import LAN_RTT_NS, RESTART_MAX_NS, SLACK_MAX, Pace, Pacer
 
 STEP_NS = 50_000_000
 RTT_NS, QUEUE_NS = 40_000_000, 20_000_000
@@ -19,6 +19,7 @@ class Path:
         self.queue_ns = 0.0
         self.now_ns = 0
         self.sent = self.dropped = 0.0
+        self.restarts = 0
 
     def carry(self, pacer: Pacer, steps: int) -> list[int]:
         seen = []
@@ -30,8 +31,9 @@ class Path:
             self.dropped += max(0.0, waiting - QUEUE_NS) / STEP_NS * self.rate
             self.now_ns += STEP_NS
             arriving = self.rate if self.queue_ns else offered
-            pacer.sample(self.now_ns, round(arriving), round(self.rtt_ns + self.queue_ns))
-            seen.append(pacer.bits_per_s)
+            pace = pacer.sample(self.now_ns, round(arriving), round(self.rtt_ns + self.queue_ns))
+            self.restarts += pace.restart
+            seen.append(pace.bits_per_s)
         return seen
 
 
@@ -83,7 +85,7 @@ def test_a_longer_path_is_not_taken_for_a_queue() -> None:
 def test_a_local_path_is_not_paced(rtt_ns: int) -> None:
     pacer = Pacer()
     for step in range(20):
-        assert pacer.sample(step * STEP_NS, GBIT, rtt_ns and rtt_ns * (1 + step)) == 0
+        assert pacer.sample(step * STEP_NS, GBIT, rtt_ns and rtt_ns * (1 + step)) == Pace(0)
 
 
 def test_congestion_control_that_remembers_a_slower_path_is_started_anew_ever_more_rarely() -> None:
@@ -91,8 +93,7 @@ def test_congestion_control_that_remembers_a_slower_path_is_started_anew_ever_mo
     restarts = []
     for step in range(1200):
         path.now_ns += STEP_NS
-        pacer.sample(path.now_ns, GBIT // 4, RTT_NS)
-        if pacer.should_restart:
+        if pacer.sample(path.now_ns, GBIT // 4, RTT_NS).restart:
             restarts.append(step)
     gaps = [later - earlier for earlier, later in itertools.pairwise(restarts)]
     assert restarts[0] == 2
@@ -102,9 +103,17 @@ def test_congestion_control_that_remembers_a_slower_path_is_started_anew_ever_mo
 
 def test_a_full_path_is_left_alone() -> None:
     path, pacer = warm()
-    for _ in range(100):
-        path.carry(pacer, 1)
-        assert not pacer.should_restart
+    path.carry(pacer, 100)
+    assert not path.restarts
+
+
+def test_a_restart_is_asked_for_once_though_no_measurement_follows() -> None:
+    path, pacer = warm()
+    slow = [pacer.sample(path.now_ns + n * STEP_NS, GBIT // 4, RTT_NS).restart for n in (1, 2, 3)]
+    assert slow == [False, False, True]
+    near = path.now_ns + 4 * STEP_NS
+    assert not pacer.sample(near, GBIT // 4, 0).restart
+    assert not pacer.sample(near + STEP_NS, GBIT, LAN_RTT_NS // 2).restart
 
 
 def test_shares_go_up_while_less_arrives_and_never_far() -> None:

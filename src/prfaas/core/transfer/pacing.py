@@ -10,6 +10,7 @@ Segments lost at random do not lengthen round trips and so do not slow a link do
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
 
 from prfaas.units import NS_PER_S
 
@@ -47,6 +48,18 @@ BOUND = 0.74
 """A link that carries this share of its ceiling is held by it."""
 
 
+class Pace(NamedTuple):
+    """What follows from a measurement.
+
+    Attributes:
+        bits_per_s: The ceiling from now on; 0 is none.
+        restart: Congestion control should look at the path anew.
+    """
+
+    bits_per_s: int
+    restart: bool = False
+
+
 class Pacer:
     """The ceiling of one link.
 
@@ -60,8 +73,6 @@ class Pacer:
         """The ceiling; 0 is none."""
         self.slack = 1.0
         """What the connections may send together, over the ceiling."""
-        self.should_restart = False
-        """Whether congestion control should look at the path anew; as of the last sample."""
         self._num_slow = 0
         self._restart_at_ns = 0
         self._restart_wait_ns = RESTART_NS
@@ -77,19 +88,16 @@ class Pacer:
         self._rtt_at_cut_ns = 0
         self._rtts: deque[tuple[int, int]] = deque()
 
-    def sample(self, now_ns: int, arriving_bits_per_s: int, rtt_ns: int) -> int:
+    def sample(self, now_ns: int, arriving_bits_per_s: int, rtt_ns: int) -> Pace:
         """Take a measurement in of a link that had something to send all the time.
 
         Args:
             now_ns: Monotonic.
             arriving_bits_per_s: What was acknowledged since the sample before.
             rtt_ns: Smoothed round trip of its connections.
-
-        Returns:
-            The ceiling from now on, bits per second; 0 is none.
         """
         if not rtt_ns or not arriving_bits_per_s:
-            return self.bits_per_s
+            return Pace(self.bits_per_s)
         before = self._newest
         self._newest = now_ns, arriving_bits_per_s
         if now_ns - before[0] <= PAIR_NS:
@@ -104,30 +112,30 @@ class Pacer:
         arriving_bits_per_s = max(self._recent)
         shortest = self._shortest(now_ns, rtt_ns)
         if shortest < LAN_RTT_NS:
-            return self.bits_per_s
+            return Pace(self.bits_per_s)
         newest_bits_per_s = self._recent[-1]
         has_queue = rtt_ns - shortest > max(QUEUE_MIN_NS, shortest * QUEUE_SHARE)
-        self._look(now_ns, newest_bits_per_s, has_queue=has_queue)
-        if now_ns < self._hold_until_ns:
-            return self.bits_per_s
-        if has_queue:
-            self._cut(now_ns, arriving_bits_per_s, rtt_ns)
-        elif self.bits_per_s and arriving_bits_per_s >= BOUND * self.bits_per_s:
-            self._raise()
-        return self.bits_per_s
+        restart = self._should_restart(now_ns, newest_bits_per_s, has_queue=has_queue)
+        if now_ns >= self._hold_until_ns:
+            if has_queue:
+                self._cut(now_ns, arriving_bits_per_s, rtt_ns)
+            elif self.bits_per_s and arriving_bits_per_s >= BOUND * self.bits_per_s:
+                self._raise()
+        return Pace(self.bits_per_s, restart)
 
-    def _look(self, now_ns: int, arriving_bits_per_s: int, *, has_queue: bool) -> None:
-        """See whether it is congestion control that holds the link, and not the ceiling."""
+    def _should_restart(self, now_ns: int, arriving_bits_per_s: int, *, has_queue: bool) -> bool:
+        """Return True if congestion control holds the link, and not the ceiling."""
         is_slow = not has_queue and arriving_bits_per_s < BOUND * self.bits_per_s
         self._num_slow = self._num_slow + 1 if is_slow else 0
-        self.should_restart = self._num_slow >= SLOW_SAMPLES and now_ns >= self._restart_at_ns
-        if self.should_restart:
+        restart = self._num_slow >= SLOW_SAMPLES and now_ns >= self._restart_at_ns
+        if restart:
             has_helped = arriving_bits_per_s > HELPED * self._restart_bits_per_s
             longer_ns = min(RESTART_MAX_NS, 2 * self._restart_wait_ns)
             self._restart_wait_ns = RESTART_NS if has_helped else longer_ns
             self._restart_at_ns = now_ns + self._restart_wait_ns
             self._restart_bits_per_s = arriving_bits_per_s
             self._num_slow = 0
+        return restart
 
     def _cut(self, now_ns: int, arriving_bits_per_s: int, rtt_ns: int) -> None:
         arrives = arriving_bits_per_s >= BOUND * self.bits_per_s

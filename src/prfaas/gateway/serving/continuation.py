@@ -116,8 +116,6 @@ class Answer:
         self._num_bytes = 0
         self.token_ids: list[int] = []
         """All tokens, of all engines."""
-        self.num_moved = 0
-        """Tokens that the engine that answers now was given as a part of its prompt."""
         self.finish_reason: str | None = None
         """Why the answer is complete; None while it is not."""
         self.created: object = None
@@ -147,11 +145,14 @@ class Answer:
             self.finish_reason = choice.get("finish_reason")
         return chunk
 
-    def move(self, texts: list[str]) -> None:
+    def move(self, texts: list[str]) -> int:
         """The engine is gone: go on behind the last token whose text is complete.
 
         Args:
             texts: What each token gave.
+
+        Returns:
+            Tokens that another engine is given as a part of its prompt.
 
         Raises:
             ValueError: That is not what was sent.
@@ -162,9 +163,9 @@ class Answer:
         while texts and not texts[-1]:
             texts.pop()
         del self.token_ids[len(texts) :]
-        self.num_moved = len(self.token_ids)
         self._sent, self._waiting = [sent], whole[len(sent) :]
         self._old_chars = len(self._waiting)
+        return len(self.token_ids)
 
     @property
     def is_stopped(self) -> bool:

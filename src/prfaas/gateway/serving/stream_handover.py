@@ -43,16 +43,16 @@ class Ending:
         answer = exchange.answer
         assert answer is not None  # noqa: S101 (others are not continued)
         try:
-            answer.move(await self._texts(exchange, plan, answer))
+            num_moved = answer.move(await self._texts(exchange, plan, answer))
         except (NoDetokenizerError, ValueError) as error:
             raise EngineError(f"the decode engine broke, and nobody can go on: {error}") from None
         if answer.is_stopped:
             await self._say(exchange, {"choices": [{"index": 0, "text": "", "logprobs": None}]})
-        exchange.usage.num_moved = answer.num_moved
+        exchange.usage.num_moved = num_moved
         if exchange.usage.cached_max is None:
             exchange.usage.cached_max = plan.routed.present_tokens
         ids = [*plan.prompt.token_ids, *answer.token_ids]
-        return rest_of(exchange.client, answer.num_moved), replace(plan.prompt, sequences=[ids])
+        return rest_of(exchange.client, num_moved), replace(plan.prompt, sequences=[ids])
 
     async def end(self, exchange: Exchange, plan: Plan) -> web.StreamResponse:
         """Send what comes after the last token: usage and the end mark."""

@@ -298,13 +298,13 @@ class Dialer:
     def _tune(self, senders: DataSenders, now_ns: int) -> None:
         """Fit pacing, fragments and the number of connections to what was measured."""
         meter = self._meter
-        ceiling = self._pacer.sample(now_ns, meter.fresh_bits_per_s, meter.path_rtt_ns)
+        pace = self._pacer.sample(now_ns, meter.fresh_bits_per_s, meter.path_rtt_ns)
         if meter.fresh_bits_per_s:
             rate = self.telemetry.goodput_bits_per_s
             wanted = self._connections or num_connections(rate, meter.path_rtt_ns)
-            if self._pacer.should_restart:
+            if pace.restart:
                 senders.restart_control()
-            senders.tune(wanted, round(ceiling * self._pacer.slack), rate)
+            senders.tune(wanted, round(pace.bits_per_s * self._pacer.slack), rate)
 
     def _disconnect(self) -> None:
         self._channel = self._senders = None
