@@ -23,7 +23,7 @@ class ConfigError(PrfaasError):
 
 
 class RequestError(PrfaasError):
-    """The client sent something that can not be served.
+    """The client sent something that cannot be served.
 
     Args:
         message: What is wrong, with the value and the limit.

@@ -21,12 +21,12 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Tables of a TOML file.
 
     Raises:
-        ConfigError: The file can not be read or is no TOML.
+        ConfigError: The file cannot be read or is no TOML.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path} can not be read: {error.strerror}") from None
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no valid TOML: {error}") from None
 

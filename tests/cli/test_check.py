@@ -63,7 +63,7 @@ def test_a_key_in_the_place_of_its_hash_is_not_repeated(
 
 @pytest.mark.parametrize("command", ["check", "up", "demo"])
 def test_a_missing_file_is_one_line(prfaas: Prfaas, laptop: Path, command: str) -> None:
-    assert "nowhere.toml can not be read" in one_line(prfaas(command, "nowhere.toml"))
+    assert "nowhere.toml cannot be read" in one_line(prfaas(command, "nowhere.toml"))
 
 
 def test_a_demo_outside_a_checkout_says_where_to_run_it(prfaas: Prfaas, laptop: Path) -> None:
@@ -79,10 +79,10 @@ def test_a_port_in_use_stops_up_and_is_said_by_check(prfaas: Prfaas, laptop: Pat
         edit(laptop, "[gateway]\nlisten = ", f'[gateway]\nlisten = "127.0.0.1:{port}" # ')
         line = one_line(prfaas("up", laptop))
         code, output, _ = prfaas("check", laptop)
-    assert f"gateway can not listen on 127.0.0.1:{port}" in line
+    assert f"gateway cannot listen on 127.0.0.1:{port}" in line
     assert "Address already in use" in line
     assert code == 0
-    assert f"gateway can not listen on 127.0.0.1:{port}" in output.replace("\n", " ")
+    assert f"gateway cannot listen on 127.0.0.1:{port}" in output.replace("\n", " ")
 
 
 @pytest.mark.parametrize("command", ["check", "up"])
@@ -162,7 +162,7 @@ def test_two_pools_in_one_folder_are_one_line(prfaas: Prfaas, laptop: Path) -> N
         place = f'disk = "{folder}"\ndisk_limit = "1GiB"'
         edit(laptop, f"[clusters.{name}]\n", f"[clusters.{name}]\n{place}\n")
     line = one_line(prfaas("check", laptop))
-    assert "prfaas-pool and pd-pool can not both keep blocks in" in line
+    assert "prfaas-pool and pd-pool cannot both keep blocks in" in line
     edit(laptop, "./x/../blocks", "others")
     assert prfaas("check", laptop)[0] == 0
 
@@ -191,7 +191,7 @@ def test_a_state_that_can_not_be_written_is_one_line(
     edit(laptop, 'state = ".state/laptop"', f'state = "{laptop.parent / place}"')
     code, _, errors = prfaas("up", laptop)
     assert code == 2
-    assert f"{place}' can not be written: " in errors
+    assert f"{place}' cannot be written: " in errors
 
 
 @pytest.mark.parametrize(

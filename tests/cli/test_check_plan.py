@@ -1,4 +1,4 @@
-"""`prfaas check` refuses a plan that can not be this deployment's."""
+"""`prfaas check` refuses a plan that cannot be this deployment's."""
 
 import json
 from pathlib import Path

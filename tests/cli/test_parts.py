@@ -32,7 +32,7 @@ def test_a_pool_whose_port_is_taken_says_so(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         line = one_line(prfaas(*pool_args(identities, listen, tmp_path / "pool.sock")))
-    assert f"can not listen on {listen}" in line
+    assert f"cannot listen on {listen}" in line
     assert not (tmp_path / "pool.sock").exists()
 
 

@@ -56,7 +56,7 @@ def test_a_key_that_another_user_owns_is_named_with_both_users(
     key, may = identity_in(directory, "gateway").key, os.access
     monkeypatch.setattr(os, "access", lambda path, mode: path != key and may(path, mode))
     output = " ".join(prfaas("check", laptop)[1].split())
-    assert f"gateway.key can not be read: it is of user {key.stat().st_uid}" in output
+    assert f"gateway.key cannot be read: it is of user {key.stat().st_uid}" in output
     assert f"and this is user {os.getuid()}; give it to that user (in Kubernetes: fsGroup" in output
 
 

@@ -31,7 +31,7 @@ def test_identities_are_renewed_by_command(prfaas: Prfaas, tmp_path: Path) -> No
 
 
 def test_a_renewal_that_can_not_be_is_one_line(prfaas: Prfaas, tmp_path: Path) -> None:
-    assert "can not be renewed" in one_line(
+    assert "cannot be renewed" in one_line(
         prfaas("identity", "--renew", "nobody", "--directory", tmp_path)
     )
     args = ("identity", "--renew", "x", "--address", "a.example.net", "--directory", tmp_path)

@@ -1,4 +1,4 @@
-"""Real processes of a deployment: they stop when told, and nothing stays when one can not start."""
+"""Real processes of a deployment: they stop when told, and nothing stays when one cannot start."""
 
 import os
 import signal

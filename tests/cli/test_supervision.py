@@ -221,7 +221,7 @@ async def test_a_process_that_can_not_be_started_is_a_failure_of_its_part_alone(
         engine.command.args[0] = "/nowhere/python"
         kill(engine)
         await until(lambda: phase_of(supervisor, "engine") is Phase.FAILED)
-        assert "can not be started: " in reason_of(supervisor, "engine")
+        assert "cannot be started: " in reason_of(supervisor, "engine")
         assert is_running(gateway)
 
 

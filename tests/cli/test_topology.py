@@ -263,5 +263,5 @@ def test_addresses_with_colons_are_bracketed(tmp_path: Path) -> None:
     for pool_table in ("[clusters.pd.pools.pd-pool]", "[clusters.far.pools.far-pool]"):
         text = text.replace(pool_table, f'{pool_table}\nlisten = "[::1]:7100"')
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"can not both listen on \[::1\]:7100"):
+    with pytest.raises(ConfigError, match=r"cannot both listen on \[::1\]:7100"):
         check_addresses(load_deployment(path))

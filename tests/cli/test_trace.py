@@ -206,7 +206,7 @@ def test_wrong_options_are_named(tmp_path: Path, options: list[str], message: st
     [
         ("burstgpt.csv", ["--chars-per-token", "3"], "are for chats"),
         ("burstgpt.csv", ["--from", "azure"], "columns Timestamp, Model"),
-        ("missing.csv", [], "can not be read: No such file"),
+        ("missing.csv", [], "cannot be read: No such file"),
         ("../../../README.md", [], "expected JSON lines with input_length"),
     ],
 )

@@ -315,12 +315,12 @@ def test_no_text_holds_a_nul(tmp_path: Path, old: str, new: str, place: str) -> 
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.toml can not be read: No such file"):
+    with pytest.raises(ConfigError, match=r"nowhere\.toml cannot be read: No such file"):
         load_deployment(tmp_path / "nowhere.toml")
 
 
 def test_a_directory_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="can not be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         load_deployment(tmp_path)
 
 
@@ -333,7 +333,7 @@ def test_what_is_no_toml_says_so(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_model_s_name_can_be_printed() -> None:
-    with pytest.raises(ValidationError, match="can not be printed"):
+    with pytest.raises(ValidationError, match="cannot be printed"):
         ModelTable(name="a\n\x1b[31m", path="here")
 
 

@@ -107,7 +107,7 @@ def test_paper_with_abundant_bandwidth_takes_the_longer_cache(
     facts: RoutingFacts, threshold: int
 ) -> None:
     decision = PaperPolicy(threshold, Bandwidth.ABUNDANT).decide(facts, predict(facts, IDLE, COSTS))
-    # What only an engine's memory holds can not be pulled.
+    # What only an engine's memory holds cannot be pulled.
     new = facts.num_prompt_tokens - max(facts.pd_hit_tokens, facts.pullable_tokens)
     assert (decision.path is Path.REMOTE) == (new > threshold and facts.obstacle is None)
     if decision.reason is Reason.BELOW_THRESHOLD and facts.obstacle is None:

@@ -79,4 +79,4 @@ def test_a_link_has_two_ends(link: str) -> None:
 def test_a_key_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     found = CliRunner().invoke(ctl, ["status", "--key-file", str(tmp_path / "key")])
     assert isinstance(found.exception, ConfigError)
-    assert "can not be read" in str(found.exception)
+    assert "cannot be read" in str(found.exception)

@@ -160,5 +160,5 @@ def test_a_damaged_salt_is_the_operators_to_mend(tmp_path: Path, content: str) -
 
 def test_a_state_that_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="can not be used"):
+    with pytest.raises(ConfigError, match="cannot be used"):
         deployment_secret(tmp_path / "file")

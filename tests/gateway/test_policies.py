@@ -243,7 +243,7 @@ def test_a_plan_that_does_not_fit_is_one_clear_error(
     with pytest.raises(ConfigError, match="called 'prfaas' as in the deployment file; there are"):
         load_profiles(deployment)
     missing = deployment_for(checkpoint, identities, tmp_path, routing={"plan": "nowhere.toml"})
-    with pytest.raises(ConfigError, match=r"nowhere\.toml can not be read"):
+    with pytest.raises(ConfigError, match=r"nowhere\.toml cannot be read"):
         load_profiles(missing)
 
 

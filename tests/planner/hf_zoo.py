@@ -20,7 +20,7 @@ from typing import Any
 LENGTHS = (100, 5000)
 SECONDS_MAX = 60
 
-# Fields that the defaults leave open and without which the model can not be built.
+# Fields that the defaults leave open and without which the model cannot be built.
 _FILL: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2},
     "hunyuan_v1_dense": {"head_dim": 128},

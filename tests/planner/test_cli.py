@@ -147,7 +147,7 @@ def test_examples_answer(name: str, answer: str) -> None:
 
 
 def test_mistakes_are_errors_of_the_operator() -> None:
-    with pytest.raises(ConfigError, match=r"no-such\.toml can not be read"):
+    with pytest.raises(ConfigError, match=r"no-such\.toml cannot be read"):
         run("no-such.toml")
     with pytest.raises(ConfigError, match="--report"):
         run(CASE, "--report", "/no/such/place.html")

@@ -1,7 +1,7 @@
 """Every causal model of `transformers`: equal to its own cache objects, explained, or refused.
 
 `data/hf_zoo.json.gz` holds the default configs and the elements that the caches of `transformers`
-hold for them, written by `hf_zoo.py`; a few are built anew here, so that the file can not be wrong
+hold for them, written by `hf_zoo.py`; a few are built anew here, so that the file cannot be wrong
 unnoticed. Planner figures are compared in elements: bf16 bytes over two.
 """
 
@@ -28,7 +28,7 @@ ZOO: dict[str, Any] = json.loads(gzip.decompress(_FILE.read_bytes()))
 VERSION = ZOO.pop("transformers")
 CONFIGS = {name: entry["config"] for name, entry in ZOO.items() if "config" in entry}
 
-# Accepted, but transformers can not build the model from its defaults on the meta device.
+# Accepted, but transformers cannot build the model from its defaults on the meta device.
 WITHOUT_REFERENCE = {
     "bert-generation": "an encoder unless is_decoder is set",
     "cohere_compass_text": "its defaults lack the rope of its own layer type",

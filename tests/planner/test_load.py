@@ -40,7 +40,7 @@ CASE = EXAMPLES / "paper-case-study.toml"
         ("workload.max_tokens=90000000", "search.step = 100 makes 7,199,990 points"),
         ("search.step=0", "search.step is 0; it has to be at least 1 token"),
         ('workload.distribution="trace"', 'distribution = "trace" needs trace'),
-        ('pd.profile="missing.toml"', "missing.toml can not be read"),
+        ('pd.profile="missing.toml"', "missing.toml cannot be read"),
     ],
 )
 def test_impossible_settings(setting: str, message: str) -> None:

@@ -82,7 +82,7 @@ def test_a_trace_that_was_cut_off_is_refused(tmp_path: Path) -> None:
     whole = gzip.compress(b'{"input_length": 5}\n' * 100)
     for damaged in (whole[:-4], whole[:12] + b"\xff\xff" + whole[14:], b"no gzip"):
         path.write_bytes(damaged)
-        with pytest.raises(ConfigError, match=r"trace .*t\.jsonl\.gz can not be read: "):
+        with pytest.raises(ConfigError, match=r"trace .*t\.jsonl\.gz cannot be read: "):
             read_trace(path)
 
 

@@ -290,7 +290,7 @@ async def test_a_disk_that_fails_costs_blocks_and_nothing_else(
         for key in KEYS[32:48]:
             assert await engine.store([key])
         await until(lambda: pd.metric("pool_disk_up") == 0)
-    assert "can not be written: File too large; blocks are kept in memory only" in caplog.text
+    assert "cannot be written: File too large; blocks are kept in memory only" in caplog.text
     assert pd.node.store.used_bytes <= MEMORY
     assert await loads_right(engine, sorted(kept)) == [True] * len(kept)
 
@@ -303,7 +303,7 @@ async def test_a_disk_that_failed_is_tried_again(
     engine = await world.engine("pd-pool")
     with no_more_than(0):
         await engine.store(KEYS[:32])
-        await until(lambda: "can not be written" in caplog.text)
+        await until(lambda: "cannot be written" in caplog.text)
     await until(lambda: pd.metric("pool_disk_up") == 1)
     for key in KEYS[32:]:
         assert await engine.store([key])
@@ -319,7 +319,7 @@ async def test_retries_of_a_disk_that_fails_leave_no_empty_files(
     with no_more_than(0):
         for key in KEYS[:32]:
             assert await engine.store([key])
-        await until(lambda: caplog.text.count("can not be written") >= 3)
+        await until(lambda: caplog.text.count("cannot be written") >= 3)
         assert len(segments(folder)) <= 1, "one may be begun"
 
 
@@ -369,7 +369,7 @@ async def test_a_disk_that_fails_at_start_leaves_the_node_with_memory(
     await pd.kill()
 
     def fail(_: SegmentFiles, number: int) -> None:
-        raise OSError(errno.EIO, f"segment {number} can not be deleted")
+        raise OSError(errno.EIO, f"segment {number} cannot be deleted")
 
     monkeypatch.setattr(SegmentFiles, "remove", fail)
     pd = await world.start_pd(memory_bytes=MEMORY, disk=folder, disk_bytes=DISK // 16)

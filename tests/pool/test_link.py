@@ -208,7 +208,7 @@ def test_what_the_kernel_says_is_read_from_where_it_says_it() -> None:
 
 
 def test_no_rate_that_a_kernel_claims_breaks_the_report() -> None:
-    """Messages hold no number beyond 2**53; a report that can not be read ends an event stream."""
+    """Messages hold no number beyond 2**53; a report that cannot be read ends an event stream."""
     read = sockets.tcp_info(Kernel(2**64 - 1))  # type: ignore[arg-type]
     assert 16 * read.delivery_bits_per_s < 2**53
 

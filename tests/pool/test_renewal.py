@@ -89,7 +89,7 @@ async def test_files_that_do_not_fit_change_nothing(
 ) -> None:
     prfaas, pd, prefill, _ = await world.two_sites()
     shutil.copy(world.identities / "gateway.key", world.identities / "pd-pool.key")
-    with pytest.raises(ConfigError, match="can not be used"):
+    with pytest.raises(ConfigError, match="cannot be used"):
         pd.node.renew_identity()
     node = pd.node
     settings, gauge = node.settings, node.metrics.identity_ends

@@ -172,7 +172,7 @@ async def test_a_block_of_another_size_gives_way_to_an_engines(world: World) -> 
 async def test_a_fragment_that_came_again_leaves_no_second_copy_of_its_block(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A connection that is lost just before its block was whole: its sender can not know."""
+    """A connection that is lost just before its block was whole: its sender cannot know."""
     monkeypatch.setattr(block_assembly, "UNFINISHED_BLOCKS_MAX", 2)
     pd = await world.start_pd()
     peer = await source(pd, world.identities)

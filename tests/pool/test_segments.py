@@ -155,7 +155,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_a_place_that_can_not_be_a_folder_is_one_clear_mistake(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"can not use .*name another folder"):
+    with pytest.raises(ConfigError, match=r"cannot use .*name another folder"):
         SegmentFiles(tmp_path / "file" / "disk")
 
 

@@ -97,7 +97,7 @@ async def test_an_engine_names_the_pool_node_that_it_can_not_use_and_why_once(
     lines = [record.getMessage() for record in caplog.records]
     why = "go away" if b"go away" in answer else WHY
     assert [line for line in lines if why in line] == [
-        f"the pool node at {path} can not be used: {why}"
+        f"the pool node at {path} cannot be used: {why}"
     ]
     await asyncio.to_thread(client.close)
     os.close(descriptor)

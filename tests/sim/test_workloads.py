@@ -203,7 +203,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     broken.write_bytes(gzip.compress(b"x" * 100_000)[:-20])
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n")
-    for path, message in ((broken, "can not be read"), (empty, "no requests")):
+    for path, message in ((broken, "cannot be read"), (empty, "no requests")):
         with pytest.raises(ConfigError, match=message):
             read_requests(path, "mooncake")
 
@@ -224,7 +224,7 @@ def test_a_trace_beyond_the_limits_is_refused(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["workload.arrivals=sessions", "workload.trace=x"], "can not be read"),
+        (["workload.arrivals=sessions", "workload.trace=x"], "cannot be read"),
         (["workload.arrivals=sessions", "workload.trace=x", "workload.users=3"], "and not both"),
         (["workload.curve=x"], "curve and curve_model belong together"),
         (["workload.curve=x", "workload.curve_model=y"], 'curve is for arrivals = "diurnal", not'),

@@ -140,7 +140,7 @@ def test_lengths_are_those_of_the_models_tokenizer(tmp_path: Path) -> None:
     chats = read(tmp_path, [line], tokens_of(tmp_path))
     ((turn,),) = chats.sessions
     assert (turn.num_prompt_tokens, turn.num_output_tokens) == (4 + 4, 2)
-    with pytest.raises(ConfigError, match="can not be read as a tokenizer"):
+    with pytest.raises(ConfigError, match="cannot be read as a tokenizer"):
         tokens_of(tmp_path / "missing")
 
 

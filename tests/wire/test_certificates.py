@@ -55,7 +55,7 @@ def garbage(directory: Path) -> None:
         (None, (VALID_DAYS + 1) * DAY, "pd-pool.pem ended on"),
         (of_another_authority, DAY, "not signed by an authority in"),
         (of_somebody_else, DAY, "is of gateway, and not of pd-pool"),
-        (with_another_key, DAY, "can not be used"),
+        (with_another_key, DAY, "cannot be used"),
         (garbage, DAY, "no PEM file"),
     ],
 )

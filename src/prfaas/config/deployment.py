@@ -52,7 +52,7 @@ class ModelTable(Table):
     @classmethod
     def _is_printable(cls, value: str) -> str:
         if not value.isprintable():
-            raise ValueError(f"{value!r} holds characters that can not be printed")
+            raise ValueError(f"{value!r} holds characters that cannot be printed")
         return value
 
 
@@ -199,7 +199,7 @@ class Deployment(Table):
 
     @property
     def needs_chat_endpoint(self) -> bool:
-        """Whether only the engines' chat endpoint gives the right answer to any chat."""
+        """Return True if only the engines' chat endpoint gives the right answer to any chat."""
         args = [
             arg
             for cluster in self.clusters.values()

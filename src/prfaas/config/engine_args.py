@@ -38,7 +38,7 @@ def check_parallelism(args: list[str], *, kv_events: bool) -> None:
 
     Args:
         args: The engine's.
-        kv_events: Whether its KV events are subscribed to.
+        kv_events: True if its KV events are subscribed to.
 
     Raises:
         ValueError: They are not.

@@ -21,7 +21,7 @@ def load_deployment(path: Path, overlay: Path | None = None) -> Deployment:
             `prfaas plan --emit` writes.
 
     Raises:
-        ConfigError: A file can not be read, is no TOML, or breaks a rule; the message has one
+        ConfigError: A file cannot be read, is no TOML, or breaks a rule; the message has one
             line for every problem.
     """
     tables = read_toml(path)

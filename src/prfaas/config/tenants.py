@@ -91,7 +91,7 @@ def open_doors(listen: str, *, tenants: bool, operator_keys: bool, tls: bool) ->
 
 
 def is_loopback(listen: str) -> bool:
-    """Whether an address HOST:PORT is reached from its own machine only."""
+    """Return True if an address HOST:PORT is reached from its own machine only."""
     host, _ = split_address(listen)
     try:
         return ipaddress.ip_address(host).is_loopback

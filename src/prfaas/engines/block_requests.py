@@ -50,7 +50,7 @@ class JobDone:
 
     Attributes:
         job: Its number.
-        ok: Whether all of it was done.
+        ok: True if all of it was done.
         loaded: Which keys of a load are good.
         sources: Pools that the blocks of a load came from.
     """

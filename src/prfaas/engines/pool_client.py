@@ -69,7 +69,7 @@ class PoolClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the pool node has accepted this engine."""
+        """Return True if the pool node has accepted this engine."""
         return self._connected.is_set()
 
     def send(self, message: Message) -> bool:
@@ -79,7 +79,7 @@ class PoolClient:
             False if there is no connection or the queue is full: nothing will come of it.
         """
         # Taken before the check: what is put into the box of a connection that ends meanwhile is
-        # dropped with it, and can not reach the next one after its failure was reported.
+        # dropped with it, and cannot reach the next one after its failure was reported.
         outbox = self._outbox
         if not self.is_connected:
             return False
@@ -105,7 +105,7 @@ class PoolClient:
                 log.debug("pool node at %s: %s", self._path, error)
             except PeerError as error:
                 if self._said.is_new(str(error)):
-                    log.warning("the pool node at %s can not be used: %s", self._path, error)
+                    log.warning("the pool node at %s cannot be used: %s", self._path, error)
             if self._connected.is_set():
                 self._connected.clear()
                 if not self._stopped.is_set():
@@ -163,7 +163,7 @@ class PoolClient:
 
 
 def _end(outbox: queue.Queue[bytes | None]) -> None:
-    """Wake the writer for the last time; what a full queue holds can not be sent any more."""
+    """Wake the writer for the last time; what a full queue holds cannot be sent any more."""
     while True:
         try:
             outbox.put_nowait(None)

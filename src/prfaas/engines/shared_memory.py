@@ -31,7 +31,7 @@ def claim(engine_id: str, directory: Path = SHARED_MEMORY) -> int:
         A descriptor that holds the lock; it is not inherited by programs that are started.
 
     Raises:
-        OSError: The owner file can not be made.
+        OSError: The owner file cannot be made.
     """
     path = directory / f"{_PREFIX}{engine_id}{_OWNER}"
     while True:
@@ -79,7 +79,7 @@ def _abandoned(directory: Path) -> Iterator[tuple[Path, Path]]:
 
 @contextlib.contextmanager
 def _locked(owner: Path) -> Iterator[bool]:
-    """Whether nobody holds the owner file; if so, nobody can while the context is open."""
+    """Return True if nobody holds the owner file; if so, nobody can while the context is open."""
     # Everybody may make files here: what is no plain file of this user's is left alone.
     descriptor = os.open(owner, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -94,7 +94,7 @@ def _locked(owner: Path) -> Iterator[bool]:
 
 
 def _is(descriptor: int, path: Path) -> bool:
-    """Whether a path still names an open file."""
+    """Return True if a path still names an open file."""
     try:
         found = path.stat(follow_symlinks=False)
     except OSError:

@@ -60,8 +60,8 @@ def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> RowLayo
 
     Raises:
         ConfigError: The engine hashes blocks with an algorithm that is not shared between
-            processes, has a cache group whose blocks can not be named, or a model whose bytes
-            can not be read.
+            processes, has a cache group whose blocks cannot be named, or a model whose bytes
+            cannot be read.
     """
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
     if algorithm != HASH_ALGORITHM:
@@ -210,7 +210,7 @@ def _extents(config: Any, kv_cache_config: KVCacheConfig) -> dict[int, list[tupl
     """Parts of a row that carry data: pages without their padding, for every rank.
 
     vLLM's worker lays the pages of a row out in the order in which its cache groups first name a
-    tensor. Where that order can not be told from here, the whole row counts as data.
+    tensor. Where that order cannot be told from here, the whole row counts as data.
     """
     per_rank = config.worker_kv_bytes_per_block * config.cache.blocks_per_chunk
     group_ids = get_offloading_group_ids(kv_cache_config)

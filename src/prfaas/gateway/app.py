@@ -289,7 +289,7 @@ class Gateway:
             The base URL.
 
         Raises:
-            ConfigError: The address can not be listened on.
+            ConfigError: The address cannot be listened on.
         """
         self.engines.start()
         self.pools.start()
@@ -315,7 +315,7 @@ class Gateway:
                 self.connections, *address
             )
         except (OSError, OverflowError) as error:
-            message = f"gateway.listen {self._table.listen!r} can not be used: {error}"
+            message = f"gateway.listen {self._table.listen!r} cannot be used: {error}"
             raise ConfigError(message) from None
         port = self._listener.sockets[0].getsockname()[1]
         if self._client_tls is not None:
@@ -326,7 +326,7 @@ class Gateway:
         """Show, and trust, what the files of the identity hold at this moment.
 
         Raises:
-            ConfigError: They can not be used; nothing is changed.
+            ConfigError: They cannot be used; nothing is changed.
         """
         self.identity.refresh(*self._tls)
         self._signer.renew()

@@ -45,7 +45,7 @@ class FaultProxy:
         target: Host and port that connections are relayed to; may be changed.
 
     Attributes:
-        is_plugged: Whether new connections are taken; they are reset otherwise.
+        is_plugged: True if new connections are taken; they are reset otherwise.
         read_bits_per_s: Rate at which bytes towards the target are taken, each connection for
             itself; 0 is unlimited. A small one is a slow reader.
         num_bytes: Carried towards the target so far.

@@ -39,7 +39,7 @@ def between(low_s: float, high_s: float) -> str:
 
 
 def percent(ratio: float, *, signed: bool = False) -> str:
-    """A share or a gain; a gain is infinite when the baseline can not do it at all."""
+    """A share or a gain; a gain is infinite when the baseline cannot do it at all."""
     if math.isinf(ratio):
         return "baseline fails"
     return f"{ratio:+.1%}" if signed else f"{ratio:.1%}"

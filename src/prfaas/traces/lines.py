@@ -20,7 +20,7 @@ _BYTES_PER_REPORT = 2**18
 
 
 def refuse(path: Path, line: int, problem: str) -> NoReturn:
-    """Report a line that can not be read.
+    """Report a line that cannot be read.
 
     Raises:
         ConfigError: Always.
@@ -41,7 +41,7 @@ def read_lines(
         None in place of the text of a line that is longer than `limits.LINE_BYTES_MAX`.
 
     Raises:
-        ConfigError: The file can not be read, or is larger than `limits.FILE_BYTES_MAX`.
+        ConfigError: The file cannot be read, or is larger than `limits.FILE_BYTES_MAX`.
     """
     try:
         with path.open("rb") as raw, _unpacked(path, raw) as file:
@@ -57,7 +57,7 @@ def read_lines(
                 on_progress(raw.tell())
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"trace {path} can not be read: {reason}") from None
+        raise ConfigError(f"trace {path} cannot be read: {reason}") from None
 
 
 @contextmanager

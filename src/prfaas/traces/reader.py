@@ -74,7 +74,7 @@ def read_requests(
         on_progress: Called now and then with the bytes of the file that were read.
 
     Raises:
-        ConfigError: The file can not be read, is in another format, holds no request, is too large,
+        ConfigError: The file cannot be read, is in another format, holds no request, is too large,
             or too much of it is damaged.
     """
     name = detect(path) if form is None else form

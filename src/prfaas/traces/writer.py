@@ -34,7 +34,7 @@ def write_lines(path: Path, lines: Iterable[msgspec.Struct]) -> None:
     """Write JSON lines, gzipped where the name ends in ".gz"; the same lines give the same bytes.
 
     Raises:
-        ConfigError: The file can not be written.
+        ConfigError: The file cannot be written.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -43,7 +43,7 @@ def write_lines(path: Path, lines: Iterable[msgspec.Struct]) -> None:
                 file.write(_encoder.encode(line) + b"\n")
         draft.replace(path)
     except OSError as error:
-        raise ConfigError(f"{path} can not be written: {error.strerror}") from None
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
     finally:
         draft.unlink(missing_ok=True)
 

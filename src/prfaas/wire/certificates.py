@@ -68,7 +68,7 @@ def ends_soon(identity: Identity, now: datetime.datetime) -> Iterator[str]:
 
 
 def ends_at(identity: Identity) -> datetime.datetime | None:
-    """When the identity, or its last authority, ends; None if that can not be read."""
+    """When the identity, or its last authority, ends; None if that cannot be read."""
     try:
         leaf = x509.load_pem_x509_certificates(identity.certificate.read_bytes())[0]
         authorities = x509.load_pem_x509_certificates(identity.authority.read_bytes())

@@ -46,7 +46,7 @@ class Channel(asyncio.Protocol):
         self.heard_at = 0.0
         """Loop time of the last bytes from the peer."""
         self.broke_protocol = False
-        """Whether it was closed for who the peer is or what the peer sent."""
+        """True if it was closed for who the peer is or what the peer sent."""
 
     # --- asyncio's side ---
 
@@ -85,7 +85,7 @@ class Channel(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether frames can be sent."""
+        """Return True if frames can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
     @property

@@ -74,11 +74,11 @@ class ReceivedBlock:
     digest: bytes
     data: bytearray | memoryview
     is_inherited: bool = False
-    """Whether the sender has it, or what it is computed from, of another pool."""
+    """True if the sender has it, or what it is computed from, of another pool."""
 
     @property
     def is_intact(self) -> bool:
-        """Whether the bytes are what the sender named."""
+        """Return True if the bytes are what the sender named."""
         return block_digest(self.layout_id, self.key, self.data) == self.digest
 
 

@@ -78,7 +78,7 @@ class FrameDecoder:
         self._pending = bytearray()
         self._wanted = _HEADER.size
         self._has_header = False
-        """Whether what is pending belongs to a payload."""
+        """True if what is pending belongs to a payload."""
 
     @property
     def missing_bytes(self) -> int:

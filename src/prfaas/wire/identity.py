@@ -103,7 +103,7 @@ class Identity:
     def refresh(self, *contexts: ssl.SSLContext) -> None:
         """Have contexts show the files as they are at this moment; connections that stand go on.
 
-        An authority that `ca.pem` no longer holds stays trusted: a context can not forget one. No
+        An authority that `ca.pem` no longer holds stays trusted: a context cannot forget one. No
         other thread may use the contexts meanwhile.
 
         Raises:
@@ -122,7 +122,7 @@ class Identity:
             context.load_cert_chain(self.certificate, self.key, password="")
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
-                f"identity {self.certificate} can not be used: {error}; "
+                f"identity {self.certificate} cannot be used: {error}; "
                 "make one with `prfaas identity`"
             ) from None
         return context
@@ -186,11 +186,11 @@ def check_name(name: str) -> None:
     """See that a part can have this name.
 
     Raises:
-        ConfigError: It can not, and no file may be named after it.
+        ConfigError: It cannot, and no file may be named after it.
     """
     if not NAME.fullmatch(name) or name == AUTHORITY:
         raise ConfigError(
-            f"{name!r} can not be the name of an identity: names are lower-case letters, digits "
+            f"{name!r} cannot be the name of an identity: names are lower-case letters, digits "
             f"and dashes, start with a letter, have 63 characters at most and are not {AUTHORITY!r}"
         )
 
@@ -238,7 +238,7 @@ def issue(directory: Path, name: str, further: Sequence[x509.GeneralName]) -> tu
         raise ConfigError(f"no authority in {directory}: {error}") from None
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"ca.pem and ca.key in {directory} can not be read as an authority: {error}; "
+            f"ca.pem and ca.key in {directory} cannot be read as an authority: {error}; "
             "name another directory, or remove both to make a new one"
         ) from None
     if not isinstance(loaded, ec.EllipticCurvePrivateKey):

@@ -70,7 +70,7 @@ async def listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server:
     """Serve an application whose runner is set up; close the answer before the runner.
 
     Raises:
-        OSError: The address can not be listened on.
+        OSError: The address cannot be listened on.
     """
     server, loop = runner.server, asyncio.get_running_loop()
     if server is None:

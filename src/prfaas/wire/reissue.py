@@ -26,7 +26,7 @@ def reissue(directory: Path, name: str) -> Identity:
         name: Name in the deployment file.
 
     Raises:
-        ConfigError: There is no such identity or no authority here, or they can not be read.
+        ConfigError: There is no such identity or no authority here, or they cannot be read.
     """
     identity = identity_in(directory, name)
     certificate, key = issue(directory, name, _further(identity, name))
@@ -47,7 +47,7 @@ def renew_due(directory: Path, names: Iterable[str], now: datetime.datetime) -> 
     """Reissue those of identities that end within `SOON` of now; returns them.
 
     Raises:
-        ConfigError: The authority can not be read.
+        ConfigError: The authority cannot be read.
     """
     return [
         reissue(directory, name) for name in names if _is_due(identity_in(directory, name), now)
@@ -64,7 +64,7 @@ def names_in(directory: Path) -> list[str]:
 
 
 def _is_due(identity: Identity, now: datetime.datetime) -> bool:
-    """Whether its own certificate ends soon; what can not be read is not ours to replace."""
+    """Return True if its own certificate ends soon; what cannot be read is not ours to replace."""
     try:
         leaf = x509.load_pem_x509_certificates(identity.certificate.read_bytes())[0]
     except (OSError, ValueError):
@@ -79,7 +79,7 @@ def _further(identity: Identity, name: str) -> list[x509.GeneralName]:
         found = leaf.extensions.get_extension_for_oid(ExtensionOID.SUBJECT_ALTERNATIVE_NAME).value
     except (OSError, ValueError, x509.ExtensionNotFound) as error:
         raise ConfigError(
-            f"{identity.certificate} can not be renewed: {error}; make it with "
+            f"{identity.certificate} cannot be renewed: {error}; make it with "
             f"`prfaas identity {name}`"
         ) from None
     own = x509.DNSName(name)

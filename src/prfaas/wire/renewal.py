@@ -42,7 +42,7 @@ class Renewal:
     Args:
         identity: Its files.
         name: Name in the deployment file.
-        renew: Takes up what the files hold; raises ConfigError if that can not be used.
+        renew: Takes up what the files hold; raises ConfigError if that cannot be used.
         gauge: Shows when it ends.
         poll_s: Time between two comparisons of the files, seconds.
     """

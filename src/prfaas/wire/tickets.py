@@ -73,7 +73,7 @@ class TicketSigner:
     """Signs tickets with the identity of a gateway.
 
     Raises:
-        ConfigError: The identity can not be read, or its key is no elliptic-curve key.
+        ConfigError: The identity cannot be read, or its key is no elliptic-curve key.
     """
 
     def __init__(self, identity: Identity) -> None:
@@ -84,7 +84,7 @@ class TicketSigner:
         """Sign with what the files hold at this moment.
 
         Raises:
-            ConfigError: They can not be read, or hold no elliptic-curve key; nothing is changed.
+            ConfigError: They cannot be read, or hold no elliptic-curve key; nothing is changed.
         """
         identity = self._identity
         try:
@@ -92,12 +92,12 @@ class TicketSigner:
             chain = x509.load_pem_x509_certificates(identity.certificate.read_bytes())
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(
-                f"identity {identity.certificate} can not sign tickets: {error}; "
+                f"identity {identity.certificate} cannot sign tickets: {error}; "
                 "make one with `prfaas identity`"
             ) from None
         if not isinstance(key, ec.EllipticCurvePrivateKey) or len(chain) > _CERTIFICATES_MAX:
             raise ConfigError(
-                f"identity {identity.certificate} can not sign tickets: that takes an "
+                f"identity {identity.certificate} cannot sign tickets: that takes an "
                 f"elliptic-curve key and at most {_CERTIFICATES_MAX} certificates; "
                 "make one with `prfaas identity`"
             )
@@ -133,7 +133,7 @@ class TicketOpener:
         gateways: Names of the gateways whose tickets count.
 
     Raises:
-        ConfigError: The authority can not be read.
+        ConfigError: The authority cannot be read.
     """
 
     def __init__(self, authority: Path, gateways: frozenset[str]) -> None:
@@ -144,12 +144,12 @@ class TicketOpener:
         """Trust the authorities that the file holds at this moment, and no others.
 
         Raises:
-            ConfigError: It can not be read; nothing is changed.
+            ConfigError: It cannot be read; nothing is changed.
         """
         try:
             self._store = Store(x509.load_pem_x509_certificates(self._authority.read_bytes()))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"authority {self._authority} can not be read: {error}") from None
+            raise ConfigError(f"authority {self._authority} cannot be read: {error}") from None
 
     def open(self, data: bytes, now_ns: int) -> Ticket:
         """The ticket in `data`; what it allows is for the caller to check.

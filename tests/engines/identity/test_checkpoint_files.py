@@ -120,7 +120,7 @@ def test_a_snapshot_named_by_its_path_is_shown_with_its_commit(tmp_path: Path) -
 def test_a_name_that_can_not_be_tied_to_files_is_refused(
     tmp_path: Path, revision: str | None
 ) -> None:
-    with pytest.raises(ConfigError, match=r"'org/model' .*its blocks can not be shared. .*COMMIT"):
+    with pytest.raises(ConfigError, match=r"'org/model' .*its blocks cannot be shared. .*COMMIT"):
         find_checkpoint("org/model", revision, str(tmp_path))
-    with pytest.raises(ConfigError, match="can not be tied to files"):
+    with pytest.raises(ConfigError, match="cannot be tied to files"):
         find_checkpoint("no such/../name", revision, str(tmp_path))

@@ -142,7 +142,7 @@ def test_old_entries_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="weights can not be read: No such file"):
+    with pytest.raises(ConfigError, match="weights cannot be read: No such file"):
         FileDigests(tmp_path / "kept").digest(tmp_path / "weights")
 
 

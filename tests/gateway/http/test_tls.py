@@ -81,7 +81,7 @@ def test_files_that_do_not_fit_leave_the_certificate_of_before(tmp_path: Path) -
     tls = ClientTls(table(files))
     Path(files["key"]).write_bytes(Path(other["key"]).read_bytes())
     assert not tls.look()
-    with pytest.raises(ConfigError, match=r"gateway\.tls: certificate .* can not be used"):
+    with pytest.raises(ConfigError, match=r"gateway\.tls: certificate .* cannot be used"):
         tls.renew()
     shown = _shown(tls.context, trusting(tmp_path / "tls"))
     assert shown == ssl.PEM_cert_to_DER_cert(Path(files["certificate"]).read_text())

@@ -75,7 +75,7 @@ def check_plan(deployment: Deployment) -> None:
     """See that `routing.plan` can be a plan of this deployment.
 
     Raises:
-        ConfigError: It can not: its clusters, their sizes, or its bytes of KV cache are those of
+        ConfigError: It cannot: its clusters, their sizes, or its bytes of KV cache are those of
             another one.
     """
     plan = deployment.routing.plan
@@ -91,7 +91,7 @@ def check_plan(deployment: Deployment) -> None:
     except ConfigError as error:
         raise ConfigError(f"routing.plan: {error}") from None
     for found in (*_other_instances(deployment, question), *_other_model(deployment, question)):
-        raise ConfigError(f"routing.plan: {plan} can not be this deployment's: {found}")
+        raise ConfigError(f"routing.plan: {plan} cannot be this deployment's: {found}")
 
 
 def _other_instances(deployment: Deployment, question: Question) -> Iterator[str]:
@@ -164,7 +164,7 @@ def check_disks(deployment: Deployment) -> None:
             other = owners.setdefault(pool.disk.resolve(), name)
             if other != name:
                 raise ConfigError(
-                    f"{other} and {name} can not both keep blocks in {pool.disk}; "
+                    f"{other} and {name} cannot both keep blocks in {pool.disk}; "
                     "name another folder for one of them"
                 )
 

@@ -26,7 +26,7 @@ async def keep_identities(
         try:
             renewed = renew_parts(supervisor, deployment, datetime.datetime.now(datetime.UTC))
         except (ConfigError, OSError) as error:
-            say(f"warning: identities can not be renewed: {error}")
+            say(f"warning: identities cannot be renewed: {error}")
             continue
         if renewed:
             say(f"identities renewed: {', '.join(renewed)}")
@@ -41,7 +41,7 @@ def renew_parts(
         Names of the identities that are new.
 
     Raises:
-        ConfigError: The authority can not be read.
+        ConfigError: The authority cannot be read.
     """
     due = renew_due(deployment.security.identities, identity_names(deployment), now)
     names = [identity.certificate.stem for identity in due]

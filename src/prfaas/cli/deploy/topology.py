@@ -151,7 +151,7 @@ def identity_problems(deployment: Deployment) -> Iterator[str]:
         if closed:
             found = closed[0].stat()
             yield (
-                f"identity file {closed[0]} can not be read: it is of user {found.st_uid} and "
+                f"identity file {closed[0]} cannot be read: it is of user {found.st_uid} and "
                 f"group {found.st_gid} with mode {stat.S_IMODE(found.st_mode):o}, and this is user "
                 f"{os.getuid()}; give it to that user (in Kubernetes: fsGroup of the pod)"
             )
@@ -187,7 +187,7 @@ def check_addresses(deployment: Deployment) -> None:
         other = owners.setdefault(address, name)
         if other != name and address[1]:
             raise ConfigError(
-                f"{other} and {name} can not both listen on {join_address(address)}; "
+                f"{other} and {name} cannot both listen on {join_address(address)}; "
                 "name another port for one of them"
             )
 
@@ -336,7 +336,7 @@ def _gateway_part(topology: Topology) -> Part:
 
 
 def _is_all_here(topology: Topology) -> bool:
-    """Whether every part is started on this machine; what is elsewhere is not waited for."""
+    """Return True if every part is started on this machine; what is elsewhere is not waited for."""
     clusters = topology.deployment.clusters.values()
     return not any(
         [engine.url for cluster in clusters for engine in cluster.engines.values()]
@@ -388,7 +388,7 @@ def _bind(name: str, address: Address) -> Address:
         except (OSError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(
-                f"{name} can not listen on {join_address(address)}: {reason}; "
+                f"{name} cannot listen on {join_address(address)}: {reason}; "
                 "name another address, or stop what uses it"
             ) from None
         return address[0], probe.getsockname()[1]

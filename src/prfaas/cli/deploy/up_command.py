@@ -184,14 +184,14 @@ def state_lock(deployment: Deployment) -> Iterator[None]:
     """Keep a second start of the same deployment away from the sockets and logs of the first.
 
     Raises:
-        ConfigError: It runs already, or its directory can not be written.
+        ConfigError: It runs already, or its directory cannot be written.
     """
     try:
         deployment.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = open(deployment.state / "lock", "a", opener=open_private)  # noqa: SIM115 - below
     except OSError as error:
         raise ConfigError(
-            f"state = {str(deployment.state)!r} can not be written: {error.strerror}; "
+            f"state = {str(deployment.state)!r} cannot be written: {error.strerror}; "
             "name a directory of this user's"
         ) from None
     with lock as file:
@@ -250,7 +250,7 @@ async def make_ready(deployment: Deployment, file: Path, overlay: Path | None = 
 
     Raises:
         ConfigError: An address is taken, memory does not suffice, or something is missing and may
-            not, or can not, be made.
+            not, or cannot, be made.
     """
     check_ports(deployment)
     check_shared_memory(deployment)

@@ -16,7 +16,7 @@ from prfaas.units import format_size
 def check_capacity(deployment: Deployment) -> None:
     """See that the memory and the disk limits of all parts started here fit this machine together.
 
-    A limit that can not be reached is no limit: the kernel would end a part long before it.
+    A limit that cannot be reached is no limit: the kernel would end a part long before it.
 
     Raises:
         ConfigError: They do not.

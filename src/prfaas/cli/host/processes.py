@@ -111,12 +111,12 @@ class Part:
             self.process.terminate()
 
     def has_ended(self) -> bool:
-        """Whether the process has ended; all it started may go on."""
+        """Return True if the process has ended; all it started may go on."""
         self._look()
         return self.exit_code is not None
 
     def is_gone(self) -> bool:
-        """Whether the process and all it started have ended."""
+        """Return True if the process and all it started have ended."""
         return not self._look() and self.exit_code is not None
 
     async def clean_up(self) -> None:

@@ -124,11 +124,11 @@ def operator_key(key_file: Path | None) -> str:
     """The operator's key: of a file, else of the environment, else none.
 
     Raises:
-        ConfigError: The file can not be read.
+        ConfigError: The file cannot be read.
     """
     if key_file is None:
         return os.environ.get(KEY_VARIABLE, "")
     try:
         return key_file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the key file {key_file} can not be read: {error}") from None
+        raise ConfigError(f"the key file {key_file} cannot be read: {error}") from None

@@ -61,7 +61,7 @@ def identity(
                     err=True,
                 )
     except OSError as error:
-        raise ConfigError(f"{error.filename} can not be written: {error.strerror}") from None
+        raise ConfigError(f"{error.filename} cannot be written: {error.strerror}") from None
 
 
 def _renew(names: tuple[str, ...], directory: Path, addresses: tuple[str, ...]) -> None:
@@ -76,6 +76,6 @@ def _renew(names: tuple[str, ...], directory: Path, addresses: tuple[str, ...]) 
         else:
             renewed = renew_due(directory, names_in(directory), datetime.datetime.now(datetime.UTC))
     except OSError as error:
-        raise ConfigError(f"{error.filename} can not be written: {error.strerror}") from None
+        raise ConfigError(f"{error.filename} cannot be written: {error.strerror}") from None
     for each in renewed:
         click.echo(f"{each.certificate}\n{each.key}")

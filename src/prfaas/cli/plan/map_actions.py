@@ -53,7 +53,7 @@ def show_maps(view: MapView) -> None:
     """Make the maps and show them.
 
     Raises:
-        ConfigError: A plan is wrong, there are too many, or the picture can not be written.
+        ConfigError: A plan is wrong, there are too many, or the picture cannot be written.
     """
     if len(view.files) > FILES_MAX:
         raise ConfigError(f"{len(view.files)} plan files are given; at most {FILES_MAX} are drawn")

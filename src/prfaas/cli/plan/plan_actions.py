@@ -87,7 +87,7 @@ def show_plan(file: Path, settings: Sequence[str], view: PlanView) -> int:
         Exit code: 1 if the answer was to be confirmed and was not.
 
     Raises:
-        ConfigError: The question is wrong, or the report can not be written.
+        ConfigError: The question is wrong, or the report cannot be written.
     """
     if view.emit and view.as_json:
         raise ConfigError("--emit prints TOML and --json prints JSON; choose one")

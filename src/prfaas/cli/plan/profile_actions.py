@@ -52,7 +52,7 @@ def measure_engine(sweep: Sweep, out: Path) -> None:
     """Measure a running engine and write its profile.
 
     Raises:
-        ConfigError: The file can not be written.
+        ConfigError: The file cannot be written.
         EngineError: The engine fails.
     """
     try:

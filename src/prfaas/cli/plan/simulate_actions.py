@@ -61,7 +61,7 @@ def show_runs(scenarios: Mapping[str, Scenario], output: Output) -> None:
     """Run a scenario under each policy.
 
     Raises:
-        ConfigError: A file can not be written.
+        ConfigError: A file cannot be written.
     """
     _check(scenarios, output)
     first = next(iter(scenarios.values()))

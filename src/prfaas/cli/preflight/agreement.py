@@ -62,7 +62,7 @@ class Disagreement(NamedTuple):
 
     @property
     def is_certain(self) -> bool:
-        """Return True if two engines were told values that can not come to the same."""
+        """Return True if two engines were told values that cannot come to the same."""
         return len(set(self.values.values()) - _UNSURE) > 1
 
     @property
@@ -87,7 +87,7 @@ def disagreements(deployment: Deployment) -> list[Disagreement]:
 
 
 def check_agreement(deployment: Deployment) -> None:
-    """Refuse a deployment whose engines can not share a single block.
+    """Refuse a deployment whose engines cannot share a single block.
 
     Raises:
         ConfigError: Two engines were told values that differ.

@@ -24,7 +24,7 @@ _REFUSED = {
     "--served-model-name": "clients ask for [model] name; set that instead",
     "--weight-transfer-config": "blocks of replaced weights would stay",
 }
-"""Arguments that an engine of a deployment can not have, and why."""
+"""Arguments that an engine of a deployment cannot have, and why."""
 _FIXED = {
     "--prefix-caching-hash-algo": ("sha256_cbor", "blocks are named by it"),
     "--enable-prefix-caching": ("yes", "without it there are no blocks to share"),
@@ -68,7 +68,7 @@ def unlisted_args(deployment: Deployment) -> Iterator[str]:
 def _problem(each: Given) -> str | None:
     name = each.name.partition(".")[0]
     if name in _REFUSED and each.value != "no":
-        return f"{name} can not be set here: {_REFUSED[name]}"
+        return f"{name} cannot be set here: {_REFUSED[name]}"
     if name in _FIXED and each.value != _FIXED[name][0]:
         value, why = _FIXED[name]
         return f"{name} is {each.value!r} and has to be {value!r}: {why}"

@@ -36,7 +36,7 @@ class Given(NamedTuple):
     Attributes:
         name: Long name; of an unknown one, as it was given.
         value: Its values, joined by a space; of a switch "yes", or "no" of its `--no-` form.
-        is_known: Whether vLLM knows it.
+        is_known: True if vLLM knows it.
     """
 
     name: str

@@ -27,7 +27,7 @@ async def control_channel(supervisor: Supervisor, state: Path) -> AsyncIterator[
         state: State directory of the deployment; no other `up` uses it.
 
     Raises:
-        ConfigError: The socket can not be made.
+        ConfigError: The socket cannot be made.
     """
     app = web.Application(client_max_size=BODY_BYTES_MAX)
     app.router.add_get("/parts", _Parts(supervisor).show)
@@ -54,7 +54,7 @@ def _listener(path: Path) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"the control socket can not be made at {path}: {error.strerror or error}; name "
+            f"the control socket cannot be made at {path}: {error.strerror or error}; name "
             "another directory as `state`, of 90 characters at most"
         ) from None
     finally:

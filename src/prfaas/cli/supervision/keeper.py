@@ -91,7 +91,7 @@ class Keeper:
         try:
             self.part.start()
         except OSError as error:
-            self.restarts.ended(time.monotonic_ns(), f"can not be started: {error}")
+            self.restarts.ended(time.monotonic_ns(), f"cannot be started: {error}")
             return
         self.restarts.started(time.monotonic_ns())
         self._probe_due_at_ns = 0

@@ -64,7 +64,7 @@ class RestartPolicy:
     """Limits of one part's restarts.
 
     Attributes:
-        is_enabled: Whether a part that failed is started anew.
+        is_enabled: True if a part that failed is started anew.
         start_timeout_ns: Time from its start until it has to be ready.
         restarts_max: Failures in a row after which it is given up.
         delay_max_ns: Longest wait before a start.
@@ -147,7 +147,7 @@ class Restarts:
             self._enter(Phase.UNHEALTHY, now_ns)
 
     def start_failed(self, now_ns: int, reason: str) -> Instruction | None:
-        """The process runs and can not become ready.
+        """The process runs and cannot become ready.
 
         Returns:
             `END` if it is starting.

@@ -46,7 +46,7 @@ class Supervisor:
         stages: Parts that are started together; a stage starts when the one before has settled.
         on_change: Called at every change of a part's phase.
         table: Limits of restarts.
-        restart: Whether parts that fail are started anew.
+        restart: True if parts that fail are started anew.
     """
 
     def __init__(
@@ -153,7 +153,8 @@ class Supervisor:
             waiting = {name for name in waiting if not self._is_settled(name)}
 
     def _is_settled(self, name: str) -> bool:
-        """Whether nobody has to wait for a part: it is ready, or has failed and is tried again."""
+        """Return True if nobody has to wait for a part: it is ready, or has failed and is tried
+        again."""
         restarts = self._keepers[name].restarts
         return restarts.phase in _SETTLED or restarts.failures > 0
 

@@ -28,7 +28,7 @@ def show_trace(path: Path, block_tokens: int, *, as_json: bool) -> None:
     """Print the figures of a trace.
 
     Raises:
-        ConfigError: It can not be read.
+        ConfigError: It cannot be read.
     """
     form = detect(path)
     with reading(path) as on_progress:

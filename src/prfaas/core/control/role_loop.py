@@ -10,7 +10,7 @@ in instances' worth of work, and asks which split would leave the most pressed s
 A move costs: the instance drains, is converted and starts with nothing. So the loop acts only when
 somebody is pressed, when a move of one instance would lower the pressure by more than a margin,
 when that has held for a while, and when the last move has been followed by a minimum dwell. Of two
-neighbouring splits, each can not be better than the other by the margin. A backlog may still call
+neighbouring splits, each cannot be better than the other by the margin. A backlog may still call
 for a move and its undoing: every move back doubles the dwell before the next one back, up to a
 maximum, so that such a swing becomes rare. Neither stage is ever left without an instance.
 

@@ -27,7 +27,7 @@ class Work(NamedTuple):
     Attributes:
         num_new_tokens: Incremental length, tokens.
         local_ns: Prefill on a local instance.
-        remote_ns: Prefill on a remote instance; None when it can not go there.
+        remote_ns: Prefill on a remote instance; None when it cannot go there.
         shipped_bytes: What the remote path ships.
     """
 

@@ -174,7 +174,7 @@ class PrefixIndex:
         return self._source(source).state
 
     def is_live(self, source: str) -> bool:
-        """Whether what a source is known to hold is certain; what waits to be written can not
+        """Whether what a source is known to hold is certain; what waits to be written cannot
         change that."""
         return self._source(source).state.is_live
 

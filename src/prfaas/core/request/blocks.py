@@ -34,7 +34,7 @@ class Movement:
         num_tokens: Prefix that is at the destination once all have arrived.
         is_open: They are neither aborted nor released.
         end: What the destination reported; None before.
-        fault: Why they can not arrive any more, the destination's word before the source's; empty
+        fault: Why they cannot arrive any more, the destination's word before the source's; empty
             while they can.
     """
 

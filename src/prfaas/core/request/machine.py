@@ -255,7 +255,7 @@ class RequestLife:
             yield from self._check(which, now_ns)
 
     def _check(self, which: Blocks, now_ns: int) -> Iterator[AnyAction]:
-        """Leave what would wait for blocks that can not arrive any more."""
+        """Leave what would wait for blocks that cannot arrive any more."""
         blocks = self.blocks.open(which)
         if blocks is None or not blocks.is_lost:
             return

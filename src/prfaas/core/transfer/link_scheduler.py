@@ -4,7 +4,7 @@ Blocks are cut into fragments, and every connection of a link takes the next fra
 when it has room, so a block crosses the link at the rate of all connections together. Transfers
 share the link by bytes, first between tenants and then between the transfers of one: who has been
 given least, in proportion to the tenant's weight, goes on. Two things go before the others'
-bulk: the first block of a transfer, because decode can not plan before, and the rest of a finished
+bulk: the first block of a transfer, because decode cannot plan before, and the rest of a finished
 transfer once it is small, because decode waits for nothing else. A started block is finished first,
 so a receiver holds few unfinished ones. A tenant that is ahead of its rate goes when nobody else
 has anything to send: the link is never idle for it, and how much it sends in all is for whoever
@@ -26,7 +26,7 @@ from prfaas.units import NS_PER_S
 URGENT_BYTES = 8 * 2**20
 """The rest of a finished transfer is urgent from here on."""
 URGENT_RUN_BYTES = 16 * 2**20
-"""After that many urgent bytes one block of the others goes: a stream of small transfers can not
+"""After that many urgent bytes one block of the others goes: a stream of small transfers cannot
 keep a large one waiting for ever."""
 
 

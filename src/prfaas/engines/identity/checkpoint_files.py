@@ -34,7 +34,7 @@ def checkpoint_digests(
         all_formats: Count weights in every format, for a loader that may prefer another one.
 
     Raises:
-        ConfigError: A file can not be read, or there is none.
+        ConfigError: A file cannot be read, or there is none.
     """
     kinds: dict[str, list[Path]] = {}
     files = [directory] if directory.is_file() else list(_files(directory))
@@ -91,7 +91,7 @@ def find_checkpoint(name: str, revision: Any, cache: str | None = None) -> tuple
         cache: Where the engine was told to download to; None is the hub's usual cache.
 
     Raises:
-        ConfigError: The name can not be tied to files on this machine.
+        ConfigError: The name cannot be tied to files on this machine.
     """
     path = Path(name)
     if path.exists():
@@ -114,8 +114,8 @@ def find_checkpoint(name: str, revision: Any, cache: str | None = None) -> tuple
     except (LocalEntryNotFoundError, HFValidationError, OSError):
         pinned = f"revision {wanted}" if wanted else "no revision"
         raise ConfigError(
-            f"model {name!r} ({pinned}) can not be tied to files on this machine, and two sites "
-            "may hold different bytes under one name: its blocks can not be shared. Start the "
+            f"model {name!r} ({pinned}) cannot be tied to files on this machine, and two sites "
+            "may hold different bytes under one name: its blocks cannot be shared. Start the "
             "engine with the checkpoint's directory, or with --revision COMMIT of a model that is "
             "in the local hub cache"
         ) from None

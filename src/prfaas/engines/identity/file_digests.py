@@ -4,7 +4,7 @@ Kept in `prfaas/file-digests` under `$XDG_CACHE_HOME` (`~/.cache` if that is not
 file a digest, named by the file's path, device, inode, size, and times of modification and change.
 Only the user that the engine runs as can write there; a directory that others could write to, or
 that is a symbolic link, is not used, nor what somebody puts in its place meanwhile. A file's change
-time can not be set back, so a file that was written to is read again even if its size and
+time cannot be set back, so a file that was written to is read again even if its size and
 modification time were restored.
 """
 
@@ -57,7 +57,7 @@ class FileDigests:
         """Return the digest of all bytes of a file, 32 bytes.
 
         Raises:
-            ConfigError: The file can not be read, or changed while it was read.
+            ConfigError: The file cannot be read, or changed while it was read.
         """
         try:
             with (
@@ -67,7 +67,7 @@ class FileDigests:
                 return _digest(file, str(path.resolve()), kept)
         except OSError as error:
             raise ConfigError(
-                f"{path} can not be read: {error.strerror or error}; the engine's blocks are named "
+                f"{path} cannot be read: {error.strerror or error}; the engine's blocks are named "
                 "by every byte of its model, so let it read all files of the checkpoint"
             ) from None
 
@@ -76,7 +76,7 @@ class _Kept:
     """The directory of digests, by a descriptor.
 
     What lies at its path may be swapped by whoever can write to a directory above it; what a
-    descriptor leads to can not.
+    descriptor leads to cannot.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -128,7 +128,7 @@ class _Kept:
 
 @contextlib.contextmanager
 def _opened(directory: Path | None) -> Iterator[_Kept | None]:
-    """The directory if only this user can write there; None if it can not be used."""
+    """The directory if only this user can write there; None if it cannot be used."""
     with contextlib.ExitStack() as stack:
         kept = None
         if directory is not None:

@@ -35,7 +35,7 @@ class Work:
         interval: Tokens of each answer between two looks at it.
         hashes: Hash chain of the prompt.
         stain: Of what it used so far.
-        is_void: Whether what it used was forgotten since: nothing of it is kept any more.
+        is_void: True if what it used was forgotten since: nothing of it is kept any more.
     """
 
     request: str
@@ -58,7 +58,8 @@ class Work:
 
     @property
     def is_due(self) -> bool:
-        """Whether somebody waits for the tokens there are: the first, every so many, the last."""
+        """Return True if somebody waits for the tokens there are: the first, every so many, the
+        last."""
         count = self.sequence.num_output
         return count == 1 or count % self.interval == 0 or self.sequence.is_done
 

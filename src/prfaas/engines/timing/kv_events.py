@@ -120,7 +120,7 @@ class ZmqEvents(Events):
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise ConfigError(
-                f"KV events can not be sent at {endpoint}, {replay}: {error}"
+                f"KV events cannot be sent at {endpoint}, {replay}: {error}"
             ) from None
 
     def add(self, event: BlockStored | BlockRemoved | AllBlocksCleared) -> None:

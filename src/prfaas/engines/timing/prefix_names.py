@@ -21,7 +21,7 @@ class PrefixNames:
 
     @property
     def has_state(self) -> bool:
-        """Whether a prefix is usable only where linear state was kept."""
+        """Return True if a prefix is usable only where linear state was kept."""
         return bool(self._fixed)
 
     def needed(self, hashes: list[bytes], held_tokens: int, end_token: int) -> list[BlockKey]:

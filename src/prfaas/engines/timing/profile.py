@@ -52,7 +52,7 @@ def load_profile(
         bytes_scale: Size of blocks, as a share of the real one.
 
     Raises:
-        ConfigError: The plan can not be read, or knows no such cluster.
+        ConfigError: The plan cannot be read, or knows no such cluster.
     """
     question = load_question(plan)
     problem, pd = question.problem, question.problem.pd

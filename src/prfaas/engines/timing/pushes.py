@@ -39,7 +39,7 @@ class PushOfRequest:
         return push_of(self._order, self._layout, hashes)
 
     def takes(self, block: NewBlock) -> bool:
-        """Whether the other side can use a block; it counts as sent then."""
+        """Return True if the other side can use a block; it counts as sent then."""
         worth = self._is_worth(self._groups[block.key.group], block.end_token)
         if worth:
             self.sent.add(block.key)

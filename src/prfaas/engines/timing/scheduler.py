@@ -37,7 +37,7 @@ class Sequence:
 
     @property
     def is_done(self) -> bool:
-        """Whether all tokens are there."""
+        """Return True if all tokens are there."""
         return self.num_output >= self.num_output_max
 
 

@@ -104,7 +104,7 @@ class Tier:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the pool node has accepted this instance."""
+        """Return True if the pool node has accepted this instance."""
         return self._client.is_connected
 
     async def close(self) -> None:

@@ -93,7 +93,7 @@ def _parts(facts: Facts) -> Iterator[Alarm]:
         yield Alarm("pool_silent", name, Severity.CRITICAL, text)
     for name, words in facts.mismatches.items():
         text = (
-            f"KV blocks of engine {name} can not be used elsewhere ({words}): nothing is offloaded "
+            f"KV blocks of engine {name} cannot be used elsewhere ({words}): nothing is offloaded "
             "to it; start both engines with the same model and arguments"
         )
         yield Alarm("layout_mismatch", name, Severity.CRITICAL, text)

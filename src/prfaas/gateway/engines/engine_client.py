@@ -247,7 +247,7 @@ class Engines:
         """Have an engine drop all blocks that it holds; it begins what is under way anew.
 
         Returns:
-            False if it can not just now, as while blocks are loaded into it.
+            False if it cannot just now, as while blocks are loaded into it.
 
         Raises:
             EngineError: It does not answer, or has no such endpoint.

@@ -40,9 +40,7 @@ async def read_body(request: web.Request) -> bytes:
             error_type="RequestTimeoutError",
         ) from None
     except web.RequestPayloadError:
-        raise RequestError(
-            "the request body can not be read as its Content-Encoding says"
-        ) from None
+        raise RequestError("the request body cannot be read as its Content-Encoding says") from None
 
 
 async def read_small(request: web.Request, bytes_max: int) -> bytes:

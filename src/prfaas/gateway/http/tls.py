@@ -35,7 +35,7 @@ def _load(context: ssl.SSLContext, table: ClientTlsTable) -> None:
         context.load_cert_chain(table.certificate, table.key, password="")
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
-            f"gateway.tls: certificate {table.certificate} and key {table.key} can not be used: "
+            f"gateway.tls: certificate {table.certificate} and key {table.key} cannot be used: "
             f"{error}; both are PEM, the certificate with its chain, the key without a password"
         ) from None
 
@@ -47,7 +47,7 @@ class ClientTls:
         table: `[gateway.tls]`.
 
     Raises:
-        ConfigError: The files can not be used.
+        ConfigError: The files cannot be used.
     """
 
     def __init__(self, table: ClientTlsTable) -> None:
@@ -60,7 +60,7 @@ class ClientTls:
         """TLS by a table; None where there is none.
 
         Raises:
-            ConfigError: The files can not be used.
+            ConfigError: The files cannot be used.
         """
         return cls(table) if table else None
 
@@ -68,7 +68,7 @@ class ClientTls:
         """Show new connections what the files hold at this moment.
 
         Raises:
-            ConfigError: They can not be used; the certificate of before is kept.
+            ConfigError: They cannot be used; the certificate of before is kept.
         """
         self._seen = self._state()
         server_context(self._table)  # whole and consistent, before the one in use is touched

@@ -22,7 +22,7 @@ from prfaas.gateway.routing.dispatch_driver import Driver
 
 TRIES_MAX, TRIES_FREE = 40, 4
 """How often an engine is asked to forget, and how often before it gets no new requests meanwhile:
-it can not while blocks are loaded into it."""
+it cannot while blocks are loaded into it."""
 RETRY_S = 0.25
 TAKEN_AGAIN = (
     "it took blocks of the source again before all engines had forgotten: it was started anew, or "

@@ -86,7 +86,7 @@ def allowed(body: JsonObject, more: Collection[str] = ()) -> JsonObject:
     if unknown:
         names = ", ".join(map(shown, unknown[:NAMES_SHOWN]))
         raise bad(
-            f"{names} can not be set here: leave it out, or have the operator list it under "
+            f"{names} cannot be set here: leave it out, or have the operator list it under "
             "gateway.request_fields or the tenant's request_fields",
             unknown[0][:80],
         )

@@ -128,7 +128,7 @@ class Transfers:
             view.report(TransferEnd.REFUSED, False)
 
     def lost(self, pool: str) -> None:
-        """The event stream of `pool` broke: what runs over it can not be followed any more."""
+        """The event stream of `pool` broke: what runs over it cannot be followed any more."""
         for view in list(self._views.values()):
             if pool in (view.source, view.destination) and pool not in view.ended:
                 view.report(None, pool == view.destination)

@@ -31,7 +31,7 @@ BROKEN = 502
 
 
 class LegBrokenError(EngineError):
-    """The engine can not go on with a request; another one may.
+    """The engine cannot go on with a request; another one may.
 
     Attributes:
         reason: One of a bounded set; labels a metric.

@@ -64,7 +64,7 @@ class MovingBlocks:
         return view
 
     def fetch(self, plan: Plan) -> bool:
-        """Have the prefix fetched that a route counts on; False if its pool can not be asked."""
+        """Have the prefix fetched that a route counts on; False if its pool cannot be asked."""
         routed, layout = plan.routed, plan.layout
         assert layout is not None  # noqa: S101 (nothing is pulled without one)
         hashes = plan.arrival.hashes[: routed.hit_tokens // layout.tokens_per_hash]

@@ -106,7 +106,7 @@ class Planner:
         What the prompt takes of its tenant's limits is counted, tokenising also if this raises.
 
         Raises:
-            RequestError: The prompt can not be rendered or is too long, or would come too late.
+            RequestError: The prompt cannot be rendered or is too long, or would come too late.
             UnavailableError: No PD engine is ready.
         """
         tokenised = await self.tokenise(client, tenant)
@@ -132,7 +132,7 @@ class Planner:
             is_charged: Whether the tenant pays for tokenising.
 
         Raises:
-            RequestError: The prompt can not be rendered.
+            RequestError: The prompt cannot be rendered.
             UnavailableError: No PD engine is ready.
         """
         first = self._engines.choose(ClusterRole.PD)

@@ -141,7 +141,7 @@ class Metrics:
                 )
 
     def watch_layouts(self, engines: Engines, layouts: LayoutCheck) -> None:
-        """Show whose blocks can not be used."""
+        """Show whose blocks cannot be used."""
         for name in engines.by_name:
             self._layout.labels(name).set_function(partial(layouts.num_differences, name))
 

@@ -34,7 +34,7 @@ def deployment_secret(state: Path) -> bytes:
     Gateways of one deployment need the same, or they see none of each other's blocks.
 
     Raises:
-        ConfigError: The file can not be made or read, or holds no secret.
+        ConfigError: The file cannot be made or read, or holds no secret.
     """
     path = state / FILE_NAME
     try:
@@ -42,7 +42,7 @@ def deployment_secret(state: Path) -> bytes:
         _create(path)
         secret = path.read_bytes().strip()
     except OSError as error:
-        raise ConfigError(f"{path} can not be used: {error.strerror}") from None
+        raise ConfigError(f"{path} cannot be used: {error.strerror}") from None
     if not _SECRET.fullmatch(secret):
         raise ConfigError(f"{path} holds no secret; remove it and a new one is made")
     return secret

@@ -46,7 +46,7 @@ class Tenants:
         deployment: Who there is.
 
     Raises:
-        ConfigError: The secret that salts come from can not be made or read.
+        ConfigError: The secret that salts come from cannot be made or read.
     """
 
     def __init__(self, deployment: Deployment) -> None:

@@ -47,7 +47,7 @@ class Bounds:
     digits_per_token: int
 
     def check(self, text: str, tokens_max: int, param: str) -> None:
-        """Refuse a text that can not fit whatever its tokens are.
+        """Refuse a text that cannot fit whatever its tokens are.
 
         Digits are what costs most: many models have a token for each, and a rule for words that
         looks at each by itself.

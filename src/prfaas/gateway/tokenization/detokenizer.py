@@ -7,7 +7,7 @@ from typing import Any
 
 
 class NoDetokenizerError(Exception):
-    """The tokenizer, or these tokens, can not be detokenised the way the engine does."""
+    """The tokenizer, or these tokens, cannot be detokenised the way the engine does."""
 
 
 def pieces(
@@ -22,7 +22,7 @@ def pieces(
         skip_special: Special tokens give no text.
 
     Raises:
-        NoDetokenizerError: It can not be done exactly.
+        NoDetokenizerError: It cannot be done exactly.
 
     References:
         vLLM 0.32, `v1/engine/detokenizer.py`, `FastIncrementalDetokenizer`.

@@ -144,7 +144,7 @@ class PromptMaker:
             client: The request.
             tenant: Whose it is: its salt begins the hash chain.
             layout: What to hash for; None skips hashing.
-            max_model_len: Text that can not possibly fit is refused untokenised, and the rest of a
+            max_model_len: Text that cannot possibly fit is refused untokenised, and the rest of a
                 text is not tokenised once it is known not to fit.
             is_charged: False for work that is not the tenant's own.
 
@@ -172,7 +172,7 @@ class PromptMaker:
         """What text each token of an answer gave, on another thread; see `pieces`.
 
         Raises:
-            NoDetokenizerError: It can not be told exactly.
+            NoDetokenizerError: It cannot be told exactly.
         """
         work = partial(pieces, self._tokenizer, prompt_ids, token_ids, skip_special=skip_special)
         return await self.threads.run(tenant.name, work)

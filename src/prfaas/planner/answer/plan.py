@@ -105,7 +105,7 @@ def make_plan(question: Question) -> Plan:
     """Answer a question.
 
     Raises:
-        ConfigError: The question can not be answered, for instance because a threshold is outside
+        ConfigError: The question cannot be answered, for instance because a threshold is outside
             the workload's lengths.
     """
     problem = question.problem

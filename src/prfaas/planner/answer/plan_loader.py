@@ -82,7 +82,7 @@ def load_question(path: Path, overrides: Sequence[str] = ()) -> Question:
         overrides: Settings such as "pd.instances=10"; list items by index, "prfaas.0.instances=5".
 
     Raises:
-        ConfigError: The file can not be read, is no TOML, breaks a rule, or asks for the
+        ConfigError: The file cannot be read, is no TOML, breaks a rule, or asks for the
             impossible; the message says what and where.
     """
     tables = read_toml(path)
@@ -250,12 +250,12 @@ def read_config_json(path: Path) -> dict[str, Any]:
     """A `config.json`.
 
     Raises:
-        ConfigError: The file can not be read or holds no JSON object.
+        ConfigError: The file cannot be read or holds no JSON object.
     """
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path} can not be read: {error.strerror}") from None
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"{path} is no valid JSON: {error}") from None
     if not isinstance(config, dict):

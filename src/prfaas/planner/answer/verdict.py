@@ -23,7 +23,7 @@ class Verdict:
     Args:
         answer: Pays when the gain at equal cost is positive in both modes and no single input,
             20 % lower or higher, turns it; does not pay when all of these are zero or negative;
-            depends otherwise. A target or demand that can not be met does not pay.
+            depends otherwise. A target or demand that cannot be met does not pay.
         sentence: The answer with its numbers.
         turning: Inputs that turn the sign within their swing.
     """
@@ -51,7 +51,7 @@ def judge(
         swings: The tornado of the exact gain.
         reason: The rates, as the end of a sentence.
         binding: Stages that bind, as a clause after the reason. An obstacle names its own.
-        obstacle: A target or demand that the plan can not meet, and what it would take; it
+        obstacle: A target or demand that the plan cannot meet, and what it would take; it
             does not pay then. "" when all are met.
         doubt: Why a gain may not count, as a part of a sentence; it depends then.
     """

@@ -100,7 +100,7 @@ def make_map(
         on_progress: Called with the rows that are done, and all.
 
     Raises:
-        ConfigError: There is no PrfaaS cluster, or it has no instances, or the question can not be
+        ConfigError: There is no PrfaaS cluster, or it has no instances, or the question cannot be
             answered.
     """
     problem = question.problem

@@ -57,7 +57,7 @@ class HttpEngine:
         """Generate exactly `num_tokens` tokens.
 
         Raises:
-            EngineError: The engine can not be reached or answers with an error.
+            EngineError: The engine cannot be reached or answers with an error.
         """
         body = {
             "model": self._model,

@@ -46,7 +46,7 @@ class Engine(Protocol):
         """Generate exactly `num_tokens`; costs one prefill and as many decode steps.
 
         Raises:
-            EngineError: The engine can not be reached or answers with an error.
+            EngineError: The engine cannot be reached or answers with an error.
         """
 
     async def complete_all(

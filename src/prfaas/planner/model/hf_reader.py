@@ -53,7 +53,7 @@ class ConfigReader:
         if default is None:
             raise ConfigError(
                 f"{self.name}: none of the fields {', '.join(names)} is there; without it the KV "
-                f"cache of model_type {self.model_type!r} can not be computed"
+                f"cache of model_type {self.model_type!r} cannot be computed"
             )
         return default
 

@@ -74,7 +74,7 @@ def vector_bytes(num_elements: int, dtype: str) -> int:
         dtype: One of `KV_DTYPES` or an alias such as "bf16".
 
     Raises:
-        ConfigError: The dtype is unknown or can not hold a vector of this length.
+        ConfigError: The dtype is unknown or cannot hold a vector of this length.
     """
     name = canonical_dtype(dtype)
     if name in _SCALED:

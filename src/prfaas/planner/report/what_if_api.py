@@ -20,7 +20,7 @@ from prfaas.planner.solve.curves import Curve, against_split, against_threshold
 from prfaas.toml_tables import read_toml, validated
 
 NUM_POINTS_MAX = 160
-"""Of a curve; more can not be told apart on a screen."""
+"""Of a curve; more cannot be told apart on a screen."""
 
 
 def interactive(path: Path, overrides: Sequence[str]) -> dict[str, Any]:

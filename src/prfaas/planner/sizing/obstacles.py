@@ -1,4 +1,4 @@
-"""Targets and demand in words: what can not be met, what binds, and what it would take."""
+"""Targets and demand in words: what cannot be met, what binds, and what it would take."""
 
 from __future__ import annotations
 

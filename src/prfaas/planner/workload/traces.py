@@ -42,7 +42,7 @@ def read_trace(path: Path, cache_blocks: int | None = None) -> TraceLengths:
         cache_blocks: Size of the cache in blocks of 512 tokens; None is infinite.
 
     Raises:
-        ConfigError: The file can not be read, is in no known format, or a line is damaged.
+        ConfigError: The file cannot be read, is in no known format, or a line is damaged.
     """
     form, block_tokens = detect(path), BLOCK_TOKENS
     rows: tuple[Row, ...]

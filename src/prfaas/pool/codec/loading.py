@@ -67,7 +67,7 @@ class Kernels:
 
         Args:
             then: Called when the kernels are ready, at once or on the loading thread; never if they
-                can not be had.
+                cannot be had.
         """
         with self._lock:
             if self.window is None:
@@ -91,7 +91,7 @@ class Kernels:
         try:
             window = self._import()
         except Exception as error:  # A codec must not take a pool node down.
-            log.warning("links send blocks raw: the codec's kernels can not be had: %r", error)
+            log.warning("links send blocks raw: the codec's kernels cannot be had: %r", error)
             return
         if window is None:
             self._thread = None

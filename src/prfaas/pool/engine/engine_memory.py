@@ -41,7 +41,7 @@ class EngineMemory:
             self._check(hello, os.fstat(descriptor).st_size)
         except (OSError, PeerError) as error:
             self.close()
-            raise PeerError(f"shared memory can not be used: {error}") from None
+            raise PeerError(f"shared memory cannot be used: {error}") from None
         self._extents = {group: _merged(extents) for group, extents in hello.extents.items()}
 
     def block_bytes(self, group: int) -> int:
@@ -55,7 +55,7 @@ class EngineMemory:
         return sum(length for _, length in self._extents[group])
 
     def check(self, key: BlockKey, row: int) -> None:
-        """Whether there is such a group and such a row.
+        """Return True if there is such a group and such a row.
 
         Raises:
             PeerError: There is not.
@@ -76,7 +76,7 @@ class EngineMemory:
         """Copy a block into a row that was checked.
 
         Raises:
-            PeerError: The file can not be written, or is closed.
+            PeerError: The file cannot be written, or is closed.
         """
         self._move(os.pwritev, key, row, memoryview(data))
 
@@ -126,7 +126,7 @@ def _all(move: Move, descriptor: int, data: memoryview, offset: int) -> None:
         try:
             count = move(descriptor, [data], offset)
         except OSError as error:
-            raise PeerError(f"shared memory can not be used: {error}") from None
+            raise PeerError(f"shared memory cannot be used: {error}") from None
         if not count:
             raise PeerError(f"shared memory ends at {offset}, before its last row")
         data, offset = data[count:], offset + count

@@ -54,7 +54,7 @@ class EngineRequests:
 
     Args:
         name: Of this pool node: a push to it hands blocks from one of its engines to another.
-        is_connected: Whether the link from a pool of that name stands.
+        is_connected: True if the link from a pool of that name stands.
         tickets: Check what engines are told to push.
         on_refused: Told of a transfer that its ticket does not allow: its id, where to, and why.
         on_pull: Told of blocks to fetch from another pool, and whom to answer.

@@ -65,7 +65,8 @@ class EngineSession:
 
     @property
     def has_left(self) -> bool:
-        """Whether the engine has hung up, also if there is more to read of what it said before.
+        """Return True if the engine has hung up, also if there is more to read of what it said
+        before.
 
         From then on its rows are its own again: what was read of them before stays good, and
         nothing may be written to them. Any thread may ask.
@@ -107,7 +108,7 @@ class EnginePort:
         """Make the socket.
 
         Raises:
-            ConfigError: It can not be made.
+            ConfigError: It cannot be made.
         """
         self._listener = self._listen()
 
@@ -160,7 +161,7 @@ class EnginePort:
         except OSError as error:
             listener.close()
             raise ConfigError(
-                f"engines can not be awaited at {self._path}: {error.strerror or error}; "
+                f"engines cannot be awaited at {self._path}: {error.strerror or error}; "
                 "name another path for the socket"
             ) from None
         listener.setblocking(False)

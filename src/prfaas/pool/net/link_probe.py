@@ -78,7 +78,7 @@ class ProbeSink:
 
     def _start(self, connection: socket.socket) -> None:
         if len(self._callers) >= PROBES_MAX:
-            next(iter(self._callers)).cancel()  # Strangers can not keep pools out.
+            next(iter(self._callers)).cancel()  # Strangers cannot keep pools out.
             self._on_refused()
         task = self._io.start(self._serve(connection))
         self._callers[task] = None
@@ -147,13 +147,13 @@ class ProbeServer:
         """Start to listen.
 
         Raises:
-            ConfigError: The address can not be had.
+            ConfigError: The address cannot be had.
         """
         try:
             self._listener.open()
         except OSError as error:
             host, port = self._address
-            raise ConfigError(f"can not listen on {host}:{port}: {error.strerror}") from None
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
 
     @property
     def port(self) -> int:

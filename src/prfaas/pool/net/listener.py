@@ -64,7 +64,7 @@ class Listener:
         """Start to listen.
 
         Raises:
-            OSError: The address can not be had.
+            OSError: The address cannot be had.
         """
         family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
         self._socket = socket.create_server(self._address, family=family, backlog=BACKLOG)
@@ -106,7 +106,7 @@ class Listener:
             connection.close()  # It may not even have begun.
 
     def _accept(self, listener: socket.socket) -> None:
-        """Take one caller. Not awaited: what is accepted can not get lost on the way."""
+        """Take one caller. Not awaited: what is accepted cannot get lost on the way."""
         try:
             connection, _ = listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):

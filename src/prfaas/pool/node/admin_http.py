@@ -58,7 +58,7 @@ class AdminServer:
         """Listen.
 
         Raises:
-            OSError: The address can not be listened on.
+            OSError: The address cannot be listened on.
         """
         await self._runner.setup()
         self._listener = await listen(self._runner, *self._address)

@@ -1,4 +1,4 @@
-"""Whether a host can have what its pool node is told to hold."""
+"""True if a host can have what its pool node is told to hold."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ class PoolNode:
             ready: Called once all ports are open.
 
         Raises:
-            ConfigError: A port is taken, or the socket can not be made.
+            ConfigError: A port is taken, or the socket cannot be made.
         """
         self._load_codecs()
         admin = AdminServer(self.metrics, self.settings.admin, lambda: self.phase)
@@ -212,7 +212,7 @@ class PoolNode:
         """Show, and trust, what the files of the identity hold at this moment; links stand on.
 
         Raises:
-            ConfigError: They can not be used; nothing is changed.
+            ConfigError: They cannot be used; nothing is changed.
         """
         identity, ends = self.settings.identity, (self._dialling, self._accepting)
         identity.refresh(*(tls.messages for tls in ends))
@@ -442,4 +442,4 @@ async def _open_port(start: Callable[[], Awaitable[None]], address: tuple[str, i
         await start()
     except OSError as error:
         host, port = address
-        raise ConfigError(f"can not listen on {host}:{port}: {error.strerror}") from None
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None

@@ -69,7 +69,7 @@ class Purging:
         store.bar(self.is_barred)
 
     def is_barred(self, origin: Origin) -> bool:
-        """Whether blocks of an origin are not taken at present."""
+        """Return True if blocks of an origin are not taken at present."""
         return any(source == self._pool or origin.is_of(source) for source, _ in self._bars)
 
     def asked(

@@ -49,8 +49,8 @@ class DataHandlers:
     Attributes:
         decoding: Of fragments that are coded.
         find_assembly: Of the link that a peer of that name joins; None if it has no such link.
-        wants: Whether a peer's transfer takes blocks.
-        has: Whether the block of a fragment has arrived with its transfer.
+        wants: True if a peer's transfer takes blocks.
+        has: True if the block of a fragment has arrived with its transfer.
         on_block: A block is complete and intact; calls its last argument when it is dealt with.
         on_unwanted: Fragments of a transfer came that nobody waits for.
         on_no_room: Fragments of a transfer came for which there is no memory.
@@ -171,7 +171,10 @@ class DataReceiver:
         return self._handlers.decoding
 
     def takes(self, prefix: FragmentPrefix) -> bool:
-        """Whether a fragment is wanted. Who sends what nobody wants is told once a transfer."""
+        """Return True if a fragment is wanted.
+
+        Who sends what nobody wants is told once a transfer.
+        """
         if self._handlers.wants(prefix.transfer_id, self.peer):
             return not self._handlers.has(prefix)
         self._drop(prefix, self._handlers.on_unwanted)

@@ -21,7 +21,7 @@ PEER_DATA_CONNECTIONS_MAX = 64
 """Of one peer: a link has sixteen, and those of the link before it may not have ended yet."""
 DATA_CALLERS_MAX = 64
 """Data connections that have not said whose they are; beyond these the one that waits longest is
-left, so that strangers can not keep peers out."""
+left, so that strangers cannot keep peers out."""
 
 
 class DataPort:

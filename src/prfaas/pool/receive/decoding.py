@@ -99,7 +99,7 @@ class Decoding:
         """Restore the bytes of a fragment that was checked; `into` holds anything after an error.
 
         Raises:
-            PeerError: It can not be decoded to exactly as many bytes.
+            PeerError: It cannot be decoded to exactly as many bytes.
         """
         window = self._kernels.window
         if window is None:

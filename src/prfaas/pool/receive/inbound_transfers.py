@@ -173,17 +173,17 @@ class InboundTransfers:
         return sum(t.bytes_max - t.num_bytes for t in self._transfers.open())
 
     def is_open(self, transfer_id: bytes) -> bool:
-        """Whether blocks of this transfer may still come."""
+        """Return True if blocks of this transfer may still come."""
         transfer = self._transfers.get(transfer_id)
         return transfer is not None and transfer.is_open
 
     def is_offered(self, transfer_id: bytes, peer: str) -> bool:
-        """Whether an offer of this transfer was answered."""
+        """Return True if an offer of this transfer was answered."""
         known = self._transfers.get(transfer_id) or self._transfers.refusal(transfer_id, peer)
         return known is not None
 
     def wants(self, transfer_id: bytes, peer: str) -> bool:
-        """Whether fragments of this transfer are taken from this peer. Any thread may ask.
+        """Return True if fragments of this transfer are taken from this peer. Any thread may ask.
 
         They may overtake its offer, which comes over another connection.
         """
@@ -193,7 +193,7 @@ class InboundTransfers:
         return transfer.is_open and transfer.peer == peer
 
     def has(self, transfer_id: bytes, name: BlockName) -> bool:
-        """Whether a block has arrived with this transfer. Any thread may ask."""
+        """Return True if a block has arrived with this transfer. Any thread may ask."""
         return name in self._arrived.get(transfer_id, ())
 
     def buffer(self, num_bytes: int) -> bytearray | memoryview | None:
@@ -382,11 +382,11 @@ class InboundTransfers:
                 self._end(transfer, TransferEnd.EXPIRED, "lifetime")
 
     def is_on_its_way(self, transfer_id: bytes, peer_connected: bool) -> bool:
-        """Whether a block that is not here may still come with this transfer.
+        """Return True if a block that is not here may still come with this transfer.
 
         Args:
             transfer_id: The transfer a decode request waits for.
-            peer_connected: Whether the link to its source stands: a transfer nobody has announced
+            peer_connected: True if the link to its source stands: a transfer nobody has announced
                 yet is on its way only then.
         """
         transfer = self._transfers.get(transfer_id)

@@ -123,7 +123,7 @@ class LinkPort:
         """Start to listen.
 
         Raises:
-            OSError: The address can not be had.
+            OSError: The address cannot be had.
         """
         self.data.open()
         self._listener.open()
@@ -144,7 +144,7 @@ class LinkPort:
         self.data.close()
 
     def is_connected(self, source: str) -> bool:
-        """Whether a link from the pool `source` stands."""
+        """Return True if a link from the pool `source` stands."""
         return any(channel.peer == source and channel.is_open for channel in self._channels)
 
     def _greet(self, channel: Channel) -> None:
@@ -280,7 +280,7 @@ class LinkPort:
         done()
 
     def _no_room(self, peer: str, transfer_id: bytes) -> None:
-        """A block could not be received: its transfer can not be completed any more."""
+        """A block could not be received: its transfer cannot be completed any more."""
         self._drop_early(peer, transfer_id)
         self._inbound.no_room(transfer_id, peer)
         channel = self.channel_of(peer)
@@ -294,7 +294,7 @@ class LinkPort:
             channel.send(self._inbound.not_wanted(transfer_id, peer))
 
     def _broken(self, peer: str, error: PeerError) -> None:
-        """A data connection broke the protocol: its peer can not be trusted."""
+        """A data connection broke the protocol: its peer cannot be trusted."""
         self._warn(f"data connection of {peer or 'a stranger'} closed: {error}")
         if isinstance(error, DigestError):
             self._inbound.broken_block()

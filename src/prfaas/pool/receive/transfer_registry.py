@@ -34,7 +34,7 @@ class KnownTransfers:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many are open as there may be."""
+        """Return True if as many are open as there may be."""
         return self.num_open >= TRANSFERS_MAX
 
     def get(self, transfer_id: bytes) -> Transfer | None:

@@ -36,7 +36,7 @@ class Sending:
             transfer_id: An open transfer of this link. What is left is not read once it ends.
             layout_id: The layout of the keys.
             keys: The blocks; those that are not there are left out.
-            tell_missing: Whether the peer asked for them and has to know which are not there.
+            tell_missing: True if the peer asked for them and has to know which are not there.
         """
         work = self._send(link, transfer_id, layout_id, list(keys), tell_missing=tell_missing)
         task = asyncio.create_task(work)

@@ -129,7 +129,7 @@ class Dialer:
 
     @property
     def is_up(self) -> bool:
-        """Whether blocks can be sent to the peer, and it is who it should be."""
+        """Return True if blocks can be sent to the peer, and it is who it should be."""
         return (
             self._channel is not None
             and self._channel.is_open
@@ -139,7 +139,8 @@ class Dialer:
 
     @property
     def is_welcome(self) -> bool:
-        """Whether the peer has said what it has, so that messages about transfers make sense."""
+        """Return True if the peer has said what it has, so that messages about transfers make
+        sense."""
         return self._welcome.is_set()
 
     @property

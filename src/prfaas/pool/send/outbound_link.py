@@ -68,7 +68,7 @@ class _Outgoing:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing more will be pushed."""
+        """Return True if nothing more will be pushed."""
         return self.transfer.state is TransferState.SENT
 
 
@@ -153,7 +153,7 @@ class OutboundLink:
 
     @property
     def is_up(self) -> bool:
-        """Whether blocks can be sent to the peer, and it is who it should be."""
+        """Return True if blocks can be sent to the peer, and it is who it should be."""
         return self._dialer.is_up
 
     @property
@@ -239,7 +239,7 @@ class OutboundLink:
                 self._announce_end(outgoing)
 
     def has(self, transfer_id: bytes) -> bool:
-        """Whether this transfer is open here."""
+        """Return True if this transfer is open here."""
         return transfer_id in self._transfers
 
     def refuse(self, transfer_id: bytes, reason: str) -> None:

@@ -79,7 +79,7 @@ class Arena:
         """Ids of the objects behind the buffers."""
         self._returned: deque[tuple[int, int, int]] = deque()
         """Size, offset and id of buffers that are gone. Filled by finalizers, which may run at any
-        point of any thread and so can not take the lock."""
+        point of any thread and so cannot take the lock."""
 
     @property
     def used_bytes(self) -> int:
@@ -111,7 +111,7 @@ class Arena:
             return self._buffer(num_bytes, size, offset)
 
     def owns(self, data: bytes | bytearray | memoryview) -> bool:
-        """Whether this is a buffer of this arena, or part of one."""
+        """Return True if this is a buffer of this arena, or part of one."""
         if not isinstance(data, memoryview):
             return False
         with self._lock:

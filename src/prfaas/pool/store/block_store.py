@@ -57,7 +57,7 @@ class BlockStore:
         self._writing: set[BlockName] = set()
         self._waiting: list[asyncio.Future[None]] = []
         self._is_refused = False
-        """Whether the disk took no more, and has written nothing since."""
+        """True if the disk took no more, and has written nothing since."""
         self._loose = LooseMemory(LOOSE_BYTES_MAX)
         self._short_bytes = 0
         """The largest block that was being received and found no room."""
@@ -69,7 +69,7 @@ class BlockStore:
         self._is_barred = is_barred
 
     def is_barred(self, origin: Origin) -> bool:
-        """Whether blocks of that origin are not kept at present."""
+        """Return True if blocks of that origin are not kept at present."""
         return self._is_barred(origin)
 
     def spill_to(self, disk: LowerTier) -> None:
@@ -113,12 +113,12 @@ class BlockStore:
         return block
 
     def has_in_memory(self, name: BlockName) -> bool:
-        """Whether `get` finds it."""
+        """Return True if `get` finds it."""
         return name in self._blocks
 
     @property
     def is_writing(self) -> bool:
-        """Whether the disk has not taken all that was offered to it."""
+        """Return True if the disk has not taken all that was offered to it."""
         return bool(self._writing)
 
     async def fetch(self, layout_id: bytes, key: BlockKey) -> StoredBlock | None:
@@ -426,7 +426,7 @@ class BlockStore:
         return victims
 
     def _would_lose(self, num_bytes: int) -> bool:
-        """Whether a buffer of that size costs a block that the disk does not have."""
+        """Return True if a buffer of that size costs a block that the disk does not have."""
         disk, victims = self._disk, self._victims(num_bytes)
         return disk is not None and any(name not in disk for name in victims or [])
 

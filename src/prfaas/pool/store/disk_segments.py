@@ -131,7 +131,7 @@ class SegmentFiles:
         folder: Made if it is not there; only the owner may enter.
 
     Raises:
-        ConfigError: The folder can not be used, is in use, or holds something else.
+        ConfigError: The folder cannot be used, is in use, or holds something else.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -140,8 +140,7 @@ class SegmentFiles:
             self._lock = _claim(folder)
         except OSError as error:
             raise ConfigError(
-                f"the disk tier can not use {folder}: {error.strerror or error}; "
-                "name another folder"
+                f"the disk tier cannot use {folder}: {error.strerror or error}; name another folder"
             ) from None
         self._next = max((segment.number for segment in self.found()), default=-1) + 1
         self._active = -1
@@ -160,7 +159,7 @@ class SegmentFiles:
         """Walk the headers of a segment.
 
         Raises:
-            OSError: It can not be read.
+            OSError: It cannot be read.
         """
         records: list[tuple[BlockName, Place]] = []
         num_broken = offset = 0
@@ -201,7 +200,7 @@ class SegmentFiles:
         Once this returns, the block outlives the process.
 
         Raises:
-            OSError: It can not be written; nothing of it is left.
+            OSError: It cannot be written; nothing of it is left.
         """
         offset = self._active_bytes
         place = Place(self._next - 1, offset, len(data), origin, head_bytes(origin))
@@ -223,7 +222,7 @@ class SegmentFiles:
         """Nothing more is appended to the segment: have it outlive a loss of power.
 
         Raises:
-            OSError: It can not be written out.
+            OSError: It cannot be written out.
         """
         active, self._active = self._active, -1
         if active >= 0:
@@ -246,7 +245,7 @@ class SegmentFiles:
             Its digest; None if the bytes are not what was written.
 
         Raises:
-            OSError: It can not be read.
+            OSError: It cannot be read.
         """
         head = bytearray(place.head_bytes)
         with _opened(self._path(place.segment), os.O_RDONLY) as file:
@@ -283,7 +282,7 @@ class SegmentFiles:
         """Delete a segment; harmless if it is gone.
 
         Raises:
-            OSError: It can not be deleted.
+            OSError: It cannot be deleted.
         """
         self._path(number).unlink(missing_ok=True)
 

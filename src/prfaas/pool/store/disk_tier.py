@@ -70,7 +70,7 @@ class DiskTier:
         policy: Which segment goes first.
 
     Raises:
-        ConfigError: The folder can not be used, or the limit is too small for any block.
+        ConfigError: The folder cannot be used, or the limit is too small for any block.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class DiskTier:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all that was there at start is known."""
+        """Return True if all that was there at start is known."""
         return self._is_ready
 
     def names(self) -> Iterator[BlockName]:
@@ -240,7 +240,7 @@ class DiskTier:
         except FileNotFoundError:
             digest, reason = None, "disk_gone"
         except OSError as error:
-            log.error("disk tier: a block can not be read from %s: %s", self._folder, error)
+            log.error("disk tier: a block cannot be read from %s: %s", self._folder, error)
             digest, reason = None, "disk_error"
         else:
             reason = "disk_digest"
@@ -270,7 +270,7 @@ class DiskTier:
                         await self._write_some()
         except OSError as error:
             log.error(
-                "disk tier: what lies in %s can not be told: %s; blocks are kept in memory only "
+                "disk tier: what lies in %s cannot be told: %s; blocks are kept in memory only "
                 "until this node starts anew",
                 self._folder,
                 error.strerror or error,
@@ -397,7 +397,7 @@ class DiskTier:
         self._active = None
         self._metrics.disk_up.set(0)
         log.error(
-            "disk tier: %s can not be written: %s; blocks are kept in memory only, and the disk is "
+            "disk tier: %s cannot be written: %s; blocks are kept in memory only, and the disk is "
             "tried again every %.0f s",
             self._folder,
             error.strerror or error,
@@ -452,7 +452,7 @@ class DiskTier:
         try:
             return self._files.scan(number)
         except OSError as error:
-            log.error("disk tier: segment %d can not be read: %s", number, error)
+            log.error("disk tier: segment %d cannot be read: %s", number, error)
             return Scan([], 1)
 
     async def _take_in(self, segment: Segment, scan: Scan) -> None:

@@ -45,7 +45,7 @@ class Origin:
     transfer_id: bytes = b""
 
     def is_of(self, source: str) -> bool:
-        """Whether it has to go when `source` is purged."""
+        """Return True if it has to go when `source` is purged."""
         return source in self.sources or EVERY in self.sources
 
 
@@ -79,7 +79,7 @@ def received(peer: str, transfer_id: bytes, *, is_inherited: bool) -> Origin:
     Args:
         peer: Who sent it.
         transfer_id: What it came with.
-        is_inherited: Whether the sender has it, or what it is computed from, of others.
+        is_inherited: True if the sender has it, or what it is computed from, of others.
     """
     return Origin(frozenset({peer, EVERY} if is_inherited else {peer}), peer, transfer_id)
 

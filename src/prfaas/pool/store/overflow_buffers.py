@@ -26,7 +26,7 @@ class LooseMemory:
         self._lock = threading.Lock()
         self._used = 0
         self._returned: deque[int] = deque()
-        """Sizes of buffers that are gone. Filled by finalizers, which can not take the lock."""
+        """Sizes of buffers that are gone. Filled by finalizers, which cannot take the lock."""
 
     @property
     def used_bytes(self) -> int:

@@ -41,7 +41,7 @@ class LowerTier(Protocol):
     """A tier below memory. Its methods never wait."""
 
     def __contains__(self, name: BlockName) -> bool:
-        """Whether it holds a block."""
+        """Return True if it holds a block."""
         ...
 
     def names(self) -> Iterator[BlockName]:
@@ -60,7 +60,7 @@ class LowerTier(Protocol):
         """Ask it to write a block; it calls `done` when the bytes are no longer needed.
 
         Returns:
-            False if it can not take more for now.
+            False if it cannot take more for now.
         """
         ...
 

@@ -47,7 +47,7 @@ def write_chrome_trace(run: Run, path: Path, origin: Mapping[str, str]) -> None:
         origin: Command and version, for the file's description of itself.
 
     Raises:
-        OSError: The file can not be written.
+        OSError: The file cannot be written.
     """
     about = {**origin, "scenario": run.scenario.title, "digest": run.results.digest}
     with path.open("w", encoding="utf-8") as file:

@@ -213,7 +213,7 @@ def comparison_figure(runs: Runs) -> Any:
 
 
 def _legend(y: float) -> dict[str, Any]:
-    """Above the plot, where it can not run into the title of an axis."""
+    """Above the plot, where it cannot run into the title of an axis."""
     return {
         "orientation": "h",
         "y": y,

@@ -90,7 +90,7 @@ def cells_of(line: bytes) -> list[str]:
     """The values of a line.
 
     Raises:
-        DroppedError: They can not be split.
+        DroppedError: They cannot be split.
     """
     text = line.decode("utf-8", "replace")
     if '"' not in text:
@@ -99,12 +99,12 @@ def cells_of(line: bytes) -> list[str]:
         return next(csv.reader([text]))
     except (csv.Error, StopIteration) as error:
         raise DroppedError(
-            "no comma-separated values", f"values can not be split: {error}"
+            "no comma-separated values", f"values cannot be split: {error}"
         ) from None
 
 
 def columns_of(header: bytes) -> list[str]:
-    """The names in a header; none if they can not be split."""
+    """The names in a header; none if they cannot be split."""
     try:
         return [cell.strip() for cell in cells_of(header)]
     except DroppedError:

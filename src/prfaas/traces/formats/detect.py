@@ -34,7 +34,7 @@ def detect(path: Path) -> str:
     """The name of a file's format.
 
     Raises:
-        ConfigError: The file can not be read, is empty, or is in no known format.
+        ConfigError: The file cannot be read, is empty, or is in no known format.
     """
     found: list[str] = []
     for number, line in islice(read_lines(path), _NUM_LINES):

@@ -76,7 +76,7 @@ def read_chats(
         on_progress: Called now and then with the bytes of the file that were read.
 
     Raises:
-        ConfigError: The file can not be read, holds no answer, is too large, or too much of it is
+        ConfigError: The file cannot be read, holds no answer, is too large, or too much of it is
             damaged.
     """
     reader = _Reader(path, units, BlockNumbers(secrets.token_bytes(32)))

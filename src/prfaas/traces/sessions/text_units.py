@@ -62,7 +62,7 @@ def tokens_of(directory: Path) -> TextUnits:
         directory: Holds its `tokenizer.json`.
 
     Raises:
-        ConfigError: It can not be read.
+        ConfigError: It cannot be read.
     """
     from tokenizers import Tokenizer
 
@@ -70,7 +70,7 @@ def tokens_of(directory: Path) -> TextUnits:
     try:
         tokenizer: Any = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"{path} can not be read as a tokenizer: {error}") from None
+        raise ConfigError(f"{path} cannot be read as a tokenizer: {error}") from None
 
     def cut(text: str) -> bytes:
         return array("I", tokenizer.encode(text, add_special_tokens=False).ids).tobytes()

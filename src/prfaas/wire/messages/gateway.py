@@ -187,7 +187,7 @@ class PoolState(Message, tag="pool_state"):
     telemetry: dict[str, LinkTelemetry] = msgspec.field(default_factory=dict)
     """By peer name."""
     is_draining: bool = False
-    """Whether it takes no new transfers, being about to stop."""
+    """True if it takes no new transfers, being about to stop."""
     tiers: Annotated[dict[Name, TierUse], msgspec.Meta(max_length=TIERS_MAX)] = msgspec.field(
         default_factory=dict
     )

@@ -55,12 +55,12 @@ class Body(msgspec.Struct):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
+        """Return True if a stream ends with the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether every chunk of a stream has the usage so far."""
+        """Return True if every chunk of a stream has the usage so far."""
         return self.include_usage and bool(
             self.stream_options and self.stream_options.continuous_usage_stats
         )

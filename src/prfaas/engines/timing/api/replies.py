@@ -53,7 +53,7 @@ class Replies:
         created: Seconds since 1970.
         body: What was asked.
         prompts: Token ids of every prompt.
-        chat: Whether it is a chat.
+        chat: True if it is a chat.
     """
 
     def __init__(

@@ -81,7 +81,7 @@ class Server:
             self._listener = await listen(self._runner, host, port)
         except OSError as error:
             raise ConfigError(
-                f"{self.instance.name} can not listen on {host}:{port}: {error}"
+                f"{self.instance.name} cannot listen on {host}:{port}: {error}"
             ) from None
         return f"http://{host}:{self._listener.sockets[0].getsockname()[1]}"
 

@@ -69,7 +69,7 @@ class Vocabulary:
         return text
 
     def _loaded(self) -> Any:
-        """The chat template's tokenizer. Two threads can not import `transformers` at once."""
+        """The chat template's tokenizer. Two threads cannot import `transformers` at once."""
         with self._loading:
             if self._template is None:
                 from transformers import AutoTokenizer
