@@ -2,22 +2,28 @@
 
 import json
 import re
+import shutil
 import tarfile
 import tomllib
 from itertools import product
 from pathlib import Path
 
 import pytest
+import yaml
 
+from prfaas.cli.preflight.vllm_flags import given
 from prfaas.config.clusters import EngineTable
 from prfaas.config.deployment import ModelTable
+from prfaas.config.load import load_deployment
 from prfaas.engines import launch
 from prfaas.wire.identity import NAME
 
 from .charts import (
     CHART,
+    EXAMPLES,
     ROOT,
     WHOLE,
+    WHOLE_GATEWAY,
     Object,
     containers,
     helm,
@@ -205,6 +211,71 @@ def test_vllm_gets_the_flags_and_variables_that_up_gives_it(
     written = json.loads(by_up.args[by_up.args.index("--kv-transfer-config") + 1])
     assert told.keys() | {"engine_id"} == written.keys()
     assert told["kv_connector_extra_config"].keys() == written["kv_connector_extra_config"].keys()
+
+
+@pytest.mark.parametrize("role", ["pd", "prfaas"])
+def test_vllm_knows_every_argument(role: str) -> None:
+    pod = next(p for n, p in pod_templates(rendered(role)) if n.endswith("-a-0"))
+    (engine,) = pod["spec"]["containers"]
+    found = list(given(engine["args"]))
+    assert len(found) > 10
+    assert [each.name for each in found if not each.is_known] == []
+
+
+@pytest.mark.parametrize("certificates", ["cert-manager", "existingSecret"])
+@pytest.mark.parametrize("mode", ["DaemonSet", "Sidecar"])
+def test_the_deployment_file_is_one_that_gateways_read(
+    certificates: str, mode: str, tmp_path: Path
+) -> None:
+    settings = '[tenants.a]\nkeys = ["sha256:' + "1" * 64 + '"]\n'
+    for gateway in (WHOLE_GATEWAY, WHOLE_GATEWAY | {"settings": settings}, {"settings": ""}):
+        values: Object = {**WHOLE, **site("pd", certificates, mode), "gateway": gateway}
+        (files,) = [
+            each["data"]
+            for each in of_kind(rendered("pd", values), "ConfigMap")
+            if "deployment.toml" in each["data"]
+        ]
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+        read = load_deployment(tmp_path / "deployment.toml", tmp_path / "settings.toml")
+        assert set(read.clusters) == {"pd", "prefill"}
+        assert len(read.clusters["pd"].pools) == 2
+        assert bool(read.tenants) == (gateway.get("settings") == settings)
+        places = [e.url or "" for c in read.clusters.values() for e in c.engines.values()]
+        places += [p.address or "" for c in read.clusters.values() for p in c.pools.values()]
+        assert all(places)
+        services = {each["metadata"]["name"] for each in of_kind(rendered("pd", values), "Service")}
+        inside = [re.sub(r"\w+://", "", place) for place in places if ".prfaas.svc:" in place]
+        assert {place.partition(".")[0] for place in inside} == services - {"pd-prfaas-gateway"}
+
+
+def notes(role: str, folder: Path) -> str:
+    """Return what `helm install` prints at its end, which `helm template` leaves out."""
+    chart = folder / role
+    shutil.copytree(CHART, chart)
+    text = (chart / "templates" / "NOTES.txt").read_text()
+    (chart / "templates" / "_notes.tpl").write_text(f'{{{{ define "notes" }}}}{text}{{{{ end }}}}')
+    wrapped = 'kind: Notes\nmetadata: {name: notes}\ntext: {{ include "notes" . | quote }}\n'
+    (chart / "templates" / "notes.yaml").write_text(wrapped)
+    example = EXAMPLES / f"{role}-values.yaml"
+    shown = ("--show-only", "templates/notes.yaml", "--values", example)
+    done = helm("template", "notes", chart, "--namespace", "prfaas", *shown)
+    assert done.returncode == 0, done.stderr
+    return str(yaml.safe_load(done.stdout)["text"])
+
+
+@pytest.mark.parametrize(("role", "other"), [("pd", "prfaas"), ("prfaas", "pd")])
+def test_the_notes_of_a_release_are_the_entry_of_the_other_sites_peers(
+    role: str, other: str, tmp_path: Path
+) -> None:
+    text = notes(other, tmp_path)
+    (entry,) = re.findall(r"(    - name: .*)", text, re.DOTALL)
+    (peer,) = yaml.safe_load(entry.replace("ADDRESSES/BITS", "10.0.0.0/8"))
+    written = yaml.safe_load((EXAMPLES / f"{role}-values.yaml").read_text())["site"]["peers"]
+    for pool in written[0]["pools"]:
+        pool.pop("budget", None)
+    assert [peer | {"cidrs": written[0]["cidrs"]}] == written
+    rendered(role, {"site": {"peers": [peer]}})
 
 
 def value_of(container: Object, flag: str) -> str:
