@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -13,6 +14,9 @@ from prfaas.gateway.telemetry.request_record import Record
 SOURCE = Path(prfaas.__file__).parent
 LIVE = ("core", "gateway")
 """Packages that a live request passes."""
+ARCHITECTURE = Path(__file__).parents[1] / "ARCHITECTURE.md"
+ROW = re.compile(r"^\| `(\w+)` \| `([\w/]+\.py)` \|", re.MULTILINE)
+"""A row of the tables of classes."""
 RECORD = SOURCE / "gateway" / "telemetry" / "request_record.py"
 
 
@@ -70,3 +74,15 @@ def test_the_record_of_a_request_is_written_in_one_place() -> None:
 def test_the_state_of_a_link_is_described_once_for_every_decision() -> None:
     assert classes_with("backlog_bytes") == {"LinkState"}
     assert classes_with("link_backlog_bytes") == set()
+
+
+def test_every_class_of_the_tables_in_architecture_is_where_they_say() -> None:
+    rows = ROW.findall(ARCHITECTURE.read_text(encoding="utf-8"))
+    missing = []
+    for name, module in rows:
+        tree = ast.parse((SOURCE / module).read_text(encoding="utf-8"))
+        if name not in {node.name for node in tree.body if isinstance(node, ast.ClassDef)}:
+            missing.append(f"{module}: {name}")
+
+    assert len(rows) > 20
+    assert not missing
