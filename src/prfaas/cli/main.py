@@ -30,7 +30,7 @@ COMMANDS = {
     "trace": "trace.command",
     "up": "deploy.up_command",
 }
-"""Where each command lives."""
+"""Module of each command."""
 
 
 class LazyGroup(click.Group):

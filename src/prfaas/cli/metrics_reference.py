@@ -97,12 +97,12 @@ def described(registry: CollectorRegistry) -> Iterator[Described]:
 
 
 def gateway_metrics() -> list[Described]:
-    """Those of a gateway."""
+    """Metrics of a gateway."""
     return list(described(Metrics().registry))
 
 
 def pool_metrics() -> list[Described]:
-    """Those of a pool node."""
+    """Metrics of a pool node."""
     return list(described(PoolMetrics().registry))
 
 

@@ -1,4 +1,4 @@
-"""The tables of a deployment file that say what there is: clusters, their pools and engines."""
+"""The tables of clusters, pools and engines of a deployment file."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ SEQUENCES_MAX = 256
 
 
 class EngineRole(StrEnum):
-    """What an engine of a PD cluster does; every engine can do both."""
+    """Role of an engine of a PD cluster; every engine can do both."""
 
     BOTH = "both"
     PREFILL = "prefill"
@@ -122,7 +122,7 @@ class EngineTable(Table):
 
     @property
     def num_slots(self) -> int:
-        """Sequences that it runs at once, as far as the file tells."""
+        """Limit of concurrent sequences, if the file has it."""
         if self.sequences_max is not None:
             return self.sequences_max
         return size_of(self.args, SEQUENCES, SEQUENCES_MAX) or SEQUENCES_MAX
@@ -181,7 +181,7 @@ class TimingTable(Table):
 
 
 class ClusterRole(StrEnum):
-    """What a cluster is for."""
+    """Role of a cluster."""
 
     PRFAAS = "prfaas"
     """Remote, prefill only."""

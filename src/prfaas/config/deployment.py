@@ -22,14 +22,14 @@ from prfaas.config.tenants import TENANTS_MAX, KeyHashes, RequestFields, TenantT
 from prfaas.config.tracing import TracingTable
 
 TIMING_MARK = "timing"
-"""What the name of a model contains that timing engines serve."""
+"""Part of the name of a model of timing engines."""
 
 
 MediaDomain = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z0-9.:-]{1,253})$")]
 
 
 class ModelTable(Table):
-    """`[model]`: what is served."""
+    """`[model]`: the served model."""
 
     name: str = Field(min_length=1, max_length=256)
     """Name of the model in requests."""
@@ -128,7 +128,7 @@ class Deployment(Table):
     state: FilePathText = Path(".state")
     """Directory for sockets, logs, the secret of the salts, and generated files."""
     tenants: dict[PartName, TenantTable] = Field(default={}, max_length=TENANTS_MAX)
-    """Who may use it. Without any, everybody who reaches `gateway.listen` may, without a key."""
+    """Tenants. Without any, all clients can use it without a key."""
     clusters: Annotated[dict[PartName, ClusterTable], Field(min_length=1)]
 
     @model_validator(mode="after")

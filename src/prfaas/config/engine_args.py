@@ -51,7 +51,7 @@ def check_parallelism(args: list[str], *, kv_events: bool) -> None:
 
 
 def pipeline_refused(stages: int) -> str:
-    """Why an engine of several pipeline stages is refused."""
+    """Return the reason to refuse an engine with several pipeline stages."""
     return (
         f"--pipeline-parallel-size {stages}: prfaas does not support pipeline parallelism, where "
         "each stage holds other layers of a KV block; use --tensor-parallel-size, and "
@@ -60,9 +60,10 @@ def pipeline_refused(stages: int) -> str:
 
 
 def data_parallel_events_refused(ranks: int) -> str:
-    """Why KV events of an engine with several data-parallel ranks are refused."""
+    """Return the reason to refuse KV events of an engine with several data-parallel ranks."""
     return (
         f"--data-parallel-size {ranks} with KV events: each rank publishes its own, and the "
-        "gateway would hear rank 0 alone and take its cache for the engine's; leave KV events "
+        "gateway would receive only those of rank 0 and treat its cache as the engine's; leave "
+        "KV events "
         "out, or run each rank as an engine of its own with --data-parallel-size 1"
     )

@@ -29,7 +29,7 @@ def load_deployment(path: Path, overlay: Path | None = None) -> Deployment:
         tables = _merged(tables, read_toml(overlay))
     if nuls := list(_nuls(tables)):
         raise ConfigError("\n  ".join([f"{path}:", *nuls]))
-    # Somebody may have written a key in the place of its hash.
+    # The value may be a key in place of its hash.
     return validated(Deployment, tables, path, words=PATTERNS, secrets=("keys", "operator_keys"))
 
 

@@ -1,4 +1,4 @@
-"""Names, addresses and paths as they are written in a deployment file."""
+"""Names, addresses and paths of a deployment file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATTERNS = {
     KEY_HASH: '"sha256:" and 64 hex digits, as `prfaas tenant key` prints it',
     URL: 'http:// or https:// with a host and no path, as in "https://prefill.example.net:8100"',
 }
-"""What an operator is told of each."""
+"""Description of each kind of fault for the operator."""
 
 PartName = Annotated[str, StringConstraints(pattern=PART_NAME)]
 _WITH_PORT = re.compile(r":[0-9]+$")

@@ -44,9 +44,9 @@ def at_least(least: int, said: str, shown: str = "") -> Check:
 
 
 long_enough = at_least(10**6, "ns leave no time for anything", "1ms")
-"""For time limits."""
+"""Minimum of time limits."""
 holds_a_block = at_least(1 << 20, "bytes hold no block")
-"""For memory and disks."""
+"""Minimum of memory and disk sizes."""
 
 
 SizeBytes = Annotated[int, BeforeValidator(_size)]

@@ -1,4 +1,4 @@
-"""The table of a deployment file that says who prefills what."""
+"""The `[routing]` table of a deployment file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prfaas.core.routing.policies import Bandwidth, PolicyName
 
 
 class RoutingTable(Table):
-    """`[routing]`: who prefills what."""
+    """`[routing]`: the routing of requests."""
 
     offload_threshold: int = Field(ge=0)
     """Incremental length, tokens, above which a prompt is prefilled in the PrfaaS cluster."""

@@ -1,4 +1,4 @@
-"""What all tables of a deployment file have in common."""
+"""Base class of the tables of a deployment file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Table(BaseModel):
-    """A table: unknown keys are errors, values are of just the type they are said to be."""
+    """A table: unknown keys are errors, and values have exactly the declared type."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True

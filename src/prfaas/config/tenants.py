@@ -1,4 +1,4 @@
-"""`[tenants.TENANT]`: who may use a deployment, and how much of it."""
+"""`[tenants.TENANT]`: access to a deployment, and limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PositiveCount = Annotated[int, Field(ge=1, le=10**15)]
 
 
 class TenantTable(Table):
-    """`[tenants.TENANT]`: somebody with keys, blocks and limits of its own."""
+    """`[tenants.TENANT]`: a tenant with its keys and limits."""
 
     keys: Annotated[KeyHashes, Field(min_length=1)]
     """Hashes of its API keys: "sha256:" and 64 hex digits, as printed by `prfaas tenant key`."""
@@ -63,7 +63,7 @@ def check_keys(tenants: Mapping[str, TenantTable], operator_keys: list[str]) -> 
 
 
 def open_doors(listen: str, *, tenants: bool, operator_keys: bool, tls: bool) -> Iterator[str]:
-    """Yield what an operator should know about who may reach a gateway, and who may listen in.
+    """Yield warnings about access to a gateway and about unencrypted connections.
 
     Args:
         listen: Address of the gateway.

@@ -1,8 +1,8 @@
 """The process between the two namespaces: reads packets from one TUN device, writes to the other.
 
-Started by `prfaas.lab.wan`. Says one JSON line when the devices are there, then takes JSON lines on
-standard input, each a change of settings or nothing, and answers each with the counters. Ends with
-its standard input.
+Started by `prfaas.lab.wan`. It prints one JSON line when the devices exist, then reads JSON lines
+on standard input, each a change of settings or nothing, and answers each with the counters. Ends
+with its standard input.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _READS_AT_ONCE = 8
 
 
 class Direction:
-    """From one device to the other, through a path."""
+    """Forwarder from one device to the other, through a path."""
 
     def __init__(self, source: int, sink: int, path: Path) -> None:
         self.source = source
@@ -52,7 +52,7 @@ class Direction:
         """Write what is due.
 
         Returns:
-            Seconds until the next packet is due; None if none is flying.
+            Seconds until the next packet is due; None if none is in transit.
         """
         while self._flying:
             wait_ns = self._flying[0][0] - time.monotonic_ns()

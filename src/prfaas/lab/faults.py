@@ -15,14 +15,14 @@ _LINGER_RESET = struct.pack("ii", 1, 0)
 
 
 class Fault(StrEnum):
-    """What to do to a connection."""
+    """Fault of a connection."""
 
     CUT = "cut"
     """Both ends get an orderly end of the stream."""
     RESET = "reset"
     """Both ends get a reset."""
     HALF_OPEN = "half_open"
-    """Nothing more is carried, and nobody is told."""
+    """All data is dropped without notice."""
     CORRUPT = "corrupt"
     """A bit of the next bytes towards the target is flipped."""
 
@@ -39,7 +39,7 @@ class _Relayed:
 
 
 class FaultProxy:
-    """Relays connections to a target, and breaks them when told to.
+    """Relays connections to a target, and breaks them on demand.
 
     Args:
         target: Host and port that connections are relayed to; may be changed.
@@ -62,7 +62,7 @@ class FaultProxy:
 
     @property
     def port(self) -> int:
-        """Where it listens on loopback."""
+        """Its address on loopback."""
         if self._server is None:
             raise RuntimeError("the proxy is not open")
         port: int = self._server.sockets[0].getsockname()[1]

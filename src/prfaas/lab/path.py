@@ -25,7 +25,7 @@ _NS_PER_S = 10**9
 
 @dataclass(slots=True)
 class PathSettings:
-    """What a direction does to packets; may be changed at any time.
+    """Effects of a direction on packets; can be changed at any time.
 
     Attributes:
         delay_ns: One way, nanoseconds.
@@ -44,7 +44,7 @@ class PathSettings:
 
 @dataclass(slots=True)
 class PathCounters:
-    """Segments a direction has seen: `sent` is all of them, whatever became of them."""
+    """Segments of a direction: `sent` includes dropped ones."""
 
     sent: int = 0
     lost: int = 0
@@ -59,8 +59,8 @@ class Path:
     """One direction.
 
     Attributes:
-        settings: What it does to packets.
-        counters: What it did.
+        settings: Effects on packets.
+        counters: Counters of packets and bytes.
         chance: Source of randomness.
     """
 
@@ -168,7 +168,7 @@ class _Segments:
         return runs
 
     def _run(self, start: int, end: int) -> bytes:
-        """Segments `start` to `end` as a packet of their own."""
+        """Segments `start` to `end` as a separate packet."""
         head = bytearray(self.packet[: VNET_BYTES + self.header_bytes])
         at = VNET_BYTES + self.header_bytes
         data = self.packet[at + start * self.segment_bytes : at + end * self.segment_bytes]

@@ -6,7 +6,7 @@
         await wan.change(rate_bits_per_s=10**8)
 
 Loss applies to what side a sends; the way back, which carries acknowledgements, loses nothing
-unless told to. Needs root, `ip` and /dev/net/tun: `why_not` says what is missing.
+by default. Needs root, `ip` and /dev/net/tun: `why_not` returns what is missing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _numbers = itertools.count()
 
 
 def why_not() -> str:
-    """What keeps the lab from working here; empty if nothing does."""
+    """Return the missing requirement of the lab; empty if there is none."""
     if os.geteuid() != 0:
         return "the WAN lab needs root to make network namespaces"
     if not Path("/dev/net/tun").exists():
@@ -49,10 +49,10 @@ def why_not() -> str:
 
 @dataclass(frozen=True, slots=True)
 class WanCounters:
-    """What the link did so far, by direction."""
+    """Counters of the link, by direction."""
 
     there: PathCounters
-    """From side a to side b."""
+    """Counters from side a to side b."""
     back: PathCounters
 
 
@@ -160,7 +160,7 @@ class Wan:
         await self._ask({"there": there, "back": back})
 
     async def down(self) -> None:
-        """Let nothing pass, and tell nobody: a blackhole."""
+        """Drop all packets without notice: a blackhole."""
         await self._ask({"there": {"is_down": True}, "back": {"is_down": True}})
 
     async def up(self) -> None:
@@ -168,7 +168,7 @@ class Wan:
         await self._ask({"there": {"is_down": False}, "back": {"is_down": False}})
 
     async def counters(self) -> WanCounters:
-        """What the link did so far."""
+        """Counters of the link."""
         there, back = await self._ask({})
         return WanCounters(PathCounters(**there), PathCounters(**back))
 

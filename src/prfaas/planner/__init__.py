@@ -1,1 +1,1 @@
-"""Does Prefill-as-a-Service pay, and with what settings."""
+"""The planner: verdict, threshold, split and size of a deployment."""

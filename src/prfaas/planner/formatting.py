@@ -46,7 +46,7 @@ def percent(ratio: float, *, signed: bool = False) -> str:
 
 
 def factor(ratio: float) -> str:
-    """How many times: two digits, and all of those before the point."""
+    """A factor with two digits, or all digits before the point."""
     return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.2g}"
 
 

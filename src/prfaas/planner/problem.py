@@ -1,4 +1,4 @@
-"""What the planner is asked about: model, workload, clusters, links, prices. Plain values."""
+"""The planner's question: model, workload, clusters, links, prices. Plain values."""
 
 from __future__ import annotations
 

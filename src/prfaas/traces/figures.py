@@ -14,7 +14,7 @@ from prfaas.traces.sessions.session_file import Session
 from prfaas.units import NS_PER_S
 
 NUM_BINS = 60
-"""Of the picture of arrivals."""
+"""Width of the plot of arrivals."""
 _PEAK_S = 60
 _TICK_S_MIN = 0.1
 _NUM_PER_TICK_MIN = 1.5

@@ -1,1 +1,1 @@
-"""What crosses a connection: frames, messages, identities."""
+"""The protocol of connections: frames, messages, identities."""

@@ -1,4 +1,4 @@
-"""What is wrong with the files of an identity, in words that say what to do."""
+"""Faults of the files of an identity, with the next step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _HOW = "docs/operations.md says how to change it while requests run"
 
 
 def faults(identity: Identity, name: str, now: datetime.datetime) -> Iterator[str]:
-    """Why no peer would let this identity in; nothing if it is right, or not there.
+    """Return the reasons for which peers would refuse this identity; none if it is valid or
+    missing.
 
     Args:
         identity: Its files.
@@ -68,7 +69,7 @@ def ends_soon(identity: Identity, now: datetime.datetime) -> Iterator[str]:
 
 
 def ends_at(identity: Identity) -> datetime.datetime | None:
-    """When the identity, or its last authority, ends; None if that cannot be read."""
+    """Return the end of the identity or of its last authority; None if it cannot be read."""
     try:
         leaf = x509.load_pem_x509_certificates(identity.certificate.read_bytes())[0]
         authorities = x509.load_pem_x509_certificates(identity.authority.read_bytes())

@@ -15,7 +15,8 @@ from prfaas.wire.messages.codec import encode
 WRITE_BUFFER_BYTES = 1 << 20
 REASON_CHARS_MAX = 512
 UNREAD_BYTES_MAX = 64 << 20
-"""Who asks on and has so much to read is left: answers are larger than questions."""
+"""Limit of unread answers, bytes: a peer that sends more requests without reading is disconnected.
+"""
 
 
 class Channel(asyncio.Protocol):
@@ -42,11 +43,11 @@ class Channel(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._reason = "the peer closed the connection"
         self.peer = ""
-        """Name of the peer, once somebody found out."""
+        """Name of the peer, once known."""
         self.heard_at = 0.0
         """Loop time of the last bytes from the peer."""
         self.broke_protocol = False
-        """True if it was closed for who the peer is or what the peer sent."""
+        """True if it was closed because of the peer's identity or data."""
 
     # --- asyncio's side ---
 
@@ -123,13 +124,14 @@ class Channel(asyncio.Protocol):
         await self._writable.wait()
 
     def close(self, reason: str) -> None:
-        """Close at once; what was not sent yet is dropped."""
+        """Close immediately; unsent data is dropped."""
         if self._transport is not None:
             self._reason = reason
             self._transport.abort()
 
     def distrust(self, reason: str, version: int = VERSION) -> None:
-        """Close it for what the peer did, and say so; a stranger is told no names.
+        """Close it because of the peer's behaviour, and report the reason; unidentified peers get
+        no names.
 
         Args:
             reason: Why.
@@ -147,7 +149,7 @@ class Channel(asyncio.Protocol):
                 return
             self._on_frame(self, frame)
             if self.backlog_bytes > UNREAD_BYTES_MAX:
-                self.close("the peer does not read what it asks for")
+                self.close("the peer does not read its answers")
 
     def _guard(self, action: Callable[[], None]) -> None:
         try:

@@ -74,17 +74,17 @@ class ReceivedBlock:
     digest: bytes
     data: bytearray | memoryview
     is_inherited: bool = False
-    """True if the sender has it, or what it is computed from, of another pool."""
+    """True if the sender has it, or a block it was computed from, from another pool."""
 
     @property
     def is_intact(self) -> bool:
-        """Return True if the bytes are what the sender named."""
+        """Return True if the bytes match the sender's digest."""
         return block_digest(self.layout_id, self.key, self.data) == self.digest
 
 
 @dataclass(frozen=True, slots=True)
 class FragmentPrefix:
-    """What goes before the bytes of a fragment.
+    """Return the header of a fragment.
 
     Attributes:
         transfer_id: The transfer it belongs to, 16 bytes.
@@ -117,7 +117,7 @@ class FragmentPrefix:
 
 
 def encode_prefix(fragment: Fragment) -> bytes:
-    """What goes before the bytes of a fragment of at most FRAGMENT_BYTES_MAX."""
+    """Return the header of a fragment of at most FRAGMENT_BYTES_MAX."""
     payload_bytes = PREFIX_BYTES - _HEADER_BYTES + fragment.num_bytes
     return _encode_prefix(fragment, FRAGMENT, payload_bytes)
 
@@ -161,7 +161,7 @@ def prefix_bytes(start: bytes | bytearray | memoryview) -> int:
 
 
 def decode_prefix(data: bytes | bytearray | memoryview) -> FragmentPrefix:
-    """What the next bytes of a data connection are.
+    """Kind of the next bytes of a data connection.
 
     Args:
         data: As many bytes as `prefix_bytes` says.
@@ -225,8 +225,8 @@ def decode_prefix(data: bytes | bytearray | memoryview) -> FragmentPrefix:
 class FragmentStream:
     """The bytes of a data connection, written straight to where each fragment belongs.
 
-    Whoever reads writes the next bytes into `view` and says how many; any cut of the stream gives
-    the same fragments. After a `PeerError` the stream is lost.
+    The reader writes the next bytes into `view` and reports their number; any split of the stream
+    gives the same fragments. After a `PeerError` the stream is lost.
 
     Args:
         place: Where the bytes of a fragment go: as much memory as bytes follow its prefix.
@@ -237,12 +237,12 @@ class FragmentStream:
         self._start = memoryview(bytearray(CODED_PREFIX_BYTES))
         self._start_bytes = PREFIX_BYTES
         self.view = self._start[:PREFIX_BYTES]
-        """What the next bytes fill; never empty."""
+        """Buffer for the next bytes; never empty."""
         self.prefix: FragmentPrefix | None = None
-        """Of the fragment whose bytes come."""
+        """Header of the fragment that is being read."""
 
     def filled(self, num_bytes: int) -> FragmentPrefix | None:
-        """So many bytes were written to the start of `view`.
+        """Record that `count` bytes were written to the start of `view`.
 
         Returns:
             The fragment that they complete.
@@ -266,7 +266,7 @@ class FragmentStream:
         return done
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[FragmentPrefix]:
-        """The same for bytes that lie elsewhere: they are copied."""
+        """The same for bytes in another buffer: they are copied."""
         fragments, rest = [], memoryview(data)
         while rest:
             count = min(len(rest), len(self.view))

@@ -16,7 +16,10 @@ from prfaas.errors import PeerError
 
 MAGIC = b"PFKV"
 VERSION = 2
-"""Of the protocol: frames, fragments and messages. Peers of different versions do not talk."""
+"""Version of the protocol: frames, fragments and messages.
+
+Peers of different versions do not communicate.
+"""
 CONTROL = 1
 TRANSFER_ID_BYTES = 16
 
@@ -107,7 +110,7 @@ class FrameDecoder:
         return frames
 
     def _advance(self) -> Frame | None:
-        """Digest the part that is now complete, and say what is wanted next."""
+        """Digest the completed part, and return the next one to read."""
         part, self._pending = self._pending, bytearray()
         if not self._has_header:
             self._wanted, self._has_header = self._parse_header(part), True

@@ -1,4 +1,4 @@
-"""Who is at the other end: mutual TLS between gateways, pools and engines.
+"""Identities of peers: mutual TLS between gateways, pools and engines.
 
 Every process that crosses a site boundary has an identity: a certificate whose DNS name is the
 process's name in the deployment file, signed by the deployment's own authority. A peer is let in
@@ -24,22 +24,25 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from prfaas.errors import ConfigError, PeerError
 
 VALID_DAYS = 90
-"""Of an identity. There is no revocation: a stolen key opens doors until its certificate ends."""
+"""Validity of an identity.
+
+There is no revocation: a stolen key is usable until its certificate expires.
+"""
 AUTHORITY_DAYS = 1825
-"""Of an authority, whose change touches every host; its key lies on one machine alone."""
+"""Validity of an authority, whose change affects every host; its key is on a single machine."""
 AUTHORITY = "ca"
 NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
-"""As parts are named in a deployment file."""
+"""Form of the names of parts in a deployment file."""
 HOST_NAME = re.compile(r"[A-Za-z0-9*_-]+(\.[A-Za-z0-9_-]+)*")
 DATA_PROTOCOL = "prfaas-blocks/1"
-"""ALPN name of data connections: it tells a listener what a connection is for."""
+"""ALPN name of data connections, for the listener."""
 PROBE_PROTOCOL = "prfaas-probe/1"
 """ALPN name of the connections of a link test."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkContexts:
-    """What one end of a link shows who it is with.
+    """Files and contexts of one end of a link.
 
     Attributes:
         messages: For connections that carry messages.
@@ -80,9 +83,9 @@ class Identity:
         return self._load(context)
 
     def accepting(self) -> LinkContexts:
-        """For the accepting end of links.
+        """Context of the accepting end of links.
 
-        Data connections and probes get no session tickets: nobody reads on the other end, and
+        Data connections and probes get no session tickets: the other end does not read, and
         unread bytes turn an orderly end of a connection into a reset.
 
         Raises:
@@ -92,7 +95,7 @@ class Identity:
         return _for_link(*contexts)
 
     def dialling(self) -> LinkContexts:
-        """For the dialling end of links.
+        """Context of the dialling end of links.
 
         Raises:
             ConfigError: A file is missing or does not fit the others.
@@ -101,9 +104,9 @@ class Identity:
         return _for_link(*contexts)
 
     def refresh(self, *contexts: ssl.SSLContext) -> None:
-        """Have contexts show the files as they are at this moment; connections that stand go on.
+        """Load the files into the contexts; existing connections continue.
 
-        An authority that `ca.pem` no longer holds stays trusted: a context cannot forget one. No
+        An authority removed from `ca.pem` stays trusted: a context cannot remove one. No
         other thread may use the contexts meanwhile.
 
         Raises:
@@ -139,7 +142,7 @@ def _for_link(
 
 
 def identity_in(directory: Path, name: str) -> Identity:
-    """Where `make_identity` puts the files of `name`."""
+    """Return the paths of the files that `make_identity` creates for `name`."""
     return Identity(directory / "ca.pem", directory / f"{name}.pem", directory / f"{name}.key")
 
 

@@ -1,4 +1,4 @@
-"""Noticing that a peer is gone although nobody said so."""
+"""Detection of silent peers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ SILENCE_MAX_S = 5.0
 
 
 async def keep_alive(channel: Channel) -> None:
-    """Ping the peer, and close the channel when nothing is heard of it. Ends with the channel."""
+    """Ping the peer, and close the channel after silence. Ends with the channel."""
     loop = asyncio.get_running_loop()
     while channel.is_open:
         if loop.time() - channel.heard_at > SILENCE_MAX_S:
-            channel.close(f"nothing heard for {SILENCE_MAX_S:.0f} s")
+            channel.close(f"silent for {SILENCE_MAX_S:.0f} s")
             return
         channel.send(Ping())
         await asyncio.sleep(PING_INTERVAL_S)

@@ -21,7 +21,7 @@ async def name_server(_request: web.Request, response: web.StreamResponse) -> No
 
 
 class PlainHandler(web.RequestHandler):
-    """One connection. What comes before an application's own handlers is answered here."""
+    """One connection. It answers errors that occur before an application's handlers."""
 
     __slots__ = ()
 
@@ -40,7 +40,7 @@ class PlainHandler(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to what is no HTTP request, or what failed; the connection ends with it.
+        """Return the answer to an invalid or failed request; the connection ends with it.
 
         Raises:
             ConnectionError: An answer has begun.
@@ -60,9 +60,7 @@ class PlainHandler(web.RequestHandler):
             status: 400 and above.
             message: What aiohttp has to report; it quotes the client and names Python.
         """
-        said = (
-            "the request failed; the log says why" if status >= 500 else "this is no HTTP request"
-        )
+        said = "the request failed; see the log" if status >= 500 else "this is no HTTP request"
         return web.Response(status=status, text=f"{said}\n")
 
 

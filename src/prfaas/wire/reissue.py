@@ -1,4 +1,4 @@
-"""Identities made anew where their authority's key is, before they end."""
+"""Renewal of identities on the machine with their authority's key, before they expire."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prfaas.wire.identity import AUTHORITY, NAME, Identity, identity_in, issue
 def reissue(directory: Path, name: str) -> Identity:
     """Give an identity a new certificate and a new key, with the addresses it has.
 
-    Each file is replaced as a whole. Processes go on with what they have read until they are told
+    Each file is replaced as a whole. Processes use the old contents until they are told
     to read again (SIGHUP).
 
     Args:
@@ -64,7 +64,7 @@ def names_in(directory: Path) -> list[str]:
 
 
 def _is_due(identity: Identity, now: datetime.datetime) -> bool:
-    """Return True if its own certificate ends soon; what cannot be read is not ours to replace."""
+    """Return True if its own certificate ends soon; unreadable files are not replaced."""
     try:
         leaf = x509.load_pem_x509_certificates(identity.certificate.read_bytes())[0]
     except (OSError, ValueError):
@@ -85,5 +85,5 @@ def _further(identity: Identity, name: str) -> list[x509.GeneralName]:
     own = x509.DNSName(name)
     names = list(found) if isinstance(found, x509.SubjectAlternativeName) else []
     if own not in names:
-        raise ConfigError(f"{identity.certificate} is not of {name}; it is left as it is")
+        raise ConfigError(f"{identity.certificate} is not of {name}; it is not changed")
     return [each for each in names if each != own]

@@ -28,7 +28,7 @@ POLL_S = 10.0
 
 
 def identity_gauge(kind: str, registry: CollectorRegistry) -> Gauge:
-    """When the identity of a kind of process ends, in a registry."""
+    """Create the gauge of the end of a process's identity."""
     return Gauge(
         f"prfaas_{kind}_identity_ends_timestamp_seconds",
         f"End of the certificate of this {kind} or its authority: Unix time",
@@ -42,7 +42,7 @@ class Renewal:
     Args:
         identity: Its files.
         name: Name in the deployment file.
-        renew: Takes up what the files hold; raises ConfigError if that cannot be used.
+        renew: Loads the files; raises ConfigError if they cannot be used.
         gauge: Shows when it ends.
         poll_s: Time between two comparisons of the files, seconds.
     """
@@ -80,14 +80,14 @@ class Renewal:
     def _content(self) -> bytes:
         identity, content = self._identity, hashlib.sha256()
         for path in (identity.authority, identity.certificate, identity.key):
-            # A file that is away counts as another content than any.
+            # A missing file counts as different from any contents.
             with contextlib.suppress(OSError):
                 data = path.read_bytes()
                 content.update(b"%d:" % len(data) + data)
         return content.digest()
 
     def hang_up(self) -> None:
-        """Take up what the files hold at this moment, or go on with what was read before."""
+        """Load the files, or keep the previous contents."""
         self._taken = self._content()
         try:
             self._renew()

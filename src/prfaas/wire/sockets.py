@@ -1,4 +1,4 @@
-"""TCP sockets for wide-area links: options, and what the kernel knows about a connection."""
+"""TCP sockets for wide-area links: options, and the kernel's state of a connection."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ log = logging.getLogger(__name__)
 
 CONGESTION_CONTROL = b"bbr"
 NOTSENT_LOWAT_BYTES = 128 << 10
-"""What a socket holds beyond its congestion window: deep buffers would undo the order of blocks."""
+"""Bytes in a socket beyond its congestion window: deep buffers would delay urgent blocks."""
 USER_TIMEOUT_MS = 15_000
 """Longer than a receiver stalls for good reasons; a path that is silent that long is dead."""
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 5, 2, 3
 RATE_BITS_PER_S_MAX = 10**13
-"""What the kernel derives from a few segments in no time at all can be any number."""
+"""Minimum basis of a rate from the kernel: a rate of few segments is arbitrary."""
 _TCP_NOTSENT_LOWAT = 25
 _TCP_THIN_LINEAR_TIMEOUTS = 16
 _SO_MAX_PACING_RATE = 47
@@ -52,7 +52,7 @@ def prepare_messages(connection: socket.socket) -> None:
 
 
 def share_of(bits_per_s: int, num_connections: int) -> int:
-    """What one of several connections may send, bytes a second; 0 is no limit, as it is of all."""
+    """Limit of one of several connections, bytes per second; 0 is no limit."""
     share = bits_per_s // 8 // max(1, num_connections)
     return max(1, share) if bits_per_s else 0
 
@@ -71,7 +71,7 @@ def fit(connection: socket.socket, bytes_per_s: int, backlog_bytes: int) -> None
 
 
 def restart_control(connection: socket.socket) -> None:
-    """Have BBR look at the path anew, as at the start of a connection; others are left alone.
+    """Restart BBR, as at the start of a connection; other congestion controls are not changed.
 
     It goes up by a quarter every eight round trips: a path that became ten times faster would be
     found after three seconds.
@@ -84,7 +84,7 @@ def restart_control(connection: socket.socket) -> None:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Let the kernel notice a path that is dead."""
+    """Enable detection of a dead path by the kernel."""
     tcp = socket.IPPROTO_TCP
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(tcp, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
@@ -95,7 +95,7 @@ def keep_alive(connection: socket.socket) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TcpInfo:
-    """Of `linux/tcp.h`, what links report."""
+    """Fields of `linux/tcp.h` that links report."""
 
     rtt_ns: int
     window_segments: int
@@ -104,11 +104,11 @@ class TcpInfo:
     delivery_bits_per_s: int
     min_rtt_ns: int = 0
     segments: int = 0
-    """With data, sent so far, those sent again included."""
+    """Segments with data sent so far, retransmissions included."""
 
 
 def tcp_info(connection: socket.socket) -> TcpInfo:
-    """What the kernel knows about a connection.
+    """State of a connection, from the kernel.
 
     Raises:
         OSError: It is closed.

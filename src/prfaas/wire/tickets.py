@@ -57,7 +57,7 @@ class _TicketSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
-    """A ticket and who vouches for it."""
+    """A ticket and its signer."""
 
     ticket: _Body
     signature: _Signature
@@ -81,7 +81,7 @@ class TicketSigner:
         self.renew()
 
     def renew(self) -> None:
-        """Sign with what the files hold at this moment.
+        """Load the files and sign with them from now on.
 
         Raises:
             ConfigError: They cannot be read, or hold no elliptic-curve key; nothing is changed.
@@ -130,7 +130,7 @@ class TicketOpener:
 
     Args:
         authority: PEM file of the deployment's authority.
-        gateways: Names of the gateways whose tickets count.
+        gateways: Names of the gateways whose tickets are valid.
 
     Raises:
         ConfigError: The authority cannot be read.

@@ -1,4 +1,4 @@
-"""Where commands print."""
+"""Consoles of commands."""
 
 from __future__ import annotations
 

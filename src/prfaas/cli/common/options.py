@@ -1,4 +1,4 @@
-"""What options of several commands take: addresses, names with a value, the format of the log."""
+"""Option types of several commands: addresses, names with a value, the log format."""
 
 from __future__ import annotations
 

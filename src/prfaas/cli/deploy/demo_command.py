@@ -27,7 +27,7 @@ from prfaas.errors import ConfigError, EngineError
 from prfaas.units import format_size
 
 EXAMPLE = Path("examples/laptop.toml")
-"""Of a checkout: what is run where no file is named."""
+"""Default deployment file, in a checkout."""
 OUTPUT_TOKENS = 32
 NUM_REMOTE_MIN = 4
 RECORD_WAIT_S = 5.0
@@ -153,7 +153,7 @@ async def _stream(
 async def _record(
     session: aiohttp.ClientSession, topology: Topology, request_id: str
 ) -> JsonObject:
-    """What the gateway says of a request, once it and its transfer have ended."""
+    """Return the gateway's record of a request after it and its transfer have ended."""
     deadline = time.monotonic() + RECORD_WAIT_S
     while True:
         url = f"{topology.gateway_url}/control/requests/{request_id}"
@@ -187,7 +187,7 @@ async def _show_links(session: aiohttp.ClientSession, topology: Topology) -> Non
 
 
 def link_line(link: JsonObject) -> str:
-    """What was measured of a link, in one line."""
+    """Return the measurements of a link in one line."""
     return (
         f"link        {link['source']} to {link['destination']}: "
         f"{format_size(link['arrived_bytes'])} over {link['num_connections']} connections, "

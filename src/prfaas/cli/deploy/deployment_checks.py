@@ -1,4 +1,4 @@
-"""What can be wrong with a deployment on this machine, beyond its file's own rules."""
+"""Faults of a deployment on this machine, beyond the rules of its file."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def _threshold(tokens: int, clusters: list[ClusterTable]) -> Iterator[str]:
 
 
 def _numbers(table: ClusterTable, option: str) -> Iterator[int]:
-    """What a cluster's engines are told: by its timing table, or by their `args`."""
+    """Settings of a cluster's engines: its timing table, or their `args`."""
     if table.timing is not None:
         timing = table.timing
         yield timing.max_model_len if option == "max-model-len" else timing.block_tokens

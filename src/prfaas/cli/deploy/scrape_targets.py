@@ -15,7 +15,7 @@ FILE_NAME = "targets.json"
 
 
 def targets(topology: Topology) -> list[dict[str, object]]:
-    """Whatever is started here and has `/metrics`: gateway, pool nodes, engines."""
+    """Parts started here with `/metrics`: gateway, pool nodes, engines."""
     deployment = topology.deployment
     gateway = deployment.gateway.name
     found = [_target("gateway", gateway, join_address(topology.gateway))]

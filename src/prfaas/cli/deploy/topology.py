@@ -1,4 +1,4 @@
-"""From a deployment file to processes: who gets which port, who may talk to whom."""
+"""Conversion of a deployment file to processes, with their ports and peers."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def prepare_identities(deployment: Deployment) -> None:
 
 
 def identity_problems(deployment: Deployment) -> Iterator[str]:
-    """What is missing, and may not be made, or wrong of the identities of parts started here."""
+    """Return missing or invalid identities of parts started here that are not created."""
     security, now = deployment.security, datetime.datetime.now(datetime.UTC)
     for name in identity_names(deployment):
         identity = identity_in(security.identities, name)
@@ -351,7 +351,7 @@ def _log(deployment: Deployment, name: str) -> Path:
 def _admin_address(
     deployment: Deployment, name: str, admin: str | None, taken: set[int]
 ) -> Address:
-    """Where a pool node serves health and metrics: as the file says, else at a port of its own."""
+    """Address of a pool node's health and metrics: that of the file, else a derived port."""
     if admin is not None:
         return _own_address(name, admin, taken)
     first = admin_port(deployment.state, name)

@@ -99,7 +99,7 @@ def _many(count: int, what: str) -> str:
 
 
 def _not_here_yet(deployment: Deployment) -> Iterator[str]:
-    """What stands in the way of a start on this machine; the file can be right all the same."""
+    """Return obstacles to a start on this machine; the file itself can be valid."""
     yield from identity_problems(deployment)
     for look in (check_ports, check_shared_memory):
         try:
@@ -220,7 +220,7 @@ async def _start(supervisor: Supervisor, stop: asyncio.Event) -> None:
 
 
 def check_deployment(deployment: Deployment) -> None:
-    """What can be wrong beyond the file's own rules.
+    """Return faults beyond the rules of the file.
 
     Raises:
         ConfigError: The checkpoint, its tokenizer or a plan is missing, two parts have one address

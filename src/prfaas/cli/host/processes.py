@@ -18,11 +18,11 @@ from prfaas.engines.launch import Command
 from prfaas.units import NS_PER_S
 
 STOP_S = 15.0
-"""How long a process may take to stop before it is killed, beside what it has to finish first."""
+"""Time limit of a stop before a process is killed, in addition to its drain time."""
 GRACE_S = 3.0
-"""How long what it started may go on after it, to tidy up shared memory."""
+"""Time limit of its child processes after its end, to remove shared memory."""
 KILL_S = 30.0
-"""How long what was killed may take to be gone."""
+"""Time limit of the end of killed processes."""
 POLL_S = 0.2
 LOG_LINES = 12
 """Last lines of a log shown when its process ends during start-up."""
@@ -34,8 +34,10 @@ CAUSES_MAX = 3
 ERROR_CHARS_MAX = 200
 START_TIMEOUT_NS = 120 * NS_PER_S
 PRIVATE_UMASK = 0o077
-"""Of every part: its logs, sockets and files are its owner's alone. vLLM makes the sockets of its
-KV events, which carry prompts, as the umask says."""
+"""Umask of every part: only its owner can open its logs, sockets and files.
+
+vLLM makes the sockets of its KV events, which carry prompts, as the umask says.
+"""
 
 
 @dataclass(slots=True)
@@ -72,7 +74,7 @@ class Part:
     _segments: set[Path] = field(default_factory=set)
     _is_clean: bool = False
     _log_start: int = 0
-    """Where the output of this start begins in the log, bytes."""
+    """Offset of this start's output in the log, bytes."""
 
     @property
     def exit_code(self) -> int | None:
@@ -134,13 +136,14 @@ class Part:
                 path.unlink()
 
     def _look(self) -> list[int]:
-        """Who is left, having noted what shared memory they hold: they may leave it behind."""
+        """Return the remaining processes, and record their shared memory, which they may leave
+        behind."""
         left = members(self.process.pid) if self.process else []
         self._segments |= shared_segments(left)
         return left
 
     def last_words(self) -> str:
-        """What it logged at its end, below the errors it logged before: one may be the cause."""
+        """Return its last log lines after its earlier errors, one of which may be the cause."""
         lines = self._log_lines()
         causes = _errors(lines[:-LOG_LINES])[-CAUSES_MAX:]
         return "\n".join(f"    {line}" for line in [*causes, *lines[-LOG_LINES:]])

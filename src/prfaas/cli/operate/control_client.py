@@ -1,4 +1,4 @@
-"""What `prfaas ctl` says to a gateway."""
+"""Requests of `prfaas ctl` to a gateway."""
 
 from __future__ import annotations
 

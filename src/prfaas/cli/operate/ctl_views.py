@@ -1,4 +1,4 @@
-"""What `prfaas ctl` prints for people."""
+"""Output of `prfaas ctl` for people."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _problem(part: Json) -> str:
 
 
 def explain_lines(found: Json) -> list[str]:
-    """Why a request went where it went, and what happened."""
+    """Print the decision on a request and its course."""
     lines = [f"request    {found['request_id']}  {found['outcome']}"]
     decision = found["decision"]
     if decision is None:
@@ -179,7 +179,7 @@ def _transfer(found: Json) -> str:
 
 
 def _decode(found: Json) -> str:
-    """How long is known of streams only."""
+    """The TTFT is known only for streams."""
     took = "" if found["decode_ms"] is None else f"{_ms(found['decode_ms'])} "
     return f"{took}on {found['decode_engine']}"
 

@@ -171,7 +171,7 @@ def serve(
 
 
 def _running_address(deployment: Deployment, pool: str) -> tuple[str, int]:
-    """Where a pool node listens that `prfaas up` gave a port to."""
+    """Return the address of a pool node with a port from `prfaas up`."""
     from prfaas.cli.supervision.client import parts_of
 
     try:

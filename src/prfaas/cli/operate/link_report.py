@@ -20,7 +20,7 @@ TCP_WMEM = Path("/proc/sys/net/ipv4/tcp_wmem")
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found.
+    """Results of the measurements.
 
     Attributes:
         address: Of the other end.

@@ -1,4 +1,4 @@
-"""What `prfaas top` draws of a gateway's state."""
+"""Display of a gateway's state by `prfaas top`."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _links(state: State) -> Table:
 
 
 def _costs(state: State) -> Table:
-    """What links have moved: a table of its own, or a terminal of 80 columns cuts names."""
+    """Traffic of links, in a separate table to fit names in 80 columns."""
     table = _table("link", "KV moved", "cost so far")
     for name, link in state["sample"]["links"].items():
         cost = "no price set" if link["cost"] is None else f"{link['cost']:,.4g}"

@@ -35,7 +35,7 @@ class MapView:
     Args:
         files: Plan files.
         settings: Changes to each of them.
-        axes: What is drawn.
+        axes: The points of the map.
         transport: Both ends of the links.
         as_json: JSON instead of tables.
         report: File of the picture, .svg or .html, or None.

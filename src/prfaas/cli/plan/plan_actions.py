@@ -1,4 +1,5 @@
-"""What `prfaas plan` and `prfaas model` do; apart, because its imports take most of a second."""
+"""Actions of `prfaas plan` and `prfaas model`, in a separate module since imports take most of a
+second."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ _COLUMNS = 100  # of output that goes to a file or a pipe
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """What to show of a model.
+    """Options of the output of a model.
 
     Args:
         config: Path of a `config.json`, or a name in the catalogue.

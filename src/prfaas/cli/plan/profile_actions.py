@@ -1,4 +1,4 @@
-"""What `prfaas profile` does; apart, because its imports take most of a second."""
+"""Actions of `prfaas profile`, in a separate module since imports take most of a second."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from prfaas.planner.hardware.measure import Prompts, measure_decode, measure_pre
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What to measure.
+    """The measurements to make.
 
     Args:
         url: Base URL of the engine.

@@ -1,4 +1,4 @@
-"""What `prfaas simulate` does; apart, because its imports take most of a second."""
+"""Actions of `prfaas simulate`, in a separate module since imports take most of a second."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COLUMNS = 110  # of output that goes to a file or a pipe
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What is made of the runs.
+    """Outputs of the runs.
 
     Attributes:
         as_json: Print JSON.

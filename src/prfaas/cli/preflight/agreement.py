@@ -44,7 +44,7 @@ _DEFAULTS = {
     "VLLM_USE_V2_MODEL_RUNNER": "",
     "PYTHONHASHSEED": HASH_SEED,
 }
-"""What is compared beside `--model`, and its value where it is not given; "" is vLLM's choice."""
+"""Compared arguments in addition to `--model`, with their defaults; "" is vLLM's choice."""
 _UNSURE = {"", "auto"}
 """Values that the engine resolves, perhaps to what the other one was told."""
 

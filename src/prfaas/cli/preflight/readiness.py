@@ -1,4 +1,4 @@
-"""What a gateway that serves reports as missing or different."""
+"""Missing or different parts, as reported by a running gateway."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ RUNNING = frozenset({Phase.STARTING, Phase.READY, Phase.UNHEALTHY})
 
 
 class Instruction(StrEnum):
-    """What the caller has to do with the process."""
+    """Instruction to the caller."""
 
     START = "start"
     END = "end"
@@ -103,11 +103,11 @@ class Restarts:
         self.phase = Phase.WAITING
         self.since_ns = now_ns
         self.due_at_ns: int | None = now_ns
-        """When the next instruction falls due by time alone; None for never."""
+        """Time of the next instruction without an event; None for never."""
         self.reason = ""
-        """What ended it last, as a predicate of the part; "" before anything has."""
+        """Reason of its last end, as a predicate of the part; "" before the first."""
         self.failures = 0
-        """In a row."""
+        """Failures in a row."""
         self.num_restarts = 0
         """Starts after the first one."""
         self.was_ready = False

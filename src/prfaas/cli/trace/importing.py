@@ -26,15 +26,15 @@ _CHARS_PER_TOKEN = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import wrote and left out.
+    """Results of an import.
 
     Attributes:
         form: Format of the source.
         num_requests: Requests that were written.
         num_sessions: Sessions; None for requests without.
-        drops: Lines that gave nothing.
-        notes: Count of what else was left out, assumed or changed.
-        measure: What lengths of chats were measured in; empty for others.
+        drops: Dropped lines.
+        notes: Numbers of other omissions, assumptions and changes.
+        measure: Unit of lengths of chats; empty for others.
     """
 
     form: str

@@ -70,10 +70,10 @@ class Latencies:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything the planner says.
+    """The whole answer of the planner.
 
     Args:
-        question: What was asked.
+        question: The question.
         paper: Designs with representative lengths.
         exact: Designs with exact expectations.
         latencies: Time to first token at the exact optimum's settings.
@@ -83,7 +83,7 @@ class Plan:
         sizing: The cheapest fleets for the demand; None without a demand.
         break_even_bits_per_s: Bandwidth below which it loses; None when it never pays.
         recompute_bits_per_s: Bandwidth below which recomputing beats fetching, at l_long.
-        break_even_price: WAN price at which it stops paying, or why there is none.
+        break_even_price: WAN price at which it stops paying, or the reason why there is none.
         notes: Assumptions the reader has to know, such as extrapolated profiles.
     """
 
@@ -105,8 +105,8 @@ def make_plan(question: Question) -> Plan:
     """Answer a question.
 
     Raises:
-        ConfigError: The question cannot be answered, for instance because a threshold is outside
-            the workload's lengths.
+        ConfigError: The question cannot be answered, for instance if a threshold is outside the
+            workload's lengths.
     """
     problem = question.problem
     paper, exact = compare(problem, Mode.PAPER), compare(problem, Mode.EXACT)
@@ -137,7 +137,7 @@ def verdict_of(
     swings: list[Swing],
     sizing: Sizing | None,
 ) -> Verdict:
-    """Judge what was computed of a question.
+    """Judge the computed designs of a question.
 
     Args:
         question: The question.
@@ -213,5 +213,5 @@ def _notes(problem: Problem) -> list[str]:
 
 
 def no_offload(found: Operation) -> bool:
-    """Is the best plan to offload nothing?"""
+    """Return True if the best plan offloads nothing."""
     return found.offload_fraction < 1e-9

@@ -67,7 +67,7 @@ class WorkloadTable(_Table):
     """`[workload]`: the traffic."""
 
     distribution: Literal["lognormal", "trace", "lengths"]
-    """Where prompt lengths come from."""
+    """Source of the prompt lengths."""
     mu: float | None = None
     """Mean of ln(tokens), for lognormal."""
     sigma: Positive | None = None
@@ -88,7 +88,7 @@ class WorkloadTable(_Table):
     """Mean output length, tokens."""
     arrival_rate: Annotated[float, Field(gt=0)] | None = None
     """Demand, req/s: the load for the latency with queueing, which the plan has to carry. If
-    absent, 80 % of what is sustained."""
+    absent, 80 % of the sustained rate."""
     arrival_cv: Annotated[float, Field(ge=0)] = 1.0
     """Variation of the gaps between arrivals; 1 is Poisson, more is burstier."""
 
@@ -109,13 +109,13 @@ class PrefillTable(_Table):
     """`[prefill]`: measured prefill times of one instance."""
 
     source: str
-    """Where the numbers come from."""
+    """Source of the numbers."""
     lengths: list[Positive]
     """Prompt lengths, tokens, rising."""
     seconds: list[Positive]
     """Prefill time at each length, s."""
     extrapolate: bool = False
-    """Go on outside the lengths along the end segments; said in the output."""
+    """Extend the end segments outside the lengths; the output reports it."""
     fit: str = ""
     """Quality of the measurement, for people."""
 
@@ -124,7 +124,7 @@ class DecodeTable(_Table):
     """`[decode]`: measured decode step times of one instance."""
 
     source: str
-    """Where the numbers come from."""
+    """Source of the numbers."""
     batches: list[Annotated[int, Field(ge=1)]]
     """Batch sizes, rising."""
     contexts: list[Positive] = [1.0]
@@ -151,7 +151,7 @@ class RooflineTable(_Table):
     step_overhead: Seconds = 0.003
     """Fixed time of a decode step: kernel launches, collectives, sampling, scheduling."""
     source: str
-    """Where the efficiencies come from."""
+    """Source of the efficiencies."""
 
 
 class ProfileFile(_Table):
@@ -167,7 +167,7 @@ class LinkTable(_Table):
     """`[prfaas.link]`: the path to the PD cluster."""
 
     bandwidth: BitsPerSecond
-    """What transfers can use."""
+    """Bandwidth that transfers can use."""
     rtt: Seconds = 0.0
     """Round-trip time."""
     price_per_tb: Annotated[float, Field(ge=0)] = 0.0
@@ -235,7 +235,7 @@ class PlanFile(_Table):
     """A plan file."""
 
     title: str
-    """What is asked, for people."""
+    """Title of the output."""
     model: ModelTable
     """The model."""
     workload: WorkloadTable
@@ -247,4 +247,4 @@ class PlanFile(_Table):
     slo: SloTable = SloTable()
     """Targets."""
     search: SearchTable = SearchTable()
-    """How thresholds are tried."""
+    """`[search]`: the thresholds and splits that are tried."""

@@ -1,4 +1,4 @@
-"""From a plan file to a `Problem`, with errors an operator can act on."""
+"""Conversion of a plan file to a `Problem`, with errors that an operator can act on."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def load_question(path: Path, overrides: Sequence[str] = ()) -> Question:
         overrides: Settings such as "pd.instances=10"; list items by index, "prfaas.0.instances=5".
 
     Raises:
-        ConfigError: The file cannot be read, is no TOML, breaks a rule, or asks for the
-            impossible; the message says what and where.
+        ConfigError: The file cannot be read, is no TOML, breaks a rule, or is impossible; the
+            message has the place and the reason.
     """
     tables = read_toml(path)
     for setting in overrides:
@@ -217,7 +217,7 @@ class _Loader:
         if self._size is None:
             raise ConfigError(
                 f"{table.name}: a roofline needs a model from the catalogue or a config.json with "
-                "model.parameters; a cache described by hand does not say how large the model is"
+                "model.parameters; a cache described by hand has no model size"
             )
         roofline = Roofline(
             accelerator=find_accelerator(peak.accelerator),

@@ -9,7 +9,7 @@ from prfaas.planner.solve.sensitivity import Swing
 
 
 class Answer(StrEnum):
-    """Does Prefill-as-a-Service pay?"""
+    """Verdict on Prefill-as-a-Service."""
 
     PAYS = "pays"
     DOES_NOT_PAY = "does not pay"

@@ -30,7 +30,7 @@ class Axes:
         bits_per_s: Bandwidth of all links together, what transfers can use of it without loss.
         rtt_s: Round trip, s.
         loss: Share of segments lost at random, in [0, 1).
-        length_factors: Prompts are so many times as long as the plan's.
+        length_factors: Factor of the plan's prompt lengths.
     """
 
     bits_per_s: tuple[float, ...]

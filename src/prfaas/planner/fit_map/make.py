@@ -25,8 +25,8 @@ class Mix:
     """The map of one mix of lengths.
 
     Args:
-        factor: Prompts are so many times as long as the plan's.
-        mean_tokens: Mean of what is left to prefill, tokens.
+        factor: Factor of the plan's prompt lengths.
+        mean_tokens: Mean incremental length, tokens.
         points: (loss, round trip, bandwidth) -> point.
         crossovers: (loss, round trip) -> bandwidth at which it begins to pay.
     """
@@ -62,7 +62,7 @@ class FitMap:
 
     Args:
         title: Of the question.
-        axes: What is drawn.
+        axes: The points of the map.
         transport: Both ends of the links; `num_nodes` 0 is one for each host.
         mixes: One for each length factor.
         moved: What would move the crossover, at the shortest, the middle and the longest round
@@ -95,7 +95,7 @@ def make_map(
 
     Args:
         question: The plan; its own bandwidth and round trip give way to the axes.
-        axes: What is drawn.
+        axes: The points of the map.
         transport: Both ends of the links.
         on_progress: Called with the rows that are done, and all.
 

@@ -1,4 +1,4 @@
-"""What would move the crossover: one input at a time, settings re-optimised."""
+"""Changes of the crossover by one input at a time, with settings re-optimised."""
 
 from __future__ import annotations
 

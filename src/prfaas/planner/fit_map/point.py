@@ -1,4 +1,4 @@
-"""One point of the map: the plan on a path, its gain, and what the gain rests on.
+"""One point of the map: the plan on a path, its gain, and the basis of the gain.
 
 A point *pays* or *does not pay* when its gain at equal cost, with exact expectations, is further
 from zero than the planner's own error and everything it rests on was measured. All others are *not
@@ -38,7 +38,7 @@ HOST_GPUS = 8
 
 
 class Fit(StrEnum):
-    """Does prefill-as-a-service pay at a point?"""
+    """Verdict on a point of the map."""
 
     PAYS = "pays"
     DOES_NOT_PAY = "does not pay"
@@ -46,7 +46,7 @@ class Fit(StrEnum):
 
 
 class Doubt(StrEnum):
-    """Why a point is not yet proven."""
+    """Reason why a point is not yet proven."""
 
     ERROR = "the gain is within the planner's error"
     LATENCY = "the gain is bought with a longer TTFT, and the plan has no slo.ttft_p90"

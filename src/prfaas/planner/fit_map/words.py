@@ -12,7 +12,7 @@ from prfaas.planner.fit_map.point import HOST_GPUS, PLANNER_ERROR, Fit, Point
 
 TITLE = "Where prefill-as-a-service fits"
 MARK = {Fit.PAYS: "+", Fit.DOES_NOT_PAY: "-", Fit.NOT_PROVEN: "?"}
-"""Mark of a cell in pictures, where there is no room for the gain."""
+"""Mark of a cell in pictures, which are too small for the gain."""
 LEGEND = (
     f"+ pays by more than {PLANNER_ERROR:.0%}, the planner's error, on measured ground; "
     "- does not pay; ? not yet proven"
@@ -68,7 +68,7 @@ def summary(found: FitMap) -> str:
 
 
 def moved_tables(found: FitMap) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Title and rows of what moves the crossover; round trips that do not differ, once."""
+    """Title and rows of the crossover's movers; equal round trips are listed once."""
     groups = groupby(found.moved, key=lambda each: (each.base.text, _moved_rows(each)))
     for (crossover, rows), group in groups:
         rtts = between([f"{each.path.rtt_s * 1e3:g}" for each in group])

@@ -85,7 +85,7 @@ class HttpEngine:
         return await asyncio.gather(*(self.complete(p, num_tokens) for p in prompts))
 
     async def version(self) -> str:
-        """What the engine says it is, or "unknown version"."""
+        """Return the version that the engine reports, or "unknown version"."""
         try:
             async with self._session.get(f"{self._url}/version") as answer:
                 if answer.status == 200:
@@ -133,7 +133,7 @@ async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[_Event]:
 
 
 def _advice(text: str) -> str:
-    """What helps against an engine's refusal, where that is known."""
+    """Return advice on an engine's refusal, or an empty text."""
     if "out of vocabulary" in text:
         return "; give --max-token-id, a number below the size of the model's vocabulary"
     return ""

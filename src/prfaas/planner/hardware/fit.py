@@ -1,4 +1,4 @@
-"""From measured samples to a profile file, with the quality of the fit."""
+"""Conversion of measured samples to a profile file, with the quality of the fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prfaas.planner.model.kv_geometry import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class PrefillFit:
-    """What the knots say about the curve between them.
+    """Quality of a fit through the knots.
 
     Args:
         seconds: Medians, raised where they fell, s.

@@ -27,7 +27,7 @@ class Completion:
 
     Args:
         prompt_tokens: Prompt tokens as the engine counted them.
-        cached_tokens: Prompt tokens served by its prefix cache; None when it does not say.
+        cached_tokens: Prompt tokens served by its prefix cache; None if not reported.
         token_times_s: When each output token arrived, counted from sending the request, s.
     """
 

@@ -1,4 +1,4 @@
-"""How long prefill and decode take on one instance, and where the numbers come from."""
+"""Prefill and decode times of one instance, with the source of the numbers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class PrefillProfile:
         source: Where the knots come from.
         lengths: Prompt lengths of the knots, tokens, rising, at least 2.
         seconds: Prefill time at each knot, s, never falling.
-        extrapolate: Go on along the end segments outside the knots. Without it, a workload that
-            leaves the range is an error.
+        extrapolate: Extend the end segments outside the knots. Without it, a workload outside the
+            range is an error.
 
     Raises:
         ConfigError: The knots do not rise.
@@ -61,7 +61,7 @@ class PrefillProfile:
         """Prefill time at each length, s.
 
         Args:
-            num_tokens: Tokens, any shape; outside the knots the end segments go on.
+            num_tokens: Tokens, any shape; the end segments are extended outside the knots.
         """
         x, y = np.array(self.lengths), np.array(self.seconds)
         inside = self._curve(np.clip(num_tokens, x[0], x[-1]))
@@ -76,7 +76,7 @@ class PrefillProfile:
         return float(self.at(np.array([float(num_tokens)]))[0])
 
     def covers(self, low: float, high: float) -> bool:
-        """Do the knots span [low, high]?"""
+        """Return True if the knots span [low, high]."""
         return self.lengths[0] <= low and high <= self.lengths[-1]
 
     def require(self, low: float, high: float) -> None:

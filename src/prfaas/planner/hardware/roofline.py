@@ -38,7 +38,7 @@ _CONTEXTS = tuple(float(2**k) for k in range(8, 21))
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """What the roofline needs to know about a model.
+    """Size of a model, for the roofline.
 
     Args:
         parameters: All weights.

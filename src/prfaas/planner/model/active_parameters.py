@@ -20,7 +20,7 @@ _PLAIN_ACTIVATIONS = ("relu2", "gelu_new", "relu")
 
 
 def active_parameters(config: Mapping[str, object], name: str = "config.json") -> float | None:
-    """Weights that one token uses, or None when the config does not say enough."""
+    """Weights that one token uses, or None if the config is not sufficient."""
     try:
         return _active(ConfigReader(config, name))
     except ConfigError:

@@ -18,7 +18,7 @@ from prfaas.planner.model.hf_reader import ConfigReader
 from prfaas.planner.model.kv_dtype import canonical_dtype
 from prfaas.planner.model.kv_geometry import KvGeometry, LayerGroup
 
-# Recurrent states that vLLM keeps in fp32 unless told otherwise.
+# Recurrent states that vLLM keeps in fp32 by default.
 _FP32_STATES = frozenset({"kimi_linear", "nemotron_h"})
 
 

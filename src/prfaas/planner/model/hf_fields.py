@@ -1,7 +1,7 @@
 """Config fields that do not change the size of a KV cache.
 
 A config is accepted only if every field that is set was either read or is listed here, whatever
-the architecture. A field that nobody has looked at is named in an error instead of being ignored.
+the architecture. An unknown field is named in an error and not ignored.
 `tests/planner/test_hf_zoo.py` checks the list against every causal model of `transformers`.
 """
 

@@ -44,7 +44,7 @@ _ALL_WINDOWED = {"mistral", "mixtral", "phi3"}
 _PURE_STATE = {"mamba", "mamba2", "falcon_mamba", "bamba"}
 
 
-# Older or redundant ways to say what `layer_types` says.
+# Older or redundant forms of `layer_types`.
 _SUPERSEDED = (
     "sliding_window_pattern",
     "_sliding_window_pattern",

@@ -1,4 +1,4 @@
-"""Typed access to a Hugging Face `config.json`, which remembers what was read."""
+"""Typed access to a Hugging Face `config.json` that records which fields were read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ConfigReader:
         return str(value or "")
 
     def has(self, field: str) -> bool:
-        """Is the field there and not null?"""
+        """Return True if the field is present and not null."""
         return self._get(field) is not None
 
     def integer(self, *names: str, default: int | None = None) -> int:
@@ -58,7 +58,7 @@ class ConfigReader:
         return default
 
     def positive(self, *names: str) -> int:
-        """As `integer`, for a count that cannot be 0.
+        """Like `integer`, for a count that cannot be 0.
 
         Raises:
             ConfigError: None is there, or the value is no integer >= 1.
@@ -101,12 +101,12 @@ class ConfigReader:
         return None
 
     def is_list(self, name: str) -> bool:
-        """Does the field hold a list?"""
+        """Return True if the field holds a list."""
         value = self._get(name)
         return isinstance(value, Sequence) and not isinstance(value, str)
 
     def is_set(self, name: str) -> bool:
-        """Is a boolean field there and true?"""
+        """Return True if a boolean field is present and true."""
         return bool(self._get(name))
 
     def section(self, name: str) -> ConfigReader:
@@ -136,7 +136,7 @@ class ConfigReader:
         return value if isinstance(value, Mapping) else {}
 
     def overlaid(self, overrides: Mapping[str, object]) -> ConfigReader:
-        """The same config with other values for some fields; shares what was read."""
+        """The same config with other values for some fields; shares the record of read fields."""
         reader = ConfigReader({**self._fields, **overrides}, self.name)
         reader._read, reader._sections = self._read, self._sections
         return reader

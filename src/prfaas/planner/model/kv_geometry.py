@@ -1,4 +1,4 @@
-"""What a sequence leaves in the KV cache: S_kv(l), exact in integers.
+"""Size of a sequence's KV cache: S_kv(l), exact in integers.
 
 A model is a list of *layer groups*. A group either grows with the prompt (full attention, MLA,
 indexer keys), grows up to a window (sliding or chunked attention), or is a state of fixed size
@@ -18,7 +18,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 class LayerKind(StrEnum):
-    """How the cache of a layer behaves as the prompt grows."""
+    """Growth of a layer's cache with the prompt."""
 
     FULL = "full attention"
     MLA = "MLA"

@@ -1,4 +1,4 @@
-"""What sliders need of a plan: where they start, the figures, and the two curves."""
+"""Data of a plan for sliders: initial values, figures, and two curves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from prfaas.planner.solve.curves import Curve, against_split, against_threshold
 from prfaas.toml_tables import read_toml, validated
 
 NUM_POINTS_MAX = 160
-"""Of a curve; more cannot be told apart on a screen."""
+"""Points of a curve; a screen cannot resolve more."""
 
 
 def interactive(path: Path, overrides: Sequence[str]) -> dict[str, Any]:

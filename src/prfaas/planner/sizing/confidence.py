@@ -36,7 +36,7 @@ def noted_variation(problem: Problem, found: Operation) -> float:
 
 
 def load_variation(problem: Problem, found: Operation) -> float:
-    """How far a prefill stage near its limit lets all prefill work vary, two standard errors.
+    """Return the variation of all prefill work by a stage near its limit, two standard errors.
 
     A stage that few requests load varies much and matters little: it counts with its share of the
     work, in time of the PD cluster.

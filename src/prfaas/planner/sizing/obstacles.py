@@ -140,7 +140,7 @@ def fleet_in_words(problem: Problem, fleet: Fleet) -> str:
 
 
 def _cure(problem: Problem, dead: Stage) -> str:
-    """What a stage that sustains nothing needs."""
+    """Return the need of a stage that sustains nothing."""
     if dead is Stage.PD_DECODE:
         context = problem.workload.mean_context
         size = float(kv_bytes_at(problem.geometry, np.array([context]))[0])

@@ -58,7 +58,7 @@ def against_split(problem: Problem, found: Operation) -> Curve:
 
 
 def best_of_each_split(problem: Problem, mode: Mode) -> tuple[FloatArray, FloatArray]:
-    """For every N_p the highest Λ over all thresholds, req/s, and its threshold, tokens."""
+    """The highest Λ over all thresholds for every N_p, req/s, and its threshold, tokens."""
     grid = search_grid(problem, mode)
     best = grid.rate.argmax(axis=1)
     return grid.rate.max(axis=1), grid.terms.threshold[best]

@@ -55,7 +55,7 @@ class Design:
 
 
 def gain_at_equal_cost(design: Design, other: Design) -> float:
-    """How much more a unit of money carries in `design` than in `other`: 0.15 is 15 % more.
+    """Gain of requests per unit of money of `design` over `other`: 0.15 is 15 % more.
 
     Returns:
         -1 when `design` sustains nothing; inf when only `other` does not.

@@ -35,7 +35,7 @@ is an error of the formula of -31 to +72 %."""
 
 
 class Transfer(StrEnum):
-    """When the KV cache travels."""
+    """Overlap of transfer and prefill."""
 
     AFTER_PREFILL = "after prefill"
     OVERLAPPED = "overlapped"
@@ -59,7 +59,7 @@ class Latency:
 
     @property
     def p99_range(self) -> tuple[float, float]:
-        """Where the P99 lies when this is a latency with queueing, s."""
+        """Range of the P99 of a latency with queueing, s."""
         low, high = P99_RANGE
         return self.p99 * low, self.p99 * high
 
@@ -205,7 +205,7 @@ def _arrival(
     transfer: Transfer,
     chunk_tokens: int,
 ) -> FloatArray:
-    """When the last byte of the KV cache is there, counted from the start of prefill, s."""
+    """Time from the start of prefill to the last byte of the KV cache, s."""
     whole_s = kv_bytes_at(problem.geometry, tokens) * BITS / bits_per_s
     if transfer is Transfer.AFTER_PREFILL:
         return prefill_s + whole_s

@@ -23,7 +23,7 @@ SWING = 0.20
 
 @dataclass(frozen=True, slots=True)
 class ShadowValue:
-    """What one more unit of something adds to Λ, settings re-optimised.
+    """Gain of Λ from one more unit of a resource, settings re-optimised.
 
     Args:
         what: The unit, for people.
@@ -50,7 +50,7 @@ class Swing:
 
     @property
     def width(self) -> float:
-        """How far the gain moves."""
+        """Width of the swing of the gain."""
         return abs(self.high - self.low)
 
 

@@ -30,7 +30,7 @@ BITS = 8
 
 
 class Mode(StrEnum):
-    """Which time of a stage enters the equations."""
+    """Kind of stage times in the equations."""
 
     PAPER = "paper"
     EXACT = "exact"
@@ -125,7 +125,7 @@ def _ratio(part: FloatArray, share: FloatArray) -> FloatArray:
 
 
 def cluster_throughputs(problem: Problem, terms: StageTerms) -> FloatArray:
-    """What each PrfaaS cluster carries, req/s, shape (clusters, T): equation (3)."""
+    """Throughput of each PrfaaS cluster, req/s, shape (clusters, T): equation (3)."""
     carried = np.zeros_like(terms.prefill_long_s)
     for row, cluster in enumerate(problem.prfaas):
         compute = _rate(cluster.num_instances, terms.prefill_long_s[row])

@@ -143,7 +143,7 @@ class CsvRows:
         """The request of a line.
 
         Raises:
-            DroppedError: There is none.
+            DroppedError: The line has no request.
         """
         cells = cells_of(line)
         if len(cells) != self._num_columns:

@@ -26,7 +26,7 @@ def calendar_ns(column: str, text: str) -> int:
             time zone it is UTC.
 
     Raises:
-        DroppedError: It is none.
+        DroppedError: The value is invalid.
     """
     match = _CALENDAR.fullmatch(text)
     try:
@@ -56,7 +56,7 @@ def seconds_ns(column: str, text: str) -> int:
         text: A decimal number, 0 or more.
 
     Raises:
-        DroppedError: It is none.
+        DroppedError: The value is invalid.
     """
     if not _NUMBER.fullmatch(text):
         raise DroppedError(

@@ -42,7 +42,7 @@ class MooncakeRows:
         """The request of a line.
 
         Raises:
-            DroppedError: There is none.
+            DroppedError: The line has no request.
         """
         row = decode(self._decoder, line)
         if self._complete and (row.timestamp is None or row.output_length is None):

@@ -84,7 +84,7 @@ class BlockChain:
 
     Args:
         numbers: Of the file's blocks.
-        session: Whose prompt it is.
+        session: Session of the prompt.
         units: What texts are measured in.
     """
 

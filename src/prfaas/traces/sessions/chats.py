@@ -44,7 +44,7 @@ class Chats:
         sessions: Turns of each session that has one.
         numbers: Of the blocks.
         drops: Lines that gave no messages.
-        notes: Count of what was left out or assumed within lines, by what it is.
+        notes: Number of omissions and assumptions within lines, by kind.
     """
 
     sessions: tuple[tuple[ChatTurn, ...], ...]
@@ -108,7 +108,7 @@ class _Reader:
     def read(self, number: int, line: bytes) -> None:
         """Add the messages of a line to their session."""
         transcript = transcript_of(line)
-        # A line that has a whole session without a name is a session of its own.
+        # A line with a whole session and no name is a separate session.
         named = bool(transcript.session) or not transcript.from_start
         session = self.by_id.get(transcript.session) if named else None
         if session is None:
@@ -172,7 +172,7 @@ class _Session:
         self._unanswered = False
 
     def add(self, message: Message) -> None:
-        """Go on with a message.
+        """Add a message.
 
         Raises:
             DroppedError: The session becomes too long.
@@ -217,7 +217,7 @@ class _Session:
         self.turns.append(turn)
 
     def end(self) -> None:
-        """No more messages."""
+        """Finish after the last message."""
         self._close()
         self._notes[UNANSWERED] += self._unanswered
         self._unanswered = False

@@ -39,7 +39,7 @@ def flattened(sessions: Sequence[Session], block_tokens: int) -> tuple[Row, ...]
         block_tokens: Tokens of a block of the requests, a multiple of those of the sessions.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The value is invalid.
     """
     names, shared_names = count(), SharedNames()
     rows: list[Row] = []

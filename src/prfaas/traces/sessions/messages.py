@@ -19,7 +19,7 @@ from prfaas.traces.checks import decode
 from prfaas.traces.drops import DroppedError
 
 NUM_MESSAGES_MAX = 100_000
-"""Of one line."""
+"""Limit of one line."""
 ID_CHARS_MAX = 256
 ROLE_CHARS_MAX = 64
 _DEPTH_MAX = 8
@@ -37,7 +37,7 @@ class Message(NamedTuple):
     """A message.
 
     Attributes:
-        role: As it is written.
+        role: As in the file.
         is_answer: It comes from the model.
         text: What later prompts have of it.
         hidden: Reasoning: part of the output, not of later prompts.
@@ -58,9 +58,9 @@ class Transcript:
     """Messages of a line.
 
     Attributes:
-        session: Whose they are; empty if the line does not say.
+        session: Their session; empty if the line has none.
         messages: In order.
-        from_start: They begin the session; else they go on where the line before ended.
+        from_start: True if they begin the session; otherwise they continue the line before.
     """
 
     session: str
@@ -72,7 +72,7 @@ def transcript_of(line: bytes) -> Transcript:
     """The messages of a line.
 
     Raises:
-        DroppedError: There are none.
+        DroppedError: The line has no messages.
     """
     fields = decode(_decoder, line)
     found = next((fields[name] for name in _LISTS if isinstance(fields.get(name), list)), None)
@@ -91,7 +91,7 @@ def transcript_of(line: bytes) -> Transcript:
 
 
 def _preamble(fields: dict[str, Any]) -> Iterator[Message]:
-    """Tools and a system prompt that stand beside the messages; they come first in the prompt."""
+    """Tools and a system prompt outside the messages; they are first in the prompt."""
     if tools := fields.get("tools"):
         yield Message("tools", False, _json(tools))
     if system := fields.get("system"):

@@ -1,4 +1,4 @@
-"""From the blocks of a recorded session to the larger blocks of a simulated cache."""
+"""Conversion of a recorded session's blocks to the larger blocks of a simulated cache."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from prfaas.traces.lines import OnProgress, read_lines, refuse, text_of
 from prfaas.traces.sessions.regroup import Runs
 
 NUM_TURNS_MAX = 100_000
-"""Of one session."""
+"""Limit of one session."""
 NUM_SESSIONS_MAX = 1_000_000
 
 
@@ -152,7 +152,7 @@ def _append(
         turns: Grows.
         requests: Of the agent.
         before: Turn that the first one waits for.
-        lead_s: The first one waits so much longer.
+        lead_s: Additional wait of the first one, s.
         base_s: When the agent started, s since the start of the session.
     """
     ended_s = 0.0

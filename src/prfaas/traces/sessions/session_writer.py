@@ -1,4 +1,4 @@
-"""From chats to the lines of a file of sessions."""
+"""Conversion of chats to the lines of a session file."""
 
 from __future__ import annotations
 

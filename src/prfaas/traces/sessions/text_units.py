@@ -1,4 +1,4 @@
-"""Units that texts are measured in: tokens of a model, or characters at so many a token."""
+"""Units of text lengths: tokens of a model, or characters with a ratio per token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prfaas.errors import ConfigError
 BLOCK_TOKENS = 64
 """Tokens of a block of sessions."""
 MESSAGE_TOKENS = 4
-"""Of the markers around a message: begin, role, line break, end."""
+"""Tokens of the markers of a message: begin, role, line break, end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class TextUnits:
     units_per_message: int
 
     def num_tokens(self, num_units: int) -> int:
-        """Tokens of so many units, rounded up."""
+        """Tokens of a number of units, rounded up."""
         return ceil(num_units * BLOCK_TOKENS / self.units_per_block)
 
 
 def characters(per_token: float) -> TextUnits:
-    """Characters, so many to a token.
+    """Characters with a fixed number per token.
 
     Args:
         per_token: In [0.25, 64].

@@ -1,4 +1,4 @@
-"""What every conversation has: the base of messages, signs of life, the last word."""
+"""Messages of every conversation: base class, pings, and the closing message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Message(msgspec.Struct, tag_field="t", kw_only=True):
 
 
 class Ping(Message, tag="ping"):
-    """Nothing to say for a while: still here. With a time, the peer answers with `Pong`.
+    """Sign of life after silence. With a time, the peer answers with `Pong`.
 
     `connections` are the numbers of the sender's data connections; older ones are gone.
     """
@@ -26,7 +26,7 @@ class Ping(Message, tag="ping"):
 class Pong(Message, tag="pong"):
     """Answer to a `Ping` that carried a time, with that time.
 
-    `received` says how many bytes came so far over each data connection, by its number. `busy` is
+    `received` has the bytes received so far over each data connection, by its number. `busy` is
     the share of time in which the thread that receives them ran or waited for a core, lately.
     """
 
@@ -36,6 +36,6 @@ class Pong(Message, tag="pong"):
 
 
 class Goodbye(Message, tag="goodbye"):
-    """The last message on a connection that is closed for what the peer did, or is."""
+    """The last message before a connection is closed because of the peer."""
 
     reason: Text

@@ -24,7 +24,7 @@ from prfaas.wire.messages.layouts import FactMap, LayoutSpec, ModelWords
 class EngineHello(Message, tag="engine_hello"):
     """First message of an engine; its shared memory's descriptor travels with it.
 
-    `extents` says, for every cache group, which parts of a row carry its bytes. `facts` are what
+    `extents` has the parts of a row with data for every cache group. `facts` are what
     the layout id is a digest of; an older engine sends none.
     """
 
@@ -82,7 +82,7 @@ class PushDone(Message, tag="push_done"):
 
 
 class Lookup(Message, tag="lookup"):
-    """Which of these blocks are there? Asked anew until none is on its way."""
+    """Lookup of blocks, repeated until none is in transit."""
 
     job: Count
     keys: list[Key]
@@ -101,7 +101,7 @@ MISS, HIT, ON_ITS_WAY = 0, 1, 2
 
 
 class TransferOver(Message, tag="transfer_over"):
-    """A transfer has ended, well or not, for whose blocks the engine was told to wait."""
+    """Notice of the end of a transfer that the engine waits for."""
 
     transfer_id: TransferId
 

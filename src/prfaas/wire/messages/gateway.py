@@ -1,4 +1,4 @@
-"""Gateway and pool, over TLS: what a pool holds, and every change of it."""
+"""Gateway and pool, over TLS: contents of a pool, and every change."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from prfaas.wire.messages.layouts import LAYOUTS_MAX, LayoutFacts, LayoutSpec
 
 
 class Subscribe(Message, tag="subscribe"):
-    """Tell me what you hold, and every change from then on."""
+    """Subscription to the contents of a pool, and to every later change."""
 
     gateway: Name
 
 
 class Snapshot(Message, tag="snapshot"):
-    """Part of what a pool holds. The last part is followed by events from `next_seq` on."""
+    """Part of a snapshot of a pool. The last part is followed by events from `next_seq` on."""
 
     epoch: Text
     next_seq: Count
@@ -74,7 +74,7 @@ class TransferEnded(Message, tag="transfer_ended"):
     num_bytes: Count
     duration_ns: Count
     last_block_age_ns: Count
-    """How long before this event the last block arrived or left."""
+    """Time between the last change of a block and this event."""
     num_missing: Count = 0
     """Blocks of a pull that the source did not have."""
 
@@ -85,7 +85,7 @@ class TransferEnded(Message, tag="transfer_ended"):
 
 
 class Purge(Message, tag="purge"):
-    """Drop the blocks that came from `source`, whatever tier they lie in, and take no more of it.
+    """Drop the blocks that came from `source` in all tiers, and refuse further ones.
 
     More is taken after the `PurgeEnd` of the same gateway, and after two minutes anyway.
     """
@@ -119,26 +119,26 @@ class Purged(Message, tag="purged"):
 
     job: Count
     num_blocks: Count
-    """Names that are gone, in whatever tier."""
+    """Names that no tier has any more."""
     host_bytes: Count
     disk_bytes: Count
     num_transfers: Count
     """Open transfers that were ended for it."""
     problem: Text = ""
-    """Why not all are gone; empty if they are."""
+    """Reason if some blocks remain; otherwise empty."""
 
 
 RATIO_MAX = 1e6
 
 
 class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a link, as of `age_ns` before the message was made. Zero is unknown."""
+    """State of a link `age_ns` before the message was created. Zero is unknown."""
 
     age_ns: Nanoseconds
     goodput_bits_per_s: Count
-    """What the link carries while it has something to send (`core/transfer/link_goodput.py`)."""
+    """Throughput of the link while it is busy (`core/transfer/link_goodput.py`)."""
     rtt_ns: Nanoseconds
-    """Of the last ping."""
+    """Round trip of the last ping."""
     queued_bytes: Count
     """Waiting for a connection."""
     in_flight_bytes: Count
@@ -146,13 +146,13 @@ class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     retransmits: Count
     """Segments sent again since the connections were opened."""
     delivery_bits_per_s: Count
-    """Of the kernel, all connections together."""
+    """Sum over all connections, from the kernel."""
     window_segments: Count
     """Congestion windows of all connections together."""
     num_connections: Count
     budget_bits_per_s: Count = 0
     open_arrived_bytes: Count = 0
-    """What has arrived of transfers that have not ended."""
+    """Bytes of open transfers that have arrived."""
     arrived_bytes: Count = 0
     """Acknowledged since the connections were opened, headers and TLS included."""
     coding_ratio: Annotated[float, msgspec.Meta(ge=1, le=RATIO_MAX)] = 1.0
@@ -165,7 +165,7 @@ class LinkTelemetry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What one tier of a pool holds."""
+    """Contents of one tier of a pool."""
 
     used_bytes: Count
     capacity_bytes: Count
@@ -176,7 +176,7 @@ class PoolState(Message, tag="pool_state"):
     """Event: engines, links and tiers of this pool.
 
     Sent when an engine or a link changes, while a link is busy, and once in half a second at most
-    when what the tiers hold has changed.
+    when the contents of the tiers have changed.
     """
 
     seq: Count
@@ -187,13 +187,13 @@ class PoolState(Message, tag="pool_state"):
     telemetry: dict[str, LinkTelemetry] = msgspec.field(default_factory=dict)
     """By peer name."""
     is_draining: bool = False
-    """True if it takes no new transfers, being about to stop."""
+    """True if it is stopping and takes no new transfers."""
     tiers: Annotated[dict[Name, TierUse], msgspec.Meta(max_length=TIERS_MAX)] = msgspec.field(
         default_factory=dict
     )
     """By name, "host" or "disk"."""
     num_leased: Count = 0
-    """Blocks of transfers that nobody has loaded yet."""
+    """Blocks of transfers that are not loaded yet."""
     leased_bytes: Count = 0
     """Bytes of these."""
     facts: Annotated[list[LayoutFacts], msgspec.Meta(max_length=LAYOUTS_MAX)] = msgspec.field(

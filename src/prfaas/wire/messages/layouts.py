@@ -1,4 +1,4 @@
-"""KV layouts as they are announced."""
+"""Announced KV layouts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayoutSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A layout as it is announced."""
+    """An announced layout."""
 
     layout_id: LayoutId
     tokens_per_hash: Annotated[int, msgspec.Meta(ge=1)]

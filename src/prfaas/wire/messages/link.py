@@ -50,7 +50,7 @@ class Resumed(Message, tag="resumed"):
 
 
 class Decodes(Message, tag="decodes"):
-    """From now on, fragments on this link may be coded by these codecs of the hello.
+    """Fragments on this link may be coded by these codecs of the hello from now on.
 
     Sent to a peer whose hello has codecs, once they are ready here. Without it all goes raw.
     """
@@ -75,7 +75,7 @@ class Committed(Message, tag="committed"):
 class Offer(Message, tag="offer"):
     """Blocks of this transfer follow, if the ticket allows it. They need not wait for the answer.
 
-    `blocks` is the list that the ticket was signed for: others are refused. Saying it again, as
+    `blocks` is the list of the signed ticket: other blocks are refused. Repeating it, as
     after a lost connection, changes nothing while the transfer is open.
     """
 
@@ -121,13 +121,14 @@ class Abort(Message, tag="abort"):
     def __post_init__(self) -> None:
         """Reject a commit, which only the receiver of all blocks can state."""
         if self.kind is TransferEnd.COMMITTED:
-            raise ValueError("an abort that says committed")
+            raise ValueError("an abort with the end committed")
 
 
 class Release(Message, tag="release"):
-    """Nobody waits for the blocks of this transfer any more. A gateway tells their destination.
+    """Notice from a gateway to the destination that no request waits for the blocks of this
+    transfer.
 
-    The transfer goes on: what came and what still comes is kept like any other block.
+    The transfer continues: its blocks are kept like other blocks.
     """
 
     transfer_id: TransferId
