@@ -178,6 +178,7 @@ WRONG: list[tuple[Change, str, str]] = [
         "clusters.home.timing.time_scale",
         "inf",
     ),
+    (lambda t: t["routing"].update(replication_half_life="0s"), "replication_half_life", "1ms"),
     (lambda t: t["routing"].update(transfer_timeout=5), "routing.transfer_timeout", "250ms"),
     (lambda t: t["routing"].update(transfer_timeout="5"), "routing.transfer_timeout", "250ms"),
     (lambda t: t["routing"].update(transfer_timeout="5 parsecs"), "transfer_timeout", "parsecs"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from prfaas.core.control.replication import Replication
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.gateway.loops.replication import Copier
 from prfaas.gateway.pools.prefix_fetch import Prefix
@@ -129,7 +130,8 @@ async def test_nothing_is_copied_beyond_the_budget(
     checkpoint: Path, identities: Path, tmp_path: Path
 ) -> None:
     async with copying(checkpoint, identities, tmp_path) as (world, copier):
-        copier._settings = replace(copier._settings, budget_bytes=HELD // 16 * 1024)
+        settings = replace(copier._settings, budget_bytes=HELD // 16 * 1024)
+        copier._hot = Replication(settings)
         await ask(world, 3)
         world.gateway.pulse.beat(time.monotonic_ns(), is_turn=True)
         assert copier.num_open == 0

@@ -353,7 +353,7 @@ class SimulatorWorld:
         request = Request(number, now_ns, num_blocks * BLOCK_TOKENS + 1, 1, blocks)
         self._requests[number] = request
         hits = self.front.caches.hits(request)
-        return self.front.route(request, hits, now_ns, again=again)
+        return self.front.route(request, hits, now_ns, again=again)[0]
 
     def prefilled(self, number: int, now_ns: int) -> None:
         self.front.prefilled(self._requests[number], now_ns)

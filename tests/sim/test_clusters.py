@@ -156,11 +156,11 @@ def test_a_pull_that_is_cut_off_keeps_what_arrived_and_computes_the_rest() -> No
     assert request.first_token_at_ns == 5 * S + 555 * MS + 5 * S + 550 * MS
 
 
-def test_a_hot_prefix_is_copied_once_to_the_cluster_that_misses_it() -> None:
+def test_a_hot_prefix_is_copied_once_to_the_pd_cluster_that_misses_it() -> None:
     # A prefill takes 10 s there, so the copy is all that the later requests can find.
-    base = pulling(PolicyName.REMOTE, 8e8)
-    costs = linear_costs(remote_ns=10 * MS)
-    base = replace(base, prfaas=(replace(base.prfaas[0], num_instances=5, costs=costs),))
+    base = pulling(PolicyName.LOCAL, 8e8)
+    costs = linear_costs(local_ns=10 * MS)
+    base = replace(base, num_prefill=5, costs=costs, prfaas=(replace(base.prfaas[0], costs=costs),))
     signals = replace(base.signals, loop_interval_ns=S)
     copies = PlacementSetup(copies=CopySettings(2_000_000))
     setup = replace(base, placement=copies, signals=signals)
@@ -168,7 +168,7 @@ def test_a_hot_prefix_is_copied_once_to_the_cluster_that_misses_it() -> None:
         Request(i, 5 * S + i * 400 * MS, 1050, 1, (*range(8), 100 + i, 200 + i)) for i in range(5)
     ]
     simulation = Simulation(setup, requests)
-    simulation.front.caches.pools["pd"].store(range(8))
+    simulation.front.caches.pools["prfaas"].store(range(8))
     simulation.run()
     check(simulation)
     hits = [request.num_hit_tokens for request in simulation.requests]

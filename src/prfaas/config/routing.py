@@ -46,6 +46,8 @@ class RoutingTable(Table):
     Prefixes that the PD cluster often misses are copied to it from a PrfaaS cluster. Needs a
     `plan`; no copies if absent.
     """
+    replication_half_life: DurationNs = 60 * 10**9
+    """Time in which the count of a missed prefix halves."""
     pull: bool = False
     """Let "adaptive" fetch a prefix from a PrfaaS cluster for a local prefill if that is predicted
     to be faster than computing it; needs a `plan`."""
@@ -66,9 +68,9 @@ class RoutingTable(Table):
     """Time limit of decode for blocks after the end of the prefill leg, and of a local prefill for
     a pulled prefix."""
 
-    _limits = field_validator("ttft_max", "prefill_timeout", "transfer_timeout", "reroling_dwell")(
-        long_enough
-    )
+    _limits = field_validator(
+        "ttft_max", "prefill_timeout", "transfer_timeout", "reroling_dwell", "replication_half_life"
+    )(long_enough)
 
     @model_validator(mode="after")
     def _can_predict(self) -> RoutingTable:

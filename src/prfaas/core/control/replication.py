@@ -5,13 +5,13 @@ Seconds of prefill that a copy is expected to save against bytes on a link, with
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from math import exp2
 from typing import Generic, TypeVar
 
-from prfaas.core.routing.predictions import BITS_PER_BYTE, LinkState
+from prfaas.core.routing.predictions import BITS_PER_BYTE, CostModel, LinkState
 from prfaas.units import NS_PER_S
 
 NUM_COPIES_MAX = 64
@@ -176,6 +176,89 @@ class HotPrefixes(Generic[BlockId]):
         )
         for key in coldest:
             del self._demands[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt(Generic[BlockId]):
+    """A prompt whose beginnings may be copied.
+
+    Attributes:
+        block_ids: Each names everything before it.
+        num_tokens: Its length.
+        block_tokens: Tokens of a block.
+        has_state: The model has linear state, which lies only at the end of what a pool holds.
+        bytes_between: KV bytes from one length to another, tokens.
+    """
+
+    block_ids: Sequence[BlockId]
+    num_tokens: int
+    block_tokens: int
+    has_state: bool
+    bytes_between: Callable[[int, int], int]
+
+
+LinkName = tuple[str, str]
+"""Source and destination pool."""
+
+
+class Replication(Generic[BlockId]):
+    """Prefixes that PD pools miss and PrfaaS pools hold, by link, and which of them are copied.
+
+    Nothing is copied the other way: PD pool nodes keep no links to PrfaaS pools.
+
+    Args:
+        settings: Budget of each link, and decay.
+    """
+
+    def __init__(self, settings: CopySettings) -> None:
+        self._settings = settings
+        self._hot: dict[LinkName, HotPrefixes[BlockId]] = {}
+
+    @property
+    def links(self) -> Sequence[LinkName]:
+        """Links over which something was missed."""
+        return list(self._hot)
+
+    def missed(
+        self,
+        link: LinkName,
+        prompt: Prompt[BlockId],
+        present_tokens: int,
+        held_tokens: int,
+        costs: CostModel,
+        now_ns: int,
+    ) -> None:
+        """A prompt was prefilled in the PD cluster, of which a PrfaaS pool holds more.
+
+        Args:
+            link: From that pool to the PD pool.
+            prompt: The prompt.
+            present_tokens: Prefix that the PD pool has.
+            held_tokens: Prefix that the PrfaaS pool has.
+            costs: Prefill times.
+            now_ns: Time.
+        """
+        span, prefill_ns = prompt.block_tokens, costs.local_prefill_ns
+        present = present_tokens // span
+        lengths = list(marks(prompt.block_ids, present, held_tokens // span))
+        hot = self._hot.setdefault(link, HotPrefixes(self._settings))
+        for length in lengths[-1:] if prompt.has_state else lengths:
+            rest_ns = prefill_ns(prompt.num_tokens - length * span)
+            hot.miss(
+                prompt.block_ids[:length],
+                length,
+                present,
+                num_bytes=prompt.bytes_between(present * span, length * span),
+                saved_ns=prefill_ns(prompt.num_tokens - present * span) - rest_ns,
+                now_ns=now_ns,
+            )
+
+    def choose(
+        self, link: LinkName, state: LinkState | None, ns_per_byte: float, now_ns: int
+    ) -> list[Copy[BlockId]]:
+        """Return what is copied over a link in this interval; see `HotPrefixes.choose`."""
+        hot = self._hot.get(link)
+        return [] if hot is None else hot.choose(state, now_ns, ns_per_byte)
 
 
 def marks(block_ids: Sequence[BlockId], present: int, held: int) -> Iterator[int]:

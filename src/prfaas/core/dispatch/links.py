@@ -8,7 +8,7 @@ from types import MappingProxyType
 from prfaas.core.control.threshold_evidence import Balance
 from prfaas.core.control.threshold_loop import Pressures, ThresholdLoop
 from prfaas.core.dispatch.link_load import LinkBook
-from prfaas.core.dispatch.types import DispatchSettings, ThresholdMoved
+from prfaas.core.dispatch.types import DispatchSettings, RemoteCluster, ThresholdMoved
 from prfaas.core.routing.policies import AdaptivePolicy, make_policy
 from prfaas.core.routing.predictions import PathSignals
 
@@ -20,7 +20,7 @@ class Link:
         source: Pool that ships.
         destination: Pool that receives.
         settings: How requests are routed.
-        expected_bits_per_s: Rate by the plan; 0 is unknown.
+        cluster: The PrfaaS cluster at one end; None is unknown.
     """
 
     def __init__(
@@ -28,11 +28,16 @@ class Link:
         source: str,
         destination: str,
         settings: DispatchSettings,
-        expected_bits_per_s: float = 0.0,
+        cluster: RemoteCluster | None = None,
     ) -> None:
         self.source, self.destination = source, destination
         self.up = False
+        expected_bits_per_s, price_per_tb = 0.0, 0.0
+        if cluster is not None:
+            expected_bits_per_s, price_per_tb = cluster.link_bits_per_s, cluster.price_per_tb
         self.book = LinkBook(settings.stale_after_ns, expected_bits_per_s)
+        self.ns_per_byte = settings.ns_per_byte(price_per_tb)
+        """Worth of a byte, as time."""
         self.policy = make_policy(
             settings.policy, settings.offload_threshold, settings.bandwidth, settings.ttft_max_ns
         )
@@ -85,15 +90,15 @@ class Links:
 
     Args:
         settings: How requests are routed.
-        expected_bits_per_s: Rate by the plan, by a pool at either end.
+        clusters: PrfaaS clusters by pool.
     """
 
     def __init__(
         self,
         settings: DispatchSettings,
-        expected_bits_per_s: Mapping[str, float] = MappingProxyType({}),
+        clusters: Mapping[str, RemoteCluster] = MappingProxyType({}),
     ) -> None:
-        self._settings, self._expected = settings, expected_bits_per_s
+        self._settings, self._clusters = settings, clusters
         self._links: dict[tuple[str, str], Link] = {}
 
     def between(self, source: str, destination: str) -> Link:
@@ -101,8 +106,8 @@ class Links:
         try:
             return self._links[source, destination]
         except KeyError:
-            expected = self._expected.get(source) or self._expected.get(destination) or 0.0
-            link = Link(source, destination, self._settings, expected)
+            cluster = self._clusters.get(source) or self._clusters.get(destination)
+            link = Link(source, destination, self._settings, cluster)
             self._links[source, destination] = link
             return link
 

@@ -51,11 +51,7 @@ class RouteFinder:
         self.remotes = {remote.name: remote for remote in remotes} or {"": RemoteCluster("", ())}
         self.links = Links(
             settings,
-            {
-                instance.pool: remote.link_bits_per_s
-                for remote in remotes
-                for instance in remote.instances
-            },
+            {instance.pool: remote for remote in remotes for instance in remote.instances},
         )
         self.rooms = Rooms()
         weights = MIXED_WEIGHTS if home.decode is None else PREFILL_WEIGHTS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from prfaas.core.dispatch.links import Link
@@ -97,6 +97,17 @@ class Considered(NamedTuple):
     options: Sequence[RouteOption]
     at_home: Sequence[Candidate]
     home_weights: Weights
+
+    def missed(self, routed: Routed) -> Iterator[RouteOption]:
+        """Options whose PrfaaS pool would have spared the local prefill of a request.
+
+        What is prefilled away comes to the PD cluster by itself, and so does what is pulled.
+        """
+        if routed.decision.path is Path.LOCAL and not routed.pulls:
+            for option in self.options:
+                held = option.facts.pullable_tokens > routed.present_tokens
+                if held and option.cluster.costs and option.link.destination == routed.destination:
+                    yield option
 
     @property
     def best(self) -> RouteOption:

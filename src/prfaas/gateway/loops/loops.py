@@ -42,9 +42,8 @@ class Loops:
         journal: Journal,
     ) -> None:
         self.copier: Copier | None = None
-        rate = deployment.routing.replication
-        if rate is not None:
-            settings = copy_settings(rate, BEAT_S * LOOP_EVERY)
+        if deployment.routing.replication is not None:
+            settings = copy_settings(deployment.routing, BEAT_S * LOOP_EVERY)
             self.copier = Copier(driver, transfers, fetcher, settings, journal)
         self.reroling: Reroling | None = None
         if driver.split is not None and deployment.routing.reroling:

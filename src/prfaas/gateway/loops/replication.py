@@ -10,20 +10,18 @@ import secrets
 from dataclasses import dataclass
 from functools import partial
 
-from prfaas.core.control.replication import Copy, CopySettings, HotPrefixes, marks
+from prfaas.config.routing import RoutingTable
+from prfaas.core.control.replication import Copy, CopySettings, Prompt, Replication
 from prfaas.core.dispatch.link_load import LinkBook
-from prfaas.core.dispatch.route_options import Considered, RouteOption
+from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.types import Arrival, Routed
-from prfaas.core.kv.blocks import GroupKind
+from prfaas.core.kv.blocks import GroupKind, Layout
 from prfaas.core.kv.shipping import shipped_bytes
-from prfaas.core.routing.decision import Path
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.gateway.pools.prefix_fetch import Fetcher, Prefix
 from prfaas.gateway.routing.change_log import Journal, Loop
 from prfaas.gateway.routing.dispatch_driver import Driver
-from prfaas.gateway.routing.pool_state import LinkName
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
-from prfaas.units import NS_PER_S
 from prfaas.wire.frames import TRANSFER_ID_BYTES
 
 CANDIDATES_MAX = 256
@@ -64,7 +62,7 @@ class Copier:
     ) -> None:
         self._driver, self._transfers, self._fetcher = driver, transfers, fetcher
         self._settings, self._journal = settings, journal
-        self._hot: dict[LinkName, HotPrefixes[bytes]] = {}
+        self._hot = Replication[bytes](settings)
         self._open: dict[bytes, _Open] = {}
 
     @property
@@ -73,56 +71,23 @@ class Copier:
         return len(self._open)
 
     def routed(self, arrival: Arrival, found: Routed, considered: Considered, now_ns: int) -> None:
-        """A request is prefilled at home: count what PrfaaS clusters hold of it and home does not.
-
-        What is prefilled away comes home by itself, and so does what is pulled.
-        """
-        if found.decision.path is not Path.LOCAL or found.pulls:
+        """A request was routed: count what it computes in the PD cluster and a PrfaaS pool has."""
+        layout, hashes = arrival.layout, arrival.hashes
+        if layout is None or not hashes:
             return
-        if arrival.layout is None or not arrival.hashes:
-            return
-        for option in considered.options:
-            held = option.facts.pullable_tokens > found.present_tokens
-            if (
-                held
-                and option.link.destination == found.destination
-                and option.cluster.costs is not None
-            ):
-                prefix = Prefix(arrival.layout, arrival.hashes, arrival.tenant)
-                self._miss(option, prefix, arrival.num_prompt_tokens, found.present_tokens, now_ns)
-
-    def _miss(
-        self,
-        option: RouteOption,
-        prefix: Prefix,
-        num_prompt_tokens: int,
-        present_tokens: int,
-        now_ns: int,
-    ) -> None:
-        layout, span = prefix.layout, prefix.layout.boundary_tokens
-        present, held = present_tokens // span, option.facts.pullable_tokens // span
-        lengths = list(marks(prefix, present, held))
-        if any(group.kind is not GroupKind.FULL_ATTENTION for group in layout.groups):
-            # State lies only at the end of what the other pool can serve.
-            lengths = lengths[-1:]
-        link = (option.link.source, option.link.destination)
-        if link not in self._hot:
-            self._hot[link] = HotPrefixes(self._settings)
-        costs = option.cluster.costs
-        assert costs is not None  # noqa: S101 (asked before)
-        for length in lengths:
-            saved_ns = costs.local_prefill_ns(num_prompt_tokens - present_tokens)
-            saved_ns -= costs.local_prefill_ns(num_prompt_tokens - length * span)
-            self._hot[link].miss(
-                prefix[:length],
-                length,
-                present,
-                num_bytes=shipped_bytes(
-                    layout, have_tokens=present * span, final_tokens=length * span
-                ),
-                saved_ns=saved_ns,
-                now_ns=now_ns,
+        for option in considered.missed(found):
+            prompt = Prompt(
+                Prefix(layout, hashes, arrival.tenant),
+                arrival.num_prompt_tokens,
+                layout.boundary_tokens,
+                any(group.kind is not GroupKind.FULL_ATTENTION for group in layout.groups),
+                partial(_bytes_between, layout),
             )
+            costs = option.cluster.costs
+            assert costs is not None  # noqa: S101 (nothing is missed without)
+            link, held_tokens = option.link, option.facts.pullable_tokens
+            ends = link.source, link.destination
+            self._hot.missed(ends, prompt, found.present_tokens, held_tokens, costs, now_ns)
 
     # The loop
 
@@ -134,15 +99,12 @@ class Copier:
 
     def turn(self, now_ns: int) -> None:
         """One interval has passed: start what is worth it."""
-        for (source, destination), hot in self._hot.items():
+        for source, destination in self._hot.links:
             link = self._driver.dispatcher.links.between(source, destination)
-            seen = link.book.latest(now_ns)
-            if seen is None or not link.up:
-                continue
+            state = link.book.latest(now_ns) if link.up else None
+            chosen = self._hot.choose((source, destination), state, link.ns_per_byte, now_ns)
             begun = [
-                copy
-                for copy in hot.choose(seen, now_ns)
-                if self._start(source, destination, copy, link.book, now_ns)
+                copy for copy in chosen if self._start(source, destination, copy, link.book, now_ns)
             ]
             if begun:
                 self._note(source, destination, begun)
@@ -194,12 +156,13 @@ class Copier:
         )
 
 
-def copy_settings(bits_per_s: int, interval_s: float) -> CopySettings:
-    """Settings for copies that take so much of each link.
+def _bytes_between(layout: Layout, have_tokens: int, final_tokens: int) -> int:
+    return shipped_bytes(layout, have_tokens=have_tokens, final_tokens=final_tokens)
 
-    Args:
-        bits_per_s: Of a link, on average.
-        interval_s: Of the loop.
-    """
-    budget_bytes = round(bits_per_s / 8 * interval_s)
-    return CopySettings(budget_bytes, 60 * NS_PER_S, num_candidates_max=CANDIDATES_MAX)
+
+def copy_settings(routing: RoutingTable, interval_s: float) -> CopySettings:
+    """Settings for copies, so many bytes in each interval of the loop."""
+    budget_bytes = round((routing.replication or 0) / 8 * interval_s)
+    return CopySettings(
+        budget_bytes, routing.replication_half_life, num_candidates_max=CANDIDATES_MAX
+    )

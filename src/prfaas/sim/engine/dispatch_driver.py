@@ -10,6 +10,7 @@ from prfaas.core.control.split import decode_name
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.links import Link
+from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.types import (
     Arrival,
     DispatchSettings,
@@ -74,8 +75,8 @@ class Front:
 
     def route(
         self, request: Request, hits: Mapping[str, Hit], now_ns: int, *, again: bool
-    ) -> Routed | Refused:
-        """Decide for a request that arrives, or whose work was lost."""
+    ) -> tuple[Routed | Refused, Considered]:
+        """Decide for a request that arrives, or whose work was lost; also its possible routes."""
         self._asked[request.index] = request
         blocks, prompt = self._block_tokens, request.num_prompt_tokens
         arrival = Arrival(
@@ -86,7 +87,8 @@ class Front:
             shippable_tokens=(prompt - 1) // blocks * blocks if request.block_ids else None,
             tenant=request.tenant,
         )
-        return self.dispatcher.arrive(arrival, now_ns, again=again)
+        considered = self.dispatcher.consider(arrival, now_ns)
+        return self.dispatcher.decide(arrival, considered, now_ns, again=again), considered
 
     def _look_up(self, indices: Iterable[int], now_ns: int) -> None:
         """Look up cached prefixes of open requests once more."""

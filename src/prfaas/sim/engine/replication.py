@@ -1,13 +1,15 @@
-"""Hot prefixes are copied to pools that miss them: the core chooses, the links carry."""
+"""Copies of hot prefixes to the PD cluster's pool: the core counts and chooses, links carry."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
-from prfaas.core.control.replication import Copy, HotPrefixes, marks
+from prfaas.core.control.replication import Copy, Prompt, Replication
+from prfaas.core.dispatch.links import Link
+from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.types import Routed
-from prfaas.sim.engine.pool_caches import Hit
+from prfaas.core.routing.predictions import CostModel
 from prfaas.sim.system.request import Request
 
 if TYPE_CHECKING:
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Copier:
-    """Counts misses that another pool would have served, and has the hot ones copied.
+    """Has prefixes copied that the PD cluster misses again and again.
 
     Args:
         simulation: Whose pools and links.
@@ -23,78 +25,45 @@ class Copier:
 
     def __init__(self, simulation: RunParts) -> None:
         self._sim, setup = simulation, simulation.setup
-        copies = setup.placement.copies
-        assert copies is not None  # noqa: S101 (there is a copier only then)
-        self._home, self._blocks = setup.name, setup.blocks
-        pairs = [p for c in setup.prfaas for p in ((c.name, self._home), (self._home, c.name))]
-        self._hot: dict[tuple[str, str], HotPrefixes[int]] = {
-            pair: HotPrefixes(copies) for pair in pairs
-        }
+        assert setup.placement.copies is not None  # noqa: S101 (there is a copier only then)
+        self._blocks, self._hot = setup.blocks, Replication[int](setup.placement.copies)
 
-    def note(self, request: Request, routed: Routed, hits: Mapping[str, Hit]) -> None:
-        """A request is prefilled somewhere: count what other pools hold of it and this does not.
-
-        What is pulled comes by itself.
-        """
-        if routed.pulls:
-            return
-        here, span = routed.cluster, self._blocks.tokens
-        present = hits[here].num_tokens // span if here in hits else 0
-        for source, there in hits.items():
-            if (source, here) in self._hot:
-                self._miss(request, (source, here), present, there.num_tokens // span)
-
-    def _miss(self, request: Request, pair: tuple[str, str], present: int, held: int) -> None:
-        lengths = list(marks(request.block_ids, present, held))
-        if self._blocks.checkpoint_blocks:
-            # Linear state lies only at the end of what the other pool can serve.
-            lengths = lengths[-1:]
-        for length in lengths:
-            self._count(request, pair, present, length)
-
-    def _count(self, request: Request, pair: tuple[str, str], present: int, length: int) -> None:
-        cluster = pair[0] if pair[1] == self._home else pair[1]
-        costs = self._sim.transports[cluster].cluster.costs
-        span, prompt = self._blocks.tokens, request.num_prompt_tokens
-        prefill_ns = costs.local_prefill_ns if pair[1] == self._home else costs.remote_prefill_ns
-        saved_ns = prefill_ns(prompt - present * span) - prefill_ns(prompt - length * span)
-        num_bytes = costs.shipped_bytes(length * span, present * span)
-        self._hot[pair].miss(
-            request.block_ids,
-            length,
-            present,
-            num_bytes=num_bytes,
-            saved_ns=saved_ns,
-            now_ns=self._sim.clock.now_ns,
-        )
+    def routed(self, request: Request, found: Routed, considered: Considered) -> None:
+        """A request was routed: count what it computes in the PD cluster and a PrfaaS pool has."""
+        for option in considered.missed(found):
+            costs = self._sim.transports[option.cluster.name].cluster.costs
+            prompt = Prompt(
+                request.block_ids,
+                request.num_prompt_tokens,
+                self._blocks.tokens,
+                self._blocks.checkpoint_blocks > 0,
+                partial(_bytes_between, costs),
+            )
+            held_tokens, now_ns = option.facts.pullable_tokens, self._sim.clock.now_ns
+            ends = option.link.source, option.link.destination
+            self._hot.missed(ends, prompt, found.present_tokens, held_tokens, costs, now_ns)
 
     def tick(self) -> None:
         """One interval has passed: start what is worth it."""
         now_ns = self._sim.clock.now_ns
-        for (source, destination), hot in self._hot.items():
+        for source, destination in self._hot.links:
             link = self._sim.front.link(source, destination)
-            if link.up:
-                worth = self._ns_per_byte(source, destination)
-                for copy in hot.choose(link.book.latest(now_ns), now_ns, worth):
-                    self._start(source, destination, copy)
+            state = link.book.latest(now_ns) if link.up else None
+            for copy in self._hot.choose((source, destination), state, link.ns_per_byte, now_ns):
+                self._start(link, copy)
 
-    def _ns_per_byte(self, source: str, destination: str) -> float:
-        """Worth of a byte on a link, as time."""
-        cluster = source if destination == self._home else destination
-        price = self._sim.transports[cluster].cluster.link.price_per_tb
-        return self._sim.front.settings.ns_per_byte(price)
-
-    def _start(self, source: str, destination: str, copy: Copy[int]) -> None:
-        home = destination == self._home
-        book = self._sim.front.link(source, destination).book
-        pool = self._sim.front.caches.pools[destination]
+    def _start(self, link: Link, copy: Copy[int]) -> None:
+        pool = self._sim.front.caches.pools[link.destination]
 
         def ended(landed: bool) -> None:
-            book.settle(copy.num_bytes)
+            link.book.settle(copy.num_bytes)
             # What was there when the copy was chosen may have been evicted meanwhile.
             if landed and pool.num_held(copy.block_ids) >= copy.num_present:
                 pool.store(copy.block_ids)
 
-        book.promise(copy.num_bytes, self._sim.clock.now_ns)
-        transport = self._sim.transports[source if home else destination]
-        transport.copy(copy.num_bytes, home=home, ended=ended)
+        link.book.promise(copy.num_bytes, self._sim.clock.now_ns)
+        self._sim.transports[link.source].copy(copy.num_bytes, ended)
+
+
+def _bytes_between(costs: CostModel, have_tokens: int, final_tokens: int) -> int:
+    return costs.shipped_bytes(final_tokens, have_tokens)

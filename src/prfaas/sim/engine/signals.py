@@ -52,11 +52,6 @@ class Telemetry:
         self._watches = [
             _Watch(name, home, transport.home) for name, transport in simulation.transports.items()
         ]
-        if simulation.setup.placement.copies is not None:
-            self._watches += [
-                _Watch(home, name, transport.away)
-                for name, transport in simulation.transports.items()
-            ]
 
     def start(self) -> None:
         """Observe from the start of the run to its end."""

@@ -140,8 +140,8 @@ class Simulation:
 
     @property
     def links(self) -> list[SharedLink]:
-        """Both directions of every link."""
-        return [link for t in self.transports.values() for link in (t.home, t.away)]
+        """From every PrfaaS cluster to the PD cluster."""
+        return [transport.home for transport in self.transports.values()]
 
     # Arrival and dispatch
 
@@ -167,7 +167,7 @@ class Simulation:
 
     def _route(self, request: Request, *, again: bool) -> None:
         hits = self.front.caches.hits(request)
-        found = self.front.route(request, hits, self.clock.now_ns, again=again)
+        found, considered = self.front.route(request, hits, self.clock.now_ns, again=again)
         request.decision = found.decision if request.decision is None else request.decision
         if not again:
             self.roles.came(request, found.decision.num_new_tokens)
@@ -180,7 +180,7 @@ class Simulation:
         request.num_hit_tokens = found.hit_tokens
         request.num_new_tokens = request.num_prompt_tokens - found.hit_tokens
         if self.copier is not None:
-            self.copier.note(request, found, hits)
+            self.copier.routed(request, found, considered)
         if found.decision.path is Path.REMOTE:
             self._send_away(request, found)
         else:

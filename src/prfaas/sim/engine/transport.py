@@ -1,7 +1,7 @@
 """The link between a PrfaaS cluster and the PD cluster, and what is on its way over it.
 
 Hand-offs go home chunk by chunk as they are computed. Prefixes that are pulled for a prefill at
-home, and copies of hot ones, go whole; copies go in either direction.
+home, and copies of hot ones, go whole.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Ended = Callable[[bool], None]
 
 
 class Transport:
-    """One link, both directions.
+    """One link, from the PrfaaS cluster.
 
     Args:
         clock: Virtual time.
@@ -60,16 +60,12 @@ class Transport:
         self._capacity_ratio, self._num_pools_down = 1.0, 0
         self._open: dict[Request, _Transfer] = {}
         self._copies: dict[Flow, Ended] = {}
-        self.home, self.away = self._direction(), self._direction()
-
-    def _direction(self) -> SharedLink:
-        setup = self._setup
-        return SharedLink(
-            self._clock,
-            setup.bits_per_s,
+        self.home = SharedLink(
+            clock,
+            cluster.link.bits_per_s,
             on_landed=self._landed,
-            flow_bits_per_s=setup.flow_bits_per_s,
-            rtt_ns=setup.rtt_ns,
+            flow_bits_per_s=cluster.link.flow_bits_per_s,
+            rtt_ns=cluster.link.rtt_ns,
         )
 
     # Hand-offs
@@ -112,12 +108,11 @@ class Transport:
     def _answer(self, flow: Flow) -> None:
         self.home.add(flow, flow.promised_bytes, last=True)
 
-    def copy(self, num_bytes: int, *, home: bool, ended: Ended) -> None:
-        """Copy blocks home, or from there to the PrfaaS cluster."""
-        link = self.home if home else self.away
-        flow = link.open(None, num_bytes, Purpose.COPY)
+    def copy(self, num_bytes: int, ended: Ended) -> None:
+        """Copy blocks home."""
+        flow = self.home.open(None, num_bytes, Purpose.COPY)
         self._copies[flow] = ended
-        link.add(flow, num_bytes, last=True)
+        self.home.add(flow, num_bytes, last=True)
 
     # Endings
 
@@ -165,8 +160,7 @@ class Transport:
         ratio = 0.0 if self._num_pools_down else self._capacity_ratio
         if (self.home.bits_per_s > 0) != (ratio > 0):
             self.changed_at_ns = self._clock.now_ns
-        for link in (self.home, self.away):
-            link.set_rate(self._setup.bits_per_s * ratio)
+        self.home.set_rate(self._setup.bits_per_s * ratio)
         if ratio <= 0:
             self._clock.after(noticed_after_ns, self._maybe_dead, self.changed_at_ns)
         else:
@@ -181,9 +175,7 @@ class Transport:
 
     def _lose_copies(self) -> None:
         for flow, ended in list(self._copies.items()):
-            for link in (self.home, self.away):
-                if flow in link.flows():
-                    link.drop(flow)
+            self.home.drop(flow)
             ended(False)
         self._copies.clear()
 

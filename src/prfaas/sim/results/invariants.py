@@ -117,8 +117,7 @@ def _capacity(sim: Simulation) -> list[str]:
         most = transport.cluster.link.bits_per_s / BITS_PER_BYTE * (1 + _CONSERVED_TOLERANCE) + 1
         found += [
             f"the link of {name} carried {sent:.0f} bytes in second {window}, {most:.0f} fit"
-            for link in (transport.home, transport.away)
-            for window, sent in link.window_bytes.items()
+            for window, sent in transport.home.window_bytes.items()
             if sent > most
         ]
     batch_max = sim.setup.decode.batch_max

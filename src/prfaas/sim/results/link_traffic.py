@@ -32,8 +32,8 @@ def traffic_of(sim: Simulation) -> list[Traffic]:
     found = []
     for name, transport in sim.transports.items():
         price = transport.cluster.link.price_per_tb / _BYTES_PER_TB
-        directions = [link.sent_by_purpose() for link in (transport.home, transport.away)]
-        sent = {purpose.value: sum(d[purpose] for d in directions) for purpose in Purpose}
+        by_purpose = transport.home.sent_by_purpose()
+        sent = {purpose.value: by_purpose[purpose] for purpose in Purpose}
         found.append(
             Traffic(
                 name,
