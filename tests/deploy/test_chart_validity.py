@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import yaml
 from kubernetes_validate import utils
 
 from .charts import (
@@ -124,3 +125,30 @@ def test_an_older_kubernetes_is_refused() -> None:
 def test_the_examples_pass_the_linter(role: str) -> None:
     done = helm("lint", "--strict", CHART, "--values", EXAMPLES / f"{role}-values.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def keys(values: Object, place: str = "") -> set[str]:
+    found = set()
+    for key, value in values.items():
+        found.add(f"{place}{key}")
+        if isinstance(value, dict) and value:
+            found |= keys(value, f"{place}{key}.")
+    return found
+
+
+def described(schema: Object, whole: Object, place: str = "") -> set[str]:
+    """Keys of a schema, but for those inside lists."""
+    if "$ref" in schema:
+        schema = whole["definitions"][schema["$ref"].rpartition("/")[2]]
+    found = set()
+    for key, value in schema.get("properties", {}).items():
+        found |= {f"{place}{key}", *described(value, whole, f"{place}{key}.")}
+    return found
+
+
+def test_values_and_schema_have_the_same_keys() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    overrides = {key for key in described(schema, schema) if key.startswith("gateway.image.")}
+    values["gateway"]["resources"] = {}
+    assert keys(values) == described(schema, schema) - overrides - {"global"}

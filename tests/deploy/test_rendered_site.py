@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import secrets
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -205,3 +207,50 @@ async def test_two_sites_with_sidecars_and_identities_of_prfaas_identity(
         Cluster(pd_site, home / "pd", held | salt, claims, authority),
         Cluster(away, home / "prefill", dict(held), claims, authority),
     )
+
+
+def handshake(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> None:
+    """Let two ends meet in memory.
+
+    Raises:
+        ssl.SSLError: One does not accept the other.
+    """
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server, server_hostname=host),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(3):
+        for end in ends:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    # A server refuses a client after the client's last word.
+    with contextlib.suppress(ssl.SSLWantReadError):
+        ends[0].read(1)
+
+
+def test_an_engine_of_a_prfaas_site_and_the_gateway_accept_each_other_by_name(home: Path) -> None:
+    """vLLM asks for a certificate, and the gateway compares the name in its URL."""
+    authorities = {name: home / f"ca-{name}" for name in ("pd", "prefill")}
+    for directory in authorities.values():
+        make_authority(directory)
+    both = "".join((path / "ca.pem").read_text() for path in authorities.values())
+    (home / "ca.pem").write_text(both)
+    held: dict[str, dict[str, bytes]] = {}
+    for role, site in (("pd", "pd"), ("prfaas", "prefill")):
+        objects = rendered(role, {"certificates": MANAGED})
+        held |= Cluster(objects, home / site, {}, {}, authorities[site]).secrets
+    ends = []
+    for name in ("pd-prfaas-gateway", "prefill-prfaas-prefill-a-0"):
+        for file, ending in (("tls.crt", "pem"), ("tls.key", "key")):
+            (home / f"{name}.{ending}").write_bytes(held[f"{name}-identity"][file])
+        ends.append(identity_in(home, name))
+    gateway, engine = ends
+    client, server = gateway.client_context(), engine.server_context()
+    client.check_hostname = True
+    handshake(client, server, "prefill-a-0.prefill.example.net")
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        handshake(client, server, "prefill-a-1.prefill.example.net")
+    stranger = ssl.create_default_context(cafile=str(home / "ca.pem"))
+    with pytest.raises(ssl.SSLError, match="(?i)did.not.return.a.certificate"):
+        handshake(stranger, server, "prefill-a-0.prefill.example.net")
