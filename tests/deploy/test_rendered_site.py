@@ -252,5 +252,5 @@ def test_an_engine_of_a_prfaas_site_and_the_gateway_accept_each_other_by_name(ho
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
         handshake(client, server, "prefill-a-1.prefill.example.net")
     stranger = ssl.create_default_context(cafile=str(home / "ca.pem"))
-    with pytest.raises(ssl.SSLError, match="(?i)did.not.return.a.certificate"):
+    with pytest.raises(ssl.SSLError, match=r"(?i)did.not.return.a.certificate"):
         handshake(stranger, server, "prefill-a-0.prefill.example.net")
