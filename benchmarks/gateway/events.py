@@ -139,7 +139,9 @@ async def follow(
         nonlocal applied
         applied += batch.num_events
 
-    events = EngineEvents(deployment(endpoints), index, lambda pool, name: LAYOUT, on_batch)
+    events = EngineEvents(
+        deployment(endpoints), index, lambda *_: LAYOUT, on_batch, on_fault=lambda *_: None
+    )
     events.start()
     for name in events.names():
         while not index.state(name).is_live:  # noqa: ASYNC110
