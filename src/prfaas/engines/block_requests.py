@@ -36,12 +36,12 @@ ANSWER_MAX_NS = 1_000_000_000
 
 
 class Answer(Enum):
-    """What is known of a block."""
+    """State of a block."""
 
     HIT = "hit"
     MISS = "miss"
     WAIT = "wait"
-    """Not known yet, or on its way: ask again."""
+    """Unknown or in transit: ask again."""
 
 
 @dataclass(slots=True)
@@ -88,14 +88,13 @@ class _Request:
     answers: dict[Key, int] = field(default_factory=dict)
     unasked: dict[Key, None] = field(default_factory=dict)
     asked: dict[Key, int] = field(default_factory=dict)
-    """When each was asked, while there is no answer."""
+    """Time of each request without an answer."""
     waiting: dict[Key, None] = field(default_factory=dict)
     """On their way, to be asked again."""
     ask_at_ns: int = 0
-    """When `waiting` is asked again."""
+    """Time at which `waiting` is requested again."""
     wait_until_ns: int = 0
-    """When the first answer WAIT since `must_wait` returned False becomes MISS by time alone; 0
-    without one."""
+    """Deadline of the first answer WAIT since `must_wait` returned False; 0 without one."""
     has_news: bool = False
     """An answer has changed since then."""
 
@@ -143,7 +142,7 @@ class BlockRequests:
         return Lookups(num_found, num_missing, num_late, len(state.asked))
 
     def look_up(self, request: str, key: Key) -> Answer:
-        """What is known of a block; the first question about it is answered with WAIT."""
+        """Return the state of a block; the first lookup returns WAIT."""
         with self._lock:
             state = self._requests.setdefault(request, _Request(None, "", 0))
             answer, now = state.answers.get(key), self._clock_ns()
@@ -192,7 +191,7 @@ class BlockRequests:
         self._news.clear()
 
     def forget(self, request: str, keys: Iterable[Key]) -> None:
-        """What was known of these blocks is no longer true: they count as missing."""
+        """Mark these blocks as missing."""
         state = self._requests.get(request)
         if state is not None:
             with self._lock:
@@ -288,7 +287,7 @@ class BlockRequests:
         self._news.set()
 
     def _ask_at_once(self, transfer_id: bytes) -> None:
-        """What is still waited for with a transfer has come or never will."""
+        """End the wait for the blocks of a transfer."""
         with self._lock:
             for state in self._requests.values():
                 if state.transfer_id == transfer_id:

@@ -48,15 +48,15 @@ def engine_command(
     pool: Path,
     run: str,
 ) -> Command:
-    """How to start an engine.
+    """Command to start an engine.
 
     Args:
         name: Its name in the deployment file.
         engine: Its table.
-        model: What it serves.
+        model: The served model.
         address: Host and port it listens on.
         pool: Unix socket of its pool node.
-        run: Tells this start of the deployment from others.
+        run: Identifier of this start of the deployment.
     """
     transfer = {
         "kv_connector": "PrfaasConnector",
@@ -92,12 +92,12 @@ def timing_command(
     addresses: Mapping[str, tuple[str, int]],
     pool: Path,
 ) -> Command:
-    """How to start timing engines, all in one process.
+    """Command to start timing engines in one process.
 
     Args:
         names: Their names in the deployment file, at least one.
         cluster: Their cluster's name and table.
-        model: What they serve.
+        model: The served model.
         addresses: Host and port each listens on.
         pool: Unix socket of their pool node.
     """
@@ -129,7 +129,7 @@ def timing_command(
 
 
 def _media(model: ModelTable) -> list[str]:
-    """From where vLLM fetches media; without the flag, from everywhere."""
+    """Hosts from which vLLM fetches media; without the flag, from all hosts."""
     if "*" in model.media_domains:
         return []
     return [

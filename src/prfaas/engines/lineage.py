@@ -1,4 +1,4 @@
-"""Pools whose blocks went into what an engine has in its own memory.
+"""Origins of the blocks in an engine's memory.
 
 An engine loads a block of pool S; what it computes after that block, for the same request or for
 any other whose prompt begins alike, is of S as well, although that other request may have found the
@@ -39,7 +39,7 @@ class Lineage(Generic[K]):
         Args:
             names: Of the blocks, or of the one that lies first in the prompt. With none, all that
                 is stored from then on is of these sources.
-            sources: Pools that they came from; none if they were computed at home.
+            sources: Pools that they came from; none if they were computed locally.
         """
         if not sources:
             return

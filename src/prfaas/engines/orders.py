@@ -1,4 +1,4 @@
-"""What a request says to its engine about blocks that move.
+"""Instructions of a request to its engine about transfers of blocks.
 
 In the request's `kv_transfer_params`:
 
@@ -43,12 +43,12 @@ class WaitOrder(msgspec.Struct, frozen=True):
 
     @property
     def wait_ns(self) -> int:
-        """How long they are waited for."""
+        """Time limit of the wait."""
         return self.wait_ms * NS_PER_MS
 
 
 class PushOrder(msgspec.Struct, frozen=True):
-    """What a prefill leg asks for."""
+    """Instructions of a prefill leg."""
 
     transfer: TransferHex
     push_to: Name
@@ -87,7 +87,7 @@ def push_of(order: PushOrder, layout: Layout, hashes: Sequence[bytes]) -> Push:
 
 
 def wait_in(order: Order | None) -> WaitOrder | None:
-    """What a leg has to wait for; None without anything."""
+    """Transfer that a leg waits for; None without one."""
     return order.wait if isinstance(order, PushOrder) else order
 
 

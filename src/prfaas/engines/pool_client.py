@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
 SILENCE_S = SILENCE_MAX_S
-"""A pool node pings every second; one that says nothing for so long is taken for dead."""
+"""A pool node pings every second; after this silence it counts as dead."""
 OUTBOX_MAX = 100_000
 """Messages not yet written; a pool node that far behind is treated as gone."""
 
@@ -40,7 +40,7 @@ class PoolClient:
 
     Args:
         path: The pool node's unix socket.
-        hello: What this engine says first.
+        hello: First message of this engine.
         descriptor: Of the engine's shared memory; stays the caller's.
         on_message: Called from the reader thread with every answer.
         on_lost: Called from the reader thread when the connection is gone.
@@ -179,7 +179,7 @@ def _write(connection: socket.socket, outbox: queue.Queue[bytes | None]) -> None
         try:
             connection.sendall(data)
         except OSError:
-            # Nothing more can be said: the reader ends, too.
+            # No more messages can be sent: the reader ends, too.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             return

@@ -1,4 +1,4 @@
-"""Host memory of vLLM's engines in `/dev/shm`: who owns a region, and which are nobody's.
+"""Host memory of vLLM's engines in `/dev/shm`: owners of regions, and regions without owner.
 
 vLLM keeps an engine's host memory in `/dev/shm/vllm_offload_{engine_id}.mmap`. An engine that is
 killed leaves it behind, often more than a hundred GiB, and the next one finds no room.
@@ -40,12 +40,12 @@ def claim(engine_id: str, directory: Path = SHARED_MEMORY) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         if _is(descriptor, path):
             return descriptor
-        # Somebody removed it between the two calls: it was nobody's then.
+        # It was removed between the two calls.
         os.close(descriptor)
 
 
 def remove_abandoned(directory: Path = SHARED_MEMORY) -> list[Path]:
-    """Remove the regions of this user whose engines are gone.
+    """Remove the regions of this user without a living engine.
 
     Returns:
         The removed regions.
@@ -79,8 +79,9 @@ def _abandoned(directory: Path) -> Iterator[tuple[Path, Path]]:
 
 @contextlib.contextmanager
 def _locked(owner: Path) -> Iterator[bool]:
-    """Return True if nobody holds the owner file; if so, nobody can while the context is open."""
-    # Everybody may make files here: what is no plain file of this user's is left alone.
+    """Return True if the owner file is unlocked; it stays locked for others while the context is
+    open."""
+    # All users can create files here: only plain files of this user are removed.
     descriptor = os.open(owner, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         try:

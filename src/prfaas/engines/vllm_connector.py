@@ -1,4 +1,4 @@
-"""How vLLM is plugged: its own offloading connector, with the pool node as its secondary tier.
+"""Integration with vLLM: its offloading connector, with the pool node as secondary tier.
 
     vllm serve MODEL --prefix-caching-hash-algo sha256_cbor --enable-prompt-tokens-details \\
         --middleware prfaas.engines.vllm_forget.ForgetRoute \\
@@ -80,7 +80,7 @@ class PrfaasConnector(OffloadingConnector):
         return found, later
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """What the workers have to copy; ends a step that has nothing to run with a pause."""
+        """Return the copies of the workers; an empty step ends with a pause."""
         if self._unchecked:
             # The engine's configuration may change until it runs.
             check_block_size(self._cache_config.block_size, self._unchecked)

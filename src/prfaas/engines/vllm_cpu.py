@@ -127,10 +127,10 @@ class MemmoveWorker(OffloadingWorker):
         return finished
 
     def wait(self, job_ids: set[int]) -> None:
-        """Nothing to wait for: every job ends where it is submitted."""
+        """No operation: every job ends when it is submitted."""
 
     def shutdown(self) -> None:
-        """Let go of the shared region."""
+        """Release the shared region."""
         self._host_tensors.clear()
         self._cache_tensors.clear()
         self._region.cleanup()

@@ -1,4 +1,4 @@
-"""What an engine's KV blocks are: cache groups, where they lie in a row, and the layout id.
+"""KV blocks of an engine: cache groups, their place in a row, and the layout id.
 
 Read from vLLM's own configuration objects, in the scheduler process.
 """

@@ -1,4 +1,4 @@
-"""Which fields of vLLM's configuration are facts, and why the others are none.
+"""The fields of vLLM's configuration that are facts, and the reasons against the others.
 
 A test walks the fields of the pinned vLLM and fails on one that is in none of these tables.
 

@@ -34,7 +34,8 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_directory() -> Path | None:
-    """Where digests are kept; None for a user without a home, whose digests are not kept."""
+    """Directory of stored digests; None for a user without a home directory, whose digests are not
+    stored."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
         root = Path(base) if base else Path.home() / ".cache"
@@ -84,7 +85,8 @@ class _Kept:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Let one engine of the machine read a checkpoint, and the others take its digests."""
+        """Lock for the digests of a checkpoint: one engine of the machine reads it, and the others
+        use its digests."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):  # Without the lock it takes longer.
                 lock = stack.enter_context(self._file(_LOCK, os.O_RDWR | os.O_CREAT))

@@ -19,7 +19,7 @@ from prfaas.engines.identity.values import digest, flat, name_of, text_of, words
 from prfaas.errors import ConfigError
 
 RULES = "2"
-"""Of what is a fact; ids made by other rules never agree."""
+"""Version of the rules for facts; ids of other versions never match."""
 _GUESSERS = frozenset({"ngram", "ngram_gpu", "suffix"})
 """Drafting methods without a model, which keep no cache."""
 _COMMON_LOADERS = frozenset({"auto", "hf", "safetensors", "mistral", "dummy", "instanttensor"})

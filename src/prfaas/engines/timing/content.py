@@ -1,4 +1,4 @@
-"""What the engine makes up instead of computing: the bytes of blocks, and the tokens of answers.
+"""Generated contents in place of computed ones: bytes of blocks, and tokens of answers.
 
 Both are drawn from what they would be computed from, so what is wrong shows. A sequence carries a
 *stain*: empty while every block it used had the right bytes, else a digest of the wrong ones. The
@@ -16,11 +16,11 @@ import blake3
 from prfaas.core.kv.blocks import BlockKey
 
 CLEAN = b""
-"""The stain of a sequence whose blocks are all right."""
+"""The stain of a sequence with only correct blocks."""
 
 
 def block_bytes(key: BlockKey, num_bytes: int, stain: bytes = CLEAN) -> bytes:
-    """The bytes of a block: they follow from its name, and from the stain of who made it."""
+    """The bytes of a block, derived from its name and from the stain of its sequence."""
     name = struct.pack("<I", key.group) + key.block_hash + stain
     return blake3.blake3(name).digest(length=num_bytes)
 

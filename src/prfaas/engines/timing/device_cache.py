@@ -17,8 +17,8 @@ class DeviceCache:
 
     Args:
         layout: The blocks.
-        capacity_blocks: Room, blocks of attention.
-        events: Hears of every block that comes and goes.
+        capacity_blocks: Capacity, blocks of attention.
+        events: Observer of added and removed blocks.
     """
 
     def __init__(self, layout: Layout, capacity_blocks: int, events: Events) -> None:
@@ -38,7 +38,7 @@ class DeviceCache:
 
     @property
     def usage_ratio(self) -> float:
-        """Share of the room that is taken."""
+        """Share of the capacity in use."""
         return self._cache.used_blocks / self._capacity
 
     def held_tokens(self, hashes: Sequence[bytes], last_boundary: int) -> int:
@@ -53,7 +53,7 @@ class DeviceCache:
         """A sequence resumes after `hit_tokens`.
 
         Returns:
-            The stain of what it uses.
+            The stain of its blocks.
         """
         ids = self._ids(hashes, hit_tokens)
         self._cache.touch(ids, len(ids))

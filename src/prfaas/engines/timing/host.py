@@ -20,10 +20,10 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
-    """What all instances of a process share.
+    """Settings that all instances of a process share.
 
     Attributes:
-        model: Name that is served; has to say that it is a timing engine's.
+        model: Name of the served model; has to show that it is a timing engine's.
         model_path: Checkpoint directory, for its tokenizer.
         plan: Plan file with the profiles.
         cluster: PrfaaS cluster of the plan; None for the PD cluster.
@@ -34,7 +34,7 @@ class HostSettings:
         time_scale: Seconds of the wall clock for a second of the profile.
         bytes_scale: Size of blocks, as a share of the real one.
         block_tokens: Tokens of a block.
-        cache_tokens: Room of each prefix cache, tokens.
+        cache_tokens: Size of each prefix cache, tokens.
         max_model_len: Longest sequence, tokens.
         stream_interval: Tokens per chunk of a stream, after the first.
     """
@@ -59,17 +59,17 @@ class Host:
     """Runs instances.
 
     Args:
-        settings: What they are like.
+        settings: Their settings.
 
     Raises:
-        ConfigError: The model's name does not say what this is, or plan or tokenizer are missing.
+        ConfigError: The model's name does not contain "timing", or plan or tokenizer are missing.
     """
 
     def __init__(self, settings: HostSettings) -> None:
         if TIMING_MARK not in settings.model.lower():
             raise ConfigError(
                 f"the model is called {settings.model!r}: a timing engine computes nothing, and "
-                f"the name of its model has to say so; put {TIMING_MARK!r} into it"
+                f"the name of its model has to show it; put {TIMING_MARK!r} into it"
             )
         self._settings = settings
         self._profile = load_profile(

@@ -1,4 +1,4 @@
-"""One instance: from a prompt to its tokens, in the time that its profile says."""
+"""One instance: from a prompt to its tokens, in the time of its profile."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Work:
         num_output_max: Tokens of each answer.
         width: Number of answers.
         cache_salt: Mixed into the names of its blocks.
-        order: What it says about blocks that move.
+        order: Its instructions about transfers.
         interval: Tokens of each answer between two looks at it.
         hashes: Hash chain of the prompt.
         stain: Of what it used so far.
@@ -66,7 +66,7 @@ class Work:
 
 @dataclass(slots=True)
 class Counts:
-    """What has happened since the start.
+    """Counters since the start.
 
     Attributes:
         late_ns: How far the event loop was behind the profile at most, ns of the wall clock.
@@ -115,12 +115,12 @@ class Instance:
         self._works: dict[Sequence, Work] = {}
         self.num_loading = 0
         self._finding: set[Work] = set()
-        """What looks for blocks, or loads some."""
+        """Requests that look up or load blocks."""
         self._wake = asyncio.Event()
         self._runner = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Stop; what is under way gets no further."""
+        """Stop; running requests end."""
         self._runner.cancel()
         await asyncio.gather(self._runner, return_exceptions=True)
         if self.tier is not None:

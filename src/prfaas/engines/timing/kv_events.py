@@ -58,7 +58,7 @@ class AllBlocksCleared(KvEvent):
 
 
 class Batch(msgspec.Struct, array_like=True, omit_defaults=True):
-    """What is sent at a time."""
+    """Limit of one message."""
 
     ts: float
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
@@ -77,7 +77,7 @@ class Events:
         """Send what was noted."""
 
     def cleared(self) -> None:
-        """Everything is gone."""
+        """Report that all blocks were removed."""
         self.add(AllBlocksCleared())
         self.flush()
 

@@ -1,4 +1,4 @@
-"""Which blocks make a prefix usable, by name."""
+"""Names of the blocks that a usable prefix needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long an instance takes, how large its blocks are: read from a plan file."""
+"""Times of an instance and sizes of its blocks, from a plan file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from prfaas.planner.model.kv_geometry import KvGeometry
 
 @dataclass(frozen=True, slots=True)
 class InstanceProfile:
-    """What one instance is like.
+    """Profile of one instance.
 
     Attributes:
         costs: Prefill time and KV bytes by tokens; both of its prefill tables are this instance's.

@@ -1,4 +1,4 @@
-"""What of a request's blocks a push takes: the same as with vLLM's tier."""
+"""Blocks of a request that a push includes: the same as with vLLM's tier."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PushOfRequest:
         self.sent: set[Key] = set()
 
     def announced(self, hashes: list[bytes]) -> Push:
-        """What the pool node is told first."""
+        """First message to the pool node."""
         return push_of(self._order, self._layout, hashes)
 
     def takes(self, block: NewBlock) -> bool:

@@ -1,4 +1,4 @@
-"""What an instance does next, and how long that takes: chunked prefill and a decode batch.
+"""Next step of an instance, and its duration: chunked prefill and a decode batch.
 
 A step computes one chunk of one prompt, first come first served, and one token of every sequence
 that decodes. It takes the chunk's time and the batch's step time together. A sequence that has all
@@ -104,7 +104,7 @@ class Scheduler:
         self.kv_used_bytes -= self._kv_bytes(sequence)
 
     def begin_step(self) -> Step | None:
-        """What to do now; None with nothing to do."""
+        """Return the next step; None if idle."""
         self._admit()
         prefill, end_token, duration_ns = self._prefilling, 0, 0
         if prefill is not None:

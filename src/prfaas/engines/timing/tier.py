@@ -1,4 +1,4 @@
-"""What an instance says to its pool node: the same as vLLM's tier, for an event loop.
+"""Messages of an instance to its pool node: the same as vLLM's tier, for an event loop.
 
 Stores go out in the order they were asked for, a batch of rows at a time; the end of a push follows
 its last store.
@@ -122,7 +122,7 @@ class Tier:
 
         Args:
             request: Its id.
-            order: What it says about blocks that move.
+            order: Its instructions about transfers.
             hashes: Hash chain of its prompt.
         """
         wait = wait_in(order)
@@ -175,12 +175,12 @@ class Tier:
         return names.last_with_state(ends, [answer is Answer.HIT for answer in found])
 
     async def lacking(self, request: str, keys: Sequence[BlockKey]) -> set[BlockKey]:
-        """Those of some blocks that the pool node does not have."""
+        """Blocks of a list that the pool node does not have."""
         answers = await self._answers(request, keys)
         return {key for key, answer in zip(keys, answers, strict=True) if answer is Answer.MISS}
 
     async def _answers(self, request: str, keys: Sequence[BlockKey]) -> list[Answer]:
-        """What is known of blocks once nothing is on its way any more."""
+        """State of blocks once none is in transit."""
         while True:
             if not self.is_connected:
                 return [Answer.MISS] * len(keys)

@@ -55,7 +55,7 @@ class Kernels:
         self.window: Window | None = None
         """The codec; None until it is ready."""
         self.speed = CodecSpeed()
-        """As measured on this host once it is ready."""
+        """Figures measured on this host, once it is ready."""
 
     @property
     def names(self) -> list[str]:
@@ -168,4 +168,4 @@ def _fastest_s(work: Callable[[], None]) -> float:
 
 
 KERNELS = Kernels()
-"""Those of this process."""
+"""Codecs of this process."""

@@ -17,7 +17,7 @@ from prfaas.pool.store.tier_ports import StoredBlock
 from prfaas.wire.fragments import block_digest
 
 BATCH_BYTES, BATCH_RATIO = 8 << 20, 1 / 8
-"""What is copied at a time, and the share of memory where that ends: its blocks are all held."""
+"""Bytes that are copied at a time."""
 LEFT = "the engine left before its rows were copied"
 NamedRow = tuple[BlockKey, int]
 Row = tuple[BlockKey, int, memoryview]

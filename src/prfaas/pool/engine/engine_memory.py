@@ -81,7 +81,7 @@ class EngineMemory:
         self._move(os.pwritev, key, row, memoryview(data))
 
     def close(self) -> None:
-        """Let go of the file; waits for the row that is being copied."""
+        """Close the file; waits for the row that is being copied."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True

@@ -1,4 +1,4 @@
-"""What local engines ask of the pool node, and the answers."""
+"""Requests of local engines to the pool node, and the answers."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ class EngineRequests:
         self._handed_over: dict[bytes, EngineSession] = {}
         """Transfers between engines of this host that are not complete, and who stores."""
         self._awaited: OrderedDict[bytes, set[EngineSession]] = OrderedDict()
-        """Who was told that blocks come with these transfers."""
+        """Engines that wait for the blocks of each transfer."""
         self._tasks: dict[asyncio.Task[None], EngineSession] = {}
         """Requests that are under way."""
         self._copies = EngineCopies(store, metrics)
         self._queues: dict[EngineSession, Waiting] = {}
-        """What has to be done in the order in which it was asked for, the first being done."""
+        """Requests that are executed in order; the first one is running."""
 
     def handle(self, engine: EngineSession, message: AnyMessage) -> None:
         """Act on one message.
@@ -143,7 +143,7 @@ class EngineRequests:
             _answer(engine, TransferOver(transfer_id=transfer_id))
 
     def close(self) -> None:
-        """Nothing more is asked."""
+        """Close the queue of requests."""
         self._copies.close()
 
     def _start(self, engine: EngineSession, work: Coroutine[None, None, None]) -> None:
@@ -161,7 +161,7 @@ class EngineRequests:
     def _in_order(
         self, engine: EngineSession, work: Callable[[], Coroutine[None, None, None]]
     ) -> None:
-        """Do something after what the engine asked for before."""
+        """Execute an action after the engine's earlier requests."""
         queue = self._queues.setdefault(engine, deque())
         if len(queue) >= WAITING_MAX:
             raise PeerError(f"{WAITING_MAX} requests wait to be answered, which is the limit")

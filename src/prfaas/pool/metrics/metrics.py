@@ -1,4 +1,4 @@
-"""What a pool node counts."""
+"""Metrics of a pool node."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LINK_GAUGES = {
         "Bytes of KV blocks for a byte sent over a link, of what was sent last.",
     ),
 }
-"""What is shown of a link's telemetry: by field, its name, factor to the base unit, and help."""
+"""Metrics of a link's telemetry: by field, the name, factor to the base unit, and help."""
 
 
 class PoolMetrics:

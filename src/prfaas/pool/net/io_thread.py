@@ -56,7 +56,7 @@ class IoThread:
         return task
 
     def hash(self, work: Callable[[], None]) -> None:
-        """Do something with many bytes on the thread for digests."""
+        """Run a function over many bytes on the thread for digests."""
         self._hashing.submit(work)
 
     async def close(self) -> None:

@@ -37,12 +37,12 @@ PROBES_MAX = 32
 """Connections that a pool node drops bytes from at a time: a test, and the end of the last one."""
 PROBE_SECONDS_MAX = 30
 PROBE_BYTES_MAX = 16 << 30
-"""Of one connection."""
+"""Figures of one connection."""
 WARM_UP_S = 1.0
 """Slow start, and BBR's first look at the path."""
 CONNECT_TIMEOUT_S = 10.0
 TURN_BYTES = 512 << 10
-"""What a connection moves before the others have their turn."""
+"""Bytes that a connection moves before the others are served."""
 _PAYLOAD = bytes(128 << 10)
 
 
@@ -284,7 +284,7 @@ async def _measure(connections: list[ssl.SSLSocket], seconds: float) -> Probe:
 
 
 async def _wait(pouring: list[asyncio.Task[None]], seconds: float) -> None:
-    """Let connections pour for a while; the first that fails ends it."""
+    """Send on all connections for a while; the first failure ends it."""
     done, _ = await asyncio.wait(pouring, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
     for task in done:
         task.result()

@@ -58,7 +58,7 @@ class Listener:
         self._socket: socket.socket | None = None
         self._resting: asyncio.TimerHandle | None = None
         self._callers: dict[asyncio.Task[None], socket.socket] = {}
-        """Those being looked at, the one that waits longest first."""
+        """Connections that are being identified, the oldest first."""
 
     def open(self) -> None:
         """Start to listen.

@@ -18,7 +18,7 @@ class Phase(StrEnum):
     """State of a pool node, as `/health` reports it."""
 
     STARTING = "starting"
-    """Not all ports are open yet."""
+    """True until all ports are open."""
     READY = "ready"
     DRAINING = "draining"
     """It accepts no new transfers, and stops once those under way have ended."""

@@ -37,7 +37,7 @@ def check_limits(memory_bytes: int, disk: Path | None, disk_bytes: int) -> None:
 
 
 def host_memory_bytes() -> int:
-    """What processes here may have at most: of the host, or of their control group."""
+    """Memory limit of processes: that of the host, or of their control group."""
     memory: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, ValueError):
         memory = min(memory, int(CGROUP_MAX.read_text()))

@@ -303,7 +303,7 @@ class PoolNode:
         return msgspec.structs.replace(self._changes(), facts=facts)
 
     def _changes(self) -> PoolState:
-        """What may have changed since; facts of a layout never do."""
+        """State that can change; facts of a layout never do."""
         layouts = {name: engine.hello.layout for name, engine in self._engines.items()}
         links = {peer: link.is_up for peer, link in self.links.items()}
         telemetry = {peer: link.telemetry for peer, link in self.links.items()}

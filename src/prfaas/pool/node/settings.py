@@ -1,4 +1,4 @@
-"""What a pool node is told at start."""
+"""Settings of a pool node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DRAIN_NS = 10 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """Who a pool node is, what it may use, and whom it talks to.
+    """Identity, resources and peers of a pool node.
 
     Attributes:
         name: Name in the deployment file and in the certificate.

@@ -26,7 +26,7 @@ class NoRoomError(Exception):
 
 
 class Writer(Protocol):
-    """Who writes a fragment into its block."""
+    """Writer of a fragment into its block."""
 
     def disown(self) -> None:
         """Write elsewhere from now on: somebody else brings the same fragment."""
@@ -68,7 +68,7 @@ class Assembly:
         return self._bytes
 
     def claim(self, prefix: FragmentPrefix, writer: Writer) -> memoryview | None:
-        """Where a fragment is to be written.
+        """Destination of a fragment.
 
         Returns:
             None if it is here already, or the link is over.

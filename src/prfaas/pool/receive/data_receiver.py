@@ -34,7 +34,7 @@ DELIVERIES_MAX = 4
 WAKE_BYTES, RECORD_BYTES = 64 << 10, 18 << 10
 """A reader sleeps until so much is there; a TLS record may be half read already."""
 TURN_BYTES = 512 << 10
-"""What a connection reads before the others have their turn."""
+"""Bytes that a connection reads before the others are served."""
 
 
 class DigestError(PeerError):
@@ -43,8 +43,8 @@ class DigestError(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class DataHandlers:
-    """What a data connection asks and tells; the first four are asked on the I/O thread, the
-    others are told on the node's loop.
+    """Callbacks of a data connection; the first four run on the I/O thread, the others on the
+    node's loop.
 
     Attributes:
         decoding: Of fragments that are coded.
@@ -167,7 +167,7 @@ class DataReceiver:
 
     @property
     def decoding(self) -> Decoding:
-        """Of fragments that are coded."""
+        """Decoder of coded fragments."""
         return self._handlers.decoding
 
     def takes(self, prefix: FragmentPrefix) -> bool:
@@ -260,7 +260,7 @@ class _Reader:
         self._is_claimed = False
 
     def go_on(self, block: ReceivedBlock) -> None:
-        """A block is dealt with: there is room for further ones."""
+        """A block is dealt with: free are further ones."""
         self._assembly.has_arrived(block)
         if self._is_paused and not self.ended.done():
             self._is_paused = False

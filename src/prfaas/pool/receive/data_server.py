@@ -16,16 +16,16 @@ from prfaas.pool.receive.inbound_transfers import InboundTransfers
 from prfaas.wire.fragments import ReceivedBlock
 
 DATA_CONNECTIONS_MAX = 128
-"""Of all peers together."""
+"""Limit over all peers."""
 PEER_DATA_CONNECTIONS_MAX = 64
-"""Of one peer: a link has sixteen, and those of the link before it may not have ended yet."""
+"""Limit per peer: a link has sixteen, and those of the link before it may still be open."""
 DATA_CALLERS_MAX = 64
 """Data connections that have not said whose they are; beyond these the one that waits longest is
 left, so that strangers cannot keep peers out."""
 
 
 class DataPort:
-    """Takes data connections, and gives each the blocks in the making of the link that it joins.
+    """Accepts data connections, and connects each with the unfinished blocks of its link.
 
     Args:
         tls: Our identity.
@@ -73,7 +73,7 @@ class DataPort:
         )
 
     def open(self) -> None:
-        """From now on, connections are taken on this event loop."""
+        """Accept connections on this event loop from now on."""
         self._loop = asyncio.get_running_loop()
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class DataPort:
         return sum(assembly.unfinished_bytes for _, assembly in self._links.values())
 
     def received(self, peer: str) -> dict[int, int]:
-        """What came over each data connection of a peer, bytes by its number."""
+        """Bytes received over each data connection of a peer, by its number."""
         mine = [receiver for receiver in self._receivers if receiver.peer == peer]
         return {receiver.number: receiver.num_bytes for receiver in mine}
 

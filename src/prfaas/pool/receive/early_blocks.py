@@ -51,7 +51,7 @@ class EarlyBlocks:
         return True
 
     def take(self, peer: str, transfer_id: bytes) -> list[Delivery]:
-        """What came of a transfer, in order; it is forgotten here."""
+        """Return and remove the early blocks of a transfer, in order."""
         waiting = self._waiting.pop((peer, transfer_id), None)
         return waiting.deliveries if waiting is not None else []
 

@@ -22,7 +22,7 @@ from prfaas.wire.messages.link import Abort, Accepted, Commit, Offer, Pull, Refu
 GIVEN_UP = (TransferState.ABORTED, TransferState.EXPIRED)
 """An offer that comes after these is late; after the other ends it is a replay."""
 NO_ROOM = "no_room"
-"""Why a transfer ended for whose blocks there is no memory."""
+"""Reason for the end of a transfer without memory for its blocks."""
 PEER_SHARE, PEER_BYTES_MIN = 4, 64 << 20
 """One peer may hold that part of memory with blocks that are not in the store yet, or so much: when
 a path flows again that stood still, every connection brings parts of other blocks."""
@@ -68,7 +68,7 @@ class InboundTransfers:
         self._on_missing = on_missing
         self._transfers = KnownTransfers()
         self._arrived: dict[bytes, set[BlockName]] = {}
-        """What came with each open transfer."""
+        """Blocks that arrived with each open transfer."""
         self._landed: OrderedDict[bytes, set[BlockName]] = OrderedDict()
         """The same of the last that committed: their leases end when nobody waits any more."""
         self._unawaited: set[bytes] = set()
@@ -78,7 +78,7 @@ class InboundTransfers:
         self._expected: dict[bytes, int] = {}
         """Blocks that a commit announced and that are not all here yet."""
         self._asked: dict[bytes, set[BlockKey]] = {}
-        """What the open pulls of this pool are for; nothing else is taken for them."""
+        """Blocks of the open pulls of this pool; others are refused."""
         self._away_since_ns: dict[str, int] = {}
         """Peers whose link broke, and when."""
 
@@ -169,7 +169,7 @@ class InboundTransfers:
 
     @property
     def promised_bytes(self) -> int:
-        """What open transfers may still bring."""
+        """Bytes that open transfers may still bring."""
         return sum(t.bytes_max - t.num_bytes for t in self._transfers.open())
 
     def is_open(self, transfer_id: bytes) -> bool:
@@ -202,7 +202,7 @@ class InboundTransfers:
 
     @property
     def peer_bytes_max(self) -> int:
-        """What one peer may hold with blocks that are not in the store yet."""
+        """Memory limit of one peer for blocks that are not in the store yet."""
         return max(PEER_BYTES_MIN, self._store.capacity_bytes // PEER_SHARE)
 
     def no_room(self, transfer_id: bytes, peer: str) -> None:
@@ -299,7 +299,7 @@ class InboundTransfers:
                 self._end(transfer, TransferEnd.LINK_LOST)
 
     def arrived(self, transfer_id: bytes) -> list[BlockName]:
-        """What came with an open transfer."""
+        """Blocks that arrived with an open transfer."""
         return list(self._arrived.get(transfer_id, ()))
 
     def ending(self, transfer_id: bytes, peer: str) -> Transfer | None:
@@ -318,7 +318,7 @@ class InboundTransfers:
     def aborted(
         self, transfer_id: bytes, reason: str, kind: TransferEnd = TransferEnd.ABORTED
     ) -> None:
-        """Somebody gave the transfer up. What arrived stays: every block is good by itself."""
+        """Abort a transfer. Blocks that arrived are kept: each is valid by itself."""
         transfer = self._transfers.get(transfer_id)
         if transfer is None:
             now = self._clock_ns()
@@ -328,7 +328,7 @@ class InboundTransfers:
         self._end_leases(self._landed.pop(transfer_id, set()))
 
     def release(self, transfer_id: bytes) -> None:
-        """Nobody waits for the blocks of a transfer any more; it goes on if it is open."""
+        """End the leases of a transfer's blocks; an open transfer continues."""
         if self.is_open(transfer_id):
             self._unawaited.add(transfer_id)
         self._end_leases(self._arrived.get(transfer_id, set()))
@@ -358,7 +358,7 @@ class InboundTransfers:
         self.expire()
 
     def peer_lost(self, peer: str) -> None:
-        """Nothing more of the transfers of `peer` will come."""
+        """End the transfers of `peer`."""
         self._away_since_ns.pop(peer, None)
         for transfer in self._transfers.open():
             if transfer.peer == peer:
@@ -416,7 +416,7 @@ class InboundTransfers:
             self._on_ended(transfer)
 
     def _end_leases(self, names: Iterable[BlockName]) -> None:
-        """Nobody will come for these blocks."""
+        """End the leases of these blocks."""
         for name in names:
             self._store.release(name)
 

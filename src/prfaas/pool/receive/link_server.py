@@ -105,7 +105,7 @@ class LinkPort:
             on_broken=self._broken,
             on_refused=self._refuse,
         )
-        """Where their data connections come in."""
+        """Server of their data connections."""
         self._listener = Listener(
             address,
             tls,

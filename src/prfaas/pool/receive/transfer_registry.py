@@ -24,7 +24,7 @@ class KnownTransfers:
         self._known: dict[bytes, Transfer] = {}
         self._open: dict[bytes, Transfer] = {}
         self._ended: OrderedDict[bytes, None] = OrderedDict()
-        """Those that ended, the oldest end first."""
+        """Ended transfers, the oldest end first."""
         self._refused: OrderedDict[tuple[str, bytes], TransferEnd] = OrderedDict()
 
     @property
@@ -42,7 +42,7 @@ class KnownTransfers:
         return self._known.get(transfer_id)
 
     def open(self) -> list[Transfer]:
-        """Those that have not ended, the oldest first."""
+        """Open transfers, the oldest first."""
         return list(self._open.values())
 
     def began(self, transfer: Transfer) -> None:
@@ -65,5 +65,5 @@ class KnownTransfers:
             self._refused.popitem(last=False)
 
     def refusal(self, transfer_id: bytes, peer: str) -> TransferEnd | None:
-        """Why a peer's transfer was not taken; None if that is not known."""
+        """Return the reason for the refusal of a peer's transfer; None if unknown."""
         return self._refused.get((peer, transfer_id))

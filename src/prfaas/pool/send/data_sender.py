@@ -23,9 +23,11 @@ log = logging.getLogger(__name__)
 
 FRAGMENT_BYTES_MIN, FRAGMENT_BYTES_LARGEST = 32 << 10, 512 << 10
 FRAGMENT_MS = 2
-"""What a connection sends in this time is a fragment: small enough that a block crosses on all
-connections at once and that an urgent one waits for little, large enough that its header and its
-turn do not count."""
+"""Duration of a fragment.
+
+It is short enough that all connections share a block and an urgent one waits little, and long
+enough that headers and scheduling do not matter.
+"""
 CONNECT_TIMEOUT_S = 5.0
 RETRY_S = 0.5
 
@@ -99,7 +101,7 @@ class DataSenders:
         self._io.call(self._check, num_bytes, now_ns)
 
     def tcp_infos(self) -> list[TcpInfo]:
-        """What the kernel knows of each connection."""
+        """State of each connection, from the kernel."""
         infos: list[TcpInfo] = []
         for connection in list(self._connections):
             with contextlib.suppress(OSError):

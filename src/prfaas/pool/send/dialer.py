@@ -47,7 +47,7 @@ TELEMETRY_EVERY = 10
 
 
 class LinkUser(Protocol):
-    """What goes over a link."""
+    """Traffic of a link."""
 
     @property
     def num_open(self) -> int:
@@ -55,10 +55,10 @@ class LinkUser(Protocol):
 
     @property
     def open_arrived_bytes(self) -> int:
-        """Of open transfers, what the peer has."""
+        """Blocks of open transfers that the peer has."""
 
     def hello(self, link: str) -> PoolHello:
-        """What is said first on a new connection; `link` names it."""
+        """First message of a new connection; `link` identifies it."""
 
     def on_frame(self, channel: Channel, frame: Frame) -> None:
         """The peer said something."""
@@ -76,7 +76,7 @@ class Dialer:
     Args:
         user: What goes over it.
         pool: Our own name.
-        peer: Name of the other pool; its certificate has to say the same.
+        peer: Name of the other pool; its certificate has to have this name.
         address: Its host and port.
         tls: Our identity.
         io: Where the data connections live.
@@ -145,7 +145,7 @@ class Dialer:
 
     @property
     def telemetry(self) -> LinkTelemetry:
-        """What was measured last."""
+        """Latest measurements."""
         arrived = self._user.open_arrived_bytes
         return self._meter.telemetry(
             self._clock_ns(),
@@ -155,7 +155,7 @@ class Dialer:
         )
 
     def seconds_to_send(self, num_bytes: int) -> float | None:
-        """What a transfer of that many bytes would take now; None if nothing is known."""
+        """Expected time of a transfer of that many bytes; None if unknown."""
         return self._meter.seconds_to_send(num_bytes, self._coding.ratio)
 
     def send(self, message: Message) -> None:

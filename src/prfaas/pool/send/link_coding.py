@@ -25,7 +25,7 @@ from prfaas.wire.fragments import encode_coded_prefix, encode_prefix
 CODED_BYTES_MIN = 4096
 """Smaller fragments, such as the end of a block of odd size, gain too little to be tried."""
 RATIO_WEIGHT = 0.25
-"""Of the newest sample."""
+"""Time of the newest sample."""
 
 
 class LinkCoding:

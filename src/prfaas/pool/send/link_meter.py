@@ -1,4 +1,4 @@
-"""What is measured of a link while it works, and what a transfer would take now."""
+"""Measurements of a busy link, and the expected time of a transfer."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class LinkMeter:
             budget_bits_per_s=budget_bits_per_s,
         )
         self.rtt_ns = 0
-        """Of the last ping; 0 is unknown."""
+        """Round trip of the last ping; 0 is unknown."""
         self.path_rtt_ns = 0
         """Smoothed round trip as the kernel sees it, of the connection with the shortest: a queue
         lengthens all of them, retransmissions only one."""
 
     @property
     def fresh_bits_per_s(self) -> int:
-        """What arrived since the sample before; 0 unless the link was filled all the time."""
+        """Bytes that arrived since the previous sample; 0 unless the link was busy all the time."""
         return round(self._goodput.fresh_bits_per_s)
 
     def sample(

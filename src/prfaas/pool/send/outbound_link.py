@@ -64,7 +64,7 @@ class _Outgoing:
     """All that were pushed."""
     pushed_bytes: int = 0
     missing: list[BlockKey] = field(default_factory=list)
-    """What the peer asked for and is not here."""
+    """Blocks that the peer requested and that are missing here."""
 
     @property
     def is_finished(self) -> bool:
@@ -81,15 +81,15 @@ class OutboundLink:
     Args:
         pool: Our own name.
         epoch: Our event epoch, for the hello.
-        peer: Name of the other pool; its certificate has to say the same.
+        peer: Name of the other pool; its certificate has to have this name.
         address: Its host and port.
         tls: Our identity.
         io: Where the data connections live.
-        on_change: Told when the link comes up or goes down.
-        on_ended: Told once of every transfer that ended here.
+        on_change: Called when the link comes up or goes down.
+        on_ended: Called once for every transfer that ended here.
         clock_ns: Monotonic clock, nanoseconds.
-        on_over: Told of a transfer that was given up because its ticket does not allow a block.
-        on_pull: Told of the blocks that the peer asks for.
+        on_over: Called for a transfer that was aborted because its ticket does not allow a block.
+        on_pull: Called with the blocks that the peer requests.
         grace_ns: How long transfers wait for a link that broke.
         budget_bits_per_s: What all data connections together may send; 0 is no limit.
         connections: Data connections; 0 is as many as budget and round trip ask for.
@@ -163,16 +163,16 @@ class OutboundLink:
 
     @property
     def open_arrived_bytes(self) -> int:
-        """Of open transfers, what the peer has."""
+        """Blocks of open transfers that the peer has."""
         return sum(outgoing.transfer.num_bytes for outgoing in self._transfers.values())
 
     @property
     def telemetry(self) -> LinkTelemetry:
-        """What was measured last."""
+        """Latest measurements."""
         return self._dialer.telemetry
 
     def seconds_to_send(self, num_bytes: int) -> float | None:
-        """What a transfer of that many bytes would take now; None if nothing is known."""
+        """Expected time of a transfer of that many bytes; None if unknown."""
         return self._dialer.seconds_to_send(num_bytes)
 
     def open(self, grant: Grant) -> None:
@@ -224,7 +224,7 @@ class OutboundLink:
         )
 
     def finish(self, transfer_id: bytes, missing: Iterable[BlockKey] = ()) -> None:
-        """No more blocks will be pushed: the peer commits once all are there.
+        """Close the list of blocks: the peer commits once all have arrived.
 
         Args:
             transfer_id: The transfer.
@@ -285,7 +285,7 @@ class OutboundLink:
     # --- what the connections ask and tell ---
 
     def hello(self, link: str) -> PoolHello:
-        """What is said first on a new connection."""
+        """First message of a new connection."""
         resumes = list(self._transfers)
         return PoolHello(
             pool=self._pool,

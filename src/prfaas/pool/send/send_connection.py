@@ -9,11 +9,11 @@ from prfaas.pool.send.link_coding import LinkCoding, Scratch
 from prfaas.pool.send.send_queue import SendQueue
 
 STUCK_NS = 5 * 10**9
-"""A connection of which nothing arrives for so long carries nothing more."""
+"""A connection without delivery for this time is closed."""
 
 
 class DataConnection:
-    """Sends what the queue has, until it breaks. Lives on the I/O thread."""
+    """Sends the queue until the connection breaks. Runs on the I/O thread."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class DataConnection:
         self._descriptor = secured.fileno()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self._parts = [memoryview(first)]
-        """What is being sent, last part first."""
+        """Parts that are being sent, the last one first."""
         self._is_idle = False
         self._sent_bytes = 0
         self._received_bytes = 0
@@ -81,7 +81,7 @@ class DataConnection:
                 else:
                     self._parts.pop()
         except ssl.SSLWantWriteError:
-            return  # The same bytes are offered again when there is room.
+            return  # The same bytes are offered again when the socket is writable.
         except OSError as error:
             self._fail(error)
 

@@ -1,4 +1,4 @@
-"""What a link has to send, shared by all its data connections."""
+"""Send queue of a link, shared by all its data connections."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SendQueue:
         self.on_more()
 
     def finish(self, transfer_id: bytes) -> None:
-        """Nothing more of this transfer will be added."""
+        """Close the queue of a transfer."""
         with self._lock:
             self._share.finish(transfer_id)
 
@@ -50,18 +50,18 @@ class SendQueue:
             self._share.arrived(transfer_id, name)
 
     def cut(self, fragment_bytes: int) -> None:
-        """From now on, cut blocks into fragments of so many bytes."""
+        """Divide blocks into fragments of this size from now on."""
         with self._lock:
             self._share.fragment_bytes = fragment_bytes
 
     def lost(self, connection: int) -> None:
-        """What was in flight on this connection goes again."""
+        """Send unacknowledged fragments of this connection again."""
         with self._lock:
             self._share.lost(connection)
         self.on_more()
 
     def take(self, connection: int) -> Fragment | None:
-        """What this connection sends next; None if there is nothing."""
+        """Return the next fragment of this connection; None if the queue is empty."""
         now_ns = self._clock_ns()
         with self._lock:
             fragment = self._share.take(connection, now_ns)

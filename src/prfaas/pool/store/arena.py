@@ -30,7 +30,7 @@ SMALL_BYTES = 64 << 10
 """Below this, rounding up to pages would waste more than the heap does."""
 PAGE_BYTES = mmap.PAGESIZE
 MAP_NORESERVE = 0x4000
-"""Of Linux; addresses alone are not counted as memory."""
+"""Flag of Linux: reserved addresses do not count as memory."""
 
 
 class _Range:
@@ -128,7 +128,7 @@ class Arena:
         return memoryview(array).cast("B")
 
     def _range(self, size: int) -> _Range | None:
-        """Where buffers of this size lie; None for the heap."""
+        """Address range of buffers of this size; None for the heap."""
         if size < SMALL_BYTES:
             return None
         slot_bytes = _slot_bytes(size)
@@ -160,7 +160,7 @@ class Arena:
 
 
 def charged_bytes(num_bytes: int) -> int:
-    """What a buffer of that many bytes takes of the capacity."""
+    """Share of the capacity of a buffer of that many bytes."""
     return num_bytes if num_bytes < SMALL_BYTES else -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
 
 

@@ -21,7 +21,7 @@ from prfaas.pool.store.tier_ports import LowerTier, StoredBlock, StoreObserver
 RECEIVE_RATIO, RECEIVE_BYTES_MAX = 0.125, 64 << 20
 """Share of memory that is kept free for blocks that are being received, and where that ends."""
 LOOSE_BYTES_MAX = 32 << 20
-"""What is being received beside the memory of the store, when that is taken."""
+"""Limit of blocks that are received outside the memory of a full store."""
 CLEAN_RATIO, CLEAN_BYTES_MAX = 0.25, 512 << 20
 """Share of memory that is free or on disk as well: what may come before the disk has caught up. It
 ends where looking through it would keep the event loop busy."""
@@ -34,9 +34,9 @@ class BlockStore:
         capacity_bytes: Hard limit on memory: all blocks, and the buffers that blocks are received
             into, together. What is being received when all of it is taken lies outside until it is
             put, LOOSE_BYTES_MAX at most (`receive_buffer`).
-        observer: Told of every block that comes or goes, in order.
-        policy: Who is evicted first, of those that nobody waits for.
-        on_lost: Told of every block that was dropped because the disk had not taken it yet.
+        observer: Called for every added or removed block, in order.
+        policy: Order of eviction of blocks without lease.
+        on_lost: Called for every block dropped before the disk had written it.
     """
 
     def __init__(
@@ -60,9 +60,10 @@ class BlockStore:
         """True if the disk took no more, and has written nothing since."""
         self._loose = LooseMemory(LOOSE_BYTES_MAX)
         self._short_bytes = 0
-        """The largest block that was being received and found no room."""
+        """The largest block that was received without free memory."""
         self._clean_bytes = 0
-        """What can come, at least, before a block is evicted that was not offered to the disk."""
+        """Minimum bytes that can arrive before an eviction of a block that was not offered to the
+        disk."""
 
     def bar(self, is_barred: Matches) -> None:
         """Have nobody's blocks kept, from now on, that `is_barred` says no to when they come."""
@@ -84,12 +85,12 @@ class BlockStore:
 
     @property
     def num_pinned(self) -> int:
-        """Blocks in memory that are not evicted because somebody reads them."""
+        """Blocks in memory that are pinned by readers."""
         return sum(block.pins > 0 for block in self._blocks.values())
 
     @property
     def loose_bytes(self) -> int:
-        """Memory in use beside that of blocks: what is being received, or still being read."""
+        """Memory in use beside stored blocks: blocks being received or still being read."""
         stored = sum(charged_bytes(len(block.data)) for block in self._blocks.values())
         return self.arena.used_bytes - stored + self._loose.used_bytes
 
@@ -122,10 +123,10 @@ class BlockStore:
         return bool(self._writing)
 
     async def fetch(self, layout_id: bytes, key: BlockKey) -> StoredBlock | None:
-        """A block, promoted to memory if it lies on disk only.
+        """A block, promoted to memory if it is only on disk.
 
         Returns:
-            None if it is not there, is broken, or memory has no room for it.
+            None if it is missing or broken, or memory is full.
         """
         name = layout_id, key
         block = self.get(layout_id, key)
@@ -145,12 +146,12 @@ class BlockStore:
 
     @property
     def num_leased(self) -> int:
-        """Blocks that somebody will come for."""
+        """Leased blocks."""
         return len(self._policy)
 
     @property
     def leased_bytes(self) -> int:
-        """Bytes of blocks that somebody will come for."""
+        """Bytes of leased blocks."""
         return self._policy.num_bytes
 
     def lease(self, name: BlockName, until_ns: int) -> None:
@@ -160,15 +161,15 @@ class BlockStore:
             self._policy.lease(name, until_ns, len(block.data))
 
     def release(self, name: BlockName) -> None:
-        """Nobody will come for a block any more."""
+        """End the lease of a block."""
         self._policy.release(name)
 
     def expire(self, now_ns: int) -> None:
-        """End leases whose time is over."""
+        """End expired leases."""
         self._policy.expire(now_ns)
 
     def discard(self, layout_id: bytes, key: BlockKey) -> None:
-        """Drop a block from memory, unless somebody reads it; unknown ones are ignored."""
+        """Drop a block from memory unless it is pinned; unknown ones are ignored."""
         block = self._blocks.get((layout_id, key))
         if block is not None and not block.pins:
             self._evict((layout_id, key))
@@ -178,15 +179,15 @@ class BlockStore:
         return list(self._blocks)
 
     def count(self, matches: Matches, names: Iterable[BlockName]) -> tuple[set[BlockName], int]:
-        """Of some blocks those that are in memory and whose origin matches, and their bytes."""
+        """Blocks in memory with a matching origin among some blocks, and their bytes."""
         blocks = ((name, self._blocks.get(name)) for name in names)
         found = {name: b for name, b in blocks if b is not None and matches(b.origin)}
         return set(found), sum(len(block.data) for block in found.values())
 
     def drop(self, names: Iterable[BlockName]) -> None:
-        """Forget blocks in memory at once, also pinned and leased ones: nobody finds them any more.
+        """Remove blocks from memory immediately, also pinned and leased ones: lookups miss them.
 
-        Who reads one may finish; its memory comes back then.
+        Running reads complete; then the memory is freed.
         """
         for name in names:
             self.used_bytes -= len(self._blocks.pop(name).data)
@@ -210,12 +211,12 @@ class BlockStore:
         origin: Origin = LOCAL,
         lease_until_ns: int | None = None,
     ) -> bool:
-        """Keep a block; one that is there already is kept as it is.
+        """Store a block; an existing one is not changed.
 
         Args:
             layout_id: Layout of the block.
             key: Its name.
-            data: Its bytes, which are copied unless they lie in a buffer of this store.
+            data: Its bytes, which are copied unless they are in a buffer of this store.
             digest: Over name and bytes.
             origin: Where it came from.
             lease_until_ns: When a lease on it ends; None for no lease. A block that was leased
@@ -265,10 +266,10 @@ class BlockStore:
 
         Args:
             num_bytes: Its size.
-            spare_leased: Evict no block that somebody will come for.
+            spare_leased: Evict no leased block.
 
         Returns:
-            None if no room can be made.
+            None if not enough memory can be freed.
         """
         if self._victims(num_bytes, spare_leased=spare_leased) is None:
             return None
@@ -288,7 +289,7 @@ class BlockStore:
         digest: bytes,
         origin: Origin = LOCAL,
     ) -> StoredBlock | None:
-        """Keep a block whose bytes are in a buffer of this store's memory.
+        """Store a block with its bytes in a buffer of this store's memory.
 
         Returns:
             The block; what is there already under this name is kept as it is. None if blocks of
@@ -336,7 +337,7 @@ class BlockStore:
             clean += charged_bytes(len(block.data))
         self._clean_bytes = clean
 
-    # --- told by the disk ---
+    # --- callbacks of the disk ---
 
     def found_on_disk(self, names: Iterable[BlockName]) -> None:
         """The disk has blocks from before this process."""
@@ -381,7 +382,7 @@ class BlockStore:
         await waiter
         return True
 
-    # --- room ---
+    # --- free memory ---
 
     def _use(self, name: BlockName, block: StoredBlock) -> None:
         self._policy.used(name)
@@ -392,9 +393,9 @@ class BlockStore:
         return (name for name in names if not self._blocks[name].pins)
 
     def keep_room(self) -> None:
-        """Evict until blocks can be received without waiting for room, if one found none.
+        """Evict blocks until others can be received without a wait for memory, if one had none.
 
-        What somebody will come for stays: beside it there is room for a few blocks outside.
+        What somebody will come for stays: beside it free are a few blocks outside.
         """
         room = min(self.capacity_bytes * RECEIVE_RATIO, RECEIVE_BYTES_MAX)
         room = max(room, charged_bytes(self._short_bytes))
@@ -410,7 +411,7 @@ class BlockStore:
             self._evict(victim)
 
     def _victims(self, num_bytes: int, *, spare_leased: bool = False) -> list[BlockName] | None:
-        """Who has to go for a buffer of that size; None if not enough may go."""
+        """Blocks to evict for a buffer of that size; None if not enough can be evicted."""
         wanted = charged_bytes(num_bytes)
         if wanted > self.capacity_bytes:
             return None

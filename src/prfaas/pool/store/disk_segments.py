@@ -59,14 +59,14 @@ HEADER_BYTES_MAX = _FIXED_BYTES + ORIGIN_BYTES_MAX
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a block lies.
+    """Place of a block.
 
     Attributes:
         segment: Number of the file.
         offset: Of the record, bytes.
         num_bytes: Of the block.
         origin: Where it came from.
-        head_bytes: What lies before it in its record.
+        head_bytes: Size of the header of its record.
     """
 
     segment: int
@@ -92,14 +92,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What is in a segment, and how many records in it are broken."""
+    """Contents of a segment, and the number of its broken records."""
 
     records: list[tuple[BlockName, Place]]
     num_broken: int
 
 
 class _Header(NamedTuple):
-    """What a record says of itself."""
+    """Header of a record."""
 
     name: BlockName
     num_bytes: int
@@ -116,7 +116,7 @@ def record_bytes(num_bytes: int, origin: Origin) -> int:
 
 @lru_cache(SHARED_MAX)
 def head_bytes(origin: Origin) -> int:
-    """What lies before the bytes of a block of that origin."""
+    """Size of the header of a record with that origin."""
     return _FIXED_BYTES + len(origin_bytes(origin))
 
 
@@ -219,7 +219,7 @@ class SegmentFiles:
         return place
 
     def seal(self) -> None:
-        """Nothing more is appended to the segment: have it outlive a loss of power.
+        """Close the segment and write it out, so that it survives a power loss.
 
         Raises:
             OSError: It cannot be written out.
@@ -238,11 +238,11 @@ class SegmentFiles:
 
         Args:
             name: Its name.
-            place: Where it lies.
+            place: Its place.
             into: `place.num_bytes` bytes.
 
         Returns:
-            Its digest; None if the bytes are not what was written.
+            Its digest; None if the bytes have changed.
 
         Raises:
             OSError: It cannot be read.
@@ -287,7 +287,7 @@ class SegmentFiles:
         self._path(number).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let another pool node have the folder."""
+        """Release the folder for another pool node."""
         with contextlib.suppress(OSError):
             self.seal()
         os.close(self._lock)
@@ -318,7 +318,7 @@ def _gone(name: BlockName, place: Place) -> bytes:
 
 
 def _parse(data: bytes | bytearray) -> _Header | None:
-    """What a record says of itself; None if this is no header."""
+    """Parse the header of a record; None if it is invalid."""
     if data[: len(MAGIC)] in (MAGIC_1, MAGIC_GONE_1):
         return _parse_1(data)
     if len(data) < _FIXED_BYTES or data[: len(MAGIC)] not in (MAGIC, MAGIC_GONE):

@@ -1,4 +1,4 @@
-"""The disk tier: blocks in segment files, up to a hard limit, behind threads of its own.
+"""The disk tier: blocks in segment files, up to a hard limit, with its own threads.
 
 The event loop keeps the index and decides; one thread writes, a few read. A segment goes as a
 whole, the least recently used first. When the disk fails, the node goes on without it: nothing is
@@ -38,17 +38,17 @@ log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 << 20
 SEGMENTS_MIN = 8
-"""A small tier has smaller segments, or most of it would go at once."""
+"""A small tier has smaller segments, so that a deletion does not remove most of it."""
 CAPACITY_BYTES_MIN = SEGMENTS_MIN * ALIGN_BYTES
 QUEUE_BYTES_MAX = 64 << 20
 """Blocks that wait for the disk; they stay where they are in memory."""
 BATCH_BYTES = 16 << 20
-"""What the writer takes at once: the event loop may be busy for a while between two turns."""
+"""Bytes that the writer takes at a time: the event loop can be busy between two calls."""
 READERS = 4
 RETRY_S = 30.0
 """A disk that failed is tried again after this."""
 PROGRESS_SEGMENTS = 256
-"""A line in the log for every so many segments found at start: 16 GiB."""
+"""Segments found at start per line in the log: 16 GiB."""
 
 
 class _Offer(NamedTuple):
@@ -65,8 +65,8 @@ class DiskTier:
     Args:
         folder: For the files.
         capacity_bytes: Hard limit on all files together.
-        on_found: Told of blocks that were there at start.
-        on_gone: Told of blocks that are there no longer.
+        on_found: Called for blocks found at start.
+        on_gone: Called for removed blocks.
         policy: Which segment goes first.
 
     Raises:
@@ -135,11 +135,11 @@ class DiskTier:
         return self._places[name].num_bytes
 
     def origin(self, name: BlockName) -> Origin:
-        """Where a block came from."""
+        """Origin of a block."""
         return self._places[name].origin
 
     async def count(self, matches: Matches) -> tuple[set[BlockName], int]:
-        """Blocks whose origin matches, and their bytes; other work goes on meanwhile."""
+        """Blocks with a matching origin, and their bytes; other work continues in the meantime."""
         return await self._find(matches, list(self._segments), drop=False)
 
     async def drop(self, matches: Matches) -> tuple[set[BlockName], int]:
@@ -256,7 +256,7 @@ class DiskTier:
         return digest
 
     async def run(self) -> None:
-        """Find what is there, then write what is offered, until cancelled.
+        """Read the existing segments, then write offered blocks, until cancelled.
 
         Where the first fails, nothing is written.
         """
@@ -270,8 +270,8 @@ class DiskTier:
                         await self._write_some()
         except OSError as error:
             log.error(
-                "disk tier: what lies in %s cannot be told: %s; blocks are kept in memory only "
-                "until this node starts anew",
+                "disk tier: the contents of %s cannot be read: %s; blocks are kept only in "
+                "memory until this node restarts",
                 self._folder,
                 error.strerror or error,
             )
@@ -281,7 +281,7 @@ class DiskTier:
                 self._queue.popleft().done()
 
     def close(self) -> None:
-        """Wait for what is being written or read, and let go of the folder."""
+        """Wait for running writes and reads, and release the folder."""
         self._writer.shutdown()
         self._readers.shutdown()
         self._files.close()
@@ -441,7 +441,7 @@ class DiskTier:
         )
 
     async def _drop_surplus(self, found: list[Segment]) -> list[Segment]:
-        """Delete what is over the limit, which may have been a higher one."""
+        """Delete segments above the limit, which may have been lowered."""
         total = sum(segment.num_bytes for segment in found)
         while total > self.capacity_bytes:
             total -= found[0].num_bytes

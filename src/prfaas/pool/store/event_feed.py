@@ -1,4 +1,4 @@
-"""What a pool node tells its gateways: a snapshot, then every change in order.
+"""Events for gateways: a snapshot, then every change in order.
 
 Blocks come and go by the hundred, and what changes in one turn of the event loop goes together: a
 message costs more than the blocks it names.
@@ -50,13 +50,13 @@ class EventFeed:
         self._next_seq = 0
         self._subscribers: dict[Channel, _Subscriber] = {}
         self._changed: dict[BlockName, bool] = {}
-        """Blocks that came (True) or went, which nobody was told yet."""
+        """Added (True) or removed blocks that are not reported yet."""
         self._telling: asyncio.Handle | None = None
 
     def subscribe(
         self, channel: Channel, store: BlockStore, state: Callable[[], PoolState]
     ) -> None:
-        """Send everything there is, as fast as it is read, then every change since.
+        """Send a snapshot, as fast as it is read, then every later change.
 
         Asking again over the same channel changes nothing.
         """
@@ -69,11 +69,11 @@ class EventFeed:
 
     @property
     def num_subscribers(self) -> int:
-        """Gateways that are told."""
+        """Subscribed gateways."""
         return len(self._subscribers)
 
     def unsubscribe(self, channel: Channel) -> None:
-        """Forget a subscriber; harmless if it is none."""
+        """Remove a subscriber; no effect if it is unknown."""
         subscriber = self._subscribers.pop(channel, None)
         if subscriber is not None:
             subscriber.stop()
@@ -107,7 +107,7 @@ class EventFeed:
             self._telling = asyncio.get_running_loop().call_soon(self._tell_changes)
 
     def _tell_changes(self) -> None:
-        """Send the changes that wait; of a block that came and went only what it did last."""
+        """Send pending changes; for a block that changed several times only the last one."""
         if self._telling is not None:
             self._telling.cancel()
             self._telling = None
@@ -161,7 +161,7 @@ class _Subscriber:
             self._channel.close("the subscriber does not keep up with the snapshot")
 
     async def _catch_up(self, epoch: str, next_seq: int, names: list[BlockName]) -> None:
-        """The snapshot, then what waits, no faster than it is read."""
+        """The snapshot, then pending events, no faster than they are read."""
         rest = iter(names)
         while part := list(islice(rest, KEYS_MAX)):
             for layout_id, same in groupby(part, key=lambda name: name[0]):

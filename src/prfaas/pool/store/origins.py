@@ -1,4 +1,4 @@
-"""Where blocks came from, so that what came from a pool that proves wrong can be dropped.
+"""Origins of blocks, so that all blocks from a defective pool can be dropped.
 
 A block names the pools that its bytes, or those that it was computed from, came from:
 
@@ -24,7 +24,7 @@ import msgspec
 from prfaas.wire.messages.fields import EVERY, SOURCES_MAX, Sources
 
 PURGED = "purged"
-"""Why a block or a transfer ends that comes from a pool that is being purged."""
+"""Reason for the end of a block or transfer from a pool that is being purged."""
 SHARED_MAX = 4096
 """Origins that are kept for the next block alike."""
 ORIGIN_BYTES_MAX = 1024
@@ -32,7 +32,7 @@ ORIGIN_BYTES_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a block came from.
+    """Origin of a block.
 
     Attributes:
         sources: Pools that it came from, or was computed from; EVERY among them stands for any.
@@ -52,7 +52,7 @@ class Origin:
 LOCAL = Origin()
 """Computed here, from nothing that came from elsewhere."""
 UNKNOWN = Origin(frozenset({EVERY}))
-"""Of a block that was kept before origins were."""
+"""Origin of a block that was stored by a version without origins."""
 Matches = Callable[[Origin], bool]
 """Depends on the sources of an origin alone."""
 SLICE = 4096
@@ -77,8 +77,8 @@ def received(peer: str, transfer_id: bytes, *, is_inherited: bool) -> Origin:
     """The origin of a block that came over a link.
 
     Args:
-        peer: Who sent it.
-        transfer_id: What it came with.
+        peer: The sender.
+        transfer_id: Its transfer.
         is_inherited: True if the sender has it, or what it is computed from, of others.
     """
     return Origin(frozenset({peer, EVERY} if is_inherited else {peer}), peer, transfer_id)
@@ -113,7 +113,7 @@ def origin_bytes(origin: Origin) -> bytes:
 
 @lru_cache(SHARED_MAX)
 def origin_in(data: bytes) -> Origin:
-    """The origin that `origin_bytes` made; UNKNOWN if these bytes are none."""
+    """The origin encoded by `origin_bytes`; UNKNOWN if the bytes are invalid."""
     try:
         spec = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

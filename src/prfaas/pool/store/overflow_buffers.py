@@ -36,7 +36,7 @@ class LooseMemory:
             return self._used
 
     def allocate(self, num_bytes: int) -> bytearray | None:
-        """A buffer; None if there is no room for it."""
+        """A buffer; None if memory is full."""
         with self._lock:
             self._take_back()
             if self._used + num_bytes > self._capacity_bytes:

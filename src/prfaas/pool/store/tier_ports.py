@@ -1,4 +1,4 @@
-"""A block at rest, the tier below memory, and who hears of what comes and goes."""
+"""Interfaces of the store: a stored block, the tier below memory, and observers of changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StoredBlock:
 
 
 class StoreObserver(Protocol):
-    """Who wants to know what comes and goes, whatever the tier."""
+    """Observer of added and removed blocks in all tiers."""
 
     def stored(self, layout_id: bytes, keys: list[BlockKey]) -> None:
         """Blocks can be found from now on."""
@@ -45,7 +45,7 @@ class LowerTier(Protocol):
         ...
 
     def names(self) -> Iterator[BlockName]:
-        """What it holds."""
+        """Its contents."""
         ...
 
     def num_bytes(self, name: BlockName) -> int:
@@ -53,7 +53,7 @@ class LowerTier(Protocol):
         ...
 
     def origin(self, name: BlockName) -> Origin:
-        """Where a block that it holds came from."""
+        """Origin of one of its blocks."""
         ...
 
     def offer(self, name: BlockName, block: StoredBlock, done: Callable[[], None]) -> bool:

@@ -34,7 +34,7 @@ class Grant:
     """A ticket that was checked and is used up.
 
     Attributes:
-        ticket: What it allows.
+        ticket: The ticket.
         sealed: The same as it came, for the other end.
         named: The blocks that may move.
         lifetime_ns: How long the transfer may stay open from the check on.
@@ -51,7 +51,7 @@ class TicketChecks:
 
     Args:
         pool: Our name.
-        opener: Knows whose signatures count.
+        opener: Verifies signatures.
         metrics: Count refusals.
         unix_ns: Unix time.
     """
@@ -85,7 +85,7 @@ class TicketChecks:
         Args:
             sealed: The ticket as it came.
             blocks: The list that came with it.
-            transfer_id: What is asked for.
+            transfer_id: The requested transfer.
             destination: Where the blocks would go.
             layout_id: The layout of the engine that asks; None takes the ticket's.
 
@@ -110,10 +110,10 @@ class TicketChecks:
         Args:
             sealed: The ticket as it came.
             blocks: The list that came with it.
-            transfer_id: What the source offers.
-            source: Who offers it.
+            transfer_id: The offered transfer.
+            source: The pool that offers it.
             layouts: Those of local engines; with none, any will do.
-            free_bytes: What the store can still promise.
+            free_bytes: Bytes that the store can still reserve.
 
         Raises:
             TicketRefusedError: It does not allow that, or there is no use or room for the blocks.
@@ -160,7 +160,7 @@ class TicketChecks:
             if free_bytes is not None and ticket.bytes_max > free_bytes:
                 raise TicketRefusedError(
                     Refusal.NO_ROOM,
-                    f"it allows {ticket.bytes_max} bytes, there is room for {free_bytes}",
+                    f"it allows {ticket.bytes_max} bytes, and {free_bytes} are free",
                 )
             self._used.use(ticket, now_ns)
         except TicketRefusedError as error:
@@ -174,7 +174,7 @@ class TicketChecks:
 def beyond_ticket(
     transfer: Transfer, block: ReceivedBlock, named: NamedBlocks, asked: set[BlockKey] | None
 ) -> TicketRefusedError | None:
-    """What a block goes beyond, if its transfer does not cover it."""
+    """Limit that a block exceeds if its transfer does not cover it."""
     if block.key not in named:
         return unnamed(block.key)
     if asked is not None and block.key not in asked:

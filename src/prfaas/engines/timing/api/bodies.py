@@ -1,4 +1,4 @@
-"""What clients of vLLM's HTTP surface send, checked."""
+"""Validated request bodies of vLLM's HTTP API."""
 
 from __future__ import annotations
 

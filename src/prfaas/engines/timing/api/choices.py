@@ -9,7 +9,7 @@ from prfaas.engines.timing.api.vocabulary import Vocabulary
 from prfaas.engines.timing.content import Answer
 
 LOGPROB = -0.5
-"""Of every token; each other one that is listed is one less likely."""
+"""Log probability of a token; each further listed token is one lower."""
 
 
 class Choice:
@@ -19,7 +19,7 @@ class Choice:
         index: Its number in the reply.
         answer: Draws its tokens.
         vocabulary: Their texts.
-        body: What was asked.
+        body: The request.
         num_tokens_max: Where it ends at the latest.
         echo: Text that it begins with.
     """
@@ -44,7 +44,7 @@ class Choice:
         self.stop_reason: str | int | None = None
 
     def grow(self, num_tokens: int) -> None:
-        """The engine has computed so many tokens of this answer."""
+        """Record the number of computed tokens of this answer."""
         while self.finish_reason is None and len(self.tokens) < num_tokens:
             token = self._answer.next(self._vocabulary.spoken)
             self.tokens.append(token)
@@ -80,7 +80,7 @@ class Choice:
     # Log probabilities: made up, so that clients find the fields they expect.
 
     def completion_logprobs(self, tokens: list[int]) -> dict[str, Any] | None:
-        """As the completions API writes them."""
+        """Form of the completions API."""
         count = self._body.logprobs
         if count is None or isinstance(count, bool):
             return None
@@ -93,7 +93,7 @@ class Choice:
         }
 
     def chat_logprobs(self, tokens: list[int]) -> dict[str, Any] | None:
-        """As the chat API writes them."""
+        """Form of the chat API."""
         if self._body.logprobs is not True:
             return None
         return {

@@ -21,9 +21,9 @@ class Generation:
     """The answers to one body.
 
     Args:
-        instance: Who computes.
+        instance: The instance that computes.
         vocabulary: Texts of tokens.
-        body: What was asked.
+        body: The request.
         request_id: Unique.
         prompts: Token ids of every prompt.
         num_tokens_max: Longest answer, by prompt.
@@ -69,7 +69,7 @@ class Generation:
         )
 
     async def run(self) -> AsyncIterator[list[Choice]]:
-        """Let the answers grow.
+        """Generate the answers.
 
         Yields:
             Choices that have new tokens.
@@ -135,7 +135,7 @@ class Generation:
 
 
 def order_of(body: Body) -> Order | None:
-    """What a body says about blocks that move; as in vLLM's tier, what is malformed is ignored."""
+    """Instructions of a body about transfers; malformed ones are ignored, as in vLLM's tier."""
     try:
         return read_order(body.kv_transfer_params)
     except ValueError:
@@ -148,7 +148,7 @@ async def prompts_in(
     """Token ids of a body's prompts.
 
     Raises:
-        RequestError: There are none.
+        RequestError: They are missing.
     """
     if not chat:
         special = body.add_special_tokens is not False
@@ -172,7 +172,7 @@ def lengths_of(
     """Longest answer of every prompt, tokens.
 
     Raises:
-        RequestError: A prompt is too long, or there is no room for what was asked.
+        RequestError: A prompt or the requested output is too long.
     """
     asked = body.max_completion_tokens if chat else None
     asked = body.max_tokens if asked is None else asked

@@ -1,4 +1,4 @@
-"""What an instance tells Prometheus, under vLLM's names."""
+"""Metrics of an instance, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 
 
 
 class _State(Collector):
-    """Read from the instance whenever somebody asks."""
+    """Read from the instance at every request."""
 
     def __init__(self, instance: Instance, model: str) -> None:
         self._instance, self._values = instance, ["0", model]
@@ -92,5 +92,5 @@ class Metrics:
         self._e2e.observe(seconds)
 
     def text(self) -> bytes:
-        """In Prometheus' format."""
+        """Text in Prometheus' format."""
         return generate_latest(self._registry)

@@ -39,7 +39,7 @@ class Usage:
         }
 
     def whole(self) -> Json:
-        """With details."""
+        """Usage with details."""
         cached = {"cached_tokens": self.cached_tokens} if self.cached_tokens else None
         return self.counts() | {"prompt_tokens_details": cached}
 
@@ -51,7 +51,7 @@ class Replies:
         request_id: Without prefix.
         model: Name of the model.
         created: Seconds since 1970.
-        body: What was asked.
+        body: The request.
         prompts: Token ids of every prompt.
         chat: True if it is a chat.
     """

@@ -29,7 +29,7 @@ class Server:
     """Serves one instance.
 
     Args:
-        instance: Who computes.
+        instance: The instance that computes.
         vocabulary: Its tokenizer.
         model: Name that is served.
         max_model_len: Longest sequence, tokens.
