@@ -50,7 +50,7 @@ from prfaas.gateway.serving.moving_blocks import Movers
 from prfaas.gateway.serving.prefill_leg import PrefillLeg
 from prfaas.gateway.serving.rehearsal import Rehearsal
 from prfaas.gateway.serving.request_flow import Flow
-from prfaas.gateway.serving.request_run import Parts as RunParts
+from prfaas.gateway.serving.request_legs import Parts as RunParts
 from prfaas.gateway.serving.routing_step import Planner
 from prfaas.gateway.serving.stream_handover import Ending
 from prfaas.gateway.telemetry.metrics import Metrics

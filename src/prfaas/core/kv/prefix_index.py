@@ -21,6 +21,7 @@ import numpy as np
 from prfaas.core.kv.block_table import BlockTable, Flags, Keys, Places, Values
 from prfaas.core.kv.blocks import CacheGroup, Layout
 from prfaas.core.kv.hit_lengths import hit_lengths
+from prfaas.core.kv.pending_changes import PendingChanges
 from prfaas.core.kv.short_keys import group_keys, short_key, short_keys, short_keys_of, tails
 from prfaas.core.kv.source_sets import SourceSets
 
@@ -53,8 +54,6 @@ class Tier(IntFlag):
 
 NUM_BLOCKS_MAX = 16_000_000
 """Blocks of one source that are remembered."""
-PENDING_KEYS_MAX = 4096
-"""Changes that wait to be written together."""
 FEW_KEYS = 8
 """Up to this, naming blocks one by one is faster than all at once."""
 
@@ -83,11 +82,7 @@ class PrefixIndex:
         self._by_number: list[_Source] = []
         self._sets = SourceSets()
         self._table = BlockTable(self._sets.canonical)
-        self._pending: list[tuple[Keys, Places]] = []
-        """Blocks, each with a source, a tier, and whether it came, as one number."""
-        self._num_pending = 0
-        self._few: tuple[list[int], list[int]] = [], []
-        """The same of the last few, behind all others."""
+        self._pending = PendingChanges()
 
     # What sources say
 
@@ -164,7 +159,9 @@ class PrefixIndex:
         counts, added, groups = zip(*runs, strict=True)
         keys = short_keys(layout_id, groups, counts, ends)
         base = self._source(source).number << 4 | int(tier) << 1
-        self._wait(keys, np.repeat(np.array([base | flag for flag in added]), counts))
+        codes = np.repeat(np.array([base | flag for flag in added]), counts)
+        if self._pending.add(keys, codes):
+            self._write()
 
     # What is known
 
@@ -286,50 +283,17 @@ class PrefixIndex:
         code = self._source(source).number << 4 | int(tier) << 1 | added
         if len(named) > FEW_KEYS:
             keys = short_keys_of(layout_id, named)
-            self._wait(keys, np.full(len(keys), code, np.int64))
-            return
-        few = [short_key(layout_id, group, block_hash) for group, block_hash in named]
-        keys_of_few, codes = self._few
-        keys_of_few += few
-        codes += [code] * len(few)
-        if self._num_pending + len(codes) >= PENDING_KEYS_MAX:
+            is_full = self._pending.add(keys, np.full(len(keys), code, np.int64))
+        else:
+            few = [short_key(layout_id, group, block_hash) for group, block_hash in named]
+            is_full = self._pending.add_few(few, code)
+        if is_full:
             self._write()
 
-    def _settle(self) -> None:
-        """Put the last few behind the others that wait."""
-        (keys, codes), self._few = self._few, ([], [])
-        if keys:
-            self._pending.append((np.array(keys, np.uint64), np.array(codes, np.int64)))
-            self._num_pending += len(keys)
-
-    def _wait(self, keys: Keys, codes: Places) -> None:
-        """Let changes wait to be written; whatever is long enough is written at once."""
-        self._settle()
-        for start in range(0, len(keys), PENDING_KEYS_MAX):
-            end = start + PENDING_KEYS_MAX
-            self._pending.append((keys[start:end], codes[start:end]))
-            self._num_pending += len(self._pending[-1][0])
-            if self._num_pending >= PENDING_KEYS_MAX:
-                self._write()
-
     def _write(self) -> None:
-        """Write what waits, in its order wherever the order matters."""
-        self._settle()
-        if not self._pending:
-            return
-        waiting, self._pending, self._num_pending = self._pending, [], 0
-        keys = np.concatenate([part for part, _ in waiting])
-        codes = np.concatenate([part for _, part in waiting])
-        while len(keys):
-            # A block that several changes are about gets one of them a round.
-            _, first = np.unique(keys, return_index=True)
-            first.sort()
-            self._write_round(keys[first], codes[first])
-            if len(first) == len(keys):
-                break
-            rest = np.ones(len(keys), np.bool_)
-            rest[first] = False
-            keys, codes = keys[rest], codes[rest]
+        """Write what waits."""
+        for keys, codes in self._pending.take():
+            self._write_round(keys, codes)
 
     def _write_round(self, keys: Keys, codes: Places) -> None:
         """Write changes to different blocks."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from prfaas.gateway.admission.engine_slots import Holding
-from prfaas.gateway.serving.request_run import Parts, RequestRun
+from prfaas.gateway.serving.request_legs import Parts
+from prfaas.gateway.serving.request_run import RequestRun
 from prfaas.gateway.serving.request_state import Exchange
 from prfaas.gateway.serving.routing_step import Planner
 
