@@ -81,6 +81,7 @@ memory = "3MiB"
 disk = "blocks"
 disk_limit = "5MiB"
 drain_timeout = "2s"
+transfers_max = 7
 socket = "{0}/run/pool.sock"
 """
 
@@ -96,6 +97,7 @@ def test_a_pool_node_runs_alone_from_the_file_that_the_gateway_reads(
     assert home.admin == ("127.0.0.1", 7180)
     assert (home.memory_bytes, home.disk, home.disk_bytes) == (3 << 20, Path("blocks"), 5 << 20)
     assert home.drain_ns == 2 * 10**9
+    assert home.receive.transfers_max == 7
     assert home.socket_path == tmp_path / "run" / "pool.sock"
     assert home.socket_path.parent.is_dir()
     args = [str(path), "--name", "far-pool", "--listen", "10.0.0.1:7100"]

@@ -5,12 +5,13 @@ import pytest
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.link_scheduler import Fragment, LinkShare, OutgoingBlock
 from prfaas.errors import PeerError
-from prfaas.pool.receive.block_assembly import UNFINISHED_BLOCKS_MAX, Assembly, NoRoomError
+from prfaas.pool.receive.block_assembly import Assembly, NoRoomError
 from prfaas.wire.fragments import FragmentPrefix, ReceivedBlock, block_digest
 
 LAYOUT_ID, KEY = b"L" * 32, BlockKey(0, b"h" * 32)
 DATA = bytes(range(100))
 PART = 30
+BLOCKS_MAX = 20
 DIGEST = block_digest(LAYOUT_ID, KEY, DATA)
 
 
@@ -41,7 +42,7 @@ def prefix(offset: int, num_bytes: int | None = None) -> FragmentPrefix:
 
 
 def test_fragments_make_a_block_in_any_order_and_twice_is_once() -> None:
-    hand = Hand(Assembly(bytearray, 1000))
+    hand = Hand(Assembly(bytearray, 1000, BLOCKS_MAX))
     assert [hand.write(offset) for offset in (90, 30, 60, 30)] == [None] * 4
     frame = hand.write(0)
     assert frame is not None
@@ -50,7 +51,7 @@ def test_fragments_make_a_block_in_any_order_and_twice_is_once() -> None:
 
 def test_who_brings_the_same_fragment_later_writes_it_alone() -> None:
     """The earlier connection may be dead, and nobody has noticed yet."""
-    assembly = Assembly(bytearray, 1000)
+    assembly = Assembly(bytearray, 1000, BLOCKS_MAX)
     earlier, later = Hand(assembly), Hand(assembly)
     assert earlier.claim(0) is not None
     for offset in (30, 60, 90):
@@ -62,7 +63,7 @@ def test_who_brings_the_same_fragment_later_writes_it_alone() -> None:
 
 
 def test_what_a_lost_connection_did_not_finish_can_come_again() -> None:
-    assembly = Assembly(bytearray, 1000)
+    assembly = Assembly(bytearray, 1000, BLOCKS_MAX)
     lost, other = Hand(assembly), Hand(assembly)
     lost.claim(0)
     assembly.release(prefix(0), lost)
@@ -73,7 +74,7 @@ def test_what_a_lost_connection_did_not_finish_can_come_again() -> None:
 
 
 def test_overlapping_fragments_are_refused_before_a_digest_is_compared() -> None:
-    assembly = Assembly(bytearray, 1000)
+    assembly = Assembly(bytearray, 1000, BLOCKS_MAX)
     liar = Hand(assembly)
     liar.claim(1)
     for offset in (0, 30, 60):
@@ -83,11 +84,11 @@ def test_overlapping_fragments_are_refused_before_a_digest_is_compared() -> None
 
 
 def test_a_peer_can_not_start_any_number_of_blocks() -> None:
-    assembly = Assembly(bytearray, UNFINISHED_BLOCKS_MAX * 100)
+    assembly = Assembly(bytearray, BLOCKS_MAX * 100, BLOCKS_MAX)
     hand = Hand(assembly)
     prefixes = [
         FragmentPrefix(b"t" * 16, LAYOUT_ID, BlockKey(n, b"h" * 32), DIGEST, 10, 0, 1)
-        for n in range(UNFINISHED_BLOCKS_MAX + 1)
+        for n in range(BLOCKS_MAX + 1)
     ]
     for one in prefixes[:-1]:
         assert assembly.claim(one, hand) is not None
@@ -110,7 +111,7 @@ def test_blocks_of_a_connection_that_lags_are_put_together_when_it_comes() -> No
         for connection, fragments in enumerate(taken):
             if (fragment := share.take(connection)) is not None:
                 fragments.append(fragment)
-    assembly = Assembly(bytearray, count * size)
+    assembly = Assembly(bytearray, count * size, count)
     hand, whole = Hand(assembly), []
     for fragment in [*taken[1], *taken[2], *taken[0]]:
         named = prefix_of(fragment)

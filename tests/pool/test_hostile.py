@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from prfaas.core.kv.blocks import BlockKey
-from prfaas.pool.engine import engine_server
 from prfaas.pool.net import listener
 from prfaas.pool.receive import data_server
 from prfaas.wire.fragments import ReceivedBlock, block_digest
@@ -312,11 +311,8 @@ async def test_garbage_on_the_engines_socket_is_refused_and_leaves_nothing_open(
     assert await engine.store([KEY])
 
 
-async def test_an_engine_that_says_nothing_is_let_go(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_server, "HELLO_TIMEOUT_S", 0.05)
-    await world.start_pd()
+async def test_an_engine_that_says_nothing_is_let_go(world: World) -> None:
+    await world.start_pd(hello_timeout_s=0.05)
     assert await shout(world.sockets / "pd-pool.sock", encode(hello("e"))[:10], []) == b""
 
 

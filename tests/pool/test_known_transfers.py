@@ -1,9 +1,6 @@
 """What is remembered of transfers: all that are open, and the last that are over."""
 
-import pytest
-
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd
-from prfaas.pool.receive import transfer_registry
 from prfaas.pool.receive.transfer_registry import KnownTransfers
 
 
@@ -18,9 +15,8 @@ def ended(known: KnownTransfers, transfer: Transfer) -> None:
     known.ended(transfer)
 
 
-def test_the_oldest_end_makes_room_and_what_is_open_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer_registry, "TRANSFERS_MAX", 3)
-    known = KnownTransfers()
+def test_the_oldest_end_makes_room_and_what_is_open_stays() -> None:
+    known = KnownTransfers(3)
     first, second, third = (begun(known, number) for number in (1, 2, 3))
     assert known.is_full
     ended(known, second)
@@ -32,22 +28,16 @@ def test_the_oldest_end_makes_room_and_what_is_open_stays(monkeypatch: pytest.Mo
     assert known.open() == [third, fourth]
 
 
-def test_a_name_that_is_used_again_is_not_forgotten_with_its_first_use(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(transfer_registry, "TRANSFERS_MAX", 1)
-    known = KnownTransfers()
+def test_a_name_that_is_used_again_is_not_forgotten_with_its_first_use() -> None:
+    known = KnownTransfers(1)
     ended(known, begun(known, 1))
     again = begun(known, 1)
     begun(known, 2)
     assert known.get(again.transfer_id) is again
 
 
-def test_of_a_name_that_is_used_again_the_last_end_counts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(transfer_registry, "TRANSFERS_MAX", 2)
-    known = KnownTransfers()
+def test_of_a_name_that_is_used_again_the_last_end_counts() -> None:
+    known = KnownTransfers(2)
     ended(known, begun(known, 1))
     ended(known, begun(known, 2))
     again = begun(known, 1)
@@ -57,9 +47,8 @@ def test_of_a_name_that_is_used_again_the_last_end_counts(
     assert known.get(again.transfer_id) is again
 
 
-def test_refusals_are_of_a_peer_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer_registry, "TRANSFERS_MAX", 1)
-    known = KnownTransfers()
+def test_refusals_are_of_a_peer_and_the_oldest_go_first() -> None:
+    known = KnownTransfers(1)
     known.refuse(b"a" * 16, "peer", TransferEnd.NO_ROOM)
     assert known.refusal(b"a" * 16, "peer") is TransferEnd.NO_ROOM
     assert known.refusal(b"a" * 16, "other") is None

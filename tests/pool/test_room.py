@@ -4,13 +4,11 @@ import itertools
 import secrets
 from pathlib import Path
 
-import pytest
-
 from prfaas.core.kv.blocks import BlockKey
 from prfaas.core.transfer.link_scheduler import Fragment, OutgoingBlock
 from prfaas.core.transfer.transfer_state import TransferEnd
-from prfaas.pool.receive import block_assembly, inbound_transfers, transfer_registry
-from prfaas.pool.store import block_store
+from prfaas.pool.receive.inbound_transfers import PEER_SHARE
+from prfaas.pool.receive.receive_limits import ReceiveLimits
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.overflow_buffers import LooseMemory
 from prfaas.wire.fragments import ReceivedBlock, block_digest, encode_prefix
@@ -20,7 +18,7 @@ from .conftest import World
 from .mirror import Mirror
 from .sites import HASHES, LAYOUT, MEMORY, PROMPT, Peer, Site, content, offer, source, until
 
-SHARE = MEMORY // inbound_transfers.PEER_SHARE
+SHARE = MEMORY // PEER_SHARE
 BLOCK = SHARE // 2 + 1
 """Of these, one peer may hold one, and no second."""
 FRESH = itertools.cycle(HASHES)
@@ -51,13 +49,11 @@ async def bring_one(pd: Site, identities: Path, peer: Peer) -> None:
     peer.channel.close("done")
 
 
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbound_transfers, "PEER_BYTES_MIN", 0)
+LIMITS = ReceiveLimits(peer_bytes_min=0)
 
 
 async def test_unfinished_blocks_of_one_peer_take_no_more_than_its_share(world: World) -> None:
-    pd = await world.start_pd()
+    pd = await world.start_pd(receive=LIMITS)
     peer = await source(pd, world.identities)
     first, second = secrets.token_bytes(16), secrets.token_bytes(16)
     for transfer in (first, second):
@@ -78,7 +74,7 @@ async def test_unfinished_blocks_of_one_peer_take_no_more_than_its_share(world: 
 
 
 async def test_a_block_larger_than_all_memory_takes_none(world: World) -> None:
-    pd = await world.start_pd()
+    pd = await world.start_pd(receive=LIMITS)
     peer = await source(pd, world.identities)
     transfer = secrets.token_bytes(16)
     say(peer, begun(transfer, 2 * MEMORY))
@@ -91,7 +87,7 @@ async def test_a_block_larger_than_all_memory_takes_none(world: World) -> None:
 
 
 async def test_blocks_before_their_offers_take_no_more_than_a_share(world: World) -> None:
-    pd = await world.start_pd()
+    pd = await world.start_pd(receive=LIMITS)
     peer = await source(pd, world.identities)
     for _ in range(3):
         key, data = BlockKey(0, secrets.token_bytes(32)), bytearray(BLOCK)
@@ -104,11 +100,8 @@ async def test_blocks_before_their_offers_take_no_more_than_a_share(world: World
     await bring_one(pd, world.identities, peer)
 
 
-async def test_memory_beside_the_store_has_a_limit_and_comes_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(block_store, "LOOSE_BYTES_MAX", 100)
-    held = BlockStore(100, Mirror())
+async def test_memory_beside_the_store_has_a_limit_and_comes_back() -> None:
+    held = BlockStore(100, Mirror(), loose_bytes_max=100)
     key = BlockKey(0, b"k" * 32)
     assert held.put(b"L" * 32, key, bytes(80), b"d" * 32)
     buffers = [held.receive_buffer(60) for _ in range(2)]
@@ -132,11 +125,8 @@ def test_loose_memory_counts_what_is_still_seen() -> None:
     assert loose.allocate(100) is not None
 
 
-async def test_one_transfer_too_many_is_refused_and_the_open_ones_go_on(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transfer_registry, "TRANSFERS_MAX", 2)
-    pd = await world.start_pd()
+async def test_one_transfer_too_many_is_refused_and_the_open_ones_go_on(world: World) -> None:
+    pd = await world.start_pd(receive=ReceiveLimits(transfers_max=2))
     peer = await source(pd, world.identities)
     opened = [secrets.token_bytes(16) for _ in range(2)]
     for transfer in [*opened, secrets.token_bytes(16)]:
@@ -161,7 +151,7 @@ async def test_one_transfer_too_many_is_refused_and_the_open_ones_go_on(
 
 async def test_a_block_of_another_size_gives_way_to_an_engines(world: World) -> None:
     """It came before there was an engine that knows the layout."""
-    pd = await world.start_pd()
+    pd = await world.start_pd(receive=LIMITS)
     assert pd.node.store.put(LAYOUT.layout_id, PROMPT[0], bytearray(7), b"d" * 32)
     engine = await world.engine("pd-pool")
     assert await engine.load(PROMPT[:1]) == [False]
@@ -169,12 +159,10 @@ async def test_a_block_of_another_size_gives_way_to_an_engines(world: World) -> 
     assert await engine.load(PROMPT[:1]) == [True]
 
 
-async def test_a_fragment_that_came_again_leaves_no_second_copy_of_its_block(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_fragment_that_came_again_leaves_no_second_copy_of_its_block(world: World) -> None:
     """A connection that is lost just before its block was whole: its sender cannot know."""
-    monkeypatch.setattr(block_assembly, "UNFINISHED_BLOCKS_MAX", 2)
-    pd = await world.start_pd()
+    limits = ReceiveLimits(peer_bytes_min=0, unfinished_blocks_max=2)
+    pd = await world.start_pd(receive=limits)
     peer = await source(pd, world.identities)
     transfer, port = secrets.token_bytes(16), pd.node.link_port
     for count, key in enumerate(PROMPT[:4], 1):

@@ -48,6 +48,8 @@ class PoolTable(Table):
     """Unix socket for the engines of its host; NAME.sock in `state` if absent."""
     drain_timeout: DurationNs = 10 * 10**9
     """Time limit for open transfers when the pool node stops."""
+    transfers_max: int = Field(default=10_000, ge=1, le=1_000_000)
+    """Open transfers to it; more are refused."""
     link_codec: Annotated[LinkCodec, Field(strict=False)] = LinkCodec.AUTO
     """Lossless coding of blocks on its links: "auto" codes where that raises the rate of a link,
     "always" codes all that shrinks, "raw" neither codes nor accepts coded blocks. Both ends of a

@@ -9,6 +9,7 @@ from prfaas.config.addresses import split_address
 from prfaas.config.clusters import ClusterRole, PoolTable
 from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
+from prfaas.pool.receive.receive_limits import ReceiveLimits
 from prfaas.wire.identity import identity_in
 
 ADMIN = ("127.0.0.1", 7180)
@@ -48,6 +49,7 @@ def settings_in(deployment: Deployment, name: str, file: Path) -> dict[str, Any]
         "link_codec": table.link_codec,
         "tracing": deployment.tracing.endpoint if deployment.tracing else None,
         "drain_ns": table.drain_timeout,
+        "receive": ReceiveLimits(transfers_max=table.transfers_max),
     }
     if table.listen or table.address:
         found["listen"] = split_address(table.listen or _any_interface(table.address or ""))

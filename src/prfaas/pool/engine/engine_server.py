@@ -31,7 +31,6 @@ from prfaas.wire.messages.fields import Key, keys_of
 log = logging.getLogger(__name__)
 
 HELLO_BYTES_MAX = 1 << 20
-HELLO_TIMEOUT_S = 10.0
 ACCEPT_RETRY_S = 0.1
 """Out of file descriptors, say: some are given back soon."""
 
@@ -88,6 +87,7 @@ class EnginePort:
         on_open: Told of an engine that said hello.
         on_message: Told of its messages; a `PeerError` it raises ends the session.
         on_close: Told when the engine is gone.
+        hello_timeout_s: Time limit for the first message of an engine.
     """
 
     def __init__(
@@ -96,8 +96,10 @@ class EnginePort:
         on_open: Callable[[EngineSession], None],
         on_message: Callable[[EngineSession, AnyMessage], None],
         on_close: Callable[[EngineSession], None],
+        hello_timeout_s: float,
     ) -> None:
         self._path = path
+        self._hello_timeout_s = hello_timeout_s
         self._on_open = on_open
         self._on_message = on_message
         self._on_close = on_close
@@ -170,7 +172,9 @@ class EnginePort:
     async def _welcome(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         try:
-            hello, descriptor = await loop.run_in_executor(None, _receive_hello, connection)
+            hello, descriptor = await loop.run_in_executor(
+                None, _receive_hello, connection, self._hello_timeout_s
+            )
             session = EngineSession(hello.engine, hello, EngineMemory(descriptor, hello))
         except (PeerError, OSError) as error:
             log.warning("engine refused: %s", error)
@@ -233,9 +237,9 @@ def _remove_left_over(path: Path) -> None:
     raise OSError(errno.EADDRINUSE, "another process serves there")
 
 
-def _receive_hello(connection: socket.socket) -> tuple[EngineHello, int]:
+def _receive_hello(connection: socket.socket, timeout_s: float) -> tuple[EngineHello, int]:
     """Read the hello and the descriptor that comes with its first byte. Blocks."""
-    connection.settimeout(HELLO_TIMEOUT_S)
+    connection.settimeout(timeout_s)
     descriptors: list[int] = []
     try:
         frames = _first_frames(connection, descriptors)

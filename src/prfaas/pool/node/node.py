@@ -87,6 +87,7 @@ class PoolNode:
             settings.link_grace_ns,
             self._forget,
             self._missing,
+            settings.receive,
         )
         sending = Sending(self.store)
         self._pulls = Pulls(sending, self.inbound, self._tickets, self._channel_of)
@@ -133,7 +134,11 @@ class PoolNode:
             self.metrics,
         )
         self._engine_port = EnginePort(
-            settings.socket_path, self._engine_came, self._requests.handle, self._engine_went
+            settings.socket_path,
+            self._engine_came,
+            self._requests.handle,
+            self._engine_went,
+            settings.hello_timeout_s,
         )
         self._watch_gauges()
         self._is_open = False

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prfaas.core.codec.codecs import LinkCodec
+from prfaas.pool.receive.receive_limits import DEFAULTS, ReceiveLimits
 from prfaas.wire.identity import Identity
 
 LINK_GRACE_NS = 3 * 10**9
@@ -36,6 +37,8 @@ class PoolSettings:
         link_codec: When blocks are coded on links, and whether coded ones are taken.
         link_grace_ns: How long transfers wait for a link that broke.
         tracing: Collector that takes spans of transfers, as OTLP over HTTP; None sends none.
+        receive: Limits on what peers may have it receive.
+        hello_timeout_s: Time limit for the first message of an engine.
         drain_ns: How long transfers under way may go on when the node stops.
     """
 
@@ -56,3 +59,5 @@ class PoolSettings:
     link_grace_ns: int = LINK_GRACE_NS
     tracing: str | None = None
     drain_ns: int = DRAIN_NS
+    receive: ReceiveLimits = DEFAULTS
+    hello_timeout_s: float = 10.0

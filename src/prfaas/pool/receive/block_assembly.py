@@ -10,11 +10,6 @@ from prfaas.core.kv.blocks import BlockKey
 from prfaas.errors import PeerError
 from prfaas.wire.fragments import FragmentPrefix, ReceivedBlock
 
-UNFINISHED_BLOCKS_MAX = 16_384
-"""Of one peer. A sender starts the next block when it has handed out all fragments of the one
-before; each fragment that a slow connection still holds, in its window or in the buffers at either
-end, then leaves a block unfinished. With fragments of 32 KiB this is half a gigabyte of them."""
-
 BlockBuffer = bytearray | memoryview
 Name = tuple[bytes, bytes, BlockKey, bytes, bool, int]
 """Transfer, layout, key, digest, whether inherited, and size: fragments that agree in all belong to
@@ -53,9 +48,13 @@ class Assembly:
         allocate: Memory for a block of so many bytes, its content does not matter; None if there is
             no room.
         bytes_max: Of unfinished blocks; a single one may be larger.
+        blocks_max: Unfinished blocks.
     """
 
-    def __init__(self, allocate: Callable[[int], BlockBuffer | None], bytes_max: int) -> None:
+    def __init__(
+        self, allocate: Callable[[int], BlockBuffer | None], bytes_max: int, blocks_max: int
+    ) -> None:
+        self._blocks_max = blocks_max
         self._allocate = allocate
         self._bytes_max = bytes_max
         self._unfinished: dict[Name, _Unfinished] = {}
@@ -147,7 +146,7 @@ class Assembly:
     def _start(self, name: Name) -> _Unfinished:
         size = name[-1]
         is_full = self._unfinished and self._bytes + size > self._bytes_max
-        is_full = is_full or len(self._unfinished) >= UNFINISHED_BLOCKS_MAX
+        is_full = is_full or len(self._unfinished) >= self._blocks_max
         buffer = None if is_full else self._allocate(size)
         if buffer is None:
             raise NoRoomError

@@ -101,7 +101,9 @@ class DataPort:
 
     def begin_link(self, peer: str, word: str) -> None:
         """A link of a peer stands; its data connections say the word."""
-        self._links[peer] = (word, Assembly(self._inbound.buffer, self._inbound.peer_bytes_max))
+        inbound = self._inbound
+        blocks_max = inbound.limits.unfinished_blocks_max
+        self._links[peer] = word, Assembly(inbound.buffer, inbound.peer_bytes_max, blocks_max)
 
     def end_link(self, peer: str) -> None:
         """The link of a peer is over: drop its connections, and what they have not completed."""

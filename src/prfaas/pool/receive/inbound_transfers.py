@@ -11,7 +11,8 @@ from prfaas.core.transfer.tickets import Refusal, TicketRefusedError
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd, TransferEvent, TransferState
 from prfaas.errors import TransferError
 from prfaas.pool.metrics.metrics import PoolMetrics
-from prfaas.pool.receive.transfer_registry import TRANSFERS_MAX, KnownTransfers
+from prfaas.pool.receive.receive_limits import DEFAULTS, ReceiveLimits
+from prfaas.pool.receive.transfer_registry import KnownTransfers
 from prfaas.pool.store.block_store import BlockStore
 from prfaas.pool.store.origins import PURGED, received
 from prfaas.pool.tickets.ticket_checks import DESTINATION, Grant, TicketChecks, beyond_ticket
@@ -23,9 +24,10 @@ GIVEN_UP = (TransferState.ABORTED, TransferState.EXPIRED)
 """An offer that comes after these is late; after the other ends it is a replay."""
 NO_ROOM = "no_room"
 """Reason for the end of a transfer without memory for its blocks."""
-PEER_SHARE, PEER_BYTES_MIN = 4, 64 << 20
-"""One peer may hold that part of memory with blocks that are not in the store yet, or so much: when
-a path flows again that stood still, every connection brings parts of other blocks."""
+PEER_SHARE = 4
+"""One peer may hold that part of memory with blocks that are not in the store yet, or
+`peer_bytes_min`: when a path flows again that stood still, every connection brings parts of other
+blocks."""
 LANDED_MAX = 1024
 """Committed transfers whose leases can still be ended; those of older ones end with their time."""
 
@@ -43,6 +45,7 @@ class InboundTransfers:
         on_closed: Told once of every transfer that ended, before `on_ended`, to drop what is
             unfinished of it.
         on_missing: Told of the blocks of a pull that its source does not have.
+        limits: Limits on what peers may have this pool receive.
     """
 
     def __init__(
@@ -56,7 +59,9 @@ class InboundTransfers:
         grace_ns: int = 0,
         on_closed: Callable[[bytes], None] = lambda _: None,
         on_missing: Callable[[bytes, list[BlockKey]], None] = lambda *_: None,
+        limits: ReceiveLimits = DEFAULTS,
     ) -> None:
+        self.limits = limits
         self._store = store
         self._metrics = metrics
         self._on_ended = on_ended
@@ -66,7 +71,7 @@ class InboundTransfers:
         self._grace_ns = grace_ns
         self._on_closed = on_closed
         self._on_missing = on_missing
-        self._transfers = KnownTransfers()
+        self._transfers = KnownTransfers(limits.transfers_max)
         self._arrived: dict[bytes, set[BlockName]] = {}
         """Blocks that arrived with each open transfer."""
         self._landed: OrderedDict[bytes, set[BlockName]] = OrderedDict()
@@ -132,7 +137,8 @@ class InboundTransfers:
     def _grant(self, sealed: bytes, blocks: Manifest, transfer_id: bytes, source: str) -> Grant:
         if self._transfers.is_full:
             error = TicketRefusedError(
-                Refusal.NO_ROOM, f"{TRANSFERS_MAX} transfers are open, which is the limit"
+                Refusal.NO_ROOM,
+                f"{self.limits.transfers_max} transfers are open, which is the limit",
             )
             self._tickets.refused(DESTINATION, transfer_id, error)
             raise error
@@ -203,7 +209,7 @@ class InboundTransfers:
     @property
     def peer_bytes_max(self) -> int:
         """Memory limit of one peer for blocks that are not in the store yet."""
-        return max(PEER_BYTES_MIN, self._store.capacity_bytes // PEER_SHARE)
+        return max(self.limits.peer_bytes_min, self._store.capacity_bytes // PEER_SHARE)
 
     def no_room(self, transfer_id: bytes, peer: str) -> None:
         """There is no memory for a block of this transfer: it ends, also if it is offered later."""

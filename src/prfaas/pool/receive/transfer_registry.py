@@ -9,18 +9,18 @@ from collections import OrderedDict
 
 from prfaas.core.transfer.transfer_state import Transfer, TransferEnd
 
-TRANSFERS_MAX = 10_000
-"""Transfers known at once. Ended ones make room for new ones; where all are open, new ones are
-refused."""
-
 
 class KnownTransfers:
     """Incoming transfers by id, and refusals by peer and id; the oldest end is forgotten first.
 
     `get` and `refusal` may be asked on any thread.
+
+    Args:
+        transfers_max: Transfers, and refusals, known at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, transfers_max: int) -> None:
+        self.transfers_max = transfers_max
         self._known: dict[bytes, Transfer] = {}
         self._open: dict[bytes, Transfer] = {}
         self._ended: OrderedDict[bytes, None] = OrderedDict()
@@ -35,7 +35,7 @@ class KnownTransfers:
     @property
     def is_full(self) -> bool:
         """Return True if as many are open as there may be."""
-        return self.num_open >= TRANSFERS_MAX
+        return self.num_open >= self.transfers_max
 
     def get(self, transfer_id: bytes) -> Transfer | None:
         """A transfer, open or over; None if it is not known, or not any more."""
@@ -49,7 +49,7 @@ class KnownTransfers:
         """Remember a transfer that is open."""
         self._known[transfer.transfer_id] = self._open[transfer.transfer_id] = transfer
         self._ended.pop(transfer.transfer_id, None)
-        while len(self._known) > TRANSFERS_MAX and self._ended:
+        while len(self._known) > self.transfers_max and self._ended:
             oldest, _ = self._ended.popitem(last=False)
             del self._known[oldest]
 
@@ -61,7 +61,7 @@ class KnownTransfers:
     def refuse(self, transfer_id: bytes, peer: str, end: TransferEnd) -> None:
         """Remember why a peer's transfer was not taken."""
         self._refused[peer, transfer_id] = end
-        while len(self._refused) > TRANSFERS_MAX:
+        while len(self._refused) > self.transfers_max:
             self._refused.popitem(last=False)
 
     def refusal(self, transfer_id: bytes, peer: str) -> TransferEnd | None:

@@ -33,10 +33,11 @@ class BlockStore:
     Args:
         capacity_bytes: Hard limit on memory: all blocks, and the buffers that blocks are received
             into, together. What is being received when all of it is taken lies outside until it is
-            put, LOOSE_BYTES_MAX at most (`receive_buffer`).
+            put, `loose_bytes_max` at most (`receive_buffer`).
         observer: Called for every added or removed block, in order.
         policy: Order of eviction of blocks without lease.
         on_lost: Called for every block dropped before the disk had written it.
+        loose_bytes_max: Memory limit of blocks that are received beside the store, bytes.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class BlockStore:
         observer: StoreObserver,
         policy: EvictionPolicy[BlockName] | None = None,
         on_lost: Callable[[], None] = lambda: None,
+        loose_bytes_max: int = LOOSE_BYTES_MAX,
     ) -> None:
         self.arena = Arena(capacity_bytes)
         self.used_bytes = 0
@@ -58,7 +60,7 @@ class BlockStore:
         self._waiting: list[asyncio.Future[None]] = []
         self._is_refused = False
         """True if the disk took no more, and has written nothing since."""
-        self._loose = LooseMemory(LOOSE_BYTES_MAX)
+        self._loose = LooseMemory(loose_bytes_max)
         self._short_bytes = 0
         """The largest block that was received without free memory."""
         self._clean_bytes = 0
