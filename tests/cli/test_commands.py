@@ -1,5 +1,6 @@
 """The command line: help everywhere, and mistakes in arguments."""
 
+import re
 import subprocess
 import sys
 
@@ -18,8 +19,11 @@ def test_every_command_has_help_with_examples(command: str) -> None:
     # tests use commands without the group that names it.
     result = CliRunner().invoke(cli, [command, "--help"])
     assert result.exit_code == 0, result.output
-    examples = result.output.partition("Examples:")[2]
+    examples = result.output.partition("Examples:")[2].partition("Options:")[0]
     assert f"prfaas {command}" in examples
+    for line in examples.splitlines():
+        shown = re.sub("`.*?`", "", line).strip()
+        assert not re.search(r" prfaas \w", shown), f"an example has a line of its own: {line!r}"
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))

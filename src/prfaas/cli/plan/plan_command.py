@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -121,11 +122,12 @@ def plan(
 
     \b
     Examples:
-      prfaas plan examples/plan/paper-case-study.toml prfaas plan FILE --set
-      'prfaas.0.link.bandwidth="10Gbps"' --set pd.instances=10 prfaas plan FILE --report plan.html
-      one HTML file without external resources prfaas plan FILE --emit                   settings
-      for `prfaas up` prfaas plan FILE --map                    the verdict over bandwidth, round
-      trip, loss and lengths prfaas plan FILE --map --rtts 5ms,80ms --losses 0.1% --report map.svg
+      prfaas plan examples/plan/paper-case-study.toml
+      prfaas plan FILE --set 'prfaas.0.link.bandwidth="10Gbps"' --set pd.instances=10
+      prfaas plan FILE --report plan.html       one HTML file without external resources
+      prfaas plan FILE --emit                   settings for `prfaas up`
+      prfaas plan FILE --map                    the verdict over bandwidth, round trip and loss
+      prfaas plan FILE --map --rtts 5ms,80ms --losses 0.1% --report map.svg
       prfaas plan FILE --set workload.arrival_rate=10 --confirm    simulate the answer
     """
     if as_map:
@@ -180,20 +182,7 @@ def plan(
     help="Weights that one token uses, as in 17e9.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def model(
-    config: str | None,
-    *,
-    list_all: bool,
-    kv_dtype: str,
-    state_dtype: str,
-    block_size: int | None,
-    times: Path | None,
-    accelerator: str,
-    gpus: int,
-    efficiency: float,
-    active_parameters: float | None,
-    as_json: bool,
-) -> None:
+def model(config: str | None, *, list_all: bool, **shown: Any) -> None:
     """Show the size of a model's KV cache, and its KV throughput.
 
     CONFIG is a Hugging Face config.json, or the name of a model in the catalogue.
@@ -211,19 +200,7 @@ def model(
         return
     if config is None:
         raise click.UsageError("give a config.json or a model's name, or --list")
-    view = ModelView(
-        config=config,
-        kv_dtype=kv_dtype,
-        state_dtype=state_dtype,
-        block_size=block_size,
-        times=times,
-        accelerator=accelerator,
-        gpus=gpus,
-        efficiency=efficiency,
-        active_parameters=active_parameters,
-        as_json=as_json,
-    )
-    show_model(view)
+    show_model(ModelView(config=config, **shown))
 
 
 @click.command()
@@ -263,6 +240,7 @@ def model(
 )
 @click.option(
     "--max-token-id",
+    "token_id_max",
     type=click.IntRange(min=10),
     default=500,
     show_default=True,
@@ -276,21 +254,7 @@ def model(
     required=True,
     help="File of the profile, TOML.",
 )
-def profile(
-    *,
-    url: str,
-    model: str,
-    hardware: str,
-    lengths: tuple[int, ...],
-    repeats: int,
-    batches: tuple[int, ...],
-    contexts: tuple[int, ...],
-    output_tokens: int,
-    max_token_id: int,
-    seed: int | None,
-    api_key: str | None,
-    out: Path,
-) -> None:
+def profile(*, lengths: tuple[int, ...], seed: int | None, out: Path, **settings: Any) -> None:
     """Measure prefill (and decode) times of a running OpenAI-compatible engine.
 
     URL is the engine, such as http://localhost:8000. It should serve no other requests meanwhile.
@@ -308,17 +272,4 @@ def profile(
         seed = random.SystemRandom().randrange(2**32)
     from prfaas.cli.plan.profile_actions import Sweep, measure_engine
 
-    sweep = Sweep(
-        url=url,
-        model=model,
-        hardware=hardware,
-        lengths=lengths,
-        repeats=repeats,
-        batches=batches,
-        contexts=contexts,
-        output_tokens=output_tokens,
-        token_id_max=max_token_id,
-        seed=seed,
-        api_key=api_key,
-    )
-    measure_engine(sweep, out)
+    measure_engine(Sweep(lengths=lengths, seed=seed, **settings), out)
