@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from prfaas.errors import RequestError
 from prfaas.gateway.api import completions
-from prfaas.gateway.http import request_body
 from prfaas.gateway.http.request_body import BIG_BYTES
 from prfaas.gateway.openai.requests import Api, parse_request
 
@@ -273,13 +272,15 @@ async def sent(url: str, head: bytes) -> bytes:
 
 
 async def test_a_body_that_does_not_come_gives_its_place_back(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, identities: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(request_body, "BODY_S", 0.05)
-    answer = await sent(world.url, b"Content-Length: 100")
-    assert answer.startswith(b"HTTP/1.1 408 ")
-    assert b"RequestTimeoutError" in answer
-    assert (await world.record())["outcome"] == "rejected"
+    gateway = {"body_timeout": "50ms"}
+    async with running(checkpoint, identities, tmp_path, gateway=gateway) as world:
+        answer = await sent(world.url, b"Content-Length: 100")
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"RequestTimeoutError" in answer
+        assert b"within 0.05 s" in answer
+        assert (await world.record())["outcome"] == "rejected"
 
 
 async def test_a_body_that_is_said_to_be_too_large_is_not_waited_for(world: World) -> None:

@@ -84,10 +84,14 @@ async def test_the_state_tells_what_pools_hold_and_what_links_cost(world: World)
 
 
 async def test_the_stream_repeats_the_state_and_has_places(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, identities: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "INTERVAL_S", 0.01)
-    monkeypatch.setattr(routes, "LISTENERS_MAX", 1)
+    async with running(checkpoint, identities, tmp_path, gateway={"consoles_max": 1}) as world:
+        await the_stream_repeats_the_state_and_has_places(world)
+
+
+async def the_stream_repeats_the_state_and_has_places(world: World) -> None:
     async with world.http.get(f"{world.url}/console/api/events") as stream:
         found = [json.loads((await stream.content.readuntil(b"\n\n"))[6:]) for _ in range(3)]
         assert found[0]["at"] < found[2]["at"]

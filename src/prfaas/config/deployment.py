@@ -79,6 +79,8 @@ class GatewayTable(Table):
     --name NAME` starts each; all need the same `tenant.salt` in their `state`."""
     body_bytes_max: SizeBytes = 8 * 2**20
     """Limit of request bodies; larger ones are refused with 413."""
+    body_timeout: DurationNs = 60 * 10**9
+    """Time limit for receiving a request body; a slower one is refused with 408."""
     request_timeout: DurationNs = 600 * 10**9
     """Time limit of a request; longer ones end with 504."""
     drain_timeout: DurationNs = 30 * 10**9
@@ -88,6 +90,8 @@ class GatewayTable(Table):
     requests_max: int = Field(default=4096, ge=1, le=1_000_000)
     """Requests in flight, counted by their prompts times `n`; more are refused with 429, and
     tenants share them fairly."""
+    consoles_max: int = Field(default=32, ge=1, le=1000)
+    """Open pages of the console; more are refused with 429."""
     operator_keys: KeyHashes = Field(default=[])
     """Hashes of the keys for `/metrics`, `/control` and `/kv`, as printed by `prfaas tenant key`.
     If empty, these endpoints are open to this machine if `listen` is a loopback address, and to all
@@ -102,7 +106,7 @@ class GatewayTable(Table):
         """Scheme of the URLs of this gateway."""
         return "https" if self.tls else "http"
 
-    _limits = field_validator("request_timeout", "connect_timeout")(long_enough)
+    _limits = field_validator("body_timeout", "request_timeout", "connect_timeout")(long_enough)
     _body = field_validator("body_bytes_max")(at_least(1024, "bytes hold no request"))
 
 

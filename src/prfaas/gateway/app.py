@@ -31,6 +31,7 @@ from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.engines.kv_event_subscriber import EngineEvents, EventTiming
 from prfaas.gateway.http.connections import Connections, connections_max, raise_descriptor_limit
 from prfaas.gateway.http.errors import openai_errors
+from prfaas.gateway.http.request_body import BODY_TIMEOUT_S
 from prfaas.gateway.http.tls import ClientTls
 from prfaas.gateway.loops.loops import Loops
 from prfaas.gateway.loops.operator_actions import Control
@@ -220,7 +221,8 @@ class Gateway:
                 control,
                 self.journal,
                 self.driver.price_per_tb,
-            )
+            ),
+            deployment.gateway.consoles_max,
         )
         planner = Planner(
             self.engines,
@@ -367,6 +369,7 @@ class Gateway:
             middlewares=[openai_errors, self._access.check],
             client_max_size=self._table.body_bytes_max,
         )
+        app[BODY_TIMEOUT_S] = self._table.body_timeout / NS_PER_S
         app.on_response_prepare.append(name_server)
         app.on_response_prepare.append(add_limit_headers)
         app.on_response_prepare.append(self._door.add_headers)

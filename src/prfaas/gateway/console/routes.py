@@ -20,7 +20,6 @@ from prfaas.gateway.http.request_body import query_number, read_small
 from prfaas.gateway.http.responses import STREAM_HEADERS, json_response
 from prfaas.gateway.http.sse import encode_event
 
-LISTENERS_MAX = 32
 BODY_BYTES_MAX = 1 << 16
 LENGTHS = (1024, 8192, 32_768, 131_072)
 
@@ -30,10 +29,12 @@ class Console:
 
     Args:
         parts: What it shows.
+        pages_max: Pages that may be open at once.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, pages_max: int) -> None:
         self._parts = parts
+        self._pages_max = pages_max
         self._history = History()
         self._what_if = WhatIf(parts.deployment.routing.plan)
         self._live = LiveState(lambda: encode_event(parts.state(self._history)))
@@ -72,9 +73,9 @@ class Console:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """The state, once a second; all pages get the same reading."""
-        if self._live.num_followers >= LISTENERS_MAX:
+        if self._live.num_followers >= self._pages_max:
             raise RequestError(
-                f"{LISTENERS_MAX} consoles are open, which is the limit; close one",
+                f"{self._pages_max} consoles are open, which is the limit; close one",
                 status=429,
                 error_type="TooManyRequestsError",
             )

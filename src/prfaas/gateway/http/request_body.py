@@ -10,8 +10,8 @@ from aiohttp import web
 
 from prfaas.errors import RequestError
 
-BODY_S = 60.0
-"""How long a body may take to come: until then it holds one of the gateway's places."""
+BODY_TIMEOUT_S = web.AppKey("body_timeout_s", float)
+"""Time limit for a request body, during which it holds one of the gateway's places."""
 BIG_BYTES = 256 * 1024
 """A body up to this is parsed in a millisecond or two: waking a thread is not worth it."""
 DIGITS_MAX = 16
@@ -28,14 +28,15 @@ async def read_body(request: web.Request) -> bytes:
     most, said = request.client_max_size, request.content_length
     if said is not None and said > most:
         raise web.HTTPRequestEntityTooLarge(max_size=most, actual_size=said)
+    timeout_s = request.config_dict[BODY_TIMEOUT_S]
     try:
-        async with asyncio.timeout(BODY_S) as limit:
+        async with asyncio.timeout(timeout_s) as limit:
             return await request.read()
     except TimeoutError:
         if not limit.expired():
             raise
         raise RequestError(
-            f"the request body has not come within {BODY_S:g} s; send it faster",
+            f"the request body has not come within {timeout_s:g} s; send it faster",
             status=408,
             error_type="RequestTimeoutError",
         ) from None
