@@ -100,7 +100,7 @@ def test_what_was_never_measured_is_named() -> None:
     metro = Path(10e9, 2 * MS, 1e-4)
     far = replace(metro, rtt_s=0.3)
     assert MEASURED.gaps(far, Transport(4), 2e9) == []
-    assert MEASURED.gaps(far, Transport(4), 8e9) == ["more than 24 MB under way from one pool node"]
+    assert MEASURED.gaps(far, Transport(4), 8e9) == ["more than 24 MB in flight from one pool node"]
     assert MEASURED.gaps(metro, Transport(4), 8e9) == []
     assert MEASURED.gaps(metro, Transport(1), 8e9)[0].startswith("more than")
     gap, _ = MEASURED.gaps(replace(metro, rtt_s=10), Transport(4), 1e9)

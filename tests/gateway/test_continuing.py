@@ -186,7 +186,7 @@ async def test_what_is_switched_off_does_not_count(
 async def test_engines_that_do_not_tell_their_tokens(pair: World, checkpoint: Path) -> None:
     talk(pair, checkpoint, "abcdef", dies=[2], with_ids=False)
     events = await stream(pair, {"prompt": "hi", "stream": True, "max_tokens": 9})
-    assert "nobody can go on" in events[-1]["error"]["message"]
+    assert "no other can continue" in events[-1]["error"]["message"]
 
 
 async def test_over_budget_nothing_is_run_again(pair: World, checkpoint: Path) -> None:

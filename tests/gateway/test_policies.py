@@ -71,7 +71,7 @@ async def test_a_path_that_is_predicted_to_be_slower_is_not_taken(
     async with routing(checkpoint, identities, tmp_path, plan=plan) as world:
         record = await routed(world, LONG)
         assert (record["path"], record["reason"]) == ("local", "faster_local")
-        assert "predicted faster at home" in record["explanation"]
+        assert "predicted faster locally" in record["explanation"]
 
 
 async def test_the_queue_of_an_engine_counts(

@@ -139,7 +139,7 @@ async def test_one_purge_at_a_time_and_it_outlives_who_asked(world: World) -> No
     await asked.wait()
     status, refused = await purge(world)
     assert status == 409
-    assert "a purge is under way" in refused["error"]["message"]
+    assert "a purge is running" in refused["error"]["message"]
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     go_on.set()

@@ -30,7 +30,7 @@ def said(*settings: str) -> str:
             # This ended in "arrival rate is 0.0 req/s; it has to be above 0".
             ["search.num_prefill=0", "search.threshold=20000"],
             "PD-P prefill sustains nothing, whatever the target: no instance (search.num_prefill) "
-            "is left for prompts that stay in H20 cluster; it takes one",
+            "is left for local prompts of H20 cluster; it takes one",
         ),
         (
             ['pd.kv_capacity="100MiB"'],

@@ -218,7 +218,9 @@ def test_an_unknown_architecture_with_known_fields_is_accepted() -> None:
 
 
 def test_a_window_without_layers_is_refused_for_an_unknown_architecture() -> None:
-    with pytest.raises(ConfigError, match="nothing says which layers of model_type 'novel' use it"):
+    with pytest.raises(
+        ConfigError, match="no field lists the layers of model_type 'novel' that use it"
+    ):
         _one({**LLAMA, "model_type": "novel", "sliding_window": 4096})
     mistral = _one({**LLAMA, "model_type": "mistral", "sliding_window": 4096})
     assert mistral.groups[0].kind is LayerKind.SLIDING

@@ -290,7 +290,7 @@ async def test_a_disk_that_fails_costs_blocks_and_nothing_else(
         for key in KEYS[32:48]:
             assert await engine.store([key])
         await until(lambda: pd.metric("pool_disk_up") == 0)
-    assert "cannot be written: File too large; blocks are kept in memory only" in caplog.text
+    assert "cannot be written: File too large; blocks are kept only in memory" in caplog.text
     assert pd.node.store.used_bytes <= MEMORY
     assert await loads_right(engine, sorted(kept)) == [True] * len(kept)
 
@@ -373,7 +373,7 @@ async def test_a_disk_that_fails_at_start_leaves_the_node_with_memory(
 
     monkeypatch.setattr(SegmentFiles, "remove", fail)
     pd = await world.start_pd(memory_bytes=MEMORY, disk=folder, disk_bytes=DISK // 16)
-    await until(lambda: "blocks are kept in memory only" in caplog.text)
+    await until(lambda: "blocks are kept only in memory" in caplog.text)
     await until(lambda: engine.client.is_connected)
     assert pd.metric("pool_disk_up") == 0
     assert await engine.store(KEYS[:4])

@@ -170,7 +170,7 @@ class Deployment(Table):
         if timing and TIMING_MARK not in self.model.name.lower():
             raise ValueError(
                 f"model.name is {self.model.name!r}: timing engines compute nothing, and the name "
-                f"of their model has to say so; put {TIMING_MARK!r} into it"
+                f"of their model has to show it; put {TIMING_MARK!r} into it"
             )
         return self
 

@@ -80,8 +80,8 @@ def open_doors(listen: str, *, tenants: bool, operator_keys: bool, tls: bool) ->
         )
     elif not operator_keys:
         yield (
-            f"gateway.operator_keys is empty: /metrics and /control answer nobody on {listen}; "
-            "make a key with `prfaas tenant key`"
+            f"gateway.operator_keys is empty: /metrics and /control are closed on {listen}; "
+            "create a key with `prfaas tenant key`"
         )
     if not tls:
         yield (

@@ -45,7 +45,7 @@ class PrfaasConnector(OffloadingConnector):
         # Before vLLM makes this engine's region: what killed ones left may be the room it needs.
         self._claim = claim(vllm_config.kv_transfer_config.engine_id)
         for region in remove_abandoned():
-            log.warning("removed %s, which an engine that was killed had left", region)
+            log.warning("removed %s, left by a killed engine", region)
         if current_platform.is_cpu():
             from prfaas.engines.vllm_cpu import sleep_when_idle
 

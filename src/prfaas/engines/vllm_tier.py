@@ -152,8 +152,8 @@ class PrfaasTier(SecondaryTierManager):
         lookups = self._requests.end(req_context.req_id)
         if lookups is not None and (lookups.num_late or lookups.num_unanswered):
             log.warning(
-                "%s went on without blocks of its transfer: %d were found, %d missing, %d still on "
-                "their way, %d not answered for",
+                "%s continues without blocks of its transfer: %d were found, %d missing, %d in "
+                "transit, %d without answer",
                 req_context.req_id,
                 lookups.num_found,
                 lookups.num_missing,

@@ -14,7 +14,7 @@ from prfaas.wire.identity import Identity
 
 SOON = datetime.timedelta(days=30)
 """A certificate that ends before that is told of."""
-_HOW = "docs/operations.md says how to change it while requests run"
+_HOW = "see docs/operations.md for a change while requests run"
 
 
 def faults(identity: Identity, name: str, now: datetime.datetime) -> Iterator[str]:
@@ -47,8 +47,8 @@ def faults(identity: Identity, name: str, now: datetime.datetime) -> Iterator[st
     issuers = [each for each in [*chain[1:], *authorities] if _issued(chain[0], each)]
     if not issuers:
         yield (
-            f"{identity.certificate} is not signed by an authority in {identity.authority}: carry "
-            "both from where they were made; all sites need the same ca.pem"
+            f"{identity.certificate} is not signed by an authority in {identity.authority}: copy "
+            "both from the machine that created them; all sites need the same ca.pem"
         )
     yield from _out_of_time(str(identity.certificate), chain[0], now)
     if issuers and not any(_holds(each, now) for each in issuers):
@@ -88,7 +88,7 @@ def _out_of_time(
     if now < start:
         yield (
             f"{place} holds from {_day(start)} on, it is {_day(now)}: set the clock of this "
-            "machine, or of the one that made it"
+            "machine, or of the one that created it"
         )
 
 

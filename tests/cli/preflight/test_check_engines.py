@@ -71,7 +71,7 @@ def test_what_one_cluster_alone_was_told_is_warned_of(prfaas: Prfaas, laptop: Pa
     assert code == 0
     expected = (
         "warning: --hf-overrides.rope_parameters.factor: 4.0 at prfaas-engine, not given at "
-        "pd-engine: if it comes to different values, nothing is offloaded"
+        "pd-engine: if the values differ, nothing is offloaded"
     )
     assert expected in " ".join(output.split())
 

@@ -36,12 +36,12 @@ def _threshold(tokens: int, clusters: list[ClusterTable]) -> Iterator[str]:
     if longest and tokens >= max(longest):
         yield (
             f"routing.offload_threshold {tokens} is not below the longest sequence of any engine, "
-            f'{max(longest)} tokens: nothing is offloaded; lower it, or say policy = "local"'
+            f'{max(longest)} tokens: nothing is offloaded; lower it, or set policy = "local"'
         )
     if block and tokens < min(block):
         yield (
             f"routing.offload_threshold {tokens} is below one KV block, {min(block)} tokens: a "
-            "prompt without a whole new block has nothing to ship and stays at home all the same"
+            "prompt without a whole new block has nothing to ship and is always prefilled locally"
         )
 
 

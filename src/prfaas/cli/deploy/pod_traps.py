@@ -32,12 +32,12 @@ def pod_traps(deployment: Deployment, env: Mapping[str, str] = os.environ) -> It
             if not pool.address and (pool.admin is None or is_loopback(pool.admin)):
                 yield (
                     f"/health and /metrics of {name} are on loopback: the kubelet's probes and "
-                    'Prometheus do not reach them in this pod; set admin = "0.0.0.0:7180", and let '
+                    'Prometheus cannot reach them in this pod; set admin = "0.0.0.0:7180", and let '
                     "a NetworkPolicy keep others away"
                 )
     for name in ("VLLM_PORT", "VLLM_HOST_IP"):
         if "://" in env.get(name, ""):
             yield (
-                f"{name} is {env[name]}, made by a Service called vllm: engines take it for a "
-                "setting of theirs; set enableServiceLinks: false in the pod"
+                f"{name} is {env[name]}, set by a Service called vllm: engines use it as their "
+                "own setting; set enableServiceLinks: false in the pod"
             )

@@ -255,7 +255,7 @@ async def make_ready(deployment: Deployment, file: Path, overlay: Path | None = 
     check_ports(deployment)
     check_shared_memory(deployment)
     for region in remove_abandoned():
-        console.print(f"removed {region}, which an engine that was killed had left")
+        console.print(f"removed {region}, left by a killed engine")
     prepare_identities(deployment)
     await prepare_model(deployment)
     return lay_out(deployment, file, overlay)
@@ -288,7 +288,7 @@ async def prepare_model(deployment: Deployment) -> None:
     _, errors = await process.communicate()
     if process.returncode:
         *_, last = errors.decode(errors="replace").splitlines() or ["it said nothing"]
-        raise ConfigError(f"the checkpoint could not be made: {last}")
+        raise ConfigError(f"the checkpoint could not be created: {last}")
 
 
 def _warn(deployment: Deployment) -> None:

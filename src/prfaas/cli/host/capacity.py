@@ -33,7 +33,7 @@ def _check_memory(deployment: Deployment) -> None:
         raise ConfigError(
             f"the parts started here would fill {format_size(total_bytes)} of memory, and this "
             f"machine, or its control group, has {format_size(has_bytes)}: {shown}; give them "
-            "less, or say with `address` and `url` which run elsewhere"
+            "less, or set `address` and `url` of parts that run elsewhere"
         )
 
 

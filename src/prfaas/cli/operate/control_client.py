@@ -84,7 +84,7 @@ class Client:
             raise ConfigError(f"{url} answers {status}, and no JSON: is that a prfaas gateway?")
         if status in _FORBIDDEN:
             message = answer.get("error", {}).get("message", status)
-            raise ConfigError(f"{message} (set {KEY_VARIABLE}, or say --key-file FILE)")
+            raise ConfigError(f"{message} (set {KEY_VARIABLE}, or use --key-file FILE)")
         if status != 200:
             raise ConfigError(str(answer.get("error", {}).get("message", status)))
         return answer
@@ -103,7 +103,7 @@ class Client:
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             reason = str(error) or type(error).__name__
             raise ConfigError(
-                f"no gateway answers at {self.url}: {reason}; say --url http://HOST:PORT"
+                f"no gateway answers at {self.url}: {reason}; set --url http://HOST:PORT"
             ) from None
 
 

@@ -15,7 +15,7 @@ _OBSTACLES = {
     "no_prefill_instance": "no engine there takes requests",
     "layout_mismatch": "its KV cache has another layout than ours",
     "link_limit": "the tenant has used its share of the links",
-    "no_room": "its blocks do not fit into the pool at home, beside those on their way",
+    "no_room": "its blocks do not fit into the PD pool with those in transit",
     "link_full": "the link has more to carry than it can in time",
 }
 
@@ -86,7 +86,7 @@ def purge_lines(found: Json) -> list[str]:
     for engine in found["engines"]:
         lines.append(f"engine     {engine['name']}  {_problem(engine) or 'forgot all it held'}")
     if not found["is_complete"]:
-        lines.append("NOT DONE: repair what is named above, and ask again")
+        lines.append("NOT DONE: repair the parts above, and run the command again")
     elif not found["dry_run"]:
         lines.append(f"done       nothing of {found['source']} is left")
     return lines
@@ -101,7 +101,7 @@ def explain_lines(found: Json) -> list[str]:
     lines = [f"request    {found['request_id']}  {found['outcome']}"]
     decision = found["decision"]
     if decision is None:
-        return [*lines, "decision   none: it was turned down, or has not come to that yet"]
+        return [*lines, "decision   none: it was refused, or is not decided yet"]
     lines += [
         f"decision   {decision['path'].upper()}: {decision['explanation']}",
         f"           {_hits(decision, found['num_prompt_tokens'])}",

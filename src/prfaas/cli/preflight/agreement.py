@@ -95,7 +95,7 @@ def check_agreement(deployment: Deployment) -> None:
     certain = [each.words for each in disagreements(deployment) if each.is_certain]
     if certain:
         raise ConfigError(
-            f"engines were told different things, and nothing would be offloaded between them "
+            "engines have different settings, and nothing would be offloaded between them "
             f"(layout_mismatch): {'; '.join(certain)}; give all the same"
         )
 
@@ -104,7 +104,7 @@ def uncertain(deployment: Deployment) -> Iterator[str]:
     """Yield a line for every setting that one engine has and another may resolve to the same."""
     for each in disagreements(deployment):
         if not each.is_certain:
-            yield f"{each.words}: if it comes to different values, nothing is offloaded"
+            yield f"{each.words}: if the values differ, nothing is offloaded"
 
 
 def certain(deployment: Deployment) -> Iterator[str]:

@@ -31,5 +31,5 @@ def check_tokenizer(deployment: Deployment) -> None:
         return
     raise ConfigError(
         f"no tokenizer at {path}: the gateway tokenises every prompt and needs {_NAMES[0]}, or one "
-        f"of {', '.join(_NAMES[1:])}; copy it there from where the model comes from"
+        f"of {', '.join(_NAMES[1:])}; copy it there from the source of the model"
     )

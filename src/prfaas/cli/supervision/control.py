@@ -54,7 +54,7 @@ def _listener(path: Path) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"the control socket cannot be made at {path}: {error.strerror or error}; name "
+            f"the control socket cannot be created at {path}: {error.strerror or error}; name "
             "another directory as `state`, of 90 characters at most"
         ) from None
     finally:

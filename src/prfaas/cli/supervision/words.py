@@ -24,10 +24,10 @@ def line_of(change: PartChange) -> str:
             return f"{who} {change.reason or 'is asked to restart'}; stopping it"
         case Phase.WAITING:
             seconds = change.due_in_s or 0.0
-            return f"{who} {change.reason}; starting it anew in {seconds:.1f} s; see {part.log}"
+            return f"{who} {change.reason}; restart in {seconds:.1f} s; see {part.log}"
         case Phase.FAILED:
             times = f" {change.failures} times in a row, the last time" * (change.failures > 1)
             return (
-                f"{who} failed{times}: it {change.reason}; it is not started anew by itself: "
+                f"{who} failed{times}: it {change.reason}; it is not restarted automatically: "
                 f"`prfaas ctl restart {part.name}` does so; see {part.log}"
             )

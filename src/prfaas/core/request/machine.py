@@ -212,7 +212,7 @@ class RequestLife:
 
     def _leave_prefill(self, fallback: FellBack, died: str, now_ns: int) -> Iterator[AnyAction]:
         """Go on without a prefill: the engine that decodes computes what has not arrived."""
-        yield from self.blocks.abort(Blocks.HAND_OFF, "the prefill leg was given up")
+        yield from self.blocks.abort(Blocks.HAND_OFF, "the prefill leg was aborted")
         yield from self._fall_back(fallback, now_ns)
         if died:
             self.stage = Stage.HELD

@@ -55,13 +55,13 @@ _WORDS = {
     Reason.NOT_OFFLOADABLE: "long ({compared}), but nothing to ship: less than a new KV block, "
     "or a field that one engine alone can serve",
     Reason.LINK_LIMIT: "long ({compared}), but its tenant has used its share of the links",
-    Reason.NO_ROOM: "long ({compared}), but its KV blocks do not fit into the pool at home, beside "
-    "those on their way",
+    Reason.NO_ROOM: "long ({compared}), but its KV blocks do not fit into the PD pool with those "
+    "in transit",
     Reason.LINK_FULL: "long ({compared}), but the link has more to carry than it can in time",
-    Reason.ALWAYS_LOCAL: "the policy keeps every request at home ({compared})",
-    Reason.ALWAYS_REMOTE: "the policy sends every request away ({compared})",
-    Reason.FASTER_LOCAL: "long ({compared}), but predicted faster at home{predictions}",
-    Reason.FASTER_REMOTE: "short ({compared}), but predicted faster away{predictions}",
+    Reason.ALWAYS_LOCAL: "the policy prefills every request locally ({compared})",
+    Reason.ALWAYS_REMOTE: "the policy offloads every request ({compared})",
+    Reason.FASTER_LOCAL: "long ({compared}), but predicted faster locally{predictions}",
+    Reason.FASTER_REMOTE: "short ({compared}), but predicted faster remotely{predictions}",
 }
 
 

@@ -108,8 +108,9 @@ def _window_advice(best: Probe, host: SendingHost) -> list[str]:
     wanted = 2 ** math.ceil(math.log2(in_flight_bytes / WINDOW_RATIO))
     each = window_bytes * 8 / (best.rtt_ns / 1e9)
     return [
-        f"a connection cannot carry more than {each / 1e6:.0f} Mbit/s at this round trip, for its "
-        f"send buffer ends at {host.send_buffer_bytes_max >> 10} KiB: for the same rate with fewer "
+        f"a connection cannot carry more than {each / 1e6:.0f} Mbit/s at this round trip, since "
+        f"its send buffer is limited to {host.send_buffer_bytes_max >> 10} KiB: for the same rate "
+        "with fewer "
         f'connections, sysctl -w net.ipv4.tcp_wmem="4096 65536 {wanted}" on the sending host, '
         f'net.ipv4.tcp_rmem="4096 131072 {wanted}" on the other'
     ]

@@ -214,7 +214,7 @@ class Measured:
             f"loss above {self.loss * 100:g} %": path.loss > self.loss,
             f"more than {self.node_bits_per_s / 1e9:g} Gbit/s from one pool node": each
             > self.node_bits_per_s,
-            f"more than {self.in_flight_bytes / 1e6:g} MB under way from one pool node": in_flight
+            f"more than {self.in_flight_bytes / 1e6:g} MB in flight from one pool node": in_flight
             > self.in_flight_bytes,
             f"links under {transport.control}": transport.control not in self.controls,
         }

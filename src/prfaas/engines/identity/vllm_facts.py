@@ -123,8 +123,8 @@ def _remote_code(model: Any) -> dict[str, str]:
     }
     if places and not model.code_revision:
         raise ConfigError(
-            f"the model's code is taken from {', '.join(sorted(places))}, of whatever revision is "
-            "there; pin it with --code-revision COMMIT"
+            f"the model's code is taken from {', '.join(sorted(places))}, of any revision in the "
+            "cache; pin it with --code-revision COMMIT"
         )
     if not places:
         return {}

@@ -92,7 +92,7 @@ class Door:
             limit_s: Longest wait, seconds.
         """
         self.is_closed = True
-        _log.info("no new requests are taken; %d are under way", self._num_inside)
+        _log.info("no new requests are accepted; %d are running", self._num_inside)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._empty.wait()

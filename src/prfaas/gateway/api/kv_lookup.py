@@ -59,7 +59,7 @@ class KvLookup:
     async def _get(self, request: web.Request) -> web.Response:
         prompt = request.query.get("prompt", "")
         if not prompt:
-            raise RequestError("say ?prompt=TEXT, or POST a body as for /v1/completions")
+            raise RequestError("use ?prompt=TEXT, or POST a body as for /v1/completions")
         return await self._answer(request, {"prompt": prompt})
 
     async def _post(self, request: web.Request) -> web.Response:

@@ -89,7 +89,7 @@ def _parts(facts: Facts) -> Iterator[Alarm]:
         text = f"engine {name} does not answer; requests go elsewhere"
         yield Alarm("engine_down", name, Severity.CRITICAL, text)
     for name in facts.silent_pools:
-        text = f"pool node {name} is not heard: its blocks count as nothing until it is back"
+        text = f"pool node {name} is not connected: its blocks do not count until it is back"
         yield Alarm("pool_silent", name, Severity.CRITICAL, text)
     for name, words in facts.mismatches.items():
         text = (
@@ -108,13 +108,13 @@ def _predictions(facts: Facts) -> Iterator[Alarm]:
         if path in facts.refuted:
             text = (
                 f"predictions of the {path} are wrong by more than a factor, corrected or not: "
-                "`ttft_max` refuses nobody by them; measure with `prfaas profile` and plan again"
+                "`ttft_max` does not use them; measure with `prfaas profile` and plan again"
             )
             yield Alarm("predictions_off", path, Severity.WARNING, text)
         elif not 1 / CORRECTION_MAX <= factor <= CORRECTION_MAX:
             text = (
-                f"first tokens of the {path} take {factor:.2g} times what the plan says, and "
-                "predictions are corrected: the plan's profiles are not this deployment's"
+                f"first tokens of the {path} take {factor:.2g} times the planned time, and "
+                "predictions are corrected: the plan's profiles do not match this deployment"
             )
             yield Alarm("predictions_off", path, Severity.WARNING, text)
 

@@ -260,13 +260,13 @@ class Engines:
                 if response.status != 200:
                     raise EngineError(
                         f"{FORGET.partition('?')[0]} answers {response.status}: start it with "
-                        "--middleware prfaas.engines.vllm_forget.ForgetRoute, or anew"
+                        "--middleware prfaas.engines.vllm_forget.ForgetRoute, or restart it"
                     )
                 answer = as_object(from_json(await read_answer(response)))
         except (aiohttp.ClientError, ValueError) as error:
-            raise EngineError(f"no answer ({type(error).__name__}); start it anew") from None
+            raise EngineError(f"no answer ({type(error).__name__}); restart it") from None
         except TimeoutError:
-            raise EngineError(f"no answer within {FORGET_S:g} s; start it anew") from None
+            raise EngineError(f"no answer within {FORGET_S:g} s; restart it") from None
         return answer.get("success") is True
 
     def _keep(self, response: aiohttp.ClientResponse) -> None:

@@ -248,7 +248,7 @@ class Connection(PlainHandler):
             why = _QUOTED.split(message.split("\n", maxsplit=1)[0])[0].strip(" :")
             said = f"this is no HTTP request that can be read: {why[:200]}"
             return json_response(error_object(said, "BadRequestError", None, status), status)
-        said = "the gateway failed; its log says why"
+        said = "the gateway failed; see its log"
         return json_response(error_object(said, "InternalServerError", None, status), status)
 
     def log_exception(self, *args: Any, **more: Any) -> None:

@@ -65,7 +65,7 @@ def error_body(error: Exception) -> dict[str, object]:
         case PrfaasError():
             message, kind = str(error), "BadGatewayError"
         case _:
-            message, kind = "the gateway failed; its log says why", "InternalServerError"
+            message, kind = "the gateway failed; see its log", "InternalServerError"
     return error_object(message, kind, None, status)
 
 

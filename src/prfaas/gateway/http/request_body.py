@@ -36,7 +36,7 @@ async def read_body(request: web.Request) -> bytes:
         if not limit.expired():
             raise
         raise RequestError(
-            f"the request body has not come within {timeout_s:g} s; send it faster",
+            f"the request body did not arrive within {timeout_s:g} s; send it faster",
             status=408,
             error_type="RequestTimeoutError",
         ) from None

@@ -25,8 +25,8 @@ TRIES_MAX, TRIES_FREE = 40, 4
 it cannot while blocks are loaded into it."""
 RETRY_S = 0.25
 TAKEN_AGAIN = (
-    "it took blocks of the source again before all engines had forgotten: it was started anew, or "
-    "they took more than two minutes; ask again"
+    "it accepted blocks of the source again before all engines were reset: it was restarted, or "
+    "the reset took more than two minutes; run the purge again"
 )
 
 
@@ -82,7 +82,7 @@ class Purging:
         """
         if self._tasks:
             raise RequestError(
-                "a purge is under way at this gateway; ask again when it is over",
+                "a purge is running at this gateway; try again after its end",
                 status=409,
                 error_type="ConflictError",
             )
@@ -193,7 +193,7 @@ def _report(
 
 def _unknown(source: str, known: list[str]) -> RequestError:
     return RequestError(
-        f"there is no pool {source[:80]!r}, and no block came from one; there are: "
+        f"there is no pool {source[:80]!r}, and no block came from such a pool; known pools: "
         f"{', '.join(known) or 'none'}",
         status=404,
         error_type="NotFoundError",

@@ -147,7 +147,7 @@ class Copier:
             Loop.REPLICATION,
             "copies",
             f"link {source}:{destination}",
-            why="prefixes that are asked for again and again at home lie only in the other pool",
+            why="prefixes that the PD pool often misses are only in the other pool",
             numbers={
                 "prefixes": len(begun),
                 "bytes": num_bytes,

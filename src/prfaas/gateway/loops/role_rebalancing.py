@@ -47,12 +47,12 @@ class Reroling:
             change = roles.convert(now_ns)
             self._driver.apply_roles(now_ns)
             drained_s = (change.drained_at_ns - change.began_at_ns) / NS_PER_S
-            why = "it has finished what it had in its old role"
+            why = "it has completed the requests of its old role"
             self._note(change, "changed", why, {"drained_s": drained_s})
         elif (kept := roles.gives_up(now_ns)) is not None:
             self._driver.apply_roles(now_ns)
             left = self._work(kept.index)
-            self._note(kept, "kept", "it has not finished what it had", {"requests_left": left})
+            self._note(kept, "kept", "it has not completed its requests", {"requests_left": left})
 
     def turn(self, now_ns: int) -> None:
         """One interval of the loop."""
@@ -92,7 +92,7 @@ class Reroling:
                 f"link {link.source}:{link.destination}",
                 old=link.policy.offload_threshold,
                 new=found.offload_threshold,
-                why="the best threshold of the plan for this split and what the links carry",
+                why="the best threshold of the plan for this split and the rates of the links",
                 numbers=numbers,
             )
         self._driver.dispatcher.replan(found.offload_threshold)

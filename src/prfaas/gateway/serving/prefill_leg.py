@@ -93,7 +93,7 @@ class PrefillLeg:
     ) -> JsonObject:
         """What the engine's tier and the pools have to know."""
         if plan.layout is None:
-            raise PrefillGivenUpError(_Why.NO_LAYOUT, "nobody has announced a layout")
+            raise PrefillGivenUpError(_Why.NO_LAYOUT, "no engine has announced a layout")
         span = {
             "have_tokens": plan.routed.present_tokens,
             "final_tokens": plan.route.final_tokens,

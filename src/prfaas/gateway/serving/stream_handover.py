@@ -45,7 +45,9 @@ class Ending:
         try:
             num_moved = answer.move(await self._texts(exchange, plan, answer))
         except (NoDetokenizerError, ValueError) as error:
-            raise EngineError(f"the decode engine broke, and nobody can go on: {error}") from None
+            raise EngineError(
+                f"the decode engine broke, and no other can continue: {error}"
+            ) from None
         if answer.is_stopped:
             await self._say(exchange, {"choices": [{"index": 0, "text": "", "logprobs": None}]})
         exchange.usage.num_moved = num_moved

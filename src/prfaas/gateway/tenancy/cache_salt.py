@@ -44,7 +44,7 @@ def deployment_secret(state: Path) -> bytes:
     except OSError as error:
         raise ConfigError(f"{path} cannot be used: {error.strerror}") from None
     if not _SECRET.fullmatch(secret):
-        raise ConfigError(f"{path} holds no secret; remove it and a new one is made")
+        raise ConfigError(f"{path} holds no secret; remove it to create a new one")
     return secret
 
 

@@ -131,7 +131,7 @@ def recurrent(config: ConfigReader, dtypes: Dtypes, num_layers: int) -> list[Lay
     raise ConfigError(
         f"{config.name}: model_type {config.model_type!r} has {num_layers} linear or recurrent "
         "layers, but none of the fields linear_num_value_heads, linear_attn_config, "
-        "attn_type_list, mamba_n_heads, mamba_d_state says how large their state is"
+        "attn_type_list, mamba_n_heads, mamba_d_state has the size of their state"
     )
 
 

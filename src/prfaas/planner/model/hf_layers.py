@@ -297,8 +297,8 @@ def _windows(config: ConfigReader, num_layers: int) -> list[str]:
     if config.model_type in _ALL_WINDOWED or config.is_set("use_sliding_window"):
         return [SLIDING] * num_layers
     raise ConfigError(
-        f"{config.name}: field sliding_window is set, but nothing says which layers of model_type "
-        f"{config.model_type!r} use it; add layer_types to the config"
+        f"{config.name}: field sliding_window is set, but no field lists the layers of model_type "
+        f"{config.model_type!r} that use it; add layer_types to the config"
     )
 
 

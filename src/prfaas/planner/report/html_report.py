@@ -74,7 +74,7 @@ def html_report(plan: Plan) -> str:
         _latency(plan),
         "<h2>What would change the answer</h2>",
         figure(figures.tornado_figure(plan)),
-        "<h2>Where the numbers come from</h2>",
+        "<h2>Sources of the numbers</h2>",
         _sources(plan),
     ]
     return page(problem.title, _STYLE, body)

@@ -119,7 +119,7 @@ def _idle_remote_p90(problem: Problem) -> float | None:
 
 def _takes(problem: Problem, demand_per_s: float, sizing: Sizing | None) -> str:
     if sizing is None:
-        return f"no fleet of up to {INSTANCES_MAX:,} instances was looked for"
+        return f"no fleet of up to {INSTANCES_MAX:,} instances was searched"
     if sizing.cheapest is not None:
         return f"it would take {fleet_in_words(problem, sizing.cheapest)}"
     none = f"no fleet of up to {INSTANCES_MAX:,} instances of a cluster carries it"
@@ -147,7 +147,7 @@ def _cure(problem: Problem, dead: Stage) -> str:
         return f"a sequence needs {size / 1e9:,.3g} GB of KV memory of a decode instance"
     if dead is Stage.PD_PREFILL:
         kept = "" if problem.num_prefill is None else " (search.num_prefill)"
-        return f"no instance{kept} is left for prompts that stay in {problem.pd.name}; it takes one"
+        return f"no instance{kept} is left for local prompts of {problem.pd.name}; it takes one"
     if not any(cluster.num_instances for cluster in problem.prfaas):
         return "it needs an instance for prompts above the threshold"
     total = sum(c.link.bits_per_s for c in problem.prfaas)

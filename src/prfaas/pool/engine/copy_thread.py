@@ -18,7 +18,7 @@ from prfaas.wire.fragments import block_digest
 
 BATCH_BYTES, BATCH_RATIO = 8 << 20, 1 / 8
 """Bytes that are copied at a time."""
-LEFT = "the engine left before its rows were copied"
+LEFT = "the engine disconnected before its rows were copied"
 NamedRow = tuple[BlockKey, int]
 Row = tuple[BlockKey, int, memoryview]
 """A row, and what it is copied into or from."""

@@ -119,7 +119,7 @@ class EngineRequests:
             case Ping():
                 return
             case _:
-                raise PeerError(f"{type(message).__name__} is not for an engine to say")
+                raise PeerError(f"{type(message).__name__} is not a message of an engine")
 
     def left(self, engine: EngineSession) -> None:
         """An engine is gone: nothing more of its transfers will come."""

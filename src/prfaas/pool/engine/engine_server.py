@@ -246,7 +246,7 @@ def _receive_hello(connection: socket.socket, timeout_s: float) -> tuple[EngineH
         frame = frames[0]
         message = decode(frame.payload)
         if len(frames) > 1 or not isinstance(message, EngineHello) or len(descriptors) != 1:
-            raise PeerError("an engine has to say hello first, with one descriptor, and then wait")
+            raise PeerError("the first message of an engine has to be hello, with one descriptor")
     except (PeerError, OSError):
         for descriptor in descriptors:
             os.close(descriptor)
@@ -260,7 +260,7 @@ def _first_frames(connection: socket.socket, descriptors: list[int]) -> list[Fra
         data, received, _, _ = socket.recv_fds(connection, 1 << 16, 1)
         descriptors += received
         if not data:
-            raise PeerError("the engine left before it said hello")
+            raise PeerError("the engine disconnected before its hello")
         frames = decoder.feed(data)
         if frames:
             return frames

@@ -240,7 +240,7 @@ async def probe(
             reason = f"its certificate is not of our ca.pem ({error.verify_message})"
         raise TransferError(
             f"no link test with {peer} at {join_address(address)}: {reason}; "
-            "see that it runs there, names us as a source, and takes no other test"
+            "check that it runs there, lists this pool as a source, and runs no other test"
         ) from None
     return measured, control.rstrip(b"\0").decode()
 

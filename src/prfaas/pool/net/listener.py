@@ -134,7 +134,7 @@ class Listener:
                 is_ours = False  # The transport closes it, also when the handshake fails.
                 await self._shake_hands(connection)
         except ConnectionResetError:
-            log.debug("a caller left before it said who it is")
+            log.debug("a peer disconnected before its identification")
         except (OSError, PeerError) as error:
             reason = str(error) or repr(error)
             if self._said.is_new(reason):
@@ -173,7 +173,7 @@ async def client_hello(connection: socket.socket) -> bytes:
             connection.recv(REFUSED_BYTES)  # What is left unread would make the end a reset.
             raise PeerError(f"a caller starts with {data!r}, which is no TLS")
         if len(data) < wanted:
-            raise ConnectionResetError("a caller left before it said hello")
+            raise ConnectionResetError("a peer disconnected before its hello")
         if wanted > TLS_HEADER_BYTES:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
             return data

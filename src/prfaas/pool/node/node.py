@@ -206,7 +206,7 @@ class PoolNode:
         """
         self._tickets.is_draining = True
         self._state_changed()
-        log.info("no new transfers are taken; %d are under way", self.num_open)
+        log.info("no new transfers are accepted; %d are running", self.num_open)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while self.num_open:

@@ -343,9 +343,9 @@ async def _read_join(secured: ssl.SSLSocket) -> Join:
             await readable(secured)
             continue
         if not data:
-            raise OSError("the peer left before it joined")
+            raise OSError("the peer disconnected before its join")
         for frame in decoder.feed(data):
             message = decode(frame.payload)
             if not isinstance(message, Join):
-                raise PeerError("a data connection has to say first which link it joins")
+                raise PeerError("the first message of a data connection has to name its link")
             return message

@@ -103,7 +103,7 @@ class Decoding:
         """
         window = self._kernels.window
         if window is None:
-            raise PeerError("a fragment is coded before this side said that it decodes")
+            raise PeerError("a fragment is coded before this side has accepted codecs")
         began = time.thread_time_ns()
         window.decode(coded, into)
         self._seconds.inc((time.thread_time_ns() - began) / NS_PER_S)

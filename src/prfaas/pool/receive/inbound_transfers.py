@@ -144,7 +144,8 @@ class InboundTransfers:
             raise error
         if self._store.is_barred(received(source, transfer_id, is_inherited=False)):
             error = TicketRefusedError(
-                Refusal.PURGING, f"what came from {source} is being dropped; it is taken again soon"
+                Refusal.PURGING,
+                f"what came from {source} is being dropped; it is accepted again soon",
             )
             self._tickets.refused(DESTINATION, transfer_id, error)
             raise error

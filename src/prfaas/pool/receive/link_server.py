@@ -230,7 +230,7 @@ class LinkPort:
         older = [other for other in self._channels if other.peer == channel.peer]
         older.remove(channel)
         for other in older:
-            other.close("the pool has connected anew")
+            other.close("the pool has reconnected")
         self._drop_link(channel.peer)
         self.data.begin_link(channel.peer, hello.link)
         self._inbound.resumed(channel.peer, hello.resumes)

@@ -397,7 +397,7 @@ class DiskTier:
         self._active = None
         self._metrics.disk_up.set(0)
         log.error(
-            "disk tier: %s cannot be written: %s; blocks are kept in memory only, and the disk is "
+            "disk tier: %s cannot be written: %s; blocks are kept only in memory, and the disk is "
             "tried again every %.0f s",
             self._folder,
             error.strerror or error,

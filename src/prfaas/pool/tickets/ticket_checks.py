@@ -139,7 +139,7 @@ class TicketChecks:
         now_ns = self._unix_ns()
         try:
             if self.is_draining:
-                raise TicketRefusedError(Refusal.DRAINING, "this pool takes no new transfers")
+                raise TicketRefusedError(Refusal.DRAINING, "this pool accepts no new transfers")
             ticket = self._opener.open(sealed, now_ns)
             check_ticket(
                 ticket,
@@ -151,7 +151,7 @@ class TicketChecks:
             if manifest_digest(blocks) != ticket.blocks:
                 raise TicketRefusedError(
                     Refusal.OTHER_BLOCKS,
-                    "the list of blocks that came with it is not the one it was signed for",
+                    "its list of blocks is not the one that was signed",
                 )
             if layouts and ticket.layout_id not in layouts:
                 raise TicketRefusedError(
@@ -178,9 +178,9 @@ def beyond_ticket(
     if block.key not in named:
         return unnamed(block.key)
     if asked is not None and block.key not in asked:
-        return TicketRefusedError(Refusal.FOREIGN, "a block came that was not asked for")
+        return TicketRefusedError(Refusal.FOREIGN, "a block arrived that was not requested")
     if block.layout_id != transfer.layout_id:
-        return TicketRefusedError(Refusal.LAYOUT, "a block of another layout came")
+        return TicketRefusedError(Refusal.LAYOUT, "a block of another layout arrived")
     num_bytes = transfer.num_bytes + len(block.data)
     if num_bytes > transfer.bytes_max:
         return TicketRefusedError(

@@ -98,7 +98,7 @@ def _clusters(
     problem, table = question.problem, file.cache
     names = [problem.pd.name, *(cluster.name for cluster in problem.prfaas)]
     if len(set(names)) < len(names):
-        raise ConfigError(f"{file.plan}: clusters {names}; each needs a name of its own")
+        raise ConfigError(f"{file.plan}: clusters {names}; each needs its own name")
     return tuple(
         ClusterSetup(
             cluster.name,
