@@ -23,7 +23,7 @@ from prfaas.gateway.http.responses import json_response
 from prfaas.gateway.openai.requests import Api, parse_object, parse_request
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.serving.routing_step import Planner
-from prfaas.gateway.telemetry.request_records import ms_of
+from prfaas.gateway.telemetry.request_records import decision_json
 from prfaas.gateway.tenancy.tenants import Tenant, Tenants
 
 POOL_TIERS = Tier.HOST | Tier.DISK
@@ -154,25 +154,9 @@ class KvLookup:
 
 
 def _foreseen(found: Routed | Refused) -> JsonObject:
-    decision = found.decision
-    return {
-        "path": decision.path.value,
-        "reason": decision.reason.value,
-        "explanation": decision.explanation,
-        "num_new_tokens": decision.num_new_tokens,
-        "offload_threshold": decision.offload_threshold,
-        "pull_tokens": decision.pull_tokens,
-        "predicted_local_ms": ms_of(decision.predicted_local_ns),
-        "predicted_remote_ms": ms_of(decision.predicted_remote_ns),
-        **_route(found),
-    }
-
-
-def _route(found: Routed | Refused) -> JsonObject:
     if isinstance(found, Refused):
-        return {"prefill": None, "source": "", "destination": ""}
-    return {
-        "prefill": found.prefill,
-        "source": found.source,
-        "destination": found.destination,
-    }
+        route: JsonObject = {"prefill": None, "source": "", "destination": ""}
+    else:
+        names = found.prefill, found.source, found.destination
+        route = dict(zip(("prefill", "source", "destination"), names, strict=True))
+    return decision_json(found.decision) | route

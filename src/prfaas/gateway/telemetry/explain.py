@@ -8,7 +8,7 @@ from prfaas.core.dispatch.route_options import RouteOption
 from prfaas.core.dispatch.scoring import PREFILL_WEIGHTS, Candidate, Weights, scores
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.telemetry.request_record import Record
-from prfaas.gateway.telemetry.request_records import ms_of
+from prfaas.gateway.telemetry.request_records import as_json, decision_json, ms_of
 
 
 def explain(record: Record) -> JsonObject:
@@ -33,16 +33,8 @@ def _decision(record: Record) -> JsonObject | None:
     found = record.decision
     if found is None:
         return None
-    return {
-        "path": found.path.value,
-        "reason": found.reason.value,
-        "explanation": found.explanation,
+    return decision_json(found) | {
         "refusal": record.refusal.value if record.refusal else None,
-        "num_new_tokens": found.num_new_tokens,
-        "offload_threshold": found.offload_threshold,
-        "pull_tokens": found.pull_tokens,
-        "predicted_local_ms": ms_of(found.predicted_local_ns),
-        "predicted_remote_ms": ms_of(found.predicted_remote_ns),
         "not_predicted": found.unpredicted.value if found.unpredicted else None,
         "pd_hit_tokens": record.pd_hit_tokens,
         "prfaas_hit_tokens": record.prfaas_hit_tokens,
@@ -104,28 +96,19 @@ def _rated(
     return rated
 
 
+_HAPPENED = (
+    *("prefill_engine", "prefill_ms", "transfer_state", "transfer_ms", "kv_bytes"),
+    *("decode_engine", "ttft_ms", "e2e_ms", "cached_tokens", "pulled_tokens", "num_output_tokens"),
+)
+"""Of the record, as it is shown in the list of requests."""
+
+
 def _happened(record: Record) -> JsonObject:
-    transfer = record.transfer
-    predicted_ns = record.decision.predicted_ns if record.decision else None
-    decode_ns = (
-        record.e2e_ns - record.ttft_ns
-        if record.e2e_ns is not None and record.ttft_ns is not None
-        else None
-    )
-    return {
+    shown, ttft_ns, e2e_ns = as_json(record), record.ttft_ns, record.e2e_ns
+    is_timed = ttft_ns is not None and e2e_ns is not None
+    return {name: shown[name] for name in _HAPPENED} | {
         "decided_after_ms": ms_of(record.decided_ns),
-        "prefill_engine": record.prefill_engine,
-        "prefill_ms": ms_of(record.prefill_ns),
-        "transfer_state": transfer.state if transfer else None,
-        "transfer_ms": ms_of(transfer.duration_ns or None) if transfer else None,
-        "kv_bytes": transfer.num_bytes if transfer else 0,
-        "decode_engine": record.decode_engine,
-        "ttft_ms": ms_of(record.ttft_ns),
-        "predicted_ttft_ms": ms_of(predicted_ns),
-        "decode_ms": ms_of(decode_ns),
-        "e2e_ms": ms_of(record.e2e_ns),
-        "cached_tokens": record.cached_tokens,
-        "pulled_tokens": record.pulled_tokens,
-        "num_output_tokens": record.num_output_tokens,
+        "predicted_ttft_ms": ms_of(record.decision.predicted_ns if record.decision else None),
+        "decode_ms": ms_of((e2e_ns or 0) - (ttft_ns or 0)) if is_timed else None,
         "fallback": record.fallback.label if record.fallback else None,
     }

@@ -6,6 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterator
 
+from prfaas.core.routing.decision import Decision
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.telemetry.request_record import Record
 
@@ -67,8 +68,8 @@ def log_fields(record: Record) -> JsonObject:
 
 def as_json(record: Record) -> JsonObject:
     """The record as `/control/requests` shows it."""
-    decision, transfer = record.decision, record.transfer
-    return {
+    transfer = record.transfer
+    return decision_json(record.decision) | {
         "request_id": record.request_id,
         "api": record.api,
         "tenant": record.tenant,
@@ -76,20 +77,13 @@ def as_json(record: Record) -> JsonObject:
         "started_at": record.started_unix_s,
         "outcome": record.outcome.value,
         "path": record.path,
-        "reason": decision.reason.value if decision else None,
-        "explanation": decision.explanation if decision else None,
         "refusal": record.refusal.value if record.refusal else record.rejected,
         "error": record.error,
-        "offload_threshold": decision.offload_threshold if decision else None,
-        "predicted_local_ms": ms_of(decision.predicted_local_ns) if decision else None,
-        "predicted_remote_ms": ms_of(decision.predicted_remote_ns) if decision else None,
         "num_prompt_tokens": record.num_prompt_tokens,
-        "num_new_tokens": decision.num_new_tokens if decision else None,
         "num_output_tokens": record.num_output_tokens,
         "cached_tokens": record.cached_tokens,
         "pd_hit_tokens": record.pd_hit_tokens,
         "prfaas_hit_tokens": record.prfaas_hit_tokens,
-        "pull_tokens": decision.pull_tokens if decision else 0,
         "pulled_tokens": record.pulled_tokens,
         "transfer_state": transfer.state if transfer else None,
         "kv_bytes": transfer.num_bytes if transfer else 0,
@@ -106,6 +100,20 @@ def as_json(record: Record) -> JsonObject:
         "fallback": {"stage": record.fallback.stage, "reason": record.fallback.reason}
         if record.fallback
         else None,
+    }
+
+
+def decision_json(found: Decision | None) -> JsonObject:
+    """A decision as every page shows it; all keys are there before there is one."""
+    return {
+        "path": found.path.value if found else None,
+        "reason": found.reason.value if found else None,
+        "explanation": found.explanation if found else None,
+        "num_new_tokens": found.num_new_tokens if found else None,
+        "offload_threshold": found.offload_threshold if found else None,
+        "pull_tokens": found.pull_tokens if found else 0,
+        "predicted_local_ms": ms_of(found.predicted_local_ns) if found else None,
+        "predicted_remote_ms": ms_of(found.predicted_remote_ns) if found else None,
     }
 
 
