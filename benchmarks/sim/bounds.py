@@ -30,11 +30,10 @@ import numpy.typing as npt
 from scipy.optimize import linprog
 from scipy.sparse import coo_array, hstack, identity, vstack
 
-from prfaas.core.routing.predictions import BITS_PER_BYTE
 from prfaas.sim.scenario.scenario_loader import Scenario
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import Setup
-from prfaas.units import NS_PER_S
+from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
 SPANS_S = (5.0, 15.0, 60.0, 240.0)
 """Lengths of the spans whose arrivals must be served within the span and one target."""

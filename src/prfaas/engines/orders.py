@@ -19,12 +19,10 @@ import msgspec
 
 from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.manifest import manifest_of
+from prfaas.units import NS_PER_MS
 from prfaas.wire.frames import TRANSFER_ID_BYTES
 from prfaas.wire.messages.engine import Push
 from prfaas.wire.messages.fields import Count, Name, TicketBytes
-
-NS_PER_MS = 1_000_000
-
 
 TransferHex = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-fA-F]{{{2 * TRANSFER_ID_BYTES}}}$")]
 

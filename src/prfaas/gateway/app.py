@@ -55,11 +55,11 @@ from prfaas.gateway.serving.request_legs import Parts as RunParts
 from prfaas.gateway.serving.routing_step import Planner
 from prfaas.gateway.serving.stream_handover import Ending
 from prfaas.gateway.telemetry.metrics import Metrics
-from prfaas.gateway.telemetry.request_records import NS_PER_MS, Records
+from prfaas.gateway.telemetry.request_records import Records
 from prfaas.gateway.telemetry.tracing import Tracing
 from prfaas.gateway.tenancy.tenants import Tenants, fairness
 from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
-from prfaas.units import NS_PER_S
+from prfaas.units import NS_PER_MS, NS_PER_S
 from prfaas.wire.identity import identity_in
 from prfaas.wire.plain_http import name_server
 from prfaas.wire.renewal import Renewal

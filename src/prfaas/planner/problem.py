@@ -9,7 +9,6 @@ from prfaas.planner.hardware.profiles import DecodeProfile, PrefillProfile
 from prfaas.planner.model.kv_geometry import KvGeometry
 from prfaas.planner.workload.prompt_lengths import LengthDistribution, mean_length
 
-BYTES_PER_TB = 1e12
 SEARCH_POINTS_MAX = 4_000_000  # about 1 GB of arrays
 
 

@@ -10,10 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from prfaas.units import format_rate, format_seconds, format_size
+from prfaas.units import NS_PER_MS, format_rate, format_seconds, format_size
 
 State = dict[str, Any]
-_NS_PER_MS = 1_000_000
 _ID_CHARS = 8  # enough for `prfaas ctl explain`
 _PATHS = {"remote": "cyan", "local": "yellow"}
 
@@ -154,7 +153,7 @@ def _table(*columns: str) -> Table:
 
 
 def _ms(value: float | None) -> str:
-    return "-" if value is None else format_seconds(round(value * _NS_PER_MS))
+    return "-" if value is None else format_seconds(round(value * NS_PER_MS))
 
 
 def _count(value: int | None) -> str:

@@ -11,8 +11,8 @@ from heapq import nsmallest
 from math import exp2
 from typing import Generic, TypeVar
 
-from prfaas.core.routing.predictions import BITS_PER_BYTE, CostModel, LinkState
-from prfaas.units import NS_PER_S
+from prfaas.core.routing.predictions import CostModel, LinkState
+from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
 NUM_COPIES_MAX = 64
 """In one interval."""

@@ -12,8 +12,7 @@ from collections import deque
 from math import exp, log
 from typing import NamedTuple
 
-from prfaas.core.routing.predictions import BITS_PER_BYTE
-from prfaas.units import NS_PER_S
+from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
 NUM_KEPT = 512
 """Requests that are looked at: enough for the shares of work, few enough to follow the day."""

@@ -16,7 +16,6 @@ from prfaas.core.routing.calibration import corrected
 from prfaas.core.routing.decision import Path, Reason, RoutingFacts
 from prfaas.core.routing.policies import PolicyName
 from prfaas.core.routing.predictions import (
-    BITS_PER_BYTE,
     DecodeWait,
     PathSignals,
     Prediction,
@@ -24,7 +23,7 @@ from prfaas.core.routing.predictions import (
     predict,
 )
 from prfaas.core.routing.pull_choice import with_pull
-from prfaas.units import NS_PER_S
+from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
 SACRIFICED_MAX = 3
 """Targets: a request that is late anyway is not sent to a queue that is longer than these."""

@@ -15,9 +15,7 @@ from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.decision import Decision, Path, RoutingFacts
 from prfaas.core.routing.policies import Bandwidth, PolicyName
 from prfaas.core.routing.predictions import CostModel
-from prfaas.units import NS_PER_S
-
-BYTES_PER_TB = 1e12
+from prfaas.units import BYTES_PER_TB, NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from prfaas.core.routing.decision import Path, RoutingFacts, Unpredicted
-from prfaas.units import NS_PER_S
-
-BITS_PER_BYTE = 8
+from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
 DecodeWait = Callable[[int], int]
 """Wait for decode, ns, of a request whose blocks are there after so many ns from now."""

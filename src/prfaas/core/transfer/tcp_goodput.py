@@ -23,9 +23,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
-from prfaas.units import NS_PER_S
+from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
-BITS_PER_BYTE = 8
 CONNECTIONS_MIN, CONNECTIONS_MAX = 2, 16
 FAR_CONNECTIONS_MIN, FAR_RTT_NS = 4, 5_000_000
 """Over far paths one connection that lost a segment must not slow the others' blocks down."""

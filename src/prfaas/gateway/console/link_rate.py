@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
+from prfaas.units import BITS_PER_BYTE
+
 WINDOW_S = 5.0
 """Length of the average, seconds. Transfers of a demo take one; samples come once a second."""
-_BITS_PER_BYTE = 8
 
 
 class LinkFlow:
@@ -42,4 +43,4 @@ class LinkFlow:
         if len(self._totals) < 2:
             return 0.0
         (then, before), (now, after) = self._totals[0], self._totals[-1]
-        return (after - before) * _BITS_PER_BYTE / (now - then) if now > then else 0.0
+        return (after - before) * BITS_PER_BYTE / (now - then) if now > then else 0.0

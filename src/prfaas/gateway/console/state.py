@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from prfaas.config.deployment import Deployment
-from prfaas.core.dispatch.types import BYTES_PER_TB
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
 from prfaas.core.request.events import Outcome
 from prfaas.gateway.console.alarms import WINDOW_S, Alarm, Facts, alarms
@@ -22,7 +21,8 @@ from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.pool_state import LinkName
 from prfaas.gateway.telemetry.metrics import Metrics
 from prfaas.gateway.telemetry.request_record import Record
-from prfaas.gateway.telemetry.request_records import NS_PER_MS, Records, as_json
+from prfaas.gateway.telemetry.request_records import Records, as_json
+from prfaas.units import BYTES_PER_TB, NS_PER_MS
 
 RECENT_S = 60.0
 REQUESTS_SHOWN = 20

@@ -24,7 +24,7 @@ from prfaas.gateway.pools.ticket_issuer import TicketOffice
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.serving.leg_requests import COMPLETIONS_PATH, prefill_body, wait_order
 from prfaas.gateway.serving.routing_step import Plan
-from prfaas.gateway.telemetry.request_records import NS_PER_MS
+from prfaas.units import NS_PER_MS
 
 _Why = PrefillFailure
 

@@ -12,13 +12,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prfaas.core.control.role_loop import Role
 from prfaas.core.control.split import Split
 from prfaas.core.dispatch.links import Link
-from prfaas.core.dispatch.types import BYTES_PER_TB
 from prfaas.core.routing.calibration import Calibration
 from prfaas.gateway.routing.change_log import Entry
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.telemetry.request_record import Record
-from prfaas.units import NS_PER_S
+from prfaas.units import BYTES_PER_TB, NS_PER_S
 
 
 def _backlog_s(driver: Driver, cluster: str) -> float:

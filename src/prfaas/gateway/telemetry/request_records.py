@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from prfaas.core.routing.decision import Decision
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.telemetry.request_record import Record
+from prfaas.units import NS_PER_MS
 
 RECORDS_MAX = 1000
 PREFIX_CHARS_MIN = 8
-NS_PER_MS = 1_000_000
 
 
 class Records:

@@ -12,10 +12,10 @@ from prfaas.core.admission.quotas import Limits, Quota
 from prfaas.gateway.openai.request_rules import STRICT, RequestRules
 from prfaas.gateway.tenancy.api_keys import KeyRing
 from prfaas.gateway.tenancy.cache_salt import deployment_secret, salt_of
+from prfaas.units import BITS_PER_BYTE
 
 DEFAULT_NAME = "default"
 """The one tenant of a deployment that names none."""
-_BITS_PER_BYTE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Tenants:
                 salt_of(secret, name),
                 Quota(_limits(table)),
                 table.weight,
-                (table.link_rate or 0) // _BITS_PER_BYTE,
+                (table.link_rate or 0) // BITS_PER_BYTE,
                 _rules(deployment, table.request_fields),
             )
             for name, table in tables.items()
@@ -94,5 +94,5 @@ def _limits(table: TenantTable) -> Limits:
         table.requests_per_minute,
         table.tokens_per_minute,
         table.requests_in_flight,
-        None if table.link_rate is None else table.link_rate // _BITS_PER_BYTE,
+        None if table.link_rate is None else table.link_rate // BITS_PER_BYTE,
     )

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from prfaas.planner.problem import BYTES_PER_TB, PrfaasCluster, Problem
+from prfaas.planner.problem import PrfaasCluster, Problem
 from prfaas.planner.solve import throughput as tp
 from prfaas.planner.solve.search import Operation, SearchGrid, grid_for, optimum, thresholds
 from prfaas.planner.solve.throughput import Mode, StageTerms
 from prfaas.planner.solve.within_target import candidates, meets
+from prfaas.units import BYTES_PER_TB
 
 INSTANCES_MAX = 4096
 """Largest number of PD instances, or of PrfaaS instances of one cluster, that is tried."""

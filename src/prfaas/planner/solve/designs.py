@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from prfaas.planner.problem import BYTES_PER_TB, Problem
+from prfaas.planner.problem import Problem
 from prfaas.planner.solve import throughput as tp
 from prfaas.planner.solve.search import Operation, grid_for
 from prfaas.planner.solve.throughput import Mode
 from prfaas.planner.solve.within_target import best_operation, within_target
+from prfaas.units import BYTES_PER_TB
 
 SECONDS_PER_H = 3600
 DEAD_PER_S = 1 / SECONDS_PER_H

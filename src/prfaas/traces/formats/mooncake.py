@@ -8,11 +8,11 @@ from prfaas.traces import limits
 from prfaas.traces.checks import check_output, check_prompt, decode, in_range
 from prfaas.traces.drops import DroppedError
 from prfaas.traces.requests import Row
+from prfaas.units import NS_PER_MS
 
 NAME = "mooncake"
 TITLE = "Mooncake's schema"
 BLOCK_TOKENS = 512
-_NS_PER_MS = 1_000_000
 
 
 class MooncakeLine(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -60,7 +60,7 @@ class MooncakeRows:
         self._check_ids(row)
         # The same int object for the same id: prompts share the memory as they share the blocks.
         shared = tuple(map(self._known.setdefault, row.hash_ids, row.hash_ids))
-        return Row(round(at_ms * _NS_PER_MS), row.input_length, max(output, 1), shared, row.tenant)
+        return Row(round(at_ms * NS_PER_MS), row.input_length, max(output, 1), shared, row.tenant)
 
     def _check_ids(self, row: MooncakeLine) -> None:
         if not row.hash_ids:
@@ -80,7 +80,7 @@ class MooncakeRows:
 
 def mooncake_line(row: Row) -> MooncakeLine:
     """The line that a request is written as."""
-    at_ms = row.at_ns / _NS_PER_MS
+    at_ms = row.at_ns / NS_PER_MS
     return MooncakeLine(
         timestamp=int(at_ms) if at_ms.is_integer() else at_ms,
         input_length=row.num_prompt_tokens,
