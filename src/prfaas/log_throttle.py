@@ -11,7 +11,7 @@ TEXTS_MAX = 50
 
 
 class SaidOnce:
-    """Says each thing once in a while.
+    """Logs each message at most once in an interval.
 
     Args:
         clock_ns: Monotonic clock, nanoseconds.

@@ -15,7 +15,7 @@ _NOT_BARE = re.compile(r'[ "=\n\r\t]')
 
 
 class LogFormat(StrEnum):
-    """How a line of the log looks."""
+    """Format of a log line."""
 
     TEXT = "text"
     JSON = "json"

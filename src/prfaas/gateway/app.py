@@ -66,7 +66,7 @@ from prfaas.wire.renewal import Renewal
 from prfaas.wire.tickets import TicketSigner
 
 SHUTDOWN_S = 5.0
-"""How long requests in flight may go on when the gateway stops, and may then take to end."""
+"""Time limits of running requests after a stop, and of their end."""
 
 
 async def serve(

@@ -1,4 +1,4 @@
-"""What a request takes of its tenant's tokens: computed, not delivered."""
+"""Token charges of a request: computed tokens, not delivered ones."""
 
 from __future__ import annotations
 

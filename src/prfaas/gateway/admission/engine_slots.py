@@ -15,7 +15,7 @@ from prfaas.gateway.openai.validation import bad
 from prfaas.gateway.tenancy.tenants import Tenants
 
 LOOK_S = 1.0
-"""How often a request that waits looks whether engines have come or gone."""
+"""Interval at which a waiting request checks for changed engines."""
 
 
 class Holding:

@@ -37,7 +37,7 @@ class Suspects:
         self._count = count
 
     async def enter(self, prompt: Prompt) -> bytes | None:
-        """Let a request begin; one that is suspect waits for its turn.
+        """Admit a request; a suspect waits for a slot.
 
         Returns:
             The digest of a suspect, for `cleared` or `left`; None for others.

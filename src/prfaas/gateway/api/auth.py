@@ -1,4 +1,4 @@
-"""Who may ask for what: every request passes here before its handler runs.
+"""Authorisation: every request passes here before its handler runs.
 
 Three kinds of paths: open ones, those of clients (a tenant's key), and everything else, which is
 the operators' (an operator's key, or this machine alone). A new route is the operators' unless it
@@ -21,11 +21,11 @@ from prfaas.gateway.tenancy.api_keys import KeyRing
 from prfaas.gateway.tenancy.tenants import Tenant, Tenants
 
 TENANT = web.RequestKey("tenant", Tenant)
-"""Whose a client's request is; set for every path of clients."""
+"""Tenant of a client's request; set for every path of clients."""
 OPERATOR = web.RequestKey("operator", bool)
-"""Whether who asks for an open path may see what operators see."""
+"""True if the client of a public path has the access of operators."""
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/console", *PAGE_PATHS})
-"""What anybody may have; the console's page says nothing before it is given an operator's key."""
+"""Public paths; the console's page has no data without an operator key."""
 CLIENT_PATHS = frozenset({"/tokenize", "/detokenize"})
 CLIENT_PREFIX = "/v1/"
 _SCHEME = "bearer "
@@ -61,7 +61,7 @@ class Access:
     async def check(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Let a request through, or answer 401 or 403."""
+        """Pass a request, or answer 401 or 403."""
         try:
             self._check(request)
         except RequestError:

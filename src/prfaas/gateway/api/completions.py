@@ -34,7 +34,7 @@ from prfaas.logs import log_event
 from prfaas.units import NS_PER_S
 
 LAST_WORDS_S = 5.0
-"""How long a client may take to read the error that ends its stream."""
+"""Time limit for a client to read the error that ends its stream."""
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +46,7 @@ class Generation:
         table: Limits of the gateway.
         model: Name of the model that is served.
         vocab_size: Token ids have to be below this.
-        chat_endpoint: Whether every chat goes to the engines' chat endpoint.
+        chat_endpoint: True if every chat goes to the engines' chat endpoint.
         door: Lets requests in.
         flow: Serves them.
         metrics: Count them.

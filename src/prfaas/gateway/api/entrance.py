@@ -1,4 +1,4 @@
-"""Who is let in: limits of tenants first, then a fair share of the gateway's places."""
+"""Admission: limits of tenants, then a fair share of the gateway's slots."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Entry:
 
 
 class Door:
-    """Lets requests in.
+    """Admits requests.
 
     Args:
         places: Of the gateway.
@@ -86,7 +86,7 @@ class Door:
         self.is_closed = False
 
     async def close(self, limit_s: float) -> None:
-        """Let nobody in any more, and wait until all are out.
+        """Stop admission, and wait until all requests have ended.
 
         Args:
             limit_s: Longest wait, seconds.

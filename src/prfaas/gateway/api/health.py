@@ -1,4 +1,4 @@
-"""What the gateway shows: models, health, metrics, recent requests."""
+"""Endpoints for models, health, metrics and recent requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Views:
         layouts: Whose blocks differ.
         metrics: What was counted.
         records: What happened lately.
-        door: Whether requests are let in.
+        door: True if requests are let in.
     """
 
     model: str
@@ -93,7 +93,7 @@ class Views:
         }
 
     async def _health(self, request: web.Request) -> web.Response:
-        """Does it take requests? With `?full=1`: is all there, so that offloading works too?
+        """Health: 200 if it takes requests; with `?full=1`, if all parts for offloading are ready.
 
         With `?full=parts`: the same, whatever their KV layouts are. Parts are named to operators.
         """

@@ -1,4 +1,4 @@
-"""What an operator should hear of: rules over the last minutes. Pure."""
+"""Alarms for operators: rules over the last minutes. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SLOW_SAMPLES = 3
 
 
 class Severity(StrEnum):
-    """How bad."""
+    """Severity of an alarm."""
 
     WARNING = "warning"
     """It works, and not as well as it could."""
@@ -51,7 +51,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the rules look at beside the history.
+    """Inputs of the rules in addition to the history.
 
     Attributes:
         missing_engines: Engines that are not ready.

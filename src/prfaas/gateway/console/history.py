@@ -1,4 +1,4 @@
-"""What the last hour looked like, a sample a second."""
+"""History of the last hour, one sample per second."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LinkSample:
     """One link at one instant.
 
     Attributes:
-        up: Whether it stands.
+        up: True if it is connected.
         goodput_bits_per_s: While it has something to send; 0 while unknown.
         rtt_ms: Of its last ping.
         queued_bytes: Waiting for a connection.

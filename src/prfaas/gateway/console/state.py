@@ -1,4 +1,4 @@
-"""What the console shows of this moment, read from the live parts."""
+"""Current state for the console, read from the live parts."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _ALLOWED = {
     "workload.prefix_hit_ratio": "number",
     "search.threshold": "number",
 }
-"""What a question may change, and in which unit: bit/s, seconds, or none."""
+"""Inputs that a question can change, with their unit: bit/s, seconds, or none."""
 
 
 class WhatIf:
@@ -100,7 +100,7 @@ class WhatIf:
 
 
 def end_with_the_gateway() -> None:
-    """Let this process end when its parent does, however that ends."""
+    """End this process with its parent, for any end of the parent."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return

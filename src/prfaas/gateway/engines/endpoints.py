@@ -1,4 +1,4 @@
-"""Where the parts of a deployment are reached, once all of them have their ports."""
+"""Addresses of the parts of a deployment, once all have their ports."""
 
 from __future__ import annotations
 

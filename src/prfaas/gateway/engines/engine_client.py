@@ -31,7 +31,7 @@ KEEPALIVE_S = 3.0
 """Below the 5 s after which uvicorn closes an idle connection under our hands."""
 
 READ_OUT_S = 1.0
-"""How long an answer may last behind its end mark without costing the connection."""
+"""Time limit of data after the end mark of an answer before the connection is closed."""
 
 MISSED_LOOKS_MAX = 3
 """A busy engine may be slow to say that it is well; a dead one refuses the connection at once."""
@@ -40,7 +40,7 @@ FORGET = "/reset_prefix_cache?reset_running_requests=true&reset_external=true"
 """vLLM's endpoint, which `engines/vllm_forget.py` opens outside its development mode."""
 FORGET_S = 30.0
 INTERNAL_ERROR = 500
-"""What an engine answers that failed at this request; others of 5xx tell of the engine alone."""
+"""Status of an engine that failed at this request; other 5xx are failures of the engine."""
 
 _log = logging.getLogger(__name__)
 
@@ -186,11 +186,12 @@ class Engines:
         return frozenset.intersection(*listed) if listed else frozenset()
 
     def takes(self, engine: Engine) -> bool:
-        """Whether it gets new legs: it is ready, and no breaker or operator minds."""
+        """Return True if it gets new legs: it is ready, and neither a breaker nor the operator bars
+        it."""
         return engine.is_ready and self._driver.takes(engine.name)
 
     def nobody(self) -> UnavailableError:
-        """Why no PD engine takes requests, and who can change that."""
+        """Return the reason why no PD engine takes requests, and the next step."""
         ready = [e.name for e in self.by_name.values() if e.role is ClusterRole.PD and e.is_ready]
         if any(map(self._driver.is_barred, ready)):
             return UnavailableError(

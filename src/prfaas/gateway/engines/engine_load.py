@@ -1,4 +1,4 @@
-"""What an engine says of its load, in vLLM's words for Prometheus."""
+"""Load of an engine, from vLLM's Prometheus metrics."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from prfaas.errors import PeerError
 
 HASHES_MAX = 65_536
 EVENTS_MAX = 262_144
-"""In one batch; an engine publishes a batch a step."""
+"""Limit of events in a batch; an engine publishes one batch per step."""
 DEVICE_MEDIA = frozenset({None, "GPU"})
 """Older engines name no medium."""
 
@@ -114,7 +114,7 @@ _ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 @dataclass(slots=True)
 class Batch:
-    """What a batch changes in device memory.
+    """Changes of device memory in a batch.
 
     Attributes:
         hashes: Of all blocks that came or left, in order: whole, or the last 64 bits as numbers.
@@ -134,7 +134,7 @@ class Batch:
 
 
 def decode_batch(payload: bytes) -> Batch:
-    """What a batch says.
+    """Decode a batch.
 
     Raises:
         PeerError: It is no batch, or an event of a known kind is not as it should be.

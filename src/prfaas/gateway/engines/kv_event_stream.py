@@ -25,7 +25,7 @@ from prfaas.gateway.engines.kv_event_codec import Batch, decode_batch
 
 
 class Heard(Enum):
-    """What became of a batch."""
+    """Result of a batch."""
 
     APPLIED = auto()
     KNOWN = auto()
@@ -35,7 +35,7 @@ class Heard(Enum):
 
 
 class EngineFeed:
-    """What is known of one engine's device memory.
+    """Known blocks in one engine's device memory.
 
     Args:
         engine: Its name, which is the name of the source in the index.
@@ -53,15 +53,15 @@ class EngineFeed:
         self._last: tuple[int, tuple[int, int]] | None = None
         self._next_seq = 0
         self._is_replayed = False
-        """Whether the replay that is under way has been joined to what is known."""
+        """True if the running replay has been joined to the known batches."""
         self._is_other = False
-        """Whether it is of another life, or does not reach back to what is known."""
+        """True if it comes from a restarted engine, or does not reach back to the known batches."""
         self._may_overlap = False
-        """Whether what comes next may be older than the end of the replay."""
+        """True if the next batch may be older than the end of the replay."""
 
     @property
     def state(self) -> SourceState:
-        """How far the engine is known."""
+        """State of the index of the engine."""
         return self._index.state(self._engine)
 
     @property
@@ -172,7 +172,7 @@ class EngineFeed:
 
 
 def _digest(payload: bytes) -> tuple[int, int]:
-    """Tells batches apart: each has the time it was made at."""
+    """Identity of a batch: the time of its creation."""
     return len(payload), crc32(payload)
 
 

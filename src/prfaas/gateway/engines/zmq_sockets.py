@@ -51,7 +51,7 @@ def one_connection(
 
 @contextlib.contextmanager
 def watched(socket: Socket) -> Iterator[Socket]:
-    """What becomes of a socket's connection: messages for `stands` and `is_over`."""
+    """Events of a socket's connection: messages for `stands` and `is_over`."""
     monitor = socket.get_monitor_socket(_OVER | zmq.EVENT_HANDSHAKE_SUCCEEDED)
     try:
         yield monitor
@@ -61,12 +61,12 @@ def watched(socket: Socket) -> Iterator[Socket]:
 
 
 def stands(frames: list[bytes]) -> bool:
-    """Whether a message of `watched` says that the connection stands."""
+    """Return True if a message of `watched` reports a connection."""
     return _event(frames) == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 def is_over(frames: list[bytes]) -> bool:
-    """Whether a message of `watched` says that there is no connection, or no longer one."""
+    """Return True if a message of `watched` reports a lost or failed connection."""
     return bool(_event(frames) & _OVER)
 
 

@@ -1,4 +1,4 @@
-"""What engines answer, taken no further than a limit: one that is broken fills no memory here."""
+"""Limits on the size of engines' answers, so that a broken engine cannot fill the memory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import aiohttp
 from prfaas.errors import EngineError
 
 ANSWER_BYTES_MAX = 32 << 20
-"""Of a whole answer, of one event of a stream, of a page such as `/metrics`, and of what is
-remembered of a stream so that another engine could go on with it.
+"""Limit of a whole answer, an event of a stream, a page such as `/metrics`, and the part of a
+stream kept for its continuation.
 
 An answer of 20,000 tokens with 20 log probabilities each fits, vLLM's metrics a hundred times.
 """

@@ -30,11 +30,11 @@ from prfaas.logs import log_event
 from prfaas.wire.plain_http import PlainHandler
 
 HEAD_S = 30.0
-"""How long the first request's head may take to come."""
+"""Time limit of the head of the first request."""
 HANDSHAKES_SHARE = 0.25
-"""Of all places, for connections in their TLS handshake."""
+"""Share of all connections that may be in their TLS handshake."""
 KEEPALIVE_S = 75.0
-"""How long the head of each further request may take; above the 60 s of common load balancers."""
+"""Time limit of the head of each further request; above the 60 s of common load balancers."""
 DESCRIPTORS_WANTED = 1 << 16
 DESCRIPTORS_EACH = 3
 """A request in flight takes one of its client's, and one of each leg's."""
@@ -57,7 +57,7 @@ _REFUSAL = (
 
 
 class Closed(StrEnum):
-    """Why the gateway closed a connection."""
+    """Reason for closing a connection."""
 
     NO_REQUEST = "no_request"
     """It brought no request in time."""
@@ -68,7 +68,7 @@ class Closed(StrEnum):
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process have as many descriptors as it may, within reason."""
+    """Raise the limit of file descriptors of this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else hard
     wanted = min(wanted, DESCRIPTORS_WANTED)
@@ -166,7 +166,7 @@ class Connections:
             await self.handshakes.stop()
 
     def _next(self) -> asyncio.Protocol:
-        """Somebody connects: takes the place of who has been idle longest, if there is no other."""
+        """Accept a connection, in place of the one that has been idle longest if all are in use."""
         num_places = self.limit - (0 if self.handshakes is None else self.handshakes.num_max)
         if len(self._waiting) + len(self._kept) + len(self._busy) >= max(1, num_places):
             self._say_full()

@@ -76,7 +76,7 @@ def error_response(error: Exception, headers: Mapping[str, str]) -> web.Response
 
 
 def _headers(error: Exception, status: int) -> Mapping[str, str]:
-    """What a client has to do about an error."""
+    """Headers of an error for the client."""
     if isinstance(error, RejectedError):
         return {"Retry-After": str(error.retry_after_s), REASON_HEADER: error.reason}
     if isinstance(error, PromptBreaksEnginesError):
@@ -90,7 +90,7 @@ def _headers(error: Exception, status: int) -> Mapping[str, str]:
 
 
 def retry_headers(status: int, said: str = "") -> Mapping[str, str]:
-    """When to try again after an answer of this status, whoever gave it.
+    """Value of `Retry-After` of an answer with this status.
 
     Args:
         status: Of the answer.

@@ -98,7 +98,7 @@ class _Accepted(asyncio.Protocol):
 
 
 class _Early(asyncio.Protocol):
-    """What comes with the end of the handshake, before somebody serves the connection."""
+    """Data that arrives with the end of the handshake, before the connection is served."""
 
     def __init__(self) -> None:
         self.data = bytearray()

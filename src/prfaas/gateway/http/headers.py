@@ -18,7 +18,7 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """How long a request may take.
+    """Return the time limit of a request.
 
     Attributes:
         seconds: From its arrival to its last byte.

@@ -65,7 +65,7 @@ def _num_opened(text: bytes) -> int:
 
 
 def is_deeper_than(value: object, levels_max: int) -> bool:
-    """Whether arrays and objects nest more than `levels_max` deep."""
+    """Return True if arrays and objects nest more than `levels_max` deep."""
     level = _containers([value])
     for _ in range(levels_max):
         if not level:

@@ -8,7 +8,7 @@ REASON_HEADER = "X-Prfaas-Reject-Reason"
 
 
 class UnavailableError(PrfaasError):
-    """Nobody here can serve this now; later, or elsewhere, somebody may: 503."""
+    """The request cannot be served now, but possibly later or elsewhere: 503."""
 
 
 class PromptBreaksEnginesError(PrfaasError):

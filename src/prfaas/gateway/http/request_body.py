@@ -1,4 +1,4 @@
-"""What requests say, within bounds; large bodies are parsed without stopping everybody else."""
+"""Request bodies within limits; large bodies are parsed without blocking other requests."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def read_small(request: web.Request, bytes_max: int) -> bytes:
 
 
 async def read(request: web.Request, parse: Callable[[bytes], T]) -> T:
-    """What `parse` makes of the body of a request; of a large one on another thread.
+    """Return the result of `parse` for the body of a request; for a large one on another thread.
 
     Raises:
         RequestError: 408, it does not come; 400, it is not encoded as it says, or `parse`

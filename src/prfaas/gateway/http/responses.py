@@ -1,4 +1,4 @@
-"""What the client is sent: whole answers, streams, and errors in OpenAI's shape."""
+"""Responses to clients: whole answers, streams, and errors in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ClientStream:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the status line is out."""
+        """Return True if the status line has been sent."""
         return self._response is not None
 
     async def begin(self, headers: Mapping[str, str]) -> None:

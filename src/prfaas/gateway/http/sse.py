@@ -72,7 +72,7 @@ class EventReader:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next event is here already."""
+        """Return True if the next event has arrived."""
         return bool(self._ready)
 
     async def next(self) -> bytes | None:

@@ -12,7 +12,10 @@ import numpy.typing as npt
 TABLE_BITS = 18, 20
 """Ids of so many bits have their texts in a table: of most vocabularies, and of all."""
 TEXT_BYTES = 8
-"""Of each text in a table: seven digits and a comma. Numpy gathers words faster than odd sizes."""
+"""Size of each text in a table: seven digits and a comma.
+
+Numpy gathers words faster than odd sizes.
+"""
 
 
 def make_ready(num_ids: int) -> None:

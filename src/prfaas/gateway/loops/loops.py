@@ -52,7 +52,7 @@ class Loops:
 
     @property
     def all(self) -> list[Beaten]:
-        """Those that run."""
+        """Running loops."""
         return [loop for loop in (self.reroling, self.copier) if loop is not None]
 
     def transfer_over(self, transfer: TransferView) -> None:

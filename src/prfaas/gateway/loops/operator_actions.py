@@ -1,4 +1,4 @@
-"""What an operator may change while the gateway runs; a restart forgets it."""
+"""Changes by the operator while the gateway runs; a restart discards them."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Control:
         }
 
     def predictions(self) -> list[JsonObject]:
-        """How predictions are corrected, by path; none without a plan to predict from."""
+        """Corrections of predictions, by path; none without a plan."""
         if self._deployment.routing.plan is None:
             return []
         now_ns = time.monotonic_ns()
@@ -215,7 +215,7 @@ class Control:
         raise _unknown("link", f"{source}:{destination}", known)
 
     def _is_anybody_left(self) -> bool:
-        """Whether the operator lets any PD engine take requests."""
+        """Return True if the operator lets any PD engine take requests."""
         return not all(map(self._driver.is_barred, self._engines.names(ClusterRole.PD)))
 
     def _note(

@@ -21,8 +21,8 @@ from prfaas.gateway.routing.change_log import Entry, Journal, Loop
 from prfaas.gateway.routing.dispatch_driver import Driver
 
 TRIES_MAX, TRIES_FREE = 40, 4
-"""How often an engine is asked to forget, and how often before it gets no new requests meanwhile:
-it cannot while blocks are loaded into it."""
+"""Attempts to reset an engine, and attempts before it gets no new requests: an engine cannot be
+reset while it loads blocks."""
 RETRY_S = 0.25
 TAKEN_AGAIN = (
     "it accepted blocks of the source again before all engines were reset: it was restarted, or "
@@ -32,7 +32,7 @@ TAKEN_AGAIN = (
 
 @dataclass(frozen=True, slots=True)
 class PoolPurge:
-    """What became of a purge at one pool node."""
+    """Result of a purge at one pool node."""
 
     name: str
     num_blocks: int = 0
@@ -42,7 +42,7 @@ class PoolPurge:
     problem: str = ""
 
     def as_json(self) -> JsonObject:
-        """As `/control/purge` shows it."""
+        """Form of `/control/purge`."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 

@@ -28,7 +28,7 @@ class Reroling:
 
     @property
     def roles(self) -> Roles:
-        """Who prefills and who decodes."""
+        """Roles of PD engines."""
         return self._split.roles
 
     def finished(self, record: Record) -> None:

@@ -1,4 +1,4 @@
-"""Lets time pass: what is known of idle links stays fresh, and the loops get their turns."""
+"""Runs the control loops once a second and refreshes reports of idle links."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Beaten(Protocol):
     """A loop that the pulse gives its turns.
 
     Attributes:
-        turns_each_beat: Whether each beat is its turn, not only each `LOOP_EVERY`th.
+        turns_each_beat: True if it runs in every period, not only in each `LOOP_EVERY`th.
     """
 
     turns_each_beat: bool
@@ -56,7 +56,7 @@ class Pulse:
         self._num_late, self._num_quiet, self._late_before = 0, 0, 0
         self._is_refusing = False
         self.frozen = False
-        """Whether the loops stand still, as the operator wants."""
+        """True if the operator has frozen the loops."""
 
     async def run(self) -> None:
         """Beat until cancelled."""

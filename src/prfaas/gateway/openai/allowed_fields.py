@@ -57,7 +57,7 @@ _TOKENIZE = frozenset({"return_token_strs"})
 REFUSED = ("chat_template", "prompt_embeds")
 """A program for the template engine, and tensors for the model: neither is taken from clients."""
 KNOWN_FIELDS = _COMMON | _CHAT | _COMPLETIONS | _TOKENIZE
-"""Of all endpoints: a field of the other API is ignored by the engine, and known not to matter."""
+"""Fields of all endpoints: the engine ignores fields of the other API."""
 NAMES_SHOWN = 8
 
 

@@ -18,7 +18,7 @@ from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.openai.validation import bad, shown
 
 ANY_PUBLIC = "*"
-"""In `model.media_domains`: any name but those of private networks."""
+"""Value of `model.media_domains` for all names except those of private networks."""
 _TEXT_TYPES = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 _URL_KEYS = {"image_url": "image_url", "audio_url": "audio_url", "video_url": "video_url"}
 _URL_TYPES = frozenset({*_URL_KEYS, "input_image"})
@@ -28,7 +28,7 @@ _MEDIA_KEYS = frozenset(
     | {"prompt_embeds", "uuid"}
 )
 _URL = re.compile(r"https?://(\[[0-9a-f:.]{2,45}\]|[a-z0-9.-]{1,253})(:[0-9]{1,5})?(?:[/?#].*)?")
-"""No user, no escapes and no odd characters where a host could be read in two ways."""
+"""Pattern of an unambiguous URL: no user, no escapes and no unusual characters in the host."""
 _PUBLIC_NAME = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]*[a-z0-9])?\.)+[a-z][a-z0-9-]*[a-z0-9]")
 _PRIVATE_ENDS = frozenset(
     {"localhost", "localdomain", "local", "internal", "intranet", "private", "lan", "home", "corp"}

@@ -1,4 +1,4 @@
-"""What the requests of one tenant may hold beyond what everybody's may."""
+"""Additional allowed fields of one tenant's requests."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ class RequestRules:
 
 
 STRICT = RequestRules()
-"""Nothing beyond."""
+"""No additional fields."""

@@ -28,7 +28,7 @@ KEYS_MAX = 1000
 """Fields of a body; the API has less than a hundred."""
 NUM_PROMPTS_MAX = 128
 DEFAULT_MAX_TOKENS = 16
-"""What the completions API generates if the client sets no limit."""
+"""Default output limit of the completions API."""
 
 _CHAT_ENDPOINT_KEYS = frozenset(
     {
@@ -50,7 +50,7 @@ _UNSPLITTABLE_KEYS = frozenset(
 
 
 class Api(StrEnum):
-    """Which of OpenAI's APIs the client speaks."""
+    """API of OpenAI that the client uses."""
 
     CHAT = "chat"
     COMPLETIONS = "completions"
@@ -66,19 +66,19 @@ class ClientRequest:
         prompts: Prompts of a completions request: text or token ids each. Empty for chat.
         messages: Messages of a chat request, text parts joined. Empty for completions.
         tools: Tools of a chat request, as the template gets them.
-        stream: Whether the client wants server-sent events.
-        include_usage: Whether it wants a usage chunk at the end of the stream.
-        continuous_usage: Whether it wants usage in every chunk.
+        stream: True if the client wants server-sent events.
+        include_usage: True if it wants a usage chunk at the end of the stream.
+        continuous_usage: True if it wants usage in every chunk.
         num_choices: Answers per prompt.
         max_tokens: Output limit, tokens; None for what the model's length leaves.
         max_tokens_field: Where the client wrote it.
-        by_chat_endpoint: Whether decode needs the engine's chat endpoint: tool and reasoning
+        by_chat_endpoint: True if decode needs the engine's chat endpoint: tool and reasoning
             parsers live there.
-        offloadable: Whether prefill and decode may be split.
-        is_exact: Whether the gateway's token ids are exactly what the engine computes on. False
+        offloadable: True if prefill and decode may be split.
+        is_exact: True if the gateway's token ids are exactly what the engine computes on. False
             with images and the like, with a suffix, and where the engine cuts the prompt.
         num_bytes: Of the body; None where that is not known.
-        is_for_adapter: Whether the model that is asked for is an adapter of the engines.
+        is_for_adapter: True if the requested model is an adapter of the engines.
     """
 
     api: Api

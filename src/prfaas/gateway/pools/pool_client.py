@@ -269,7 +269,7 @@ class Pools:
         return list(self._clients)
 
     def is_live(self, pool: str) -> bool:
-        """Whether all that happens at `pool` is heard here."""
+        """Return True if the event stream of `pool` is connected."""
         return self._clients[pool].subscription.is_live
 
     def layout(self, pool: str, engine: str) -> Layout | None:
@@ -277,7 +277,7 @@ class Pools:
         return self._clients[pool].subscription.layouts.get(engine)
 
     def facts(self, pool: str, engine: str) -> Facts:
-        """What the layout of an engine is made of; empty if its pool node does not say."""
+        """Facts of an engine's layout; empty if its pool node does not send them."""
         subscription = self._clients[pool].subscription
         layout = subscription.layouts.get(engine)
         found = subscription.facts.get(layout.layout_id) if layout is not None else None
@@ -291,7 +291,8 @@ class Pools:
         return "" if found is None else found.model
 
     def tiers(self, pool: str) -> dict[str, TierUse]:
-        """What the tiers of a pool hold, by name; empty while it is not heard, or does not say."""
+        """Contents of a pool's tiers, by name; empty while it is disconnected or does not report
+        them."""
         return self._clients[pool].subscription.tiers
 
     def num_leased(self, pool: str) -> int:
@@ -303,12 +304,12 @@ class Pools:
         return self._clients[pool].subscription.leased_bytes
 
     def link_up(self, source: str, destination: str) -> bool:
-        """Whether a transfer between two pools can begin, and be followed."""
+        """Return True if a transfer between two pools can begin, and be followed."""
         reaches = self._clients[source].subscription.links.get(destination, False)
         return reaches and self.is_live(source) and self.is_live(destination)
 
     def telemetry(self) -> dict[tuple[str, str], LinkTelemetry]:
-        """What was measured of every link, by source and destination."""
+        """Measurements of every link, by source and destination."""
         return {
             (source, destination): measured
             for source, client in self._clients.items()

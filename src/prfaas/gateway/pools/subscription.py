@@ -26,7 +26,7 @@ from prfaas.wire.messages.link import Missing, Refused
 
 
 class Subscription:
-    """What is known of one pool: snapshot first, then events without a gap.
+    """Known blocks of one pool: a snapshot, then events without a gap.
 
     Args:
         pool: Name of the pool.
@@ -50,15 +50,15 @@ class Subscription:
         self.layouts: dict[str, Layout] = {}
         """Layouts by engine name."""
         self.facts: dict[bytes, LayoutFacts] = {}
-        """What these layouts are made of, by layout id, as far as the pool node has said."""
+        """Facts of layouts by layout id, if the pool node has sent them."""
         self.links: dict[str, bool] = {}
-        """Whether the link to a peer is up, by the peer's name."""
+        """True if the link to a peer is up, by the peer's name."""
         self.telemetry: dict[str, LinkTelemetry] = {}
-        """What is measured of a link, by the peer's name."""
+        """Measurements of links, by the peer's name."""
         self.is_draining = False
-        """Whether it takes no new transfers."""
+        """True if it takes no new transfers."""
         self.tiers: dict[str, TierUse] = {}
-        """What its tiers hold, by name."""
+        """Contents of its tiers, by name."""
         self.num_leased = 0
         """Blocks of transfers there that nobody has loaded yet."""
         self.leased_bytes = 0
@@ -66,7 +66,7 @@ class Subscription:
 
     @property
     def is_live(self) -> bool:
-        """Whether the snapshot is complete and no event was missed since."""
+        """Return True if the snapshot is complete and no event was missed since."""
         return self._index.is_live(self._pool)
 
     def begin(self) -> None:

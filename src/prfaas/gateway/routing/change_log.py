@@ -1,4 +1,4 @@
-"""What loops and operators changed, and why: an entry, a line in the log and a count for each."""
+"""Changes by loops and operators with reasons: an entry, a log line and a count for each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Loop(StrEnum):
-    """Who changed something; labels a metric."""
+    """Author of a change; labels a metric."""
 
     THRESHOLD = "threshold"
     """The short-term loop."""

@@ -64,7 +64,7 @@ class Guards:
             self._apply(target)
 
     def ended(self, target: Target, told: Told) -> None:
-        """What a request told of its target."""
+        """Result of a request for the breaker of its target."""
         breaker, now_ns = self.breakers[target], self._clock_ns()
         before = breaker.state
         match told:
@@ -93,7 +93,7 @@ class Guards:
         self._driver.set_broken(target, now_ns, broken=barred)
 
     def _is_last(self, target: Target) -> bool:
-        """Whether no other engine could decode."""
+        """Return True if no other engine could decode."""
         if target not in self._home:
             return False
         return not any(self._driver.takes(name) for name in self._home if name != target)
@@ -112,7 +112,7 @@ class Guards:
 
 
 def told_of_link(end: TransferEnd) -> Told:
-    """What the end of a transfer tells of its link."""
+    """Effect of the end of a transfer on the breaker of its link."""
     if end is TransferEnd.COMMITTED:
         return Told.GOOD
     return Told.FAILED if end in LINK_FAULTS else Told.NOTHING

@@ -161,19 +161,19 @@ class Driver(DispatcherBooks):
         return sum(self.dispatcher.load(name).pending_ns(name) for name in names)
 
     def is_drained(self, name: str) -> bool:
-        """Whether the operator wants an engine to get nothing new."""
+        """Return True if the operator has drained an engine."""
         return name in self._drained
 
     def is_on(self, cluster: str) -> bool:
-        """Whether the operator lets a cluster take work."""
+        """Return True if the operator lets a cluster take work."""
         return cluster not in self._clusters_off
 
     def is_barred(self, name: str) -> bool:
-        """Whether the operator wants an engine, or its cluster, to get nothing new."""
+        """Return True if the operator has drained an engine or its cluster."""
         return name in self._drained or self._cluster_of[name] in self._clusters_off
 
     def takes(self, name: str) -> bool:
-        """Whether an engine gets anything new: it is well, and no breaker or operator minds."""
+        """Return True if an engine gets new requests: it is healthy, and nothing bars it."""
         is_well = name in self._healthy and name not in self._broken
         return is_well and not self.is_barred(name)
 
@@ -253,7 +253,7 @@ class Driver(DispatcherBooks):
 
     @property
     def has_roles(self) -> bool:
-        """Whether PD engines prefill or decode, and none does both."""
+        """Return True if PD engines prefill or decode, and none does both."""
         return self.split is not None
 
     def route_again(self, number: int, avoid: str, now_ns: int) -> Routed | Refused:
@@ -273,7 +273,7 @@ class Driver(DispatcherBooks):
         return next((name for name in found if name != avoid and not self.is_barred(name)), None)
 
     def foresee(self, arrival: Arrival, now_ns: int) -> Routed | Refused:
-        """What would be decided for a request, if it came now."""
+        """Return the decision for a request that arrived now."""
         return self.dispatcher.foresee(self._looked_up(arrival), now_ns)
 
     def choose_decode(self, number: int, avoid: str = "") -> str | None:

@@ -1,4 +1,4 @@
-"""What pool nodes and their links last said of themselves."""
+"""Latest reports of pool nodes and their links."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LinkName = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """What a pool node said last; empty when its events are not heard.
+    """Latest report of a pool node; empty while its event stream is disconnected.
 
     Attributes:
-        is_live: Whether all that happens there is heard.
+        is_live: True if its event stream is connected.
         layouts: By engine name.
-        links: Whether the link to a peer is up, by the peer's name.
+        links: True if the link to a peer is up, by the peer's name.
         telemetry: What is measured of these links.
-        is_draining: Whether it takes no new transfers.
+        is_draining: True if it takes no new transfers.
         memory_bytes: Memory that it has for blocks; 0 while it does not say.
     """
 

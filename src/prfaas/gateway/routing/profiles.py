@@ -1,4 +1,4 @@
-"""What the operator's plan says of the clusters: the numbers that predictions are made from."""
+"""Profiles of the clusters from the operator's plan, for predictions."""
 
 from __future__ import annotations
 

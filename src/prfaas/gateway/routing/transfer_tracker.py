@@ -16,13 +16,13 @@ VIEWS_MAX = 4096
 """Transfers that are remembered; more than ever run at once, and late events find the others."""
 
 Report = Callable[[TransferEnd | None, bool], None]
-"""Takes an end that a pool reports, and whether that pool is the destination; None of a pool whose
-event stream broke."""
+"""Callback with a reported end, and if the pool is the destination; None for a broken event stream.
+"""
 
 
 @dataclass(slots=True)
 class TransferView:
-    """What the gateway knows of one transfer.
+    """State of one transfer.
 
     Attributes:
         transfer_id: 16 bytes.
@@ -31,7 +31,7 @@ class TransferView:
         report: Told of its ends.
         trace: W3C context for what its pools do; empty if nobody records it.
         ended: How it ended, by pool.
-        is_judged: Whether its link was judged by its end.
+        is_judged: True if its link was judged by its end.
     """
 
     transfer_id: bytes
@@ -44,8 +44,8 @@ class TransferView:
 
     @property
     def stays(self) -> bool:
-        """Whether one engine hands its blocks to another of the same pool: nothing crosses a link,
-        and no pool reports an end."""
+        """Return True if one engine hands its blocks to another of the same pool: nothing crosses a
+        link, and no pool reports an end."""
         return self.source == self.destination
 
     @property
@@ -56,13 +56,13 @@ class TransferView:
 
     @property
     def duration_ns(self) -> int:
-        """From its opening to its last block; 0 while unknown."""
+        """Time from its opening to its last block; 0 while unknown."""
         event = self.best_event
         return max(0, event.duration_ns - event.last_block_age_ns) if event else 0
 
     @property
     def state(self) -> str:
-        """As reported; open until a report comes, which may be after the request's end."""
+        """Reported state; open until a report arrives, possibly after the request's end."""
         event = self.best_event
         return event.state if event else OPEN
 

@@ -55,14 +55,14 @@ _KEPT_KEYS = frozenset(
         "prompt_cache_key",
     }
 )
-"""What holds for each next token by itself, given all tokens before it."""
+"""Fields that apply to each next token separately, given all earlier tokens."""
 _ID_BYTES = 32
-"""Of memory that a token id takes."""
+"""Memory of a token id."""
 _OFF = (None, False, 0, {"type": "text"})
 
 
 def may_continue(client: ClientRequest) -> bool:
-    """Whether another engine can go on with a request from the tokens that one has made.
+    """Return True if another engine can continue a request from the generated tokens.
 
     Not with what an engine keeps of an answer beside its tokens: grammars, tool parsers, counts of
     output tokens for penalties, offsets of logprobs, several answers at once.
@@ -84,7 +84,7 @@ def may_continue(client: ClientRequest) -> bool:
 
 
 def rest_of(client: ClientRequest, num_tokens: int) -> ClientRequest:
-    """What is left of a request of which `num_tokens` of output are done."""
+    """Return the rest of a request after `num_tokens` of output."""
     body = dict(client.body)
     if body.get("min_tokens"):
         body["min_tokens"] = max(0, body["min_tokens"] - num_tokens)
@@ -101,7 +101,7 @@ def stop_strings(client: ClientRequest) -> list[str]:
 
 
 class Answer:
-    """What engines have made of one streamed answer, and what of it has gone to the client.
+    """State of one streamed answer: generated tokens, and the part sent to the client.
 
     Args:
         stops: Stop strings of the request.
@@ -117,11 +117,11 @@ class Answer:
         self.token_ids: list[int] = []
         """All tokens, of all engines."""
         self.finish_reason: str | None = None
-        """Why the answer is complete; None while it is not."""
+        """Reason of completion; None while incomplete."""
         self.created: object = None
-        """When it began, as the first engine said."""
+        """Start time from the first engine."""
         self.stop_end: int | None = None
-        """Where a stop string ended that the gateway saw, in characters."""
+        """End of a stop string found by the gateway, in characters."""
 
     def take(self, chunk: JsonObject) -> JsonObject:
         """A chunk of an engine's, as the client gets it: without token ids, and watched.
@@ -169,7 +169,7 @@ class Answer:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether what is held back holds a stop string, so that nobody has to go on."""
+        """Return True if the held text contains a stop string, so that no engine has to continue."""
         return self._found() is not None
 
     def _watch(self, choice: JsonObject) -> None:

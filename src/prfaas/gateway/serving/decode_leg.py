@@ -115,7 +115,7 @@ class DecodeLeg:
 
     @property
     def has_others(self) -> bool:
-        """Whether there is more than one engine that decodes, up or down."""
+        """Return True if there is more than one engine that decodes, up or down."""
         roles = [engine.role for engine in self.engines.by_name.values()]
         return roles.count(ClusterRole.PD) > 1
 
@@ -235,7 +235,7 @@ async def _relay_events(reader: EventReader, data: bytes, exchange: Exchange) ->
 
 
 def client_chunks(chunk: JsonObject, exchange: Exchange) -> list[JsonObject]:
-    """What the client is sent for a chunk of the engine's; the last one carries the usage."""
+    """Convert a chunk of the engine for the client; the last one has the usage."""
     if exchange.answer is not None:
         chunk = exchange.answer.take(chunk)
     if chunk.get("choices"):

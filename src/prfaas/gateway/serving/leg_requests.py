@@ -31,7 +31,7 @@ _CHAT_ONLY_KEYS = frozenset(
 
 
 def wait_order(transfer: TransferView | None, wait_ms: int) -> JsonObject | None:
-    """What an engine's tier has to know of blocks on their way; None without."""
+    """Instructions for an engine's tier about blocks in transit; None without any."""
     if transfer is None:
         return None
     transfer_id = transfer.transfer_id.hex()

@@ -19,7 +19,7 @@ from prfaas.wire.frames import TRANSFER_ID_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Movers:
-    """What moves blocks for all requests.
+    """Services that move blocks for all requests.
 
     Attributes:
         pools: Hear of transfers that are given up.
@@ -81,7 +81,7 @@ class MovingBlocks:
             self._movers.pools.abort(self._views[blocks], why)
 
     def release(self, blocks: Blocks) -> None:
-        """Nobody waits for these blocks any more."""
+        """Report that no request waits for these blocks any more."""
         if blocks in self._views:
             self._movers.pools.release(self._views[blocks])
 

@@ -91,7 +91,7 @@ class PrefillLeg:
     def _order(
         self, plan: Plan, transfer: TransferView, awaited: TransferView | None
     ) -> JsonObject:
-        """What the engine's tier and the pools have to know."""
+        """Instructions for the engine's tier and the pools."""
         if plan.layout is None:
             raise PrefillGivenUpError(_Why.NO_LAYOUT, "no engine has announced a layout")
         span = {

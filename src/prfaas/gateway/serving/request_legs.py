@@ -47,7 +47,7 @@ from prfaas.units import NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What carries out the actions of all requests.
+    """Services that execute the actions of all requests.
 
     Attributes:
         fleet: What the machines of all requests share.
@@ -97,9 +97,9 @@ class Legs:
         self._first_token: Callable[[], None] | None = None
         self._prefilling: asyncio.Task[int] | None = None
         self._broken: EngineError | None = None
-        """Why the last decode leg ended."""
+        """Reason for the end of the last decode leg."""
         self._left = exchange.client, plan.prompt
-        """What of the request is left to do, and all tokens so far."""
+        """Rest of the request, and all tokens so far."""
 
     def begin(self, report: Callable[[AnyEvent], None], first_token: Callable[[], None]) -> None:
         """Report events from here on, and the first output of each decode leg."""
@@ -202,7 +202,7 @@ class Legs:
         )
 
     async def give_up(self) -> web.StreamResponse:
-        """Nobody else can go on: say what the engine said, or that it is gone.
+        """End without another engine: report the engine's error, or its loss.
 
         Raises:
             UnavailableError: Nothing has reached the client.
@@ -220,7 +220,7 @@ class Legs:
 
 
 def _may_have_died(error: EngineError) -> bool:
-    """Whether an engine had a request, and may have ended over it."""
+    """Return True if an engine had a request, and may have died of it."""
     if isinstance(error, EngineUnreachableError):
         return error.had_request
     return isinstance(error, LegBrokenError) and error.status in (INTERNAL_ERROR, BROKEN)

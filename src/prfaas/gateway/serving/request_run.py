@@ -126,7 +126,7 @@ class RequestRun:
     # Events and actions
 
     def _report(self, event: AnyEvent) -> None:
-        """Do what an event leads to; what comes up meanwhile is reported after it."""
+        """Execute the actions of an event; events that occur meanwhile follow."""
         self._events.append(event)
         if len(self._events) > 1:
             return
@@ -139,7 +139,7 @@ class RequestRun:
             self._events.clear()
 
     def _do(self, action: AnyAction) -> None:
-        """Do what takes no time; keep what does for `_leg`."""
+        """Execute immediate actions; keep the others for `_leg`."""
         match action:
             case StartPrefill() | StartDecode() | ContinueOn() | HoldBack() | Fail():
                 self._next = action

@@ -61,7 +61,7 @@ class Exchange:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the last token has come, although the engine did not end its stream."""
+        """Return True if the last token has arrived, although the engine did not end its stream."""
         return self.answer is not None and self.answer.finish_reason is not None
 
     def take_held(self, system_fingerprint: object = None) -> list[JsonObject]:

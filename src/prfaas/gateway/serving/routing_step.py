@@ -1,4 +1,4 @@
-"""From a checked request to a plan: tokenise, ask the driver, find the engines it names."""
+"""Routing of a validated request: tokenise, call the driver, find the engines of its plan."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Plan:
 
     @property
     def layout(self) -> Layout | None:
-        """Of the blocks; None while unknown, and then the path is local."""
+        """Layout of the blocks; None while unknown, and then the path is local."""
         return self.arrival.layout
 
 
@@ -129,7 +129,7 @@ class Planner:
         Args:
             client: The request.
             tenant: Its tenant.
-            is_charged: Whether the tenant pays for tokenising.
+            is_charged: True if the tenant pays for tokenising.
 
         Raises:
             RequestError: The prompt cannot be rendered.
@@ -148,7 +148,7 @@ class Planner:
         return Tokenised(prompt, layout, max_model_len)
 
     def arrival(self, client: ClientRequest, tenant: Tenant, tokenised: Tokenised) -> Arrival:
-        """What has to be known of a request to route it.
+        """Inputs for the routing of a request.
 
         Raises:
             RequestError: The prompt is too long.
@@ -207,7 +207,8 @@ class Planner:
         return name
 
     def _is_shared(self, arrival: Arrival, found: Routed) -> bool:
-        """Whether two engines share the work: at home only where there are blocks to hand over."""
+        """Return True if two engines share the work: at home only where there are blocks to hand
+        over."""
         shippable = arrival.shippable_tokens
         if found.decision.path is Path.REMOTE:
             return True
@@ -218,7 +219,7 @@ class Planner:
 
 
 def _count(plan: Plan, tenant: Tenant, record: Record) -> None:
-    """What a request that was let in takes of its tenant's limits."""
+    """Charge of an admitted request on its tenant's limits."""
     now_ns = time.monotonic_ns()
     num_tokens = plan.prompt.num_tokens
     tenant.quota.count_tokens(num_tokens - tokenising_cost(num_tokens), now_ns)

@@ -1,4 +1,4 @@
-"""What the gateway says itself in a stream that an engine left."""
+"""Events that the gateway itself adds to a stream without engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ending:
     model: str
 
     async def seam(self, exchange: Exchange, plan: Plan) -> tuple[ClientRequest, Prompt]:
-        """What is left to do once the engine of a stream is gone.
+        """Rest of a stream after the loss of its engine.
 
         Returns:
             The rest of the request, and its prompt with the tokens so far. Nothing is left if the

@@ -1,4 +1,4 @@
-"""What is counted of clients' connections."""
+"""Metrics of clients' connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decisions are made from, and what the loops did, in Prometheus' terms."""
+"""Prometheus metrics of the inputs of decisions and of the loops' actions."""
 
 from __future__ import annotations
 

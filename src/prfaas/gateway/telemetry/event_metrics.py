@@ -1,4 +1,4 @@
-"""What is counted of the engines' KV events."""
+"""Metrics of the engines' KV events."""
 
 from __future__ import annotations
 

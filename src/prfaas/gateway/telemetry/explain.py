@@ -1,4 +1,4 @@
-"""Why a request went where it went, from what the decision saw, and what came of it."""
+"""Explanation of a decision: its inputs, its reason, and the course of the request."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _option(option: RouteOption) -> JsonObject:
 
 
 def _candidates(record: Record) -> list[JsonObject]:
-    """Who was looked at: at home, and in each PrfaaS cluster."""
+    """Candidates in the PD cluster and in each PrfaaS cluster."""
     found = record.considered
     if found is None:
         return []

@@ -1,4 +1,4 @@
-"""What the gateway counts, in Prometheus' terms. Every label is bounded by the deployment."""
+"""Prometheus metrics of the gateway. Every label is bounded by the deployment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LATENCY = (*_SECONDS, 120.0, 300.0, 600.0)
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What was counted since the gateway started.
+    """Counts since the start of the gateway.
 
     Attributes:
         num_in_flight: Requests being served.

@@ -1,4 +1,4 @@
-"""What was pulled for requests, in Prometheus' terms. Links are as many as the deployment has."""
+"""Prometheus metrics of pulls. The number of links is bounded by the deployment."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from prfaas.gateway.routing.transfer_tracker import TransferView
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """Why the remote path or a pull was left, or did not pay off.
+    """Reason for which the remote path or a pull was abandoned or had no effect.
 
     Attributes:
         stage: "prefill", "transfer" or "decode" of the remote path, or "pull".
@@ -32,7 +32,7 @@ class Fallback:
 
 @dataclass(slots=True)
 class Record:
-    """What is known of one request. Durations in nanoseconds, None while unknown.
+    """Record of one request. Durations in nanoseconds, None while unknown.
 
     Everything is written by the methods here, which are named after what has happened. A record
     outlives its request: nothing in it refers to a prompt or an answer.
@@ -68,13 +68,13 @@ class Record:
     """Routes that were compared for it."""
     refusal: Refusal | None = None
     rejected: str | None = None
-    """Why it was answered with 429."""
+    """Reason of a 429."""
     error: str | None = None
     """The status it was answered with, if it was an error: "503 Service Unavailable"."""
     signed_bytes: int = 0
-    """What its transfer was allowed to move."""
+    """Byte budget of its transfer."""
     pulled_tokens: int | None = None
-    """What a pulled prefix saved computing; None without a pull."""
+    """Tokens that a pulled prefix saved; None without a pull."""
     prefill_cluster: str | None = None
     prefill_engine: str | None = None
     decode_engine: str | None = None
@@ -199,6 +199,6 @@ class Record:
         self.num_abandoned_tokens = num_tokens
 
     def close(self) -> None:
-        """Nothing more happens."""
+        """Close the record."""
         if self.e2e_ns is None:
             self.e2e_ns = self.age_ns()

@@ -46,7 +46,7 @@ class Records:
 
 
 def log_fields(record: Record) -> JsonObject:
-    """What the log says of a request that has ended; nothing of what was asked or answered."""
+    """Log line of an ended request, without prompt or answer."""
     transfer = record.transfer
     return {
         "request_id": record.request_id,

@@ -1,4 +1,4 @@
-"""What each tenant uses, in Prometheus' terms. Tenants are as many as the deployment names."""
+"""Prometheus metrics of each tenant. The number of tenants is bounded by the deployment."""
 
 from __future__ import annotations
 

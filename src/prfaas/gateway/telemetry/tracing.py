@@ -154,7 +154,7 @@ class Part:
 
 
 def parts_of(record: Record) -> list[Part]:
-    """Where a request's time went."""
+    """Parts of a request's time."""
     end = record.e2e_ns or 0
     decided = min(record.decided_ns if record.decided_ns is not None else end, end)
     found = [Part("decide", 0, decided, None, {})]

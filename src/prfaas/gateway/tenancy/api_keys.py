@@ -22,7 +22,7 @@ def new_key() -> str:
 
 
 def key_hash(key: str) -> str:
-    """What a deployment file says of a key."""
+    """Hash of a key in a deployment file."""
     return _SCHEME + hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -44,7 +44,7 @@ class KeyRing(Generic[T]):
         return bool(self._owners)
 
     def owner(self, key: str) -> T | None:
-        """Whose key it is; None if nobody's."""
+        """Return the tenant of a key; None if unknown."""
         if not key or len(key) > KEY_CHARS_MAX:
             return None
         return self._owners.get(self._blinded(key_hash(key)))

@@ -20,7 +20,7 @@ DEFAULT_NAME = "default"
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Somebody with blocks and limits of its own.
+    """A tenant with its own blocks and limits.
 
     Attributes:
         name: In the deployment file; for operators only.
@@ -73,12 +73,12 @@ class Tenants:
             self.by_name[DEFAULT_NAME] = self.default
 
     def of_key(self, key: str) -> Tenant | None:
-        """Whose key it is; without tenants every key is the default tenant's."""
+        """Return the tenant of a key; without tenants every key is the default tenant's."""
         return self.default or self._ring.owner(key)
 
 
 def fairness(deployment: Deployment) -> FairSettings:
-    """How the tenants share what is too little for all."""
+    """Sharing between tenants under overload."""
     return FairSettings({name: table.weight for name, table in deployment.tenants.items()})
 
 

@@ -12,7 +12,10 @@ from prfaas.gateway.openai.validation import bad
 
 CHUNK_CHARS = 16 * 1024
 CHARS_PER_TOKEN = 4
-"""Of usual text. A prompt of up to so many times the limit is tokenised at once."""
+"""Characters per token of usual text.
+
+A prompt of up to this many times the limit is tokenised as a whole.
+"""
 MARGIN = 2
 """Text that is cut at any place may have other tokens than the whole, near the cuts; twice as many
 as are allowed are too many in any case."""

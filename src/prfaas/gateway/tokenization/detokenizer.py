@@ -1,4 +1,4 @@
-"""What text each token of an answer gave, as the engine's incremental detokeniser tells it."""
+"""Text of each token of an answer, as from the engine's incremental detokeniser."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class PromptMaker:
 
     Args:
         path: Checkpoint directory or name.
-        is_shared: Whether there are several tenants. Short texts of a single one are tokenised on
+        is_shared: True if there are several tenants. Short texts of a single one are tokenised on
             the event loop.
 
     Raises:
@@ -110,7 +110,7 @@ class PromptMaker:
         self.threads = TenantThreads()
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Stop the threads."""
         self.threads.close()
 
     async def words(self, ids: list[int], tenant: Tenant) -> tuple[str, list[str]]:
@@ -169,7 +169,7 @@ class PromptMaker:
         *,
         skip_special: bool,
     ) -> list[str]:
-        """What text each token of an answer gave, on another thread; see `pieces`.
+        """Text of each token of an answer, computed on another thread; see `pieces`.
 
         Raises:
             NoDetokenizerError: It cannot be told exactly.
@@ -220,7 +220,7 @@ class PromptMaker:
 
 
 def _at_once(work: Callable[[], T], on_end: Callable[[Future[T]], None] | None) -> T:
-    """Do without a thread what `TenantThreads.run` does."""
+    """Like `TenantThreads.run`, without a thread."""
     done: Future[T] = Future()
     try:
         done.set_result(work())

@@ -14,9 +14,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 THREADS_MAX = 8
-"""Of all tenants. A thread's cache takes about 20 MB with a vocabulary of 150,000."""
+"""Threads of all tenants. A thread's cache takes about 20 MB with a vocabulary of 150,000."""
 THREADS_EACH = 2
-"""Of one tenant. What it sends beyond that waits for its own work, not for a core."""
+"""Threads of one tenant. Its further work waits for its own threads, not for a core."""
 T = TypeVar("T")
 
 
@@ -83,7 +83,7 @@ class TenantThreads:
         return await asyncio.wrap_future(begun)
 
     def close(self) -> None:
-        """Let the threads end once they have nothing to do."""
+        """Stop the threads once they are idle."""
         for thread in self._idle:
             thread.executor.shutdown(wait=False)
         self._idle.clear()
