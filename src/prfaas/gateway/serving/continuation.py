@@ -169,7 +169,7 @@ class Answer:
 
     @property
     def is_stopped(self) -> bool:
-        """Return True if the held text contains a stop string, so that no engine has to continue."""
+        """Return True if the held text contains a stop string: no engine has to continue."""
         return self._found() is not None
 
     def _watch(self, choice: JsonObject) -> None:
