@@ -9,7 +9,7 @@ _SEQUENCE_WORK = 10**9
 
 
 class Places:
-    """So many sequences at once.
+    """Slots for concurrent sequences.
 
     Args:
         num_places: Sequences that may be in flight.

@@ -32,7 +32,7 @@ class Admission:
 
 
 def admit(predicted_ttft_ns: int | None, ttft_max_ns: int | None) -> Admission:
-    """Let in what is predicted to meet the target; unknown predictions and no target let in.
+    """Admit requests that are predicted to meet the target, or without prediction or target.
 
     Args:
         predicted_ttft_ns: Predicted time to first token on the chosen path.

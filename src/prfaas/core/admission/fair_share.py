@@ -26,7 +26,7 @@ TENANTS_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class FairSettings:
-    """How work is shared.
+    """Settings of the sharing of work.
 
     Attributes:
         weights: Share of a tenant against others, above 0; 1 if absent.
@@ -48,7 +48,7 @@ class _Account:
 
 
 class FairShare:
-    """What every tenant has had.
+    """Recent use of every tenant.
 
     Args:
         settings: How work is shared.
@@ -59,7 +59,7 @@ class FairShare:
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
 
     def limit(self, tenant: str, target: int, now_ns: int) -> int:
-        """How much of a queue a tenant is let in with.
+        """Part of the target up to which a tenant is admitted.
 
         Costs one pass over the tenants that were seen within the window.
 

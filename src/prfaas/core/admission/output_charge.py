@@ -7,14 +7,14 @@ from math import ceil
 from prfaas.units import NS_PER_S
 
 TOKENS_MIN = 8
-"""Of a sequence: shorter answers say little of an engine's speed."""
+"""Minimum tokens of a sequence: shorter answers do not measure an engine's speed."""
 GROWTH_MAX = 2
 FADING = 0.02
 """Weight of a new answer that is slower than those before."""
 
 
 class OutputRate:
-    """How fast engines make the tokens of one sequence: the fastest answers of late.
+    """Rate of tokens of one sequence: that of the fastest recent answers.
 
     One answer at most doubles it: tokens that were held up on their way come all at once.
     """

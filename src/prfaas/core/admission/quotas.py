@@ -1,4 +1,4 @@
-"""What a tenant may use: requests, tokens, requests at once, bytes on links. Pure.
+"""Limits of a tenant: requests, tokens, concurrent requests, bytes on links. Pure.
 
 A limit on a rate is a bucket that holds what may be used at once and fills evenly. What a request
 costs is known only after it was let in (its tokens are counted, its answer ends), so a request is
@@ -16,11 +16,11 @@ from prfaas.units import NS_PER_S
 
 MINUTE_NS = 60 * NS_PER_S
 RETRY_IN_FLIGHT_NS = NS_PER_S
-"""When to try again after one request too many at once: nobody knows when another ends."""
+"""`Retry-After` above the limit of concurrent requests: the end of others is unknown."""
 
 
 class Limit(StrEnum):
-    """Which limit refuses a request; bounded, so that it can label a metric."""
+    """Limit that refuses a request; bounded, so that it can label a metric."""
 
     REQUESTS = "requests_per_minute"
     TOKENS = "tokens_per_minute"
@@ -61,7 +61,7 @@ class Over:
 
 
 class Bucket:
-    """So many units a period; it holds as much, and is full at first.
+    """A token bucket: its capacity is one period's units, and it starts full.
 
     Args:
         units: Units a period, at least 1.
@@ -102,7 +102,7 @@ class Bucket:
 
 
 class Quota:
-    """What one tenant has used of its limits.
+    """Use of one tenant's limits.
 
     Args:
         limits: Its limits.
@@ -144,16 +144,16 @@ class Quota:
         self.num_in_flight -= num_sequences
 
     def count_tokens(self, num_tokens: int, now_ns: int) -> None:
-        """So many tokens were read or written, or are given back if negative."""
+        """Charge tokens, or refund them if negative."""
         if self.tokens is not None:
             self.tokens.take(num_tokens, now_ns)
 
     def may_ship(self, now_ns: int) -> bool:
-        """Whether anything is left of the links' share."""
+        """Return True if anything is left of the links' share."""
         return self._link is None or self._link.wait_ns(now_ns) == 0
 
     def ship(self, num_bytes: int, now_ns: int) -> None:
-        """So many bytes are about to cross a link."""
+        """Charge bytes of a link."""
         if self._link is not None:
             self._link.take(num_bytes, now_ns)
 

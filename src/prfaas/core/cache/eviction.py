@@ -1,4 +1,4 @@
-"""Who goes first when a tier is full: one interface, and least recently used."""
+"""Eviction from a full tier: one interface, and least recently used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EvictionPolicy(Protocol[K]):
 
 
 class LeasedLast(EvictionPolicy[K]):
-    """What somebody waits for goes last, the rest by another policy's order.
+    """Leased blocks are evicted last, the others in another policy's order.
 
     A lease ends when its key is used, released, or its time is over. It is no pin: when all that is
     left is leased, that goes, too.
@@ -39,9 +39,9 @@ class LeasedLast(EvictionPolicy[K]):
     def __init__(self, rest: EvictionPolicy[K]) -> None:
         self._rest = rest
         self._leases: OrderedDict[K, tuple[int, int]] = OrderedDict()
-        """When each ends, and its bytes, in the order in which they were given."""
+        """End and bytes of each lease, in order of creation."""
         self.num_bytes = 0
-        """Of what is leased."""
+        """Bytes of leased blocks."""
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -51,7 +51,7 @@ class LeasedLast(EvictionPolicy[K]):
         self._rest.added(key)
 
     def used(self, key: K) -> None:
-        """Who waited for it has it."""
+        """End a lease after its load."""
         if self._end(key):
             self._rest.added(key)
         else:
@@ -68,11 +68,11 @@ class LeasedLast(EvictionPolicy[K]):
         yield from self._leases
 
     def unleased(self) -> Iterator[K]:
-        """What nobody waits for, what should go first at the front."""
+        """Blocks without lease, in order of eviction."""
         return self._rest.order()
 
     def lease(self, key: K, until_ns: int, num_bytes: int) -> None:
-        """Somebody will come for it; it is there, and so large."""
+        """Lease a block of this size."""
         if key not in self._leases:
             self._rest.removed(key)
             self.num_bytes += num_bytes
@@ -80,7 +80,7 @@ class LeasedLast(EvictionPolicy[K]):
         self._leases[key] = max(until_ns, known_until_ns), num_bytes
 
     def release(self, key: K) -> None:
-        """Nobody comes for it any more; harmless if it is not leased."""
+        """End a lease; no effect if it is not leased."""
         if self._end(key):
             self._rest.added(key)
 
@@ -97,7 +97,7 @@ class LeasedLast(EvictionPolicy[K]):
 
 
 class LeastRecentlyUsed(EvictionPolicy[K]):
-    """What was not used for longest goes first."""
+    """The least recently used block is evicted first."""
 
     def __init__(self) -> None:
         self._keys: OrderedDict[K, None] = OrderedDict()
@@ -115,5 +115,5 @@ class LeastRecentlyUsed(EvictionPolicy[K]):
         del self._keys[key]
 
     def order(self) -> Iterator[K]:
-        """From the least to the most recently used."""
+        """Blocks from the least to the most recently used."""
         return iter(self._keys)

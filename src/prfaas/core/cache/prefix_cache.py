@@ -100,7 +100,7 @@ class PrefixCache:
         self._used = 0
 
     def holds(self, key: int) -> bool:
-        """Whether a block is held, or under the complement of its id its checkpoint."""
+        """Return True if a block is held, or under the complement of its id its checkpoint."""
         return key in self._held
 
     def accept(self, key: int) -> None:

@@ -13,13 +13,13 @@ from prfaas.core.cache.prefix_cache import PrefixCache
 
 
 class TieredHit(NamedTuple):
-    """What a cache can serve of a prompt, in leading blocks.
+    """Hit of a prompt in a cache, in leading blocks.
 
     Attributes:
         num_blocks: Usable from both tiers.
         num_host_blocks: Usable from host memory alone; at most `num_blocks`.
         num_disk_blocks: Blocks to read from disk for `num_blocks`.
-        reads_checkpoint: Whether the checkpoint has to be read as well.
+        reads_checkpoint: True if the checkpoint has to be read as well.
     """
 
     num_blocks: int
@@ -34,7 +34,7 @@ class TieredCache:
     Args:
         host_blocks: Room in host memory, blocks; None for no limit, 0 for none.
         disk_blocks: Room on disk, blocks; None for no limit, 0 for no disk.
-        checkpoint_blocks: Room of a checkpoint of linear state, blocks; 0 for a model without.
+        checkpoint_blocks: Size of a checkpoint of linear state, blocks; 0 for a model without.
 
     Raises:
         ValueError: A limit is out of range.
@@ -59,7 +59,7 @@ class TieredCache:
 
     @property
     def has_disk(self) -> bool:
-        """Whether there is a second tier."""
+        """Return True if there is a second tier."""
         return self._disk is not None
 
     def host_hit(self, block_ids: Sequence[int]) -> int:
@@ -67,7 +67,7 @@ class TieredCache:
         return 0 if self._host is None else self._host.usable_hit(block_ids)
 
     def hit(self, block_ids: Sequence[int]) -> TieredHit:
-        """What can be served. Changes nothing."""
+        """Return the hit without side effects."""
         disk = self._disk
         in_host = self.host_hit(block_ids)
         if disk is None or not disk.used_blocks:
@@ -92,7 +92,7 @@ class TieredCache:
 
         Args:
             block_ids: Ids from the start of the prompt, each at least 0.
-            checkpoint: Whether the linear state at their end is there too.
+            checkpoint: True if the linear state at their end is there too.
         """
         if self._host is None:
             return

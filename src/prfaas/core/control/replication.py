@@ -1,4 +1,4 @@
-"""Which hot prefixes are copied to a pool that misses them again and again.
+"""Selection of hot prefixes to copy to a pool that often misses them.
 
 Seconds of prefill that a copy is expected to save against bytes on a link, within a budget. Pure.
 """
@@ -15,12 +15,12 @@ from prfaas.core.routing.predictions import CostModel, LinkState
 from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
 NUM_COPIES_MAX = 64
-"""In one interval."""
+"""Limit per interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopySettings:
-    """How hot prefixes are copied.
+    """Settings of copies of hot prefixes.
 
     Attributes:
         budget_bytes: At most so many in one interval, for each destination.
@@ -65,14 +65,14 @@ class _Demand(Generic[BlockId]):
     num_bytes: int = 0
     uses: float = 0.0
     saved_ns: float = 0.0
-    """Of one use, as of the last."""
+    """Saving of one use, from the last use."""
     counted_at_ns: int = 0
 
     def uses_at(self, now_ns: int, half_life_ns: int) -> float:
         return self.uses * exp2((self.counted_at_ns - now_ns) / half_life_ns)
 
     def begins(self, other: _Demand[BlockId]) -> bool:
-        """Whether it is a beginning of another one; an id names everything before it."""
+        """Return True if it is a beginning of another one; an id names everything before it."""
         return (
             self.length <= other.length
             and other.block_ids[self.length - 1] == self.block_ids[self.length - 1]
@@ -125,7 +125,8 @@ class HotPrefixes(Generic[BlockId]):
     def choose(
         self, link: LinkState | None, now_ns: int, ns_per_byte: float = 0.0
     ) -> list[Copy[BlockId]]:
-        """What to copy in this interval; what is chosen, and its beginnings, count anew.
+        """Return the copies of this interval; the counts of selected prefixes and their beginnings
+        restart.
 
         A copy is chosen when the expected saving exceeds the time on the link and the worth of
         the bytes, most gain first, within the budget; of prefixes that begin alike one at a time.

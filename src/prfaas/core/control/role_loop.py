@@ -32,7 +32,7 @@ from prfaas.units import NS_PER_S
 
 
 class Role(StrEnum):
-    """What an instance of the PD cluster does."""
+    """Role of an instance of the PD cluster."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -76,7 +76,7 @@ class RoleSettings:
 
 @dataclass(frozen=True, slots=True)
 class StageLoad:
-    """What was seen of a stage.
+    """Observation of a stage.
 
     Attributes:
         busy_instances: Instances' worth of work under way, what home was spared included.
@@ -89,7 +89,7 @@ class StageLoad:
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """What the planner says of a split.
+    """The planner's answer for a split.
 
     Attributes:
         offload_threshold: Best threshold, tokens.
@@ -182,7 +182,7 @@ class RoleLoop:
         self._changed_at_ns = now_ns
 
     def _is_rested(self, now_ns: int, wanted: Role | None) -> bool:
-        """Whether the dwell is over; on the way back it may be longer."""
+        """Return True if the dwell is over; on the way back it may be longer."""
         if self._changed_at_ns is None:
             return True
         dwell_ns = self._dwell_ns if wanted is not self._last else self.settings.dwell_ns
@@ -247,7 +247,7 @@ class RoleLoop:
         return best
 
     def _agrees(self, planned: Planned | None, num_prefill: int, step: int) -> bool:
-        """Whether the plan does not mind a move."""
+        """Return True if the plan does not mind a move."""
         present, found = (planned(num_prefill + n) if planned else None for n in (0, step))
         if present is None or found is None:
             return True

@@ -1,4 +1,4 @@
-"""Who of the PD instances prefills and who decodes, and the change from one to the other.
+"""Roles of PD instances, and their changes.
 
     works ─► drains: takes nothing new, ends what it has ─► is converted ─► works in the other role
       ▲         │
@@ -18,7 +18,7 @@ from prfaas.core.control.traffic_mix import Mixes
 
 UNSET = -1
 WorkOf = Callable[[int], int]
-"""What an instance has left to do in its role: 0 is nothing, the least of two drains first."""
+"""Remaining work of an instance in its role: 0 is none, and the least is drained first."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Roles:
         self._time_ns = dict.fromkeys(Role, 0)
         self._loop = loop
         self.mixes = Mixes(loop.settings.dwell_ns if loop else 0)
-        """What requests are like lately."""
+        """Recent traffic."""
         self.change: Change | None = None
         """The change under way."""
         self._last_given_up: int | None = None
@@ -74,7 +74,7 @@ class Roles:
         return self._usable[index]
 
     def takes(self, index: int, role: Role) -> bool:
-        """Whether an instance takes work in a role."""
+        """Return True if an instance takes work in a role."""
         return self._roles[index] is role and not self._is_changing(index)
 
     def with_role(self, role: Role) -> list[int]:
@@ -122,7 +122,7 @@ class Roles:
         return found
 
     def has_drained(self, now_ns: int, work_of: WorkOf) -> bool:
-        """Whether the instance that changes has nothing left to do."""
+        """Return True if the instance that changes has nothing left to do."""
         change = self.change
         if change is None or work_of(change.index):
             return False

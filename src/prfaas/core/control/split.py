@@ -24,7 +24,7 @@ requests as they are lately; None are those of the plan."""
 
 
 class Routing(Protocol):
-    """What the dispatcher knows of instances and links."""
+    """State of instances and links in the dispatcher."""
 
     spared_ns: int
     """Prefill that the PD cluster was spared so far, ns of an instance."""
@@ -82,7 +82,7 @@ class Split:
         return change is not None and change.index == self._index[name]
 
     def ready(self) -> Iterator[tuple[str, bool]]:
-        """For both names of every instance: whether it takes work under it."""
+        """Readiness of every instance under both of its names."""
         able = [set(self.roles.with_role(role)) for role in (Role.PREFILL, Role.DECODE)]
         prefilling, decoding = (of or able[0] | able[1] for of in able)
         for index, name in enumerate(self.names):

@@ -35,7 +35,7 @@ class InstanceQueue:
 
 
 class Jobs(Protocol):
-    """What a gateway has sent to instances that prefill."""
+    """Prefill work that a gateway has sent to instances."""
 
     def num_jobs(self, name: str) -> int:
         """Jobs that were sent to an instance and have not ended."""

@@ -61,7 +61,7 @@ class LoopSettings:
 
 @dataclass(frozen=True, slots=True)
 class Pressures:
-    """What the loop looks at; None is unknown or too old.
+    """Inputs of the loop; None is unknown or too old.
 
     Attributes:
         link_utilisation: Share of the link's capacity that was used.
@@ -147,7 +147,7 @@ class ThresholdLoop:
         return self._trend
 
     def _lasts(self, direction: int) -> bool:
-        """Whether a pressure has lasted long enough for a move."""
+        """Return True if a pressure has lasted long enough for a move."""
         if not direction:
             self._num_pressed = 0
             self._num_quiet += 1
@@ -181,6 +181,6 @@ class ThresholdLoop:
             self._reach, self._num_held = self._travelled + 2 * self._settings.step_min, 0
 
     def _forget(self) -> None:
-        """What comes is another load: the swings of the one before say nothing of it."""
+        """Reset after a change of the load, to which earlier swings do not apply."""
         self._direction, self._travelled, self._num_held = 0, 0.0, 0
         self._reach = self._settings.reach_max

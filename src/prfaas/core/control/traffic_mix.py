@@ -1,4 +1,4 @@
-"""What requests are like lately: the traffic that splits are planned for."""
+"""Recent traffic, for which splits are planned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 NUM_MIN = 50
 """Fewer requests say too little."""
 NUM_MAX = 1000
-"""No more than the last so many are kept."""
+"""Number of requests that are kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +52,7 @@ class Mixes:
         self._ended.append((now_ns, num_output))
 
     def look(self, now_ns: int) -> Mix | None:
-        """What requests are like, at most an eighth of the window old; None is unknown."""
+        """Recent traffic, at most an eighth of the window old; None is unknown."""
         if self._made_at_ns is None or now_ns - self._made_at_ns >= self._window_ns // 8:
             self._latest, self._made_at_ns = self._describe(now_ns), now_ns
         return self._latest

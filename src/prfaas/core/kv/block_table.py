@@ -45,7 +45,7 @@ class _Slots:
         return len(self.keys)
 
     def touch(self, start: int, end: int) -> None:
-        """Let the system provide the memory of unused slots."""
+        """Leave the allocation of unused slots to the system."""
         self.keys[start:end] = 0
         self.values[start:end] = 0
 
@@ -88,7 +88,7 @@ class _Slots:
 
 
 def _stride(keys: Keys) -> Keys:
-    """How far a key looks on; odd, so that it sees every slot."""
+    """Probe distance of a key; odd, so that it reaches every slot."""
     return keys >> np.uint64(40) | np.uint64(1)
 
 

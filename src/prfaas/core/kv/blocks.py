@@ -19,7 +19,7 @@ LAYOUT_ID_BYTES = 32
 
 
 class GroupKind(StrEnum):
-    """How the blocks of a cache group may be reused."""
+    """Rule for the reuse of a cache group's blocks."""
 
     FULL_ATTENTION = "full_attention"
     """One block per block of tokens; any leading run of blocks is a hit."""
@@ -63,7 +63,7 @@ class CacheGroup:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What has to agree before two engines can use each other's blocks.
+    """Facts that have to agree before two engines can use each other's blocks.
 
     Attributes:
         layout_id: Digest over weights, tokenizer, chat template, dtype and cache groups; 32 bytes.

@@ -20,8 +20,8 @@ _KEPT = np.array(
     ],
     dtype=np.bool_,
 )
-"""Which of its head and four bytes, highest first, CBOR keeps of an integer of each size; three
-more bytes make them a word, which is copied faster."""
+"""Bytes of an integer's CBOR encoding by size: its head and up to four bytes, padded to a word for
+faster copies."""
 _SIZES = _KEPT.sum(axis=1)
 _KEPT_WORDS = _KEPT.view(np.uint64)[:, 0]
 _NOTHING = cbor2.dumps(None, canonical=True)
@@ -67,7 +67,7 @@ def hash_chain(
 
 
 def _head(length: int) -> bytes:
-    """What an array of that length begins with: its length, marked as an array's."""
+    """CBOR header of an array of that length."""
     first, *rest = cbor2.dumps(length, canonical=True)
     return bytes((first | 0x80, *rest))
 

@@ -137,7 +137,7 @@ def _resumable(
 
 
 class _Reader:
-    """Who can resume where, by the blocks of one group up to the longest prefix."""
+    """Sources that can resume at each length, by the blocks of one group."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _Reader:
         self._run_start = np.maximum.accumulate(np.where(changes, np.arange(len(values)), 0))
 
     def able(self, length: int, asked: int) -> int:
-        """Which of some sources can resume at `length`."""
+        """Sources of a set that can resume at `length`."""
         group, last = self._group, length // self._group.tokens_per_block - 1
         if group.kind is GroupKind.LINEAR_STATE:
             return asked & self._masks[self._values[last]]

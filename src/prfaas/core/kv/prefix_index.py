@@ -1,4 +1,4 @@
-"""Who holds which blocks, and how much of a prompt everybody can serve.
+"""The prefix index: sources of blocks, and the hits of a prompt in every source.
 
 The index is fed by ordered event streams, one per source: a pool node, or an engine for its device
 memory. When a stream breaks or has a gap, what was known of the source is no longer certain: it
@@ -27,7 +27,7 @@ from prfaas.core.kv.source_sets import SourceSets
 
 
 class SourceState(StrEnum):
-    """How far the index may trust what it knows of a source."""
+    """State of a source in the index."""
 
     EXACT = "exact"
     INCOMPLETE = "incomplete"
@@ -39,12 +39,12 @@ class SourceState(StrEnum):
 
     @property
     def is_live(self) -> bool:
-        """Whether every event was heard, so that a hit is certain."""
+        """Return True if every event was heard, so that a hit is certain."""
         return self in (SourceState.EXACT, SourceState.INCOMPLETE)
 
 
 class Tier(IntFlag):
-    """Where a block lies; it may lie in several tiers."""
+    """Tier of a block; it can be in several."""
 
     HOST = 1
     DISK = 2
@@ -166,12 +166,12 @@ class PrefixIndex:
     # What is known
 
     def state(self, source: str) -> SourceState:
-        """How far `source` is known."""
+        """State of `source`."""
         self._write()
         return self._source(source).state
 
     def is_live(self, source: str) -> bool:
-        """Whether what a source is known to hold is certain; what waits to be written cannot
+        """Return True if what a source is known to hold is certain; what waits to be written cannot
         change that."""
         return self._source(source).state.is_live
 
@@ -230,11 +230,11 @@ class PrefixIndex:
         num_tokens: int,
         tiers: Tier = Tier.ANY,
     ) -> int:
-        """What `hits` says of one source; 0 unless it is live."""
+        """Hit of one source; 0 unless it is live."""
         return self.hits(layout, hashes, num_tokens, tiers)[0].get(source, 0)
 
     def hint(self, source: str, layout: Layout, hashes: Sequence[bytes], num_tokens: int) -> int:
-        """What `usable_hit` would say of a DEGRADED source if nothing had changed; else 0."""
+        """Hit of a DEGRADED source if nothing has changed; otherwise 0."""
         return self.hits(layout, hashes, num_tokens)[1].get(source, 0)
 
     def num_held(

@@ -1,4 +1,4 @@
-"""Which blocks of a prompt a transfer ships, and how many bytes that is."""
+"""Blocks of a prompt that a transfer ships, and their bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 def is_worth_sending(
     group: CacheGroup, end_token: int, *, have_tokens: int, final_tokens: int
 ) -> bool:
-    """Whether the other side can use a block that it does not have.
+    """Return True if the other side can use a block that it does not have.
 
     Args:
         group: Cache group of the block.

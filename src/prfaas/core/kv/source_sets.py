@@ -57,11 +57,11 @@ class SourceSets:
         return self._number(planes)
 
     def holds(self, number: int, source: int) -> bool:
-        """Whether a source is in a combination."""
+        """Return True if a source is in a combination."""
         return bool(self._anywhere[number] >> source & 1)
 
     def move(self, old: int, new: int, num_blocks: int) -> None:
-        """So many blocks go from one combination to another."""
+        """Move blocks from one combination to another."""
         if old == new:
             return
         self._count(new, num_blocks)

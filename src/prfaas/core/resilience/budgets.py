@@ -10,7 +10,7 @@ from prfaas.units import NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class BudgetSettings:
-    """How much may be done twice.
+    """Settings of a budget for repeated work.
 
     Attributes:
         ratio: What each request adds.

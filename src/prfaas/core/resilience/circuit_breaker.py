@@ -16,18 +16,18 @@ from prfaas.units import NS_PER_S
 
 
 class BreakerState(StrEnum):
-    """What a breaker lets through."""
+    """State of a breaker."""
 
     CLOSED = "closed"
-    """Everything."""
+    """All requests pass."""
     HALF_OPEN = "half_open"
     """One request at a time."""
     OPEN = "open"
-    """Nothing."""
+    """No request passes."""
 
 
 class Told(StrEnum):
-    """What a request told of an engine or a link."""
+    """Result of a request for the breaker of an engine or a link."""
 
     GOOD = "good"
     FAILED = "failed"
@@ -37,7 +37,7 @@ class Told(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BreakerSettings:
-    """When a breaker opens, and for how long.
+    """Settings of a breaker: conditions and duration of its opening.
 
     Attributes:
         failures_max: Failures in a row that open it.
@@ -73,7 +73,7 @@ class Breaker:
         self._window_ends_at_ns, self._num_outcomes, self._num_failed = 0, 0, 0
 
     def allows(self, now_ns: int) -> bool:
-        """Whether a request may be sent now; an opening that is over ends here."""
+        """Return True if a request may be sent now; an opening that is over ends here."""
         if self.state is BreakerState.OPEN and now_ns >= self._changes_at_ns:
             self.state, self._probing_since_ns = BreakerState.HALF_OPEN, None
         if self.state is not BreakerState.HALF_OPEN:
@@ -109,7 +109,8 @@ class Breaker:
         self._probing_since_ns = None
 
     def _is_probing(self, now_ns: int) -> bool:
-        """Whether a probe is under way; one of which nothing is heard is forgotten in the end."""
+        """Return True if a probe is under way; one of which nothing is heard is forgotten in the
+        end."""
         since = self._probing_since_ns
         return since is not None and now_ns - since < self._settings.open_max_ns
 

@@ -1,4 +1,4 @@
-"""When a request leaves a remote path that is late, and is prefilled where it will be decoded.
+"""Rule to abandon a late remote path and prefill on the decode engine.
 
 A remote path is late when it is going to end well after its own prediction, or after the deadline.
 It is left when the local path, begun now, is going to be sooner. What has arrived by then stays.
@@ -58,7 +58,7 @@ class RemotePath:
         return max(left_ns, self._link_ns(now_ns, bits_per_s))
 
     def is_late(self, now_ns: int, to_come_ns: int) -> bool:
-        """Whether it misses its prediction by much, or its deadline."""
+        """Return True if it misses its prediction by much, or its deadline."""
         at_ns = now_ns + to_come_ns
         if self.deadline_ns is not None and at_ns > self.deadline_ns:
             return True
@@ -77,7 +77,7 @@ class RemotePath:
 
 
 def leaves(path: RemotePath, now_ns: int, to_come_ns: int, local_ns: int) -> bool:
-    """Whether a late path is left for one that takes `local_ns` from now."""
+    """Return True if a late path is left for one that takes `local_ns` from now."""
     if not path.is_late(now_ns, to_come_ns):
         return False
     if path.deadline_ns is not None and now_ns + local_ns <= path.deadline_ns < now_ns + to_come_ns:

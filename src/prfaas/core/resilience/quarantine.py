@@ -93,7 +93,7 @@ class Quarantine:
             self._suspects.popitem(last=False)
 
     def begin(self, digest: bytes) -> bool:
-        """Let a suspect run; False if it has to wait for others."""
+        """Start a suspect; False if it has to wait for others."""
         if digest in self._running or len(self._running) >= self._window:
             return False
         self._running.add(digest)

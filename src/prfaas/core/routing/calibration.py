@@ -101,7 +101,7 @@ class Calibration:
         return Expected(predicted_ns, self.factor, now_ns)
 
     def observe(self, expected: Expected, now_ns: int) -> None:
-        """What was predicted has happened now."""
+        """Record the observation of a prediction."""
         settings = self._settings
         observed_ns = max(now_ns - expected.predicted_at_ns, 1)
         raw_ns = max(expected.predicted_ns / expected.factor, 1.0)

@@ -1,4 +1,4 @@
-"""What compute and bytes cost, as tables by tokens."""
+"""Costs of compute and bytes, as tables by tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a request is prefilled, and why."""
+"""Routing decisions and their reasons."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from prfaas.units import format_seconds
 
 
 class Path(StrEnum):
-    """Where the prompt is prefilled."""
+    """Path of a request: the place of its prefill."""
 
     LOCAL = "local"
     REMOTE = "remote"
 
 
 class Reason(StrEnum):
-    """Why a request went where it went; bounded, so that it can label a metric."""
+    """Reason of a routing decision; bounded, so that it can label a metric."""
 
     ABOVE_THRESHOLD = "above_threshold"
     BELOW_THRESHOLD = "below_threshold"
@@ -40,7 +40,7 @@ class Reason(StrEnum):
 
 
 class Unpredicted(StrEnum):
-    """Why a policy that predicts could not."""
+    """Reason for a missing prediction."""
 
     NO_PROFILE = "no profile of the instances"
     STALE_SIGNALS = "no fresh signal of queues or link"
@@ -66,7 +66,7 @@ _WORDS = {
 
 
 class RoutingFacts(NamedTuple):
-    """What is known when a request arrives. Lengths in tokens.
+    """Inputs of a decision at the arrival of a request. Lengths in tokens.
 
     Attributes:
         num_prompt_tokens: Length of the prompt.
@@ -102,7 +102,7 @@ class RoutingFacts(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Where to prefill.
+    """A decision: the path and its reason.
 
     Attributes:
         path: LOCAL or REMOTE.

@@ -40,7 +40,7 @@ class Paces:
             pace.observe(expected, now_ns)
 
     def drop(self, request_id: int) -> None:
-        """Nothing is to be learnt from a prefill any more."""
+        """Discard a prefill without an observation."""
         self._open.pop(request_id, None)
 
     def expected_ns(self, request_id: int) -> int | None:
@@ -58,7 +58,7 @@ class Paces:
         return round(nominal_ns * pace.factor)
 
     def proven_ns(self, cluster: str, nominal_ns: int, now_ns: int) -> int | None:
-        """As `estimated_ns`; None as well while samples are old or contradict each other."""
+        """Like `estimated_ns`; also None while samples are old or inconsistent."""
         pace = self._by_cluster.get(cluster)
         if pace is None or pace.num_samples < PACE.num_min or not pace.is_proven(now_ns):
             return None

@@ -105,7 +105,7 @@ class PaperPolicy:
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveSettings:
-    """How readily predictions overrule the threshold.
+    """Settings of the margin for predictions to overrule the threshold.
 
     Attributes:
         margin_ratio: Gain, as a share of the usual path's prediction, below which nothing changes.

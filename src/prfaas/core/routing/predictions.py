@@ -1,4 +1,4 @@
-"""When the first token would come, on either path."""
+"""Predictions of the TTFT of both paths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DecodeWait = Callable[[int], int]
 
 
 class CostModel(Protocol):
-    """What compute and bytes cost; made from profiles and the model's geometry. Pure."""
+    """Costs of compute and bytes, from profiles and the model's geometry. Pure."""
 
     def local_prefill_ns(self, num_new_tokens: int) -> int:
         """Prefill time of one PD-P instance, ns."""

@@ -1,4 +1,4 @@
-"""Whether to pull a cached prefix from another cluster, or to recompute it.
+"""True if to pull a cached prefix from another cluster, or to recompute it.
 
 Seconds of prefill against bytes on a link. A byte has a worth in time: what the operator pays for
 it, over what a second of a request's time is worth. Pure.
@@ -37,7 +37,7 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class PullSettings:
-    """When a prefix is pulled.
+    """Settings of pulls.
 
     Attributes:
         margin_ratio: Gain, as a share of what recomputing takes in all, below which it is not.
@@ -60,7 +60,7 @@ def choose_pull(
     ns_per_byte: float = 0.0,
     settings: PullSettings = PullSettings(),
 ) -> Pull | None:
-    """Whether to pull the prefix that another cluster holds, or to recompute it.
+    """Return True if to pull the prefix that another cluster holds, or to recompute it.
 
     The pull runs while the request waits: prefill starts when both are over.
 

@@ -1,4 +1,4 @@
-"""What to make of a link test: how many connections, which budget, what to change on the host."""
+"""Advice from a link test: number of connections, budget, and changes of the host."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ENOUGH_RATIO = 0.95
-"""Of the best rate: more connections than carry this much buy nothing."""
+"""Share of the best rate that is sufficient: more connections have no benefit."""
 WINDOW_RATIO = 0.65
-"""Of the limit on send buffers that a connection has under way; the rest is bookkeeping."""
+"""Share of the limit of send buffers that is in flight; the rest is overhead."""
 RETRANSMIT_RATIO_MAX = 0.01
 """More than this is our own queueing, or a path that loses what it should not."""
 BUDGET_DIGITS = 3
@@ -18,7 +18,7 @@ BBR = "bbr"
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a number of connections carried together.
+    """Measurement of a number of connections together.
 
     Attributes:
         num_connections: How many.
@@ -44,7 +44,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class SendingHost:
-    """What the sending host allows.
+    """Limits of the sending host.
 
     Attributes:
         congestion_control: Live on the connections.
@@ -75,7 +75,7 @@ def budget_for(probes: Sequence[Probe]) -> int:
 
 
 def advise(probes: Sequence[Probe], host: SendingHost) -> list[str]:
-    """What an operator can do with the figures, one sentence or two for each point.
+    """Advice for the operator, one or two sentences for each point.
 
     Args:
         probes: At least one.

@@ -32,7 +32,7 @@ FILL_ROUND_TRIPS = 2
 
 
 class LinkGoodput:
-    """What one direction of a link carries, from samples of its counters."""
+    """Throughput of one direction of a link, from samples of its counters."""
 
     def __init__(self) -> None:
         self._mean_bits_per_s: float | None = None
@@ -41,7 +41,7 @@ class LinkGoodput:
         self.busy_ns = 0
         """Time in which bytes waited to be sent; never falls."""
         self.filled_at_ns: int | None = None
-        """From when on the link is filled, if bytes go on waiting; None while none wait."""
+        """Time from which the link counts as busy if bytes keep waiting; None while none wait."""
         self._sampled_at_ns: int | None = None
         self._busy_since_ns: int | None = None
         self._delivered_bytes = 0.0

@@ -1,4 +1,4 @@
-"""Which bytes go over a link next, and which have to go again.
+"""Send order of a link, and retransmissions.
 
 Blocks are cut into fragments, and every connection of a link takes the next fragment from here
 when it has room, so a block crosses the link at the rate of all connections together. Transfers
@@ -31,12 +31,12 @@ keep a large one waiting for ever."""
 
 
 BURST_NS = 50_000_000
-"""What a tenant may catch up with: connections are not served on the nanosecond."""
+"""Burst of a tenant: connections are not served with nanosecond precision."""
 
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """What a tenant may take of a link.
+    """Weight and rate of a tenant on a link.
 
     Attributes:
         name: Its class.
@@ -59,7 +59,7 @@ class OutgoingBlock:
         digest: Over name and bytes.
         data: Its bytes.
         tenant: Whose transfer it is.
-        is_inherited: Whether it came here from elsewhere, or was computed from such a block.
+        is_inherited: True if it came here from elsewhere, or was computed from such a block.
         has_arrived: The receiver said so, or nobody wants it any more.
     """
 
@@ -90,16 +90,16 @@ class Fragment:
 
 @dataclass(eq=False, slots=True)
 class _Lane:
-    """What a transfer has to send."""
+    """Send state of a transfer."""
 
     tenant: TenantShare
     waiting: deque[Fragment] = field(default_factory=deque)
     blocks: dict[BlockName, OutgoingBlock] = field(default_factory=dict)
-    """Not arrived yet."""
+    """Bytes that have not arrived."""
     share: int = 0
     """Bytes given so far, from where the least served transfer stood when this one came."""
     first_bytes: int = 0
-    """What is left of its first block."""
+    """Rest of its first block."""
     waiting_bytes: int = 0
     is_finished: bool = False
 
@@ -129,7 +129,7 @@ class LinkShare:
         self._due_ns: dict[str, int] = {}
         """By tenant with a rate, when it is no longer ahead of that."""
         self.queued_bytes = 0
-        """Not taken by any connection yet."""
+        """Fragments that no connection has taken."""
 
     @property
     def in_flight_bytes(self) -> int:
@@ -156,7 +156,7 @@ class LinkShare:
         self._put(lane, Fragment(block, 0, len(block.data)), is_first=False)
 
     def finish(self, transfer_id: bytes) -> None:
-        """Nothing more will be added to this transfer."""
+        """Close the queue of a transfer."""
         if transfer_id in self._lanes:
             self._lanes[transfer_id].is_finished = True
 
@@ -187,7 +187,7 @@ class LinkShare:
         return queued
 
     def take(self, connection: int, now_ns: int = 0) -> Fragment | None:
-        """What this connection sends next; it is in flight from now on.
+        """Return the next fragment of a connection; it counts as in flight.
 
         Args:
             connection: Its number.
@@ -258,7 +258,7 @@ class LinkShare:
             self._served[tenant.name] = least
 
     def _ready(self, now_ns: int) -> list[_Lane]:
-        """Who may go; those that are ahead of their rate only if there is nobody else."""
+        """Transfers that may send; those above their rate only if there is no other."""
         if self._due_ns:
             self._due_ns = {name: at for name, at in self._due_ns.items() if at > now_ns - BURST_NS}
         lanes = list(self._active())

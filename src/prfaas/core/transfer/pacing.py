@@ -1,4 +1,4 @@
-"""How fast a link sends, from what arrives and how long the queue on the path is.
+"""Pace of a link, from arrivals and the queue on the path.
 
 Several connections under BBR or cubic find out what a path carries by filling its queue until it
 drops, and lose up to a tenth of their segments to themselves. A pacer keeps their sum just below
@@ -22,9 +22,9 @@ CUT = 0.92
 """Below what arrives, so that the queue that was found drains."""
 STEP_MIN, STEP_MAX = 0.01, 1 / 5
 NEAR = 0.96
-"""Where a link goes on, of the rate at which it last found a queue, once that has drained."""
+"""Rate after a queue has drained, as a share of the rate at which it was found."""
 NUM_SAMPLES = 6
-"""What arrives is the best of so many samples: retransmissions make single ones too low."""
+"""Number of samples whose best is the arrival rate: retransmissions lower single ones."""
 PAIR_NS = 150_000_000
 """Two samples that are not further apart count as one: what fills a gap that a lost segment left is
 acknowledged at once, and missed in the sample before."""
@@ -33,9 +33,9 @@ COLLAPSE = 0.5
 HOLD_NS = 300_000_000
 """A cut shows in the round trips after so long."""
 MEMORY_NS = 10 * NS_PER_S
-"""How long the shortest round trip counts: the path may have changed."""
+"""Validity of the shortest round trip: the path can change."""
 RATE_BITS_PER_S_MIN = 1_000_000
-"""No ceiling is below: a path that stood still for a moment would be taken for one that is slow."""
+"""Minimum of the ceiling: a path that stalled for a moment is not a slow path."""
 SLACK_MAX, SLACK_WEIGHT = 1.3, 0.5
 """How far the connections' shares together may be above the ceiling while less than that arrives:
 one that recovers from a loss, or is served late, leaves room for the others. What is too much shows
@@ -49,7 +49,7 @@ BOUND = 0.74
 
 
 class Pace(NamedTuple):
-    """What follows from a measurement.
+    """Result of a measurement.
 
     Attributes:
         bits_per_s: The ceiling from now on; 0 is none.
@@ -72,14 +72,14 @@ class Pacer:
         self.bits_per_s = budget_bits_per_s
         """The ceiling; 0 is none."""
         self.slack = 1.0
-        """What the connections may send together, over the ceiling."""
+        """Sum of the connections' shares, relative to the ceiling."""
         self._num_slow = 0
         self._restart_at_ns = 0
         self._restart_wait_ns = RESTART_NS
         self._restart_bits_per_s = 0
-        """What arrived at the last restart."""
+        """Arrival rate at the last restart."""
         self._found_bits_per_s = 0
-        """What arrived when a queue was found last."""
+        """Arrival rate when a queue was last found."""
         self._step = STEP_MIN
         self._newest = (-PAIR_NS, 0)
         """Time and rate of the last sample."""

@@ -29,7 +29,7 @@ CONNECTIONS_MIN, CONNECTIONS_MAX = 2, 16
 FAR_CONNECTIONS_MIN, FAR_RTT_NS = 4, 5_000_000
 """Over far paths one connection that lost a segment must not slow the others' blocks down."""
 WINDOW_BYTES = 2_700_000
-"""What a connection moves per round trip under Linux's default limit on send buffers, 4 MiB."""
+"""Bytes of a connection per round trip under Linux's default limit of send buffers, 4 MiB."""
 SEND_BUFFER_BYTES = 4 << 20
 """Linux's default limit on send buffers; a connection never has more under way."""
 SEGMENT_BYTES = 1448
@@ -62,7 +62,7 @@ class CongestionControl(StrEnum):
     """Congestion control of the data connections."""
 
     BBR = "bbr"
-    """What pool nodes ask for; a host has to allow it."""
+    """Congestion control that pool nodes request; a host has to allow it."""
     CUBIC = "cubic"
     """Linux's default, where BBR is not allowed."""
 
@@ -199,7 +199,7 @@ class Measured:
     controls: frozenset[CongestionControl]
 
     def gaps(self, path: Path, transport: Transport, link_bits_per_s: float) -> list[str]:
-        """What a link asks for beyond the measurements, in words.
+        """Return the requirements of a link beyond the measurements, as text.
 
         Args:
             path: The path.

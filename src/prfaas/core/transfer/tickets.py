@@ -14,7 +14,7 @@ from enum import StrEnum
 from prfaas.errors import PeerError
 
 CLOCK_SKEW_NS = 30 * 10**9
-"""How far the clocks of two sites may be apart. Any time service keeps them within a second."""
+"""Maximum difference of the clocks of two sites. Any time service keeps them within a second."""
 LIFETIME_MAX_NS = 3600 * 10**9
 """Longest time from now to expiry: bounds how long a used ticket has to be remembered."""
 USED_MAX = 100_000
@@ -22,7 +22,7 @@ USED_MAX = 100_000
 
 
 class Refusal(StrEnum):
-    """Why a ticket is refused; labels a metric."""
+    """Reason for the refusal of a ticket; labels a metric."""
 
     MISSING = "missing"
     MALFORMED = "malformed"
@@ -32,9 +32,9 @@ class Refusal(StrEnum):
     TOO_LONG = "too_long"
     """Valid for longer than any ticket may be."""
     FOREIGN = "foreign"
-    """For another transfer, source or destination."""
+    """It is for another transfer, source or destination."""
     LAYOUT = "layout"
-    """For a layout that nobody here has."""
+    """It is for a layout that no local engine has."""
     REPLAYED = "replayed"
     OTHER_BLOCKS = "other_blocks"
     """The list of blocks that came with it is not the one it was signed for."""
@@ -47,7 +47,7 @@ class Refusal(StrEnum):
     BUSY = "busy"
     """Too many tickets are in use."""
     PURGING = "purging"
-    """What came from its source is being dropped."""
+    """Blocks of its source are being purged."""
     DRAINING = "draining"
     """The pool is about to stop."""
 

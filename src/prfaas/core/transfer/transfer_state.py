@@ -26,7 +26,7 @@ from enum import StrEnum
 
 
 class TransferState(StrEnum):
-    """Where a transfer is in its life."""
+    """State of a transfer."""
 
     OFFERED = "offered"
     ACCEPTED = "accepted"
@@ -45,7 +45,7 @@ class TransferEvent(StrEnum):
 
 
 class TransferEnd(StrEnum):
-    """How a transfer ended. The values are on the wire and label metrics."""
+    """End of a transfer. The values are part of the protocol and label metrics."""
 
     COMMITTED = "committed"
     """Every block is there."""
@@ -62,11 +62,11 @@ class TransferEnd(StrEnum):
     MISCOUNTED = "miscounted"
     """More blocks came than were announced."""
     NO_ROOM = "no_room"
-    """No memory for a block."""
+    """There was no memory for a block."""
     ENGINE_LOST = "engine_lost"
     """The engine that computes the blocks is gone."""
     PURGED = "purged"
-    """What comes from the source is being dropped."""
+    """Blocks of the source are being purged."""
     ABORTED = "aborted"
     """The gateway gave it up."""
 
@@ -150,12 +150,12 @@ class Transfer:
 
     @property
     def is_open(self) -> bool:
-        """Whether blocks may still be moved."""
+        """Return True if blocks may still be moved."""
         return self.state not in ENDS
 
     @property
     def reason(self) -> str:
-        """Why it ended as it did, for people; empty while open or after a plain commit."""
+        """Reason of its end, for people; empty while open or after a commit."""
         if self.end is None or self.end is TransferEnd.COMMITTED:
             return ""
         return self.detail or self.end.value

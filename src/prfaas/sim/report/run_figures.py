@@ -1,4 +1,4 @@
-"""What the report draws of one run, so that the run itself need not be kept."""
+"""Data of one run for the report, so that the run itself is not kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the attempts of a run spent their time, as spans on tracks."""
+"""Times of the attempts of a run, as spans on tracks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def spans_of(attempt: Attempt, costs: Costs, until_ns: int) -> list[Span]:
 
 
 def phases_of(attempt: Attempt, until_ns: int) -> Iterator[tuple[str, int, int]]:
-    """What a request went through in an attempt, one after the other: name, begin, end."""
+    """Stages of a request in an attempt, in order: name, begin, end."""
     instants = (
         ("queue", attempt.started_at_ns),
         ("prefill", attempt.prefilled_at_ns),

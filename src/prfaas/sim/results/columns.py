@@ -47,7 +47,7 @@ def columns_of(requests: Sequence[Request]) -> Columns:
 
 
 def have_finished(requests: Sequence[Request]) -> NDArray[np.bool_]:
-    """Which requests have finished."""
+    """Mask of finished requests."""
     return np.array([r.outcome is Outcome.FINISHED for r in requests], dtype=bool)
 
 
@@ -61,7 +61,7 @@ class Finished:
         ttft_ns: Time to first token.
         latency_ns: From arrival to the last token.
         tpot_ns: Mean time per output token after the first; 0 without any.
-        has_steps: Whether there is a token after the first.
+        has_steps: True if there is a token after the first.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -74,7 +74,7 @@ class Finished:
         )
 
     def good(self, slo: SloSetup) -> NDArray[np.bool_]:
-        """Which requests met every target."""
+        """Mask of requests that met every target."""
         good = np.ones(len(self.ttft_ns), dtype=bool)
         if slo.ttft_ns is not None:
             good &= self.ttft_ns <= slo.ttft_ns

@@ -1,4 +1,4 @@
-"""What has to hold after every run, whatever happened in it."""
+"""Invariants that hold after every run."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _roles(sim: Simulation) -> list[str]:
 
 
 def _capacity(sim: Simulation) -> list[str]:
-    """No second of a link carries more than its capacity; no batch exceeds its limit."""
+    """Check that no second of a link exceeds its capacity, and no batch its limit."""
     found = []
     for name, transport in sim.transports.items():
         most = transport.cluster.link.bits_per_s / BITS_PER_BYTE * (1 + _CONSERVED_TOLERANCE) + 1
@@ -142,7 +142,7 @@ def _causality(sim: Simulation, columns: Columns) -> list[str]:
 
 
 def _leaks(sim: Simulation) -> list[str]:
-    """When all requests have ended, nobody holds anything."""
+    """Check that nothing is allocated after all requests have ended."""
     if sim.num_open:
         return []
     held = {

@@ -1,4 +1,4 @@
-"""What crossed the links of a run, what it was for, and what it cost."""
+"""Traffic of the links of a run, by purpose, and its cost."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Attempt:
         routed: Where it went and why.
         num_new_tokens: Tokens that are prefilled.
         decode: Instance that decodes; empty until it is chosen.
-        lost: Whether it ended because something broke.
+        lost: True if it ended because something broke.
     """
 
     request: Request

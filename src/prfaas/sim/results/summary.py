@@ -1,4 +1,7 @@
-"""What a run says: latencies, goodput, egress, use, decisions, cost. Names as AIPerf's."""
+"""Results of a run: latencies, goodput, egress, utilisation, decisions, cost.
+
+Names as in AIPerf.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +100,7 @@ class Results:
     digest: str
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Values for JSON."""
         return asdict(self)
 
 

@@ -1,4 +1,4 @@
-"""Who got what: figures by tenant."""
+"""Figures by tenant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the time to first token is made of.
+"""Parts of the time to first token.
 
     arrived ─ lost ─► routed ─ queue ─► started ─ prefill ─► prefilled ─ transfer ─► landed
                                                       landed ─ decode admission ─► first token

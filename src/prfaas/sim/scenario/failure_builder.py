@@ -1,4 +1,4 @@
-"""From `[[failure]]` to what breaks, checked against the clusters that there are."""
+"""Conversion of `[[failure]]` to failures, checked against the clusters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def make_failures(
     num_prefill: int,
     num_pd_instances: int,
 ) -> tuple[Failure, ...]:
-    """What breaks.
+    """Failures.
 
     Args:
         tables: Of the file.

@@ -29,7 +29,7 @@ INTRODUCTION = """# The scenario file
 
 TOML, for [`prfaas simulate`](simulator.md). Sizes, durations and rates are text with a unit:
 "16GiB", "250ms", "10Gbps". Paths start at the directory of the file. Unknown keys are errors, and
-so are keys that say nothing about the arrivals or the failure at hand. `--set TABLE.KEY=VALUE`
+so are keys that do not apply to the arrivals or the failure. `--set TABLE.KEY=VALUE`
 changes one key. Scenarios to start from: [`examples/sim`](../examples/sim).
 
 This page is written from the types in `src/prfaas/sim/scenario/scenario_file.py` and

@@ -32,19 +32,18 @@ class RoutingTable(_Table):
     prefill_instances: Count | None = None
     """PD instances that prefill; the planner's optimum if absent."""
     moving_threshold: bool = False
-    """Let the short-term loop move the threshold of the adaptive policy."""
+    """Enable the short-term loop, which adjusts the threshold of the adaptive policy."""
     weights: dict[str, Positive] = {}
     """With admission: share of each tenant of `workload.tenants` under overload; 1 if absent."""
     reroling: bool = False
-    """Let the long-term loop move PD instances between prefill and decode, and plan the threshold
-    anew; not together with failures of PD instances."""
+    """Enable the long-term loop, which moves PD instances between prefill and decode and plans the
+    threshold; not with failures of PD instances."""
     dwell: Seconds = 300.0
-    """From the end of one change of roles to the next, at least; the loop's other times are in
-    proportion."""
+    """Minimum time between two changes of roles; the loop's other times are proportional."""
     conversion: Seconds = 1.0
-    """What a change of roles costs an instance beside draining."""
+    """Time of a change of roles of an instance, in addition to draining."""
     admission: bool | None = None
-    """Refuse at the door what is predicted to miss slo.ttft; if absent, where there is slo.ttft."""
+    """Refuse requests that are predicted to miss slo.ttft; if absent, on with slo.ttft."""
     bandwidth: Bandwidth = Bandwidth.SCARCE
     """Regime of the paper's rule: scarce, or abundant, which pulls the longer prefix."""
 
@@ -62,10 +61,10 @@ class LinkTable(_Table):
     congestion_control: CongestionControl = CongestionControl.BBR
     """bbr, or cubic on hosts that do not allow it; counts with loss."""
     connections: Annotated[int, Field(ge=1, le=CONNECTIONS_MAX)] | None = None
-    """Data connections of a pool node; as many as it opens by itself if absent. Counts with
+    """Data connections of a pool node; its own choice if absent. Counts with
     loss."""
     pool_nodes: Annotated[int, Field(ge=1)] = 1
-    """Pool nodes that send side by side over a link; one transfer has one. Counts with loss."""
+    """Pool nodes that send over a link in parallel; a transfer uses one. Counts with loss."""
     overlap: bool = True
     """Ship chunk by chunk while prefill computes."""
     dead_after: Seconds = 5.0
@@ -80,48 +79,48 @@ class CacheTable(_Table):
     prfaas_blocks: Count | None = None
     """The same of each PrfaaS cluster."""
     pd_disk_blocks: Count = 0
-    """Disk of the PD cluster, blocks: what host memory evicts goes there."""
+    """Disk of the PD cluster, blocks: blocks evicted from host memory go there."""
     prfaas_disk_blocks: Count = 0
     """The same of each PrfaaS cluster."""
     pd_device_blocks: Count = 0
-    """Own memory of each PD instance that prefills, blocks; routing knows what it holds, as the
-    gateway does from KV events. 0 is none."""
+    """Device memory of each PD prefill instance, blocks; routing knows its contents, as from KV
+    events. 0 is none."""
     prfaas_device_blocks: Count = 0
     """The same of each PrfaaS instance."""
     disk_bandwidth: BitsPerSecond = 50e9
-    """What reading from disk gives one prefill."""
+    """Bandwidth of reads from disk for one prefill."""
     block_tokens: Annotated[int, Field(ge=1)] = 512
     """Tokens of a block."""
     checkpoint_blocks: Count = 0
-    """Room of a checkpoint of linear state, blocks; 0 is a model without linear layers."""
+    """Size of a checkpoint of linear state, blocks; 0 is a model without linear layers."""
 
 
 class PlacementTable(_Table):
     """`[placement]`: where cached prefixes lie."""
 
     pull: bool = False
-    """Let adaptive fetch a prefix from another cluster when that is predicted to be faster."""
+    """Let adaptive fetch a prefix from another cluster if that is predicted to be faster."""
     copy_budget: SizeBytes = 0
     """Hot prefixes that the PD cluster misses are copied to it, up to so many bytes of each link in
     each signals.loop_interval; 0 copies nothing."""
     half_life: Annotated[Seconds, Field(gt=0)] = 60.0
     """Time in which the count of a prefix halves."""
     second_price: Positive | None = None
-    """What a second of a request's time is worth, in the plan's currency, against the price of
-    bytes; bytes are free in decisions if absent."""
+    """Value of a second of a request's time, in the plan's currency, compared with the price of
+    bytes; if absent, bytes are free in decisions."""
 
 
 class SignalsTable(_Table):
     """`[signals]`: how late the gateway sees queues and link."""
 
     interval: Seconds = 0.5
-    """Between two observations."""
+    """Interval of observations."""
     delay: Seconds = 0.05
-    """From an observation to the gateway."""
+    """Delay of an observation to the gateway."""
     stale_after: Seconds = 3.0
     """Age beyond which a signal counts as unknown."""
     loop_interval: Seconds = 5.0
-    """Between two moves of the threshold."""
+    """Interval of changes of the threshold."""
 
 
 class SloTable(_Table):
@@ -148,22 +147,22 @@ class FailureTable(_Table):
     kind: FailureKind
     """link, prefill, prfaas, decode or pool."""
     at: Seconds
-    """When."""
+    """Start of the failure."""
     duration: Seconds
-    """How long."""
+    """Duration of the failure."""
     index: Count = 0
-    """Which instance; not for link and pool."""
+    """Index of the instance; not for link and pool."""
     cluster: str = ""
-    """Whose link, PrfaaS instance or pool, by its name in the plan; the first PrfaaS cluster if
-    absent."""
+    """Cluster of the link, PrfaaS instance or pool, by its name in the plan; the first PrfaaS
+    cluster if absent."""
     capacity: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the link's capacity that is left; 0 is a cut."""
     keep_disk: bool = False
-    """What a pool had on disk is there again afterwards; host memory is always lost."""
+    """The disk of a pool keeps its blocks; host memory is always lost."""
     rebuild: Seconds = 0.0
-    """From a pool's recovery until the gateway knows again what it holds."""
+    """Time from a pool's recovery until the gateway knows its contents."""
     repeat: Annotated[int, Field(ge=1)] = 1
-    """Happens so many times, each `duration` after the end of the last: flapping."""
+    """Number of repetitions, each `duration` after the end of the last: flapping."""
 
     @model_validator(mode="after")
     def _applies(self) -> FailureTable:
@@ -180,7 +179,7 @@ class ScenarioFile(_Table):
     """A scenario file."""
 
     title: str
-    """What is simulated, for people."""
+    """Title of the output."""
     plan: str
     """Plan file with model, lengths, clusters and prices, relative to this file."""
     plan_settings: list[str] = []
@@ -188,18 +187,18 @@ class ScenarioFile(_Table):
     seed: Count = 1
     """Seed of arrivals and lengths."""
     workload: WorkloadTable
-    """What arrives."""
+    """The workload."""
     routing: RoutingTable = RoutingTable()
-    """Who decides."""
+    """Routing."""
     link: LinkTable = LinkTable()
     """Changes to the plan's link."""
     cache: CacheTable = CacheTable(pd_blocks=0, prfaas_blocks=0)
     """Prefix caches; none if absent."""
     placement: PlacementTable = PlacementTable()
-    """Where cached prefixes lie."""
+    """Placement of cached prefixes."""
     signals: SignalsTable = SignalsTable()
-    """How late the gateway sees."""
+    """Delays of the gateway's signals."""
     slo: SloTable = SloTable()
     """Targets."""
     failure: list[FailureTable] = []
-    """What breaks."""
+    """Failures."""

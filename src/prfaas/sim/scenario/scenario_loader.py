@@ -1,4 +1,4 @@
-"""From a scenario file to a run."""
+"""Loading of a scenario file."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _refuse_others(path: Path, tables: dict[str, Any]) -> None:
 
 
 def _notes(table: WorkloadTable) -> list[str]:
-    """What a reader should know of the workload."""
+    """Notes on the workload."""
     if table.arrivals == "trace":
         jitter = f"jitter {table.jitter:g} s" if table.jitter else "no jitter within ticks"
         return [f"trace {table.trace}: {jitter}"]

@@ -63,7 +63,7 @@ def run_seeds(runs: Sequence[SeedRun]) -> Iterator[tuple[SeedRun, Results]]:
 
 
 def in_parallel(work: Callable[[Task], Made], tasks: Sequence[Task]) -> Iterator[tuple[Task, Made]]:
-    """Do all tasks in processes, one for each core, and yield each as it ends.
+    """Run all tasks in processes, one per core, and yield each as it ends.
 
     Args:
         work: A function of a module, with a result that can be pickled.

@@ -1,4 +1,4 @@
-"""From the tables of a scenario file and its plan to a `Setup`."""
+"""Conversion of a scenario file and its plan to a `Setup`."""
 
 from __future__ import annotations
 

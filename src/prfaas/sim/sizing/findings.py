@@ -20,7 +20,7 @@ _TPOT_TOLERANCE = 1.001  # steps are whole nanoseconds
 
 
 class Finding(StrEnum):
-    """Does a fleet carry the demand within the targets?"""
+    """Result of a fleet: does it carry the demand within the targets?"""
 
     HOLDS = "holds"
     DOES_NOT_HOLD = "does not hold"

@@ -26,7 +26,7 @@ from prfaas.sim.workloads.table import WorkloadTable
 from prfaas.units import NS_PER_S
 
 SIMULATED_WITH = 'the policy "paper" with the threshold of the plan, no admission'
-"""How every trial routes. A trial that offloads nothing has the policy "local"."""
+"""Routing of every trial. A trial that offloads nothing has the policy "local"."""
 WARMUP_SHARE = 0.25
 """Requests before the measured ones, as a share of these: queues fill meanwhile."""
 _CV_MIN = 0.01  # of the gaps; evenly spaced arrivals are the limit

@@ -11,7 +11,7 @@ Progress = Callable[[int], None]
 
 
 class Arrivals:
-    """Lets requests come.
+    """Schedules arrivals.
 
     Args:
         clock: Virtual time.
@@ -37,12 +37,12 @@ class Arrivals:
         return len(self._roots) - self._next + self._num_expected
 
     def start(self) -> None:
-        """Let the first one come."""
+        """Schedule the first arrival."""
         if self._roots:
             self._clock.at(self._roots[0].arrived_at_ns, self._arrive)
 
     def ended(self, request: Request) -> None:
-        """Those that wait for a request come later, if there is time for them."""
+        """Schedule requests that wait for an ended one, before the end of the run."""
         for follower in request.followers:
             if self._clock.now_ns + follower.after_ns < follower.until_ns:
                 self._num_expected += 1

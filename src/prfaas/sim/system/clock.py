@@ -50,7 +50,7 @@ class Clock:
         heappush(self._heap, (self.now_ns + delay_ns, self._num_asked, action, argument))
 
     def step(self) -> bool:
-        """Let the next event happen; False when there is none."""
+        """Process the next event; False if there is none."""
         if not self._heap:
             return False
         self.now_ns, _, action, argument = heappop(self._heap)
@@ -58,7 +58,7 @@ class Clock:
         return True
 
     def go(self, stop_at_ns: int | None = None) -> None:
-        """Let everything happen until `stop` is called, or up to the first event at an instant."""
+        """Process events until `stop` is called, or up to a time."""
         heap, pop, self._going = self._heap, heappop, True
         end_ns = float("inf") if stop_at_ns is None else stop_at_ns
         while heap and self._going and self.now_ns < end_ns:
@@ -66,11 +66,11 @@ class Clock:
             action(argument)
 
     def stop(self) -> None:
-        """Let nothing more happen."""
+        """Stop the clock."""
         self._going = False
 
     def run(self, until_ns: int) -> None:
-        """Let everything happen up to an instant, and stop there."""
+        """Process events up to a time, and stop."""
         while self._heap and self._heap[0][0] <= until_ns:
             self.step()
         self.now_ns = max(self.now_ns, until_ns)

@@ -12,14 +12,14 @@ UNSET = -1
 
 
 class Outcome(StrEnum):
-    """How a request ended, or where it is."""
+    """End or stage of a request."""
 
     RUNNING = "running"
     FINISHED = "finished"
     REJECTED = "rejected"
     """429 at the door."""
     FAILED = "failed"
-    """Nobody could serve it."""
+    """No instance could serve it."""
 
 
 class Follower(NamedTuple):
@@ -47,7 +47,7 @@ class Request:
         num_new_tokens: Tokens that are prefilled.
         kept_tokens: Prefix that decode kept of a transfer that was cut.
         routed_at_ns: When the last attempt began.
-        offloaded: Whether it was ever sent to the PrfaaS cluster.
+        offloaded: True if it was ever sent to the PrfaaS cluster.
     """
 
     index: int

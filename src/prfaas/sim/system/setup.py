@@ -1,4 +1,4 @@
-"""Everything a run depends on, as plain values."""
+"""Setup of a run, as plain values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prfaas.units import NS_PER_S
 
 
 class FailureKind(StrEnum):
-    """What can break."""
+    """Kinds of failures."""
 
     LINK = "link"
     PREFILL = "prefill"
@@ -108,7 +108,7 @@ class CacheSetup:
 
 @dataclass(frozen=True, slots=True)
 class BlockSetup:
-    """What all caches count in.
+    """Units of all caches.
 
     Attributes:
         tokens: Tokens of a block.
@@ -140,7 +140,7 @@ class ClusterSetup:
 
 @dataclass(frozen=True, slots=True)
 class PlacementSetup:
-    """Where cached prefixes lie.
+    """Placement of cached prefixes.
 
     Attributes:
         pulls: Let `adaptive` fetch a prefix from another cluster when that is predicted to be
@@ -157,7 +157,7 @@ class PlacementSetup:
 
 @dataclass(frozen=True, slots=True)
 class SignalSetup:
-    """How the gateway sees the world.
+    """Settings of the gateway's signals.
 
     Attributes:
         interval_ns: Between two observations.
@@ -174,7 +174,7 @@ class SignalSetup:
 
 @dataclass(frozen=True, slots=True)
 class RoutingSetup:
-    """How requests are routed.
+    """Settings of routing.
 
     Attributes:
         policy: Which policy.
@@ -195,7 +195,7 @@ class RoutingSetup:
 
 @dataclass(frozen=True, slots=True)
 class RolesSetup:
-    """How PD instances change between prefill and decode.
+    """Settings of role changes.
 
     Attributes:
         settings: Limits of the long-term loop.

@@ -14,7 +14,7 @@ from prfaas.traces.limits import NUM_REQUESTS_MAX
 
 
 class RateShape(Protocol):
-    """How a rate moves around its mean of 1."""
+    """Shape of a rate around its mean of 1."""
 
     def knots(self, until_s: float) -> FloatArray:
         """Rising instants from 0 to `until_s`, s; the rate hardly changes between two."""

@@ -1,4 +1,4 @@
-"""From `[workload]` to what arrives."""
+"""Conversion of `[workload]` to a workload."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SWING_PERIOD_S = 3600.0
 def make_workload(
     table: WorkloadTable, directory: Path, planned: PlannedWorkload, block_tokens: int
 ) -> Workload:
-    """What a table describes.
+    """Return the workload of a table.
 
     Args:
         table: The table.

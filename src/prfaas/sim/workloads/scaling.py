@@ -20,7 +20,7 @@ class Workload:
         source: Where requests come from.
         block_tokens: Tokens of a block.
         prompt_scale: Prompts become so many times as long; common prefixes do too.
-        output_scale: Outputs become so many times as long.
+        output_scale: Factor of output lengths.
         tenants: Share of each tenant, in any unit. Empty keeps what the source says. Requests that
             follow each other have one tenant.
     """
@@ -51,7 +51,7 @@ class Workload:
 
     @property
     def num_prompt_tokens_max(self) -> int:
-        """No prompt is longer, tokens."""
+        """Longest prompt, tokens."""
         return ceil(self.source.num_prompt_tokens_max * self.prompt_scale)
 
     def _scale(self, request: Request) -> None:

@@ -121,7 +121,7 @@ class _Draw:
         return made[0], made[-1], self._pauses_ns(session)
 
     def follow(self, before: Request, after: Request, pause_ns: int) -> None:
-        """Let a request come a while after another has ended."""
+        """Schedule a request after the end of another."""
         follower = Follower(after, pause_ns, self._source.duration_ns)
         before.followers = (*before.followers, follower)
 

@@ -1,4 +1,4 @@
-"""What every kind of workload is: requests by seed, and the same at another rate."""
+"""Interface of workloads: requests by seed, and the same at another rate."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ class Source(Protocol):
 
     @property
     def num_prompt_tokens_max(self) -> int:
-        """No prompt is longer, tokens."""
+        """Longest prompt, tokens."""

@@ -37,13 +37,15 @@ class WorkloadTable(BaseModel):
     )
 
     arrivals: Literal["poisson", "gamma", "diurnal", "trace", "azure", "sessions"] = "poisson"
-    """poisson, gamma, diurnal: synthetic. trace: recorded requests in any of the formats of
-    workloads.md. azure: the same, of Azure's format only. sessions: closed loop, a turn comes after
-    the answer before it."""
+    """poisson, gamma, diurnal: synthetic.
+
+    trace: recorded requests in any of the formats of workloads.md. azure: the same, only in
+    Azure's format. sessions: closed loop, a turn arrives after the previous answer.
+    """
     rate: Positive | None = None
     """Mean arrival rate, req/s; of sessions their starts, 1/s. Not for a trace."""
     users: Annotated[int, Field(ge=1)] | None = None
-    """For sessions, in place of `rate`: so many users run one session after another."""
+    """For sessions, in place of `rate`: number of users, each with one session after another."""
     duration: Seconds = 3600.0
     """Length of the arrivals; a trace brings its own."""
     warmup: Seconds = 0.0
@@ -55,7 +57,7 @@ class WorkloadTable(BaseModel):
     curve: str | None = None
     """Measured rates over time in ServeGen's form, for diurnal; only their shape counts."""
     curve_model: str | None = None
-    """Which model's rows of the curve."""
+    """Model whose rows of the curve are used."""
     period: Seconds | None = None
     """Period of the diurnal rate; 1 h if absent, with a curve the curve's own."""
     output: Literal["fixed", "geometric"] = "fixed"
@@ -63,17 +65,17 @@ class WorkloadTable(BaseModel):
     trace: str | None = None
     """File of the trace or of the sessions, relative to the scenario file."""
     jitter: Seconds = 0.0
-    """Arrivals of a trace are moved by up to so much within its tick."""
+    """Maximum random shift of a trace's arrivals within its tick."""
     rate_scale: Positive = 1.0
-    """Arrivals of a trace come so many times as fast."""
+    """Factor of the arrival rate of a trace."""
     requests: Annotated[int, Field(ge=1)] | None = None
-    """Take the first so many requests of a trace."""
+    """Number of requests from the start of a trace."""
     think_max: Seconds | None = None
     """Longer pauses between turns are cut to this, for sessions."""
     prompt_scale: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    """Prompts become so many times as long, and common prefixes with them."""
+    """Factor of prompt lengths, and of common prefixes."""
     output_scale: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    """Outputs become so many times as long."""
+    """Factor of output lengths."""
     tenants: dict[str, Positive] = {}
     """Share of each tenant by name; drawn per request, of sessions per session or user."""
 
