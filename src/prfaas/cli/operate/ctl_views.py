@@ -20,6 +20,10 @@ _OBSTACLES = {
 }
 
 
+SHOWN_RATIO = 1.005
+"""Bytes of blocks for a transmitted byte, from which coding is worth a word."""
+
+
 def status_lines(found: Json) -> list[str]:
     """Loops, links, clusters and engines, a line each."""
     loops = dict(found["loops"])
@@ -34,7 +38,7 @@ def status_lines(found: Json) -> list[str]:
         state = "up" if link["is_up"] else "DOWN"
         lines.append(
             f"link       {link['source']}:{link['destination']}  {state}  "
-            f"threshold {link['offload_threshold']:,} tokens"
+            f"threshold {link['offload_threshold']:,} tokens{_coding(link)}"
         )
     for cluster in found["clusters"]:
         state = "on" if cluster["is_on"] else "OFF"
@@ -52,6 +56,12 @@ def status_lines(found: Json) -> list[str]:
     for each in found.get("layout_mismatches", ()):
         lines.append(f"MISMATCH   {each['engine']}, {each['reference']}  {each['words']}")
     return lines
+
+
+def _coding(link: Json) -> str:
+    """What coding does on a link; nothing where blocks go raw, or with an earlier gateway."""
+    ratio = link.get("coding_ratio", 1.0)
+    return f"  coding {ratio:.2f}x" if ratio >= SHOWN_RATIO else ""
 
 
 def _prediction_line(found: Json) -> str:

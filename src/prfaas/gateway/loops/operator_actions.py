@@ -193,6 +193,7 @@ class Control:
         )
 
     def _link_state(self, link: Link) -> JsonObject:
+        measured = self._pools.telemetry().get((link.source, link.destination))
         return {
             "source": link.source,
             "destination": link.destination,
@@ -200,6 +201,7 @@ class Control:
             "breaker": self._guards.breakers[link.source, link.destination].state.value,
             "offload_threshold": link.policy.offload_threshold,
             "promised_bytes": link.book.promised_bytes,
+            "coding_ratio": round(measured.coding_ratio, 3) if measured else 1.0,
         }
 
     def links(self) -> list[Link]:

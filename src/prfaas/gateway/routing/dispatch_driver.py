@@ -348,14 +348,18 @@ class Driver(DispatcherBooks):
 
 
 def link_report(measured: LinkTelemetry, now_ns: int) -> LinkReport:
-    """Counters of a link as a pool node sent them, which arrive now."""
+    """Counters of a link as a pool node sent them, which arrive now.
+
+    A pool node reports rates of transmitted bytes; routes count bytes of blocks.
+    """
+    ratio = measured.coding_ratio
     return LinkReport(
         now_ns - measured.age_ns,
-        measured.goodput_bits_per_s,
+        measured.goodput_bits_per_s * ratio,
         measured.open_arrived_bytes,
         measured.busy_ns,
         measured.rtt_ns,
-        measured.budget_bits_per_s,
+        measured.budget_bits_per_s * ratio,
     )
 
 

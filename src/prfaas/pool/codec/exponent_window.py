@@ -56,9 +56,9 @@ def decode(coded: memoryview, into: memoryview) -> None:
         PeerError: The stream is malformed, or its bytes are not as many as `into` has.
     """
     target = np.frombuffer(into, np.uint8)
-    if target.ctypes.data % 2:
-        raise PeerError("a coded fragment starts at an odd byte of its block")
     words = target[: len(into) // 2 * 2].view(np.uint16)
+    if not words.flags.aligned:
+        raise PeerError("a coded fragment starts at an odd byte of its block")
     count = kernels.decode_window(np.frombuffer(coded, np.uint8), target, words)
     if count != len(into):
         raise PeerError(
@@ -68,8 +68,8 @@ def decode(coded: memoryview, into: memoryview) -> None:
 
 def _codable_bytes(source: Bytes, start: int, num_bytes: int) -> int:
     """Whole pairs of values from `start` on; none where a value would lie at an odd address."""
-    is_even = start % 2 == 0 and (source.ctypes.data + start) % 2 == 0
-    return num_bytes // _PAIR * _PAIR if is_even else 0
+    even = num_bytes // _PAIR * _PAIR
+    return even if source[start : start + even].view(np.uint16).flags.aligned else 0
 
 
 def _keep(rest: Bytes, target: Bytes, at: int) -> int:
