@@ -66,7 +66,7 @@ async def run(row: Row, identities: Path, arm: str, repeats: int) -> Run:
         before, there = await sender.ask(telemetry=1), await receiver.ask()
         runs = [await sender.ask(transfer=row.num_bytes) for _ in range(repeats)]
         after, here = await sender.ask(telemetry=1), await receiver.ask()
-        assert {run["state"] for run in runs} == {"committed"}
+        assert {run["state"] for run in runs} == {"committed"}, runs
     moved = repeats * row.num_bytes
     cpu_s = after["cpu_s"] - before["cpu_s"] + here["cpu_s"] - there["cpu_s"]
     return Run(

@@ -97,7 +97,8 @@ async def receive(identities: Path, host: str) -> None:
     inbound = InboundTransfers(
         store,
         metrics,
-        lambda _: None,
+        # As a gateway does: without it, committed blocks keep their room for the ticket's time.
+        lambda transfer: inbound.release(transfer.transfer_id),
         time.monotonic_ns,
         TicketChecks("pd-pool", opener, metrics),
         frozenset,
@@ -125,7 +126,16 @@ async def receive(identities: Path, host: str) -> None:
     say("ready")
     commands = await lines()
     while await commands.readline():
-        say({"cpu_s": cpu_s(), "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024})
+        codec_s = metrics.registry.get_sample_value(
+            "prfaas_codec_seconds_total", {"direction": "received"}
+        )
+        say(
+            {
+                "codec_s": codec_s,
+                "cpu_s": cpu_s(),
+                "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            }
+        )
     await port.close()
 
 
@@ -220,6 +230,7 @@ class Sender:
             "codec_s": value("prfaas_codec_seconds_total", {"direction": "sent"}),
             "is_coding": switch is not None and switch.is_on,
             "gain": 1.0 if switch is None else switch.gain,
+            "network_share": self.link._dialer._meter.network_share,
         }
 
     async def overlap(self, num_chunks: int, chunk_bytes: int, every_s: float) -> dict[str, Any]:

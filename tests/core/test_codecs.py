@@ -124,6 +124,17 @@ def test_coding_turns_itself_off_where_a_thread_is_the_limit() -> None:
     assert not switch.is_on
 
 
+def test_coding_turns_itself_off_where_the_network_is_not_the_limit() -> None:
+    """Threads that wait for the interpreter or for each other are not busy, and still the limit."""
+    switch = CodingSwitch(LinkCodec.AUTO, CodecSpeed(10e9, 10e9))
+
+    run(switch, GBIT, 1.33, 0.4, 0.4, 0.1, times=10)
+    assert not switch.is_on
+
+    run(switch, GBIT, 1.33, 0.4, 0.4, 0.95, times=10)
+    assert switch.is_on
+
+
 def test_coding_comes_back_when_the_network_is_the_limit_again() -> None:
     switch = CodingSwitch(LinkCodec.AUTO, SPEED)
     run(switch, 0.75e9, 1.33, 1.0, 1.0)

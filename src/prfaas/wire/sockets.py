@@ -21,7 +21,7 @@ RATE_BITS_PER_S_MAX = 10**13
 _TCP_NOTSENT_LOWAT = 25
 _TCP_THIN_LINEAR_TIMEOUTS = 16
 _SO_MAX_PACING_RATE = 47
-_TCP_INFO_BYTES = 168
+_TCP_INFO_BYTES = 192
 _UNPACED = 2**64 - 1
 _U8_FIELDS = 8
 
@@ -105,6 +105,8 @@ class TcpInfo:
     min_rtt_ns: int = 0
     segments: int = 0
     """Segments with data sent so far, retransmissions included."""
+    network_ns: int = 0
+    """Time in which data was on its way and the receiver's window did not hold it up."""
 
 
 def tcp_info(connection: socket.socket) -> TcpInfo:
@@ -118,6 +120,7 @@ def tcp_info(connection: socket.socket) -> TcpInfo:
     words = struct.unpack_from("24I", raw, _U8_FIELDS)
     acked_bytes = struct.unpack_from("Q", raw, _U8_FIELDS + 24 * 4 + 16)[0]
     min_rtt_us, _, segments, delivery_rate = struct.unpack_from("=3IQ", raw, 148)
+    busy_us, window_limited_us = struct.unpack_from("=2Q", raw, 168)
     return TcpInfo(
         rtt_ns=words[15] * 1000,
         window_segments=words[18],
@@ -126,4 +129,5 @@ def tcp_info(connection: socket.socket) -> TcpInfo:
         delivery_bits_per_s=min(delivery_rate * 8, RATE_BITS_PER_S_MAX),
         min_rtt_ns=min_rtt_us * 1000,
         segments=segments,
+        network_ns=max(0, busy_us - window_limited_us) * 1000,
     )

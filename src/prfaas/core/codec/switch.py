@@ -7,6 +7,8 @@ from prfaas.core.codec.gain import GAIN_MIN, CodecSpeed, EndLoad, link_rates
 
 WEIGHT = 0.25
 """Of the newest sample."""
+NETWORK_SHARE_MIN = 0.5
+"""Below it, the network is not what limits a link, and coding is off."""
 SAMPLES_TO_CHANGE = 4
 """Samples in a row that have to ask for a change: one may be of a moment's hold-up."""
 
@@ -27,10 +29,12 @@ class CodingSwitch:
         self._speed = speed
         self.is_on = mode is not LinkCodec.RAW
         self.gain = 1.0
-        """Expected rate with coding for one without, of the last sample."""
+        """Expected rate with coding for one without, of the last sample; 0 if the network is not
+        the limit."""
         self._wire = 0.0
         self._sender = self._receiver = EndLoad()
         self._num_against = 0
+        self._network_share = 1.0
 
     def sample(
         self,
@@ -38,6 +42,7 @@ class CodingSwitch:
         ratio: float,
         sender_busy: float,
         receiver_busy: float,
+        network_share: float = 1.0,
     ) -> None:
         """Take what was seen since the sample before, in which the link always had work.
 
@@ -47,6 +52,8 @@ class CodingSwitch:
             sender_busy: Share of time, in [0, 1], in which the sending I/O thread ran or waited for
                 a core, coding included.
             receiver_busy: The same of the receiving end; 0 if it is not known.
+            network_share: Share of time, in [0, 1], in which connections waited for the network,
+                and for neither end. An end can be the limit while its thread waits for others.
         """
         if self._mode is not LinkCodec.AUTO or not wire_bytes_per_s:
             return
@@ -57,7 +64,9 @@ class CodingSwitch:
         self._sender = _mixed(self._sender, EndLoad(sender_busy, in_codec[0]), weight)
         self._receiver = _mixed(self._receiver, EndLoad(receiver_busy, in_codec[1]), weight)
         rates = link_rates(self._wire, ratio, self._speed, self._sender, self._receiver)
-        self.gain = rates.gain
+        self._network_share += weight * (network_share - self._network_share)
+        is_limit = self._network_share >= NETWORK_SHARE_MIN
+        self.gain = rates.gain if is_limit else 0.0
         wants = self.gain >= (1.0 if self.is_on else GAIN_MIN)
         self._num_against = self._num_against + 1 if wants != self.is_on else 0
         if self._num_against >= SAMPLES_TO_CHANGE:

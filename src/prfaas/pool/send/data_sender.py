@@ -14,6 +14,7 @@ from prfaas.pool.net.tls_sockets import connect, shake_hands
 from prfaas.pool.send.link_coding import LinkCoding
 from prfaas.pool.send.send_connection import DataConnection
 from prfaas.pool.send.send_queue import FRAGMENT_BYTES, SendQueue
+from prfaas.wire.fragments import FRAGMENT_BYTES_MAX
 from prfaas.wire.identity import peer_name
 from prfaas.wire.messages.codec import encode
 from prfaas.wire.messages.link import Join
@@ -22,6 +23,7 @@ from prfaas.wire.sockets import TcpInfo, fit, restart_control, share_of, tcp_inf
 log = logging.getLogger(__name__)
 
 FRAGMENT_BYTES_MIN, FRAGMENT_BYTES_LARGEST = 32 << 10, 512 << 10
+PAGE_BYTES = 4096
 FRAGMENT_MS = 2
 """Duration of a fragment.
 
@@ -137,7 +139,7 @@ class DataSenders:
         if bits_per_s:
             share = bits_per_s // 8 // self._num_wanted
             self._fragment_bytes = _power_of_two(share * FRAGMENT_MS // 1000)
-            self._queue.cut(self._fragment_bytes)
+            self._queue.cut(_expanded(self._fragment_bytes, self._coding.expansion))
         self._fit()
         self._fill()
 
@@ -219,6 +221,11 @@ class DataSenders:
     def _tell(self, what: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(what)
+
+
+def _expanded(num_bytes: int, expansion: float) -> int:
+    """Bytes of a block whose code has as many bytes, in whole pages."""
+    return min(FRAGMENT_BYTES_MAX, round(num_bytes * expansion)) // PAGE_BYTES * PAGE_BYTES
 
 
 def _power_of_two(num_bytes: int) -> int:

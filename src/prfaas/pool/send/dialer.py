@@ -286,7 +286,10 @@ class Dialer:
             self._meter.sample(now, senders.tcp_infos(), queue.queued_bytes, queue.in_flight_bytes)
             self._tune(senders, now)
             self._coding.sample(
-                self._meter.fresh_bits_per_s / 8, self._busy.share(), self._receiver_busy
+                self._meter.fresh_bits_per_s / 8,
+                self._busy.share(),
+                self._receiver_busy,
+                self._meter.network_share,
             )
             self._metrics.set_link(self.peer, self.telemetry)
             if count % TELEMETRY_EVERY == 0:

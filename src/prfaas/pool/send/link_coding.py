@@ -78,13 +78,30 @@ class LinkCoding:
         """Take the codecs that the peer decodes on the link that stands now; none at its end."""
         self._is_agreed = EXPONENT_WINDOW in codecs and bool(self.offered)
 
-    def sample(self, wire_bytes_per_s: float, sender_busy: float, receiver_busy: float) -> None:
+    @property
+    def expansion(self) -> float:
+        """Bytes of a block for a transmitted byte of a fragment that is coded now; 1 if none is.
+
+        Fragments are cut larger by it: what costs time for each of them is paid for as many
+        transmitted bytes as without coding.
+        """
+        is_on = self._is_agreed and self._switch is not None and self._switch.is_on
+        return self._coded_from / self._coded_to if is_on and self._coded_to else 1.0
+
+    def sample(
+        self,
+        wire_bytes_per_s: float,
+        sender_busy: float,
+        receiver_busy: float,
+        network_share: float,
+    ) -> None:
         """Take what was measured since the sample before.
 
         Args:
             wire_bytes_per_s: What the link carried if it was busy all the time, else 0.
             sender_busy: Share of time in which the I/O thread ran or waited for a core.
             receiver_busy: The same of the peer; 0 if it is not known.
+            network_share: Share of time in which the connections waited for the network.
         """
         block_bytes, wire_bytes = self._block_bytes, self._wire_bytes
         before, self._seen = self._seen, (block_bytes, wire_bytes)
@@ -95,7 +112,9 @@ class LinkCoding:
             coded_ratio = (
                 self._coded_from / self._coded_to if self._coded_to else RATIOS["bfloat16"]
             )
-            self._switch.sample(wire_bytes_per_s, coded_ratio, sender_busy, receiver_busy)
+            self._switch.sample(
+                wire_bytes_per_s, coded_ratio, sender_busy, receiver_busy, network_share
+            )
 
     # --- on the I/O thread ---
 

@@ -38,6 +38,10 @@ class LinkMeter:
         )
         self.rtt_ns = 0
         """Round trip of the last ping; 0 is unknown."""
+        self.network_share = 1.0
+        """Share of the time since the sample before in which connections waited for the network,
+        and for neither end; mean of all."""
+        self._network_ns = 0
         self.path_rtt_ns = 0
         """Smoothed round trip as the kernel sees it, of the connection with the shortest: a queue
         lengthens all of them, retransmissions only one."""
@@ -53,6 +57,7 @@ class LinkMeter:
         """Take the counters of all connections in."""
         acked_bytes, goodput = sum(info.acked_bytes for info in infos), self._goodput
         self.path_rtt_ns = min((info.rtt_ns for info in infos), default=0)
+        self._see_network(now_ns - self._sampled_at_ns, infos)
         is_busy = queued_bytes > 0
         goodput.sample(now_ns, acked_bytes, is_busy=is_busy, rtt_ns=self.path_rtt_ns)
         self._sampled_at_ns = now_ns
@@ -70,6 +75,13 @@ class LinkMeter:
             arrived_bytes=acked_bytes,
             busy_ns=goodput.busy_ns,
         )
+
+    def _see_network(self, passed_ns: int, infos: Sequence[TcpInfo]) -> None:
+        network_ns = sum(info.network_ns for info in infos)
+        if infos and passed_ns > 0:
+            share = (network_ns - self._network_ns) / (passed_ns * len(infos))
+            self.network_share = max(0.0, min(1.0, share))
+        self._network_ns = network_ns
 
     def telemetry(
         self,
