@@ -1,4 +1,4 @@
-"""True if to pull a cached prefix from another cluster, or to recompute it.
+"""Choice between a pull of a cached prefix from another cluster and its recomputation.
 
 Seconds of prefill against bytes on a link. A byte has a worth in time: what the operator pays for
 it, over what a second of a request's time is worth. Pure.
@@ -60,7 +60,7 @@ def choose_pull(
     ns_per_byte: float = 0.0,
     settings: PullSettings = PullSettings(),
 ) -> Pull | None:
-    """Return True if to pull the prefix that another cluster holds, or to recompute it.
+    """Choose between a pull of the prefix from another cluster and its recomputation.
 
     The pull runs while the request waits: prefill starts when both are over.
 
