@@ -43,6 +43,10 @@ LINK_GAUGES: Mapping[str, tuple[str, Callable[[Link], float]]] = {
         "Rate of a link used by decisions; 0 while unknown",
         lambda link: link.book.bits_per_s / 8,
     ),
+    "route_link_utilisation_ratio": (
+        "Share of the time in which bytes waited for a link, mean of the last half minute",
+        lambda link: link.book.mean_utilisation(time.monotonic_ns()),
+    ),
     "route_link_rtt_seconds": (
         "Round trip of a link used by decisions; NaN while unknown",
         _rtt_s,
