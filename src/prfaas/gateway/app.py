@@ -310,7 +310,7 @@ class Gateway:
             self._runner.server, connections_max(self._table.requests_max), tls
         )
         self.metrics.connections.watch(self.connections)
-        await self.engines.all_looked_at()
+        await self.engines.probes.all_probed()
         address = split_address(self._table.listen)
         try:
             self._listener = await asyncio.get_running_loop().create_server(

@@ -8,7 +8,8 @@ from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.core.dispatch.links import Link
 from prfaas.errors import RequestError
-from prfaas.gateway.engines.engine_client import Engine, Engines
+from prfaas.gateway.engines.engine import Engine
+from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.loops.ticker import Pulse
 from prfaas.gateway.pools.layout_check import LayoutCheck

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from prfaas.errors import EngineError, PeerError, RequestError
-from prfaas.gateway.engines.engine_client import Engine, Engines
+from prfaas.gateway.engines.engine import Engine
+from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.routing.change_log import Entry, Journal, Loop

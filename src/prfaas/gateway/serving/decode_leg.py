@@ -10,7 +10,8 @@ from aiohttp import web
 from prfaas.config.clusters import ClusterRole
 from prfaas.core.request.events import Outcome
 from prfaas.errors import EngineError
-from prfaas.gateway.engines.engine_client import INTERNAL_ERROR, Engine, Engines, SuspectError
+from prfaas.gateway.engines.engine import INTERNAL_ERROR, Engine, SuspectError
+from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.http.answer_limits import AnswerTooLongError, read_answer
 from prfaas.gateway.http.errors import error_body, retry_headers
 from prfaas.gateway.http.json_codec import JsonObject, as_count, as_object, from_json, to_json

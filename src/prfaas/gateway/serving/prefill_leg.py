@@ -11,13 +11,13 @@ from prfaas.config.routing import RoutingTable
 from prfaas.core.kv.manifest import MANIFEST_BYTES_MAX, manifest_of
 from prfaas.core.request.events import PrefillFailure
 from prfaas.errors import EngineError
-from prfaas.gateway.engines.engine_client import (
+from prfaas.gateway.engines.engine import (
     INTERNAL_ERROR,
     Engine,
-    Engines,
     EngineUnreachableError,
     SuspectError,
 )
+from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.http.answer_limits import AnswerTooLongError, read_answer
 from prfaas.gateway.http.json_codec import JsonObject, as_count, as_object, from_json
 from prfaas.gateway.pools.ticket_issuer import TicketOffice

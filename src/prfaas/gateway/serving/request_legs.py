@@ -24,13 +24,13 @@ from prfaas.core.request.machine import RequestLife
 from prfaas.core.request.states import Stage
 from prfaas.errors import EngineError
 from prfaas.gateway.admission.quarantine import Suspects
-from prfaas.gateway.engines.engine_client import (
+from prfaas.gateway.engines.engine import (
     INTERNAL_ERROR,
     Engine,
-    Engines,
     EngineUnreachableError,
     SuspectError,
 )
+from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.http.json_codec import from_json
 from prfaas.gateway.http.rejections import UnavailableError
 from prfaas.gateway.serving.continuation import Answer, may_continue, stop_strings

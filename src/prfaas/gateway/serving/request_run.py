@@ -42,9 +42,7 @@ from prfaas.core.request.events import (
 )
 from prfaas.core.request.machine import RequestLife
 from prfaas.errors import EngineError
-from prfaas.gateway.engines.engine_client import (
-    Engine,
-)
+from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.serving.moving_blocks import MovingBlocks
 from prfaas.gateway.serving.request_legs import Legs, Parts
 from prfaas.gateway.serving.request_state import Exchange

@@ -15,7 +15,8 @@ from prfaas.core.request.machine import Route
 from prfaas.core.routing.decision import Path, Reason
 from prfaas.errors import PrfaasError
 from prfaas.gateway.admission.charging import reserve
-from prfaas.gateway.engines.engine_client import Engine, Engines
+from prfaas.gateway.engines.engine import Engine
+from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.http.rejections import RejectedError, UnavailableError
 from prfaas.gateway.loops.replication import Copier
 from prfaas.gateway.openai.requests import Api, ClientRequest

@@ -1,0 +1,160 @@
+"""Probes of engines: whether they are ready, what they serve, and how many requests wait."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+
+import aiohttp
+
+from prfaas.config.clusters import ClusterRole
+from prfaas.errors import EngineError
+from prfaas.gateway.engines.engine import Engine
+from prfaas.gateway.engines.engine_load import UNKNOWN_LOAD, load_in
+from prfaas.gateway.http.answer_limits import read_answer
+from prfaas.gateway.http.json_codec import as_count, as_object, from_json
+from prfaas.gateway.openai.adapters import adapters_in
+from prfaas.gateway.routing.circuit_breakers import Guards
+from prfaas.gateway.routing.dispatch_driver import Driver
+from prfaas.logs import log_event
+
+MISSED_LOOKS_MAX = 3
+"""A busy engine may be slow to say that it is well; a dead one refuses the connection at once."""
+
+_log = logging.getLogger(__name__)
+
+
+class EngineProbes:
+    """Probes every engine as long as the gateway runs.
+
+    Args:
+        engines: By name.
+        model: Name of the served model.
+        driver: Gets what the probes find.
+        guards: Are told that an engine is gone.
+        limit_s: Time for one probe, seconds.
+        poll_s: Pause between two probes of an engine, seconds.
+    """
+
+    def __init__(
+        self,
+        engines: Mapping[str, Engine],
+        model: str,
+        driver: Driver,
+        guards: Guards,
+        limit_s: float,
+        poll_s: float,
+    ) -> None:
+        self._engines, self._model = engines, model
+        self._driver, self._guards = driver, guards
+        self._limit_s, self._poll_s = limit_s, poll_s
+        self._tasks: list[asyncio.Task[None]] = []
+        self._probed = {name: asyncio.Event() for name in engines}
+
+    def start(self, http: aiohttp.ClientSession) -> None:
+        """Begin."""
+        self._http = http
+        self._tasks = [asyncio.create_task(self._watch(e)) for e in self._engines.values()]
+
+    async def all_probed(self) -> None:
+        """Wait until every engine was probed once."""
+        for probed in self._probed.values():
+            await probed.wait()
+
+    async def close(self) -> None:
+        """Stop."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _watch(self, engine: Engine) -> None:
+        while True:
+            await self.look(engine)
+            self._probed[engine.name].set()
+            # One that has not answered in time is asked again at once, while others wait for it.
+            if not engine.is_ready or not engine.num_missed:
+                await asyncio.sleep(self._poll_s)
+
+    async def look(self, engine: Engine) -> None:
+        """Probe an engine once, within the connect timeout."""
+        try:
+            async with asyncio.timeout(self._limit_s):
+                await self._get(engine, "/health")
+                await self._look_at_models(engine)
+                await self._look_at_queue(engine)
+            engine.num_missed = 0
+        except (aiohttp.ClientError, ValueError, EngineError) as error:
+            self.mark_down(engine, f"{type(error).__name__}: {error}")
+        except TimeoutError:
+            engine.num_missed += 1
+            if engine.num_missed >= MISSED_LOOKS_MAX:
+                self.mark_down(engine, f"no answer to {engine.num_missed} looks")
+                self._end_legs(engine)
+
+    def _end_legs(self, engine: Engine) -> None:
+        """End the legs of an engine that does not answer, where somebody else can go on.
+
+        A host that is gone, or a process that hangs, closes no connection. What a PrfaaS engine was
+        to prefill can always be prefilled in the PD cluster. One that answers that it is not well
+        may be draining, and ends its legs by itself.
+        """
+        others = (e for e in self._engines.values() if e.role is engine.role and self._takes(e))
+        if engine.role is ClusterRole.PRFAAS or any(others):
+            for leg in engine.legs:
+                leg.reschedule(asyncio.get_running_loop().time())
+
+    async def _look_at_models(self, engine: Engine) -> None:
+        """Ask what it serves: adapters come and go while an engine runs, its model does not."""
+        try:
+            models = from_json(await self._get(engine, "/v1/models"))
+        except (EngineError, ValueError):
+            if engine.is_ready:
+                return
+            raise
+        if not engine.is_ready:
+            self._mark_ready(engine, models)
+        engine.adapters = adapters_in(models, self._model)
+
+    async def _look_at_queue(self, engine: Engine) -> None:
+        """Ask how many requests wait; an engine that does not say so has an unknown queue."""
+        asked_at_ns = time.monotonic_ns()
+        try:
+            metrics = await self._get(engine, "/metrics")
+        except EngineError:
+            engine.load = UNKNOWN_LOAD
+            return
+        engine.load = load = load_in(metrics)
+        if load.num_waiting is not None:
+            self._driver.engine_seen(engine.name, load.num_waiting, asked_at_ns, load.num_running)
+
+    def _takes(self, engine: Engine) -> bool:
+        return engine.is_ready and self._driver.takes(engine.name)
+
+    async def _get(self, engine: Engine, path: str) -> bytes:
+        async with self._http.get(engine.url + path, allow_redirects=False) as response:
+            if response.status != 200:
+                raise EngineError(f"{path} answers {response.status}")
+            return await read_answer(response)
+
+    def _mark_ready(self, engine: Engine, models: object) -> None:
+        found = as_object(models).get("data")
+        for model in found if isinstance(found, list) else []:
+            length = as_count(as_object(model).get("max_model_len"))
+            if as_object(model).get("id") == self._model and length:
+                engine.max_model_len, engine.is_ready, engine.num_broken = length, True, 0
+                self._driver.engine_ready(engine.name, length, time.monotonic_ns())
+                fields = {"engine": engine.name, "max_model_len": length}
+                log_event(_log, logging.INFO, "engine_ready", **fields)
+                return
+        raise EngineError(f"it does not serve {self._model!r}")
+
+    def mark_down(self, engine: Engine, reason: str) -> None:
+        """An engine does not answer; one that was not ready changes nothing."""
+        if engine.is_ready:
+            engine.is_ready = False
+            engine.num_lost += 1
+            log_event(_log, logging.WARNING, "engine_down", engine=engine.name, why=reason)
+            self._driver.engine_gone(engine.name, time.monotonic_ns())
+            self._guards.refresh()
