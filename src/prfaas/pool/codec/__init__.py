@@ -1,1 +1,1 @@
-"""Lossless codecs: compiled kernels, and what a link uses them through."""
+"""Lossless codecs: compiled kernels, and their interface for links."""

@@ -80,7 +80,7 @@ class Kernels:
         then()
 
     def stop(self) -> None:
-        """Give up what is being compiled: the process is about to end."""
+        """Cancel the compilation: the process is stopping."""
         with self._lock:
             self._is_stopped = True
             self._waiting.clear()

@@ -1,4 +1,4 @@
-"""Blocks between engines' rows and the store: copied and digested on a thread of their own."""
+"""Copies of blocks between engines' rows and the store, with digests, on a separate thread."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ BATCH_BYTES, BATCH_RATIO = 8 << 20, 1 / 8
 LEFT = "the engine disconnected before its rows were copied"
 NamedRow = tuple[BlockKey, int]
 Row = tuple[BlockKey, int, memoryview]
-"""A row, and what it is copied into or from."""
+"""A row, and the buffer that it is copied to or from."""
 
 
 class EngineCopies:
-    """Copies blocks; the event loop goes on meanwhile.
+    """Copies blocks without blocking the event loop.
 
     An engine that has left may use its rows for something else, and a pool node that stood still
     may hear of that late. So what was read counts only if the engine is still there afterwards, and
@@ -38,11 +38,11 @@ class EngineCopies:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prfaas-copy")
 
     def close(self) -> None:
-        """End the thread; what is under way is finished."""
+        """End the thread after the running copies."""
         self._thread.shutdown(cancel_futures=True)
 
     def batches(self, engine: EngineSession, named: Sequence[NamedRow]) -> Iterator[list[NamedRow]]:
-        """Rows in parts of what `take` should be given at once."""
+        """Rows in parts for one call of `take`."""
         limit = min(BATCH_BYTES, int(self._store.capacity_bytes * BATCH_RATIO))
         part: list[NamedRow] = []
         num_bytes = 0
@@ -67,16 +67,16 @@ class EngineCopies:
         """Keep rows as blocks.
 
         Args:
-            engine: Whose rows.
+            engine: Owner of the rows.
             named: Rows that were checked, with the names of the blocks in them.
             origin: Where the engine has these blocks from.
-            spare_leased: Keep only what has room beside blocks that somebody will come for.
+            spare_leased: Evict no leased block.
 
         Returns:
-            The blocks, each pinned once; None where there is no room, or the origin is barred.
+            The blocks, each pinned once; None if memory is full, or the origin is barred.
 
         Raises:
-            PeerError: The engine has left, or its memory is not what it said.
+            PeerError: The engine has disconnected, or its memory differs from its hello.
         """
         layout_id = engine.layout.layout_id
         blocks = [self._known(engine, key) for key, _ in named]
@@ -105,7 +105,7 @@ class EngineCopies:
             One byte a row: 1 if it now holds the block, 0 where that is missing or of another size.
 
         Raises:
-            PeerError: The engine has left, or its memory is not what it said.
+            PeerError: The engine has disconnected, or its memory differs from its hello.
         """
         sizes = [engine.memory.block_bytes(key.group) for key, _ in named]
         good = [
@@ -123,7 +123,7 @@ class EngineCopies:
         return bytes(block is not None for block in good)
 
     def _known(self, engine: EngineSession, key: BlockKey) -> StoredBlock | None:
-        """The block if it is in memory, pinned. One of another size, good for nobody, goes."""
+        """The block if it is in memory, pinned. One of another size is dropped."""
         layout_id = engine.layout.layout_id
         block = self._store.get(layout_id, key)
         if block is None or len(block.data) == engine.memory.block_bytes(key.group):
@@ -139,7 +139,7 @@ class EngineCopies:
         *,
         spare_leased: bool,
     ) -> dict[int, memoryview]:
-        """Memory for what is not there yet, by its place; where there is no room it is left out."""
+        """Memory for missing blocks, by their place; those without free memory are left out."""
         buffers: dict[int, memoryview] = {}
         for at, (key, _) in enumerate(named):
             if blocks[at] is not None:

@@ -1,4 +1,4 @@
-"""An engine's shared memory: rows, and where blocks lie in them.
+"""An engine's shared memory: rows, and the place of blocks in them.
 
 The file is read and written, never mapped: an engine that makes its file shorter, or dies while it
 makes it, would otherwise end whoever touches the pages that are gone.

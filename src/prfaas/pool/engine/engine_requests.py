@@ -45,20 +45,21 @@ READS_MAX = 8
 WAITING_MAX = 10_000
 """Stores of one engine that wait for those before them; its rows are fewer."""
 AWAITED_MAX = 10_000
-"""Transfers whose end engines are told; of older ones they ask by themselves."""
+"""Transfers whose end is reported to engines; they poll older ones."""
 Waiting = deque[Callable[[], Coroutine[None, None, None]]]
 
 
 class EngineRequests:
-    """Answers engines: lookups at once, the rest when blocks are copied, read or sent.
+    """Answers engines: lookups immediately, other requests when blocks are copied, read or sent.
 
     Args:
         name: Of this pool node: a push to it hands blocks from one of its engines to another.
         is_connected: True if the link from a pool of that name stands.
-        tickets: Check what engines are told to push.
-        on_refused: Told of a transfer that its ticket does not allow: its id, where to, and why.
-        on_pull: Told of blocks to fetch from another pool, and whom to answer.
-        sending: Sends what a push needs and engines did not store for it.
+        tickets: Check the pushes of engines.
+        on_refused: Called for a transfer that its ticket does not allow: id, destination and
+            reason.
+        on_pull: Called with blocks to fetch from another pool, and the requester.
+        sending: Sends blocks of a push that engines did not store for it.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class EngineRequests:
         self._metrics = metrics
         self._pushes: dict[bytes, tuple[EngineSession, OutboundLink]] = {}
         self._handed_over: dict[bytes, EngineSession] = {}
-        """Transfers between engines of this host that are not complete, and who stores."""
+        """Incomplete transfers between engines of this host, and their sources."""
         self._awaited: OrderedDict[bytes, set[EngineSession]] = OrderedDict()
         """Engines that wait for the blocks of each transfer."""
         self._tasks: dict[asyncio.Task[None], EngineSession] = {}
@@ -138,7 +139,7 @@ class EngineRequests:
                 task.cancel()
 
     def transfer_over(self, transfer_id: bytes) -> None:
-        """A transfer has ended: engines that wait for its blocks are told."""
+        """Notify engines that wait for the blocks of an ended transfer."""
         for engine in self._awaited.pop(transfer_id, ()):
             _answer(engine, TransferOver(transfer_id=transfer_id))
 
@@ -236,14 +237,14 @@ class EngineRequests:
     ) -> None:
         stored, origin = True, computed(engine.name, frozenset(message.sources))
         for part in self._copies.batches(engine, named):
-            # What an engine merely caches must not cost what another one waits for.
+            # Cached blocks of an engine must not evict blocks that another one waits for.
             blocks = await self._copies.take(engine, part, origin, spare_leased=not wanted)
             for (key, _), block in zip(part, blocks, strict=True):
                 stored = stored and block is not None
                 if key in wanted and message.transfer_id is not None:
                     self._push(engine, message.transfer_id, key, block, origin)
             release(blocks)
-            # Or the memory of those that are evicted would not come back for the next.
+            # Otherwise the memory of evicted blocks would not be free for the next.
             block, blocks = None, []
         _answer(engine, StoreDone(job=message.job, stored=stored))
 

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 HELLO_BYTES_MAX = 1 << 20
 ACCEPT_RETRY_S = 0.1
-"""Out of file descriptors, say: some are given back soon."""
+"""For instance without free file descriptors: some are released soon."""
 
 
 class EngineSession:
@@ -84,9 +84,9 @@ class EnginePort:
 
     Args:
         path: Of the socket; only the owner may connect.
-        on_open: Told of an engine that said hello.
-        on_message: Told of its messages; a `PeerError` it raises ends the session.
-        on_close: Told when the engine is gone.
+        on_open: Called after the hello of an engine.
+        on_message: Called with its messages; a `PeerError` ends the session.
+        on_close: Called when the engine has disconnected.
         hello_timeout_s: Time limit for the first message of an engine.
     """
 
@@ -146,7 +146,7 @@ class EnginePort:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _ping(self) -> None:
-        """Tell engines that this process lives. They need not answer: a scheduler may be busy."""
+        """Ping engines. They need not answer: a scheduler may be busy."""
         while True:
             for session in self._sessions:
                 if session.channel is not None:
@@ -211,7 +211,7 @@ class EnginePort:
 
 
 def _tell(connection: socket.socket, error: VersionError) -> None:
-    """Say goodbye in the version that the engine speaks; it may have gone."""
+    """Send goodbye in the engine's version of the protocol; it may have disconnected."""
     with contextlib.suppress(OSError):
         connection.setblocking(False)
         connection.send(encode(Goodbye(reason=str(error)), error.version))

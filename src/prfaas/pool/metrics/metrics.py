@@ -42,14 +42,14 @@ LINK_GAUGES = {
     "coding_ratio": (
         "coding_ratio",
         1,
-        "Bytes of KV blocks for a byte sent over a link, of what was sent last.",
+        "Bytes of KV blocks per byte sent over a link, for the latest blocks.",
     ),
 }
 """Metrics of a link's telemetry: by field, the name, factor to the base unit, and help."""
 
 
 class PoolMetrics:
-    """Counters and gauges of one pool node, in a registry of their own."""
+    """Counters and gauges of one pool node, in a separate registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -134,7 +134,8 @@ class PoolMetrics:
         )
         self._codec_rate = self._gauge(
             "codec_bytes_per_second",
-            "What a core codes or decodes, as measured at the start; 0 until the codec is ready.",
+            "Rate of coding or decoding of a core, measured at the start; 0 until the codec is "
+            "ready.",
             "direction",
         )
         self.set_codec(None)
@@ -169,7 +170,7 @@ class PoolMetrics:
             self._codec_rate.labels(direction=direction).set(rate)
 
     def set_link(self, peer: str, telemetry: LinkTelemetry) -> None:
-        """Show what was measured of a link."""
+        """Set the measurements of a link."""
         for field, gauge in self._link_gauges.items():
             gauge.labels(peer=peer).set(getattr(telemetry, field) * LINK_GAUGES[field][1])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from prfaas.units import NS_PER_S
 
 SAMPLE_NS_MIN = NS_PER_S // 25
-"""Shorter spans say more about the scheduler than about the thread."""
+"""Shorter spans measure the scheduler more than the thread."""
 
 
 class BusyMeter:

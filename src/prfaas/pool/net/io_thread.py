@@ -1,6 +1,6 @@
-"""The thread that moves the bytes of blocks, with an event loop of its own.
+"""The thread that moves the bytes of blocks, with its own event loop.
 
-All data connections of a pool node live here, so that nobody waits for the interpreter lock at
+All data connections of a pool node run here, so that no thread waits for the interpreter lock at
 every TLS record, and the node's own loop stays free for messages. Digests are compared on a second
 thread: hashing needs no lock.
 """
@@ -44,7 +44,7 @@ class IoThread:
 
     @property
     def has_failed(self) -> bool:
-        """True if the thread has ended and nobody closed it."""
+        """True if the thread has ended without a close."""
         thread = self._thread
         return thread is not None and not self._is_closed and not thread.is_alive()
 
@@ -60,7 +60,7 @@ class IoThread:
         self._hashing.submit(work)
 
     async def close(self) -> None:
-        """Cancel what is under way and wait until both threads have ended."""
+        """Cancel running work and wait until both threads have ended."""
         if self._loop is not None and not self._is_closed:
             self.call(lambda: asyncio.ensure_future(self._cancel_all()))
             self._is_closed = True

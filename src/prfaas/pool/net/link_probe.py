@@ -1,4 +1,4 @@
-"""Link tests: what a path carries between two pools, over connections like those of a link.
+"""Link tests: the capacity of a path between two pools, over connections like those of a link.
 
 The sending end pours bytes into a number of connections and asks the kernel how many arrived. The
 receiving end, at a pool node's own port, drops them; it takes them from pools that may push, and
@@ -39,7 +39,7 @@ PROBE_SECONDS_MAX = 30
 PROBE_BYTES_MAX = 16 << 30
 """Figures of one connection."""
 WARM_UP_S = 1.0
-"""Slow start, and BBR's first look at the path."""
+"""Slow start, and BBR's first probing of the path."""
 CONNECT_TIMEOUT_S = 10.0
 TURN_BYTES = 512 << 10
 """Bytes that a connection moves before the others are served."""
@@ -53,7 +53,7 @@ class ProbeSink:
         tls: Our identity.
         sources: Pools that may test.
         io: Where the connections live.
-        on_refused: Told, on the I/O thread, of every caller that is no such pool.
+        on_refused: Called, on the I/O thread, for every caller that is not such a pool.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ProbeSink:
         self._io = io
         self._on_refused = on_refused
         self._callers: dict[asyncio.Task[None], None] = {}
-        """Connections that have not said whose they are, the one that waits longest first."""
+        """Connections without identification, the oldest first."""
         self._tests: set[asyncio.Task[None]] = set()
 
     def take(self, connection: socket.socket) -> None:
@@ -203,7 +203,7 @@ async def probe(
     seconds: float,
     budget_bits_per_s: int = 0,
 ) -> tuple[Probe, str]:
-    """Measure what a number of connections carry.
+    """Measure the throughput of a number of connections.
 
     Args:
         address: Of the receiving end.
@@ -218,7 +218,7 @@ async def probe(
 
     Raises:
         TransferError: The other end is not there, or ended the test.
-        PeerError: It is somebody else.
+        PeerError: It is another peer.
     """
     try:
         async with _dialled(address, tls, peer, num_connections) as connections:

@@ -1,4 +1,4 @@
-"""Accepting callers at a pool node's TLS port, and finding out what each connection is for."""
+"""Accepting connections at a pool node's TLS port, by their purpose."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 128
 ACCEPT_RETRY_S = 0.1
-"""Out of file descriptors, say: some are given back soon."""
+"""For instance without free file descriptors: some are released soon."""
 REFUSED_BYTES = 1 << 16
 CALLERS_MAX = 128
-"""Callers that have not said who they are; beyond these the one that waits longest is left. A good
+"""Limit of callers without identification; above it the oldest is closed. A good
 one is in after two round trips, so it takes thousands of bad ones a second to keep it out."""
 TLS_HANDSHAKE, TLS_HEADER_BYTES = 0x16, 5
 
 
 class Listener:
-    """Accepts connections, and goes on accepting whatever becomes of one of them.
+    """Accepts connections; a failure of one does not affect the others.
 
     Args:
         address: Host and port; port 0 takes a free one.
@@ -37,7 +37,7 @@ class Listener:
         on_data: Takes a data connection, nothing read yet, and closes it some day. A `PeerError`
             it raises refuses the connection.
         on_probe: The same, for a connection of a link test.
-        on_refused: Told of every caller that is no peer.
+        on_refused: Called for every caller that is not a peer.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Listener:
         return port
 
     async def close(self) -> None:
-        """Stop listening, and leave whoever is not let in yet."""
+        """Stop listening, and close connections that are not accepted yet."""
         if self._resting is not None:
             self._resting.cancel()
         if self._socket is not None:
@@ -106,7 +106,7 @@ class Listener:
             connection.close()  # It may not even have begun.
 
     def _accept(self, listener: socket.socket) -> None:
-        """Take one caller. Not awaited: what is accepted cannot get lost on the way."""
+        """Accept one connection. Not awaited, so that an accepted connection is not lost."""
         try:
             connection, _ = listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -157,7 +157,7 @@ class Listener:
 async def client_hello(connection: socket.socket) -> bytes:
     """The first TLS record of a connection, left unread.
 
-    Says in clear which protocol the caller wants to speak inside, before any handshake.
+    ALPN names the caller's protocol unencrypted, before the handshake.
 
     Raises:
         PeerError: It is no TLS.
@@ -170,7 +170,7 @@ async def client_hello(connection: socket.socket) -> bytes:
         await readable(connection)
         data = connection.recv(wanted, socket.MSG_PEEK)
         if data and data[0] != TLS_HANDSHAKE:
-            connection.recv(REFUSED_BYTES)  # What is left unread would make the end a reset.
+            connection.recv(REFUSED_BYTES)  # Unread data would turn the close into a reset.
             raise PeerError(f"a caller starts with {data!r}, which is no TLS")
         if len(data) < wanted:
             raise ConnectionResetError("a peer disconnected before its hello")

@@ -18,7 +18,7 @@ async def connect(address: tuple[str, int]) -> socket.socket:
     """A prepared TCP connection: options that count during the handshake are set before it.
 
     Raises:
-        OSError: Nobody takes it.
+        OSError: No connection was accepted.
     """
     loop = asyncio.get_running_loop()
     error = OSError(f"{address[0]} has no address")
@@ -70,7 +70,7 @@ async def readable(connection: socket.socket) -> None:
 
 
 async def writable(connection: socket.socket) -> None:
-    """Wait until there is room to write."""
+    """Wait until the socket is writable."""
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
     number = connection.fileno()
     loop.add_writer(number, ready.set)

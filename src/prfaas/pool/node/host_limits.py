@@ -1,4 +1,4 @@
-"""True if a host can have what its pool node is told to hold."""
+"""Checks of a pool node's limits against its host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_limits(memory_bytes: int, disk: Path | None, disk_bytes: int) -> None:
     """Refuse limits that could never be reached: they would be no limits.
 
     Raises:
-        ConfigError: There is less memory, or less disk, in all.
+        ConfigError: The host has less memory or disk in total.
     """
     has_bytes = host_memory_bytes()
     if memory_bytes > has_bytes:

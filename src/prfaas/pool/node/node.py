@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 HOUSEKEEPING_S = 0.5
 HOST, DISK = "host", "disk"
-"""Tiers: they label metrics, and gateways hear of them."""
+"""Tiers: labels of metrics, and names in reports to gateways."""
 
 
 class PoolNode:
@@ -72,7 +72,7 @@ class PoolNode:
         self._spans = TransferSpans(settings.tracing, settings.name)
         self._one_ended = asyncio.Event()
         self._told: tuple[dict[str, TierUse], int] | None = None
-        """Tiers and leases as gateways heard of them last."""
+        """Tiers and leases as last reported to gateways."""
         self._dialling = settings.identity.dialling()
         self._accepting = settings.identity.accepting()
         self._opener = TicketOpener(settings.identity.authority, settings.gateways)
@@ -199,7 +199,7 @@ class PoolNode:
     async def drain(self, limit_s: float) -> None:
         """Take no new transfers, and wait until those under way have ended.
 
-        Gateways are told, and send nothing more this way.
+        Gateways are notified, and send no more requests.
 
         Args:
             limit_s: Longest wait, seconds.
@@ -214,7 +214,7 @@ class PoolNode:
                     await self._one_ended.wait()
 
     def renew_identity(self) -> None:
-        """Show, and trust, what the files of the identity hold at this moment; links stand on.
+        """Load the files of the identity and of the authority; links stay open.
 
         Raises:
             ConfigError: They cannot be used; nothing is changed.
@@ -231,7 +231,7 @@ class PoolNode:
         try:
             self.settings.identity.refresh(*contexts)
         except ConfigError as error:
-            # The files were changed again meanwhile; the next SIGHUP takes up what they hold.
+            # The files were changed again meanwhile; the next SIGHUP loads them.
             log_event(log, logging.ERROR, "identity_kept", why=str(error))
 
     @property
@@ -295,7 +295,7 @@ class PoolNode:
         }
 
     def _state(self) -> PoolState:
-        """All there is to say, as for a gateway that has heard nothing yet."""
+        """The complete state, for a new gateway."""
         sessions = self._engines.values()
         facts = bounded(
             LayoutFacts(
@@ -355,7 +355,7 @@ class PoolNode:
         self._pulls.ended(transfer_id)
 
     def _push_refused(self, transfer_id: bytes, peer: str, reason: str) -> None:
-        """An engine's ticket does not allow what it was told to push: the gateway has to know."""
+        """Report to the gateway that a ticket does not allow an engine's push."""
         now = self._clock_ns()
         transfer = Transfer(transfer_id, peer, now, now)
         transfer.apply(TransferEnd.REFUSED, reason)
@@ -418,7 +418,7 @@ class PoolNode:
             self._state_changed()
 
     def _watch_gauges(self) -> None:
-        """Gauges of what is held are read when somebody asks."""
+        """Gauges are read at each scrape."""
         metrics, store = self.metrics, self.store
         self._watch_tier(HOST, store)
         if self.disk is not None:

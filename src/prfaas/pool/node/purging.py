@@ -1,4 +1,4 @@
-"""Dropping what came from a pool that proved wrong, and keeping it out until engines forgot it.
+"""Purges: drop the blocks of a defective pool, and refuse them until all engines are reset.
 
     gateway ──Purge──► every pool node      drops, ends transfers, takes nothing more of the source
     gateway ──reset──► every engine         forgets what it holds in its own memory
@@ -31,7 +31,7 @@ from prfaas.wire.messages.gateway import Purge, Purged, PurgeEnd, PurgeEnded
 log = logging.getLogger(__name__)
 
 BAR_NS = 120 * 10**9
-"""A bar that nobody ends does, after this."""
+"""Time limit of a bar."""
 BARS_MAX = 1024
 """Sources and gateways, together; beyond it the oldest bar ends."""
 _PROBLEM_CHARS_MAX = 400
@@ -42,11 +42,11 @@ class Purging:
 
     Args:
         pool: Its name: everything it holds is of itself.
-        store: What it holds in memory.
-        disk: What lies below; None without.
+        store: Blocks in memory.
+        disk: The disk tier; None without.
         inbound: Transfers to it.
         links: Transfers from it.
-        metrics: Count what is dropped.
+        metrics: Count dropped blocks.
         clock_ns: Monotonic clock, nanoseconds.
     """
 

@@ -10,7 +10,7 @@ from prfaas.pool.receive.receive_limits import DEFAULTS, ReceiveLimits
 from prfaas.wire.identity import Identity
 
 LINK_GRACE_NS = 3 * 10**9
-"""Longer than it takes to connect anew; decode waits that long at most for a link that broke."""
+"""Longer than a reconnect; the limit of decode's wait for a broken link."""
 
 DRAIN_NS = 10 * 10**9
 
@@ -28,8 +28,8 @@ class PoolSettings:
         identity: Certificate, key, authority.
         peers: Pools to push to, by name.
         sources: Names of pools that may push to this one.
-        gateways: Names of gateways that may subscribe, and whose tickets count.
-        disk: Folder of the disk tier; None is none.
+        gateways: Names of gateways that may subscribe, and whose tickets are valid.
+        disk: Folder of the disk tier; None without a disk tier.
         disk_bytes: Limit on its files.
         link_budgets: Bits per second that the link to a peer may send, by its name; others have no
             limit.
@@ -39,7 +39,7 @@ class PoolSettings:
         tracing: Collector that takes spans of transfers, as OTLP over HTTP; None sends none.
         receive: Limits on what peers may have it receive.
         hello_timeout_s: Time limit for the first message of an engine.
-        drain_ns: How long transfers under way may go on when the node stops.
+        drain_ns: Time limit of running transfers after a stop, ns.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """OpenTelemetry spans of transfers: one at either end, below the gateway's span of the same.
 
-Where they belong says the ticket, in W3C context that the gateway signed. A span is made when its
+Their parent is in the ticket: W3C context that the gateway signed. A span is made when its
 transfer is over, from what is known of it by then: nothing is done for it while blocks move.
 """
 
@@ -84,6 +84,6 @@ class TransferSpans:
         return said
 
     def close(self) -> None:
-        """Send what is left. Blocks for up to a few seconds if the collector is gone."""
+        """Send pending spans. Blocks for up to a few seconds if the collector is unreachable."""
         if self._provider is not None:
             self._provider.shutdown()

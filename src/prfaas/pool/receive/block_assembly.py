@@ -1,4 +1,4 @@
-"""Putting the fragments of blocks together where the blocks will lie."""
+"""Assembly of fragments into blocks, in their final memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Writer(Protocol):
     """Writer of a fragment into its block."""
 
     def disown(self) -> None:
-        """Write elsewhere from now on: somebody else brings the same fragment."""
+        """Write elsewhere from now on: another connection brings the same fragment."""
 
 
 @dataclass(eq=False, slots=True)
@@ -34,7 +34,7 @@ class _Unfinished:
     data: memoryview
     missing_bytes: int
     writers: dict[int, Writer | None] = field(default_factory=dict)
-    """By offset, who writes that fragment now; None once it is there."""
+    """Current writer of the fragment at an offset; None once it is complete."""
 
 
 class Assembly:
@@ -63,7 +63,7 @@ class Assembly:
 
     @property
     def unfinished_bytes(self) -> int:
-        """Room taken by blocks of which only a part is here. Any thread may ask."""
+        """Memory of unfinished blocks. Any thread may call it."""
         return self._bytes
 
     def claim(self, prefix: FragmentPrefix, writer: Writer) -> memoryview | None:
@@ -129,7 +129,7 @@ class Assembly:
         self._bytes = 0
 
     def has_arrived(self, block: ReceivedBlock) -> None:
-        """Drop what is unfinished under the name of a block that is whole.
+        """Drop unfinished copies of a complete block.
 
         A fragment of it may have come again, of a connection that was lost just then.
         """
@@ -139,7 +139,7 @@ class Assembly:
             self._drop(name)
 
     def forget(self, transfer_id: bytes) -> None:
-        """Drop what is unfinished of a transfer."""
+        """Drop unfinished blocks of a transfer."""
         for name in [name for name in self._unfinished if name[0] == transfer_id]:
             self._drop(name)
 

@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 
 JOIN_BYTES_MAX = 4096
 DELIVERIES_MAX = 4
-"""Blocks of a connection that nobody has dealt with yet; more wait in the network."""
+"""Limit of unprocessed blocks of a connection; more wait in the network."""
 WAKE_BYTES, RECORD_BYTES = 64 << 10, 18 << 10
-"""A reader sleeps until so much is there; a TLS record may be half read already."""
+"""Bytes for which a reader wakes up; a TLS record may be partly read."""
 TURN_BYTES = 512 << 10
 """Bytes that a connection reads before the others are served."""
 
@@ -47,12 +47,12 @@ class DataHandlers:
     node's loop.
 
     Attributes:
-        decoding: Of fragments that are coded.
+        decoding: Decoder of coded fragments.
         find_assembly: Of the link that a peer of that name joins; None if it has no such link.
         wants: True if a peer's transfer takes blocks.
         has: True if the block of a fragment has arrived with its transfer.
         on_block: A block is complete and intact; calls its last argument when it is dealt with.
-        on_unwanted: Fragments of a transfer came that nobody waits for.
+        on_unwanted: Called for fragments of a transfer that no request waits for.
         on_no_room: Fragments of a transfer came for which there is no memory.
         on_broken: A peer broke the protocol.
         on_end: The connection is gone.
@@ -76,9 +76,9 @@ class DataReceiver:
         connection: Accepted, nothing read yet.
         tls: Our identity.
         sources: Names that may send blocks.
-        handlers: Whom to ask and tell.
+        handlers: Callbacks.
         io: Where it lives.
-        tell: Runs something on the node's loop; False if that has ended.
+        tell: Runs a function on the node's loop; False if the loop has ended.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class DataReceiver:
             self._handlers.on_end(self)
 
     def kill(self) -> None:
-        """End it. Any thread may say so."""
+        """End it. Any thread may call it."""
         self.is_killed = True
         self._io.call(lambda: self._task.cancel() if self._task is not None else None)
 
@@ -173,7 +173,7 @@ class DataReceiver:
     def takes(self, prefix: FragmentPrefix) -> bool:
         """Return True if a fragment is wanted.
 
-        Who sends what nobody wants is told once a transfer.
+        A sender of unwanted blocks is notified once per transfer.
         """
         if self._handlers.wants(prefix.transfer_id, self.peer):
             return not self._handlers.has(prefix)
@@ -237,7 +237,7 @@ class _Reader:
         self._is_paused = False
         self._wakes_at = 1
         self._loop.add_reader(self._number, self._read)
-        self._loop.call_soon(self._read)  # What came with the join is not announced again.
+        self._loop.call_soon(self._read)  # Data received with the join is not announced again.
 
     def stop(self) -> None:
         """Read nothing more."""
@@ -251,7 +251,7 @@ class _Reader:
     def fail(self, error: Exception) -> None:
         """End the connection."""
         if not self.ended.done():
-            # Its traceback would keep what was being read.
+            # Its traceback would keep the read buffer.
             self.ended.set_exception(error.with_traceback(None))
 
     def disown(self) -> None:
@@ -281,7 +281,8 @@ class _Reader:
                 if fragment is not None:
                     self._finish(fragment)
             if not self._is_paused and not self.ended.done():
-                # What is left may be less than the socket wakes for: nobody announces it.
+                # The rest may be below the wake-up threshold of the socket, and is then not
+                # announced.
                 self._loop.call_soon(self._read)
         except ssl.SSLWantReadError:
             self._sleep()
@@ -289,7 +290,7 @@ class _Reader:
             self.fail(error)
 
     def _sleep(self) -> None:
-        """Be woken when a good part of what is missing is there, not for every segment."""
+        """Wake up for a large part of the missing bytes, not for every segment."""
         stream = self._stream
         missing = len(stream.view) - RECORD_BYTES if stream.prefix is not None else 0
         wanted = min(max(1, missing), WAKE_BYTES)

@@ -30,11 +30,11 @@ class DataPort:
     Args:
         tls: Our identity.
         sources: Names that may send blocks.
-        inbound: Knows what is wanted.
+        inbound: The wanted transfers.
         io: Where the connections live.
-        decoding: Of fragments that are coded.
+        decoding: Decoder of coded fragments.
         on_block: See `DataHandlers`, as for the next three.
-        on_refused: Told of every stranger that is left for another.
+        on_refused: Called for every unidentified connection that is closed.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class DataPort:
         receiver.start()
 
     def begin_link(self, peer: str, word: str) -> None:
-        """A link of a peer stands; its data connections say the word."""
+        """Register a peer's link; its data connections identify themselves by the word."""
         inbound = self._inbound
         blocks_max = inbound.limits.unfinished_blocks_max
         self._links[peer] = word, Assembly(inbound.buffer, inbound.peer_bytes_max, blocks_max)
 
     def end_link(self, peer: str) -> None:
-        """The link of a peer is over: drop its connections, and what they have not completed."""
+        """End a peer's link: drop its connections and their unfinished blocks."""
         _, assembly = self._links.pop(peer, ("", None))
         if assembly is not None:
             self._io.call(assembly.close)
@@ -115,7 +115,7 @@ class DataPort:
                 receiver.kill()
 
     def forget(self, transfer_id: bytes) -> None:
-        """Drop what is unfinished of a transfer that ended."""
+        """Drop unfinished blocks of an ended transfer."""
         for _, assembly in self._links.values():
             self._io.call(assembly.forget, transfer_id)
 

@@ -17,7 +17,7 @@ from prfaas.wire.fragments import FragmentPrefix
 
 
 class Decoding:
-    """Agrees on codecs with peers, and decodes what they code.
+    """Negotiates codecs with peers, and decodes coded fragments.
 
     Args:
         mode: The operator's choice.

@@ -60,6 +60,6 @@ class EarlyBlocks:
         return list(self._waiting)
 
     def overdue(self) -> list[tuple[str, bytes]]:
-        """Peers and transfers whose offer is not to be expected any more."""
+        """Peers and transfers without an expected offer."""
         oldest = self._clock_ns() - EARLY_NS
         return [name for name, waiting in self._waiting.items() if waiting.since_ns < oldest]

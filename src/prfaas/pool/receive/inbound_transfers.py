@@ -37,14 +37,14 @@ class InboundTransfers:
 
     Args:
         store: Where blocks go.
-        on_ended: Told once of every transfer that ended.
+        on_ended: Called once for every ended transfer.
         clock_ns: Monotonic clock, nanoseconds.
         tickets: Check offers.
         layouts: Ids of the layouts that local engines have.
-        grace_ns: How long transfers wait for a peer whose link broke.
+        grace_ns: Time limit of transfers' wait for a broken link, ns.
         on_closed: Told once of every transfer that ended, before `on_ended`, to drop what is
             unfinished of it.
-        on_missing: Told of the blocks of a pull that its source does not have.
+        on_missing: Called with the blocks of a pull that its source does not have.
         limits: Limits on what peers may have this pool receive.
     """
 
@@ -75,9 +75,9 @@ class InboundTransfers:
         self._arrived: dict[bytes, set[BlockName]] = {}
         """Blocks that arrived with each open transfer."""
         self._landed: OrderedDict[bytes, set[BlockName]] = OrderedDict()
-        """The same of the last that committed: their leases end when nobody waits any more."""
+        """The same for recently committed transfers: their leases end with the last wait."""
         self._unawaited: set[bytes] = set()
-        """Open transfers for whose blocks nobody waits."""
+        """Open transfers that no request waits for."""
         self._named: dict[bytes, NamedBlocks] = {}
         """The blocks that the ticket of each open transfer names."""
         self._expected: dict[bytes, int] = {}
@@ -85,7 +85,7 @@ class InboundTransfers:
         self._asked: dict[bytes, set[BlockKey]] = {}
         """Blocks of the open pulls of this pool; others are refused."""
         self._away_since_ns: dict[str, int] = {}
-        """Peers whose link broke, and when."""
+        """Peers with a broken link, and the time of the break."""
 
     def offered(self, offer: Offer, peer: str) -> Accepted | Refused | Abort:
         """A peer announced a transfer; announcing it twice is harmless.
@@ -112,14 +112,14 @@ class InboundTransfers:
         return Accepted(transfer_id=transfer_id)
 
     def expect(self, pull: Pull) -> list[BlockKey]:
-        """Wait for the blocks of a pull; it is over at once if all of them are here.
+        """Wait for the blocks of a pull; return immediately if all are present.
 
         Returns:
-            What to ask the source for.
+            Blocks to request from the source.
 
         Raises:
             TicketRefusedError: The ticket does not allow the pull, or was used before.
-            TransferError: Somebody gave the pull up before it came.
+            TransferError: The pull was aborted.
         """
         known = self._transfers.get(pull.transfer_id)
         if known is not None and known.peer in (pull.source, "") and known.state in GIVEN_UP:
@@ -204,7 +204,7 @@ class InboundTransfers:
         return name in self._arrived.get(transfer_id, ())
 
     def buffer(self, num_bytes: int) -> bytearray | memoryview | None:
-        """Memory to receive a block into; None if there is no room. Any thread may ask."""
+        """Memory to receive a block into; None if memory is full. Any thread may call it."""
         return self._store.receive_buffer(num_bytes)
 
     @property
@@ -223,7 +223,7 @@ class InboundTransfers:
             self._end(transfer, TransferEnd.NO_ROOM)
 
     def block(self, block: ReceivedBlock, peer: str) -> bool:
-        """A block arrived whose digest was compared. A second time changes nothing.
+        """Add a verified block. A repetition has no effect.
 
         Returns:
             Whether more blocks of its transfer are wanted.
@@ -267,7 +267,7 @@ class InboundTransfers:
         self._metrics.blocks_dropped.labels(reason="digest").inc()
 
     def committed(self, commit: Commit, peer: str) -> None:
-        """The peer said how many blocks this transfer has; some may still be on the way."""
+        """Set the number of blocks of a transfer; some may still be in transit."""
         transfer = self._transfers.get(commit.transfer_id)
         if transfer is None or transfer.peer != peer or not transfer.apply(TransferEvent.SEND):
             return
@@ -295,9 +295,9 @@ class InboundTransfers:
         return transfer.state
 
     def resumed(self, peer: str, transfer_ids: Iterable[bytes]) -> None:
-        """A peer connected anew and goes on with these transfers; its others are over.
+        """Resume these transfers of a reconnected peer; end its others.
 
-        What it goes on with and is not known here it will offer again.
+        It will offer unknown ones again.
         """
         self._away_since_ns.pop(peer, None)
         kept = set(transfer_ids)
@@ -360,7 +360,7 @@ class InboundTransfers:
         return True
 
     def peer_away(self, peer: str) -> None:
-        """The link to `peer` broke: its transfers go on if it comes back within the grace time."""
+        """Suspend the transfers of `peer`: they continue if the link is back in time."""
         self._away_since_ns.setdefault(peer, self._clock_ns())
         self.expire()
 
@@ -379,7 +379,7 @@ class InboundTransfers:
         return len(found)
 
     def expire(self) -> None:
-        """End what has been open for too long, or waits too long for its peer."""
+        """End transfers that are open, or wait for their peer, for too long."""
         now = self._clock_ns()
         for peer, since in list(self._away_since_ns.items()):
             if now - since >= self._grace_ns:
@@ -433,6 +433,6 @@ class InboundTransfers:
 
 
 def abort_of(transfer: Transfer) -> Abort:
-    """Tell a peer how a transfer ended that did not commit."""
+    """Report the end of a transfer without commit to its peer."""
     kind = transfer.end or TransferEnd.ABORTED
     return Abort(transfer_id=transfer.transfer_id, kind=kind, reason=transfer.detail)

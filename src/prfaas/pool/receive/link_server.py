@@ -49,7 +49,7 @@ KEYS_AT_ONCE = 4096
 
 
 class LinkPort:
-    """Accepts peers whose certificate our authority signed and whose name is on a list.
+    """Accepts peers with a certificate of our authority and a listed name.
 
     Args:
         address: Host and port; port 0 takes a free one.
@@ -155,7 +155,7 @@ class LinkPort:
         self._handle(channel, decode(frame.payload))
 
     def _keep(self, peer: str, block: ReceivedBlock) -> None:
-        """Store a block and tell its sender."""
+        """Store a block and acknowledge it."""
         is_wanted = self._inbound.block(block, peer)
         channel = self.channel_of(peer)
         if channel is None:
@@ -223,7 +223,7 @@ class LinkPort:
             self._take_block(channel.peer, block, done)
 
     def _welcome(self, channel: Channel, hello: PoolHello) -> None:
-        """A pool has one link: whatever stood before a new one is dead."""
+        """A pool has one link: a new one replaces the previous one."""
         self._require(channel, self._sources)
         if hello.pool != channel.peer:
             raise PeerError(f"a pool calls itself {hello.pool}, its certificate {channel.peer}")
@@ -245,7 +245,7 @@ class LinkPort:
         )
 
     def _resume(self, channel: Channel, transfer_id: bytes) -> None:
-        """Tell a peer that came back what became of one of its transfers."""
+        """Report the end of a transfer to a reconnected peer."""
         transfer = self._inbound.ending(transfer_id, channel.peer)
         if transfer is None:
             return
@@ -312,7 +312,7 @@ class LinkPort:
         self._metrics.refused.labels(port="link").inc()
 
     def expire(self) -> None:
-        """Drop blocks whose offer did not come."""
+        """Drop blocks without an offer."""
         for peer, transfer_id in self._early.overdue():
             self._drop_early(peer, transfer_id)
             self._refuse_transfer(peer, transfer_id)

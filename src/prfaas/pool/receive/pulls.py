@@ -52,7 +52,7 @@ class Pulls:
     # --- the destination ---
 
     def fetch(self, pull: Pull, answer: Callable[[Message], None]) -> None:
-        """Fetch what is not here yet. Asking again while it is under way changes nothing.
+        """Fetch missing blocks. A repetition during the fetch has no effect.
 
         Args:
             pull: What to fetch, and from which pool.
@@ -87,7 +87,7 @@ class Pulls:
             )
 
     def missing(self, transfer_id: bytes, keys: list[BlockKey]) -> None:
-        """The source told what it does not have."""
+        """Handle the source's list of missing blocks."""
         answer = self._askers.get(transfer_id)
         if answer is not None:
             answer(Missing(transfer_id=transfer_id, keys=wire_keys(keys)))
@@ -105,7 +105,7 @@ class Pulls:
     # --- the source ---
 
     def serve(self, link: OutboundLink, pull: Pull) -> None:
-        """Send a peer what it asks for, and say what is not here."""
+        """Send requested blocks to a peer, and report missing ones."""
         if link.has(pull.transfer_id):
             return
         try:

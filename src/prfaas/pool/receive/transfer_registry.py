@@ -1,6 +1,6 @@
-"""Transfers that a pool has heard of: those that are open, and for a while those that are over.
+"""Known transfers of a pool: open ones, and recently ended ones.
 
-Late lookups, offers and fragments are recognised by what is remembered here.
+It identifies late lookups, offers and fragments.
 """
 
 from __future__ import annotations

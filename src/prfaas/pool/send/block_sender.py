@@ -1,4 +1,4 @@
-"""Sending named blocks of the store over a link, whatever tier they lie in."""
+"""Sending named blocks of the store over a link, from any tier."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOM_RETRY_S = 0.02
 
 
 class Sending:
-    """Pushes what is there and finishes the transfer."""
+    """Pushes existing blocks and finishes the transfer."""
 
     def __init__(self, store: BlockStore) -> None:
         self._store = store
@@ -29,13 +29,13 @@ class Sending:
         *,
         tell_missing: bool,
     ) -> None:
-        """Send blocks that lie in memory now, others as they are read; then finish.
+        """Send blocks in memory immediately, others as they are read; then finish.
 
         Args:
             link: Where to.
             transfer_id: An open transfer of this link. What is left is not read once it ends.
             layout_id: The layout of the keys.
-            keys: The blocks; those that are not there are left out.
+            keys: The blocks; missing ones are left out.
             tell_missing: True if the peer asked for them and has to know which are not there.
         """
         work = self._send(link, transfer_id, layout_id, list(keys), tell_missing=tell_missing)

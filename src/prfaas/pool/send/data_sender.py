@@ -39,17 +39,17 @@ class DataSenders:
 
     Args:
         address: Of the peer.
-        tls: Context whose ALPN says that this is a data connection.
+        tls: Context with the ALPN of data connections.
         peer: Name in the peer's certificate.
         pool: Our own name.
         link: Word of the session.
-        queue: What they send.
+        queue: Their send queue.
         coding: How they code it.
         numbers: A number for every connection, none twice.
         num_connections: How many, to begin with.
         pacing_bits_per_s: What all together may send, to begin with; 0 is no limit.
         io: Where they live.
-        on_change: Told on the loop when a connection comes or goes.
+        on_change: Called on the loop when a connection opens or closes.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class DataSenders:
         return [connection.number for connection in list(self._connections)]
 
     def received(self, num_bytes: dict[int, int], now_ns: int) -> None:
-        """The peer said what it has of each connection: replace those that are stuck."""
+        """Compare the peer's report with each connection, and replace stuck ones."""
         self._io.call(self._check, num_bytes, now_ns)
 
     def tcp_infos(self) -> list[TcpInfo]:
@@ -111,21 +111,21 @@ class DataSenders:
         return infos
 
     def tune(self, num_connections: int, pacing_bits_per_s: int, bits_per_s: int) -> None:
-        """Fit the connections to what is known of the path.
+        """Adapt the connections to the path.
 
         Args:
             num_connections: How many there should be; none is closed that is open.
             pacing_bits_per_s: What all together may send; 0 is no limit.
-            bits_per_s: What the link carries; 0 is unknown.
+            bits_per_s: Throughput of the link; 0 is unknown.
         """
         self._io.call(self._tune, num_connections, pacing_bits_per_s, bits_per_s)
 
     def restart_control(self) -> None:
-        """Have congestion control look at the path anew."""
+        """Restart congestion control."""
         self._io.call(self._restart_control)
 
     async def close(self) -> None:
-        """End every connection, and give what was under way back to the queue."""
+        """End every connection, and return unacknowledged fragments to the queue."""
         self._queue.on_more = lambda: None
         done = asyncio.Event()
         if self._io.call(self._close, done):

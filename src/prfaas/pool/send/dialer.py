@@ -38,9 +38,9 @@ log = logging.getLogger(__name__)
 
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 1.0
 REFUSED_RETRY_MAX_S = 10.0
-"""A peer that refuses us does so until somebody changes its settings."""
+"""A peer that refuses us does so until its settings change."""
 STABLE_S = 5.0
-"""A connection that lasted this long was a good one: the next try follows at once."""
+"""After a connection that lasted this long, the next attempt follows immediately."""
 CONNECT_TIMEOUT_S = 5.0
 TELEMETRY_EVERY = 10
 """Samples between two reports of a busy link."""
@@ -61,13 +61,13 @@ class LinkUser(Protocol):
         """First message of a new connection; `link` identifies it."""
 
     def on_frame(self, channel: Channel, frame: Frame) -> None:
-        """The peer said something."""
+        """Handle a message of the peer."""
 
     def on_state(self) -> None:
         """The link came up or went down."""
 
     def on_report(self) -> None:
-        """A busy link was measured anew."""
+        """Handle a new measurement of a busy link."""
 
 
 class Dialer:
@@ -129,7 +129,7 @@ class Dialer:
 
     @property
     def is_up(self) -> bool:
-        """Return True if blocks can be sent to the peer, and it is who it should be."""
+        """Return True if blocks can be sent to the peer, and it is the expected one."""
         return (
             self._channel is not None
             and self._channel.is_open
@@ -159,16 +159,16 @@ class Dialer:
         return self._meter.seconds_to_send(num_bytes, self._coding.ratio)
 
     def send(self, message: Message) -> None:
-        """Say it if there is a connection; what matters is said again on the next one."""
+        """Send it if there is a connection; important messages are repeated on the next one."""
         if self._channel is not None:
             self._channel.send(message)
 
     def welcomed(self) -> None:
-        """The peer has said what it has."""
+        """Handle the peer's list of its blocks."""
         self._welcome.set()
 
     def refused(self, reason: str) -> None:
-        """The peer says why it ends the connection."""
+        """Handle the peer's reason for the end of the connection."""
         self._refusal = reason
 
     def heard(self, pong: Pong) -> None:
@@ -251,7 +251,7 @@ class Dialer:
                     await self._senders.close()
 
     async def _until_welcome(self, closed: asyncio.Event) -> bool:
-        """Wait until the peer has said what it has; False if it leaves first."""
+        """Wait for the peer's list of its blocks; False if it disconnects first."""
         waits = [asyncio.create_task(event.wait()) for event in (self._welcome, closed)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -300,7 +300,7 @@ class Dialer:
             await asyncio.sleep(SAMPLE_NS / NS_PER_S)
 
     def _tune(self, senders: DataSenders, now_ns: int) -> None:
-        """Fit pacing, fragments and the number of connections to what was measured."""
+        """Adapt pacing, fragments and the number of connections to the measurements."""
         meter = self._meter
         pace = self._pacer.sample(now_ns, meter.fresh_bits_per_s, meter.path_rtt_ns)
         if meter.fresh_bits_per_s:
@@ -317,7 +317,7 @@ class Dialer:
         self._update()
 
     def _update(self) -> None:
-        """Say so if the link came up or went down."""
+        """Report if the link came up or went down."""
         if self.is_up == self._was_up:
             return
         self._was_up = self.is_up

@@ -29,7 +29,7 @@ RATIO_WEIGHT = 0.25
 
 
 class LinkCoding:
-    """Decides what is coded on one link, and counts it.
+    """Decides the coding of one link, and counts it.
 
     Fragments are coded one at a time on the I/O thread, when a connection takes them: nothing waits
     coded, and the order of blocks stays the scheduler's.
@@ -95,10 +95,10 @@ class LinkCoding:
         receiver_busy: float,
         network_share: float,
     ) -> None:
-        """Take what was measured since the sample before.
+        """Add the measurements since the previous sample.
 
         Args:
-            wire_bytes_per_s: What the link carried if it was busy all the time, else 0.
+            wire_bytes_per_s: Throughput of the link if it was busy all the time, else 0.
             sender_busy: Share of time in which the I/O thread ran or waited for a core.
             receiver_busy: The same of the peer; 0 if it is not known.
             network_share: Share of time in which the connections waited for the network.

@@ -102,7 +102,7 @@ class LinkMeter:
         return LinkTelemetry(**values)
 
     def seconds_to_send(self, num_bytes: int, coding_ratio: float = 1.0) -> float | None:
-        """Until the last of so many bytes, handed over now, would have arrived.
+        """Time until the last of a number of bytes, queued now, would have arrived.
 
         Half a round trip, and what is queued or under way, at the last rate that was measured.
 

@@ -1,4 +1,4 @@
-"""The transfers of a link at its sending end, and what is said about them.
+"""The transfers of a link at its sending end, and their messages.
 
 A transfer outlives its connections (`dialer.py`): what the peer has not said to have goes again
 when the link is back, and only when it stays away for longer than the grace time are transfers
@@ -149,11 +149,11 @@ class OutboundLink:
             connections=connections,
         )
 
-    # --- what the node asks for ---
+    # --- requests of the node ---
 
     @property
     def is_up(self) -> bool:
-        """Return True if blocks can be sent to the peer, and it is who it should be."""
+        """Return True if blocks can be sent to the peer, and it is the expected one."""
         return self._dialer.is_up
 
     @property
@@ -176,7 +176,7 @@ class OutboundLink:
         return self._dialer.seconds_to_send(num_bytes)
 
     def open(self, grant: Grant) -> None:
-        """Start a transfer; without a link, and none to be hoped for, it is aborted at once."""
+        """Start a transfer; it is aborted immediately if no link is expected."""
         ticket, now = grant.ticket, self._clock_ns()
         if ticket.transfer_id in self._transfers:
             return
@@ -228,7 +228,7 @@ class OutboundLink:
 
         Args:
             transfer_id: The transfer.
-            missing: What the peer asked for and is not here.
+            missing: Requested blocks that are missing here.
         """
         outgoing = self._transfers.get(transfer_id)
         if outgoing is not None and outgoing.transfer.apply(TransferEvent.SEND):
@@ -243,7 +243,7 @@ class OutboundLink:
         return transfer_id in self._transfers
 
     def refuse(self, transfer_id: bytes, reason: str) -> None:
-        """Tell the peer that what it asked for will not be sent."""
+        """Report to the peer that its requested blocks will not be sent."""
         self._dialer.send(Refused(transfer_id=transfer_id, reason=reason))
 
     def abort(
@@ -269,7 +269,7 @@ class OutboundLink:
         return len(found)
 
     def expire(self) -> None:
-        """End what has been open for too long, or waits too long for the link."""
+        """End transfers that are open, or wait for the link, for too long."""
         now = self._clock_ns()
         for outgoing in list(self._transfers.values()):
             if now >= outgoing.transfer.deadline_ns:
@@ -282,7 +282,7 @@ class OutboundLink:
         self._coding.load()
         await self._dialer.run()
 
-    # --- what the connections ask and tell ---
+    # --- callbacks of the connections ---
 
     def hello(self, link: str) -> PoolHello:
         """First message of a new connection."""
@@ -302,17 +302,17 @@ class OutboundLink:
         self.expire()
 
     def on_report(self) -> None:
-        """A busy link was measured anew."""
+        """Handle a new measurement of a busy link."""
         self._on_change()
 
     def _is_given_up(self) -> bool:
         since_ns = self._down_since_ns
         return since_ns is not None and self._clock_ns() - since_ns >= self._grace_ns
 
-    # --- what the peer says ---
+    # --- messages of the peer ---
 
     def on_frame(self, _: Channel, frame: Frame) -> None:
-        """The peer said something."""
+        """Handle a message of the peer."""
         message = decode(frame.payload)
         match message:
             case Ping():
@@ -347,7 +347,7 @@ class OutboundLink:
                 self.abort(message.transfer_id, message.kind, message.reason, tell_peer=False)
 
     def _resume(self, peer_epoch: str) -> None:
-        """The peer has said what it has; go on with the rest."""
+        """Continue with the blocks that the peer does not have."""
         if self._peer_epoch not in ("", peer_epoch):
             self._give_up(TransferEnd.PEER_RESTARTED)
         self._peer_epoch = peer_epoch
@@ -401,7 +401,7 @@ class OutboundLink:
     # --- ends ---
 
     def _beyond_ticket(self, transfer: Transfer, error: TicketRefusedError) -> None:
-        """The engine pushes what the gateway did not allow."""
+        """The engine pushes blocks that the gateway did not allow."""
         reason = error.reason.value
         refused = TransferEnd.REFUSED
         self._dialer.send(Abort(transfer_id=transfer.transfer_id, kind=refused, reason=reason))

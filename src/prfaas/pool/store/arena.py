@@ -89,7 +89,7 @@ class Arena:
             return self._used
 
     def allocate(self, num_bytes: int) -> memoryview | None:
-        """A writable buffer with arbitrary content; None if there is no room for it.
+        """A writable buffer with arbitrary content; None if memory is full.
 
         Args:
             num_bytes: At least 1.
@@ -150,7 +150,7 @@ class Arena:
                 self._idle_bytes += size
 
     def _cool(self, num_bytes: int) -> None:
-        """Give at least so many bytes of idle pages back, if there are."""
+        """Release at least this many bytes of idle pages, if there are."""
         for size, offsets in self._idle.items():
             place = self._ranges[_slot_bytes(size)]
             while offsets and place is not None and num_bytes > 0:

@@ -253,7 +253,7 @@ class BlockStore:
         Where all memory is taken it is a buffer of its own, and from then on some is kept free.
 
         Returns:
-            None if there is no room at all; `keep_room` makes some for the next.
+            None if memory is full; `keep_room` frees some for the next.
         """
         if num_bytes > self.capacity_bytes:
             return None
@@ -397,7 +397,7 @@ class BlockStore:
     def keep_room(self) -> None:
         """Evict blocks until others can be received without a wait for memory, if one had none.
 
-        What somebody will come for stays: beside it free are a few blocks outside.
+        Leased blocks stay: a few blocks can be received outside the memory of the store.
         """
         room = min(self.capacity_bytes * RECEIVE_RATIO, RECEIVE_BYTES_MAX)
         room = max(room, charged_bytes(self._short_bytes))

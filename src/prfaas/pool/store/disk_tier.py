@@ -155,17 +155,17 @@ class DiskTier:
         active = self._active
         since = max(self._segments, default=-1) + 1 if active is None else active
         found, size = await self._find(matches, list(self._segments), drop=True)
-        async with self._turn:  # What was being written meanwhile.
+        async with self._turn:  # Blocks that were written meanwhile.
             recent = [number for number in self._segments if number >= since]
             more, more_size = await self._find(matches, recent, drop=True)
         return found | more, size + more_size
 
     async def erase(self, matches: Matches) -> None:
-        """Mark what was dropped by its origin: once this returns, it does not come back.
+        """Mark dropped blocks on disk, so that they do not reappear after a restart.
 
         Raises:
             OSError: Not all could be marked.
-            ConfigError: What lies on disk is not known yet.
+            ConfigError: The segments on disk are not read yet.
         """
         if not self._is_ready:
             raise ConfigError(f"{self._folder} is still being read")
@@ -178,7 +178,7 @@ class DiskTier:
     async def _find(
         self, matches: Matches, segments: list[int], *, drop: bool
     ) -> tuple[set[BlockName], int]:
-        """Blocks of some segments whose origin matches, and their bytes."""
+        """Blocks of some segments with a matching origin, and their bytes."""
         found, num_bytes = set[BlockName](), 0
         for number in segments:
             kinds = self._kinds.get(number, ())

@@ -79,7 +79,7 @@ def received(peer: str, transfer_id: bytes, *, is_inherited: bool) -> Origin:
     Args:
         peer: The sender.
         transfer_id: Its transfer.
-        is_inherited: True if the sender has it, or what it is computed from, of others.
+        is_inherited: True if the sender has it, or a block it was computed from, from others.
     """
     return Origin(frozenset({peer, EVERY} if is_inherited else {peer}), peer, transfer_id)
 
