@@ -56,7 +56,6 @@ def gateway(
     from prfaas.gateway.engines.endpoints import Endpoints
     from prfaas.gateway.tokenization.without_torch import keep_torch_out
 
-    keep_torch_out()
     deployment = load_deployment(file, overlay)
     if name is not None:
         if name not in deployment.gateways:
@@ -73,6 +72,7 @@ def gateway(
             address = split_address(pool_table.address) if pool_table.address else None
             _know(known_pools, part, address, f"--pool {part}=HOST:PORT")
     endpoints, who = Endpoints(known_engines, known_pools), deployment.gateway.name
+    keep_torch_out()
     run_until_stopped(
         lambda stop: serve(
             deployment, endpoints, stop, lambda url: click.echo(f"gateway {who} listens at {url}")
