@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from prfaas.core.resilience.budgets import Budget, BudgetSettings
 from prfaas.core.resilience.circuit_breaker import BreakerState
-from prfaas.gateway.routing.circuit_breakers import label_of
+from prfaas.core.resilience.guards import label_of
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.units import NS_PER_S
 
@@ -26,7 +27,12 @@ class Clock:
 
     def __init__(self, world: World) -> None:
         self.now_ns = 0
-        world.gateway.guards._clock_ns = lambda: self.now_ns
+        guards = world.gateway.guards
+        for name in ("began", "ended", "refresh"):
+            setattr(guards, name, partial(self._call, getattr(guards, name)))
+
+    def _call(self, method: Callable[..., None], *arguments: Any) -> None:
+        method(*arguments[:-1], self.now_ns)
 
 
 def is_told(view: TransferView) -> bool:
@@ -58,12 +64,12 @@ async def test_a_failing_prefill_engine_is_left_alone_and_probed(world: World) -
     assert (await world.record())["reason"] == "no_prefill_instance"
     assert len(world.prefill.calls) == 5
     clock.now_ns = NS_PER_S
-    world.gateway.guards.refresh()
+    world.gateway.guards.refresh(0)
     assert await path_of_next(world) == "remote"
     assert await state(world, "engine prefill") == "open"
     world.prefill.script = None
     clock.now_ns = 3 * NS_PER_S
-    world.gateway.guards.refresh()
+    world.gateway.guards.refresh(0)
     assert await path_of_next(world) == "remote"
     assert await state(world, "engine prefill") == "closed"
     assert await path_of_next(world) == "remote"
@@ -87,7 +93,7 @@ async def test_one_request_probes_and_the_others_stay_at_home(world: World) -> N
 
     world.prefill.script, world.decode.cached_tokens = slow, 320
     clock.now_ns = NS_PER_S
-    world.gateway.guards.refresh()
+    world.gateway.guards.refresh(0)
     probe = asyncio.create_task(world.post(BODY))
     await world.prefill.hanging.wait()
     assert await path_of_next(world) == "local"
@@ -105,7 +111,7 @@ async def test_a_link_that_loses_transfers_is_left_alone(world: World) -> None:
             assert await path_of_next(world) == "local"
             assert (await world.record())["reason"] == "link_down"
             clock.now_ns = NS_PER_S
-            world.gateway.guards.refresh()
+            world.gateway.guards.refresh(0)
         assert await path_of_next(world) == "remote"
         transfer = world.prefill.calls[-1].body["kv_transfer_params"]["prfaas"]["transfer"]
         world.pd_pool.end_transfer(transfer, outcome)
@@ -150,7 +156,7 @@ async def test_a_failing_decode_engine_is_barred_while_there_is_another(world: W
         await world.post({"prompt": "hi"})
     world.spare.healthy = True
     await until(lambda: engines["spare"].is_ready)
-    guards.refresh()
+    guards.refresh(0)
     assert not world.gateway.driver.takes("decode")
     assert (await world.post({"prompt": "hi"}))[0] == 200
     await world.spare.stop()
@@ -174,7 +180,7 @@ async def test_a_barred_engine_is_better_than_none(world: World) -> None:
         await world.post({"prompt": "hi"})
     world.spare.healthy = True
     await until(lambda: world.gateway.engines.by_name["spare"].is_ready)
-    world.gateway.guards.refresh()
+    world.gateway.guards.refresh(0)
     assert not world.gateway.driver.takes("decode")
     world.decode.script, world.spare.script = None, refuse(500)
     assert (await world.post({"prompt": "hi"}))[0] == 200

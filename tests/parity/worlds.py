@@ -244,7 +244,9 @@ class GatewayWorld:
             layout=LAYOUT,
             hashes=hashes,
         )
-        return self.driver.route(arrival, now_ns, again=again)[0]
+        if again:
+            return self.driver.route_again(number, "", now_ns)
+        return self.driver.route(arrival, now_ns)[0]
 
     def prefilled(self, number: int, now_ns: int) -> None:
         self.driver.prefilled(number, now_ns)
@@ -330,7 +332,6 @@ class SimulatorWorld:
 
     rules: Rules
     front: Front = field(init=False)
-    _requests: dict[int, Request] = field(default_factory=dict)
     _goodputs: dict[str, tuple[LinkGoodput, Delivered]] = field(
         default_factory=lambda: {cluster: (LinkGoodput(), Delivered()) for cluster in CLUSTERS}
     )
@@ -351,15 +352,15 @@ class SimulatorWorld:
     def arrive(self, number: int, family: int, num_blocks: int, now_ns: int, again: bool) -> Action:
         blocks = block_ids(family, num_blocks)
         request = Request(number, now_ns, num_blocks * BLOCK_TOKENS + 1, 1, blocks)
-        self._requests[number] = request
-        hits = self.front.caches.hits(request)
-        return self.front.route(request, hits, now_ns, again=again)[0]
+        if again:
+            return self.front.route_again(number, "", now_ns)
+        return self.front.route(request, self.front.caches.hits(request), now_ns)[0]
 
     def prefilled(self, number: int, now_ns: int) -> None:
-        self.front.prefilled(self._requests[number], now_ns)
+        self.front.prefilled(number, now_ns)
 
     def landed(self, number: int, now_ns: int) -> None:
-        self.front.landed(self._requests[number], now_ns)
+        self.front.transfer_over(number, now_ns)
 
     def first_token(self, number: int, now_ns: int) -> None:
         self.front.dispatcher.requests.first_token(number, now_ns)
@@ -368,7 +369,7 @@ class SimulatorWorld:
         self.front.dispatcher.requests.prompt_ready(number, now_ns)
 
     def end(self, number: int, now_ns: int) -> None:
-        self.front.ended(self._requests[number], now_ns)
+        self.front.end(number, now_ns)
 
     def store(self, holder: str, family: int, num_blocks: int) -> None:
         caches, blocks = self.front.caches, block_ids(family, num_blocks)
@@ -402,7 +403,7 @@ class SimulatorWorld:
             self.front.report_link(cluster, PD_POOL, self._reports[cluster])
 
     def choose_decode(self, number: int) -> int | None:
-        name = self.front.choose_decode(self._requests[number])
+        name = self.front.choose_decode(number)
         return None if name is None else self.front.decode_names.index(name)
 
     def weigh(self, prefill: StageLoad, decode: StageLoad, now_ns: int) -> list[Role]:

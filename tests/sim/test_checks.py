@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prfaas.core.request.events import Outcome
 from prfaas.core.routing.decision import Reason
 from prfaas.core.routing.policies import PolicyName
 from prfaas.sim.engine.oracle_check import News
 from prfaas.sim.engine.signals import Telemetry
 from prfaas.sim.engine.simulation import Simulation
-from prfaas.sim.engine.transport import Transport
+from prfaas.sim.resources.transport import Transport
 from prfaas.sim.results.invariants import BrokenInvariantError, check
-from prfaas.sim.system.request import Outcome, Request
+from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import Failure, FailureKind, SignalSetup
 from prfaas.units import NS_PER_S
 from tests.sim.reachable import simulator_types_held_by
@@ -79,7 +80,7 @@ def keep_a_promise(sim: Simulation) -> None:
 
 
 def keep_a_request_at_the_gateway(sim: Simulation) -> None:
-    sim.front.route(sim.requests[0], {}, sim.clock.now_ns, again=False)
+    sim.front.route(sim.requests[0], {}, sim.clock.now_ns)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from prfaas.cli.main import cli
+from prfaas.core.request.events import Outcome
 from prfaas.errors import ConfigError
 from prfaas.sim.report.chrome_trace import trace_events
 from prfaas.sim.results.summary import digest
 from prfaas.sim.scenario.run import Run, run
 from prfaas.sim.scenario.scenario_loader import load_scenario
-from prfaas.sim.system.request import Outcome
 from tests.sim.systems import EXAMPLES
 
 Event = dict[str, Any]

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from prfaas.core.routing.policies import PolicyName
-from prfaas.sim.engine.prefill_instance import Job
 from prfaas.sim.engine.simulation import Simulation
+from prfaas.sim.resources.prefill_instance import Job
 from prfaas.sim.results.invariants import check
 from prfaas.sim.results.link_traffic import traffic_of
 from prfaas.sim.scenario.run import run

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from prfaas.core.routing.policies import PolicyName
-from prfaas.sim.engine.shared_link import Flow, SharedLink
 from prfaas.sim.engine.simulation import Simulation
+from prfaas.sim.resources.shared_link import Flow, SharedLink
 from prfaas.sim.results.invariants import check
 from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import Request

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prfaas.core.control.role_loop import Role, RoleSettings
+from prfaas.core.request.events import Outcome
 from prfaas.core.routing.policies import PolicyName
 from prfaas.errors import ConfigError
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.results.invariants import BrokenInvariantError, check
 from prfaas.sim.scenario.run import run
 from prfaas.sim.scenario.scenario_loader import load_scenario
-from prfaas.sim.system.request import UNSET, Outcome, Request
+from prfaas.sim.system.request import UNSET, Request
 from prfaas.sim.system.setup import DecodeLimits, RolesSetup, Setup, SignalSetup
 from prfaas.units import NS_PER_S
 from tests.sim.systems import EXAMPLES, MS, requests_at, system
@@ -65,7 +66,7 @@ def test_a_draining_instance_ends_its_work_and_takes_no_more() -> None:
     assert change.to is Role.DECODE
     assert UNSET not in (change.began_at_ns, change.drained_at_ns, change.ended_at_ns)
     assert all(r.outcome is Outcome.FINISHED for r in simulation.requests)
-    assert simulation.num_recomputed == 0
+    assert simulation.reactions.num_recomputed == 0
 
 
 def test_a_drain_that_does_not_end_is_given_up() -> None:
@@ -114,7 +115,7 @@ def test_every_run_with_changing_roles_passes_the_checkers(
 def test_the_checker_notices_work_in_the_wrong_role() -> None:
     simulation = Simulation(changing(1, 1, 4), requests_at([0], [100]))
     simulation.run(stop_at_ns=1)
-    simulation.decoders["p00000:decode"].submit(Request(7, 0, 100, 100))
+    simulation.decoders["p00000:decode"]._waiting.append(Request(7, 0, 100, 100))
     with pytest.raises(BrokenInvariantError, match="instance 0 prefills, yet has sequences"):
         check(simulation)
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prfaas.core.request.events import Outcome
 from prfaas.core.routing.decision import Reason
 from prfaas.core.routing.policies import PolicyName
 from prfaas.errors import ConfigError
@@ -16,7 +17,7 @@ from prfaas.sim.results.invariants import BrokenInvariantError, check
 from prfaas.sim.results.summary import digest
 from prfaas.sim.scenario.run import compare, find_knee, run
 from prfaas.sim.scenario.scenario_loader import load_scenario
-from prfaas.sim.system.request import Outcome, Request
+from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import (
     BlockSetup,
     CacheSetup,
@@ -125,7 +126,7 @@ def test_a_cut_link_sends_its_requests_home() -> None:
     simulation.run()
     check(simulation)
     first, during, after = simulation.requests
-    assert simulation.num_recomputed == 1
+    assert simulation.reactions.num_recomputed == 1
     # The cut is noticed after 5 s of silence; then 3 s of local prefill.
     assert first.first_token_at_ns == 9 * NS_PER_S
     assert during.decision is not None

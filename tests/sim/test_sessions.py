@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prfaas.core.cache.prefix_cache import PrefixCache
+from prfaas.core.request.events import Outcome
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.results.invariants import check
 from prfaas.sim.scenario.scenario_loader import load_scenario
-from prfaas.sim.system.request import Outcome, Request
+from prfaas.sim.system.request import Request
 from prfaas.sim.workloads.scaling import with_followers
 from prfaas.sim.workloads.sessions import PAUSE_S, Sessions
 from prfaas.traces.sessions.regroup import Regroup

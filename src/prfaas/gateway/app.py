@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Callable
 
 from aiohttp import web
@@ -12,6 +13,7 @@ from prfaas.config.addresses import join_address, split_address
 from prfaas.config.deployment import Deployment
 from prfaas.core.admission.concurrency_slots import Places
 from prfaas.core.kv.prefix_index import PrefixIndex
+from prfaas.core.request.blocks import told_of_link
 from prfaas.core.request.fleet import Fleet, Limits
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import ConfigError
@@ -42,7 +44,7 @@ from prfaas.gateway.pools.pool_client import Pools, PoolTiming
 from prfaas.gateway.pools.prefix_fetch import Fetcher
 from prfaas.gateway.pools.ticket_issuer import TicketOffice
 from prfaas.gateway.routing.change_log import Journal
-from prfaas.gateway.routing.circuit_breakers import Guards, told_of_link
+from prfaas.gateway.routing.circuit_breakers import make_guards
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.profiles import load_profiles
 from prfaas.gateway.routing.transfer_tracker import Transfers, TransferView
@@ -148,7 +150,7 @@ class Gateway:
         self.driver = Driver(deployment, profiles, self.index)
         self.transfers = Transfers(self._transfer_over, self._transfer_judged)
         self.journal = Journal(self.metrics.control.changed)
-        self.guards = Guards(deployment, self.driver, self.journal)
+        self.guards = make_guards(deployment, self.driver, self.journal)
         self.engines = Engines(deployment, endpoints, engine_tls, self.driver, self.guards, poll_s)
         self.pools = Pools(
             endpoints,
@@ -362,7 +364,8 @@ class Gateway:
         self.loops.transfer_over(transfer)
 
     def _transfer_judged(self, transfer: TransferView, end: TransferEnd) -> None:
-        self.guards.ended((transfer.source, transfer.destination), told_of_link(end))
+        link, now_ns = (transfer.source, transfer.destination), time.monotonic_ns()
+        self.guards.ended(link, told_of_link(end), now_ns)
 
     def _app(self) -> web.Application:
         app = web.Application(

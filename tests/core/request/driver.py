@@ -38,6 +38,8 @@ class ScriptedBooks:
 
     others: list[str] = field(default_factory=list)
     """Engines that decode, the one that is tried first not among them."""
+    first: str | None = "d"
+    """Engine that decodes where the route names none."""
     prefill_ns: int | None = None
     local_ns: int | None = None
     told: Counter[str] = field(default_factory=Counter)
@@ -70,6 +72,9 @@ class ScriptedBooks:
         assert number == NUMBER
         self.told["end"] += 1
 
+    def choose_decode(self, number: int, avoid: str = "") -> str | None:
+        return self.first
+
     def elsewhere(self, number: int, avoid: str, now_ns: int) -> str | None:
         return next((name for name in self.others if name != avoid), None)
 
@@ -96,10 +101,10 @@ class ScriptedBreakers:
     began_of: Counter[str | tuple[str, str]] = field(default_factory=Counter)
     failed: list[str | tuple[str, str]] = field(default_factory=list)
 
-    def began(self, target: str | tuple[str, str]) -> None:
+    def began(self, target: str | tuple[str, str], now_ns: int) -> None:
         self.began_of[target] += 1
 
-    def ended(self, target: str | tuple[str, str], told: Told) -> None:
+    def ended(self, target: str | tuple[str, str], told: Told, now_ns: int) -> None:
         if told is Told.FAILED:
             self.failed.append(target)
 
@@ -129,6 +134,7 @@ class Driver:
         found: Routed,
         *,
         apart: bool = True,
+        decode: str = "d",
         books: ScriptedBooks | None = None,
         limits: Limits = LIMITS,
     ) -> None:
@@ -137,7 +143,7 @@ class Driver:
         is_remote = found.decision.path is Path.REMOTE
         pools = ("far" if is_remote else "pd", "pd")
         self.life = RequestLife(
-            Route(NUMBER, found, "d", "p" if apart or is_remote else "", pools, 7680), self.fleet
+            Route(NUMBER, found, decode, "p" if apart or is_remote else "", pools, 7680), self.fleet
         )
         self.now_ns = 0
         self.leg = ""

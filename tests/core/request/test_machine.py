@@ -110,6 +110,16 @@ def test_a_pull_is_waited_for_by_the_leg_that_starts_at_once() -> None:
     assert driver.life.blocks.pull_outcome == "whole"
 
 
+def test_an_engine_that_is_chosen_late_may_be_missing() -> None:
+    driver = remote(decode="")
+    driver.begin()
+    assert driver.step(PrefillDone())[0] == StartDecode("d")
+    nobody = remote(decode="", books=ScriptedBooks(first=None))
+    nobody.begin()
+    assert kinds(nobody.step(PrefillDone())) == [Abort, Fail]
+    assert nobody.life.outcome is Outcome.FAILED
+
+
 # --- prefill legs that fail ---
 
 
@@ -346,10 +356,17 @@ def test_a_request_that_stops_leaves_nothing_open(outcome: Outcome) -> None:
 
 WAYS = {
     "remote": lambda books: Driver(routed(Path.REMOTE, predicted_ns=NS_PER_S), books=books),
+    "late choice, planned": lambda books: Driver(
+        routed(Path.REMOTE, predicted_ns=NS_PER_S), decode="", books=books
+    ),
     "unplanned": lambda books: Driver(routed(Path.REMOTE), books=books),
     "apart": lambda books: Driver(routed(Path.LOCAL), books=books),
     "in place": lambda books: Driver(routed(Path.LOCAL), apart=False, books=books),
     "pull": lambda books: Driver(routed(Path.LOCAL, pulls=True), apart=False, books=books),
+    "late choice": lambda books: Driver(routed(Path.REMOTE), decode="", books=books),
+    "late choice in place": lambda books: Driver(
+        routed(Path.LOCAL), apart=False, decode="", books=books
+    ),
     "pull apart": lambda books: Driver(routed(Path.LOCAL, pulls=True), books=books),
 }
 ANY_EVENT = st.builds(
@@ -369,6 +386,7 @@ def test_histories_hold_every_kind_of_event() -> None:
     books=st.builds(
         ScriptedBooks,
         others=st.lists(st.sampled_from("def")),
+        first=st.sampled_from(["d", None]),
         prefill_ns=st.none() | st.integers(0, 10 * NS_PER_S),
         local_ns=st.none() | st.integers(0, 10 * NS_PER_S),
         told=st.builds(Counter),
@@ -398,7 +416,9 @@ def test_every_transition_and_every_action_is_taken() -> None:
     kinds_drawn = [kind for kind in EVENTS if kind not in (Begun, Stopped, TurnCame)]
     for number in range(6000):
         others = ["e"] if chance.random() < 0.7 else []
-        books = ScriptedBooks(others, chance.choice((None, NS_PER_S)), NS_PER_S // 10)
+        books = ScriptedBooks(
+            others, chance.choice(("d", None)), chance.choice((None, NS_PER_S)), NS_PER_S // 10
+        )
         driver = WAYS[sorted(WAYS)[number % len(WAYS)]](books)
         driver.step(Stopped(Outcome.CANCELLED)) if number % 50 == 0 else driver.begin()
         for _ in range(chance.randrange(12)):

@@ -26,6 +26,10 @@ def _sent(results: Results, purpose: str) -> float:
     return sum(link["bytes"][purpose] for link in results.traffic.values()) / 1e9
 
 
+def _counts(found: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in found.items()) or "-"
+
+
 _SHOWN_OF_TTFT = (
     ("mean", "avg"),
     ("P50", "p50"),
@@ -58,6 +62,9 @@ ROWS: tuple[tuple[str, Callable[[Results], str]], ...] = (
     ("decode queue mean / P99", lambda r: _queue(r, "decode_requests", 1)),
     ("pulled, copied, GB", lambda r: f"{_sent(r, 'pull'):.1f}, {_sent(r, 'copy'):.1f}"),
     ("recomputed", lambda r: f"{r.num_recomputed:,}"),
+    ("routes left, by reason", lambda r: _counts(r.fallbacks)),
+    ("retries", lambda r: _counts(r.retries)),
+    ("breakers opened", lambda r: _counts(r.breakers_opened)),
     ("cost of traffic", lambda r: f"{r.price['traffic']:.2f}"),
     ("cost of a million prompt tokens", lambda r: f"{r.price['per_million_prompt_tokens']:.3f}"),
 )

@@ -73,16 +73,17 @@ class Balance:
     def _balanced(self, num_local: float, num_remote: float, bits_per_s: float) -> int:
         """Go up from the shortest request until home is the busiest."""
         ns_per_byte = BITS_PER_BYTE * NS_PER_S / bits_per_s
-        local_ns = sum(w.local_ns for w in self._recent if w.remote_ns is None) / num_local
-        movable = sorted(w for w in self._recent if w.remote_ns is not None)
-        remote_ns = sum(w.remote_ns or 0 for w in movable) / num_remote
-        link_ns = sum(w.shipped_bytes for w in movable) * ns_per_byte
+        local_ns = sum([w.local_ns for w in self._recent if w.remote_ns is None]) / num_local
+        movable = [w for w in self._recent if w.remote_ns is not None]
+        movable.sort()
+        remote_ns = sum([w.remote_ns or 0 for w in movable]) / num_remote
+        link_ns = sum([w.shipped_bytes for w in movable]) * ns_per_byte
         threshold = 1
-        for work in movable:
-            local_ns += work.local_ns / num_local
-            if local_ns > max(remote_ns, link_ns):
-                return threshold
-            remote_ns -= (work.remote_ns or 0) / num_remote
-            link_ns -= work.shipped_bytes * ns_per_byte
-            threshold = max(work.num_new_tokens, 1)
-        return threshold
+        for num_new_tokens, own_ns, away_ns, shipped_bytes in movable:
+            local_ns += own_ns / num_local
+            if local_ns > remote_ns and local_ns > link_ns:
+                break
+            remote_ns -= (away_ns or 0) / num_remote
+            link_ns -= shipped_bytes * ns_per_byte
+            threshold = num_new_tokens
+        return max(threshold, 1)

@@ -73,6 +73,7 @@ class Dispatcher:
             stage.book.set_ready(name, ready=ready, now_ns=now_ns)
         elif self.requests.decode_book is not None:
             self.requests.decode_book.set_ready(name, ready=ready)
+            self.requests.lanes.set_ready(name, ready=ready, now_ns=now_ns)
 
     def describe(self, name: str, *, num_tokens_max: int, layout_id: bytes | None) -> None:
         """An instance that prefills says what it takes; a layout of None is not known."""

@@ -15,7 +15,7 @@ class ExpectedTimes:
     """
 
     def __init__(self, requests: OpenRequests, routes: RouteFinder) -> None:
-        self._requests, self._stage_of, self._times = requests, routes.stage_of, routes.times
+        self._requests, self._times = requests, routes.times
 
     def prefill_ns(self, request_id: int) -> int | None:
         """Expected time from sending a prefill to its answer, by a plan or by what was observed of
@@ -29,7 +29,7 @@ class ExpectedTimes:
 
     def local_prefill_ns(self, name: str, num_new_tokens: int, now_ns: int) -> int | None:
         """Expected time of a prefill that is sent to a PD instance now; None is unknown."""
-        wait_ns = self._wait_ns(name, now_ns)
+        wait_ns = self._requests.wait_ns(name, now_ns)
         return None if wait_ns is None else self._times.with_queue_ns(wait_ns, num_new_tokens)
 
     def local_path_ns(
@@ -46,7 +46,7 @@ class ExpectedTimes:
         routed = self._requests.route_of(request_id)
         if routed is None or not self._times.has_plan:
             return None
-        wait_ns = self._wait_ns(name, now_ns)
+        wait_ns = self._requests.wait_ns(name, now_ns)
         if wait_ns is None:
             return None
         if routed.pulls:
@@ -54,8 +54,3 @@ class ExpectedTimes:
             wait_ns = max(0, wait_ns - self._times.local_ns(routed.num_tokens_to_prefill))
         num_new_tokens = routed.facts.num_prompt_tokens - held_tokens
         return wait_ns + self._times.local_ns(max(1, num_new_tokens))
-
-    def _wait_ns(self, name: str, now_ns: int) -> int | None:
-        """Predicted wait for an instance; one that only decodes prefills at once."""
-        stage = self._stage_of.get(name)
-        return 0 if stage is None else stage.book.wait_ns(name, now_ns)

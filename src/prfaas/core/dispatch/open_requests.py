@@ -15,6 +15,7 @@ from heapq import nsmallest
 
 from prfaas.core.admission.deadline_admission import AdmissionControl
 from prfaas.core.dispatch.decode_stage import DecodeBook, DecodeFlow
+from prfaas.core.dispatch.instance_load import LoadBook
 from prfaas.core.dispatch.route_finder import RouteFinder
 from prfaas.core.dispatch.route_options import RouteOption
 from prfaas.core.dispatch.types import Arrival, HomeCluster, Routed
@@ -25,13 +26,14 @@ from prfaas.units import NS_PER_S
 
 LOOKUPS_MAX = 16
 """Waiting requests of an instance that are looked up again after one report."""
+NEVER_STALE_NS = 2**62
 ROOM_KNOWN_NS = 60 * NS_PER_S
 """So long after the last request that queued for decode, its room is taken for known."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """A request under option."""
+    """A request under way."""
 
     routed: Routed
     in_transfer: bool
@@ -64,8 +66,15 @@ class OpenRequests:
         self._entries: dict[int, _Open] = {}
         self.decode_book: DecodeBook | None = None
         """Instances that only decode; None where those that prefill decode as well."""
+        names = [member.name for member in home.decode or ()]
         if home.decode is not None:
-            self.decode_book = DecodeBook([member.name for member in home.decode])
+            self.decode_book = DecodeBook(names)
+        self.lanes = LoadBook(names, NEVER_STALE_NS)
+        """What instances that only decode prefill themselves; this gateway's own, none reports."""
+        self._book_of = {
+            **{name: stage.book for name, stage in self._stage_of.items()},
+            **dict.fromkeys(names, self.lanes),
+        }
         self._decode_flow = DecodeFlow(ROOM_KNOWN_NS)
         self._num_streaming = dict.fromkeys(self._stage_of, 0)
 
@@ -95,6 +104,11 @@ class OpenRequests:
     def decoded_by(self, name: str) -> list[int]:
         """Requests that an instance was chosen to decode."""
         return [number for number in self._entries if self.decoder_of(number) == name]
+
+    def wait_ns(self, name: str, now_ns: int) -> int | None:
+        """Predicted wait of a prefill that is sent to an instance now; None is unknown."""
+        book = self._book_of.get(name)
+        return 0 if book is None else book.wait_ns(name, now_ns)
 
     def crossing(self, source: str, destination: str) -> list[int]:
         """Requests whose blocks are on their way over the link between two pools."""
@@ -206,7 +220,10 @@ class OpenRequests:
             return
         entry.looked_up_at_ns = now_ns
         routed = entry.routed
-        stage = self._stage_of[routed.prefill]
+        stage = self._stage_of.get(routed.prefill)
+        if stage is None:
+            # One that decodes prefills it, and has all that there is.
+            return
         hit = max(hits.get(stage.instances[routed.prefill].pool, 0), hits.get(routed.prefill, 0))
         if routed.pulls:
             hit = max(hit, routed.hit_tokens)
@@ -234,7 +251,7 @@ class OpenRequests:
         name = entry.routed.prefill
         if entry.routed.decision.path is Path.LOCAL:
             self._decode_flow.landed(request_id, now_ns)
-        return self._stage_of[name].book.done(name, request_id, now_ns)
+        return self._book_of[name].done(name, request_id, now_ns)
 
     def prompt_ready(self, request_id: int, at_ns: int) -> None:
         """Decode of a request could begin at `at_ns`: later predictions are corrected by that.
@@ -277,7 +294,8 @@ class OpenRequests:
                 self._decode_flow.landed(request_id, now_ns)
 
     def fall_back(self, request_id: int, now_ns: int) -> None:
-        """The prefill of a request was given up: the instance that decodes prefills as well.
+        """The prefill of a request was given up: the instance that decodes prefills as well. It is
+        chosen now, if it was not before.
 
         Where all PD instances do both, nothing changes for a request on the local path.
         """
@@ -291,12 +309,11 @@ class OpenRequests:
         self.transfer_over(request_id, now_ns)
         self.loaded(request_id)
         self._withdraw(request_id, entry, now_ns)
-        if self.decode_book is not None:
+        name, routed = self.choose_decode(request_id), entry.routed
+        if name is None:
             return
-        name, routed = entry.routed.decode, entry.routed
-        assert name is not None  # noqa: S101 (such instances are chosen on arrival)
         work_ns = self._times.local_ns(routed.facts.num_prompt_tokens - routed.present_tokens)
-        self._routes.home.book.dispatch(name, request_id, now_ns, work_ns)
+        self._book_of[name].dispatch(name, request_id, now_ns, work_ns)
         entry.routed = routed._replace(cluster=self._home, prefill=name, source="")
         entry.prefilling = True
 
@@ -355,4 +372,4 @@ class OpenRequests:
         if entry.prefilling:
             entry.prefilling = False
             name = entry.routed.prefill
-            self._stage_of[name].book.drop(name, request_id, now_ns)
+            self._book_of[name].drop(name, request_id, now_ns)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prfaas.core.request.actions import Abort, AnyAction, FellBack, Release
 from prfaas.core.request.events import Blocks
 from prfaas.core.request.fleet import Breakers
 from prfaas.core.resilience.circuit_breaker import Told
-from prfaas.core.transfer.transfer_state import TransferEnd
+from prfaas.core.transfer.transfer_state import LINK_FAULTS, TransferEnd
 
 POOL_DOWN = "pool_down"
 """A pool is not heard any more."""
@@ -22,6 +21,8 @@ WHOLE = "whole"
 ENDED_EARLY = "ended_early"
 """The request ended, or its engine did, before the prefix was of use."""
 BLOCKS_MISSING = "blocks_missing"
+_HAND_OFF, _PULL = Blocks.HAND_OFF, Blocks.PULL
+_RELEASE_HAND_OFF, _RELEASE_PULL = Release(_HAND_OFF), Release(_PULL)
 
 
 @dataclass(slots=True)
@@ -44,6 +45,11 @@ class Movement:
     is_open: bool = True
     end: TransferEnd | None = None
     fault: str = ""
+    crosses_link: bool = field(init=False)
+    """True if they leave their pool; of others no pool reports an end."""
+
+    def __post_init__(self) -> None:
+        self.crosses_link = self.source != self.destination
 
     @property
     def link(self) -> tuple[str, str]:
@@ -51,14 +57,9 @@ class Movement:
         return self.source, self.destination
 
     @property
-    def crosses_link(self) -> bool:
-        """True if they leave their pool; of others no pool reports an end."""
-        return self.source != self.destination
-
-    @property
     def is_coming(self) -> bool:
         """True if more of them may arrive that is waited for."""
-        return self.is_open and self.crosses_link and self.end is None and not self.fault
+        return self.crosses_link and self.is_open and self.end is None and not self.fault
 
     def ended(self, kind: TransferEnd, *, at_destination: bool) -> bool:
         """Note a pool's report.
@@ -93,75 +94,92 @@ class OnTheWay:
         breakers: Of the links that they cross.
     """
 
+    __slots__ = ("_breakers", "hand_off", "pull", "pull_outcome")
+
     def __init__(self, breakers: Breakers) -> None:
         self._breakers = breakers
-        self._all: dict[Blocks, Movement] = {}
+        self.hand_off: Movement | None = None
+        self.pull: Movement | None = None
         self.pull_outcome = ""
         """What came of the pull, one of a bounded set; empty while an engine may wait for it."""
 
     def get(self, which: Blocks) -> Movement | None:
         """Blocks of a kind; None if the request has none."""
-        return self._all.get(which)
+        return self.pull if which is _PULL else self.hand_off
 
     def open(self, which: Blocks) -> Movement | None:
         """The same, unless they were aborted or released."""
-        found = self._all.get(which)
+        found = self.pull if which is _PULL else self.hand_off
         return found if found is not None and found.is_open else None
 
-    def begin(self, which: Blocks, movement: Movement) -> None:
+    def begin(self, which: Blocks, movement: Movement, now_ns: int) -> None:
         """Blocks start on their way."""
-        self._all[which] = movement
+        if which is _PULL:
+            self.pull = movement
+        else:
+            self.hand_off = movement
         if movement.crosses_link:
-            self._breakers.began(movement.link)
+            self._breakers.began(movement.link, now_ns)
 
-    def abort(self, which: Blocks, why: str) -> Iterator[AnyAction]:
+    def abort(self, which: Blocks, why: str, now_ns: int) -> list[AnyAction]:
         """Give blocks up, if they are open."""
         blocks = self.open(which)
         if blocks is None:
-            return
+            return []
         blocks.is_open = False
-        if blocks.crosses_link:
-            self._breakers.ended(blocks.link, Told.NOTHING)
-            yield Abort(which, why)
+        if not blocks.crosses_link:
+            return []
+        self._breakers.ended(blocks.link, Told.NOTHING, now_ns)
+        return [Abort(which, why)]
 
-    def abort_all(self, why: str) -> Iterator[AnyAction]:
+    def abort_all(self, why: str, now_ns: int) -> list[AnyAction]:
         """Nobody waits for any blocks: the request ended, or the engine that waited."""
-        yield from self.abort(Blocks.HAND_OFF, why)
-        if self.open(Blocks.PULL) is not None:
+        aborted = self.abort(_HAND_OFF, why, now_ns)
+        if self.open(_PULL) is not None:
             self.pull_outcome = ENDED_EARLY
-            yield from self.abort(Blocks.PULL, why)
+            aborted += self.abort(_PULL, why, now_ns)
+        return aborted
 
-    def judge_hand_off(self, found_tokens: int) -> Iterator[AnyAction]:
+    def judge_hand_off(self, found_tokens: int, now_ns: int) -> list[AnyAction]:
         """The answer is complete: did decode find what was handed over?"""
-        blocks = self.open(Blocks.HAND_OFF)
+        blocks = self.open(_HAND_OFF)
         if blocks is None:
-            return
-        is_short = found_tokens < blocks.num_tokens
-        if is_short:
-            why = f"decode found {found_tokens} of {blocks.num_tokens} tokens"
-            yield FellBack("transfer", blocks.failure, why)
-        if is_short and blocks.end is None:
-            yield from self.abort(Blocks.HAND_OFF, "decode went on without its blocks")
-        else:
-            yield from self._release(Blocks.HAND_OFF, blocks)
+            return []
+        if found_tokens >= blocks.num_tokens:
+            return self._release(_HAND_OFF, blocks)
+        why = f"decode found {found_tokens} of {blocks.num_tokens} tokens"
+        fallback = FellBack("transfer", blocks.failure, why)
+        if blocks.end is None:
+            left = "decode went on without its blocks"
+            return [fallback, *self.abort(_HAND_OFF, left, now_ns)]
+        return [fallback, *self._release(_HAND_OFF, blocks)]
 
-    def judge_pull(self, cached_tokens: int) -> Iterator[AnyAction]:
+    def judge_pull(self, cached_tokens: int, now_ns: int) -> list[AnyAction]:
         """The answer is complete: did the engine find the prefix?"""
-        blocks = self.open(Blocks.PULL)
+        blocks = self.open(_PULL)
         if blocks is None:
-            return
+            return []
         is_short = cached_tokens < blocks.num_tokens
         failure = BLOCKS_MISSING if blocks.failure == UNKNOWN else blocks.failure
         self.pull_outcome = failure if is_short else WHOLE
         if is_short and blocks.end is None:
-            yield from self.abort(Blocks.PULL, "the engine went on without it")
+            closed = self.abort(_PULL, "the engine went on without it", now_ns)
         else:
-            yield from self._release(Blocks.PULL, blocks)
+            closed = self._release(_PULL, blocks)
         if is_short:
             why = f"the engine found {cached_tokens} of {blocks.num_tokens} tokens"
-            yield FellBack("pull", failure, why)
+            closed.append(FellBack("pull", failure, why))
+        return closed
 
-    def _release(self, which: Blocks, blocks: Movement) -> Iterator[AnyAction]:
+    def _release(self, which: Blocks, blocks: Movement) -> list[AnyAction]:
         blocks.is_open = False
-        if blocks.crosses_link:
-            yield Release(which)
+        if not blocks.crosses_link:
+            return []
+        return [_RELEASE_PULL if which is _PULL else _RELEASE_HAND_OFF]
+
+
+def told_of_link(end: TransferEnd) -> Told:
+    """Effect of the end of a transfer on the breaker of its link."""
+    if end is TransferEnd.COMMITTED:
+        return Told.GOOD
+    return Told.FAILED if end in LINK_FAULTS else Told.NOTHING

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+from prfaas.core.control.split import instance_of
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.types import Refused, Routed
 
@@ -13,11 +14,8 @@ class DispatcherBooks(ABC):
     """`fleet.Books`, but for what only a driver knows: prompts, caches, and who is well."""
 
     dispatcher: Dispatcher
-
-    @property
-    @abstractmethod
-    def has_roles(self) -> bool:
-        """True if instances of the PD cluster prefill or decode, and none does both."""
+    has_roles: bool
+    """Instances of the PD cluster prefill or decode, and none does both."""
 
     @abstractmethod
     def route_again(self, number: int, avoid: str, now_ns: int) -> Routed | Refused:
@@ -35,6 +33,10 @@ class DispatcherBooks(ABC):
         """A PD engine that is well and gets no requests but for its breaker; None without one."""
         return None
 
+    def lane(self, name: str) -> str:
+        """Name of the dispatcher for a PD engine as one that prefills what it decodes."""
+        return name
+
     def elsewhere(self, number: int, avoid: str, now_ns: int) -> str | None:
         """Route a request again whose decode engine broke; None without another one."""
         found = self.route_again(number, avoid, now_ns)
@@ -42,8 +44,9 @@ class DispatcherBooks(ABC):
             return self.spared(avoid)
         # Where instances only decode, who decodes prefills what has not arrived; if none is left,
         # one that prefills decodes as well.
+        name = found.decode or self.choose_decode(number, avoid) or found.prefill
         self.fall_back(number, now_ns)
-        return found.decode or self.choose_decode(number, avoid) or found.prefill
+        return name
 
     def prefill_answered(self, number: int, now_ns: int) -> None:
         """The prefill leg has answered."""
@@ -92,16 +95,17 @@ class DispatcherBooks(ABC):
 
     def expected_local_ns(self, name: str, num_new_tokens: int, now_ns: int) -> int | None:
         """Expected time of a prefill that is sent to a PD engine now, ns; None is unknown."""
-        return self.dispatcher.expected.local_prefill_ns(name, num_new_tokens, now_ns)
+        return self.dispatcher.expected.local_prefill_ns(self.lane(name), num_new_tokens, now_ns)
 
     def local_path_ns(self, number: int, name: str, now_ns: int) -> int | None:
         """Predicted time to first token of a request that takes the local path now, ns."""
         routed = self.dispatcher.requests.route_of(number)
         if routed is None:
             return None
+        name = name or self.choose_decode(number) or ""
         hits = self.hits(number)
-        held_tokens = max(hits.get(routed.destination, 0), hits.get(name, 0))
-        return self.dispatcher.expected.local_path_ns(number, name, held_tokens, now_ns)
+        held_tokens = max(hits.get(routed.destination, 0), hits.get(instance_of(name), 0))
+        return self.dispatcher.expected.local_path_ns(number, self.lane(name), held_tokens, now_ns)
 
     def backlog_bytes(self, source: str, destination: str, now_ns: int) -> int | None:
         """What a link was promised and has not carried; None is unknown."""

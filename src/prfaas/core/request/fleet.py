@@ -40,6 +40,9 @@ class Books(Protocol):
     def end(self, number: int, now_ns: int) -> None:
         """The request is over."""
 
+    def choose_decode(self, number: int, avoid: str = "") -> str | None:
+        """The engine that decodes a request, chosen when first asked for; None without any."""
+
     def elsewhere(self, number: int, avoid: str, now_ns: int) -> str | None:
         """Route a request again to another engine that decodes; None without any."""
 
@@ -60,12 +63,12 @@ class Books(Protocol):
 
 
 class Breakers(Protocol):
-    """Circuit breakers of engines and of links, a link being its two pools, with their clock."""
+    """Circuit breakers of engines and of links, a link being its two pools."""
 
-    def began(self, target: str | tuple[str, str]) -> None:
+    def began(self, target: str | tuple[str, str], now_ns: int) -> None:
         """Something is sent to an engine or over a link."""
 
-    def ended(self, target: str | tuple[str, str], told: Told) -> None:
+    def ended(self, target: str | tuple[str, str], told: Told, now_ns: int) -> None:
         """It ended, which says this of the target."""
 
 
@@ -78,12 +81,14 @@ class Limits:
         transfer_timeout_ns: Time for which an engine waits for a pull.
         ttft_max_ns: Target of the time to first token; None is no target.
         legs_max: Decode legs: a prompt that breaks engines does not get to break all of them.
+        looks: Looks at a route over a link in the time that it was predicted to take.
     """
 
     prefill_timeout_ns: int
     transfer_timeout_ns: int
     ttft_max_ns: int | None = None
     legs_max: int = 3
+    looks: int = 20
 
 
 @dataclass(slots=True)

@@ -26,6 +26,9 @@ prefix that is pulled, or both. They are *open* until they are aborted or releas
 fault of the hand-off ends the prefill leg, since nothing would come of it; later, decode computes
 what has not arrived. A fault of a pull is only recorded: its engine computes the prefix.
 
+An engine that decodes may be chosen as late as it is needed; then there may be none, and the
+request ends.
+
 An event that is not in the table for a stage came too late, or twice. It changes nothing, and gives
 no action: drivers need not check what is still of interest.
 """
@@ -70,12 +73,12 @@ _STAYS: dict[tuple[Stage, type[Event]], set[Stage]] = {
 }
 TRANSITIONS: dict[tuple[Stage, type[Event]], set[Stage]] = {
     **_STAYS,
-    (_S.ROUTED, Begun): {_S.PREFILLING, _S.DECODING},
-    (_S.PREFILLING, PrefillDone): {_S.DECODING},
-    (_S.PREFILLING, PrefillFailed): {_S.DECODING, _S.HELD},
-    (_S.PREFILLING, TransferEnded): {_S.PREFILLING, _S.DECODING, _S.HELD},
-    (_S.PREFILLING, PoolLost): {_S.PREFILLING, _S.DECODING},
-    (_S.PREFILLING, Woke): {_S.PREFILLING, _S.DECODING},
+    (_S.ROUTED, Begun): {_S.PREFILLING, _S.DECODING, _S.ENDED},
+    (_S.PREFILLING, PrefillDone): {_S.DECODING, _S.ENDED},
+    (_S.PREFILLING, PrefillFailed): {_S.DECODING, _S.HELD, _S.ENDED},
+    (_S.PREFILLING, TransferEnded): {_S.PREFILLING, _S.DECODING, _S.HELD, _S.ENDED},
+    (_S.PREFILLING, PoolLost): {_S.PREFILLING, _S.DECODING, _S.ENDED},
+    (_S.PREFILLING, Woke): {_S.PREFILLING, _S.DECODING, _S.ENDED},
     (_S.HELD, TurnCame): {_S.DECODING, _S.ENDED},
     (_S.DECODING, FirstToken): {_S.STREAMING},
     (_S.DECODING, EngineBroke): {_S.DECODING, _S.HELD, _S.ENDED},

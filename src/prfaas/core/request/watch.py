@@ -13,9 +13,8 @@ from prfaas.core.request.fleet import Fleet
 from prfaas.core.resilience.late_routes import SOONER_RATIO, RemotePath, leaves, patience_ns
 from prfaas.units import NS_PER_S
 
-LOOKS = 20
-"""Looks at a route in the time that it was predicted to take."""
 LOOK_NS_MIN, LOOK_NS_MAX = NS_PER_S // 10, NS_PER_S
+"""Pause between two looks at a route, at least, and at most where looks are frequent."""
 
 
 class Alarm(StrEnum):
@@ -35,23 +34,30 @@ class PrefillWatch:
     Args:
         fleet: What all requests share.
         number: The request.
-        local: Engine that would prefill instead, and the tokens that it would compute.
+        local: Engine that would prefill instead, "" if it is not chosen yet, and the tokens that it
+            would compute.
         now_ns: When the leg starts.
     """
 
+    __slots__ = (
+        "_began_at_ns",
+        "_ends_at_ns",
+        "_fleet",
+        "_local",
+        "_look_at_ns",
+        "_number",
+        "wakes_at_ns",
+    )
     of: Blocks | None = None
 
     def __init__(self, fleet: Fleet, number: int, local: tuple[str, int], now_ns: int) -> None:
-        self._fleet, self._local = fleet, local
+        self._fleet, self._number, self._local = fleet, number, local
         self._began_at_ns = now_ns
         self._ends_at_ns = now_ns + fleet.limits.prefill_timeout_ns
         expected_ns = fleet.books.expected_prefill_ns(number)
         self._look_at_ns = None if expected_ns is None else now_ns + patience_ns(expected_ns)
-
-    @property
-    def wakes_at_ns(self) -> int:
+        self.wakes_at_ns = min(self._ends_at_ns, self._look_at_ns or self._ends_at_ns)
         """When it has to be looked at."""
-        return min(self._ends_at_ns, self._look_at_ns or self._ends_at_ns)
 
     def look(self, now_ns: int) -> Alarm | None:
         """Return the reason to leave the prefill; None if there is none yet."""
@@ -59,9 +65,12 @@ class PrefillWatch:
             return Alarm.TIMEOUT
         if self._look_at_ns is None or now_ns < self._look_at_ns:
             return None
-        self._look_at_ns = now_ns + LOOK_NS_MAX
+        self._look_at_ns = now_ns + NS_PER_S
+        self.wakes_at_ns = min(self._ends_at_ns, self._look_at_ns)
         name, num_new_tokens = self._local
-        local_ns = self._fleet.books.expected_local_ns(name, num_new_tokens, now_ns)
+        books = self._fleet.books
+        name = name or books.choose_decode(self._number) or ""
+        local_ns = books.expected_local_ns(name, num_new_tokens, now_ns)
         is_sooner = local_ns is None or local_ns * SOONER_RATIO < now_ns - self._began_at_ns
         if is_sooner and self._fleet.hedges.take(now_ns) is not None:
             return Alarm.STALLED
@@ -80,6 +89,8 @@ class RouteWatch:
         path: The prediction.
     """
 
+    __slots__ = ("_fleet", "_link", "_local", "_number", "_path", "_pause_ns", "of", "wakes_at_ns")
+
     def __init__(
         self,
         fleet: Fleet,
@@ -91,7 +102,9 @@ class RouteWatch:
     ) -> None:
         self._fleet, self._number, self._local, self.of = fleet, number, local, of
         self._link, self._path = link, path
-        self._pause_ns = min(max(path.predicted_ns // LOOKS, LOOK_NS_MIN), LOOK_NS_MAX)
+        looks = fleet.limits.looks
+        pause_ns = path.predicted_ns // looks
+        self._pause_ns = max(min(pause_ns, LOOK_NS_MAX * 20 // looks), LOOK_NS_MIN)
         self.wakes_at_ns = path.started_at_ns + self._pause_ns
         """When it has to be looked at."""
 
@@ -112,6 +125,8 @@ class RouteWatch:
 
 class Timeout:
     """An instant after which blocks are not waited for."""
+
+    __slots__ = ("of", "wakes_at_ns")
 
     def __init__(self, of: Blocks, ends_at_ns: int) -> None:
         self.of, self.wakes_at_ns = of, ends_at_ns

@@ -48,8 +48,12 @@ class Budget:
 
     def deposit(self, now_ns: int) -> None:
         """A request came in."""
+        settings = self._settings
+        if self._balance >= settings.reserve:
+            self._filled_at_ns = now_ns
+            return
         self._fill(now_ns)
-        self._balance = min(self._balance + self._settings.ratio, self._settings.reserve)
+        self._balance = min(self._balance + settings.ratio, settings.reserve)
 
     def take(self, now_ns: int) -> int | None:
         """Take one.

@@ -91,7 +91,10 @@ class Breaker:
             self.state, self._open_ns = BreakerState.CLOSED, self._settings.open_ns
             self._num_outcomes = self._num_failed = 0
         self._in_a_row = 0
-        self._count(now_ns, failed=False)
+        if now_ns < self._window_ends_at_ns:
+            self._num_outcomes += 1
+        else:
+            self._count(now_ns, failed=False)
 
     def failed(self, now_ns: int) -> None:
         """A request failed, and it was not the request's fault."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
@@ -12,6 +13,7 @@ import aiohttp
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.core.resilience.circuit_breaker import Told
+from prfaas.core.resilience.guards import Guards
 from prfaas.errors import EngineError
 from prfaas.gateway.engines.endpoints import Endpoints
 from prfaas.gateway.engines.engine import (
@@ -24,7 +26,6 @@ from prfaas.gateway.engines.engine_probes import EngineProbes
 from prfaas.gateway.http.answer_limits import read_answer
 from prfaas.gateway.http.json_codec import JsonObject, as_object, from_json, to_json
 from prfaas.gateway.http.rejections import UnavailableError
-from prfaas.gateway.routing.circuit_breakers import Guards
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.units import NS_PER_S
 
@@ -148,7 +149,7 @@ class Engines:
         """
         told = Told.NOTHING
         engine.num_in_flight += 1
-        self.guards.began(engine.name)
+        self.guards.began(engine.name, time.monotonic_ns())
         try:
             async with _ended_by(engine):
                 response = await self._open(engine, path, body, headers)
@@ -173,7 +174,7 @@ class Engines:
             raise
         finally:
             engine.num_in_flight -= 1
-            self.guards.ended(engine.name, told)
+            self.guards.ended(engine.name, told, time.monotonic_ns())
 
     async def forget(self, engine: Engine) -> bool:
         """Have an engine drop all blocks that it holds; it begins what is under way anew.

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 import aiohttp
 
 from prfaas.config.clusters import ClusterRole
+from prfaas.core.resilience.guards import Guards
 from prfaas.errors import EngineError
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.engines.engine_load import UNKNOWN_LOAD, load_in
 from prfaas.gateway.http.answer_limits import read_answer
 from prfaas.gateway.http.json_codec import as_count, as_object, from_json
 from prfaas.gateway.openai.adapters import adapters_in
-from prfaas.gateway.routing.circuit_breakers import Guards
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.logs import log_event
 
@@ -157,4 +157,4 @@ class EngineProbes:
             engine.num_lost += 1
             log_event(_log, logging.WARNING, "engine_down", engine=engine.name, why=reason)
             self._driver.engine_gone(engine.name, time.monotonic_ns())
-            self._guards.refresh()
+            self._guards.refresh(time.monotonic_ns())

@@ -7,6 +7,7 @@ import time
 from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.core.dispatch.links import Link
+from prfaas.core.resilience.guards import Guards
 from prfaas.errors import RequestError
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.engines.engine_client import Engines
@@ -15,7 +16,6 @@ from prfaas.gateway.loops.ticker import Pulse
 from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.routing.change_log import Entry, Journal, Loop
-from prfaas.gateway.routing.circuit_breakers import Guards
 from prfaas.gateway.routing.dispatch_driver import Driver
 
 THRESHOLD_MAX = 100_000_000

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from prfaas.core.dispatch.types import ThresholdMoved
+from prfaas.core.resilience.guards import Guards
 from prfaas.gateway.routing.change_log import Journal, Loop, Number
-from prfaas.gateway.routing.circuit_breakers import Guards
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.units import NS_PER_S, format_seconds
 
@@ -66,7 +66,7 @@ class Pulse:
 
     def beat(self, now_ns: int, *, is_turn: bool) -> None:
         """A second has passed; it may be the loops' turn."""
-        self._guards.refresh()
+        self._guards.refresh(now_ns)
         self._watch_admission()
         if is_turn and not self.frozen:
             for moved in self._driver.tick(now_ns):

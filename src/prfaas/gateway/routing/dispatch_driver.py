@@ -89,6 +89,7 @@ class Driver(DispatcherBooks):
         """Price of 10**12 bytes by link."""
         routing = deployment.routing
         self.split = make_split(deployment, profiles)
+        self.has_roles = self.split is not None
         members = _members(home)
         decoders = None
         if self.split is not None:
@@ -228,33 +229,25 @@ class Driver(DispatcherBooks):
 
     # Requests
 
-    def route(
-        self, arrival: Arrival, now_ns: int, *, again: bool = False
-    ) -> tuple[Routed | Refused, Considered]:
+    def route(self, arrival: Arrival, now_ns: int) -> tuple[Routed | Refused, Considered]:
         """Decide for a request, and return the routes that were considered with the decision.
 
         Args:
             arrival: The request; its cached prefix is looked up here.
             now_ns: Time.
-            again: It was let in before.
         """
         number, found_now = arrival.request_id, self._looked_up(arrival)
         considered = self.dispatcher.consider(found_now, now_ns)
-        found = self.dispatcher.decide(found_now, considered, now_ns, again=again)
+        found = self.dispatcher.decide(found_now, considered, now_ns)
         if isinstance(found, Routed):
             self._asked[number] = arrival
         else:
             self._asked.pop(number, None)
             self.num_late += found.reason is Refusal.PREDICTED_LATE
-        if self.split is not None and not again:
+        if self.split is not None:
             new = found.decision.num_new_tokens
             self.split.roles.mixes.came(now_ns, new, arrival.num_prompt_tokens)
         return found, considered
-
-    @property
-    def has_roles(self) -> bool:
-        """Return True if PD engines prefill or decode, and none does both."""
-        return self.split is not None
 
     def route_again(self, number: int, avoid: str, now_ns: int) -> Routed | Refused:
         """Route an open request anew, within the PD cluster, to another engine than `avoid`."""
@@ -291,6 +284,12 @@ class Driver(DispatcherBooks):
         tried = decode_name(avoid) if avoid else ""
         name = self.dispatcher.requests.choose_decode(number, tried)
         return instance_of(name) if name else None
+
+    def lane(self, name: str) -> str:
+        """Name of the dispatcher for a PD engine as one that prefills what it decodes."""
+        split = self.split
+        is_apart = split is not None and name in split and not split.prefills(name)
+        return decode_name(name) if is_apart else name
 
     def end(self, number: int, now_ns: int) -> None:
         """A request is over."""

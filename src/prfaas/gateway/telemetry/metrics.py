@@ -11,12 +11,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
 from prfaas.core.request.events import Outcome
 from prfaas.core.resilience.circuit_breaker import Breaker, BreakerState
+from prfaas.core.resilience.guards import Guards, label_of
 from prfaas.core.routing.decision import Path
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools
-from prfaas.gateway.routing.circuit_breakers import Guards, label_of
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.telemetry.connection_metrics import ConnectionMetrics

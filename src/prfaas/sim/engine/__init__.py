@@ -1,1 +1,1 @@
-"""The engine of a run: instances, links, caches and core decisions on a virtual clock."""
+"""The engine of a run: requests under the core's machine, failures, signals, on a virtual clock."""

@@ -21,14 +21,16 @@ from prfaas.core.dispatch.types import (
     Routed,
     ThresholdMoved,
 )
+from prfaas.core.request.books import DispatcherBooks
+from prfaas.core.resilience.guards import Target
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.sim.engine.oracle_check import Heard
-from prfaas.sim.engine.pool_caches import Caches, Hit
+from prfaas.sim.resources.pool_caches import Caches, Hit
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import ClusterSetup, Setup
 
 
-class Front:
+class Front(DispatcherBooks):
     """The gateway of a simulated run. Output lengths do not get past it.
 
     Args:
@@ -36,7 +38,7 @@ class Front:
     """
 
     def __init__(self, setup: Setup) -> None:
-        self._home = setup.name
+        self.home = setup.name
         self.heard = Heard()
         self._block_tokens = setup.blocks.tokens
         self._asked: dict[int, Request] = {}
@@ -70,74 +72,123 @@ class Front:
             ],
             self.settings,
         )
+        self._decodes = frozenset(self.decode_names)
+        self.has_roles = bool(self._decodes)
+        self._down: set[Target] = set()
+        """Instances that are not there, or have another role, and links that are dead."""
+        self._broken: set[Target] = set()
+        """What a breaker keeps requests from."""
         for cluster in setup.prfaas:
             self.set_link(cluster.name, up=True)
 
+    # Requests
+
     def route(
-        self, request: Request, hits: Mapping[str, Hit], now_ns: int, *, again: bool
+        self, request: Request, hits: Mapping[str, Hit], now_ns: int
     ) -> tuple[Routed | Refused, Considered]:
-        """Decide for a request that arrives, or whose work was lost; also its possible routes."""
-        self._asked[request.index] = request
+        """Decide for a request that arrives; also its possible routes."""
+        arrival = self._arrival(request, hits)
+        considered = self.dispatcher.consider(arrival, now_ns)
+        found = self.dispatcher.decide(arrival, considered, now_ns)
+        if isinstance(found, Routed):
+            self._asked[request.index] = request
+        return found, considered
+
+    def _arrival(
+        self,
+        request: Request,
+        hits: Mapping[str, Hit],
+        avoid: str = "",
+        *,
+        offloadable: bool = True,
+    ) -> Arrival:
         blocks, prompt = self._block_tokens, request.num_prompt_tokens
-        arrival = Arrival(
+        return Arrival(
             request.index,
             prompt,
             num_tokens_to_fit=prompt,
             hits={name: hit[0] for name, hit in hits.items()},
             shippable_tokens=(prompt - 1) // blocks * blocks if request.block_ids else None,
             tenant=request.tenant,
+            offloadable=offloadable,
+            avoid=avoid,
         )
-        considered = self.dispatcher.consider(arrival, now_ns)
-        return self.dispatcher.decide(arrival, considered, now_ns, again=again), considered
+
+    def route_again(self, number: int, avoid: str, now_ns: int) -> Routed | Refused:
+        """Route an open request anew, within the PD cluster, to another instance than `avoid`."""
+        request = self._asked[number]
+        hits = self.caches.hits(request)
+        arrival = self._arrival(request, hits, avoid, offloadable=False)
+        return self.dispatcher.arrive(arrival, now_ns, again=True)
+
+    def hits(self, number: int) -> Mapping[str, int]:
+        """Usable cached prefix of an open request by pool and by instance, tokens, as of now."""
+        request = self._asked.get(number) if self.caches.any_room else None
+        found = {} if request is None else self.caches.hits(request)
+        return {name: hit[0] for name, hit in found.items()}
+
+    def choose_decode(self, number: int, avoid: str = "") -> str | None:
+        """Name of the instance that decodes a request, chosen when first asked for."""
+        return self.dispatcher.requests.choose_decode(number, avoid)
+
+    def elsewhere(self, number: int, avoid: str, now_ns: int) -> str | None:
+        """Route a request again whose decode instance broke; None without another one."""
+        name = super().elsewhere(number, avoid, now_ns)
+        # Instances that prefill do not decode here, not even where no other one is left.
+        return name if name in self._decodes or not self._decodes else None
+
+    def prefilled(self, number: int, now_ns: int) -> None:
+        """The prefill leg has answered, or the first token has come: the next prefill begins."""
+        begun = self.dispatcher.requests.prefilled(number, now_ns)
+        if begun is not None:
+            self._look_up((begun,), now_ns)
+
+    def end(self, number: int, now_ns: int) -> None:
+        """A request is over."""
+        self._asked.pop(number, None)
+        self.dispatcher.requests.end(number, now_ns)
+
+    # Instances and links
+
+    def set_link(self, cluster: str, *, up: bool) -> list[int]:
+        """A link was found dead or alive; indices of the requests that were on it."""
+        (self._down.discard if up else self._down.add)((cluster, self.home))
+        self._apply_link(self.home, cluster)
+        return self._apply_link(cluster, self.home)
+
+    def set_ready(self, name: str, *, ready: bool, now_ns: int) -> None:
+        """An instance failed or recovered, or got or lost the role of this name."""
+        (self._down.discard if ready else self._down.add)(name)
+        self._apply(name, now_ns)
+
+    def set_broken(self, target: Target, now_ns: int, *, broken: bool) -> None:
+        """A breaker wants an instance, or a link, to get nothing new, or again."""
+        if (target in self._broken) == broken:
+            return
+        (self._broken.add if broken else self._broken.discard)(target)
+        if isinstance(target, str):
+            self._apply(target, now_ns)
+        else:
+            self._apply_link(*target)
+
+    def takes(self, name: str) -> bool:
+        """True if an instance gets anything new."""
+        return name not in self._down and name not in self._broken
+
+    def _apply(self, name: str, now_ns: int) -> None:
+        self.dispatcher.set_ready(name, ready=self.takes(name), now_ns=now_ns)
+
+    def _apply_link(self, source: str, destination: str) -> list[int]:
+        ends = source, destination
+        is_alive = not self._down & {ends, ends[::-1]}
+        return self.dispatcher.set_link(*ends, up=is_alive and ends not in self._broken)
+
+    # Reports
 
     def _look_up(self, indices: Iterable[int], now_ns: int) -> None:
         """Look up cached prefixes of open requests once more."""
         for index in indices if self.caches.any_room else ():
-            hits = self.caches.hits(self._asked[index])
-            self.dispatcher.requests.look_up(
-                index, {name: hit[0] for name, hit in hits.items()}, now_ns
-            )
-
-    def choose_decode(self, request: Request) -> str | None:
-        """Name of the instance that decodes a request, chosen when first asked for."""
-        return self.dispatcher.requests.choose_decode(request.index)
-
-    def decoder_of(self, request: Request) -> str | None:
-        """Name of the instance that was chosen to decode a request."""
-        return self.dispatcher.requests.decoder_of(request.index)
-
-    def prefills(self, request: Request) -> str | None:
-        """Name of the instance that prefills a request; None once the end was heard of."""
-        return self.dispatcher.requests.prefills(request.index)
-
-    def prefilled(self, request: Request, now_ns: int) -> None:
-        """The end of a request's prefill was heard of."""
-        begun = self.dispatcher.requests.prefilled(request.index, now_ns)
-        if begun is not None:
-            self._look_up((begun,), now_ns)
-
-    def first_token(self, request: Request, now_ns: int) -> None:
-        """A request streams its first token."""
-        self.dispatcher.requests.prompt_ready(request.index, request.landed_at_ns)
-        self.dispatcher.requests.first_token(request.index, now_ns)
-
-    def landed(self, request: Request, now_ns: int) -> None:
-        """All blocks of a request have crossed the link."""
-        self.dispatcher.requests.transfer_over(request.index, now_ns)
-
-    def ended(self, request: Request, now_ns: int) -> None:
-        """A request is over."""
-        del self._asked[request.index]
-        self.dispatcher.requests.end(request.index, now_ns)
-
-    def set_link(self, cluster: str, *, up: bool) -> list[int]:
-        """A link was found dead or alive; indices of the requests that were on it."""
-        self.dispatcher.set_link(self._home, cluster, up=up)
-        return self.dispatcher.set_link(cluster, self._home, up=up)
-
-    def set_ready(self, name: str, *, ready: bool, now_ns: int) -> None:
-        """An instance failed or recovered."""
-        self.dispatcher.set_ready(name, ready=ready, now_ns=now_ns)
+            self.dispatcher.requests.look_up(index, self.hits(index), now_ns)
 
     def report_loads(self, observed_at_ns: int, num_waiting: Sequence[tuple[str, int]]) -> None:
         """So many requests were seen to wait at some instances."""
@@ -166,7 +217,7 @@ class Front:
     def offload_threshold(self) -> int:
         """Current t of the first link, tokens; 0 without one."""
         first = next(iter(self.prfaas_names), None)
-        return 0 if first is None else self.link(first, self._home).policy.offload_threshold
+        return 0 if first is None else self.link(first, self.home).policy.offload_threshold
 
 
 def _instance_names(clusters: Sequence[ClusterSetup]) -> dict[str, tuple[str, ...]]:

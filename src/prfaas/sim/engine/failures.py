@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prfaas.sim.engine.pool_caches import Pool
-from prfaas.sim.engine.prefill_instance import PrefillInstance
-from prfaas.sim.engine.transport import Transport
+from prfaas.sim.resources.pool_caches import Pool
+from prfaas.sim.resources.prefill_instance import PrefillInstance
+from prfaas.sim.resources.transport import Transport
 from prfaas.sim.system.setup import Failure, FailureKind
 from prfaas.units import NS_PER_S
 
@@ -30,6 +30,7 @@ def in_words(failure: Failure) -> str:
         FailureKind.PRFAAS: f"PrfaaS instance {failure.index} down",
         FailureKind.DECODE: f"PD-D instance {failure.index} down",
         FailureKind.POOL: "pool down",
+        FailureKind.STALL: f"instance {failure.index} stalled",
     }[failure.kind]
     what += f" ({failure.cluster})" if failure.cluster else ""
     start, end = failure.at_ns / NS_PER_S, (failure.at_ns + failure.for_ns) / NS_PER_S
@@ -47,6 +48,8 @@ def _break(simulation: RunParts, failure: Failure) -> None:
             _fail_decode(simulation, simulation.front.decode_names[failure.index])
         case FailureKind.POOL:
             _fail_pool(simulation, failure)
+        case FailureKind.STALL:
+            _prefill_instance(simulation, failure).stall()
 
 
 def _mend(simulation: RunParts, failure: Failure) -> None:
@@ -59,9 +62,12 @@ def _mend(simulation: RunParts, failure: Failure) -> None:
         case FailureKind.DECODE:
             name = simulation.front.decode_names[failure.index]
             simulation.decoders[name].recover()
+            simulation.lane(name).recover()
             simulation.front.set_ready(name, ready=True, now_ns=simulation.clock.now_ns)
         case FailureKind.POOL:
             _mend_pool(simulation, failure)
+        case FailureKind.STALL:
+            _prefill_instance(simulation, failure).resume()
 
 
 def _cluster(simulation: RunParts, failure: Failure) -> str:
@@ -87,8 +93,8 @@ def _fail_pool(simulation: RunParts, failure: Failure) -> None:
     cluster = _cluster(simulation, failure)
     simulation.front.caches.pools[cluster].fail(keeps_disk=failure.keeps_disk)
     if cluster == simulation.setup.name:
-        for request in simulation.open.values():
-            request.kept_tokens = 0
+        for run in simulation.open.values():
+            run.request.kept_tokens = 0
     for transport in _transports(simulation, failure):
         transport.set_pool(up=False)
 
@@ -107,20 +113,19 @@ def _know(pool: Pool) -> None:
 
 
 def _prefill_instance(simulation: RunParts, failure: Failure) -> PrefillInstance:
-    front = simulation.front
-    if failure.kind is FailureKind.PRFAAS:
-        names = front.prfaas_names[_cluster(simulation, failure)]
-        return simulation.remotes[names[failure.index]]
-    return simulation.locals[front.prefill_names[failure.index]]
+    front, cluster = simulation.front, _cluster(simulation, failure)
+    if failure.kind is FailureKind.PREFILL or cluster == simulation.setup.name:
+        return simulation.locals[front.prefill_names[failure.index]]
+    return simulation.remotes[front.prfaas_names[cluster][failure.index]]
 
 
 def _fail_prefill(simulation: RunParts, instance: PrefillInstance) -> None:
-    """A prefill instance stops; its requests are routed anew."""
+    """A prefill instance stops, and its connections close."""
     simulation.front.set_ready(instance.name, ready=False, now_ns=simulation.clock.now_ns)
     simulation.front.caches.devices.clear(instance.name)
     for job in instance.fail():
         if job.attempt == job.request.attempt:
-            simulation.again(job.request)
+            simulation.open[job.request.index].prefill_failed(may_have_died=True)
 
 
 def _mend_prefill(simulation: RunParts, instance: PrefillInstance) -> None:
@@ -130,10 +135,9 @@ def _mend_prefill(simulation: RunParts, instance: PrefillInstance) -> None:
 
 
 def _fail_decode(simulation: RunParts, name: str) -> None:
-    """A decode instance stops; its requests are prefilled again."""
+    """A decode instance stops, and its connections close."""
     simulation.front.set_ready(name, ready=False, now_ns=simulation.clock.now_ns)
-    lost = simulation.decoders[name].fail()
-    gone = {request.index for request in lost}
-    coming = [i for i in simulation.front.dispatcher.requests.decoded_by(name) if i not in gone]
-    for request in (*lost, *(simulation.open[i] for i in coming)):
-        simulation.again(request)
+    simulation.decoders[name].fail()
+    simulation.lane(name).fail()
+    for run in [run for run in simulation.open.values() if run.decoder == name]:
+        run.broke(had_request=True)

@@ -11,8 +11,8 @@ from prfaas.core.control.role_loop import Role, RoleLoop, StageLoad
 from prfaas.core.control.roles import UNSET, Change
 from prfaas.core.control.split import Split
 from prfaas.core.control.stage_load import InstanceQueue
-from prfaas.sim.engine.decode_instance import DecodeInstance
-from prfaas.sim.engine.prefill_instance import PrefillInstance
+from prfaas.sim.resources.decode_instance import DecodeInstance
+from prfaas.sim.resources.prefill_instance import PrefillInstance
 from prfaas.sim.system.request import Request
 from prfaas.units import NS_PER_S
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.sim.engine.oracle_check import News
-from prfaas.sim.engine.shared_link import SharedLink
+from prfaas.sim.resources.shared_link import SharedLink
 
 if TYPE_CHECKING:
     from prfaas.sim.engine.replication import Copier
@@ -63,6 +63,7 @@ class Telemetry:
         sim = self._sim
         if not sim.busy:
             return
+        sim.guards.refresh(sim.clock.now_ns)
         signals = sim.setup.signals
         sim.clock.after(signals.delay_ns, self._deliver, self._look())
         sim.clock.after(signals.interval_ns, self._observe)

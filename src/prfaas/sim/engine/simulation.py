@@ -2,10 +2,10 @@
 
     arrive ─► decide ─┬─ LOCAL ──► PD-P queue ─► prefill ───────────────┐
                       └─ REMOTE ─► PrfaaS queue ─► prefill ∥ link ─► landed ─► decode ─► finished
-                           a dead link or instance: decide again, attempt + 1
+                           whatever fails or is late: as the core's machine decides
 
 Prefill hands over to decode within the PD cluster at no cost. The first token streams when decode
-admits the request.
+admits the request. `request_run.py` leads each request, by the machine of `core/request`.
 """
 
 from __future__ import annotations
@@ -13,23 +13,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from prfaas.core.control.split import instance_of
 from prfaas.core.dispatch.types import Refusal, Refused, Routed
-from prfaas.core.routing.decision import Path
-from prfaas.sim.engine.decode_instance import DecodeInstance
+from prfaas.core.request.events import Outcome
+from prfaas.core.request.fleet import Fleet, Limits
+from prfaas.core.resilience.circuit_breaker import BreakerState
+from prfaas.core.resilience.guards import Guards, Target
+from prfaas.core.transfer.transfer_state import TransferEnd
+from prfaas.sim.engine.alarms import Alarms
 from prfaas.sim.engine.dispatch_driver import Front
 from prfaas.sim.engine.failures import schedule
 from prfaas.sim.engine.oracle_check import News
-from prfaas.sim.engine.prefill_instance import Job, PrefillInstance
+from prfaas.sim.engine.reactions import Reactions
 from prfaas.sim.engine.replication import Copier
+from prfaas.sim.engine.request_run import RequestRun
 from prfaas.sim.engine.role_changes import Roles
-from prfaas.sim.engine.shared_link import SharedLink
 from prfaas.sim.engine.signals import Telemetry
 from prfaas.sim.engine.time_series import Series
-from prfaas.sim.engine.transport import Transport
+from prfaas.sim.resources.decode_instance import NEVER, DecodeInstance
+from prfaas.sim.resources.prefill_instance import Job, PrefillInstance
+from prfaas.sim.resources.shared_link import SharedLink
+from prfaas.sim.resources.transport import Transport
 from prfaas.sim.system.arrivals import Arrivals, Progress
 from prfaas.sim.system.clock import Clock
-from prfaas.sim.system.request import UNSET, Outcome, Request
+from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import ClusterSetup, Setup
+
+_LOOKS = 2
+"""Looks at a route in the time that it was predicted to take; the gateway looks more often."""
 
 
 class Simulation:
@@ -48,9 +59,14 @@ class Simulation:
         self.requests: list[Request] = []
         self.clock = Clock()
         self.front = Front(setup)
-        self.open: dict[int, Request] = {}
-        self.num_recomputed = 0
-        self._pulling: dict[Request, tuple[str, Job]] = {}
+        self.open: dict[int, RequestRun] = {}
+        self.alarms, self.reactions = Alarms(self.clock), Reactions()
+        self.guards = _guards(self.front, self.reactions.changed)
+        routing = setup.routing
+        times = routing.prefill_timeout_ns or NEVER, routing.transfer_timeout_ns or NEVER
+        # A gateway that has a target refuses what would miss it: without that, there is none.
+        ttft_ns = setup.slo.ttft_ns if routing.admission else None
+        self.fleet = Fleet(self.front, self.guards, Limits(*times, ttft_ns, looks=_LOOKS))
         self.transports = {cluster.name: self._transport(cluster) for cluster in setup.prfaas}
         self.locals = {n: self._prefill_instance(n) for n in self.front.prefill_names}
         self.remotes = {
@@ -59,6 +75,7 @@ class Simulation:
             for name in names
         }
         self.decoders = {n: self._decode_instance(n) for n in self.front.decode_names}
+        self._lanes: dict[str, PrefillInstance] = {}
         self.roles = Roles(self)
         self._arrivals = Arrivals(self.clock, requests, self._come, on_progress)
         self.copier = Copier(self) if setup.placement.copies is not None else None
@@ -102,7 +119,7 @@ class Simulation:
             setup.step_ns,
             setup.decode,
             kv_bytes=self._kv_bytes,
-            on_first=self._first,
+            on_first=lambda request: self.open[request.index].first_token(),
             on_done=self._finished,
         )
 
@@ -115,7 +132,8 @@ class Simulation:
         output = request.num_output_tokens // 2
         return self.setup.costs.kv_bytes(request.num_prompt_tokens + output)
 
-    def _kv_bytes_at_end(self, request: Request) -> int:
+    def kv_bytes_at_end(self, request: Request) -> int:
+        """KV bytes of a request with all its output."""
         return self.setup.costs.kv_bytes(request.num_prompt_tokens + request.num_output_tokens)
 
     def run(self, stop_at_ns: int | None = None) -> None:
@@ -147,81 +165,38 @@ class Simulation:
 
     def _come(self, request: Request) -> None:
         self.requests.append(request)
-        self.open[request.index] = request
-        self._route(request, again=False)
-
-    def again(self, request: Request) -> None:
-        """What a request had is lost but for blocks that arrived: route it anew."""
-        for transport in self.transports.values():
-            self.front.caches.keep(request, transport.arrived_tokens(request))
-            transport.give_up(request)
-        self._pulling.pop(request, None)
-        self._withdraw(request)
-        self.num_recomputed += 1
-        self._route(request, again=True)
-
-    def _withdraw(self, request: Request) -> None:
-        name = self.front.prefills(request)
-        if name is not None:
-            (self.locals.get(name) or self.remotes[name]).withdraw(request)
-
-    def _route(self, request: Request, *, again: bool) -> None:
-        hits = self.front.caches.hits(request)
-        found, considered = self.front.route(request, hits, self.clock.now_ns, again=again)
-        request.decision = found.decision if request.decision is None else request.decision
-        if not again:
-            self.roles.came(request, found.decision.num_new_tokens)
+        now_ns, hits = self.clock.now_ns, self.front.caches.hits(request)
+        self.fleet.retries.deposit(now_ns)
+        found, considered = self.front.route(request, hits, now_ns)
+        request.decision = found.decision
+        self.roles.came(request, found.decision.num_new_tokens)
         if isinstance(found, Refused):
-            refused = found.reason is Refusal.PREDICTED_LATE
-            self._end(request, Outcome.REJECTED if refused else Outcome.FAILED)
+            is_late = found.reason is Refusal.PREDICTED_LATE
+            self._end(request, Outcome.REJECTED if is_late else Outcome.FAILED)
             return
-        request.attempt += 1
-        request.routed_at_ns = self.clock.now_ns
+        request.attempt, request.routed_at_ns = 1, now_ns
         request.num_hit_tokens = found.hit_tokens
         request.num_new_tokens = request.num_prompt_tokens - found.hit_tokens
         if self.copier is not None:
             self.copier.routed(request, found, considered)
-        if found.decision.path is Path.REMOTE:
-            self._send_away(request, found)
-        else:
-            self._keep(request, found)
+        run = self.open[request.index] = self._run_of(request, found)
+        run.begin()
 
-    def _keep(self, request: Request, routed: Routed) -> None:
-        job = Job(request, request.attempt, self._local_chunks(request.num_new_tokens))
-        if routed.source:
-            self._pulling[request] = (routed.prefill, job)
-            transport = self.transports[routed.source]
-            transport.pull(request, routed.shipped_bytes, routed.present_tokens)
-        else:
-            self.locals[routed.prefill].submit(job)
-
-    def _pulled(self, request: Request) -> None:
-        """The prefix is there that a prefill at home waits for."""
-        self.front.landed(request, self.clock.now_ns)
-        name, job = self._pulling.pop(request)
-        if not self.locals[name].up:
-            self.again(request)
-            return
-        blocks = request.num_hit_tokens // self.setup.blocks.tokens
-        self.front.caches.pools[self.setup.name].store(request.block_ids[:blocks])
-        self.locals[name].submit(job)
-
-    def _local_chunks(self, num_new_tokens: int) -> list[tuple[int, int]]:
-        return [(num_new_tokens, self.setup.costs.local_prefill_ns(num_new_tokens))]
-
-    def _send_away(self, request: Request, routed: Routed) -> None:
-        request.offloaded = True
-        transport = self.transports[routed.cluster]
-        costs, present = transport.cluster.costs, routed.present_tokens
-        # As many as the gateway was promised, which knows it only with a plan.
-        transport.promise(request, costs.shipped_bytes(request.num_prompt_tokens, present), present)
-        chunks = costs.chunks(request.num_new_tokens)
-        self.remotes[routed.prefill].submit(Job(request, request.attempt, chunks))
+    def _run_of(self, request: Request, routed: Routed) -> RequestRun:
+        return RequestRun(self, request, routed)
 
     # Prefill
 
+    def prefill_instance(self, name: str) -> PrefillInstance:
+        """An instance that prefills."""
+        return self.locals.get(name) or self.remotes[name]
+
+    def chunks(self, num_new_tokens: int) -> list[tuple[int, int]]:
+        """Chunks of a prefill in the PD cluster: tokens and end, ns."""
+        return [(num_new_tokens, self.setup.costs.local_prefill_ns(num_new_tokens))]
+
     def _local_started(self, name: str, job: Job) -> None:
-        self._started(job, self.setup.name, name, self._local_chunks)
+        self._started(job, self.setup.name, name, self.chunks)
 
     def _started(
         self, job: Job, cluster: str, name: str, chunks: Callable[[int], list[tuple[int, int]]]
@@ -240,14 +215,13 @@ class Simulation:
     def _remote_started(self, transport: Transport, name: str, job: Job) -> None:
         self._started(job, transport.cluster.name, name, transport.cluster.costs.chunks)
         transport.start(job.request)
-        self.front.choose_decode(job.request)
+        self.front.choose_decode(job.request.index)
 
     def _local_done(self, job: Job) -> None:
         if job.attempt == job.request.attempt:
             job.request.prefilled_at_ns = self.clock.now_ns
             self._store(self.setup.name, job.request)
-            self.front.prefilled(job.request, self.clock.now_ns)
-            self._decode(job.request)
+            self.open[job.request.index].prefilled()
 
     def _remote_done(self, cluster: ClusterSetup, job: Job) -> None:
         if job.attempt == job.request.attempt:
@@ -258,7 +232,7 @@ class Simulation:
     def _heard_of(self, job: Job) -> None:
         """The answer of a prefill leg has crossed the link."""
         if job.attempt == job.request.attempt:
-            self.front.prefilled(job.request, self.clock.now_ns)
+            self.open[job.request.index].prefilled()
 
     def _store(self, pool: str, request: Request) -> None:
         self.front.caches.pools[pool].store(request.block_ids)
@@ -266,45 +240,74 @@ class Simulation:
     # Link
 
     def _landed(self, request: Request) -> None:
-        self.front.landed(request, self.clock.now_ns)
         self._store(self.setup.name, request)
-        self._decode(request)
+        self.open[request.index].transfer_ended(TransferEnd.COMMITTED)
+
+    def _pulled(self, request: Request) -> None:
+        """A prefix is at home that a request waits for."""
+        run = self.open[request.index]
+        blocks = run.routed.hit_tokens // self.setup.blocks.tokens
+        self.front.caches.pools[self.setup.name].store(request.block_ids[:blocks])
+        run.transfer_ended(TransferEnd.COMMITTED)
 
     def _link_changed(self, cluster: str, alive: bool) -> None:
         news = News.LINK_ALIVE if alive else News.LINK_DEAD
         changed_at_ns = self.transports[cluster].changed_at_ns
         self.front.heard.note(news, changed_at_ns, self.clock.now_ns)
         for index in sorted(self.front.set_link(cluster, up=alive)):
-            self.again(self.open[index])
+            self.open[index].transfer_ended(TransferEnd.LINK_LOST)
 
     # Decode and the end
 
-    def _decode(self, request: Request) -> None:
-        request.landed_at_ns = self.clock.now_ns
-        name = self.front.choose_decode(request)
-        decoder = None if name is None else self.decoders[name]
-        if decoder is None or not decoder.fits(self._kv_bytes_at_end(request)):
-            self._end(request, Outcome.FAILED)
-            return
-        decoder.submit(request)
+    def lane(self, name: str) -> PrefillInstance:
+        """What a decode instance prefills itself."""
+        if name not in self._lanes:
+            self._lanes[name] = PrefillInstance(
+                name,
+                self.clock,
+                on_start=partial(self._lane_started, name),
+                on_chunk=_nothing,
+                on_done=partial(self._lane_done, name),
+            )
+        return self._lanes[name]
 
-    def _first(self, request: Request) -> None:
-        self.front.first_token(request, self.clock.now_ns)
-        if request.first_token_at_ns == UNSET:
-            request.first_token_at_ns = self.clock.now_ns
+    def _lane_started(self, name: str, job: Job) -> None:
+        had = job.request.had_tokens
+        memory = instance_of(name)
+        self._started(job, self.setup.name, memory, lambda new: self.chunks(new + had))
+        num_tokens, work_ns = job.chunks[-1]
+        share = min(1.0, self.setup.costs.chunk_tokens / num_tokens) if num_tokens else 0.0
+        self.decoders[name].compute(work_ns * share)
+
+    def _lane_done(self, name: str, job: Job) -> None:
+        self.decoders[name].compute(0.0)
+        if job.attempt == job.request.attempt:
+            self._store(self.setup.name, job.request)
+            self.open[job.request.index].computed()
 
     def _finished(self, request: Request) -> None:
         self.roles.finished(request)
-        self._end(request, Outcome.FINISHED)
+        self.open[request.index].finished()
+
+    def ended(self, run: RequestRun) -> None:
+        """A request that was let in is over."""
+        if self.open.pop(run.request.index, None) is not None:
+            self._end(run.request, run.life.outcome)
 
     def _end(self, request: Request, outcome: Outcome) -> None:
         request.outcome = outcome
         request.finished_at_ns = self.clock.now_ns
-        del self.open[request.index]
-        self.front.ended(request, self.clock.now_ns)
         self._arrivals.ended(request)
         if not self.busy:
             self.clock.stop()
+
+
+def _guards(front: Front, changed: Callable[[Target, BreakerState, BreakerState], None]) -> Guards:
+    """Breakers of all instances and links."""
+    remotes = [name for names in front.prfaas_names.values() for name in names]
+    links = [(cluster, front.home) for cluster in front.prfaas_names]
+    at_home = front.prefill_names, front.decode_names
+    return Guards([*at_home[0], *at_home[1], *remotes, *links], front, changed, at_home)
 
 
 def _nothing(_job: Job, _tokens: int) -> None:

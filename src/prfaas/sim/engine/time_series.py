@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from prfaas.sim.engine.prefill_instance import PrefillInstance
+from prfaas.sim.resources.prefill_instance import PrefillInstance
 from prfaas.units import NS_PER_S
 
 if TYPE_CHECKING:

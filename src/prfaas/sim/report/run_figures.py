@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prfaas.core.request.events import Outcome
 from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
 from prfaas.planner.model.kv_geometry import FloatArray
 from prfaas.sim.engine.time_series import Sample
 from prfaas.sim.results.link_traffic import window_bytes
 from prfaas.sim.results.summary import Results
 from prfaas.sim.scenario.run import Run
-from prfaas.sim.system.request import Outcome, Request
+from prfaas.sim.system.request import Request
 from prfaas.units import NS_PER_S
 
 NUM_POINTS_MAX = 400

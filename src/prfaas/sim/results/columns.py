@@ -8,8 +8,9 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
+from prfaas.core.request.events import Outcome
 from prfaas.planner.model.kv_geometry import FloatArray
-from prfaas.sim.system.request import Outcome, Request
+from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import SloSetup
 
 IntArray = NDArray[np.int64]

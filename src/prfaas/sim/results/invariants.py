@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from prfaas.core.control.role_loop import Role
+from prfaas.core.request.events import Outcome
 from prfaas.core.transfer.link_goodput import BITS_PER_BYTE
 from prfaas.errors import PrfaasError
 from prfaas.sim.engine.oracle_check import News, too_early
-from prfaas.sim.engine.shared_link import SharedLink
 from prfaas.sim.engine.simulation import Simulation
+from prfaas.sim.resources.shared_link import SharedLink
 from prfaas.sim.results.columns import Columns, columns_of, have_finished
-from prfaas.sim.system.request import UNSET, Outcome
+from prfaas.sim.system.request import UNSET
 from prfaas.sim.system.setup import FailureKind
 
 _CONSERVED_TOLERANCE = 1e-6

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prfaas.sim.engine.shared_link import Purpose
 from prfaas.sim.engine.simulation import Simulation
+from prfaas.sim.resources.shared_link import Purpose
 
 _BYTES_PER_TB = 1e12
 

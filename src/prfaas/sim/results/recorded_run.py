@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prfaas.core.dispatch.types import Routed
-from prfaas.sim.engine.prefill_instance import Job
+from prfaas.core.request.events import Outcome
+from prfaas.core.routing.decision import Path
+from prfaas.sim.engine.request_run import RequestRun
+from prfaas.sim.engine.run_parts import RunParts
 from prfaas.sim.engine.simulation import Simulation
-from prfaas.sim.system.request import UNSET, Outcome, Request
-from prfaas.sim.system.setup import ClusterSetup, Setup
+from prfaas.sim.system.request import UNSET, Request
+from prfaas.sim.system.setup import Setup
 
 NUM_RECORDED_MAX = 5_000
 """Requests in a Chrome trace: about 20 events each, 20 MB, which viewers still open quickly."""
@@ -42,6 +45,67 @@ class Attempt:
     lost: bool = False
 
 
+class _RecordedRun(RequestRun):
+    """A request whose attempts are recorded.
+
+    Args:
+        parts: Of the run.
+        request: The request.
+        routed: Where it goes.
+        attempts: Take those of the request.
+    """
+
+    __slots__ = ("_attempts", "_current")
+
+    def __init__(
+        self, parts: RunParts, request: Request, routed: Routed, attempts: list[Attempt]
+    ) -> None:
+        super().__init__(parts, request, routed)
+        self._attempts = attempts
+        self._current = self._begin(routed)
+
+    def _begin(self, routed: Routed) -> Attempt:
+        request = self.request
+        at_ns = request.routed_at_ns
+        attempt = Attempt(request, request.attempt, routed, request.num_new_tokens, at_ns)
+        self._attempts.append(attempt)
+        return attempt
+
+    def _recompute(self) -> None:
+        self.close(lost=True)
+        super()._recompute()
+        home, decision = self.routed.destination, self.routed.decision
+        local, here = decision._replace(path=Path.LOCAL), self.decoder
+        route = self.routed._replace(decision=local, cluster=home, prefill=here, source="")
+        self._current = self._begin(route)
+
+    def prefill_failed(self, *, may_have_died: bool) -> None:
+        self.close(lost=True)
+        super().prefill_failed(may_have_died=may_have_died)
+
+    def first_token(self) -> None:
+        self._current.admitted_at_ns = self._parts.clock.now_ns
+        super().first_token()
+
+    def broke(self, *, had_request: bool) -> None:
+        self.close(lost=True)
+        super().broke(had_request=had_request)
+
+    def close(self, *, lost: bool) -> None:
+        """The attempt is over; its instants are the request's as of now."""
+        attempt, request = self._current, self.request
+        if attempt.ended_at_ns != UNSET:
+            return
+        attempt.ended_at_ns, attempt.lost = self._parts.clock.now_ns, lost
+        attempt.decode = self.decoder
+        began_ns = request.routed_at_ns
+        instants = request.prefill_started_at_ns, request.prefilled_at_ns, request.landed_at_ns
+        started, prefilled, landed = (at if at >= began_ns else UNSET for at in instants)
+        attempt.started_at_ns = started
+        attempt.prefilled_at_ns, attempt.landed_at_ns = prefilled, landed
+        attempt.num_new_tokens = request.num_new_tokens
+
+
 class RecordedSimulation(Simulation):
     """The same run, with a record of its first requests.
 
@@ -64,76 +128,20 @@ class RecordedSimulation(Simulation):
         self.refused: list[Request] = []
         """Recorded requests that got a 429."""
         self._num_left = num_requests_max
-        self._current: dict[Request, Attempt | None] = {}
 
     def _come(self, request: Request) -> None:
-        if self._num_left > 0:
-            self._num_left -= 1
-            self._current[request] = None
         super()._come(request)
-
-    def again(self, request: Request) -> None:
-        """What a request had is lost: route it anew."""
-        attempt = self._current.get(request)
-        if attempt is not None:
-            attempt.ended_at_ns, attempt.lost = self.clock.now_ns, True
-        super().again(request)
-
-    def _keep(self, request: Request, routed: Routed) -> None:
-        self._begin(request, routed)
-        super()._keep(request, routed)
-
-    def _send_away(self, request: Request, routed: Routed) -> None:
-        self._begin(request, routed)
-        super()._send_away(request, routed)
-
-    def _begin(self, request: Request, routed: Routed) -> None:
-        if request in self._current:
-            new, now_ns = request.num_new_tokens, self.clock.now_ns
-            attempt = Attempt(request, request.attempt, routed, new, now_ns)
-            self._current[request] = attempt
-            self.attempts.append(attempt)
-
-    def _started(
-        self, job: Job, cluster: str, name: str, chunks: Callable[[int], list[tuple[int, int]]]
-    ) -> None:
-        super()._started(job, cluster, name, chunks)
-        attempt = self._current.get(job.request)
-        if attempt is not None:
-            attempt.started_at_ns = self.clock.now_ns
-            attempt.num_new_tokens = job.request.num_new_tokens
-
-    def _local_done(self, job: Job) -> None:
-        self._prefilled(job)
-        super()._local_done(job)
-
-    def _remote_done(self, cluster: ClusterSetup, job: Job) -> None:
-        self._prefilled(job)
-        super()._remote_done(cluster, job)
-
-    def _prefilled(self, job: Job) -> None:
-        attempt = self._current.get(job.request)
-        if attempt is not None and attempt.number == job.attempt:
-            attempt.prefilled_at_ns = self.clock.now_ns
-
-    def _decode(self, request: Request) -> None:
-        attempt = self._current.get(request)
-        if attempt is not None:
-            attempt.landed_at_ns = self.clock.now_ns
-            attempt.decode = self.front.choose_decode(request) or ""
-        super()._decode(request)
-
-    def _first(self, request: Request) -> None:
-        attempt = self._current.get(request)
-        if attempt is not None:
-            attempt.admitted_at_ns = self.clock.now_ns
-        super()._first(request)
-
-    def _end(self, request: Request, outcome: Outcome) -> None:
-        is_recorded = request in self._current
-        attempt = self._current.pop(request, None)
-        if attempt is not None:
-            attempt.ended_at_ns = self.clock.now_ns
-        elif is_recorded and outcome is Outcome.REJECTED:
+        if self._num_left > 0 and request.outcome is Outcome.REJECTED:
             self.refused.append(request)
-        super()._end(request, outcome)
+        self._num_left -= 1
+
+    def _run_of(self, request: Request, routed: Routed) -> RequestRun:
+        if self._num_left <= 0:
+            return super()._run_of(request, routed)
+        return _RecordedRun(self, request, routed, self.attempts)
+
+    def ended(self, run: RequestRun) -> None:
+        """A request that was let in is over."""
+        if isinstance(run, _RecordedRun):
+            run.close(lost=False)
+        super().ended(run)

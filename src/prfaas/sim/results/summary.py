@@ -58,7 +58,12 @@ class Results:
         queues: Mean, percentiles, least and most of each stage's queue while the run lasted: ms of
             work before a prefill instance, bytes before the link, requests before decode.
         decisions: Requests by reason.
-        num_recomputed: Prefills that were lost and done again.
+        num_recomputed: Prompts that an instance that decodes computed, in whole or in part, since
+            what it waited for was lost or late.
+        num_touched: Requests that left their route in any way.
+        fallbacks: How often a route was left or did not pay off, by "stage/reason".
+        retries: Decode legs that ran again ("made"), or might not ("over_budget").
+        breakers_opened: How often the breaker of an instance or a link opened.
         role_changes: When which PD instance began and ended to change to which role.
         tenants: By name: requests that arrived, were let in and met every target, and seconds of
             prefill that were let in, as PD-P instances take them.
@@ -90,6 +95,10 @@ class Results:
     queues: dict[str, dict[str, float]]
     decisions: dict[str, int]
     num_recomputed: int
+    num_touched: int
+    fallbacks: dict[str, int]
+    retries: dict[str, int]
+    breakers_opened: dict[str, int]
     role_changes: list[dict[str, Any]]
     tenants: dict[str, dict[str, float]]
     jain_index: float
@@ -152,7 +161,11 @@ def summarise(
         utilisation=_utilisation(sim),
         queues=_queues(sim),
         decisions=_counted(r.decision.reason for r in decided if r.decision),
-        num_recomputed=sim.num_recomputed,
+        num_recomputed=sim.reactions.num_recomputed,
+        num_touched=len(sim.reactions.touched),
+        fallbacks=dict(sorted(sim.reactions.fallbacks.items())),
+        retries=dict(sorted(sim.reactions.retries.items())),
+        breakers_opened=dict(sorted(sim.reactions.opened.items())),
         tenants=tenants,
         jain_index=jain_index(
             [t["prefill_s"] / sim.setup.routing.weights.get(n, 1.0) for n, t in tenants.items()]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from prfaas.core.request.events import Outcome
 from prfaas.sim.engine.simulation import Simulation
-from prfaas.sim.system.request import Outcome, Request
+from prfaas.sim.system.request import Request
 from prfaas.units import NS_PER_S
 
 

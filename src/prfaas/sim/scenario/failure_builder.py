@@ -36,6 +36,7 @@ def make_failures(
             FailureKind.PRFAAS: counts.get(cluster, 0),
             FailureKind.PREFILL: num_prefill,
             FailureKind.DECODE: num_pd_instances - num_prefill,
+            FailureKind.STALL: num_prefill if cluster == home else counts.get(cluster, 0),
         }
         count = of.get(table.kind, table.index + 1)
         if table.index >= count:
@@ -47,7 +48,7 @@ def make_failures(
 
 def _check_cluster(table: FailureTable, names: list[str], home: str) -> str:
     """The cluster a failure is about."""
-    known = [*names, home] if table.kind is FailureKind.POOL else names
+    known = [*names, home] if table.kind in (FailureKind.POOL, FailureKind.STALL) else names
     cluster = table.cluster or (names[0] if names else "")
     if table.kind in (FailureKind.PREFILL, FailureKind.DECODE):
         known = [home]

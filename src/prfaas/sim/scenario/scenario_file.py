@@ -44,6 +44,12 @@ class RoutingTable(_Table):
     """Time of a change of roles of an instance, in addition to draining."""
     admission: bool | None = None
     """Refuse requests that are predicted to miss slo.ttft; if absent, on with slo.ttft."""
+    prefill_timeout: Annotated[Seconds, Field(gt=0)] | None = None
+    """Maximum time from sending a prefill to its answer; later the decode instance prefills. No
+    limit if absent; the gateway's default is 60 s."""
+    transfer_timeout: Annotated[Seconds, Field(gt=0)] | None = None
+    """Maximum time that an instance waits for blocks in transit; later it computes them. No limit
+    if absent; the gateway's default is 10 s."""
     bandwidth: Bandwidth = Bandwidth.SCARCE
     """Regime of the paper's rule: scarce, or abundant, which pulls the longer prefix."""
 
@@ -133,7 +139,12 @@ class SloTable(_Table):
 
 
 _OF_FAILURE = {
-    "index": (FailureKind.PREFILL, FailureKind.PRFAAS, FailureKind.DECODE),
+    "index": (
+        FailureKind.PREFILL,
+        FailureKind.PRFAAS,
+        FailureKind.DECODE,
+        FailureKind.STALL,
+    ),
     "capacity": (FailureKind.LINK,),
     "keep_disk": (FailureKind.POOL,),
     "rebuild": (FailureKind.POOL,),
@@ -145,7 +156,8 @@ class FailureTable(_Table):
     """`[[failure]]`: something breaks and recovers."""
 
     kind: FailureKind
-    """link, prefill, prfaas, decode or pool."""
+    """link, prefill, prfaas, decode, pool, or stall: an instance that prefills accepts requests and
+    completes none, without any other sign."""
     at: Seconds
     """Start of the failure."""
     duration: Seconds
@@ -153,8 +165,8 @@ class FailureTable(_Table):
     index: Count = 0
     """Index of the instance; not for link and pool."""
     cluster: str = ""
-    """Cluster of the link, PrfaaS instance or pool, by its name in the plan; the first PrfaaS
-    cluster if absent."""
+    """Cluster of the link, PrfaaS instance, pool or stalled instance, by its name in the plan; the
+    first PrfaaS cluster if absent."""
     capacity: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the link's capacity that is left; 0 is a cut."""
     keep_disk: bool = False

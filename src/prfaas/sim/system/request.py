@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import NamedTuple
 
+from prfaas.core.request.events import Outcome
 from prfaas.core.routing.decision import Decision
 
 UNSET = -1
-
-
-class Outcome(StrEnum):
-    """End or stage of a request."""
-
-    RUNNING = "running"
-    FINISHED = "finished"
-    REJECTED = "rejected"
-    """429 at the door."""
-    FAILED = "failed"
-    """No instance could serve it."""
 
 
 class Follower(NamedTuple):
@@ -43,9 +32,10 @@ class Request:
         tenant: Whose it is; empty if nobody's in particular.
         followers: Requests of the same session that wait for its end.
         decision: Where it is prefilled.
-        attempt: Counts prefills; events of an earlier attempt are void.
+        attempt: Counts prefills, also those given up; events of an earlier one are void.
         num_new_tokens: Tokens that are prefilled.
         kept_tokens: Prefix that decode kept of a transfer that was cut.
+        had_tokens: Output that its client had when a decode instance broke; another one goes on.
         routed_at_ns: When the last attempt began.
         offloaded: True if it was ever sent to the PrfaaS cluster.
     """
@@ -63,6 +53,7 @@ class Request:
     num_new_tokens: int = 0
     num_hit_tokens: int = 0
     kept_tokens: int = 0
+    had_tokens: int = 0
     routed_at_ns: int = UNSET
     prefill_started_at_ns: int = UNSET
     prefilled_at_ns: int = UNSET

@@ -26,6 +26,8 @@ class FailureKind(StrEnum):
     DECODE = "decode"
     POOL = "pool"
     """The pool of a cluster: its cache, and its links."""
+    STALL = "stall"
+    """An instance that prefills takes requests and ends none; nothing else tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ class Failure:
         for_ns: How long.
         index: Which instance; ignored for link and pool.
         capacity_ratio: What is left of the link's capacity; 0 is a cut.
-        cluster: Whose: a PrfaaS cluster's link and instances, or any cluster's pool. Empty is the
-            first PrfaaS cluster.
+        cluster: Whose: a PrfaaS cluster's link and instances, or any cluster's pool, or instance
+            that stalls. Empty is the first PrfaaS cluster.
         keeps_disk: Of a pool: what lay on disk is there again afterwards.
         rebuild_ns: Of a pool: from its recovery until the gateway knows what it holds.
     """
@@ -183,6 +185,9 @@ class RoutingSetup:
         moving_threshold: Run the short-term loop; only `adaptive` uses it.
         admission: Refuse what is predicted to miss the TTFT target.
         weights: Share of each tenant under overload; 1 if absent.
+        prefill_timeout_ns: From the start of a prefill leg to its answer, at most; None is no
+            limit.
+        transfer_timeout_ns: Longest that an engine waits for blocks on their way; None is no limit.
     """
 
     policy: PolicyName
@@ -191,6 +196,8 @@ class RoutingSetup:
     moving_threshold: bool = False
     admission: bool = False
     weights: Mapping[str, float] = field(default_factory=dict)
+    prefill_timeout_ns: int | None = None
+    transfer_timeout_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from prfaas.core.cache.prefix_cache import PrefixCache
-from prfaas.sim.engine.prefill_instance import Job
+from prfaas.sim.resources.prefill_instance import Job
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import BlockSetup, CacheSetup
 

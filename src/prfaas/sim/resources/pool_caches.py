@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from prfaas.core.cache.tiered_cache import TieredCache, TieredHit
 from prfaas.core.routing.cost_tables import Costs
-from prfaas.sim.engine.device_caches import Devices
+from prfaas.sim.resources.device_caches import Devices
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import BlockSetup, CacheSetup, ClusterSetup, Setup
 from prfaas.units import NS_PER_S
@@ -156,6 +156,11 @@ class Caches:
                 hit = Hit(own)
         kept = min(request.kept_tokens, request.num_prompt_tokens - 1)
         return Hit(kept) if cluster == self.home and kept > hit.num_tokens else hit
+
+    def held_at_home(self, request: Request) -> int:
+        """Prefix that a prefill in the PD cluster resumes after, tokens."""
+        found = self.hits(request).get(self.home)
+        return 0 if found is None else found.num_tokens
 
     def keep(self, request: Request, num_tokens: int) -> None:
         """The first tokens of a prompt have arrived at home, of a transfer that was cut."""

@@ -4,6 +4,9 @@ Between two changes of the batch every sequence advances at the same pace, so on
 serves all: a sequence that joins at step v leaves at step v + its remaining tokens. A change of the
 batch costs O(log batch), no matter how many tokens lie between.
 
+An instance that computes what is missing of a prompt itself does a chunk of it in every step, which
+makes its steps as much longer.
+
 KV blocks are taken when a sequence joins the batch, not while its transfer waits for the link. The
 pool keeps what has arrived, and the engine loads it then.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
+from math import ceil
 
 from prfaas.planner.hardware.step_time import StepTime
 from prfaas.sim.system.clock import Clock
@@ -54,7 +58,8 @@ class DecodeInstance:
         self._kv_bytes, self._on_first, self._on_done = kv_bytes, on_first, on_done
         self._waiting: deque[Request] = deque()
         self._running: list[tuple[float, int, Request]] = []
-        self._steps, self._stepped_at_ns, self._pace_ns = 0.0, 0, 1
+        self._steps, self._stepped_at_ns, self._pace_ns = 0.0, 0, 1.0
+        self._chunk_ns = 0.0
         self._context_sum = 0.0
         self._leave_at_ns = self._asked_at_ns = NEVER
 
@@ -80,17 +85,23 @@ class DecodeInstance:
         self._admit()
         self._plan_next()
 
-    def fail(self) -> list[Request]:
-        """Stop; the requests that are lost, oldest first."""
+    def compute(self, chunk_ns: float) -> None:
+        """Prefill beside the batch from now on, in chunks that take so long; 0 is not any more."""
         self._advance()
-        lost = [r for _, _, r in sorted(self._running, key=lambda entry: entry[1])]
-        lost += self._waiting
+        self._chunk_ns = chunk_ns
+        self._plan_next()
+
+    def fail(self) -> None:
+        """Stop. Clients keep the tokens that they have."""
+        self._advance()
+        for end, _, request in self._running:
+            left = max(1, ceil(end - self._steps - 1e-6))
+            request.had_tokens = max(request.num_output_tokens - left, request.had_tokens)
         self.kv_used_bytes = 0
         self._running.clear()
         self._waiting.clear()
         self._context_sum, self.up = 0.0, False
         self._leave_at_ns = NEVER
-        return lost
 
     def recover(self) -> None:
         """Work again."""
@@ -119,8 +130,8 @@ class DecodeInstance:
             self.kv_used_bytes += size
             request = self._waiting.popleft()
             self._on_first(request)
-            self._context_sum += request.num_prompt_tokens - self._steps
-            end = self._steps + max(request.num_output_tokens - 1, 0)
+            self._context_sum += request.num_prompt_tokens + request.had_tokens - self._steps
+            end = self._steps + max(request.num_output_tokens - request.had_tokens - 1, 0)
             heappush(running, (end, request.index, request))
             self.num_running_most = max(self.num_running_most, len(running))
 
@@ -129,7 +140,7 @@ class DecodeInstance:
             self._leave_at_ns = NEVER
             return
         batch, steps = len(self._running), self._steps
-        self._pace_ns = self._step_ns(batch, self._context_sum / batch + steps)
+        self._pace_ns = self._step_ns(batch, self._context_sum / batch + steps) + self._chunk_ns
         left = self._running[0][0] - steps
         due_ns = round(left * self._pace_ns) if left > 0.0 else 0
         self._leave_at_ns = self._clock.now_ns + due_ns
@@ -154,8 +165,8 @@ class DecodeInstance:
         self._steps = max(self._steps, running[0][0])
         while running and running[0][0] <= self._steps + 1e-6:
             end, _, request = heappop(running)
-            steps = max(request.num_output_tokens - 1, 0)
-            self._context_sum -= request.num_prompt_tokens - (end - steps)
+            began = end - max(request.num_output_tokens - request.had_tokens - 1, 0)
+            self._context_sum -= request.num_prompt_tokens + request.had_tokens - began
             self.kv_used_bytes -= self._kv_bytes(request)
             self._on_done(request)
         self._admit()

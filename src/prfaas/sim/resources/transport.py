@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prfaas.sim.engine.prefill_instance import Job
-from prfaas.sim.engine.shared_link import Flow, Purpose, SharedLink
+from prfaas.sim.resources.prefill_instance import Job
+from prfaas.sim.resources.shared_link import Flow, Purpose, SharedLink
 from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import ClusterSetup
@@ -83,7 +83,7 @@ class Transport:
         """The first `tokens` new tokens of a prompt are computed: ship what belongs to them."""
         request = job.request
         transfer = self._open.get(request)
-        if transfer is None or transfer.flow is None or job.attempt != request.attempt:
+        if transfer is None or transfer.flow is None:
             return
         last = tokens == request.num_new_tokens
         ready = transfer.shipped_bytes if last else self._ready_bytes(transfer, request, tokens)
@@ -140,7 +140,8 @@ class Transport:
             return
         request = flow.request
         assert request is not None  # noqa: S101 (only copies are nobody's)
-        if flow.attempt == request.attempt:
+        transfer = self._open.get(request)
+        if transfer is not None and transfer.flow is flow:
             del self._open[request]
             (self._on_pulled if flow.purpose is Purpose.PULL else self._on_landed)(request)
 

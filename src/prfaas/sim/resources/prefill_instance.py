@@ -61,8 +61,9 @@ class PrefillInstance:
         self._queue: OrderedDict[Request, Job] = OrderedDict()
         self._queued_ns = 0
         self._running: Job | None = None
-        self._started_at_ns = 0
-        self._life = 0
+        self._started_at_ns = self._stalled_at_ns = 0
+        self._next_chunk = self._life = 0
+        self.is_stalled = False
 
     def submit(self, job: Job) -> None:
         """Queue a job, and start it when nothing runs."""
@@ -113,25 +114,43 @@ class PrefillInstance:
         """Work again."""
         self.up = True
 
+    def stall(self) -> None:
+        """Take jobs, and get nowhere with any."""
+        self.is_stalled, self._stalled_at_ns = True, self._clock.now_ns
+        self._life += 1
+
+    def resume(self) -> None:
+        """Go on after a stall; a job that nobody waits for any more is dropped."""
+        self.is_stalled = False
+        job = self._running
+        if job is not None and job.attempt != job.request.attempt:
+            self.busy_ns += self._stalled_at_ns - self._started_at_ns
+            self._running = None
+        elif job is not None:
+            self._started_at_ns += self._clock.now_ns - self._stalled_at_ns
+            end_ns = self._started_at_ns + job.chunks[self._next_chunk][1]
+            self._clock.at(end_ns, self._chunk_done, (self._life, job))
+        self._start_next()
+
     def _start_next(self) -> None:
-        if self._running is not None or not self._queue:
+        if self._running is not None or not self._queue or self.is_stalled:
             return
         _, job = self._queue.popitem(False)
         self._queued_ns -= job.work_ns
         self._running, self._started_at_ns = job, self._clock.now_ns
         self._on_start(job)
-        self._clock.after(job.chunks[0][1], self._chunk_done, (self._life, job, 0))
+        self._next_chunk = 0
+        self._clock.after(job.chunks[0][1], self._chunk_done, (self._life, job))
 
-    def _chunk_done(self, event: tuple[int, Job, int]) -> None:
-        life, job, index = event
+    def _chunk_done(self, event: tuple[int, Job]) -> None:
+        life, job = event
         if life != self._life:
             return
-        chunks = job.chunks
-        self._on_chunk(job, chunks[index][0])
-        index += 1
-        if index < len(chunks):
-            end_ns = self._started_at_ns + chunks[index][1]
-            self._clock.at(end_ns, self._chunk_done, (life, job, index))
+        self._on_chunk(job, job.chunks[self._next_chunk][0])
+        self._next_chunk += 1
+        if self._next_chunk < len(job.chunks):
+            end_ns = self._started_at_ns + job.chunks[self._next_chunk][1]
+            self._clock.at(end_ns, self._chunk_done, event)
             return
         self.busy_ns += job.work_ns
         self._running = None

@@ -39,7 +39,6 @@ class Flow:
     """Bytes of one transfer. `closed` says that no more will be added."""
 
     request: Request | None
-    attempt: int
     promised_bytes: int
     purpose: Purpose = Purpose.HANDOFF
     added_bytes: int = 0
@@ -139,8 +138,7 @@ class SharedLink:
         self, request: Request | None, promised_bytes: int, purpose: Purpose = Purpose.HANDOFF
     ) -> Flow:
         """Begin a transfer, of a request or of nobody's."""
-        attempt = 0 if request is None else request.attempt
-        flow = Flow(request, attempt, promised_bytes, purpose)
+        flow = Flow(request, promised_bytes, purpose)
         self._in_flight[flow] = None
         return flow
 

@@ -1,0 +1,391 @@
+"""One request in a run: carries out what the core's machine decides, in virtual time.
+
+The twin of the gateway's (`gateway/serving/request_run.py`): there a leg is a POST, here it is a
+job at an instance; a timer is an event of the clock. What a pool or an engine does by itself
+happens here too: a transfer that is given up leaves what has arrived, and an instance that decodes
+waits for blocks that are on their way, and computes what does not come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from prfaas.core.dispatch.types import Routed
+from prfaas.core.request.actions import (
+    Abort,
+    Action,
+    ContinueOn,
+    Fail,
+    FellBack,
+    HoldBack,
+    Release,
+    Retry,
+    StartDecode,
+    StartPrefill,
+    StartPull,
+    StopPrefill,
+    WakeAt,
+)
+from prfaas.core.request.blocks import Movement, told_of_link
+from prfaas.core.request.events import (
+    AnyEvent,
+    Begun,
+    Blocks,
+    DecodeFailure,
+    EngineBroke,
+    Finished,
+    FirstToken,
+    Outcome,
+    PrefillDone,
+    PrefillFailed,
+    PrefillFailure,
+    Stopped,
+    TransferEnded,
+    TurnCame,
+    Woke,
+)
+from prfaas.core.request.fleet import Fleet
+from prfaas.core.request.machine import RequestLife, Route
+from prfaas.core.request.states import Stage
+from prfaas.core.resilience.circuit_breaker import Told
+from prfaas.core.resilience.guards import Guards
+from prfaas.core.routing.decision import Path
+from prfaas.core.transfer.transfer_state import TransferEnd
+from prfaas.sim.engine.alarms import Alarms
+from prfaas.sim.engine.dispatch_driver import Front
+from prfaas.sim.engine.reactions import Reactions
+from prfaas.sim.resources.decode_instance import DecodeInstance
+from prfaas.sim.resources.prefill_instance import Job, PrefillInstance
+from prfaas.sim.resources.transport import Transport
+from prfaas.sim.system.clock import Clock
+from prfaas.sim.system.request import UNSET, Request
+from prfaas.sim.system.setup import Setup
+
+_BEGUN, _PREFILL_DONE, _FIRST_TOKEN = Begun(), PrefillDone(), FirstToken()
+_TURN_CAME, _WOKE = TurnCame(), Woke()
+_COMMITTED = {blocks: TransferEnded(blocks, TransferEnd.COMMITTED) for blocks in Blocks}
+_ALL = 2**62
+_FOUND_ALL = Finished(_ALL, _ALL)
+_PREFILLING, _ENDED = Stage.PREFILLING, Stage.ENDED
+
+
+class RunResources(Protocol):
+    """What carries out the actions of all requests.
+
+    Attributes:
+        setup: What the run depends on.
+        clock: Virtual time.
+        front: The dispatcher and what it is told.
+        guards: Breakers.
+        fleet: What the machines of all requests share.
+        alarms: Of all requests.
+        reactions: Counts of what was done about failures.
+        transports: Links by PrfaaS cluster.
+        decoders: Decode instances, by name.
+    """
+
+    setup: Setup
+    clock: Clock
+    front: Front
+    guards: Guards
+    fleet: Fleet
+    alarms: Alarms
+    reactions: Reactions
+    transports: dict[str, Transport]
+    decoders: dict[str, DecodeInstance]
+
+    def prefill_instance(self, name: str) -> PrefillInstance:
+        """An instance that prefills."""
+
+    def lane(self, name: str) -> PrefillInstance:
+        """What a decode instance prefills itself."""
+
+    def chunks(self, num_new_tokens: int) -> list[tuple[int, int]]:
+        """Chunks of a prefill in the PD cluster: tokens and end, ns."""
+
+    def kv_bytes_at_end(self, request: Request) -> int:
+        """KV bytes of a request with all its output."""
+
+    def ended(self, run: RequestRun) -> None:
+        """A request is over."""
+
+
+class RequestRun:
+    """Carries out the actions for one request.
+
+    Args:
+        parts: Of the run.
+        request: The request.
+        routed: Where it goes.
+    """
+
+    __slots__ = (
+        "_events",
+        "_found_tokens",
+        "_parts",
+        "_waits_for",
+        "decoder",
+        "is_remote",
+        "life",
+        "request",
+        "routed",
+        "wakes_at_ns",
+    )
+
+    def __init__(self, parts: RunResources, request: Request, routed: Routed) -> None:
+        self._parts, self.request, self.routed = parts, request, routed
+        self.is_remote = routed.decision.path is Path.REMOTE
+        home = routed.destination
+        pools = (routed.source if self.is_remote else home), home
+        # Who decodes is chosen once it is needed.
+        route = Route(request.index, routed, "", routed.prefill, pools, request.num_prompt_tokens)
+        self.life = RequestLife(route, parts.fleet)
+        self.decoder = ""
+        """Instance that has the request to decode."""
+        self._found_tokens = _ALL
+        self._waits_for: Movement | None = None
+        """Blocks that a leg waits for."""
+        self._events: list[AnyEvent] | None = None
+        """Events that are being reported."""
+        self.wakes_at_ns: int | None = None
+        """When the machine wants to be woken."""
+
+    # Events and actions
+
+    def begin(self) -> None:
+        """The route stands."""
+        self._report(_BEGUN)
+
+    def _report(self, event: AnyEvent) -> None:
+        """Do what an event leads to; what comes up meanwhile is reported after it."""
+        if self._events is not None:
+            self._events.append(event)
+            return
+        self._events = events = [event]
+        life, clock = self.life, self._parts.clock
+        for each in events:
+            for action in life.step(each, clock.now_ns):
+                _DO[type(action)](self, action)
+        self._events = None
+        if life.stage is _ENDED:
+            self._parts.ended(self)
+        elif self._waits_for is not None and not self._waits_for.is_coming:
+            self._waits_for = None
+            if life.stage is _PREFILLING:
+                self._prefill()
+            else:
+                self._compute()
+
+    def _start_pull(self, _action: Action) -> None:
+        routed = self.routed
+        transport = self._parts.transports[routed.source]
+        transport.pull(self.request, routed.shipped_bytes, routed.present_tokens)
+
+    def _start_prefill(self, action: StartPrefill) -> None:
+        parts = self._parts
+        if parts.guards.unsettled:
+            parts.guards.began(action.engine, parts.clock.now_ns)
+        pull = self.life.blocks.pull
+        if pull is not None and pull.is_coming:
+            self._waits_for = pull
+        else:
+            self._prefill()
+
+    def _stop_prefill(self, _action: Action) -> None:
+        parts, name = self._parts, self.routed.prefill
+        parts.prefill_instance(name).withdraw(self.request)
+        self.request.attempt += 1
+        self._waits_for = None
+        parts.guards.ended(name, Told.NOTHING, parts.clock.now_ns)
+
+    def _start_decode(self, action: StartDecode) -> None:
+        self._decode_on(action.engine)
+
+    def _hold_back(self, _action: Action) -> None:
+        # Instances do not die of prompts here.
+        self._report(_TURN_CAME)
+
+    def _continue_on(self, action: ContinueOn) -> None:
+        self.decoder = ""
+        self._parts.clock.after(action.after_ns, self._decode_on, action.engine)
+
+    def _abort(self, _action: Action) -> None:
+        """What has arrived stays."""
+        transport = self._parts.transports[self.routed.source]
+        self._keep_what_came()
+        transport.give_up(self.request)
+
+    def _keep_what_came(self) -> None:
+        transport = self._parts.transports[self.routed.source]
+        arrived_tokens = transport.arrived_tokens(self.request)
+        self._parts.front.caches.keep(self.request, arrived_tokens)
+
+    def _fell_back(self, action: FellBack) -> None:
+        self._parts.reactions.fell_back(self.request.index, action)
+
+    def _retry(self, action: Retry) -> None:
+        self._parts.reactions.retried(is_allowed=action.is_allowed)
+
+    def _nothing(self, _action: Action) -> None:
+        """Pools forget what nobody waits for, and the outcome tells of a failure."""
+
+    def _wake_at(self, action: WakeAt) -> None:
+        at_ns = self.wakes_at_ns = action.at_ns
+        if at_ns is not None:
+            self._parts.alarms.set(self, at_ns)
+
+    def wake(self, at_ns: int) -> None:
+        """The instant has come at which the machine wanted to be woken, unless that has changed."""
+        if at_ns == self.wakes_at_ns:
+            self.wakes_at_ns = None
+            self._report(_WOKE)
+
+    # The prefill leg
+
+    def _prefill(self) -> None:
+        """Queue the prompt at the instance that prefills."""
+        request, routed, parts = self.request, self.routed, self._parts
+        instance = parts.prefill_instance(routed.prefill)
+        if not instance.up:
+            self.prefill_failed(may_have_died=False)
+            return
+        if not self.is_remote:
+            instance.submit(Job(request, request.attempt, parts.chunks(request.num_new_tokens)))
+            return
+        request.offloaded = True
+        transport = parts.transports[routed.cluster]
+        costs, present = transport.cluster.costs, routed.present_tokens
+        # As many as the gateway was promised, which knows it only with a plan.
+        transport.promise(request, costs.shipped_bytes(request.num_prompt_tokens, present), present)
+        instance.submit(Job(request, request.attempt, costs.chunks(request.num_new_tokens)))
+
+    def prefilled(self) -> None:
+        """The answer of the prefill leg has come."""
+        parts = self._parts
+        parts.guards.ended(self.routed.prefill, Told.GOOD, parts.clock.now_ns)
+        self._report(_PREFILL_DONE)
+
+    def prefill_failed(self, *, may_have_died: bool) -> None:
+        """The instance that prefills died, or is not there."""
+        parts, name = self._parts, self.routed.prefill
+        parts.guards.ended(name, Told.FAILED, parts.clock.now_ns)
+        why = f"{name} is down"
+        self._report(PrefillFailed(PrefillFailure.UNREACHABLE, may_have_died, why=why))
+
+    # Blocks on their way
+
+    def transfer_ended(self, kind: TransferEnd) -> None:
+        """The blocks of the request have landed, or can not."""
+        which = Blocks.HAND_OFF if self.is_remote else Blocks.PULL
+        parts, routed = self._parts, self.routed
+        link = routed.source, routed.destination
+        parts.guards.ended(link, told_of_link(kind), parts.clock.now_ns)
+        if kind is TransferEnd.COMMITTED:
+            self._report(_COMMITTED[which])
+            return
+        self._keep_what_came()
+        parts.transports[routed.source].give_up(self.request)
+        self._report(TransferEnded(which, kind))
+
+    # The decode leg
+
+    def _decode_on(self, name: str) -> None:
+        """Decode on an instance, once the blocks that it waits for have come or can not."""
+        parts, life = self._parts, self.life
+        self.decoder, decoder = name, parts.decoders[name]
+        if parts.guards.unsettled:
+            parts.guards.began(name, parts.clock.now_ns)
+        if not decoder.up:
+            self.broke(had_request=False)
+            return
+        if not decoder.fits(parts.kv_bytes_at_end(self.request)):
+            parts.guards.ended(name, Told.NOTHING, parts.clock.now_ns)
+            self._report(Stopped(Outcome.FAILED))
+            return
+        which = life.awaited
+        blocks = None if which is None else life.blocks.get(which)
+        if blocks is not None and blocks.is_coming:
+            self._waits_for = blocks
+            if parts.setup.routing.transfer_timeout_ns is not None:
+                timeout_ns = parts.setup.routing.transfer_timeout_ns
+                parts.clock.after(timeout_ns, self._has_waited, blocks)
+        else:
+            self._compute()
+
+    def _has_waited(self, blocks: Movement) -> None:
+        """The engine waits no longer for blocks that are on their way."""
+        if self._waits_for is blocks:
+            self._waits_for = None
+            self._keep_what_came()
+            self._compute()
+
+    def _compute(self) -> None:
+        """Decode, after computing what is missing of the prompt and of what the client has."""
+        request, parts = self.request, self._parts
+        hand_off = self.life.blocks.hand_off
+        if (
+            hand_off is not None
+            and hand_off.is_open
+            and (hand_off.end is TransferEnd.COMMITTED or not hand_off.crosses_link)
+        ):
+            request.landed_at_ns = parts.clock.now_ns
+            parts.decoders[self.decoder].submit(request)
+        else:
+            self._recompute()
+
+    def _recompute(self) -> None:
+        """Have the instance that decodes compute what has not arrived."""
+        request, parts = self.request, self._parts
+        request.attempt += 1
+        request.routed_at_ns = parts.clock.now_ns
+        held = parts.front.caches.held_at_home(request)
+        self._found_tokens, request.num_hit_tokens = held, held
+        request.num_new_tokens = request.num_prompt_tokens - held
+        parts.reactions.num_recomputed += 1
+        chunks = parts.chunks(request.num_new_tokens + request.had_tokens)
+        parts.lane(self.decoder).submit(Job(request, request.attempt, chunks))
+
+    def computed(self) -> None:
+        """The instance that decodes has computed what was missing."""
+        request, now_ns = self.request, self._parts.clock.now_ns
+        request.prefilled_at_ns = request.landed_at_ns = now_ns
+        self._parts.decoders[self.decoder].submit(request)
+
+    def first_token(self) -> None:
+        """Decode has admitted the request and streams its first token."""
+        if self.request.first_token_at_ns == UNSET:
+            self.request.first_token_at_ns = self._parts.clock.now_ns
+        self._report(_FIRST_TOKEN)
+
+    def finished(self) -> None:
+        """All tokens are there."""
+        parts, found = self._parts, _FOUND_ALL
+        parts.guards.ended(self.decoder, Told.GOOD, parts.clock.now_ns)
+        if self._found_tokens != _ALL or self.life.blocks.pull is not None:
+            found = Finished(self._found_tokens, self.request.num_hit_tokens)
+        self._report(found)
+
+    def broke(self, *, had_request: bool) -> None:
+        """The instance that decodes died, or is not there."""
+        parts, name = self._parts, self.decoder
+        self.decoder, self._waits_for = "", None
+        parts.guards.ended(name, Told.FAILED, parts.clock.now_ns)
+        why = f"{name} is down"
+        self._report(EngineBroke(DecodeFailure.UNREACHABLE, had_request, why=why))
+
+
+_DO: dict[type[Action], Callable[[RequestRun, Any], None]] = {
+    StartPull: RequestRun._start_pull,
+    StartPrefill: RequestRun._start_prefill,
+    StopPrefill: RequestRun._stop_prefill,
+    StartDecode: RequestRun._start_decode,
+    HoldBack: RequestRun._hold_back,
+    ContinueOn: RequestRun._continue_on,
+    Abort: RequestRun._abort,
+    Release: RequestRun._nothing,
+    FellBack: RequestRun._fell_back,
+    Retry: RequestRun._retry,
+    Fail: RequestRun._nothing,
+    WakeAt: RequestRun._wake_at,
+}

@@ -1,0 +1,1 @@
+"""Instances, links and caches of a run, on the virtual clock."""
