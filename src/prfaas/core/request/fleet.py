@@ -7,6 +7,7 @@ from typing import Protocol
 
 from prfaas.core.resilience.budgets import HEDGES, RETRIES, Budget
 from prfaas.core.resilience.circuit_breaker import Told
+from prfaas.units import NS_PER_S
 
 
 class Books(Protocol):
@@ -82,6 +83,7 @@ class Limits:
         ttft_max_ns: Target of the time to first token; None is no target.
         legs_max: Decode legs: a prompt that breaks engines does not get to break all of them.
         looks: Looks at a route over a link in the time that it was predicted to take.
+        look_ns_max: Longest time between two of them.
     """
 
     prefill_timeout_ns: int
@@ -89,6 +91,7 @@ class Limits:
     ttft_max_ns: int | None = None
     legs_max: int = 3
     looks: int = 20
+    look_ns_max: int = NS_PER_S
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ from prfaas.core.request.fleet import Fleet
 from prfaas.core.resilience.late_routes import SOONER_RATIO, RemotePath, leaves, patience_ns
 from prfaas.units import NS_PER_S
 
-LOOK_NS_MIN, LOOK_NS_MAX = NS_PER_S // 10, NS_PER_S
-"""Pause between two looks at a route, at least, and at most where looks are frequent."""
+LOOK_NS_MIN = NS_PER_S // 10
+"""Shortest time between two looks at a route."""
 
 
 class Alarm(StrEnum):
@@ -102,9 +102,9 @@ class RouteWatch:
     ) -> None:
         self._fleet, self._number, self._local, self.of = fleet, number, local, of
         self._link, self._path = link, path
-        looks = fleet.limits.looks
-        pause_ns = path.predicted_ns // looks
-        self._pause_ns = max(min(pause_ns, LOOK_NS_MAX * 20 // looks), LOOK_NS_MIN)
+        limits = fleet.limits
+        pause_ns = min(path.predicted_ns // limits.looks, limits.look_ns_max)
+        self._pause_ns = max(pause_ns, LOOK_NS_MIN)
         self.wakes_at_ns = path.started_at_ns + self._pause_ns
         """When it has to be looked at."""
 

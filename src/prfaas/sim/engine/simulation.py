@@ -66,7 +66,9 @@ class Simulation:
         times = routing.prefill_timeout_ns or NEVER, routing.transfer_timeout_ns or NEVER
         # A gateway that has a target refuses what would miss it: without that, there is none.
         ttft_ns = setup.slo.ttft_ns if routing.admission else None
-        self.fleet = Fleet(self.front, self.guards, Limits(*times, ttft_ns, looks=_LOOKS))
+        self.fleet = Fleet(
+            self.front, self.guards, Limits(*times, ttft_ns, looks=_LOOKS, look_ns_max=NEVER)
+        )
         self.transports = {cluster.name: self._transport(cluster) for cluster in setup.prfaas}
         self.locals = {n: self._prefill_instance(n) for n in self.front.prefill_names}
         self.remotes = {
