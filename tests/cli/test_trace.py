@@ -181,7 +181,7 @@ def test_show_reads_every_format_and_a_single_request(tmp_path: Path) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text("tokens\n5\n")
     assert show(path)["load"]["span_s"] == 0
-    assert "all requests come at once, or instants are not recorded" in run("show", path)
+    assert "all requests arrive at the same time, or times are not recorded" in run("show", path)
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_falling_medians_are_raised_and_said() -> None:
 def test_steps_count_only_while_all_streams_run() -> None:
     early, late = [0.0, 1.0, 2.0, 3.0, 4.0], [2.0, 2.5, 3.0, 3.5, 9.0]
     assert step_times([early, late]) == (1.0, 1.0, 0.5, 0.5, 0.5)
-    with pytest.raises(EngineError, match="never ran at once"):
+    with pytest.raises(EngineError, match="were never concurrent"):
         step_times([[0.0, 1.0], [2.0, 3.0]])
 
 

@@ -71,7 +71,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command; an error is one clear line and exit code 2 or 1: whose fault it is.
+    """Run the command; an error is one line, with exit code 2 for an operator's mistake, else 1.
 
     Ctrl-C ends with 130 where a command was not done, and without a line. Long-running commands
     that Ctrl-C or SIGTERM stop in good order end with 0 (`prfaas.cli.common.signals`).

@@ -1,4 +1,4 @@
-"""An engine's view of its pool node: jobs under way, and what is known of blocks.
+"""An engine's view of its pool node: running jobs, and the state of blocks.
 
 No vLLM in here: the tier translates. All methods but the two `on_*` callbacks are called from the
 engine's scheduler thread; only `wait_for_news` waits.
@@ -130,7 +130,7 @@ class BlockRequests:
         """A request is over.
 
         Returns:
-            What became of its lookups; None if it waited for no transfer.
+            Result of its lookups; None if it waited for no transfer.
         """
         with self._lock:
             state = self._requests.pop(request, None)
@@ -175,9 +175,9 @@ class BlockRequests:
             return False
 
     def wait_for_news(self, limit_s: float) -> None:
-        """Wait until the pool node says something; return at once where nothing is awaited.
+        """Wait for a message of the pool node; return immediately if none is expected.
 
-        What has been said since the last call counts.
+        Messages since the last call count.
 
         Args:
             limit_s: Longest wait, seconds.
@@ -227,7 +227,7 @@ class BlockRequests:
             state, keys = self._lookups.pop(job, (None, []))
             if state is None:
                 return
-            # What the answer leaves out is missing.
+            # Blocks that are not in the answer are missing.
             for key, answer in zip(keys, found.ljust(len(keys), b"\0"), strict=False):
                 state.asked.pop(key, None)
                 state.has_news |= state.answers.get(key) != answer
@@ -268,7 +268,7 @@ class BlockRequests:
             if isinstance(message, Store):
                 self._done.append(JobDone(job, ok))
                 return
-            # An answer about other keys than were asked for says nothing about these.
+            # An answer with other keys does not apply to these.
             good = loaded if len(loaded) == len(message.keys) else bytes(len(message.keys))
             self._done.append(JobDone(job, all(good), [bool(flag) for flag in good], list(sources)))
 

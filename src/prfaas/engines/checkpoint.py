@@ -28,7 +28,7 @@ VOCABULARY = 320
 WEIGHT_SPREAD = 0.08
 """Wide enough that greedy output is not one repeated token."""
 EMBEDDING_GAIN = 0.2
-"""A token itself says little ..."""
+"""The weight of a token itself is small ..."""
 ATTENTION_GAIN, STATE_GAIN = 8.0, 4.0
 """... beside what attention and linear state say of the tokens before it."""
 QUERY_GAIN = 4.0
@@ -123,7 +123,7 @@ def _save_weights(directory: Path, tokenizer: Any, seed: int) -> None:
 
 
 def _hang_on_context(model: Any) -> None:
-    """Scale weights so that what is in the KV cache decides the next token."""
+    """Scale weights so that the KV cache determines the next token."""
     import torch
 
     with torch.no_grad():

@@ -16,7 +16,7 @@ class EmptySteps:
 
     Args:
         must_wait: Returns True while all lookups of a request would be answered as before.
-        wait_for_news: Waits for the pool node, at most so many seconds.
+        wait_for_news: Waits for the pool node, up to a number of seconds.
     """
 
     def __init__(

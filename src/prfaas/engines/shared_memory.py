@@ -70,7 +70,7 @@ def abandoned_bytes(directory: Path = SHARED_MEMORY) -> int:
 
 
 def _abandoned(directory: Path) -> Iterator[tuple[Path, Path]]:
-    """Owner file and region of each; the lock is held while the caller looks at it."""
+    """Owner file and region of each; the lock is held while the caller inspects it."""
     for owner in directory.glob(f"{_PREFIX}*{_OWNER}"):
         with contextlib.suppress(OSError), _locked(owner) as is_nobodys:
             if is_nobodys:

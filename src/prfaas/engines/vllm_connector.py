@@ -36,13 +36,13 @@ log = logging.getLogger(__name__)
 
 
 class PrfaasConnector(OffloadingConnector):
-    """`OffloadingConnector` whose secondary tier is a prfaas pool node."""
+    """`OffloadingConnector` with a prfaas pool node as secondary tier."""
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         tier = _choose_tier(vllm_config)
-        # Before vLLM makes this engine's region: what killed ones left may be the room it needs.
+        # Before vLLM creates this engine's region, which may need the memory of killed engines.
         self._claim = claim(vllm_config.kv_transfer_config.engine_id)
         for region in remove_abandoned():
             log.warning("removed %s, left by a killed engine", region)
@@ -94,7 +94,7 @@ class PrfaasConnector(OffloadingConnector):
         return meta
 
     def reset_cache(self) -> bool | None:
-        """Drop all blocks in host memory, and what is remembered of where they came from."""
+        """Drop all blocks in host memory, and their origins."""
         done: bool | None = super().reset_cache()
         for tier in self.scheduler.manager.secondary_tiers:
             if isinstance(tier, PrfaasTier):
@@ -138,7 +138,7 @@ def _choose_tier(vllm_config: VllmConfig) -> dict[str, Any]:
 
 
 def _check_ranks(vllm_config: VllmConfig) -> None:
-    """Refuse ranks whose blocks or events prfaas would get wrong.
+    """Refuse ranks whose blocks or events are not supported.
 
     Raises:
         ConfigError: There are such.

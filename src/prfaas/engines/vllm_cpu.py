@@ -85,7 +85,7 @@ class CpuPlatformSpec(TieringOffloadingSpec):
 
 
 class MemmoveWorker(OffloadingWorker):
-    """Copies blocks between the KV cache and the shared region, at once."""
+    """Copies blocks between the KV cache and the shared region, synchronously."""
 
     def __init__(
         self, kv_caches: CanonicalKVCaches, blocks_per_chunk: int, region: SharedOffloadRegion

@@ -40,12 +40,12 @@ HASH_ALGORITHM = "sha256_cbor"
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """A layout, and where each group's bytes lie in a row of host memory.
+    """A layout, and the place of each group's bytes in a row of host memory.
 
     Attributes:
         layout: The layout.
         extents: Offset and length, bytes, of the parts that carry data, by group.
-        facts: What the layout id is a digest of.
+        facts: Facts of the layout id.
         model: The model for people: a name, and its commit if it has one.
     """
 

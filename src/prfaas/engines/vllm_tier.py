@@ -85,7 +85,8 @@ class PrfaasTier(SecondaryTierManager):
         self._groups = {group.index: group for group in row_layout.layout.groups}
         self._pushes: dict[str, _Push] = {}
         self._unannounced: list[_Push] = []
-        """Pushes of requests whose blocks vLLM has not named yet: it does so when it schedules."""
+        """Pushes of requests whose blocks vLLM has not named yet: it names them when it schedules.
+        """
         self._loads: dict[int, TransferJob] = {}
         self._kept: set[str] = set()
         """Requests whose blocks stay in the engine."""
@@ -124,7 +125,7 @@ class PrfaasTier(SecondaryTierManager):
         self._kept.add(request)
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        """Read what the request wants of the pool node."""
+        """Read the instructions of the request."""
         if req_context.req_id in self._kept:
             return RequestOffloadingContext()
         try:
@@ -167,7 +168,7 @@ class PrfaasTier(SecondaryTierManager):
             self._client.send(PushDone(transfer_id=push.transfer_id, rest=sorted(rest)))
 
     def _announce(self, push: _Push) -> None:
-        """Tell the pool node of a push, once."""
+        """Announce a push to the pool node, once."""
         if push.is_announced:
             return
         push.is_announced = True
@@ -209,7 +210,7 @@ class PrfaasTier(SecondaryTierManager):
         return self._requests.must_wait(request)
 
     def wait_for_news(self, limit_s: float) -> None:
-        """Wait until the pool node says something, where anything is awaited from it.
+        """Wait for a message of the pool node, if any is expected.
 
         Args:
             limit_s: Longest wait, seconds.
@@ -286,7 +287,7 @@ class PrfaasTier(SecondaryTierManager):
         return JobResult(done.job, False, successful_keys=tuple(good) or None)
 
     def _first(self, load: TransferJob) -> list[OffloadKey]:
-        """The loaded block that lies first in the prompt.
+        """The first loaded block of the prompt.
 
         None where all of them end within a block: other prompts do not name such tails.
         """

@@ -129,7 +129,8 @@ class Problem:
         pd: The PD cluster.
         step_tokens: Distance between thresholds that the search tries, tokens.
         threshold: The only threshold to try, tokens; None searches.
-        ttft_p90_s: Target for the P90 of the time to first token with queueing, s; None has none.
+        ttft_p90_s: Target for the P90 of the time to first token with queueing, s; None is no
+            target.
         chunk_tokens: Prefill chunk, tokens, for overlapped transfers.
         num_prefill: The only N_p to try for PrfaaS-PD, below `pd.num_instances`; None searches.
 

@@ -1,4 +1,4 @@
-"""Running until somebody stops it, and the exit codes of commands."""
+"""Running until a signal, and the exit codes of commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ shells show it: 130 after Ctrl-C, 143 after SIGTERM."""
 
 
 class StoppedEarlyError(Exception):
-    """A signal ended a command before it had done what it is for."""
+    """A signal ended a command before its completion."""
 
 
 def run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:

@@ -168,7 +168,7 @@ async def _record(
 async def _ask_alone(
     session: aiohttp.ClientSession, topology: Topology, row: Row, salt: str
 ) -> str:
-    """The same question to one engine alone; it finds in its cache what came with this salt."""
+    """The same request to a single engine; its cache has only blocks with this salt."""
     cluster = topology.deployment.with_role(ClusterRole.PD)[0]
     url = f"{topology.engines[next(iter(cluster.engines))]}/v1/chat/completions"
     body = _body(topology, row.messages) | {"cache_salt": salt}

@@ -19,9 +19,9 @@ class DemoRequest:
     """One turn.
 
     Attributes:
-        title: What the table calls it.
-        text: What the user says.
-        follows: Index of the request whose conversation it goes on with; None for a new one.
+        title: Title in the table.
+        text: Message of the user.
+        follows: Index of the request whose conversation it continues; None for a new one.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""The demo's table: one row a request, as many columns as the terminal has room for."""
+"""The demo's table: one row per request, as many columns as fit the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prfaas.units import format_size
 
 JsonObject = dict[str, Any]
 WORDS_FROM = 145
-"""Width of a terminal, columns, that has room for reasons in words."""
+"""Width of a terminal, columns, that fits reasons as text."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column: its name, and what a finished request shows in it at a width of the terminal."""
+    """A column: its name, and its cell of a finished request at a terminal width."""
 
     name: str
     cell: Callable[[Row, int], str]
@@ -107,13 +107,13 @@ _COLUMNS = (
     _Column("as alone", _alone, "left"),
 )
 _LEAVE = (_WHY, "transfer", "prompt", "cached", "KV shipped", "TTFT", "new")
-"""Columns that leave, in this order, where there is no room; path and comparison stay."""
+"""Columns that are dropped, in this order, in a narrow terminal; path and comparison stay."""
 _GAP = 2
 _TITLE_MIN, _WHY_MIN = 12, 18
 
 
 def table_of(rows: list[Row], width: int) -> Table:
-    """The table for a terminal of so many columns.
+    """The table for a terminal width, columns.
 
     Where a request went and whether its answer is identical is shown at every width: other columns
     leave first, and titles and reasons are cut.

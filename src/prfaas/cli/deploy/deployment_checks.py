@@ -33,7 +33,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def check_timing(deployment: Deployment) -> None:
-    """See that timing engines started here have their plan, and room for a block.
+    """Check that timing engines started here have their plan, and memory for a block.
 
     Raises:
         ConfigError: One has not.
@@ -170,10 +170,10 @@ def check_disks(deployment: Deployment) -> None:
 
 
 def check_shared_memory(deployment: Deployment) -> None:
-    """See that what vLLM's engines started here share with their pool nodes finds room.
+    """Check that the shared memory of vLLM engines started here fits.
 
     Raises:
-        ConfigError: It does not: an engine would end minutes later, without saying why.
+        ConfigError: It does not fit: an engine would exit minutes later without a reason.
     """
     sizes = {
         name: engine.host_memory
@@ -185,13 +185,14 @@ def check_shared_memory(deployment: Deployment) -> None:
     if not sizes:
         return
     found = os.statvfs(SHARED_MEMORY)
-    # What killed engines left is removed by the next start.
+    # Memory of killed engines is removed by the next start.
     free_bytes = found.f_bavail * found.f_frsize + abandoned_bytes()
     wanted_bytes = sum(sizes.values())
     if wanted_bytes > free_bytes:
         raise ConfigError(
             f"host_memory of {', '.join(sizes)} is {format_size(wanted_bytes)} together, and "
-            f"{SHARED_MEMORY}, where it lies, has {format_size(free_bytes)} free: give the engines "
+            f"{SHARED_MEMORY}, its file system, has {format_size(free_bytes)} free: give the "
+            "engines "
             "less, or the machine more (containers: --shm-size; Kubernetes: an emptyDir with "
             "medium Memory at /dev/shm)"
         )

@@ -1,4 +1,4 @@
-"""Settings that are allowed, and do nothing or not what they seem to: warned of, not refused."""
+"""Warnings about valid settings without effect or with an unexpected effect."""
 
 from __future__ import annotations
 

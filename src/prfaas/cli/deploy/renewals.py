@@ -53,6 +53,6 @@ def renew_parts(
             # Pool nodes and gateways read their files again; an engine has no identity here.
             process.send_signal(signal.SIGHUP)
         elif change.phase is Phase.STARTING:
-            # It may have read the old files, and is not yet there to be told.
+            # It may have read the old files, and cannot be notified yet.
             supervisor.ask_restart(change.part.name)
     return names

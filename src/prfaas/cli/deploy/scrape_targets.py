@@ -32,7 +32,7 @@ def targets(topology: Topology) -> list[dict[str, object]]:
 
 
 def write_targets(topology: Topology) -> Path:
-    """Write them into the state directory, at once as a whole; returns the file."""
+    """Write them into the state directory atomically; returns the file."""
     path = topology.deployment.state / FILE_NAME
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(targets(topology), indent=2) + "\n")

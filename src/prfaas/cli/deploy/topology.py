@@ -49,7 +49,7 @@ class Topology:
         deployment: The deployment.
         file: Its file.
         overlay: Settings that take precedence over the file's; None for none.
-        run: Tells this start from others.
+        run: Identifier of this start.
         pools: Where each pool node is reached.
         engines: Base URL of each engine.
         gateway: Where the gateway listens.
@@ -85,7 +85,7 @@ def lay_out(deployment: Deployment, file: Path, overlay: Path | None = None) -> 
     pools: dict[str, Address] = {}
     admins: dict[str, Address] = {}
     engines: dict[str, str] = {}
-    # A port that was found free is let go until its part listens: others may not be given it.
+    # A found port is free until its part listens, so it is not given to another part.
     taken = {port for _, (_, port) in _listens(deployment)}
     for cluster in deployment.clusters.values():
         for name, pool in cluster.pools.items():
@@ -336,7 +336,7 @@ def _gateway_part(topology: Topology) -> Part:
 
 
 def _is_all_here(topology: Topology) -> bool:
-    """Return True if every part is started on this machine; what is elsewhere is not waited for."""
+    """Return True if every part is started on this machine; others are not waited for."""
     clusters = topology.deployment.clusters.values()
     return not any(
         [engine.url for cluster in clusters for engine in cluster.engines.values()]

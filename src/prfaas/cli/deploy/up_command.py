@@ -181,7 +181,7 @@ async def running(
 
 @contextlib.contextmanager
 def state_lock(deployment: Deployment) -> Iterator[None]:
-    """Keep a second start of the same deployment away from the sockets and logs of the first.
+    """Lock the sockets and logs of a deployment against a second start.
 
     Raises:
         ConfigError: It runs already, or its directory cannot be written.
@@ -246,7 +246,7 @@ def check_deployment(deployment: Deployment) -> None:
 
 
 async def make_ready(deployment: Deployment, file: Path, overlay: Path | None = None) -> Topology:
-    """Make what is missing of identities and model, and give every part its address.
+    """Create missing identities and model, and give every part its address.
 
     Raises:
         ConfigError: An address is taken, memory does not suffice, or something is missing and may
@@ -287,12 +287,12 @@ async def prepare_model(deployment: Deployment) -> None:
     )
     _, errors = await process.communicate()
     if process.returncode:
-        *_, last = errors.decode(errors="replace").splitlines() or ["it said nothing"]
+        *_, last = errors.decode(errors="replace").splitlines() or ["it logged nothing"]
         raise ConfigError(f"the checkpoint could not be created: {last}")
 
 
 def _warn(deployment: Deployment) -> None:
-    """Say who gets in without a key, whose keys others can read, and what ends soon."""
+    """Warn about access without a key, readable keys, and certificates that end soon."""
     gateway = deployment.gateway
     doors = [
         door

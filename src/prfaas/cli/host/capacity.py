@@ -1,4 +1,4 @@
-"""Memory and disks that the parts started here are told to fill, against what this machine has."""
+"""Memory and disk limits of the parts started here, compared with this machine."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def _check_disks(deployment: Deployment) -> None:
             shown = ", ".join(f"{key} {format_size(size)}" for key, size in asked)
             raise ConfigError(
                 f"{shown}: {format_size(total_bytes)} together are more than the "
-                f"{format_size(sizes[device])} of the disk they lie on; give less, or name "
-                "folders on other disks"
+                f"{format_size(sizes[device])} of their disk; lower the limits, or use folders on "
+                "other disks"
             )
 
 

@@ -1,4 +1,4 @@
-"""Ports for parts that are told none."""
+"""Ports for parts without a configured port."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRIES = 2000
 def free_ports() -> Iterator[int]:
     """Ports to try, in random order; the last one is 0, for which the kernel finds one.
 
-    They lie below the range of ephemeral ports: a part may listen minutes after its port was found,
+    They are below the range of ephemeral ports: a part may listen minutes after its port was found,
     and any connection of the machine may be given a port of that range meanwhile.
     """
     below = _ephemeral()[0]

@@ -1,6 +1,6 @@
-"""Process groups: who is in one, what shared memory they hold, and how they die with us.
+"""Process groups: their processes, shared memory, and their end with this process.
 
-A vLLM engine is several processes. When the one that was started is killed, the others go on and
+A vLLM engine is several processes. When the main process is killed, the others continue and
 keep their memory; named segments in `/dev/shm` outlive them all.
 """
 
@@ -21,7 +21,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent() -> None:
-    """Called in a new process: have the kernel stop it when the one that started it is gone."""
+    """Called in a new process: the kernel stops it with its parent."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

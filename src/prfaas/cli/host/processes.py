@@ -27,7 +27,7 @@ POLL_S = 0.2
 LOG_LINES = 12
 """Last lines of a log shown when its process ends during start-up."""
 LOG_BYTES = 2**18
-"""Part of a log that is looked at."""
+"""Part of a log that is read."""
 RAISED = re.compile(r"(?:^|\] )((?:\w+\.)*\w*(?:Error|Exception): .+)")
 """The last line of a traceback, printed or logged."""
 CAUSES_MAX = 3
@@ -82,7 +82,7 @@ class Part:
         return self.process.poll() if self.process else None
 
     def start(self) -> None:
-        """Start the process, in a session of its own so that Ctrl-C reaches only us."""
+        """Start the process in a new session, so that Ctrl-C reaches only the supervisor."""
         self.log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.log.parent.chmod(0o700)
         self.ready_after_s, self._is_clean = None, False
@@ -122,7 +122,7 @@ class Part:
         return not self._look() and self.exit_code is not None
 
     async def clean_up(self) -> None:
-        """Kill what is left of the process, and remove its files and shared memory."""
+        """Kill the remaining processes, and remove their files and shared memory."""
         if self.process is None or self._is_clean:
             return
         self._look()
@@ -169,7 +169,8 @@ def _errors(lines: list[str]) -> list[str]:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Opener of files for their owner alone, whatever the umask and an earlier version left."""
+    """Opener of files that only their owner can read, independent of the umask and earlier
+    permissions."""
     descriptor = os.open(path, flags, 0o600)
     os.fchmod(descriptor, 0o600)
     return descriptor

@@ -30,7 +30,7 @@ class Client:
     Attributes:
         url: Its base URL.
         key: The operator's key; "" sends none.
-        root: Where its pages lie.
+        root: Base URL of its pages.
     """
 
     url: str

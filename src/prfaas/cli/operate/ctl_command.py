@@ -55,7 +55,7 @@ class Gateway:
         click.echo(json.dumps(found, indent=2) if self.as_json else joined(lines(found)))
 
     def change(self, *parts: str, **body: object) -> None:
-        """Change something, and print what has changed."""
+        """Make a change, and print it."""
         self.show(self.client.post(*parts, body=body), _decision_lines)
 
 

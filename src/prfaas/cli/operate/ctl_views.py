@@ -59,7 +59,7 @@ def status_lines(found: Json) -> list[str]:
 
 
 def _coding(link: Json) -> str:
-    """What coding does on a link; nothing where blocks go raw, or with an earlier gateway."""
+    """Coding of a link; empty for raw blocks, or with an earlier gateway."""
     ratio = link.get("coding_ratio", 1.0)
     return f"  coding {ratio:.2f}x" if ratio >= SHOWN_RATIO else ""
 
@@ -135,7 +135,7 @@ def _hits(decision: Json, num_prompt_tokens: int) -> str:
 
 
 def _predicted(decision: Json) -> str:
-    """Times to the first token, or why there are none."""
+    """TTFTs, or the reason for their absence."""
     if decision["predicted_local_ms"] is None and decision["predicted_remote_ms"] is None:
         return f"nothing: {decision['not_predicted'] or 'the policy asked for no prediction'}"
     return _pair(decision, "predicted_local_ms", "predicted_remote_ms")

@@ -1,4 +1,4 @@
-"""`prfaas link`: what the path between two pool nodes carries."""
+"""`prfaas link`: tests of the path between two pool nodes."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test(
     deployment = load_deployment(file) if file is not None else None
     directory = identities or (deployment.security.identities if deployment else None)
     if directory is None:
-        raise ConfigError("it is not known who we are; give --file or --identities")
+        raise ConfigError("the identity is unknown; give --file or --identities")
     place = address or (_address_of(deployment, b) if deployment else None)
     if place is None:
         raise ConfigError(f"it is not known where {b} is; give --to HOST:PORT")

@@ -1,4 +1,4 @@
-"""Running the probes of `prfaas link test`, and printing what they found."""
+"""Probes of `prfaas link test`, and the output of their results."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Report:
     Attributes:
         address: Of the other end.
         seconds: How long each probe was measured.
-        budget_bits_per_s: Of all connections together; 0 is none.
-        host: What the sending host allows.
+        budget_bits_per_s: Limit of all connections together; 0 is no limit.
+        host: Limits of the sending host.
         probes: One for each number of connections.
     """
 
@@ -49,7 +49,7 @@ async def run_probes(
 
     Raises:
         TransferError: The other end is not there, or ended the test.
-        PeerError: It is somebody else.
+        PeerError: It is another peer.
     """
     tls, probes, control = identity.dialling().probe, [], ""
     for count in connections:
@@ -119,7 +119,7 @@ def print_report(report: Report, a: str, b: str) -> None:
 
 
 def _send_buffer_bytes_max() -> int:
-    """0 where the kernel does not say."""
+    """0 if the kernel does not report it."""
     try:
         return int(TCP_WMEM.read_text().split()[2])
     except (OSError, ValueError, IndexError):

@@ -56,7 +56,7 @@ def identity(
             click.echo(f"{made.certificate}\n{made.key}")
             if kept:
                 click.echo(
-                    f"{name} had an identity, which is kept as it is; for a new one, or other "
+                    f"{name} has an identity, which is not changed; for a new one, or other "
                     "addresses, remove both files first",
                     err=True,
                 )

@@ -157,7 +157,7 @@ def pool(
     found |= {key: value for key, value in given.items() if value is not None}
     _check(found, file)
     if file is not None:
-        with contextlib.suppress(OSError):  # The pool node says why it cannot make its socket.
+        with contextlib.suppress(OSError):  # The pool node reports why it cannot create its socket.
             found["socket_path"].parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _run(PoolSettings(name=name, **found))
 

@@ -1,4 +1,4 @@
-"""`prfaas tenant`: keys for those who may use a deployment."""
+"""`prfaas tenant`: keys for tenants and operators."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _DEFAULTS = {
 }
 """Compared arguments in addition to `--model`, with their defaults; "" is vLLM's choice."""
 _UNSURE = {"", "auto"}
-"""Values that the engine resolves, perhaps to what the other one was told."""
+"""Values that the engine resolves, possibly to the other one's value."""
 
 
 class Disagreement(NamedTuple):
@@ -62,7 +62,7 @@ class Disagreement(NamedTuple):
 
     @property
     def is_certain(self) -> bool:
-        """Return True if two engines were told values that cannot come to the same."""
+        """Return True if two engines have values that cannot resolve to the same."""
         return len(set(self.values.values()) - _UNSURE) > 1
 
     @property
@@ -90,7 +90,7 @@ def check_agreement(deployment: Deployment) -> None:
     """Refuse a deployment whose engines cannot share a single block.
 
     Raises:
-        ConfigError: Two engines were told values that differ.
+        ConfigError: Two engines have different values.
     """
     certain = [each.words for each in disagreements(deployment) if each.is_certain]
     if certain:
@@ -129,7 +129,7 @@ def _settings(model: str, engine: EngineTable) -> dict[str, str]:
 
 
 def _leaves(name: str, value: str) -> dict[str, str]:
-    """A JSON object as its leaves with dotted names; anything else as it is."""
+    """The leaves of a JSON object with dotted names; other values unchanged."""
     try:
         found = json.loads(value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Arguments of vLLM engines: those that vLLM does not know, and those that prfaas sets itself."""
+"""Arguments of vLLM engines that are unknown to vLLM, or set by prfaas itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.errors import ConfigError
 
 _CONNECTOR = "prfaas sets it for every engine it starts, and this one would replace ours; remove it"
-_ADDRESS = "the gateway looks for the engine at `listen`; set that instead"
+_ADDRESS = "the gateway connects to the engine at `listen`; set that instead"
 _REFUSED = {
     "--kv-transfer-config": _CONNECTOR,
     "--host": _ADDRESS,

@@ -8,7 +8,7 @@ ANSWER_S = 5.0
 
 
 async def incomplete(gateway_url: str) -> str | None:
-    """Return why offloading does not work everywhere; None if it does, or nobody says."""
+    """Return the reason for missing offloading; None if there is none, or it is unknown."""
     timeout = aiohttp.ClientTimeout(total=ANSWER_S)
     try:
         async with (

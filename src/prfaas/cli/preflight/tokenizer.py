@@ -1,4 +1,4 @@
-"""The tokenizer that the gateway needs, looked for before anything starts."""
+"""Check for the gateway's tokenizer before the start."""
 
 from __future__ import annotations
 

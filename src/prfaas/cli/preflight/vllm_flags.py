@@ -80,7 +80,7 @@ def similar(name: str) -> str | None:
 
 
 def given(args: Sequence[str]) -> Iterator[Given]:
-    """Yield the arguments of an engine, as vLLM's parser would tell them apart.
+    """Yield the arguments of an engine, split like vLLM's parser.
 
     Underscores count as dashes, `--name=value` as two words, and `--name.key value` as a part of
     `--name`. A unique beginning of a name counts as the name.

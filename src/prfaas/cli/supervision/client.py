@@ -28,7 +28,7 @@ def parts_of(state: Path) -> list[dict[str, Any]]:
 
 
 def restart_part(state: Path, name: str) -> list[dict[str, Any]]:
-    """Have a part started anew; returns it as it is at once.
+    """Restart a part; returns its state immediately.
 
     Raises:
         ConfigError: No `prfaas up` answers there, or it has no such part.

@@ -48,7 +48,7 @@ def _listener(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     umask = os.umask(0o177)
     try:
-        # One that a killed `up` left behind: the lock on the directory says that nobody has it.
+        # A socket of a killed `up`: the lock on the directory shows that it has no owner.
         path.unlink(missing_ok=True)
         listener.bind(str(path))
     except OSError as error:

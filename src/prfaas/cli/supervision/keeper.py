@@ -1,4 +1,4 @@
-"""One part kept running: what its restart policy says, done to its process."""
+"""Keeper of one part: executes its restart policy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROBE_TIMEOUT = aiohttp.ClientTimeout(total=2)
 
 
 class Keeper:
-    """Starts a part, watches it, and starts it again as its policy says.
+    """Starts a part, watches it, and restarts it by its policy.
 
     Args:
         part: The part.
@@ -54,7 +54,7 @@ class Keeper:
         self._end = False
 
     async def run(self) -> None:
-        """Keep the part until cancelled; its process is left as it is then."""
+        """Keep the part until cancelled; its process is not stopped then."""
         phase = None
         try:
             while True:
@@ -69,7 +69,7 @@ class Keeper:
             self._forget_probe()
 
     def restart(self) -> None:
-        """Start the part anew, whatever it does now."""
+        """Restart the part in any phase."""
         if self.restarts.asked(time.monotonic_ns()) is Instruction.END:
             self._end = True
         self._wake.set()
@@ -113,7 +113,7 @@ class Keeper:
         self.restarts.ended(time.monotonic_ns(), said)
 
     def _probe(self) -> None:
-        """Begin a probe that is due, or take up one that has come back."""
+        """Begin a due probe, or handle the result of a completed one."""
         now_ns = time.monotonic_ns()
         if self._probing is None and now_ns >= self._probe_due_at_ns:
             is_starting = self.restarts.phase is Phase.STARTING

@@ -1,4 +1,4 @@
-"""Restart policy of one part: a state machine without a clock, processes or randomness of its own.
+"""Restart policy of one part: a state machine without its own clock, processes or randomness.
 
 ```
             started            answers                misses MISSES_MAX probes
@@ -44,7 +44,7 @@ class Phase(StrEnum):
     UNHEALTHY = "unhealthy"
     """It runs and does not answer. It is not restarted for that: a busy engine may answer late."""
     ENDING = "ending"
-    """It was told to stop, to be started anew or given up."""
+    """It is stopping, for a restart or for good."""
     FAILED = "failed"
     """It is not started again by itself."""
 
@@ -64,7 +64,7 @@ class RestartPolicy:
     """Limits of one part's restarts.
 
     Attributes:
-        is_enabled: True if a part that failed is started anew.
+        is_enabled: True if a failed part is restarted.
         start_timeout_ns: Time from its start until it has to be ready.
         restarts_max: Failures in a row after which it is given up.
         delay_max_ns: Longest wait before a start.
@@ -182,7 +182,7 @@ class Restarts:
         self._enter(Phase.WAITING, now_ns, now_ns + delay_ns)
 
     def asked(self, now_ns: int) -> Instruction | None:
-        """An operator wants it started anew, whatever came before.
+        """Handle an operator's restart in any phase.
 
         Returns:
             `END` if it runs.

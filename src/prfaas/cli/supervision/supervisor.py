@@ -46,7 +46,7 @@ class Supervisor:
         stages: Parts that are started together; a stage starts when the one before has settled.
         on_change: Called at every change of a part's phase.
         table: Limits of restarts.
-        restart: True if parts that fail are started anew.
+        restart: True if failed parts are restarted.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Supervisor:
         return next(part for part in self.parts if part.name == name)
 
     def changes(self) -> Iterable[PartChange]:
-        """The parts that were started or are about to be, as they are now."""
+        """Current state of all parts that are started or will be."""
         return [_change(keeper) for keeper in self._keepers.values()]
 
     async def start(self) -> None:
@@ -82,7 +82,7 @@ class Supervisor:
         ready or has failed once.
 
         Raises:
-            ConfigError: A part found a mistake in its settings; its own line says which.
+            ConfigError: A part found a mistake in its settings; its log line names it.
             EngineError: A part failed, and nothing is restarted.
         """
         self._http = aiohttp.ClientSession()
@@ -98,7 +98,7 @@ class Supervisor:
                 await asyncio.sleep(processes.POLL_S)
 
     def ask_restart(self, name: str) -> None:
-        """Have one part started anew; its keeper does so.
+        """Restart one part by its keeper.
 
         Raises:
             KeyError: No such part was started yet.
@@ -106,7 +106,7 @@ class Supervisor:
         self._keepers[name].restart()
 
     async def restart(self, name: str) -> None:
-        """Start one part anew and wait until it is ready.
+        """Restart one part and wait until it is ready.
 
         Raises:
             EngineError: It is given up.

@@ -61,7 +61,7 @@ class Import:
     overwrite: bool = False
 
     def run(self, *, as_json: bool) -> None:
-        """Read, write, and print what was left out.
+        """Read, write, and print the omissions.
 
         Raises:
             ConfigError: The source or the target is not as it should be.
@@ -69,7 +69,7 @@ class Import:
         check_target(self.out, self.file, overwrite=self.overwrite)
         form = detect(self.file) if self.form is None else self.form
         if form == SESSIONS:
-            raise ConfigError(f"{self.file} holds sessions already; they are read as they are")
+            raise ConfigError(f"{self.file} holds sessions already; they need no import")
         done = self._chats() if form == CHATS else self._requests(form)
         if as_json:
             click.echo(json.dumps(asdict(done) | {"out": str(self.out)}, indent=2))

@@ -93,7 +93,7 @@ def _load_lines(load: LoadFigures | None) -> list[str]:
     if load is None:
         return ["starts of sessions are not recorded: set workload.rate or workload.users"]
     if not load.span_s:
-        return ["all requests come at once, or instants are not recorded"]
+        return ["all requests arrive at the same time, or times are not recorded"]
     peak = (
         ""
         if load.peak_ratio is None or load.peak_ratio < 1

@@ -30,11 +30,11 @@ def checkpoint_digests(
     Args:
         directory: The checkpoint, or one file that holds all of it (GGUF).
         digests: Digests of single files.
-        weights: Read weights as well; False is for a tokenizer of its own.
+        weights: Read weights as well; False is for a separate tokenizer.
         all_formats: Count weights in every format, for a loader that may prefer another one.
 
     Raises:
-        ConfigError: A file cannot be read, or there is none.
+        ConfigError: A file cannot be read or is missing.
     """
     kinds: dict[str, list[Path]] = {}
     files = [directory] if directory.is_file() else list(_files(directory))
@@ -88,7 +88,7 @@ def find_checkpoint(name: str, revision: Any, cache: str | None = None) -> tuple
     Args:
         name: Directory, file, or name at the Hugging Face Hub.
         revision: Of a name; None is the default branch as the local cache has it.
-        cache: Where the engine was told to download to; None is the hub's usual cache.
+        cache: Download directory of the engine; None is the hub's usual cache.
 
     Raises:
         ConfigError: The name cannot be tied to files on this machine.

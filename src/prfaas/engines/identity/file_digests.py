@@ -26,7 +26,7 @@ from prfaas.errors import ConfigError
 
 CHUNK_BYTES = 64 << 20
 SETTLED_NS = 2 * 10**9
-"""A digest is kept of a file that was last changed so long ago: timestamps are coarse."""
+"""Minimum age of a file whose digest is stored: timestamps are coarse."""
 ENTRIES_MAX = 10_000
 ENTRY_BYTES_MAX = 256
 _LOCK = "lock"

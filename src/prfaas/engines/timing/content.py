@@ -39,7 +39,7 @@ class Answer:
     Args:
         prompt: Token ids.
         stain: Of the sequence.
-        choice: Number of the choice among those that are to differ; 0 for the first.
+        choice: Number of the choice among different ones; 0 for the first.
     """
 
     def __init__(self, prompt: Sequence[int], stain: bytes = CLEAN, choice: int = 0) -> None:

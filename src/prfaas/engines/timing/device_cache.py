@@ -42,7 +42,7 @@ class DeviceCache:
         return self._cache.used_blocks / self._capacity
 
     def held_tokens(self, hashes: Sequence[bytes], last_boundary: int) -> int:
-        """Leading tokens whose attention blocks are held."""
+        """Leading tokens with cached attention blocks."""
         return self._cache.leading_run(self._ids(hashes, last_boundary)) * self._span
 
     def hit_tokens(self, hashes: Sequence[bytes], last_boundary: int) -> int:

@@ -32,10 +32,10 @@ class Work:
         width: Number of answers.
         cache_salt: Mixed into the names of its blocks.
         order: Its instructions about transfers.
-        interval: Tokens of each answer between two looks at it.
+        interval: Tokens of each answer between two events.
         hashes: Hash chain of the prompt.
-        stain: Of what it used so far.
-        is_void: True if what it used was forgotten since: nothing of it is kept any more.
+        stain: Stain of its blocks so far.
+        is_void: True if its blocks were dropped since: none of its blocks is stored any more.
     """
 
     request: str
@@ -88,10 +88,10 @@ class Instance:
 
     Args:
         name: Unique.
-        profile: What it is like.
+        profile: Its profile.
         tier: Its pool node; None without.
-        events: Hears of blocks in its prefix cache.
-        cache_tokens: Room of its prefix cache, tokens.
+        events: Observer of its prefix cache.
+        cache_tokens: Size of its prefix cache, tokens.
         time_scale: Seconds of the wall clock for a second of the profile.
     """
 
@@ -128,7 +128,7 @@ class Instance:
         await self.events.close()
 
     async def forget(self) -> None:
-        """Drop all blocks; what is under way ends, and leaves none here or in the pool."""
+        """Drop all blocks; running requests end without blocks here or in the pool."""
         self.cache.clear()
         for work in (*self._works.values(), *self._finding):
             work.is_void = True
@@ -166,7 +166,7 @@ class Instance:
             self._end(work)
 
     def keep_answer(self, work: Work, tokens: list[int]) -> None:
-        """An answer is complete: its blocks are there for who goes on from it."""
+        """Complete an answer: its blocks are cached for later requests."""
         whole = work.tokens + tokens[:-1]
         end = len(whole) // self._span * self._span
         start = len(work.tokens) // self._span * self._span
@@ -213,7 +213,7 @@ class Instance:
             if self.tier is not None and hit < last:
                 hit = max(hit, await self._load(work, hit, last))
             if not work.is_void:
-                return hit  # Else what was found is forgotten: look again.
+                return hit  # Otherwise the found blocks were removed: look up again.
 
     def _count(self, num_tokens: int, hit: int) -> None:
         self.counts.prompt_tokens += num_tokens

@@ -1,4 +1,4 @@
-"""vLLM's KV cache events over ZMQ: numbered batches, and a socket that sends what was missed.
+"""vLLM's KV cache events over ZMQ: numbered batches, and a socket for replay.
 
 References:
     vLLM 0.32, `vllm/distributed/kv_events.py`.
@@ -66,7 +66,7 @@ class Batch(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class Events:
-    """Events of an instance that nobody is told of."""
+    """Events of an instance without subscribers."""
 
     wanted = False
 
@@ -74,7 +74,7 @@ class Events:
         """Note an event for the next batch."""
 
     def flush(self) -> None:
-        """Send what was noted."""
+        """Send collected events."""
 
     def cleared(self) -> None:
         """Report that all blocks were removed."""
@@ -86,7 +86,7 @@ class Events:
 
 
 class ZmqEvents(Events):
-    """Events of an instance on a PUB socket, with a ROUTER socket for what was missed.
+    """Events of an instance on a PUB socket, with a ROUTER socket for replay.
 
     Args:
         endpoint: Where subscribers come, such as "tcp://127.0.0.1:5557".

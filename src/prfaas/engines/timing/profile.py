@@ -25,10 +25,10 @@ class InstanceProfile:
     Attributes:
         costs: Prefill time and KV bytes by tokens; both of its prefill tables are this instance's.
         step_ns: Decode step time by batch and mean context.
-        batch_max: Sequences that run at once.
+        batch_max: Limit of concurrent sequences.
         kv_capacity_bytes: KV cache of running sequences; None when it never binds.
         layout: Its blocks.
-        facts: What the layout id is a digest of.
+        facts: Facts of the layout id.
     """
 
     costs: Costs
@@ -82,7 +82,7 @@ def _costs(question: Question, prefill: PrefillProfile, block_tokens: int) -> Co
 def layout_facts(
     geometry: KvGeometry, model: str, block_tokens: int, bytes_scale: float
 ) -> dict[str, str]:
-    """Return what has to agree between timing engines that share blocks."""
+    """Return the facts that have to agree between timing engines."""
     facts = {
         "engine": "prfaas timing engine",
         "model.name": text_of(model),

@@ -25,7 +25,7 @@ class PushOfRequest:
 
     Args:
         layout: Of the blocks.
-        order: What was asked.
+        order: The instructions.
     """
 
     def __init__(self, layout: Layout, order: PushOrder) -> None:

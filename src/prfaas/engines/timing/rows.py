@@ -1,4 +1,4 @@
-"""The memory that an instance shares with its pool node: rows, each with room for one block."""
+"""The memory that an instance shares with its pool node: rows of one block each."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from prfaas.errors import ConfigError
 
 
 class Rows:
-    """Rows and who has them; whoever asks first is served first.
+    """Rows and their owners, in order of requests.
 
     Args:
         name: For the system's list of open files.
-        layout: Whose blocks they hold.
+        layout: Layout of their blocks.
         num_bytes: Memory for all of them.
 
     Raises:
@@ -69,7 +69,7 @@ class Rows:
 
     @property
     def num_free(self) -> int:
-        """Rows that nobody has."""
+        """Free rows."""
         return len(self._free)
 
     def write(self, row: int, data: bytes) -> None:

@@ -47,7 +47,7 @@ class Step:
 
     Attributes:
         duration_ns: How long it takes.
-        prefill: Whose chunk is computed, if any.
+        prefill: Sequence whose chunk is computed, if any.
         end_token: Where that chunk ends, tokens from the start of the prompt.
         decoding: Who gets a token at the end, whoever ends its prefill with this step included.
     """
@@ -62,7 +62,7 @@ class Scheduler:
     """The queue and the batch of one instance; no clock.
 
     Args:
-        profile: What the instance is like.
+        profile: Profile of the instance.
         on_start: Called with a sequence whose prefill is about to start; it may have more cached
             by now than when it was added.
     """
@@ -92,7 +92,7 @@ class Scheduler:
         self._waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """A sequence has ended, or nobody waits for it; one that is not there changes nothing."""
+        """Remove an ended or abandoned sequence; no effect if it is unknown."""
         if sequence in self._running:
             del self._running[sequence]
         elif sequence is self._prefilling:

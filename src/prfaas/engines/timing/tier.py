@@ -38,7 +38,7 @@ class _New:
     """Blocks that a request has computed, and the pools that they are of.
 
     Attributes:
-        era: How often the instance had forgotten what it held by then.
+        era: Number of resets of the instance's cache by then.
     """
 
     request: str
@@ -63,7 +63,7 @@ class Tier:
         layout: Its blocks.
         pool: Unix socket of the pool node.
         host_memory: Bytes shared with the pool node.
-        facts: What the layout id is a digest of.
+        facts: Facts of the layout id.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Tier:
             last_boundary: Longest usable prefix of the prompt, tokens.
 
         Returns:
-            Its length, tokens; 0 where there is none.
+            Its length, tokens; 0 if there is none.
         """
         names = self._names
         whole = names.needed(hashes, held_tokens, last_boundary)
@@ -226,7 +226,7 @@ class Tier:
 
         Args:
             request: Its id.
-            blocks: What it has computed.
+            blocks: Its computed blocks.
             hashes: Hash chain of all that it has used.
         """
         self._outbox.put_nowait(_New(request, blocks, self.lineage.sources(hashes), self._era))
@@ -234,7 +234,7 @@ class Tier:
     async def forget(self) -> None:
         """Store nothing any more that is of another pool and was computed by now.
 
-        Returns once the pool node has answered for what was sent before.
+        Returns once the pool node has answered all earlier messages.
         """
         self._era += 1
         self.lineage.forget()
@@ -256,7 +256,7 @@ class Tier:
             self.rows.give(rows)
 
     async def _write(self) -> None:
-        """Sends what is in the outbox, in order."""
+        """Sends the outbox in order."""
         while True:
             entry = await self._outbox.get()
             if isinstance(entry, _Finish):

@@ -9,7 +9,7 @@ from prfaas.errors import ConfigError
 
 
 def override(tables: dict[str, Any], setting: str) -> None:
-    """Apply one "a.b=value" to tables in place; the value is TOML, or text as it stands.
+    """Apply one "a.b=value" to tables in place; the value is TOML or plain text.
 
     Raises:
         ConfigError: The setting has no value, or its key leads nowhere.

@@ -60,7 +60,7 @@ class Question:
             plan: The plan file, for the error.
 
         Raises:
-            ConfigError: There are several, or none, and none has that name.
+            ConfigError: There is no cluster, or there are several without that name.
         """
         known = self.problem.prfaas
         by_name = {cluster.name: cluster for cluster in known}

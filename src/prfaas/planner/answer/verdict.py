@@ -51,8 +51,8 @@ def judge(
         swings: The tornado of the exact gain.
         reason: The rates, as the end of a sentence.
         binding: Stages that bind, as a clause after the reason. An obstacle names its own.
-        obstacle: A target or demand that the plan cannot meet, and what it would take; it
-            does not pay then. "" when all are met.
+        obstacle: A target or demand that the plan cannot meet, with its cure; it does not pay then.
+            "" when all are met.
         doubt: Why a gain may not count, as a part of a sentence; it depends then.
     """
     if obstacle:

@@ -12,7 +12,7 @@ from prfaas.units import NS_PER_S, parse_duration, parse_rate
 VALUES_MAX = 12
 """Values of an axis."""
 POINTS_MAX = 4_000
-"""Points of a map; each is a plan of its own."""
+"""Points of a map; each is a separate plan."""
 
 BANDWIDTHS = "1Gbps,2.5Gbps,5Gbps,10Gbps,25Gbps,50Gbps,100Gbps,400Gbps"
 RTTS = "2ms,10ms,40ms,80ms,160ms,300ms"

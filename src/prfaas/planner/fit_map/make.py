@@ -48,7 +48,7 @@ class Moved:
     Args:
         path: Round trip and loss; its bandwidth means nothing.
         base: Crossover.
-        movers: Changes, those that lower it most first.
+        movers: Changes, the largest reduction first.
     """
 
     path: Path

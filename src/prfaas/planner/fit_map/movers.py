@@ -34,7 +34,7 @@ class Mover:
 
 
 def movers(plans: PathPlans, path: Path, base: Crossover) -> list[Mover]:
-    """Changes and the crossover at a round trip and loss, those that lower it most first."""
+    """Changes and the crossover at a round trip and loss, the largest reduction first."""
     found = []
     for what, other in (*_transports(plans), *_inputs(plans)):
         moved = at(other, path)

@@ -21,7 +21,7 @@ th:first-child, td:first-child { text-align: left; }
 
 
 def html_page(maps: Sequence[FitMap]) -> str:
-    """The picture, crossovers and what moves them."""
+    """The picture, crossovers and their movers."""
     body = [f"<h1>{escape(words.TITLE)}</h1>", f"<p>{escape(words.LEGEND)}</p>", svg(maps)]
     for found in maps:
         body.append(f"<h2>{escape(found.title)}</h2><p>{escape(words.summary(found))}</p>")

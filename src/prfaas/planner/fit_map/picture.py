@@ -19,7 +19,7 @@ _LEFT, _GAP, _TOP = 62, 26, 46
 _PANEL_TOP, _PANEL_BOTTOM = 46, 24
 _LEGEND_H = 66
 _FILL = {Fit.PAYS: "#7fc8a9", Fit.DOES_NOT_PAY: "#e8a17d", Fit.NOT_PROVEN: "#f5e3a1"}
-"""Light tints of Okabe-Ito colours; the mark in each cell says the same without colour."""
+"""Light tints of Okabe-Ito colours; the mark in each cell has the same meaning."""
 _DASHES = ("", "7 4", "2 3", "9 3 2 3", "1 5", "12 4")
 _STYLE = (
     "text { font: 14px system-ui, 'DejaVu Sans', sans-serif; fill: #222 } .m { font-size: 12px } "

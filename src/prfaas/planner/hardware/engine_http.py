@@ -81,7 +81,7 @@ class HttpEngine:
     async def complete_all(
         self, prompts: Sequence[Sequence[int]], num_tokens: int
     ) -> list[Completion]:
-        """All prompts at once."""
+        """Send all prompts concurrently."""
         return await asyncio.gather(*(self.complete(p, num_tokens) for p in prompts))
 
     async def version(self) -> str:

@@ -52,7 +52,7 @@ class Engine(Protocol):
     async def complete_all(
         self, prompts: Sequence[Sequence[int]], num_tokens: int
     ) -> list[Completion]:
-        """Generate for all prompts at once; times count from one common start."""
+        """Generate for all prompts concurrently; times count from one common start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +141,13 @@ async def measure_decode(
     Args:
         engine: Engine to measure; should have no other load.
         prompts: Source of prompts.
-        batches: Requests at once.
+        batches: Numbers of concurrent requests.
         contexts: Prompt lengths, tokens.
         num_tokens: Output tokens of each request; more make the overlap longer.
         report: Called with a line for each point.
 
     Raises:
-        EngineError: The engine fails, or the requests never ran all at once.
+        EngineError: The engine fails, or the requests were never all concurrent.
     """
     table = []
     for batch in batches:
@@ -181,7 +181,7 @@ def step_times(streams: Sequence[Sequence[float]]) -> tuple[float, ...]:
     ]
     if not gaps:
         raise EngineError(
-            f"{len(streams)} requests never ran at once: the last began at {start:.2f} s, the "
+            f"{len(streams)} requests were never concurrent: the last began at {start:.2f} s, the "
             f"first ended at {end:.2f} s; ask for more output tokens or a smaller batch"
         )
     return tuple(gaps)
@@ -195,8 +195,8 @@ def _check(answer: Completion, length: int) -> None:
         )
     if answer.prompt_tokens != length:
         raise EngineError(
-            f"the engine counted {answer.prompt_tokens} prompt tokens, {length} were sent; it does "
-            "not take token ids as they are"
+            f"the engine counted {answer.prompt_tokens} prompt tokens, {length} were sent; it "
+            "does not accept token ids unchanged"
         )
 
 

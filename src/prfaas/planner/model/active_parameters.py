@@ -84,7 +84,7 @@ def _mamba_width(config: ConfigReader) -> int:
 
 
 def _mlps(config: ConfigReader, kinds: Counter[str]) -> int:
-    # Where MLPs are layers of their own, the other layers have none.
+    # If MLPs are separate layers, the other layers have none.
     num_layers = kinds[hf_layers.NONE] or kinds.total()
     width = config.integer("hidden_size")
     plain = config.text("mlp_hidden_act", "hidden_act", "hidden_activation") in _PLAIN_ACTIVATIONS

@@ -173,7 +173,8 @@ def hybrid_block_size(geometry: KvGeometry, alignment: int) -> int:
 
     Args:
         geometry: A model with token-wise groups.
-        alignment: Tokens of which the block is a multiple: what the engine's kernels accept.
+        alignment: The block is a multiple of this number of tokens, as the engine's kernels
+            require.
 
     Returns:
         A multiple of `alignment`; `alignment` itself for a model without states.

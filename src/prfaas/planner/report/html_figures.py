@@ -12,7 +12,7 @@ from prfaas.planner.answer.plan import Plan
 from prfaas.planner.solve.curves import Curve, against_split, against_threshold, best_of_each_split
 from prfaas.planner.solve.search import Stage
 
-# Okabe-Ito colours, told apart with any colour vision.
+# Okabe-Ito colours, distinguishable with any colour vision.
 _COLOURS = {
     "PrfaaS": "#0072b2",
     "PD-P": "#e69f00",

@@ -38,7 +38,7 @@ def load_prefill(path: Path) -> PrefillProfile:
     """The prefill part of a profile file.
 
     Raises:
-        ConfigError: The file has none.
+        ConfigError: The file has no profile.
     """
     table = validated(ProfileFile, read_toml(path), path).prefill
     if table is None:

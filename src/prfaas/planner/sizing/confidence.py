@@ -11,7 +11,7 @@ from prfaas.planner.problem import Problem
 from prfaas.planner.solve.search import Operation, Stage
 
 REQUESTS = 16_000
-"""Requests over which a load is said to vary: a long simulation, or an hour at 4 req/s."""
+"""Number of requests for the variation of a load: a long simulation, or an hour at 4 req/s."""
 WANDER_MAX = 0.05
 """A load that varies by more (two standard errors) is noted."""
 _NEAR = 0.2  # stages with less slack decide the result

@@ -14,7 +14,7 @@ _LOOSER = (2, 4, 10)
 
 
 def cure_of_demand(problem: Problem, demand_per_s: float) -> str:
-    """Return what it would take to carry a demand that no fleet carries, as a clause.
+    """Return the changes that would carry a demand that no fleet carries, as a clause.
 
     One change at a time: faster links, a looser target, a threshold or split that is searched;
     the least of each that helps.

@@ -17,7 +17,7 @@ INSTANCES_MAX = 4096
 """Largest number of PD instances, or of PrfaaS instances of one cluster, that is tried."""
 _COLUMNS_MAX = 128  # thresholds that are tried
 _TRIES_MAX = 48  # settings of one fleet that are tried with queueing, those with the highest Λ
-_COUNTS = 16  # numbers of PrfaaS instances that are tried at once
+_COUNTS = 16  # numbers of PrfaaS instances that are tried per pass
 _SECONDS_PER_H = 3600
 
 

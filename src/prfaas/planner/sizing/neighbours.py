@@ -12,7 +12,7 @@ from prfaas.planner.solve.throughput import Mode
 from prfaas.planner.solve.within_target import best_operation
 
 LARGER = (1.05, 1.1, 1.2, 1.4)
-"""Demands, as shares of the one that was asked for, whose fleets are the next to try."""
+"""Demands, relative to the requested one, whose fleets are tried next."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Targets and demand in words: what cannot be met, what binds, and what it would take."""
+"""Sentences about missed targets and demands: the limiting stage, and the cure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from prfaas.planner.solve.within_target import best_operation
 def obstacle(
     problem: Problem, ours: Design, demand_per_s: float | None, sizing: Sizing | None
 ) -> str:
-    """A target or demand that the plan misses, with what binds and what it would take; or ""."""
+    """A target or demand that the plan misses, with the limiting stage and the cure; or ""."""
     found, target = ours.operation, problem.ttft_p90_s
     if problem.misses_tpot:
         return _missed_tpot(problem)
@@ -81,7 +81,7 @@ def _missed_target(problem: Problem, found: Operation, target: float) -> str:
 
 
 def _faster_prefill(problem: Problem, local_p90_s: float) -> str:
-    """The least factor by which prefill at home has to be faster for the target to be met."""
+    """The least factor by which local prefill has to be faster to meet the target."""
     assert problem.ttft_p90_s is not None  # noqa: S101 (asked with a target only)
     low, high = 1.0, max(local_p90_s / problem.ttft_p90_s, 1.0) * 1.02
     if not _meets_with(problem, high):

@@ -1,4 +1,4 @@
-"""The designs that are compared, and what a million prompt tokens costs in each."""
+"""The compared designs, and their price of a million prompt tokens."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def equal_cost(problem: Problem, mode: Mode, budget_per_h: float | None = None) 
     Args:
         problem: The question.
         mode: How stage terms are computed.
-        budget_per_h: Money for one hour; None is what the GPUs of `problem` cost.
+        budget_per_h: Money for one hour; None is the price of the GPUs of `problem`.
     """
     budget = problem.gpu_price_per_h if budget_per_h is None else budget_per_h
     instances = budget / problem.pd.price_per_instance_h
@@ -212,6 +212,6 @@ def terabytes_per_h(found: Operation) -> float:
 
 
 def mean_link_price(problem: Problem, found: Operation) -> float:
-    """Price of 10**12 bytes, averaged over clusters by what each ships."""
+    """Price of 10**12 bytes, averaged over clusters by their traffic."""
     shared = zip(problem.prfaas, found.cluster_shares, strict=True)
     return sum(share * cluster.link.price_per_tb for cluster, share in shared)

@@ -28,7 +28,7 @@ from prfaas.planner.solve.throughput import BITS
 
 DEFAULT_CHUNK_TOKENS = 8192  # vLLM's default prefill chunk for online serving on large GPUs
 
-_SATURATED = 1e-9  # of a stage's servers: less room than rounding leaves is none
+_SATURATED = 1e-9  # of a stage's servers: less slack than the rounding error is none
 P99_RANGE = (0.58, 1.45)
 """Simulated P99 with queueing, as a share of the formula's: between these in random plans, which
 is an error of the formula of -31 to +72 %."""
@@ -135,7 +135,7 @@ def share_in_time(problem: Problem, found: Operation, arrival_per_s: float, time
     Args:
         problem: The question; its chunk and variation of arrivals count.
         found: Threshold and split at Λ_max, which is above 0 unless nothing arrives.
-        arrival_per_s: Λ offered, req/s; at 0 nobody waits.
+        arrival_per_s: Offered Λ, req/s; at 0 there are no waits.
         time_s: Time, s.
     """
     link_load = _link_load(problem, found, arrival_per_s) if arrival_per_s else 0.0

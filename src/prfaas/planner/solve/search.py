@@ -35,7 +35,7 @@ class SearchGrid:
     Args:
         num_prefill: N_p of each row, shape (S,).
         terms: Loads at each of T thresholds.
-        clusters: What each PrfaaS cluster carries, req/s, shape (clusters, T).
+        clusters: Throughput of each PrfaaS cluster, req/s, shape (clusters, T).
         prfaas: Θ_prfaas, req/s, shape (T,).
         pd_prefill: Θ_pd-p, req/s, shape (S, T).
         decode: Θ_pd-d, req/s, shape (S, T).
@@ -53,7 +53,7 @@ class SearchGrid:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One way to run the system, and what it sustains.
+    """Settings of the system, and its sustained rate.
 
     Args:
         mode: How the stage terms were computed.

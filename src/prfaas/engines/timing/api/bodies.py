@@ -23,7 +23,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class Body(msgspec.Struct):
-    """A completion or a chat completion; what is not named changes nothing."""
+    """A completion or a chat completion; other fields have no effect."""
 
     model: str | None = None
     prompt: Any = None

@@ -64,7 +64,7 @@ class Vocabulary:
                 **(body.get("chat_template_kwargs") or {}),
             )
         except Exception as error:
-            # A template is the model's own program: it refuses input by raising what it likes.
+            # A template is a program of the model: it can raise any error.
             raise RequestError(f"the chat template refuses the messages: {error}") from None
         return text
 
@@ -102,7 +102,7 @@ def _vocab_size(path: str) -> int:
 
 
 def _spoken(tokenizer: Any) -> dict[int, str]:
-    """Tokens whose text is letters, digits and spaces, whatever stands before them."""
+    """Tokens whose text is letters, digits and spaces in any context."""
     texts: dict[int, str] = {}
     for token in range(min(tokenizer.get_vocab_size(), LOOKED_AT_MAX)):
         text = tokenizer.decode([token])
