@@ -1,4 +1,4 @@
-"""What coding does to the rate of a link.
+"""Effect of coding on the rate of a link.
 
 A link carries the least of three: the network, and the I/O thread of either end, which encrypts,
 moves and codes. Coding divides the bytes that the network and the encryption see by the ratio, and

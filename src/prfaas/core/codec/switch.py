@@ -1,4 +1,4 @@
-"""When a link codes: as long as its rate is expected to be higher with coding than without."""
+"""Coding of a link: used while the expected rate is higher than without."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from prfaas.core.codec.codecs import LinkCodec
 from prfaas.core.codec.gain import GAIN_MIN, CodecSpeed, EndLoad, link_rates
 
 WEIGHT = 0.25
-"""Of the newest sample."""
+"""Time of the newest sample."""
 NETWORK_SHARE_MIN = 0.5
 """Below it, the network is not what limits a link, and coding is off."""
 SAMPLES_TO_CHANGE = 4

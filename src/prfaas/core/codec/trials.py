@@ -1,4 +1,4 @@
-"""Which cache groups shrink: those that did not are tried less and less often."""
+"""Trials of coding by cache group, at growing intervals after failures."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Dispatcher:
     # Reports
 
     def report_load(self, name: str, observed_at_ns: int, num_waiting: int) -> None:
-        """So many requests waited for prefill at an instance at `observed_at_ns`."""
+        """Report the requests that waited for prefill at an instance at `observed_at_ns`."""
         self._stage_of[name].book.report(name, observed_at_ns, num_waiting)
 
     def report_loads(self, observed_at_ns: int, num_waiting: Iterable[tuple[str, int]]) -> None:
@@ -172,7 +172,7 @@ class Dispatcher:
         return routed
 
     def foresee(self, arrival: Arrival, now_ns: int) -> Routed | Refused:
-        """What would be decided for a request; admission is not asked, and nothing is booked."""
+        """Return the decision for a request, without admission and side effects."""
         decode_wait = self.requests.decode_wait(now_ns)
         option = self._routes.consider(arrival, now_ns, decode_wait).best
         decision = self._decide(option, now_ns)
@@ -236,7 +236,7 @@ class Dispatcher:
 
     @property
     def links(self) -> Links:
-        """What is known of the links."""
+        """State of the links."""
         return self._routes.links
 
     def num_decoded_by(self, name: str) -> int:

@@ -1,4 +1,4 @@
-"""How long an instance's queue is, from what was sent, what was heard of it, and late reports.
+"""Queue of an instance, from sent work, observed ends, and delayed reports.
 
 Instances work first come first served. The gateway knows what it sent to an instance and hears when
 a prefill ends; a report says how many requests waited there, which tells of work that others sent.
@@ -32,13 +32,13 @@ class _Load:
     ready: bool = True
     jobs: dict[int, _Job] = field(default_factory=dict)
     work_ns: int = 0
-    """Of all jobs."""
+    """Work of all jobs."""
     mean_ns: int = 0
-    """Of one job, as of the last that was sent."""
+    """Work of one job, from the last one sent."""
     foreign_ns: int = 0
     """Work that others sent, as of the last report."""
     ended: deque[tuple[int, int]] = field(default_factory=deque)
-    """When a job was sent and when its end was heard of, for reports from before that."""
+    """Times of sends and ends of jobs, for older reports."""
 
 
 class LoadBook:
@@ -56,7 +56,8 @@ class LoadBook:
         self._order = sorted((0, name) for name in names)
 
     def report(self, name: str, observed_at_ns: int, num_waiting: int) -> None:
-        """So many requests waited at an instance at `observed_at_ns`; older reports are ignored.
+        """Report the requests that waited at an instance at `observed_at_ns`; older reports are
+        ignored.
 
         If fewer wait than this gateway had sent, the oldest of its own are through, although their
         end was not heard of. If more wait, others sent them, and they are taken to be as long as
@@ -243,7 +244,7 @@ class LoadBook:
         return job.work_ns
 
     def _place(self, load: _Load) -> int:
-        """Where a ready instance stands in the order."""
+        """Position of a ready instance in the order."""
         return bisect_left(self._order, (load.free_at_ns, load.name))
 
     def _move(self, load: _Load, free_at_ns: int) -> None:
@@ -265,7 +266,7 @@ def _sent_after(load: _Load, at_ns: int) -> list[_Job]:
 
 
 def _after(free_at_ns: int, jobs: Sequence[_Job]) -> int:
-    """When an instance that is free at an instant has worked off further jobs."""
+    """Time at which an instance that is free at a time has completed further jobs."""
     for job in jobs:
         free_at_ns = max(free_at_ns, job.sent_at_ns) + job.work_ns
     return free_at_ns

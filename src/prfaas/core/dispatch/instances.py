@@ -1,4 +1,4 @@
-"""The instances of one cluster that prefill, and who of them takes a request."""
+"""Agreement of layouts between instances, and the links between their pools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prfaas.core.dispatch.types import Arrival, Member
 
 @dataclass(slots=True)
 class Instance:
-    """What is known of an instance beside its load.
+    """State of an instance without its load.
 
     Attributes:
         name: Unique.
@@ -31,7 +31,7 @@ FAR_TOO_MANY = 2**63
 """More requests than any instance decodes."""
 
 Reach = Callable[[Instance], tuple[bool, bool]]
-"""Whether blocks of an instance mean the same where they are wanted, and whether they get there."""
+"""True if blocks of an instance mean the same where they are wanted, and whether they get there."""
 
 
 class Stage:
@@ -74,7 +74,7 @@ class Stage:
         self._num_open[name] -= 1
 
     def pick(self, arrival: Arrival, now_ns: int, reach: Reach | None = None) -> Pick:
-        """Who takes a prompt.
+        """Candidates for a prompt.
 
         Args:
             arrival: The request.

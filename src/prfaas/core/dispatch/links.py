@@ -50,7 +50,7 @@ class Link:
         remote_wait_ns: int | None,
         now_ns: int,
     ) -> PathSignals:
-        """What is known of both paths."""
+        """State of both paths."""
         link = self.book.latest(now_ns)
         return PathSignals(local_wait_ns, remote_wait_ns, link, self.book.num_open)
 
@@ -61,7 +61,7 @@ class Link:
         self._loop.replan(offload_threshold)
 
     def learn(self, num_local: float, num_remote: float, now_ns: int) -> None:
-        """Let the threshold follow what arrived lately; see `balance`."""
+        """Adjust the threshold to recent arrivals; see `balance`."""
         seen = self.book.latest(now_ns)
         if seen is not None and isinstance(self.policy, AdaptivePolicy):
             found = self.balance.threshold(num_local, num_remote, seen.bits_per_s)

@@ -28,7 +28,7 @@ LOOKUPS_MAX = 16
 """Waiting requests of an instance that are looked up again after one report."""
 NEVER_STALE_NS = 2**62
 ROOM_KNOWN_NS = 60 * NS_PER_S
-"""So long after the last request that queued for decode, its room is taken for known."""
+"""Time after the last queued request for which the free capacity of decode counts as known."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class _Open:
     streams: bool = False
     """Its first token has come."""
     looked_up_at_ns: int = 0
-    """When its cached prefix was looked up again last."""
+    """Time of the last lookup of its cached prefix."""
 
 
 class OpenRequests:
@@ -87,7 +87,7 @@ class OpenRequests:
         return request_id in self._entries
 
     def route_of(self, request_id: int) -> Routed | None:
-        """Where a request goes."""
+        """Route of a request."""
         entry = self._entries.get(request_id)
         return None if entry is None else entry.routed
 
@@ -124,7 +124,7 @@ class OpenRequests:
         return self._num_streaming[name]
 
     def decode_wait(self, now_ns: int) -> DecodeWait:
-        """What decode adds, where instances only decode."""
+        """Additional time of decode, if instances only decode."""
         flow = self._decode_flow
         return no_wait if self.decode_book is None else lambda after: flow.wait_ns(after, now_ns)
 
@@ -368,7 +368,7 @@ class OpenRequests:
             self._times.first_tokens.sent(request_id, routed.cluster, queued_ns, now_ns)
 
     def _withdraw(self, request_id: int, entry: _Open, now_ns: int) -> None:
-        """Nobody waits for the prefill any more."""
+        """End the wait for the prefill."""
         if entry.prefilling:
             entry.prefilling = False
             name = entry.routed.prefill

@@ -97,7 +97,7 @@ class RouteFinder:
         option.link.balance.note(Work(new, costs.local_prefill_ns(new), remote_ns, shipped))
 
     def learn(self, now_ns: int) -> None:
-        """Let the threshold of every link follow the requests that were admitted lately."""
+        """Adjust the threshold of every link to recently admitted requests."""
         if self._settings.policy is not PolicyName.ADAPTIVE:
             return
         num_local = self.home.book.num_ready / len(self.away)
@@ -107,7 +107,7 @@ class RouteFinder:
                     link.learn(num_local, stage.book.num_ready, now_ns)
 
     def apart(self, option: RouteOption, arrival: Arrival, path: Path, now_ns: int) -> RouteOption:
-        """Let a request that has to be late wait where it makes nobody else late.
+        """Queue a request that is late on both paths where it delays no other.
 
         When queues alone make it miss the target wherever it goes, it joins the longest queue of
         its cluster. So the lost ones gather at one instance, and the others stay in time; spread
@@ -200,7 +200,7 @@ class RouteFinder:
         decode_wait: DecodeWait,
         utilisation: float,
     ) -> Prediction:
-        """What bytes are worth, and whether a prefix is pulled rather than computed at home."""
+        """Cost of bytes, and the choice between a pull and a local prefill of a prefix."""
         costs, settings = remote.costs, self._settings
         assert costs is not None  # noqa: S101 (asked before)
         ns_per_byte = settings.ns_per_byte(remote.price_per_tb)
@@ -222,7 +222,8 @@ class RouteFinder:
 
 
 def _obstacle(arrival: Arrival, splits: bool, found: Reason | None) -> Reason | None:
-    """What keeps a request at home: its own nature, its tenant's limit, the state of the parts."""
+    """Reason for a local path other than the policy: the request, its tenant's limit, or the state
+    of parts."""
     if not splits:
         return Reason.NOT_OFFLOADABLE
     return found if arrival.may_ship else Reason.LINK_LIMIT

@@ -1,4 +1,4 @@
-"""Which instance gets a request: filters drop candidates, scorers rate them, a picker decides.
+"""Selection of an instance: filters drop candidates, scorers rate them, a picker decides.
 
 Scores are absolute: the score of a candidate does not depend on who else is there, so adding a
 worse candidate changes nothing.
@@ -15,7 +15,7 @@ from prfaas.units import NS_PER_S
 LOOKS_MAX = 256
 """Candidates that are scored at most: those behind them wait longer."""
 HINT_WEIGHT = 0.5
-"""What a prefix that may be cached counts, against one that is."""
+"""Weight of a hint, relative to a hit."""
 SHOWN_MAX = 8
 """Candidates that a pick remembers, for whoever asks why."""
 OPEN_HALF = 16
@@ -23,18 +23,18 @@ OPEN_HALF = 16
 
 
 class Candidate(NamedTuple):
-    """What is known of an instance. A tuple, because every decision makes several.
+    """State of an instance. A tuple, because every decision creates several.
 
     Attributes:
         name: Unique.
-        ready: Whether it is healthy.
+        ready: True if it is healthy.
         wait_ns: Predicted wait; None when unknown.
         hit_tokens: Usable cached prefix of this request, tokens.
         hint_tokens: Prefix that may be cached, tokens.
         num_open: Requests that it decodes or will decode.
         num_tokens_max: Longest prompt it takes, tokens.
-        layouts_agree: Whether its blocks mean the same where the request will be decoded.
-        link_up: Whether its blocks can get there.
+        layouts_agree: True if its blocks mean the same where the request will be decoded.
+        link_up: True if its blocks can get there.
         device_tokens: Prefix that it holds in its own memory, tokens; of `hit_tokens`.
     """
 
@@ -51,7 +51,7 @@ class Candidate(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """How much each score counts; none falls when a wait is shorter or a hit longer."""
+    """Weights of scores; no score falls with a shorter wait or a longer hit."""
 
     short_wait: float = 1.0
     cached_prefix: float = 0.5
@@ -60,13 +60,13 @@ class Weights(NamedTuple):
 
 
 ON_DEVICE = 0.05
-"""What a prompt is worth that need not be loaded from the pool: 50 ms of wait, if all of it."""
+"""Value of a prompt in device memory, as time of wait: 50 ms for the whole prompt."""
 PREFILL_WEIGHTS = Weights(on_device=ON_DEVICE)
 MIXED_WEIGHTS = Weights(few_open=0.25, on_device=ON_DEVICE)
-"""For instances that prefill and decode."""
+"""Weights for instances that prefill and decode."""
 
 OBSTACLES = (Reason.NO_PREFILL_INSTANCE, Reason.LAYOUT_MISMATCH, Reason.LINK_DOWN)
-"""What it means when nobody passes a filter; the later ones are met by who got further."""
+"""Refusal if no candidate passes a filter."""
 
 
 class Pick(NamedTuple):
@@ -114,7 +114,7 @@ def on_device(device_tokens: int, num_tokens: int) -> float:
 def scores(
     candidate: Candidate, num_tokens: int, weights: Weights
 ) -> tuple[Reason | None, dict[str, float]]:
-    """What dropped a candidate, if a filter did, and its weighted scores by name."""
+    """The filter that dropped a candidate, if any, and its weighted scores by name."""
     stopped, (wait_ns, hit, hint, num_open) = stopped_at(candidate, num_tokens), candidate[2:6]
     rated = Weights(
         short_wait(wait_ns),
@@ -140,7 +140,7 @@ def score(candidate: Candidate, num_tokens: int, weights: Weights) -> float:
 def is_ideal(
     candidate: Candidate, num_tokens: int, hit_tokens_max: int, device_tokens_max: int
 ) -> bool:
-    """Whether a candidate passes every filter and only a shorter wait could be better."""
+    """Return True if a candidate passes every filter and only a shorter wait could be better."""
     _, ready, wait_ns, hit, _, num_open, longest, layouts_agree, link_up, device = candidate
     if not (ready and num_tokens < longest and layouts_agree and link_up):
         return False

@@ -1,4 +1,4 @@
-"""What the dispatcher is told, and what it answers."""
+"""Inputs and results of the dispatcher."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RemoteCluster:
 
 @dataclass(frozen=True, slots=True)
 class DispatchSettings:
-    """How requests are routed.
+    """Settings of routing.
 
     Attributes:
         policy: Which policy.
@@ -122,14 +122,14 @@ class Arrival(NamedTuple):
             who is left out holds nothing.
         hints: The same for pools whose contents are not certain: it draws a request to them, and
             decides nothing else.
-        offloadable: Whether prefill and decode may be split.
+        offloadable: True if prefill and decode may be split.
         shippable_tokens: Prefix that could be shipped; where decode has as much, nothing is. None
             is the whole prompt.
         avoid: Instance that was tried already.
         tenant: Whose it is.
-        may_ship: Whether its tenant may use the links.
+        may_ship: True if its tenant may use the links.
         layout: Of its blocks; None while unknown, and then they fit into every pool.
-        streams: Whether its first token is seen; only such requests tell how long decode takes.
+        streams: True if its first token is seen; only such requests tell how long decode takes.
         hashes: Hash chain of a single prompt, for who looks cached prefixes up; empty with several.
     """
 
@@ -149,7 +149,7 @@ class Arrival(NamedTuple):
 
 
 class Routed(NamedTuple):
-    """Where a request goes.
+    """Route of a request.
 
     Attributes:
         decision: The path and why.
@@ -186,16 +186,16 @@ class Routed(NamedTuple):
 
     @property
     def pulls(self) -> bool:
-        """Whether it is prefilled at home, with a prefix that a PrfaaS cluster holds."""
+        """Return True if it is prefilled locally with a pulled prefix."""
         return self.decision.path is Path.LOCAL and bool(self.source)
 
 
 class Refusal(StrEnum):
-    """Why a request is not served; bounded, so that it can label a metric."""
+    """Reason of a refusal; bounded, so that it can label a metric."""
 
     PREDICTED_LATE = "predicted_late"
     NO_INSTANCE = "no_instance"
-    """No instance of the PD cluster can take it."""
+    """No instance of the PD cluster is available."""
 
 
 class Refused(NamedTuple):

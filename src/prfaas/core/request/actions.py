@@ -66,7 +66,7 @@ class Abort(Action):
 
 @dataclass(frozen=True, slots=True)
 class Release(Action):
-    """Nobody waits for these blocks any more; their transfer goes on if it is open."""
+    """End the wait for these blocks; an open transfer continues."""
 
     blocks: Blocks
 

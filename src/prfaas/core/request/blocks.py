@@ -13,7 +13,7 @@ from prfaas.core.transfer.transfer_state import LINK_FAULTS, TransferEnd
 POOL_DOWN = "pool_down"
 """A pool is not heard any more."""
 TIMEOUT = "timeout"
-"""No pool reported an end."""
+"""No pool has reported an end."""
 UNKNOWN = "unknown"
 """Blocks are missing though their transfer ended well."""
 WHOLE = "whole"
@@ -81,7 +81,7 @@ class Movement:
 
     @property
     def failure(self) -> str:
-        """Why blocks are missing: one of a bounded set."""
+        """Reason for missing blocks: one of a bounded set."""
         if self.fault:
             return self.fault
         return UNKNOWN if self.end is not None or not self.crosses_link else TIMEOUT
@@ -101,7 +101,7 @@ class OnTheWay:
         self.hand_off: Movement | None = None
         self.pull: Movement | None = None
         self.pull_outcome = ""
-        """What came of the pull, one of a bounded set; empty while an engine may wait for it."""
+        """Outcome of the pull, one of a bounded set; empty while an engine may wait for it."""
 
     def get(self, which: Blocks) -> Movement | None:
         """Blocks of a kind; None if the request has none."""
@@ -133,7 +133,7 @@ class OnTheWay:
         return [Abort(which, why)]
 
     def abort_all(self, why: str, now_ns: int) -> list[AnyAction]:
-        """Nobody waits for any blocks: the request ended, or the engine that waited."""
+        """End all waits for blocks: the request or the waiting engine has ended."""
         aborted = self.abort(_HAND_OFF, why, now_ns)
         if self.open(_PULL) is not None:
             self.pull_outcome = ENDED_EARLY

@@ -108,11 +108,11 @@ class DispatcherBooks(ABC):
         return self.dispatcher.expected.local_path_ns(number, self.lane(name), held_tokens, now_ns)
 
     def backlog_bytes(self, source: str, destination: str, now_ns: int) -> int | None:
-        """What a link was promised and has not carried; None is unknown."""
+        """Reserved bytes that a link has not carried yet; None is unknown."""
         seen = self.dispatcher.links.between(source, destination).book.latest(now_ns)
         return None if seen is None else seen.backlog_bytes
 
     def link_bits_per_s(self, source: str, destination: str, now_ns: int) -> float | None:
-        """What a link carries; None is unknown."""
+        """Throughput of a link; None is unknown."""
         seen = self.dispatcher.links.between(source, destination).book.latest(now_ns)
         return None if seen is None else seen.bits_per_s

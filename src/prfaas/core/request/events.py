@@ -10,7 +10,7 @@ from prfaas.core.transfer.transfer_state import TransferEnd
 
 
 class PrefillFailure(StrEnum):
-    """Why a prefill leg gave no KV cache; labels a metric."""
+    """Reason for a prefill leg without KV cache; labels a metric."""
 
     UNREACHABLE = "unreachable"
     BROKEN = "broken"
@@ -34,7 +34,7 @@ class PrefillFailure(StrEnum):
 
 
 class DecodeFailure(StrEnum):
-    """Why a decode leg ended before its answer did; labels a metric."""
+    """Reason for the early end of a decode leg; labels a metric."""
 
     UNREACHABLE = "unreachable"
     BROKEN = "broken"
@@ -47,13 +47,13 @@ class Blocks(StrEnum):
     """Blocks that a request waits for."""
 
     HAND_OFF = "hand_off"
-    """Of the prompt, from the engine that prefills to the pool of the one that decodes."""
+    """Hand-off of the prompt, from the prefill engine to the pool of the decode engine."""
     PULL = "pull"
-    """Of a cached prefix, from another cluster, for a prefill in the PD cluster."""
+    """Pull of a cached prefix from another cluster, for a local prefill."""
 
 
 class Outcome(StrEnum):
-    """How a request ended; every request has exactly one."""
+    """End of a request; every request has exactly one."""
 
     RUNNING = "running"
     FINISHED = "finished"

@@ -1,4 +1,4 @@
-"""What all requests share: the dispatcher's driver, breakers, limits, and budgets."""
+"""State shared by all requests: the dispatcher's driver, breakers, limits, and budgets."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Fleet:
-    """What all requests of one driver share.
+    """State shared by all requests of one driver.
 
     Attributes:
         books: The dispatcher's driver.

@@ -62,7 +62,7 @@ _start_prefill, _start_decode = cache(StartPrefill), cache(StartDecode)
 
 @dataclass(slots=True)
 class Route:
-    """Where a request goes, as decided.
+    """Decided route of a request.
 
     Attributes:
         number: Of the request, in the driver's books.
@@ -122,7 +122,7 @@ class RequestLife:
         self._wakes_at_ns: int | None = None
         self._legs_left = fleet.limits.legs_max
         self._broke: EngineBroke | None = None
-        """Why the last decode leg ended; None before any did."""
+        """Reason for the end of the last decode leg; None before the first."""
         self._fell_back = self._has_streamed = False
         self._suspects: list[str] = []
         """Engines that failed at it, by their fault or its own."""
@@ -300,7 +300,7 @@ class RequestLife:
         return self._lose_pull(NOT_ASKED, now_ns)
 
     def _lose_pull(self, why: str, now_ns: int) -> list[AnyAction]:
-        """What has not arrived of a pulled prefix is computed by the engine that waits for it."""
+        """Let the waiting engine compute the missing part of a pulled prefix."""
         self.blocks.pull_outcome, self._fell_back = why, True
         self._books.lose_pull(self._route.number, now_ns)
         actions = self.blocks.abort(_PULL, f"the prefix is computed: {why}", now_ns)

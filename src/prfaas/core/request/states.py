@@ -55,7 +55,7 @@ from prfaas.core.request.events import (
 
 
 class Stage(StrEnum):
-    """Where a request is in its life."""
+    """Stage of a request."""
 
     ROUTED = "routed"
     PREFILLING = "prefilling"

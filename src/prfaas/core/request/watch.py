@@ -18,7 +18,7 @@ LOOK_NS_MIN = NS_PER_S // 10
 
 
 class Alarm(StrEnum):
-    """Why a prefill or a pull is left; labels a metric."""
+    """Reason to abandon a prefill or a pull; labels a metric."""
 
     TIMEOUT = "timeout"
     """It has taken as long as it may."""
@@ -57,7 +57,7 @@ class PrefillWatch:
         expected_ns = fleet.books.expected_prefill_ns(number)
         self._look_at_ns = None if expected_ns is None else now_ns + patience_ns(expected_ns)
         self.wakes_at_ns = min(self._ends_at_ns, self._look_at_ns or self._ends_at_ns)
-        """When it has to be looked at."""
+        """Time of the next check."""
 
     def look(self, now_ns: int) -> Alarm | None:
         """Return the reason to leave the prefill; None if there is none yet."""
@@ -106,7 +106,7 @@ class RouteWatch:
         pause_ns = min(path.predicted_ns // limits.looks, limits.look_ns_max)
         self._pause_ns = max(pause_ns, LOOK_NS_MIN)
         self.wakes_at_ns = path.started_at_ns + self._pause_ns
-        """When it has to be looked at."""
+        """Time of the next check."""
 
     def look(self, now_ns: int) -> Alarm | None:
         """Return the reason to leave the route; None if there is none yet."""

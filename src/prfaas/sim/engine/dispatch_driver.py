@@ -191,7 +191,7 @@ class Front(DispatcherBooks):
             self.dispatcher.requests.look_up(index, self.hits(index), now_ns)
 
     def report_loads(self, observed_at_ns: int, num_waiting: Sequence[tuple[str, int]]) -> None:
-        """So many requests were seen to wait at some instances."""
+        """Report the requests that wait at some instances."""
         self.dispatcher.report_loads(observed_at_ns, num_waiting)
         for name, waiting in num_waiting if self.caches.any_room else ():
             if waiting:
@@ -202,7 +202,7 @@ class Front(DispatcherBooks):
         self.dispatcher.report_link(source, destination, report)
 
     def link(self, source: str, destination: str) -> Link:
-        """What the gateway knows of a link."""
+        """State of a link in the gateway."""
         return self.dispatcher.links.between(source, destination)
 
     def replan(self, offload_threshold: int) -> None:

@@ -1,4 +1,4 @@
-"""What breaks during a run, and how it recovers."""
+"""Failures during a run, and their recovery."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def schedule(simulation: RunParts, failures: tuple[Failure, ...]) -> None:
 
 
 def in_words(failure: Failure) -> str:
-    """What breaks and when, for people."""
+    """Description of a failure and its time."""
     ratio = failure.capacity_ratio
     what = {
         FailureKind.LINK: f"link at {ratio:.0%} of its capacity" if ratio else "link cut",

@@ -1,4 +1,4 @@
-"""No oracle read: a decision uses only reports that a gateway could have received by then.
+"""Check that a decision uses only reports that a gateway could have received by then.
 
 `Heard` records how late the dispatcher is informed; every run is checked. That the dispatcher holds
 no reference into the simulation is tested (`tests/sim/test_checks.py`).
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class News(StrEnum):
-    """What a gateway hears of."""
+    """Kinds of reports to a gateway."""
 
     REPORT = "report of an instance or a link"
     LINK_DEAD = "silence of a link"

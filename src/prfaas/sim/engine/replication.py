@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Copier:
-    """Has prefixes copied that the PD cluster misses again and again.
+    """Copies prefixes that the PD cluster often misses.
 
     Args:
         simulation: Whose pools and links.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Instance = TypeVar("Instance", PrefillInstance, DecodeInstance)
 
 LOOK_INTERVAL_NS = NS_PER_S
-"""How often a draining instance is looked at."""
+"""Interval of checks of a draining instance."""
 
 
 def as_dict(change: Change) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def as_dict(change: Change) -> dict[str, Any]:
 
 
 class Roles:
-    """Who prefills, who decodes, and the long-term loop.
+    """Roles of instances, and the long-term loop.
 
     Args:
         simulation: Whose instances.

@@ -23,4 +23,4 @@ class RunParts(RunResources, Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether requests are under way or yet to come."""
+        """Return True if requests are running or will arrive."""

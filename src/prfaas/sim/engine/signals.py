@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Observation(NamedTuple):
-    """What was seen at one instant: who waits at every instance that is up, and the link."""
+    """Observation at one time: waiting requests at every instance, and the link."""
 
     at_ns: int
     num_waiting: list[tuple[str, int]]

@@ -150,7 +150,7 @@ class Simulation:
 
     @property
     def busy(self) -> bool:
-        """Whether requests are under way or yet to come."""
+        """Return True if requests are running or will arrive."""
         return bool(self.open) or self._arrivals.num_left > 0
 
     @property
@@ -160,7 +160,7 @@ class Simulation:
 
     @property
     def links(self) -> list[SharedLink]:
-        """From every PrfaaS cluster to the PD cluster."""
+        """Links from every PrfaaS cluster to the PD cluster."""
         return [transport.home for transport in self.transports.values()]
 
     # Arrival and dispatch

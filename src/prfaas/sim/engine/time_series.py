@@ -21,7 +21,7 @@ NUM_SAMPLES_MAX = 2_000
 
 
 class Sample(NamedTuple):
-    """What one instant looked like.
+    """Sample of one time.
 
     Attributes:
         at_ns: When.

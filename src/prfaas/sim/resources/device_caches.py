@@ -1,5 +1,4 @@
-"""What instances hold in their own memory: a prefix cache each, as an engine's, whose KV events
-the gateway hears."""
+"""Device memory of instances: a prefix cache each, like that of an engine with KV events."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ class Devices:
             self._caches[name].store(block_ids)
 
     def keeping(self, name: str, then: Callable[[Job], None]) -> Callable[[Job], None]:
-        """What to do at the end of an instance's jobs: keep what it computed, and go on.
+        """Callback for the end of an instance's jobs: cache the computed blocks, and continue.
 
         Args:
             name: The instance.

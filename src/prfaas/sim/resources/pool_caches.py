@@ -16,7 +16,7 @@ BITS_PER_BYTE = 8
 
 
 class Hit(NamedTuple):
-    """What a pool, or an instance's own memory, serves of a prompt.
+    """Hit of a prompt in a pool or in an instance's memory.
 
     Attributes:
         num_tokens: Prefix that prefill resumes after.
@@ -34,7 +34,7 @@ class Pool:
         setup: Its limits.
         blocks: What they count in.
         costs: Of the cluster's prefill, to tell whether reading from disk pays.
-        remote: Whether the cluster is a PrfaaS cluster.
+        remote: True if the cluster is a PrfaaS cluster.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Pool:
         self.is_up = self.is_known = True
 
     def hit(self, request: Request) -> Hit:
-        """What the gateway finds: nothing while it does not know what the pool holds."""
+        """Hit in the gateway's index: 0 while the contents of the pool are unknown."""
         if not self.is_known:
             return Hit(0)
         limit, span = request.num_prompt_tokens - 1, self._span
@@ -114,10 +114,10 @@ class Caches:
             for limit in limits.values()
             for room in (limit.host_blocks, limit.disk_blocks, limit.device_blocks)
         )
-        """Whether there is any cache at all."""
+        """True if there is any cache at all."""
 
     def hits(self, request: Request) -> dict[str, Hit]:
-        """What each pool serves, and by instance what it holds itself, if anything.
+        """Hits of each pool, and of each instance with its own memory.
 
         Blocks of the request itself that are at home count too.
         """

@@ -78,7 +78,7 @@ class PrefillInstance:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job runs."""
+        """Return True if a job runs."""
         return self._running is not None
 
     @property
@@ -87,7 +87,7 @@ class PrefillInstance:
         return self._queued_ns
 
     def withdraw(self, request: Request) -> None:
-        """Nobody waits for a request's job: it leaves the queue; if it runs, it runs to its end."""
+        """Remove a request's job from the queue; a running job runs to its end."""
         job = self._queue.pop(request, None)
         if job is not None:
             self._queued_ns -= job.work_ns

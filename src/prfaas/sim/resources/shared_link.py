@@ -24,10 +24,10 @@ _EPSILON_BYTES = 1e-3
 
 
 class Purpose(StrEnum):
-    """Why bytes are on a link."""
+    """Purpose of bytes on a link."""
 
     HANDOFF = "handoff"
-    """From prefill to decode."""
+    """Hand-off from prefill to decode."""
     PULL = "pull"
     """A prefix, for a prefill elsewhere."""
     COPY = "copy"
@@ -76,7 +76,7 @@ class SharedLink:
         self.busy_ns = 0
         self.sent_bytes = 0.0
         self.rounded_bytes = 0.0
-        """What instants in whole nanoseconds may add to `sent_bytes`, or take from it."""
+        """Rounding error of `sent_bytes` from whole nanoseconds."""
         self._ended_bytes = dict.fromkeys(Purpose, 0.0)
         self._clock, self._on_landed, self._rtt_ns = clock, on_landed, rtt_ns
         self._flow_bits_per_s, self._is_limited = flow_bits_per_s, isfinite(flow_bits_per_s)

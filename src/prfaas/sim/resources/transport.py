@@ -129,7 +129,7 @@ class Transport:
         return self._costs.tokens_in(transfer.present_tokens, sent)
 
     def give_up(self, request: Request) -> None:
-        """Nobody waits for a request's blocks; without a transfer nothing happens."""
+        """End the wait for a request's blocks; no effect without a transfer."""
         transfer = self._open.pop(request, None)
         if transfer is not None and transfer.flow is not None:
             self.home.drop(transfer.flow)
