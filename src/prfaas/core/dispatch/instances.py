@@ -1,4 +1,4 @@
-"""Agreement of layouts between instances, and the links between their pools."""
+"""The prefill instances of one cluster, and the selection of one for a request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAR_TOO_MANY = 2**63
 """More requests than any instance decodes."""
 
 Reach = Callable[[Instance], tuple[bool, bool]]
-"""True if blocks of an instance mean the same where they are wanted, and whether they get there."""
+"""Check that the layouts agree and that a link connects the pools."""
 
 
 class Stage:

@@ -71,7 +71,7 @@ class RouteOption(NamedTuple):
         return self.facts.obstacle is not None, found.remote_ns is None, time_ns
 
     def misses(self, target_ns: int, path: Path) -> bool:
-        """Return True if no path meets the target, and `path` misses it by queue and compute alone."""
+        """Return True if no path meets the target, nor `path` without transfer and decode."""
         found = self.prediction
         local_ns, remote_ns, alone_ns = found.local_ns, found.remote_ns, found.computed_ns
         if local_ns is None or local_ns <= target_ns:
