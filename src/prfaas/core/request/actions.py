@@ -85,6 +85,11 @@ class FellBack(Action):
     reason: str
     why: str
 
+    @property
+    def label(self) -> str:
+        """Stage and reason, as clients and logs get them."""
+        return f"{self.stage}/{self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class Retry(Action):

@@ -47,7 +47,6 @@ from prfaas.gateway.serving.moving_blocks import MovingBlocks
 from prfaas.gateway.serving.request_legs import Legs, Parts
 from prfaas.gateway.serving.request_state import Exchange
 from prfaas.gateway.serving.routing_step import Plan
-from prfaas.gateway.telemetry.request_record import Fallback
 from prfaas.units import NS_PER_S
 
 
@@ -150,8 +149,8 @@ class RequestRun:
                 self._moving.abort(blocks, why)
             case Release(blocks):
                 self._moving.release(blocks)
-            case FellBack(stage, reason, why):
-                self._exchange.fall_back(Fallback(stage, reason), why)
+            case FellBack():
+                self._exchange.fall_back(action)
             case Retry(is_allowed):
                 self._parts.metrics.retried("made" if is_allowed else "over_budget")
             case WakeAt(at_ns):

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from prfaas.core.request.actions import FellBack
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.http.responses import ClientStream
 from prfaas.gateway.openai.requests import ClientRequest
@@ -13,7 +14,7 @@ from prfaas.gateway.openai.responses import Replies, replies_for
 from prfaas.gateway.serving.continuation import Answer
 from prfaas.gateway.serving.usage import Usage
 from prfaas.gateway.telemetry.metrics import Metrics
-from prfaas.gateway.telemetry.request_record import Fallback, Record
+from prfaas.gateway.telemetry.request_record import Record
 from prfaas.gateway.telemetry.tracing import Trace
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.logs import log_event
@@ -75,7 +76,7 @@ class Exchange:
         """Headers of a leg, "p" or "d"; nothing else of the client's gets to an engine."""
         return {"X-Request-Id": f"{self.record.request_id}-{leg}", **self.trace.headers}
 
-    def fall_back(self, fallback: Fallback, message: str) -> None:
+    def fall_back(self, fallback: FellBack) -> None:
         """The route was left, or did not pay off: note it, log it, and count it for remote ones."""
         self.record.fell_back(fallback)
         log_event(
@@ -85,7 +86,7 @@ class Exchange:
             request_id=self.record.request_id,
             stage=fallback.stage,
             reason=fallback.reason,
-            why=message,
+            why=fallback.why,
         )
         if fallback.stage != PULL:
             self.metrics.fell_back(self.record)

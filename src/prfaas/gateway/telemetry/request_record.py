@@ -7,27 +7,10 @@ from dataclasses import dataclass, field
 
 from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.types import Refusal, Refused, Routed
+from prfaas.core.request.actions import FellBack
 from prfaas.core.request.events import Outcome
 from prfaas.core.routing.decision import Decision
 from prfaas.gateway.routing.transfer_tracker import TransferView
-
-
-@dataclass(frozen=True, slots=True)
-class Fallback:
-    """Reason for which the remote path or a pull was abandoned or had no effect.
-
-    Attributes:
-        stage: "prefill", "transfer" or "decode" of the remote path, or "pull".
-        reason: One of a bounded set; labels a metric.
-    """
-
-    stage: str
-    reason: str
-
-    @property
-    def label(self) -> str:
-        """Both, as clients and logs get them."""
-        return f"{self.stage}/{self.reason}"
 
 
 @dataclass(slots=True)
@@ -84,7 +67,8 @@ class Record:
     ttft_ns: int | None = None
     e2e_ns: int | None = None
     outcome: Outcome = Outcome.RUNNING
-    fallback: Fallback | None = None
+    fallback: FellBack | None = None
+    """Why its route was left, or did not pay off; the last one."""
 
     @property
     def path(self) -> str:
@@ -174,7 +158,7 @@ class Record:
         self.num_prompt_tokens, self.cached_tokens = num_prompt_tokens, cached_tokens
         self.num_output_tokens = num_output_tokens
 
-    def fell_back(self, fallback: Fallback) -> None:
+    def fell_back(self, fallback: FellBack) -> None:
         """Its route was left, or did not pay off."""
         self.fallback = fallback
 
