@@ -7,31 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from prfaas.config.clusters import ClusterRole, ClusterTable
+from prfaas.config.clusters import ClusterRole
 from prfaas.config.deployment import Deployment
 from prfaas.core.control.split import decode_name, instance_of
 from prfaas.core.control.stage_load import InstanceQueue
-from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.link_load import LinkReport
 from prfaas.core.dispatch.route_options import Considered
 from prfaas.core.dispatch.types import (
     Arrival,
-    DispatchSettings,
-    HomeCluster,
-    Member,
     Refusal,
     Refused,
-    RemoteCluster,
     Routed,
     ThresholdMoved,
 )
 from prfaas.core.kv.prefix_index import PrefixIndex
 from prfaas.core.request.books import DispatcherBooks
 from prfaas.core.routing.calibration import CalibrationSettings
+from prfaas.gateway.routing.dispatcher_setup import (
+    clusters_of,
+    link_prices,
+    make_dispatcher,
+    pools_of,
+)
 from prfaas.gateway.routing.pool_state import LinkName, PoolView
 from prfaas.gateway.routing.profiles import Profiles
 from prfaas.gateway.routing.role_assignment import make_split
-from prfaas.gateway.tenancy.tenants import fairness
 from prfaas.wire.messages.gateway import LinkTelemetry
 
 
@@ -53,8 +53,8 @@ class Driver(DispatcherBooks):
         calibration: CalibrationSettings | None = None,
     ) -> None:
         self._index = index
-        home = {n: c for n, c in deployment.clusters.items() if c.role is ClusterRole.PD}
-        away = {n: c for n, c in deployment.clusters.items() if c.role is ClusterRole.PRFAAS}
+        home = clusters_of(deployment, ClusterRole.PD)
+        away = clusters_of(deployment, ClusterRole.PRFAAS)
         self._pool_of = {
             name: engine.pool
             for cluster in deployment.clusters.values()
@@ -75,49 +75,17 @@ class Driver(DispatcherBooks):
         """Requests that are open in the dispatcher."""
         self._broken: set[str | LinkName] = set()
         self._views: dict[str, PoolView] = {}
-        self._home_pools = _pools(home)
-        self._away_pools = _pools(away)
+        self._home_pools = pools_of(home)
+        self._away_pools = pools_of(away)
         self._home_names = frozenset(home)
         self.home = next(iter(home))
         """Name of the PD cluster."""
-        self.price_per_tb = {
-            (source, destination): profiles.price_per_tb.get(name, 0.0)
-            for name, cluster in away.items()
-            for source in _pools({name: cluster})
-            for destination in self._home_pools
-        }
+        self.price_per_tb = link_prices(deployment, profiles)
         """Price of 10**12 bytes by link."""
-        routing = deployment.routing
         self.split = make_split(deployment, profiles)
         self.has_roles = self.split is not None
-        members = _members(home)
-        decoders = None
-        if self.split is not None:
-            decoders = tuple(Member(decode_name(each.name), each.pool) for each in members)
-        self.dispatcher = Dispatcher(
-            HomeCluster(self.home, members, decoders, profiles.home),
-            [
-                RemoteCluster(
-                    name,
-                    _members({name: cluster}),
-                    profiles.remote.get(name),
-                    profiles.price_per_tb.get(name, 0.0),
-                    profiles.link_bits_per_s.get(name, 0.0),
-                )
-                for name, cluster in away.items()
-            ],
-            DispatchSettings(
-                policy=routing.effective_policy,
-                offload_threshold=routing.offload_threshold,
-                bandwidth=routing.bandwidth,
-                moving_threshold=routing.short_term_loop,
-                admission=routing.ttft_max is not None,
-                ttft_max_ns=routing.ttft_max,
-                fairness=fairness(deployment),
-                pulls=routing.pull,
-                second_price=routing.second_price,
-                calibration=calibration or CalibrationSettings(),
-            ),
+        self.dispatcher = make_dispatcher(
+            deployment, profiles, has_roles=self.has_roles, calibration=calibration
         )
         for name in self._pool_of:
             self._apply(name, 0)
@@ -360,16 +328,3 @@ def link_report(measured: LinkTelemetry, now_ns: int) -> LinkReport:
         measured.rtt_ns,
         measured.budget_bits_per_s * ratio,
     )
-
-
-def _members(clusters: Mapping[str, ClusterTable]) -> tuple[Member, ...]:
-    return tuple(
-        Member(name, engine.pool)
-        for cluster in clusters.values()
-        for name, engine in cluster.engines.items()
-    )
-
-
-def _pools(clusters: Mapping[str, ClusterTable]) -> tuple[str, ...]:
-    engines = (e for cluster in clusters.values() for e in cluster.engines.values())
-    return tuple(dict.fromkeys(engine.pool for engine in engines))
