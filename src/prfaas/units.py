@@ -10,7 +10,7 @@ NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 BITS_PER_BYTE = 8
 BYTES_PER_TB = 1e12
-"""Prices of links are for so many bytes."""
+"""Prices of links are for this number of bytes."""
 
 _SIZE_BYTES = {
     "B": 1,

@@ -28,7 +28,7 @@ from prfaas.wire.messages.engine import (
 from prfaas.wire.messages.fields import Key
 
 ASK_AGAIN_NS, ASK_AGAIN_MAX_NS, ASK_AGAIN_KEY_NS = 20_000_000, 1_000_000_000, 100_000
-"""Blocks on their way are asked for again after this long at least and at most, and in between so
+"""Blocks in transit are asked for again after this long at least and at most, and in between so
 long for each: engine and pool node then spend less than a tenth of a core on asking. The pool node
 reports the end of a transfer without being asked."""
 ANSWER_MAX_NS = 1_000_000_000
@@ -68,7 +68,7 @@ class Lookups:
     Attributes:
         num_found: There.
         num_missing: Not there.
-        num_late: Still on their way when the request waited no longer.
+        num_late: Still in transit when the request waited no longer.
         num_unanswered: Asked for without an answer.
     """
 
@@ -121,7 +121,7 @@ class BlockRequests:
     # --- requests and lookups ---
 
     def begin(self, request: str, transfer_id: bytes | None, source: str, wait_ns: int) -> None:
-        """A request came. Blocks that are on their way with `transfer_id` are waited for."""
+        """A request came. Blocks that are in transit with `transfer_id` are waited for."""
         deadline = self._clock_ns() + wait_ns
         with self._lock:
             self._requests[request] = _Request(transfer_id, source, deadline)
@@ -294,7 +294,7 @@ class BlockRequests:
                     state.ask_at_ns = 0
 
     def on_lost(self) -> None:
-        """The pool node is gone: nothing that was asked will be answered, nothing is on its way."""
+        """The pool node is gone: nothing that was asked will be answered, nothing is in transit."""
         with self._lock:
             lookups, jobs = list(self._lookups.items()), list(self._jobs)
             for state in self._requests.values():

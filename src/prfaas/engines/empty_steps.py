@@ -1,4 +1,4 @@
-"""Scheduler steps that have nothing to run, while blocks are on their way."""
+"""Scheduler steps that have nothing to run, while blocks are in transit."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class EmptySteps:
         self._wait_for_news = wait_for_news
         self._running: set[str] = set()
         self._waiting: dict[str, int] = {}
-        """Requests whose blocks are on their way, and the tokens that the engine had of them."""
+        """Requests whose blocks are in transit, and the tokens that the engine had of them."""
 
     def is_waiting(self, request: str, num_computed_tokens: int) -> bool:
-        """Return True if a lookup for the same prefix would again find blocks on their way."""
+        """Return True if a lookup for the same prefix would again find blocks in transit."""
         waiting_with = self._waiting.get(request)
         return waiting_with == num_computed_tokens and self._must_wait(request)
 
     def looked_up(self, request: str, num_computed_tokens: int, *, decided: bool) -> None:
-        """A request's blocks were looked up; not `decided` if some are on their way."""
+        """A request's blocks were looked up; not `decided` if some are in transit."""
         if decided:
             self._waiting.pop(request, None)
         else:

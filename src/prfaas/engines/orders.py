@@ -6,7 +6,7 @@ In the request's `kv_transfer_params`:
                             "ticket": BASE64, "wait": {as a decode leg}}}
     decode leg   {"prfaas": {"transfer": HEX, "source": POOL, "wait_ms": N}}
 
-Both wait for blocks on their way: a decode leg for those of its hand-off or of a pulled prefix, a
+Both wait for blocks in transit: a decode leg for those of its hand-off or of a pulled prefix, a
 prefill leg at home for the latter.
 """
 
@@ -28,7 +28,7 @@ TransferHex = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-fA-F]{{{2 * TRANSFER_
 
 
 class WaitOrder(msgspec.Struct, frozen=True):
-    """Wait for blocks that are on their way."""
+    """Wait for blocks that are in transit."""
 
     transfer: TransferHex
     source: Name

@@ -3,8 +3,8 @@
 vLLM calls a tier from its scheduler loop. Everything here that the tier calls returns at once: two
 threads of their own do the socket work. When the pool node is gone, or says nothing for SILENCE_S,
 everything that was asked of it fails at once, and the connection is tried again in the background.
-The connection is shut before a failure is told: a pool node that goes on later sees that before it
-touches a row.
+The connection is shut before a failure is told: a pool node that continues later sees that before
+it touches a row.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ class PrfaasTier(SecondaryTierManager):
     # --- lookups ---
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """HIT, MISS, or RETRY while not known or on its way."""
+        """HIT, MISS, or RETRY while not known or in transit."""
         if not self._client.is_connected or req_context.req_id in self._kept:
             return LookupResult.MISS
         return _RESULTS[self._requests.look_up(req_context.req_id, _key(key))]

@@ -147,7 +147,7 @@ class Wan:
         queue_ms: float | None = None,
         loss_back: float | None = None,
     ) -> None:
-        """Change the link; packets already on their way are not affected."""
+        """Change the link; packets already in transit are not affected."""
         both: dict[str, Any] = {}
         if rtt_ms is not None:
             both["delay_ns"] = round(rtt_ms * 1e6 / 2)

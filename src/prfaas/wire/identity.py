@@ -1,7 +1,7 @@
 """Identities of peers: mutual TLS between gateways, pools and engines.
 
 Every process that crosses a site boundary has an identity: a certificate whose DNS name is the
-process's name in the deployment file, signed by the deployment's own authority. A peer is let in
+process's name in the deployment file, signed by the deployment's own authority. A peer is admitted
 only if the authority signed it and its name is on the list.
 """
 

@@ -18,8 +18,8 @@ from prfaas.wire.identity import AUTHORITY, NAME, Identity, identity_in, issue
 def reissue(directory: Path, name: str) -> Identity:
     """Give an identity a new certificate and a new key, with the addresses it has.
 
-    Each file is replaced as a whole. Processes use the old contents until they are told
-    to read again (SIGHUP).
+    Each file is replaced as a whole. Processes use the old contents until they are asked to read
+    again (SIGHUP).
 
     Args:
         directory: Holds `ca.pem` and `ca.key`.

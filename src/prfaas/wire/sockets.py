@@ -106,7 +106,7 @@ class TcpInfo:
     segments: int = 0
     """Segments with data sent so far, retransmissions included."""
     network_ns: int = 0
-    """Time in which data was on its way and the receiver's window did not hold it up."""
+    """Time in which data was in transit and the receiver's window did not hold it up."""
 
 
 def tcp_info(connection: socket.socket) -> TcpInfo:

@@ -66,7 +66,7 @@ class RestartPolicy:
     Attributes:
         is_enabled: True if a failed part is restarted.
         start_timeout_ns: Time from its start until it has to be ready.
-        restarts_max: Failures in a row after which it is given up.
+        restarts_max: Failures in a row after which it is not restarted.
         delay_max_ns: Longest wait before a start.
     """
 

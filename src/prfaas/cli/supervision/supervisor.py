@@ -109,7 +109,7 @@ class Supervisor:
         """Restart one part and wait until it is ready.
 
         Raises:
-            EngineError: It is given up.
+            EngineError: It is not restarted any more.
         """
         restarts = self._keepers[name].restarts
         self.ask_restart(name)

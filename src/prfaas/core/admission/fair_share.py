@@ -1,8 +1,8 @@
-"""Fair admission: under overload every tenant gets its share of the work that is let in.
+"""Fair admission: under overload every tenant gets its share of the work that is admitted.
 
-Admission lets in what is predicted to meet the target. Whoever asks most often would then take
+Admission admits what is predicted to meet the target. Whoever asks most often would then take
 every place that falls free. So a tenant that has had more than others, for its weight, has to be
-content with a shorter queue: it is let in only up to a part of the target, and what lies between
+content with a shorter queue: it is admitted only up to a part of the target, and what lies between
 that and the whole target is left to those who have had less. The queue stays filled, so nothing is
 lost.
 
@@ -81,7 +81,7 @@ class FairShare:
         return round(target * (1 - rank * (1 - self._settings.least_ratio)))
 
     def let_in(self, tenant: str, work_ns: int, now_ns: int) -> None:
-        """A request with so much prefill was let in."""
+        """A request with so much prefill was admitted."""
         self._seen(tenant, now_ns).work_ns += work_ns
 
     def refused(self, tenant: str, now_ns: int) -> None:

@@ -16,7 +16,7 @@ FADING = 0.02
 class OutputRate:
     """Rate of tokens of one sequence: that of the fastest recent answers.
 
-    One answer at most doubles it: tokens that were held up on their way come all at once.
+    One answer at most doubles it: tokens that were held up in transit come all at once.
     """
 
     def __init__(self) -> None:

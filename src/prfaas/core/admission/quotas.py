@@ -1,8 +1,8 @@
 """Limits of a tenant: requests, tokens, concurrent requests, bytes on links. Pure.
 
 A limit on a rate is a bucket that holds what may be used at once and fills evenly. What a request
-costs is known only after it was let in (its tokens are counted, its answer ends), so a request is
-let in while anything is left and is then counted in full: a bucket may go into debt, and nothing
+costs is known only after it was admitted (its tokens are counted, its answer ends), so a request is
+admitted while anything is left and is then counted in full: a bucket may go into debt, and nothing
 more comes in until it is paid. Over time the rate is kept exactly, and no prompt is too long to
 ever come in.
 """
@@ -130,17 +130,17 @@ class Quota:
         return self.over_at_once(1)
 
     def enter(self, now_ns: int) -> None:
-        """A request was let in, with one sequence."""
+        """A request was admitted, with one sequence."""
         self.num_in_flight += 1
         if self.requests is not None:
             self.requests.take(1, now_ns)
 
     def widen(self, num_sequences: int) -> None:
-        """A request that was let in has so many sequences more."""
+        """A request that was admitted has so many sequences more."""
         self.num_in_flight += num_sequences
 
     def leave(self, num_sequences: int = 1) -> None:
-        """A request that was let in has ended, with all its sequences."""
+        """A request that was admitted has ended, with all its sequences."""
         self.num_in_flight -= num_sequences
 
     def count_tokens(self, num_tokens: int, now_ns: int) -> None:

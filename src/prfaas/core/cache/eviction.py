@@ -63,7 +63,7 @@ class LeasedLast(EvictionPolicy[K]):
             self._rest.removed(key)
 
     def order(self) -> Iterator[K]:
-        """First what nobody waits for."""
+        """First what no request waits for."""
         yield from self._rest.order()
         yield from self._leases
 

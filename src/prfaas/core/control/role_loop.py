@@ -50,7 +50,7 @@ class RoleSettings:
         patience_ns: How long a move has to look worth while before it is made.
         dwell_ns: From the end of one conversion to the next move.
         dwell_max_ns: The same at most, after moves to and fro.
-        drain_max_ns: A drain that takes longer is given up.
+        drain_max_ns: A drain that takes longer is aborted.
         horizon_ns: Waiting work counts as if it had to be done within this time.
         smoothing_ns: Time in which what was seen before fades to 1/e in the needs; 0 forgets it.
         conversion_ns: From the last work of the old role to the first of the new one.
@@ -177,7 +177,7 @@ class RoleLoop:
         return RoleChange(wanted, self._take_plan(num_prefill + _step(wanted), planned))
 
     def changed(self, now_ns: int) -> None:
-        """The change is over, or was given up: the dwell begins."""
+        """The change is over, or was aborted: the dwell begins."""
         self._changing = False
         self._changed_at_ns = now_ns
 

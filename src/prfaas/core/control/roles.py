@@ -2,7 +2,7 @@
 
     works ─► drains: takes nothing new, ends what it has ─► is converted ─► works in the other role
       ▲         │
-      └─────────┘ has not ended it in time: goes on as before, and another one is tried next
+      └─────────┘ has not ended it in time: continues as before, and another one is tried next
 
 The long-term loop says when; this says which instance, and what it may take meanwhile. The gateway
 and the simulator keep their roles in it. Instances go by their index.
@@ -29,7 +29,7 @@ class Change:
         index: Which PD instance.
         to: Its next role.
         began_at_ns: When it stopped taking work.
-        drained_at_ns: When its last work had ended; UNSET also of a change that was given up.
+        drained_at_ns: When its last work had ended; UNSET also of a change that was aborted.
         ended_at_ns: When it could work again.
     """
 
@@ -147,10 +147,10 @@ class Roles:
         return change
 
     def gives_up(self, now_ns: int) -> Change | None:
-        """A drain that takes too long is given up: the instance goes on in the role that it has.
+        """A drain that takes too long is aborted: the instance continues in the role that it has.
 
         Returns:
-            What was given up, if anything was.
+            What was aborted, if anything was.
         """
         change, loop = self.change, self._loop
         if change is None or loop is None or change.drained_at_ns != UNSET:

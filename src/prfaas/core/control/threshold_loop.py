@@ -1,11 +1,11 @@
 """The short-term loop: moves a link's threshold when one side stays pressed.
 
-A backlog is the sum over time of what a threshold did wrong, so it goes on growing while the
+A backlog is the sum over time of what a threshold did wrong, so it continues growing while the
 threshold already moves back: a loop that follows it swings for ever, however small its steps. Four
 rules keep this one still.
 
 - It follows where the gap between both waits will be, not where it is: gap + lead x trend. A
-  backlog that is on its way down calls for nothing more.
+  backlog that is falling calls for nothing more.
 - It moves only when the pressure has lasted longer than a signal takes to show a move.
 - After a turn it goes at most half as far back as it came. So a swing shrinks by half at every
   turn, whatever the system does, and below the smallest step the loop stands still.

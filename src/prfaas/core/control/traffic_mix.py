@@ -48,7 +48,7 @@ class Mixes:
         self._came.append((now_ns, num_new, num_prompt))
 
     def ended(self, now_ns: int, num_output: int) -> None:
-        """A request was answered with so many tokens."""
+        """A request was answered with this number of tokens."""
         self._ended.append((now_ns, num_output))
 
     def look(self, now_ns: int) -> Mix | None:

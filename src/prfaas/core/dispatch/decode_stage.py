@@ -2,7 +2,7 @@
 
 The wait is predicted from who is ahead and when those that decode will end.
 
-A request waits for decode behind those that wait already and those on their way. How many decode
+A request waits for decode behind those that wait already and those in transit. How many decode
 at once is seen while requests queue, and how long one takes as it ends. Waits of the past alone
 would come too late: with ten seconds of prefill under way, a queue that is seen now belongs to
 requests that were routed ten seconds ago.
@@ -75,7 +75,7 @@ class DecodeBook:
 
 
 class DecodeFlow:
-    """Requests on their way to decode, those that wait for it, and those that decode.
+    """Requests in transit to decode, those that wait for it, and those that decode.
 
     Args:
         stale_after_ns: Age beyond which the room is unknown, ns: no request has queued since.
@@ -136,7 +136,7 @@ class DecodeFlow:
 
     @property
     def num_held(self) -> int:
-        """Requests on their way, waiting and decoding; 0 when all is over."""
+        """Requests in transit, waiting and decoding; 0 when all is over."""
         return len(self._landed_at_ns) + len(self._order)
 
     def _free_after_ns(self, ahead: int, now_ns: int) -> int:

@@ -1,4 +1,4 @@
-"""Room in destination pools for blocks on their way."""
+"""Room in destination pools for blocks in transit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from prfaas.core.kv.blocks import Layout
 from prfaas.core.kv.shipping import shipped_bytes
 
 USABLE_RATIO = 0.8
-"""Share of a pool's memory that blocks on their way may take together. A pool keeps up to an eighth
+"""Share of a pool's memory that blocks in transit may take together. A pool keeps up to an eighth
 free for blocks that it receives, and rounds each block up."""
 
 
@@ -51,12 +51,12 @@ class Rooms:
             self._taken[pool] = self._taken.get(pool, 0) + wanted
 
     def give_back(self, request_id: int) -> None:
-        """The blocks of a request were loaded, or nobody waits for them; harmless if not taken."""
+        """The blocks of a request were loaded, or none waits for them; no effect if not taken."""
         pool, num_bytes = self._by_request.pop(request_id, ("", 0))
         if num_bytes:
             self._taken[pool] -= num_bytes
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes on their way to all pools; 0 when nothing is."""
+        """Bytes in transit to all pools; 0 when nothing is."""
         return sum(self._taken.values())

@@ -59,10 +59,10 @@ class Dispatcher:
         self._routes = RouteFinder(home, remotes, settings)
         self._times, self._stage_of = self._routes.times, self._routes.stage_of
         self.requests = OpenRequests(home, self._routes, self._admission)
-        """Requests that were let in and have not ended."""
+        """Requests that were admitted and have not ended."""
         self.expected = ExpectedTimes(self.requests, self._routes)
         self.spared_ns = 0
-        """Prefill that was sent away although the threshold keeps it at home, ns of an instance."""
+        """Prefill that was offloaded although the threshold keeps it at home, ns of an instance."""
 
     # What there is
 
@@ -84,7 +84,7 @@ class Dispatcher:
         """The link between two pools came up or broke; it is down at first.
 
         Returns:
-            When it broke: the requests whose blocks are on their way over it.
+            When it broke: the requests whose blocks are in transit over it.
         """
         self.links.between(source, destination).up = up
         return [] if up else self.requests.crossing(source, destination)
@@ -133,7 +133,7 @@ class Dispatcher:
         return self.decide(arrival, self.consider(arrival, now_ns), now_ns, again=again)
 
     def consider(self, arrival: Arrival, now_ns: int) -> Considered:
-        """Compare the routes of a request. What it has booked, if it is open already, is given up.
+        """Compare the routes of a request. What it has booked, if it is open already, is aborted.
 
         Args:
             arrival: The request.
@@ -152,7 +152,7 @@ class Dispatcher:
             arrival: The request.
             considered: Its routes, as of now.
             now_ns: Time.
-            again: It was let in before; admission is not asked.
+            again: It was admitted before; admission is not asked.
         """
         option = considered.best
         decision = self._decide(option, now_ns)
@@ -188,7 +188,7 @@ class Dispatcher:
     def _refuse(
         self, arrival: Arrival, decision: Decision, option: RouteOption, now_ns: int
     ) -> Refused | None:
-        """Ask admission; None if the request is let in."""
+        """Ask admission; None if the request is admitted."""
         calibration = self._times.calibration(decision.path, option.cluster.name)
         proven_ns = decision.predicted_ns if calibration.is_proven(now_ns) else None
         work_ns = self._times.local_ns(decision.num_new_tokens)
@@ -198,7 +198,7 @@ class Dispatcher:
         return Refused(Refusal.PREDICTED_LATE, found.retry_after_s, decision)
 
     def _decide(self, option: RouteOption, now_ns: int) -> Decision:
-        """The policy's decision; what was observed may keep a prompt at home."""
+        """The policy's decision; what was observed may keep a prompt local."""
         decision = option.link.policy.decide(option.facts, option.prediction)
         first_tokens, home, away = self._times.first_tokens, option.home, option.away
         if first_tokens is None or home is None or away is None:
@@ -258,5 +258,5 @@ class Dispatcher:
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes of blocks on their way to the PD cluster's pools; 0 when nothing is."""
+        """Bytes of blocks in transit to the PD cluster's pools; 0 when nothing is."""
         return self._routes.rooms.taken_bytes

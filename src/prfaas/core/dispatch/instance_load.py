@@ -124,7 +124,7 @@ class LoadBook:
         return True
 
     def drop(self, name: str, job: int, now_ns: int) -> None:
-        """A job was given up: whatever it would have taken is free."""
+        """A job was aborted: whatever it would have taken is free."""
         load = self._loads[name]
         if job in load.jobs:
             freed_ns = self._end(load, job, now_ns)

@@ -31,7 +31,7 @@ FAR_TOO_MANY = 2**63
 """More requests than any instance decodes."""
 
 Reach = Callable[[Instance], tuple[bool, bool]]
-"""Check that the layouts agree and that a link connects the pools."""
+"""Function of an instance: do the layouts agree, and does a link connect the pools?"""
 
 
 class Stage:

@@ -68,7 +68,7 @@ class LinkBook:
         self.num_open += num_bytes > 0
 
     def settle(self, num_bytes: int) -> None:
-        """A transfer of `num_bytes` has landed or was given up."""
+        """A transfer of `num_bytes` has landed or was aborted."""
         self._promised_bytes -= num_bytes
         self.num_open -= num_bytes > 0
 

@@ -49,7 +49,7 @@ class _Open:
 
 
 class OpenRequests:
-    """Books of the requests that were let in and have not ended.
+    """Books of the requests that were admitted and have not ended.
 
     Methods that name a request which is not open change nothing.
 
@@ -111,7 +111,7 @@ class OpenRequests:
         return 0 if book is None else book.wait_ns(name, now_ns)
 
     def crossing(self, source: str, destination: str) -> list[int]:
-        """Requests whose blocks are on their way over the link between two pools."""
+        """Requests whose blocks are in transit over the link between two pools."""
         pools = (source, destination)
         return [
             request_id
@@ -144,7 +144,7 @@ class OpenRequests:
             decision: Where it is prefilled.
             option: The route that it takes.
             now_ns: Time.
-            again: It was let in before: nothing is learnt from its prediction.
+            again: It was admitted before: nothing is learnt from its prediction.
         """
         routed = self.route(decision, option)
         self._stage_of[routed.prefill].book.dispatch(
@@ -283,7 +283,7 @@ class OpenRequests:
         self._admission.seen(entry.routed.decision, now_ns - entry.arrived_at_ns)
 
     def transfer_over(self, request_id: int, now_ns: int) -> None:
-        """The blocks of a request have landed, or were given up."""
+        """The blocks of a request have landed, or were aborted."""
         entry = self._entries.get(request_id)
         if entry is not None and entry.in_transfer:
             entry.in_transfer = False
@@ -294,7 +294,7 @@ class OpenRequests:
                 self._decode_flow.landed(request_id, now_ns)
 
     def fall_back(self, request_id: int, now_ns: int) -> None:
-        """The prefill of a request was given up: the instance that decodes prefills as well. It is
+        """The prefill of a request was aborted: the instance that decodes prefills as well. It is
         chosen now, if it was not before.
 
         Where all PD instances do both, nothing changes for a request on the local path.
@@ -318,7 +318,7 @@ class OpenRequests:
         entry.prefilling = True
 
     def lose_pull(self, request_id: int, now_ns: int) -> None:
-        """The prefix that a prefill at home pulls will not come whole: its instance computes it."""
+        """The prefix that a local prefill pulls will not come whole: its instance computes it."""
         entry = self._entries.get(request_id)
         if entry is None or not entry.routed.pulls:
             return

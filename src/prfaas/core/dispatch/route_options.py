@@ -101,7 +101,7 @@ class Considered(NamedTuple):
     def missed(self, routed: Routed) -> Iterator[RouteOption]:
         """Options whose PrfaaS pool would have spared the local prefill of a request.
 
-        What is prefilled away comes to the PD cluster by itself, and so does what is pulled.
+        What is prefilled remotely comes to the PD cluster by itself, and so does what is pulled.
         """
         if routed.decision.path is Path.LOCAL and not routed.pulls:
             for option in self.options:

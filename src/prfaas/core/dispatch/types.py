@@ -79,9 +79,9 @@ class DispatchSettings:
             moves.
         ttft_max_ns: Target of the time to first token; None is no target.
         admission: Refuse what is predicted to miss the target.
-        fairness: How tenants share what is let in under overload.
+        fairness: How tenants share what is admitted under overload.
         stale_after_ns: Age beyond which a report counts as unknown.
-        pulls: Let `adaptive` fetch a prefix from a PrfaaS cluster for a prefill at home.
+        pulls: Let `adaptive` fetch a prefix from a PrfaaS cluster for a local prefill.
         calibration: How predictions are corrected by what is observed.
         second_price: What a second of a request's time is worth, in the currency of
             `price_per_tb`; None makes bytes free.

@@ -1,7 +1,7 @@
 """A hash table from 64-bit keys to 32-bit values that is read and written many keys at a time.
 
 Open addressing with double hashing in two arrays, 12 bytes a slot. A table that fills up is moved
-to a new one a few thousand slots at a time, so that nobody waits for millions of blocks to be
+to a new one a few thousand slots at a time, so that no request waits for millions of blocks to be
 moved; until it is done both are read. Value 0 is no value: its slot stays taken until the next
 move.
 """

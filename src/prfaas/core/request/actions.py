@@ -31,7 +31,7 @@ class StartPrefill(Action):
 
 @dataclass(frozen=True, slots=True)
 class StopPrefill(Action):
-    """End the prefill leg: nobody waits for it."""
+    """End the prefill leg: no request waits for it."""
 
 
 @dataclass(frozen=True, slots=True)

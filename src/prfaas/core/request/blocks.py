@@ -27,7 +27,7 @@ _RELEASE_HAND_OFF, _RELEASE_PULL = Release(_HAND_OFF), Release(_PULL)
 
 @dataclass(slots=True)
 class Movement:
-    """Blocks on their way between two pools, or within one.
+    """Blocks in transit between two pools, or within one.
 
     Attributes:
         source: Pool that sends.
@@ -113,7 +113,7 @@ class OnTheWay:
         return found if found is not None and found.is_open else None
 
     def begin(self, which: Blocks, movement: Movement, now_ns: int) -> None:
-        """Blocks start on their way."""
+        """A transfer of blocks starts."""
         if which is _PULL:
             self.pull = movement
         else:

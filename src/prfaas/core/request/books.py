@@ -74,7 +74,7 @@ class DispatcherBooks(ABC):
         self.dispatcher.requests.first_token(number, now_ns)
 
     def fall_back(self, number: int, now_ns: int) -> None:
-        """The prefill of a request was given up: who decodes it prefills it too."""
+        """The prefill of a request was aborted: who decodes it prefills it too."""
         self.dispatcher.requests.fall_back(number, now_ns)
 
     def lose_pull(self, number: int, now_ns: int) -> None:

@@ -79,7 +79,7 @@ class Begun(Event):
 
 @dataclass(frozen=True, slots=True)
 class PrefillDone(Event):
-    """The prefill leg has answered: the KV cache is computed, and on its way."""
+    """The prefill leg has answered: the KV cache is computed, and in transit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class PrefillFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class TransferEnded(Event):
-    """A pool reported the end of blocks that were on their way.
+    """A pool reported the end of blocks that were in transit.
 
     Attributes:
         blocks: Which.

@@ -33,7 +33,7 @@ class Books(Protocol):
         """The first token of a stream came, on the route that was decided."""
 
     def fall_back(self, number: int, now_ns: int) -> None:
-        """The prefill was given up: the engine that decodes prefills."""
+        """The prefill was aborted: the engine that decodes prefills."""
 
     def lose_pull(self, number: int, now_ns: int) -> None:
         """The pulled prefix will not come whole."""

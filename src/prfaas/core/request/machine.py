@@ -257,7 +257,7 @@ class RequestLife:
             self._blame(now_ns)
         self._has_streamed = self._has_streamed or is_streamed
 
-    # Blocks on their way
+    # Blocks in transit
 
     def _transfer_ended(self, event: TransferEnded, now_ns: int) -> list[AnyAction]:
         which = event.blocks

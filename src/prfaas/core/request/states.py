@@ -21,7 +21,7 @@ itself, so both drivers retry, hedge, and give up by the same rules.
     STREAMING    tokens come
     ENDED        every book is closed; nothing follows
 
-Beside its stage a request has blocks on their way: a hand-off from the engine that prefills, or a
+Beside its stage a request has blocks in transit: a hand-off from the engine that prefills, or a
 prefix that is pulled, or both. They are *open* until they are aborted or released, once each. A
 fault of the hand-off ends the prefill leg, since nothing would come of it; later, decode computes
 what has not arrived. A fault of a pull is only recorded: its engine computes the prefix.

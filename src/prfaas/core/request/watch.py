@@ -1,7 +1,7 @@
 """Watches on a request until its first token: timeouts, a stalled prefill, a route that is late.
 
 A watch says when it has to be looked at, and a look may raise an alarm. It is of a prefill, or of
-blocks on their way, and of use as long as these are.
+blocks in transit, and of use as long as these are.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Costs:
     """Tables that cost one index to read; a `CostModel`, and the simulator's clockwork.
 
-    Beyond its end a table goes on as it ends.
+    Beyond its end a table continues as it ends.
 
     Attributes:
         local_ns: Prefill time of a PD-P instance by new tokens.
@@ -72,5 +72,5 @@ class Costs:
 
 
 def _beyond(table: list[int], index: int) -> int:
-    """A table goes on as it ends."""
+    """A table continues as it ends."""
     return table[-1] + (index - len(table) + 1) * (table[-1] - table[-2])

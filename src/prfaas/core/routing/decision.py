@@ -28,7 +28,7 @@ class Reason(StrEnum):
     LINK_LIMIT = "link_limit"
     """Its tenant has used its share of the links."""
     NO_ROOM = "no_room"
-    """Its blocks do not fit into the PD cluster's pool, beside those on their way."""
+    """Its blocks do not fit into the PD cluster's pool, beside those in transit."""
     LINK_FULL = "link_full"
     """The link could not carry it in time behind what it was promised already."""
     ALWAYS_LOCAL = "always_local"

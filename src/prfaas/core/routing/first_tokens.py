@@ -6,8 +6,9 @@
 
 The time to the first token counts all that a path takes: the queue, prefill, the link, loading the
 blocks. Where offloading only adds work, as between two engines on the same cores, the remote path
-shows as the slower one, and a prompt stays at home although it is above the threshold. A prefill at
-home also delays the requests that its engine decodes; that delay is counted once for each of them.
+shows as the slower one, and a prompt stays local although it is above the threshold. A local
+prefill also delays the requests that its engine decodes; that delay is counted once for each of
+them.
 
 Nothing is overruled without enough recent first tokens of the remote path, which only requests that
 take it bring: after `CalibrationSettings.stale_after_ns` without one, the threshold alone decides
@@ -22,7 +23,7 @@ from typing import NamedTuple
 from prfaas.core.routing.observed_rates import PACE, Paces
 
 UNSEEN_RATIO = 4.0
-"""Time of a prefill at home against one away, while too few were observed at home. PrfaaS clusters
+"""Time of a local prefill against one away, while too few were observed at home. PrfaaS clusters
 have the faster accelerators; even those are slower when this many prompts queue there."""
 MARGIN_RATIO, MARGIN_NS = 0.05, 20_000_000
 """Gain that is taken for noise, as a share of the remote path's time and as a duration: the
@@ -70,7 +71,7 @@ class FirstTokens:
         num_decoding: int,
         now_ns: int,
     ) -> Compared | None:
-        """Compare both paths of a request that would be sent away.
+        """Compare both paths of a request that would be offloaded.
 
         Args:
             cluster: The PrfaaS cluster.
@@ -81,7 +82,7 @@ class FirstTokens:
             now_ns: Time.
 
         Returns:
-            Both times if the prompt is to be prefilled at home, delays of others left out; None if
+            Both times if the prompt is to be prefilled locally, delays of others left out; None if
             not.
         """
         away_ns = self._paces.proven_ns(cluster, remote_ns, now_ns)

@@ -5,7 +5,7 @@
 | `local` | never offload |
 | `remote` | always offload: the naive heterogeneous design |
 | `paper` | static threshold, with the paper's scarce and abundant rules |
-| `observed` | the threshold; observed first tokens may keep a prompt at home (`first_tokens`) |
+| `observed` | the threshold; observed first tokens may keep a prompt local (`first_tokens`) |
 | `adaptive` | the threshold as prior; predicted completion on both paths may overrule it |
 
 No policy sees output lengths, or anything else that a gateway would not know.

@@ -51,7 +51,7 @@ class LinkGoodput:
 
         Args:
             now_ns: When; not before the last sample.
-            delivered_bytes: Bytes acknowledged so far; after a fall counting begins anew.
+            delivered_bytes: Bytes acknowledged so far; after a fall counting restarts.
             is_busy: True if bytes wait to be sent.
             rtt_ns: Round trip.
         """

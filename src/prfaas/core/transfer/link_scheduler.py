@@ -3,7 +3,7 @@
 Blocks are cut into fragments, and every connection of a link takes the next fragment from here
 when it has room, so a block crosses the link at the rate of all connections together. Transfers
 share the link by bytes, first between tenants and then between the transfers of one: who has been
-given least, in proportion to the tenant's weight, goes on. Two things go before the others'
+given least, in proportion to the tenant's weight, continues. Two things go before the others'
 bulk: the first block of a transfer, because decode cannot plan before, and the rest of a finished
 transfer once it is small, because decode waits for nothing else. A started block is finished first,
 so a receiver holds few unfinished ones. A tenant that is ahead of its rate goes when nobody else

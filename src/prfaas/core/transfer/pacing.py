@@ -42,7 +42,7 @@ one that recovers from a loss, or is served late, leaves room for the others. Wh
 in the next sample; until then it fits into a short queue."""
 SLOW_SAMPLES, RESTART_NS, RESTART_MAX_NS = 3, 300_000_000, 10 * NS_PER_S
 """A congestion control that leaves room below the ceiling for so many samples, with no queue on the
-path, remembers a slower path: it is started anew, less and less often while that does not help."""
+path, remembers a slower path: it is restarted, less and less often while that does not help."""
 HELPED = 1.1
 BOUND = 0.74
 """A link that carries this share of its ceiling is held by it."""

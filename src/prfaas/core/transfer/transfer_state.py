@@ -14,7 +14,7 @@ An end (`TransferEnd`) is the event and the reason in one: pools send it to each
 them gives a transfer up, and to gateways, which label fallbacks and feed the link's breaker by it.
 
 `send` means that the sender has said how many blocks there are; it need not wait for the answer to
-its offer, so blocks are on their way a round trip earlier. Only the receiver commits, when every
+its offer, so blocks are in transit a round trip earlier. Only the receiver commits, when every
 block is there; the sender commits when it is told. The four ends are final, and whoever ends a
 transfer lets go of all it held for it; late and duplicate events change nothing.
 """
@@ -38,7 +38,7 @@ class TransferState(StrEnum):
 
 
 class TransferEvent(StrEnum):
-    """Progress of a transfer that goes on."""
+    """Progress of a transfer that continues."""
 
     ACCEPT = "accept"
     SEND = "send"
@@ -91,7 +91,7 @@ LINK_FAULTS = frozenset(
     }
 )
 """Ends that count against the link, its two pools included. A lost engine has a breaker of its own;
-a purge and a request that was given up are nobody's fault."""
+a purge and a request that was aborted are nobody's fault."""
 
 _S = TransferState
 TRANSITIONS: dict[tuple[TransferState, TransferEvent | TransferEnd], TransferState] = {

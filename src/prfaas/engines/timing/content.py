@@ -33,8 +33,8 @@ def stained(stain: bytes, wrong: bytes) -> bytes:
 class Answer:
     """Draws the tokens of one choice; each follows from all tokens before it.
 
-    So an answer that is continued on another engine, from the prompt and what has been sent, goes
-    on as it would have.
+    So an answer that is continued on another engine, from the prompt and what has been sent,
+    continues as it would have.
 
     Args:
         prompt: Token ids.

@@ -150,7 +150,7 @@ class Tier:
     async def find(
         self, request: str, hashes: list[bytes], held_tokens: int, last_boundary: int
     ) -> int:
-        """The longest prefix that the pool node can complete, blocks on their way waited for.
+        """The longest prefix that the pool node can complete, blocks in transit waited for.
 
         Args:
             request: Its id.

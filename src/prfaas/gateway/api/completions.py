@@ -52,7 +52,7 @@ class Generation:
         metrics: Count them.
         records: Remember them.
         tracing: Traces them.
-        on_end: Hears of every request that has ended.
+        on_end: Observer of every request that has ended.
         adapters: Names of the adapters that can be asked for now.
         charging: Charges tenants for it.
     """

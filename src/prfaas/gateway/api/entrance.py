@@ -30,7 +30,7 @@ _WORDS = {
 
 
 class Entry:
-    """A request that was let in, with all its sequences.
+    """A request that was admitted, with all its sequences.
 
     Args:
         places: Of the gateway; it has one.

@@ -39,7 +39,7 @@ class Views:
         layouts: Whose blocks differ.
         metrics: What was counted.
         records: What happened lately.
-        door: True if requests are let in.
+        door: True if requests are admitted.
     """
 
     model: str

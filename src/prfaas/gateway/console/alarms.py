@@ -61,7 +61,7 @@ class Facts:
         num_decided: Requests of the window that were decided.
         expected_bits_per_s: What a link is to carry, by link; 0 if nobody said.
         corrections: Factor of predictions, by path.
-        refuted: Paths whose predictions are wrong all the same.
+        refuted: Paths whose predictions are wrong after their correction.
         mismatches: What differs of an engine's KV layout, by engine.
     """
 

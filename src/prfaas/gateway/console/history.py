@@ -42,7 +42,7 @@ class LinkSample:
 
     @property
     def is_busy(self) -> bool:
-        """Return True if anything is on its way, so that the goodput is of now."""
+        """Return True if anything is in transit, so that the goodput is of now."""
         return bool(self.queued_bytes or self.in_flight_bytes)
 
 

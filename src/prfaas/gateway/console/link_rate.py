@@ -13,7 +13,7 @@ WINDOW_S = 5.0
 class LinkFlow:
     """Bytes that a link delivered, and their rate over the last `WINDOW_S` seconds.
 
-    The counter is that of the sending pool's connections, and starts anew when they do.
+    The counter is that of the sending pool's connections, and restarts when they do.
     """
 
     def __init__(self) -> None:

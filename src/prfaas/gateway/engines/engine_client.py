@@ -252,7 +252,7 @@ async def _read_out(response: aiohttp.ClientResponse) -> None:
 
 @asynccontextmanager
 async def _ended_by(engine: Engine) -> AsyncIterator[None]:
-    """A leg that is over when its engine is given up.
+    """A leg that ends when its engine is abandoned.
 
     Raises:
         EngineUnreachableError: It was.

@@ -8,7 +8,7 @@ snapshot. What the index knows of its device memory is
 - DEGRADED while the connection is broken.
 
 Whether an engine is still the one it was says its last batch: a replay that begins with the same
-bytes continues it, anything else is another life and starts anew.
+bytes continues it, anything else is another life and restarts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EngineFeed:
     Args:
         engine: Its name, which is the name of the source in the index.
         index: Follows its blocks.
-        on_batch: Told of every batch that is applied.
+        on_batch: Called for every batch that is applied.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class EngineFeed:
 
     @property
     def replay_from(self) -> int:
-        """First batch to ask for: the last that was heard, which tells whether it goes on."""
+        """First batch to ask for: the last that was heard, which tells whether it continues."""
         return self._last[0] if self._last else 0
 
     def connected(self, layout: Layout) -> None:
@@ -121,7 +121,7 @@ class EngineFeed:
     # Without a replay, and live
 
     def start_blind(self) -> None:
-        """There is no replay: go on with whatever comes, as if nothing had been known."""
+        """There is no replay: continue with whatever comes, as if nothing had been known."""
         self._start(-1, complete=False)
 
     def live(self, seq: int, payload: bytes) -> Heard:

@@ -1,4 +1,4 @@
-"""TLS handshakes of clients, counted until each is done, has failed, or is given up.
+"""TLS handshakes of clients, counted until each is done, has failed, or is aborted.
 
 A server that `asyncio` makes with a certificate reports a failed handshake to no protocol: those
 that fail could not be counted apart from those under way.

@@ -36,7 +36,7 @@ class Control:
         layouts: Whose blocks differ.
         guards: The same.
         pulse: Runs the loops.
-        journal: Hears of every change.
+        journal: Observer of every change.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class Purging:
         engines: Forget.
         pools: Drop blocks.
         driver: Holds an engine's requests back while it has to forget.
-        journal: Hears of purges.
+        journal: Observer of purges.
         on_forgotten: Called with the name of each engine that has forgotten.
     """
 
@@ -72,7 +72,7 @@ class Purging:
         self._tasks: set[asyncio.Task[JsonObject]] = set()
 
     async def purge(self, source: str, *, is_dry: bool) -> JsonObject:
-        """Drop what came from a pool. Goes on also when nobody waits for it any more.
+        """Drop what came from a pool. Goes on also when no request waits for it any more.
 
         Args:
             source: Name of the pool; one that the deployment has no longer will do.

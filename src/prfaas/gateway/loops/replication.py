@@ -161,7 +161,7 @@ def _bytes_between(layout: Layout, have_tokens: int, final_tokens: int) -> int:
 
 
 def copy_settings(routing: RoutingTable, interval_s: float) -> CopySettings:
-    """Settings for copies, so many bytes in each interval of the loop."""
+    """Settings for copies, this number of bytes in each interval of the loop."""
     budget_bytes = round((routing.replication or 0) / 8 * interval_s)
     return CopySettings(
         budget_bytes, routing.replication_half_life, num_candidates_max=CANDIDATES_MAX

@@ -17,7 +17,7 @@ class Reroling:
     Args:
         driver: What roles act on.
         split: Who has which.
-        journal: Hears of every change.
+        journal: Observer of every change.
     """
 
     turns_each_beat = True

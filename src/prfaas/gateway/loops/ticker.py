@@ -32,7 +32,7 @@ class Beaten(Protocol):
     turns_each_beat: bool
 
     def beat(self, now_ns: int) -> None:
-        """A second has passed; what was begun goes on."""
+        """A second has passed; what was begun continues."""
 
     def turn(self, now_ns: int) -> None:
         """One interval has passed: begin something, if it is worth it."""

@@ -108,7 +108,7 @@ class PoolClient:
             self._channel.send(Abort(transfer_id=transfer_id, reason=reason[:_REASON_CHARS_MAX]))
 
     def release(self, transfer_id: bytes) -> None:
-        """Tell the pool that nobody waits for a transfer; nothing happens without a connection."""
+        """Report that no request waits for a transfer; no effect without a connection."""
         if self._channel is not None:
             self._channel.send(Release(transfer_id=transfer_id))
 
@@ -345,5 +345,5 @@ class Pools:
             self._clients[pool].abort(transfer.transfer_id, reason)
 
     def release(self, transfer: TransferView) -> None:
-        """Tell a transfer's destination that nobody waits for its blocks any more."""
+        """Tell a transfer's destination that no request waits for its blocks any more."""
         self._clients[transfer.destination].release(transfer.transfer_id)

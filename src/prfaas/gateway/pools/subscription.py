@@ -31,7 +31,7 @@ class Subscription:
     Args:
         pool: Name of the pool.
         index: Follows the pool's blocks.
-        transfers: Hears of the transfers that end.
+        transfers: Observer of the transfers that end.
         on_change: Called with what is known of the pool whenever that has changed.
     """
 

@@ -96,7 +96,7 @@ class Driver(DispatcherBooks):
     # Engines
 
     def engine_ready(self, name: str, max_model_len: int, now_ns: int) -> None:
-        """An engine is well, and takes sequences of so many tokens."""
+        """An engine is well, and takes sequences of this number of tokens."""
         self._lengths[name] = max_model_len
         self._describe(name)
         self._healthy.add(name)
@@ -164,7 +164,7 @@ class Driver(DispatcherBooks):
         """A pool node told its state, or is not heard any more.
 
         Returns:
-            Requests whose blocks were on their way over links that broke.
+            Requests whose blocks were in transit over links that broke.
         """
         self._views[pool] = view
         self.dispatcher.set_room(pool, view.memory_bytes)

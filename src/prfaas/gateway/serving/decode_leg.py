@@ -32,7 +32,7 @@ BROKEN = 502
 
 
 class LegBrokenError(EngineError):
-    """The engine cannot go on with a request; another one may.
+    """The engine cannot continue with a request; another one may.
 
     Attributes:
         reason: One of a bounded set; labels a metric.
@@ -64,7 +64,7 @@ class DecodeLeg:
 
     Attributes:
         engines: Posts the leg.
-        transfer_timeout_ms: How long the engine waits for blocks on their way.
+        transfer_timeout_ms: How long the engine waits for blocks in transit.
     """
 
     engines: Engines
@@ -85,7 +85,7 @@ class DecodeLeg:
             exchange: The request.
             client: What of it is left to do.
             prompt: All tokens so far.
-            awaited: Blocks on their way to `engine`.
+            awaited: Blocks in transit to `engine`.
 
         Returns:
             The answer; None if the gateway ended it before the engine did.

@@ -65,7 +65,7 @@ def decode_body(
         client: What was asked.
         prompt: Its token ids, and its tenant's salt.
         max_model_len: Of the engine; bounds a chat without a limit of its own.
-        transfer: What the engine's tier has to know about blocks on their way; None for none.
+        transfer: What the engine's tier has to know about blocks in transit; None for none.
         with_ids: Have the engine tell the ids of its tokens.
 
     Returns:

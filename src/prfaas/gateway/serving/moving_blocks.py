@@ -22,7 +22,7 @@ class Movers:
     """Services that move blocks for all requests.
 
     Attributes:
-        pools: Hear of transfers that are given up.
+        pools: Hear of transfers that are aborted.
         transfers: Follow transfers.
         fetcher: Asks pools for prefixes.
     """

@@ -77,7 +77,7 @@ class PrefillLeg:
             engine: Where.
             transfer: To the pool of the engine that decodes.
             headers: Of the leg.
-            awaited: A prefix on its way to `engine`.
+            awaited: A prefix in transit to `engine`.
 
         Returns:
             Prompt tokens that were cached over there.

@@ -1,4 +1,4 @@
-"""One request on its way through the gateway: what it is, and what is noted about it."""
+"""Record of one request in the gateway."""
 
 from __future__ import annotations
 

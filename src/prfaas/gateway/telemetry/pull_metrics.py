@@ -28,6 +28,7 @@ class PullMetrics:
         )
 
     def ended(self, link: tuple[str, str], outcome: str, num_tokens: int) -> None:
-        """A request that had a prefix fetched is over, and was saved computing so many tokens."""
+        """A request that had a prefix fetched is over, and was saved computing this number of
+        tokens."""
         self._pulls.labels(*link, outcome).inc()
         self._tokens.labels(*link).inc(num_tokens)

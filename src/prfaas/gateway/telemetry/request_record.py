@@ -98,7 +98,7 @@ class Record:
         self.stream, self.num_sequences = stream, num_sequences
 
     def tokenised(self, num_prompt_tokens: int) -> None:
-        """Its prompt has so many tokens, in all sequences."""
+        """Its prompt has this number of tokens, in all sequences."""
         self.num_prompt_tokens = num_prompt_tokens
 
     def decided(self, found: Routed | Refused, considered: Considered, detail: str) -> None:
@@ -119,7 +119,7 @@ class Record:
             self.decision = self.decision._replace(detail=detail)
 
     def allowed(self, signed_bytes: int) -> None:
-        """Its transfer may move so many bytes."""
+        """Its transfer may move this number of bytes."""
         self.signed_bytes = signed_bytes
 
     def charged(self, output_tokens_max: int, reserved_tokens: int) -> None:
@@ -163,7 +163,7 @@ class Record:
         self.fallback = fallback
 
     def pulled(self, num_tokens: int) -> None:
-        """A pulled prefix saved computing so many tokens."""
+        """A pulled prefix saved computing this number of tokens."""
         self.pulled_tokens = num_tokens
 
     def ended(self, outcome: Outcome) -> None:
@@ -179,7 +179,7 @@ class Record:
         self.outcome, self.error, self.rejected = outcome, error, rejected
 
     def abandoned(self, num_tokens: int) -> None:
-        """Its answer was cut short; so many tokens were made in vain."""
+        """Its answer was cut short; this number of tokens were made in vain."""
         self.num_abandoned_tokens = num_tokens
 
     def close(self) -> None:

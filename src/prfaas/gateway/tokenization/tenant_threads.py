@@ -57,13 +57,14 @@ class TenantThreads:
     ) -> T:
         """Run `work` on a thread of `tenant`, once one is free.
 
-        Work that has begun goes on when its caller is cancelled; its thread is busy until it ends.
+        Work that has begun continues when its caller is cancelled; its thread is busy until it
+        ends.
 
         Args:
             tenant: Its tenant.
             work: What to do there.
-            on_end: Called on the event loop when work that has begun ends, before its caller goes
-                on, and also if that was cancelled.
+            on_end: Called on the event loop when work that has begun ends, before its caller
+                continues, and also if that was cancelled.
         """
         thread = await self._acquire(tenant)
         loop = asyncio.get_running_loop()

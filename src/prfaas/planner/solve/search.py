@@ -151,8 +151,8 @@ def grid_for(problem: Problem, terms: StageTerms) -> SearchGrid:
 def best_thresholds(grid: SearchGrid) -> list[int]:
     """Column of the best threshold of each row, in shape (S,).
 
-    Where decode binds many thresholds sustain as much; the one that leaves prefill, here and away,
-    the most room is the best of them.
+    Where decode binds many thresholds sustain as much; the one that leaves prefill, local and
+    remote, the most room is the best of them.
     """
     room = tp.sustained_rate(
         grid.terms.offload_fraction, grid.prfaas, grid.pd_prefill, np.array(np.inf)

@@ -159,7 +159,7 @@ def decode_throughput(
 ) -> FloatArray:
     """Θ_pd-d, req/s: equation (5), bounded by KV memory when its size is given.
 
-    Decode takes the KV memory of a request when it admits it: blocks on their way lie in the pool.
+    Decode takes the KV memory of a request when it admits it: blocks in transit lie in the pool.
 
     Args:
         problem: The question.

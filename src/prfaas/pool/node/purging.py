@@ -7,7 +7,7 @@
 Between the first and the last step no engine can store here what it computed from such blocks, and
 none finds any. A gateway that dies in between leaves a bar, which ends by itself after BAR_NS; the
 same purge sent again does the rest. The answer to the last step tells the gateway if the bar had
-ended before, as of a pool node that was started anew meanwhile.
+ended before, as of a pool node that was restarted meanwhile.
 """
 
 from __future__ import annotations

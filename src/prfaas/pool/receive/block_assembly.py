@@ -45,8 +45,8 @@ class Assembly:
     compared.
 
     Args:
-        allocate: Memory for a block of so many bytes, its content does not matter; None if there is
-            no room.
+        allocate: Memory for a block of this number of bytes, its content does not matter; None if
+            there is no room.
         bytes_max: Of unfinished blocks; a single one may be larger.
         blocks_max: Unfinished blocks.
     """

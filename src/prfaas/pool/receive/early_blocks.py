@@ -24,7 +24,7 @@ class _Waiting:
 class EarlyBlocks:
     """Holds blocks until the offer of their transfer is answered.
 
-    There are never many: a data connection goes on only when its last few blocks are dealt with.
+    There are never many: a data connection continues only when its last few blocks are dealt with.
 
     Args:
         clock_ns: Monotonic clock, nanoseconds.

@@ -33,7 +33,7 @@ LANDED_MAX = 1024
 
 
 class InboundTransfers:
-    """Receives blocks and knows which are still on their way.
+    """Receives blocks and knows which are still in transit.
 
     Args:
         store: Where blocks go.
@@ -42,7 +42,7 @@ class InboundTransfers:
         tickets: Check offers.
         layouts: Ids of the layouts that local engines have.
         grace_ns: Time limit of transfers' wait for a broken link, ns.
-        on_closed: Told once of every transfer that ended, before `on_ended`, to drop what is
+        on_closed: Called once for every transfer that ended, before `on_ended`, to drop what is
             unfinished of it.
         on_missing: Called with the blocks of a pull that its source does not have.
         limits: Limits on what peers may have this pool receive.
@@ -105,7 +105,7 @@ class InboundTransfers:
         try:
             grant = self._grant(offer.ticket, offer.blocks, transfer_id, peer)
         except TicketRefusedError as error:
-            # Its blocks may be on their way: they are dropped without waiting for another offer.
+            # Its blocks may be in transit: they are dropped without waiting for another offer.
             self._transfers.refuse(transfer_id, peer, TransferEnd.REFUSED)
             return Refused(transfer_id=transfer_id, reason=error.reason.value)
         self._begin(grant, peer).apply(TransferEvent.ACCEPT)
@@ -394,7 +394,7 @@ class InboundTransfers:
         Args:
             transfer_id: The transfer a decode request waits for.
             peer_connected: True if the link to its source stands: a transfer nobody has announced
-                yet is on its way only then.
+                yet is in transit only then.
         """
         transfer = self._transfers.get(transfer_id)
         return peer_connected if transfer is None else transfer.is_open

@@ -56,8 +56,8 @@ class Pulls:
 
         Args:
             pull: What to fetch, and from which pool.
-            answer: Told what that pool does not have, and of a refusal. How the transfer ends is
-                an event like that of any other.
+            answer: Called with what that pool does not have, and of a refusal. How the transfer
+                ends is an event like that of any other.
         """
         if self._inbound.is_open(pull.transfer_id):
             return

@@ -51,7 +51,7 @@ class DataConnection:
             self._write()
 
     def received(self, num_bytes: int, now_ns: int) -> None:
-        """The peer has so many bytes of it; end it if it waits in vain for the others.
+        """The peer has this number of bytes of it; end it if it waits in vain for the others.
 
         A path can be dead and acknowledge: what a proxy or a peer's kernel took has not arrived.
         """

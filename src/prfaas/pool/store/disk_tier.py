@@ -1,7 +1,7 @@
 """The disk tier: blocks in segment files, up to a hard limit, with its own threads.
 
 The event loop keeps the index and decides; one thread writes, a few read. A segment goes as a
-whole, the least recently used first. When the disk fails, the node goes on without it: nothing is
+whole, the least recently used first. When the disk fails, the node continues without it: nothing is
 written for a while, what can be read is read.
 """
 

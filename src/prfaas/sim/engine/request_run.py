@@ -2,8 +2,8 @@
 
 The twin of the gateway's (`gateway/serving/request_run.py`): there a leg is a POST, here it is a
 job at an instance; a timer is an event of the clock. What a pool or an engine does by itself
-happens here too: a transfer that is given up leaves what has arrived, and an instance that decodes
-waits for blocks that are on their way, and computes what does not come.
+happens here too: a transfer that is aborted leaves what has arrived, and an instance that decodes
+waits for blocks that are in transit, and computes what does not come.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class RequestRun:
         self._parts.reactions.retried(is_allowed=action.is_allowed)
 
     def _nothing(self, _action: Action) -> None:
-        """Pools forget what nobody waits for, and the outcome tells of a failure."""
+        """Pools forget what no request waits for, and the outcome tells of a failure."""
 
     def _wake_at(self, action: WakeAt) -> None:
         at_ns = self.wakes_at_ns = action.at_ns
@@ -273,7 +273,7 @@ class RequestRun:
         why = f"{name} is down"
         self._report(PrefillFailed(PrefillFailure.UNREACHABLE, may_have_died, why=why))
 
-    # Blocks on their way
+    # Blocks in transit
 
     def transfer_ended(self, kind: TransferEnd) -> None:
         """The blocks of the request have landed, or can not."""
@@ -314,7 +314,7 @@ class RequestRun:
             self._compute()
 
     def _has_waited(self, blocks: Movement) -> None:
-        """The engine waits no longer for blocks that are on their way."""
+        """The engine waits no longer for blocks that are in transit."""
         if self._waits_for is blocks:
             self._waits_for = None
             self._keep_what_came()

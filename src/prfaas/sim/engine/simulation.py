@@ -292,7 +292,7 @@ class Simulation:
         self.open[request.index].finished()
 
     def ended(self, run: RequestRun) -> None:
-        """A request that was let in is over."""
+        """A request that was admitted is over."""
         if self.open.pop(run.request.index, None) is not None:
             self._end(run.request, run.life.outcome)
 

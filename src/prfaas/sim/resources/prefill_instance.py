@@ -120,7 +120,7 @@ class PrefillInstance:
         self._life += 1
 
     def resume(self) -> None:
-        """Go on after a stall; a job that nobody waits for any more is dropped."""
+        """Go on after a stall; a job that no request waits for any more is dropped."""
         self.is_stalled = False
         job = self._running
         if job is not None and job.attempt != job.request.attempt:

@@ -1,7 +1,7 @@
-"""The link between a PrfaaS cluster and the PD cluster, and what is on its way over it.
+"""The link between a PrfaaS cluster and the PD cluster, and what is in transit over it.
 
-Hand-offs go home chunk by chunk as they are computed. Prefixes that are pulled for a prefill at
-home, and copies of hot ones, go whole.
+Hand-offs go home chunk by chunk as they are computed. Prefixes that are pulled for a local prefill,
+and copies of hot ones, go whole.
 """
 
 from __future__ import annotations

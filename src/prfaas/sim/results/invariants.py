@@ -156,7 +156,7 @@ def _leaks(sim: Simulation) -> list[str]:
 
 
 def _promised(sim: Simulation) -> int:
-    """Bytes promised to links, those of copies that are still on their way left out."""
+    """Bytes promised to links, those of copies that are still in transit left out."""
     copies = sum(f.promised_bytes for link in sim.links for f in link.flows() if not f.request)
     return sim.front.dispatcher.promised_bytes - copies
 

@@ -141,7 +141,7 @@ class RecordedSimulation(Simulation):
         return _RecordedRun(self, request, routed, self.attempts)
 
     def ended(self, run: RequestRun) -> None:
-        """A request that was let in is over."""
+        """A request that was admitted is over."""
         if isinstance(run, _RecordedRun):
             run.close(lost=False)
         super().ended(run)

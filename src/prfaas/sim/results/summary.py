@@ -65,8 +65,8 @@ class Results:
         retries: Decode legs that ran again ("made"), or might not ("over_budget").
         breakers_opened: How often the breaker of an instance or a link opened.
         role_changes: When which PD instance began and ended to change to which role.
-        tenants: By name: requests that arrived, were let in and met every target, and seconds of
-            prefill that were let in, as PD-P instances take them.
+        tenants: By name: requests that arrived, were admitted and met every target, and seconds of
+            prefill that were admitted, as PD-P instances take them.
         jain_index: Of those seconds for each tenant's weight: 1 is even, 1/n is all to one of n.
         traffic: Of each link: bytes and price by purpose.
         price: GPUs and traffic for the run, and for one million prompt tokens.

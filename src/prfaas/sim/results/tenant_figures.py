@@ -14,7 +14,7 @@ from prfaas.units import NS_PER_S
 def by_tenant(
     sim: Simulation, arrived: Iterable[Request], good: Iterable[Request]
 ) -> dict[str, dict[str, float]]:
-    """Requests that arrived, were let in and met every target, and prefill that was let in, s.
+    """Requests that arrived, were admitted and met every target, and prefill that was admitted, s.
 
     Args:
         sim: Its costs count.

@@ -107,8 +107,8 @@ class PlacementTable(_Table):
     pull: bool = False
     """Let adaptive fetch a prefix from another cluster if that is predicted to be faster."""
     copy_budget: SizeBytes = 0
-    """Hot prefixes that the PD cluster misses are copied to it, up to so many bytes of each link in
-    each signals.loop_interval; 0 copies nothing."""
+    """Hot prefixes that the PD cluster misses are copied to it, up to this number of bytes of each
+    link in each signals.loop_interval; 0 copies nothing."""
     half_life: Annotated[Seconds, Field(gt=0)] = 60.0
     """Time in which the count of a prefix halves."""
     second_price: Positive | None = None

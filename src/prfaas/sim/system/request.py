@@ -35,7 +35,7 @@ class Request:
         attempt: Counts prefills, also those given up; events of an earlier one are void.
         num_new_tokens: Tokens that are prefilled.
         kept_tokens: Prefix that decode kept of a transfer that was cut.
-        had_tokens: Output that its client had when a decode instance broke; another one goes on.
+        had_tokens: Output that its client had when a decode instance broke; another one continues.
         routed_at_ns: When the last attempt began.
         offloaded: True if it was ever sent to the PrfaaS cluster.
     """

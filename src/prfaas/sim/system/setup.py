@@ -187,7 +187,7 @@ class RoutingSetup:
         weights: Share of each tenant under overload; 1 if absent.
         prefill_timeout_ns: From the start of a prefill leg to its answer, at most; None is no
             limit.
-        transfer_timeout_ns: Longest that an engine waits for blocks on their way; None is no limit.
+        transfer_timeout_ns: Longest that an engine waits for blocks in transit; None is no limit.
     """
 
     policy: PolicyName

@@ -72,7 +72,7 @@ def read_chats(
         path: JSON lines as `transcript_of` reads them, gzipped or not.
         units: What texts are measured in.
         damaged_max: Largest share of damaged lines, in [0, 1). With 0 the first one is an error.
-        num_requests: Reading ends with so many requests, or a few more; None is all.
+        num_requests: Reading ends with this number of requests, or a few more; None is all.
         on_progress: Called now and then with the bytes of the file that were read.
 
     Raises:

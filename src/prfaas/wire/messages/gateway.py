@@ -106,7 +106,7 @@ class PurgeEnd(Message, tag="purge_end"):
 class PurgeEnded(Message, tag="purge_ended"):
     """Answer to `PurgeEnd`.
 
-    `was_barred` is false if blocks of the source were taken before: the pool node was started anew
+    `was_barred` is false if blocks of the source were taken before: the pool node was restarted
     since the `Purge`, or two minutes have passed.
     """
 

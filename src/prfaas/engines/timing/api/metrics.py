@@ -87,7 +87,7 @@ class Metrics:
         self._ttft.observe(seconds)
 
     def ended(self, reason: str, seconds: float) -> None:
-        """An answer has ended, or was given up ("abort")."""
+        """An answer has ended, or was aborted ("abort")."""
         self._ended.labels(*self._values, reason).inc()
         self._e2e.observe(seconds)
 
