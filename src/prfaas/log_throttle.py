@@ -25,7 +25,7 @@ class SaidOnce:
         self._said: dict[str, int] = {}
 
     def is_new(self, text: str) -> bool:
-        """Whether this is worth a line; the answer is no for a while."""
+        """Return True if the message should be logged; then False for an interval."""
         now = self._clock_ns()
         self._said = {one: at for one, at in self._said.items() if now - at < self._every_ns}
         if text in self._said or len(self._said) >= TEXTS_MAX:

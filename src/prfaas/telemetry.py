@@ -17,12 +17,12 @@ _SAMPLED = 1
 
 
 def is_traceparent(text: str) -> bool:
-    """Whether a text is W3C context."""
+    """Return True if a text is W3C context."""
     return _TRACEPARENT.fullmatch(text) is not None
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Whether somebody records the trace that a W3C context belongs to."""
+    """Return True if the trace of a W3C context is sampled."""
     return is_traceparent(traceparent) and bool(int(traceparent[-2:], 16) & _SAMPLED)
 
 

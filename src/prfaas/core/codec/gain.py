@@ -15,8 +15,7 @@ GAIN_MIN = 1.02
 SATURATED = 0.9
 """Share of time above which an I/O thread, and not the network, limits a link."""
 CODEC_BYTES_PER_S = 2.5e9
-"""What a core codes in one direction, conservatively, where nothing was measured; bytes of
-blocks."""
+"""Conservative rate of coding of a core in one direction without a measurement; bytes of blocks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class OpenRequests:
         if home.decode is not None:
             self.decode_book = DecodeBook(names)
         self.lanes = LoadBook(names, NEVER_STALE_NS)
-        """What instances that only decode prefill themselves; this gateway's own, none reports."""
+        """Prefill work of decode instances, sent by this gateway; engines do not report it."""
         self._book_of = {
             **{name: stage.book for name, stage in self._stage_of.items()},
             **dict.fromkeys(names, self.lanes),

@@ -37,9 +37,9 @@ MEMORY_NS = 10 * NS_PER_S
 RATE_BITS_PER_S_MIN = 1_000_000
 """Minimum of the ceiling: a path that stalled for a moment is not a slow path."""
 SLACK_MAX, SLACK_WEIGHT = 1.3, 0.5
-"""How far the connections' shares together may be above the ceiling while less than that arrives:
-one that recovers from a loss, or is served late, leaves room for the others. What is too much shows
-in the next sample; until then it fits into a short queue."""
+"""Limit of the sum of the connections' shares, relative to the ceiling, while less arrives: others
+can use the share of a connection that recovers from a loss or is served late. What is too much
+shows in the next sample; until then it fits into a short queue."""
 SLOW_SAMPLES, RESTART_NS, RESTART_MAX_NS = 3, 300_000_000, 10 * NS_PER_S
 """A congestion control that leaves room below the ceiling for so many samples, with no queue on the
 path, remembers a slower path: it is restarted, less and less often while that does not help."""

@@ -100,7 +100,7 @@ _HAPPENED = (
     *("prefill_engine", "prefill_ms", "transfer_state", "transfer_ms", "kv_bytes"),
     *("decode_engine", "ttft_ms", "e2e_ms", "cached_tokens", "pulled_tokens", "num_output_tokens"),
 )
-"""Of the record, as it is shown in the list of requests."""
+"""Values of the record for the list of requests."""
 
 
 def _happened(record: Record) -> JsonObject:

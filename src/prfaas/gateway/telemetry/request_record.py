@@ -68,7 +68,7 @@ class Record:
     e2e_ns: int | None = None
     outcome: Outcome = Outcome.RUNNING
     fallback: FellBack | None = None
-    """Why its route was left, or did not pay off; the last one."""
+    """Last reason for which its route was abandoned or had no effect."""
 
     @property
     def path(self) -> str:

@@ -13,7 +13,7 @@ from prfaas.units import NS_PER_S
 
 
 class Sleeper(Protocol):
-    """Who wants to be woken; `wakes_at_ns` is when, ns, None for never."""
+    """Owner of an alarm; `wakes_at_ns` is its time, ns, None for never."""
 
     wakes_at_ns: int | None
 

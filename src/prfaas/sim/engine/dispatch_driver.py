@@ -77,7 +77,7 @@ class Front(DispatcherBooks):
         self._down: set[Target] = set()
         """Instances that are not there, or have another role, and links that are dead."""
         self._broken: set[Target] = set()
-        """What a breaker keeps requests from."""
+        """Targets with an open breaker."""
         for cluster in setup.prfaas:
             self.set_link(cluster.name, up=True)
 

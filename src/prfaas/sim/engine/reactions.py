@@ -10,7 +10,7 @@ from prfaas.core.resilience.guards import Target, label_of
 
 
 class Reactions:
-    """What the machine and the breakers did, counted as the gateway's metrics count it."""
+    """Counts of the actions of the machine and the breakers, as in the gateway's metrics."""
 
     def __init__(self) -> None:
         self.fallbacks: Counter[str] = Counter()
@@ -18,7 +18,7 @@ class Reactions:
         self.retries: Counter[str] = Counter()
         """Decode legs that ran again ("made"), or might not ("over_budget")."""
         self.opened: Counter[str] = Counter()
-        """How often the breaker of a target opened."""
+        """Number of openings of a target's breaker."""
         self.touched: set[int] = set()
         """Requests that fell back in any way."""
         self.num_recomputed = 0

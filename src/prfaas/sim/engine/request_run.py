@@ -71,7 +71,7 @@ _PREFILLING, _ENDED = Stage.PREFILLING, Stage.ENDED
 
 
 class RunResources(Protocol):
-    """What carries out the actions of all requests.
+    """Services that execute the actions of all requests.
 
     Attributes:
         setup: What the run depends on.
@@ -99,7 +99,7 @@ class RunResources(Protocol):
         """An instance that prefills."""
 
     def lane(self, name: str) -> PrefillInstance:
-        """What a decode instance prefills itself."""
+        """Prefill on a decode instance."""
 
     def chunks(self, num_new_tokens: int) -> list[tuple[int, int]]:
         """Chunks of a prefill in the PD cluster: tokens and end, ns."""
@@ -149,7 +149,7 @@ class RequestRun:
         self._events: list[AnyEvent] | None = None
         """Events that are being reported."""
         self.wakes_at_ns: int | None = None
-        """When the machine wants to be woken."""
+        """Time of the machine's next alarm."""
 
     # Events and actions
 
@@ -158,7 +158,7 @@ class RequestRun:
         self._report(_BEGUN)
 
     def _report(self, event: AnyEvent) -> None:
-        """Do what an event leads to; what comes up meanwhile is reported after it."""
+        """Execute the actions of an event; events that occur meanwhile follow."""
         if self._events is not None:
             self._events.append(event)
             return
@@ -211,7 +211,7 @@ class RequestRun:
         self._parts.clock.after(action.after_ns, self._decode_on, action.engine)
 
     def _abort(self, _action: Action) -> None:
-        """What has arrived stays."""
+        """Keep blocks that have arrived."""
         transport = self._parts.transports[self.routed.source]
         self._keep_what_came()
         transport.give_up(self.request)

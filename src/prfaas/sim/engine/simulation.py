@@ -40,7 +40,7 @@ from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import ClusterSetup, Setup
 
 _LOOKS = 2
-"""Looks at a route in the time that it was predicted to take; the gateway looks more often."""
+"""Number of checks of a route within its predicted time; the gateway checks more often."""
 
 
 class Simulation:
@@ -262,7 +262,7 @@ class Simulation:
     # Decode and the end
 
     def lane(self, name: str) -> PrefillInstance:
-        """What a decode instance prefills itself."""
+        """Prefill on a decode instance."""
         if name not in self._lanes:
             self._lanes[name] = PrefillInstance(
                 name,

@@ -11,7 +11,8 @@ from prfaas.traces.sessions.session_file import Session
 from prfaas.units import NS_PER_S
 
 NUM_BLOCKS = 4_000_000
-"""With more, the blocks of sessions are taken together: the replay takes a second a million."""
+"""Limit of blocks above which blocks of sessions are merged: the replay takes a second per million.
+"""
 
 
 def block_tokens_of(sessions: Sequence[Session], coarse_tokens: int) -> int:

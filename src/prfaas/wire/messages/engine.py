@@ -38,7 +38,7 @@ class EngineHello(Message, tag="engine_hello"):
 
 
 class Push(Message, tag="push"):
-    """From now on, `Store`s that name this transfer are pushed to `peer` as well.
+    """`Store`s that name this transfer are also pushed to `peer` from now on.
 
     `blocks` is the list that the ticket was signed for.
     """

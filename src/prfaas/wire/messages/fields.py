@@ -19,7 +19,7 @@ TransferId = Annotated[
 ]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""Of a monotonic clock, too: after 104 days without a restart of the host it is beyond 2**53."""
+"""Limit of times of a monotonic clock: after 104 days of uptime they are beyond 2**53."""
 PULL_KEYS_MAX = 16_384
 """Blocks of one pull: under a megabyte of names."""
 TENANTS_SHOWN_MAX = 32

@@ -69,7 +69,7 @@ class TransferEnded(Message, tag="transfer_ended"):
     peer: Text
     kind: TransferEnd
     reason: Text
-    """For people."""
+    """Text for people."""
     num_blocks: Count
     num_bytes: Count
     duration_ns: Count
@@ -199,5 +199,5 @@ class PoolState(Message, tag="pool_state"):
     facts: Annotated[list[LayoutFacts], msgspec.Meta(max_length=LAYOUTS_MAX)] = msgspec.field(
         default_factory=list
     )
-    """Of the layouts in `layouts`; sent when a gateway subscribes and when an engine comes, and
-    holds from then on. An older pool node sends none."""
+    """Facts of the layouts in `layouts`; sent when a gateway subscribes and when an engine
+    connects, and valid from then on. An older pool node sends none."""
