@@ -1,6 +1,6 @@
 """The HTTP edge: OpenAI's API outside, two legs and a transfer inside.
 
-A request passes through these rooms, in this order:
+A request passes these packages in this order:
 
     http, openai   connections, bodies checked and stripped
     api            who may ask, how many at once, the endpoints

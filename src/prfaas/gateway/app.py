@@ -98,7 +98,7 @@ async def serve(
     ).watch()
     try:
         url = await gateway.start()
-        # What is there by now stays: looking for garbage among it would stop everybody for a while.
+        # Objects created so far live on: a garbage collection over them would block all requests.
         gc.collect()
         gc.freeze()
         on_listening(url)
@@ -114,7 +114,7 @@ class Gateway:
     Args:
         deployment: What to serve.
         endpoints: Where its parts are.
-        poll_s: Time between two looks at an engine.
+        poll_s: Time between two polls of an engine.
         timing: Times of the pool subscriptions.
         events: Times of the subscriptions to engines' KV events.
 

@@ -57,7 +57,7 @@ def reserve(client: ClientRequest, room: int, tenant: Tenant, record: Record) ->
 
     Args:
         client: The request.
-        room: Tokens that the model's length leaves to an answer.
+        room: Tokens left for an answer by the model's length.
         tenant: Whose it is.
         record: Takes what was charged, and the most there can be.
     """

@@ -19,7 +19,7 @@ LOOK_S = 1.0
 
 
 class Holding:
-    """Holds requests back until the PD cluster has room for their sequences.
+    """Holds requests until the PD cluster has free slots for their sequences.
 
     With one tenant nothing is held: its requests wait in the engines, which know best when they
     can start.
@@ -80,7 +80,7 @@ class Holding:
             self._start()
 
     def _start(self) -> None:
-        # Without an engine nobody is held: every request is told that there is none.
+        # Without an engine no request is held: all get the error.
         num_slots = self._num_slots() or 2**62
         for number in self._slots.start(num_slots):
             turn = self._turns[number]
@@ -89,7 +89,7 @@ class Holding:
 
 
 def holding_for(deployment: Deployment, tenants: Tenants, engines: Engines) -> Holding:
-    """Hold back what the PD engines of a deployment have no room for.
+    """Hold requests above the slots of a deployment's PD engines.
 
     Gateways of one deployment share the engines alike.
     """

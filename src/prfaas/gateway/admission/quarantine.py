@@ -113,7 +113,7 @@ class Suspects:
             self._count("refused")
             raise PromptBreaksEnginesError(
                 f"{DEATHS_MAX} engines died with this prompt in them; it is not given to another "
-                f"one for {wait_s} s; change the prompt, and tell the operator"
+                f"one for {wait_s} s; change the prompt, and notify the operator"
             )
 
     def _refused_s(self, digest: bytes) -> int:

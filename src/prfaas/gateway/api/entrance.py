@@ -134,7 +134,7 @@ class Door:
 
 
 async def add_limit_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Tell a client what is left of its limits, in OpenAI's headers; on every answer to it."""
+    """Add OpenAI's headers with the remaining limits to every answer."""
     tenant = request.get(TENANT)
     if tenant is not None:
         response.headers.update(limit_headers(tenant.quota, time.monotonic_ns()))

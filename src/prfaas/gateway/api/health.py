@@ -35,7 +35,7 @@ class Views:
     Attributes:
         model: Name of the model that is served.
         engines: Who is ready.
-        pools: Whose events are heard.
+        pools: Pools with event streams.
         layouts: Whose blocks differ.
         metrics: What was counted.
         records: What happened lately.

@@ -1,4 +1,4 @@
-"""`/kv/lookup`: what a prompt would hit where, and what the router would decide about it.
+"""`/kv/lookup`: hits of a prompt in each pool and engine, and the decision for it.
 
 Asking changes nothing: no request is booked, nothing is sent. The prompt is never echoed.
 """

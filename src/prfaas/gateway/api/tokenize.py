@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`: the ids that the engines compute on, as vLLM tells them."""
+"""`/tokenize` and `/detokenize`: token ids as the engines compute them, in vLLM's form."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from prfaas.units import format_rate
 
 WINDOW_S = 300.0
 NUM_REQUESTS_MIN = 20
-"""Fewer requests in the window say nothing."""
+"""Minimum number of requests in the window."""
 LONG_SHARE = 0.4
 OFFLOADED_MIN = 5
 FALLBACK_SHARE = 0.1
@@ -34,7 +34,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something to look after.
+    """An alarm.
 
     Attributes:
         name: One of a bounded set.
@@ -55,11 +55,11 @@ class Facts:
 
     Attributes:
         missing_engines: Engines that are not ready.
-        silent_pools: Pool nodes whose events are not heard.
+        silent_pools: Pool nodes without an event stream.
         index_states: States other than EXACT, by pool.
         num_long: Requests of the window that were longer than the threshold.
         num_decided: Requests of the window that were decided.
-        expected_bits_per_s: What a link is to carry, by link; 0 if nobody said.
+        expected_bits_per_s: Planned rate by link; 0 if unknown.
         corrections: Factor of predictions, by path.
         refuted: Paths whose predictions are wrong after their correction.
         mismatches: What differs of an engine's KV layout, by engine.

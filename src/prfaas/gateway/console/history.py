@@ -24,7 +24,7 @@ class LinkSample:
         in_flight_bytes: Sent, and not known to have arrived.
         offload_threshold: t, tokens.
         kv_bytes: KV cache that arrived over it since the gateway started.
-        cost: Price of these bytes, in the currency of the plan; None where the plan has none.
+        cost: Price of these bytes, in the currency of the plan; None without a price.
         carried_bits_per_s: Bytes delivered, averaged over the last `flow.WINDOW_S` seconds.
         budget_bits_per_s: Rate the operator allows; 0 is no limit.
     """
@@ -55,7 +55,7 @@ class Sample:
         num_in_flight: Requests being served.
         num_remote: Requests that were offloaded and have ended.
         num_local: Requests that stayed in the PD cluster and have ended.
-        num_refused: Requests that were not let in.
+        num_refused: Refused requests.
         num_fallbacks: Offloaded requests that fell back.
         kv_bytes: KV cache that arrived.
         links: By "SOURCE>DESTINATION".

@@ -39,7 +39,7 @@ class LinkFlow:
 
     @property
     def bits_per_s(self) -> float:
-        """Mean over the window; over less where the link is younger; 0 after one look."""
+        """Mean over the window, or over the life of a newer link; 0 after one sample."""
         if len(self._totals) < 2:
             return 0.0
         (then, before), (now, after) = self._totals[0], self._totals[-1]

@@ -139,7 +139,7 @@ def _settings(data: bytes) -> JsonObject:
     """The question in a body.
 
     Raises:
-        RequestError: 400, it is none.
+        RequestError: 400, it is invalid.
     """
     try:
         settings = as_object(from_json(data)).get("settings")

@@ -36,14 +36,14 @@ class Parts:
     Attributes:
         deployment: What is served.
         engines: Who is ready.
-        pools: What is heard of pools and links.
+        pools: Reports of pools and links.
         layouts: Whose blocks differ.
         index: What the pools hold.
         metrics: What was counted.
         records: Recent requests.
         control: Thresholds, and what operators changed.
         journal: Recent changes.
-        price_per_tb: Of 10**12 bytes by link, in the currency of the plan; 0 where it has none.
+        price_per_tb: Price of 10**12 bytes by link, in the currency of the plan; 0 without a price.
         flows: Bytes delivered by each link, kept from look to look.
     """
 

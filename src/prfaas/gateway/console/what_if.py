@@ -136,7 +136,7 @@ def overrides_of(settings: Mapping[str, object]) -> list[str]:
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # JSON has integers beyond what a float can say.
+    except OverflowError:  # JSON has integers beyond the range of a float.
         return False
 
 

@@ -46,7 +46,7 @@ class Engine:
         num_in_flight: Legs that this gateway has running on it.
         num_broken: Legs that it failed at since it last completed one, or became ready.
         num_missed: Looks in a row that it did not answer in time.
-        load: What it said of its load when it was last looked at.
+        load: Its load at the last poll.
         legs: One for each of the legs, to end it by.
     """
 

@@ -47,9 +47,9 @@ class Engines:
         deployment: Who there is.
         endpoints: Where they are.
         tls: For engines behind https.
-        driver: Hears how they are.
-        guards: Hear how their requests end.
-        poll_s: Time between two looks at an engine.
+        driver: Receives their state.
+        guards: Receive the ends of their requests.
+        poll_s: Time between two polls of an engine.
     """
 
     def __init__(

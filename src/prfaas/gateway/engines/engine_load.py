@@ -16,7 +16,7 @@ _WAITING, _RUNNING, _USE = b"num_requests_waiting", b"num_requests_running", b"k
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """One look at an engine; None where it says nothing.
+    """One poll of an engine; None if it does not report a value.
 
     Attributes:
         num_waiting: Requests that wait.
@@ -33,7 +33,7 @@ UNKNOWN_LOAD = EngineLoad()
 
 
 def load_in(metrics: bytes) -> EngineLoad:
-    """The load that a page of metrics tells of, all of its engines together."""
+    """The load on a page of metrics, summed over its engines."""
     found: dict[bytes, list[float]] = {_WAITING: [], _RUNNING: [], _USE: []}
     for name, value in _SAMPLE.findall(metrics):
         found[name].append(_number(value))

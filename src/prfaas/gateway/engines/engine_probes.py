@@ -21,7 +21,8 @@ from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.logs import log_event
 
 MISSED_LOOKS_MAX = 3
-"""A busy engine may be slow to say that it is well; a dead one refuses the connection at once."""
+"""A busy engine may be slow to answer a health check; a dead one refuses the connection
+immediately."""
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class EngineProbes:
         engines: By name.
         model: Name of the served model.
         driver: Gets what the probes find.
-        guards: Are told that an engine is gone.
+        guards: Called when an engine is lost.
         limit_s: Time for one probe, seconds.
         poll_s: Pause between two probes of an engine, seconds.
     """
@@ -118,7 +119,7 @@ class EngineProbes:
         engine.adapters = adapters_in(models, self._model)
 
     async def _look_at_queue(self, engine: Engine) -> None:
-        """Ask how many requests wait; an engine that does not say so has an unknown queue."""
+        """Poll the number of waiting requests; without an answer the queue is unknown."""
         asked_at_ns = time.monotonic_ns()
         try:
             metrics = await self._get(engine, "/metrics")

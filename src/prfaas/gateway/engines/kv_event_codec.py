@@ -121,7 +121,7 @@ class Batch:
         runs: How many of them in a row came (True) or left, and their cache group.
         cleared: The prefix cache was cleared before these changes; what came earlier is left out.
         num_events: Events in it.
-        num_elsewhere: Events about other media, which pool nodes tell by themselves.
+        num_elsewhere: Events about other media, which pool nodes report.
         num_unknown: Events of kinds that are not known.
     """
 

@@ -3,8 +3,8 @@
 An engine publishes numbered batches and keeps the last some thousands for a replay; there is no
 snapshot. What the index knows of its device memory is
 
-- EXACT when every batch was heard since the first one, or since the cache was cleared;
-- INCOMPLETE when only the end was heard: a hit is certain, there may be more;
+- EXACT if every batch was received since the first one, or since the cache was cleared;
+- INCOMPLETE if only the end was received: a hit is certain, there may be more;
 - DEGRADED while the connection is broken.
 
 Whether an engine is still the one it was says its last batch: a replay that begins with the same
@@ -29,9 +29,9 @@ class Heard(Enum):
 
     APPLIED = auto()
     KNOWN = auto()
-    """It was heard before."""
+    """It is a duplicate."""
     GAP = auto()
-    """Some before it were not heard: it was not applied, a replay is needed."""
+    """Earlier ones are missing: it was not applied, a replay is needed."""
 
 
 class EngineFeed:

@@ -199,7 +199,7 @@ class EngineClient:
         self.feed.live(seq, payload)
 
     async def _replay(self) -> bool:
-        """Ask for what was published since the last batch that was heard; False without answer."""
+        """Request a replay since the last received batch; False without answer."""
         if self._replay_endpoint is None:
             return False
         with (

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets on the event loop: one connection each, watched and heard without a thread."""
+"""ZeroMQ sockets on the event loop: one connection each, monitored and read without a thread."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ An answer of 20,000 tokens with 20 log probabilities each fits, vLLM's metrics a
 
 
 class AnswerTooLongError(EngineError):
-    """An engine said more than the gateway takes.
+    """An engine's answer exceeds the limit.
 
     Args:
         what: Was too long.

@@ -1,4 +1,4 @@
-"""Clients' connections: how many there may be, and how long one may say nothing.
+"""Clients' connections: limits of their number and idle time.
 
     waiting (no request yet) ──a head is complete──► busy ──the answer is sent──► kept
                                                       ▲                            │
@@ -186,7 +186,7 @@ class Connections:
             protocol.data_received(early)
 
     def _give_up(self) -> None:
-        """A handshake made room for a newer one."""
+        """A handshake was closed for a newer one."""
         self._say_full()
         self.on_closed(Closed.FULL)
 
@@ -252,7 +252,7 @@ class Connection(PlainHandler):
         return json_response(error_object(said, "InternalServerError", None, status), status)
 
     def log_exception(self, *args: Any, **more: Any) -> None:
-        """A body that is not encoded as it says is answered, and is nothing for the log."""
+        """A body with an invalid Content-Encoding is answered, and not logged."""
         if not isinstance(more.get("exc_info"), web.RequestPayloadError):
             super().log_exception(*args, **more)
 
@@ -266,7 +266,7 @@ class _Refused(asyncio.Protocol):
     """A connection that there is no place for."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say so, and close it."""
+        """Answer and close it."""
         if isinstance(transport, asyncio.Transport):
             transport.write(_REFUSAL)
             transport.close()

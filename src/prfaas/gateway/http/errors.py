@@ -19,7 +19,7 @@ from prfaas.gateway.http.responses import error_object, json_response
 
 _RETRY_LATER = {"Retry-After": "1"}
 RETRY_S_MAX = 3600
-"""An engine that says more is taken to mean this."""
+"""Upper limit of an engine's value."""
 _TRANSIENT = (429, 503)
 _log = logging.getLogger(__name__)
 _SECONDS = re.compile(r"[0-9]{1,9}")
@@ -47,7 +47,7 @@ def status_of(error: Exception) -> int:
 
 
 def error_body(error: Exception) -> dict[str, object]:
-    """OpenAI's error object for an error. What is not ours to tell stays in the log."""
+    """OpenAI's error object for an error. Internal details stay in the log."""
     status = status_of(error)
     match error:
         case RequestError():
@@ -80,7 +80,7 @@ def _headers(error: Exception, status: int) -> Mapping[str, str]:
     if isinstance(error, RejectedError):
         return {"Retry-After": str(error.retry_after_s), REASON_HEADER: error.reason}
     if isinstance(error, PromptBreaksEnginesError):
-        # OpenAI's clients try a 500 again unless they are told not to.
+        # OpenAI's clients retry a 500 by default.
         return {REASON_HEADER: "breaks_engines", "X-Should-Retry": "false"}
     if status == 401:
         return {"WWW-Authenticate": "Bearer"}
@@ -94,7 +94,7 @@ def retry_headers(status: int, said: str = "") -> Mapping[str, str]:
 
     Args:
         status: Of the answer.
-        said: `Retry-After` of the engine; all but whole seconds counts as nothing said.
+        said: `Retry-After` of the engine; ignored unless whole seconds.
     """
     if status not in _TRANSIENT:
         return {}

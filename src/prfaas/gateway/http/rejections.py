@@ -1,4 +1,4 @@
-"""Requests that are not let in: 429 or 503, why, and when to try again."""
+"""Refused requests: 429 or 503, with reason and `Retry-After`."""
 
 from __future__ import annotations
 

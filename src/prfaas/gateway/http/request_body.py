@@ -22,7 +22,7 @@ async def read_body(request: web.Request) -> bytes:
     """The body of a request.
 
     Raises:
-        RequestError: 400, it is not encoded as it says; 408, it does not come.
+        RequestError: 400, its Content-Encoding is invalid; 408, it does not arrive.
         web.HTTPException: 413, it is larger than allowed.
     """
     most, said = request.client_max_size, request.content_length
@@ -41,7 +41,7 @@ async def read_body(request: web.Request) -> bytes:
             error_type="RequestTimeoutError",
         ) from None
     except web.RequestPayloadError:
-        raise RequestError("the request body cannot be read as its Content-Encoding says") from None
+        raise RequestError("the request body does not match its Content-Encoding") from None
 
 
 async def read_small(request: web.Request, bytes_max: int) -> bytes:
@@ -65,7 +65,7 @@ async def read(request: web.Request, parse: Callable[[bytes], T]) -> T:
     """Return the result of `parse` for the body of a request; for a large one on another thread.
 
     Raises:
-        RequestError: 408, it does not come; 400, it is not encoded as it says, or `parse`
+        RequestError: 408, it does not arrive; 400, its Content-Encoding is invalid, or `parse`
             refuses it.
         web.HTTPException: 413, it is larger than allowed.
     """
@@ -76,10 +76,10 @@ async def read(request: web.Request, parse: Callable[[bytes], T]) -> T:
 
 
 def query_number(request: web.Request, name: str, default: int, low: int, high: int) -> int:
-    """A whole number of a request's query, or `default` where it is not said.
+    """A whole number of a request's query, or `default` if absent.
 
     Raises:
-        RequestError: 400, it is none, or not from `low` to `high`.
+        RequestError: 400, it is not a whole number, or not from `low` to `high`.
     """
     text = request.query.get(name, str(default))
     value = int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX else -1

@@ -12,7 +12,7 @@ from prfaas.errors import ConfigError
 from prfaas.logs import log_event
 
 LOOK_S = 10.0
-"""Time between two looks at the files. A symbolic link that is swapped counts as a change."""
+"""Time between two checks of the files. A changed symbolic link counts as a change."""
 _log = logging.getLogger(__name__)
 
 
@@ -57,7 +57,7 @@ class ClientTls:
 
     @classmethod
     def of(cls, table: ClientTlsTable | None) -> ClientTls | None:
-        """TLS by a table; None where there is none.
+        """TLS by a table; None without a table.
 
         Raises:
             ConfigError: The files cannot be used.
@@ -87,7 +87,7 @@ class ClientTls:
         return True
 
     async def watch(self) -> None:
-        """Look at the files from time to time, until cancelled."""
+        """Check the files periodically, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.look()

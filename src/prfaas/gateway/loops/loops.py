@@ -26,7 +26,7 @@ class Loops:
         fetcher: Asks pools for copies.
         transfers: Follow copies.
         profiles: What they weigh with.
-        journal: Hears what they do.
+        journal: Receives their actions.
 
     Raises:
         ConfigError: The plan is one of another deployment.

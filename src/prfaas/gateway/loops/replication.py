@@ -1,4 +1,4 @@
-"""Hot prefixes that the home cluster misses and a PrfaaS cluster holds: copied by pulls.
+"""Copies of hot prefixes that the PD cluster misses and a PrfaaS cluster holds, by pulls.
 
 The core counts misses and chooses, as it does in the simulator. A copy serves whoever asks next: it
 counts against the budget of the link, and against no tenant's share of it.
@@ -47,7 +47,7 @@ class Copier:
         transfers: Follow the copies.
         fetcher: Asks pools for them.
         settings: Budget of a link in one interval, and decay.
-        journal: Hears what was copied.
+        journal: Receives copies.
     """
 
     turns_each_beat = False
@@ -92,7 +92,7 @@ class Copier:
     # The loop
 
     def beat(self, now_ns: int) -> None:
-        """Give up what nobody has told the end of."""
+        """Abort copies without a reported end."""
         for transfer_id, copy in list(self._open.items()):
             if now_ns >= copy.ends_at_ns:
                 self._over(transfer_id)

@@ -1,4 +1,4 @@
-"""The long-term loop, live: what the engines and the books say, in the core's words."""
+"""The long-term loop of the gateway: passes the state of engines to the core."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Pulse:
     Args:
         driver: What they move.
         guards: Their breakers half open with time.
-        journal: Hears what they did.
+        journal: Receives their actions.
         loops: Further ones.
     """
 
@@ -98,7 +98,7 @@ class Pulse:
         )
 
     def _watch_admission(self) -> None:
-        """Refusals come by the hundred: their beginning and their end are told."""
+        """Refusals can be many: only their beginning and end are recorded."""
         new = self._driver.num_late - self._num_late
         self._num_late = self._driver.num_late
         self._num_quiet = 0 if new else self._num_quiet + 1

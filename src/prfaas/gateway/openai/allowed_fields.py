@@ -38,7 +38,7 @@ _COMMON = frozenset(
         *("stop_token_ids", "include_stop_str_in_output", "bad_words", "allowed_token_ids"),
         *("use_beam_search", "structured_outputs", "thinking_token_budget", "vllm_xargs"),
         *("repetition_detection", "truncate_prompt_tokens", "truncation_side"),
-        # vLLM's: what is told of prompt and answer.
+        # vLLM's fields of details of prompt and answer.
         *("prompt_logprobs", "logprob_token_ids", "return_token_ids", "return_token_offsets"),
         *("return_tokens_as_token_ids", "skip_special_tokens", "spaces_between_special_tokens"),
         "add_special_tokens",

@@ -93,7 +93,7 @@ def _tool_call(call: JsonObject) -> JsonObject:
 
 
 def _arguments(arguments: object) -> JsonObject:
-    """Arguments as an object; what is no object counts as none, as in vLLM."""
+    """Arguments as an object; other values count as none, as in vLLM."""
     if isinstance(arguments, str):
         try:
             arguments = from_json(arguments.encode())

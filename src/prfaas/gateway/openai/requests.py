@@ -200,7 +200,7 @@ def parse_object(data: bytes) -> JsonObject:
     """A body as a JSON object.
 
     Raises:
-        RequestError: 400, it is none, nests too deeply or holds too much.
+        RequestError: 400, it is invalid, nests too deeply or is too large.
     """
     # Each takes two bytes at least, and counting is worth it only beyond that.
     opened = len(data) // 2

@@ -1,4 +1,4 @@
-"""Values of a request body in their types; every failure says what, the value and the limit."""
+"""Typed values of a request body; every error has the field, the value and the limit."""
 
 from __future__ import annotations
 

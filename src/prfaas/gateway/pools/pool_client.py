@@ -103,7 +103,7 @@ class PoolClient:
                 self._channel.close("the gateway stops")
 
     def abort(self, transfer_id: bytes, reason: str) -> None:
-        """Tell the pool that a transfer is over; nothing happens without a connection."""
+        """Report the end of a transfer to the pool; no effect without a connection."""
         if self._channel is not None:
             self._channel.send(Abort(transfer_id=transfer_id, reason=reason[:_REASON_CHARS_MAX]))
 
@@ -220,7 +220,7 @@ class Pools:
         tls: Our identity, for dialling.
         index: Follows what they hold.
         transfers: Follows what they move.
-        driver: Hears how they and their links are.
+        driver: Receives their state and that of their links.
         timing: Times of the subscriptions.
     """
 
@@ -235,7 +235,7 @@ class Pools:
         timing: PoolTiming,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
-        """Called when a pool node has said something new of its engines or links."""
+        """Called when a pool node has reported a change of its engines or links."""
 
         def tell(pool: str, view: PoolView) -> None:
             driver.pool_seen(pool, view, time.monotonic_ns())
@@ -284,7 +284,7 @@ class Pools:
         return {} if found is None else found.facts
 
     def model(self, pool: str, engine: str) -> str:
-        """The model of an engine in words, such as `org/name@commit`; "" if it is not said."""
+        """The model of an engine as text, such as `org/name@commit`; "" if unknown."""
         subscription = self._clients[pool].subscription
         layout = subscription.layouts.get(engine)
         found = subscription.facts.get(layout.layout_id) if layout is not None else None
@@ -340,10 +340,10 @@ class Pools:
         return await self._clients[pool].end_purge(source)
 
     def abort(self, transfer: TransferView, reason: str) -> None:
-        """Tell both pools that a transfer is over."""
+        """Report the end of a transfer to both pools."""
         for pool in (transfer.source, transfer.destination):
             self._clients[pool].abort(transfer.transfer_id, reason)
 
     def release(self, transfer: TransferView) -> None:
-        """Tell a transfer's destination that no request waits for its blocks any more."""
+        """Report to a transfer's destination that no request waits for its blocks any more."""
         self._clients[transfer.destination].release(transfer.transfer_id)

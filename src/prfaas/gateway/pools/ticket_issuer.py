@@ -20,7 +20,8 @@ _TENANT_BYTES = 16
 
 
 def tenant_class(cache_salt: str) -> str:
-    """A tenant's name towards pools: the same for all who share blocks. Tells nothing else."""
+    """Name of a tenant for pools: equal for all clients that share blocks, and without other
+    information."""
     digest = hashlib.blake2b(
         cache_salt.encode(), digest_size=_TENANT_BYTES, person=b"prfaas tenant"
     )

@@ -40,7 +40,7 @@ class Entry:
         loop: Who.
         action: What kind; one of few words.
         what: Which part of the deployment.
-        old: Its value before; None where there is none.
+        old: Its previous value; None without one.
         new: Its value from here on.
         why: In words.
         numbers: What it was decided from, by name with unit.

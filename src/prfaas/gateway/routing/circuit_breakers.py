@@ -17,7 +17,7 @@ _WHY = {
 
 
 def make_guards(deployment: Deployment, driver: Driver, journal: Journal) -> Guards:
-    """Breakers of all engines and links; the journal hears of every change."""
+    """Breakers of all engines and links; every change is recorded in the journal."""
     home = deployment.with_role(ClusterRole.PD)
     away = deployment.with_role(ClusterRole.PRFAAS)
     engines = [name for cluster in (*home, *away) for name in cluster.engines]

@@ -1,4 +1,5 @@
-"""The gateway's driver of the core's dispatcher: what engines and pools say, in the core's words.
+"""The gateway's driver of the core's dispatcher: converts reports of engines and pools to its
+events.
 
 No sockets and no clock: time comes in as an argument.
 """
@@ -40,7 +41,7 @@ class Driver(DispatcherBooks):
 
     Args:
         deployment: Who there is.
-        profiles: What the operator's plan says of them.
+        profiles: Their profiles from the operator's plan.
         index: What the pools hold.
         calibration: Limits of the corrections of predictions; None takes the usual ones.
     """
@@ -149,7 +150,7 @@ class Driver(DispatcherBooks):
     def engine_seen(
         self, name: str, num_waiting: int, now_ns: int, num_running: int | None = None
     ) -> None:
-        """An engine said how many requests wait in it, and perhaps how many run."""
+        """Handle an engine's report of waiting requests, and possibly of running ones."""
         if self.split is not None and name in self.split:
             self.split.loads.report(name, InstanceQueue(now_ns, num_running, num_waiting))
             if not self.split.prefills(name):
@@ -161,7 +162,7 @@ class Driver(DispatcherBooks):
     # Pools and links
 
     def pool_seen(self, pool: str, view: PoolView, now_ns: int) -> list[int]:
-        """A pool node told its state, or is not heard any more.
+        """Handle a pool node's report, or its loss.
 
         Returns:
             Requests whose blocks were in transit over links that broke.

@@ -26,7 +26,7 @@ def make_dispatcher(
 
     Args:
         deployment: The deployment file.
-        profiles: What the operator's plan says of the clusters.
+        profiles: Profiles of the clusters from the operator's plan.
         has_roles: PD engines prefill or decode, and none does both.
         calibration: Limits of the corrections of predictions; None takes the usual ones.
     """

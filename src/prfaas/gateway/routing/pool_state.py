@@ -22,7 +22,7 @@ class PoolView:
         links: True if the link to a peer is up, by the peer's name.
         telemetry: What is measured of these links.
         is_draining: True if it takes no new transfers.
-        memory_bytes: Memory that it has for blocks; 0 while it does not say.
+        memory_bytes: Its memory for blocks; 0 while unknown.
     """
 
     is_live: bool = False

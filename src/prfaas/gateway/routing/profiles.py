@@ -22,7 +22,7 @@ class Profiles:
     """Costs by cluster; empty without a plan.
 
     Attributes:
-        home: Of the PD cluster.
+        home: Profile of the PD cluster.
         remote: Of PrfaaS clusters by name.
         link_bits_per_s: What the plan expects of their links, by name; stands in for a rate that
             was not measured yet.

@@ -28,7 +28,7 @@ class TransferView:
         transfer_id: 16 bytes.
         source: Pool that sends.
         destination: Pool that receives.
-        report: Told of its ends.
+        report: Called with its ends.
         trace: W3C context for what its pools do; empty if nobody records it.
         ended: How it ended, by pool.
         is_judged: True if its link was judged by its end.
@@ -121,7 +121,7 @@ class Transfers:
             self._on_arrived(view)
 
     def refused(self, pool: str, message: Refused) -> None:
-        """A pool will not fetch what it was asked to pull; no end of it is told."""
+        """Handle a pool's refusal of a pull, which has no other end."""
         view = self._views.get(message.transfer_id)
         if view is not None and pool == view.destination:
             self._judge(view, TransferEnd.REFUSED)

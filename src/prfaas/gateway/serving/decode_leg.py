@@ -28,7 +28,7 @@ _ERROR = b'{"error"'
 
 
 BROKEN = 502
-"""Status of a leg whose connection broke, or whose answer was none."""
+"""Status of a leg with a broken connection or an invalid answer."""
 
 
 class LegBrokenError(EngineError):
@@ -37,8 +37,8 @@ class LegBrokenError(EngineError):
     Attributes:
         reason: One of a bounded set; labels a metric.
         status: HTTP status, if the engine gave one.
-        body: What it said: an error object.
-        retry_after: When it wants to be asked again, as it said it.
+        body: Its error object.
+        retry_after: Its `Retry-After`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class LegBrokenError(EngineError):
 
 
 class LegFailedError(LegBrokenError, SuspectError):
-    """The engine said that it failed at this request."""
+    """The engine reported a failure of this request."""
 
 
 @dataclass(frozen=True, slots=True)

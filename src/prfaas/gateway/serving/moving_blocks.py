@@ -22,7 +22,7 @@ class Movers:
     """Services that move blocks for all requests.
 
     Attributes:
-        pools: Hear of transfers that are aborted.
+        pools: Receive aborts of transfers.
         transfers: Follow transfers.
         fetcher: Asks pools for prefixes.
     """

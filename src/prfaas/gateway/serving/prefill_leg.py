@@ -43,7 +43,7 @@ class PrefillGivenUpError(EngineError):
 
 
 class PrefillFailedError(PrefillGivenUpError, SuspectError):
-    """The engine said that it failed at this request."""
+    """The engine reported a failure of this request."""
 
 
 @dataclass(frozen=True, slots=True)

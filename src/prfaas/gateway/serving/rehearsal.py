@@ -130,7 +130,7 @@ class Rehearsal:
 
 
 def is_plain(client: ClientRequest) -> bool:
-    """Return True if every engine takes the fields of a request, as far as a gateway can tell."""
+    """Return True if every engine is known to accept the fields of a request."""
     if client.by_chat_endpoint:
         return False
     body = client.body

@@ -51,7 +51,7 @@ class Parts:
 
     Attributes:
         fleet: What the machines of all requests share.
-        engines: Tell whether an engine is gone.
+        engines: State of engines.
         prefill_leg: Runs the prefill leg.
         decode_leg: Runs the decode leg.
         ending: Ends and continues streams that engines left.
@@ -79,7 +79,7 @@ class Legs:
         parts: What runs them.
         exchange: The request.
         plan: Its route.
-        life: Says what is waited for.
+        life: State of the request.
         moving: Its transfers.
     """
 

@@ -98,7 +98,7 @@ class RequestRun:
             self._close()
 
     def _close(self) -> None:
-        """Close what is open, and let go of what refers to this: it has the prompt."""
+        """Close open legs, and drop references to this object, which has the prompt."""
         exchange, record = self._exchange, self._exchange.record
         is_running = record.outcome is Outcome.RUNNING
         self._report(Stopped(Outcome.CANCELLED if is_running else record.outcome))

@@ -106,7 +106,7 @@ class Exchange:
 
 
 def reply_headers(record: Record) -> dict[str, str]:
-    """Headers that tell the client where its request went."""
+    """Headers with the path of the request."""
     headers = {"X-Request-Id": record.request_id}
     if record.decision is not None:
         headers["X-Prfaas-Path"] = record.path

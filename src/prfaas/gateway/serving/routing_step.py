@@ -81,7 +81,7 @@ class Planner:
         prompts: Tokenises.
         driver: Decides.
         layouts: Names what differs between the engines' blocks.
-        copier: Counts what home misses; None without replication.
+        copier: Counts misses of the PD cluster; None without replication.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class Ending:
             engine held back a stop string: `exchange.is_answered`.
 
         Raises:
-            EngineError: It cannot be told exactly what the client has.
+            EngineError: It is unknown which text the client has.
         """
         answer = exchange.answer
         assert answer is not None  # noqa: S101 (others are not continued)

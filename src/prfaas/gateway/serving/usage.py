@@ -1,4 +1,4 @@
-"""Token counts that the client is told and billed by."""
+"""Token counts in the client's usage."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Totals:
         num_in_flight: Requests being served.
         num_remote: Requests that were offloaded and have ended.
         num_local: Requests that stayed in the PD cluster and have ended.
-        num_refused: Requests that were not let in.
+        num_refused: Refused requests.
         num_fallbacks: Offloaded requests that fell back, except those whose fields decode refuses:
             that is their clients' fault.
         link_bytes: KV cache that arrived, by source and destination.
@@ -162,7 +162,7 @@ class Metrics:
         self._suspects.labels(outcome).inc()
 
     def rehearsed(self, outcome: str) -> None:
-        """An engine would take a request ("passed"), "refused" it, or did not say ("unknown")."""
+        """A rehearsal: the engine accepted ("passed"), "refused", or no answer ("unknown")."""
         self._rehearsals.labels(outcome).inc()
 
     def began(self) -> None:

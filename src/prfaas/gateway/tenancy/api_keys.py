@@ -29,8 +29,8 @@ def key_hash(key: str) -> str:
 class KeyRing(Generic[T]):
     """Owners by key.
 
-    A look-up takes as long whatever key is tried: hashes are compared under a secret of this
-    process, so the time of the table's comparisons tells nothing about the keys in it.
+    The time of a lookup does not depend on the key: hashes are compared under a secret of this
+    process, so the time of comparisons reveals nothing about the stored keys.
 
     Args:
         owners: Hashes, as `key_hash` writes them, each with its owner.
