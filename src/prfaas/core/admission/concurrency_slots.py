@@ -22,7 +22,7 @@ class Places:
         self._fair = FairShare(settings)
 
     def enter(self, tenant: str, now_ns: int, num: int = 1) -> bool:
-        """Take places; False if there are none, or none for a tenant that has had more."""
+        """Take slots; False if none is free for this tenant."""
         if self.num_taken + num > self._fair.limit(tenant, self.num_places, now_ns):
             self._fair.refused(tenant, now_ns)
             return False

@@ -23,8 +23,8 @@ class Admission:
     """The answer at the door.
 
     Attributes:
-        admitted: Let in.
-        retry_after_s: For the 429's `Retry-After`, whole seconds, at least 1; 0 when let in.
+        admitted: True if admitted.
+        retry_after_s: For the 429's `Retry-After`, whole seconds, at least 1; 0 if admitted.
     """
 
     admitted: bool

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 RESERVED_OF = 16
 """One slot in so many is reserved, at least one where there are as many as `RESERVED_FROM`."""
 RESERVED_FROM = 8
-"""Below so many slots none is reserved: one of them would be too large a part."""
+"""Below this number of slots none is reserved: one would be too large a share."""
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ class Limits:
     """Limits of a tenant; None is no limit.
 
     Attributes:
-        requests_per_minute: Requests let in.
+        requests_per_minute: Admitted requests.
         tokens_per_minute: Prompt and output tokens together.
         requests_in_flight: Requests at once.
         link_bytes_per_s: Bytes of KV cache on all links together.

@@ -10,7 +10,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class EvictionPolicy(Protocol[K]):
-    """Keeps an order over what a tier holds. Told of everything that happens to it."""
+    """Keeps an order of a tier's blocks. Receives every event of them."""
 
     def added(self, key: K) -> None:
         """It came; it was not there."""

@@ -19,10 +19,10 @@ class PrefixCache:
     """Block ids and checkpoints, least recently used first.
 
     Args:
-        capacity_blocks: Room, in blocks of full attention; None for no limit, else at least 1.
-        checkpoint_blocks: Room that one checkpoint takes, in blocks; 0 means that the model has no
+        capacity_blocks: Capacity, in blocks of full attention; None for no limit, else at least 1.
+        checkpoint_blocks: Size of one checkpoint, in blocks; 0 means that the model has no
             linear state and every leading run is usable.
-        on_evict: Called with the key of everything that makes room: a block's id, or the
+        on_evict: Called with the key of everything that is evicted: a block's id, or the
             complement of the id after which a checkpoint lay.
 
     Raises:
@@ -48,7 +48,7 @@ class PrefixCache:
 
     @property
     def used_blocks(self) -> int:
-        """Room taken, in blocks; never more than the capacity."""
+        """Blocks in use; never more than the capacity."""
         return self._used
 
     def leading_run(self, block_ids: Sequence[int]) -> int:
@@ -109,7 +109,7 @@ class PrefixCache:
         self._evict()
 
     def discard(self, key: int) -> None:
-        """Give up one block or checkpoint, if it is held; `on_evict` does not hear of it."""
+        """Drop one block or checkpoint without a call of `on_evict`."""
         if key in self._held:
             del self._held[key]
             self._used -= self._room(key)

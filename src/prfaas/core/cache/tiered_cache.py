@@ -32,8 +32,8 @@ class TieredCache:
     """Host memory above disk; both least recently used first.
 
     Args:
-        host_blocks: Room in host memory, blocks; None for no limit, 0 for none.
-        disk_blocks: Room on disk, blocks; None for no limit, 0 for no disk.
+        host_blocks: Capacity in host memory, blocks; None for no limit, 0 for none.
+        disk_blocks: Capacity on disk, blocks; None for no limit, 0 for no disk.
         checkpoint_blocks: Size of a checkpoint of linear state, blocks; 0 for a model without.
 
     Raises:
@@ -53,7 +53,7 @@ class TieredCache:
 
     @property
     def used_blocks(self) -> tuple[int, int]:
-        """Room taken in host memory and on disk, blocks; never more than their limits."""
+        """Blocks in host memory and on disk; never more than their limits."""
         host = 0 if self._host is None else self._host.used_blocks
         return host, 0 if self._disk is None else self._disk.used_blocks
 

@@ -1,4 +1,4 @@
-"""Prefill that home is spared: the threshold keeps it there, and it was faster elsewhere.
+"""Offloaded prefill below the threshold: work that would otherwise load the PD cluster.
 
 A stage that is relieved over a busy link looks idle. What it was spared belongs to what it needs.
 """

@@ -27,7 +27,7 @@ class CopySettings:
         half_life_ns: Time in which a count halves; what is expected to be used in the future is
             what was used within about as long.
         num_uses_min: Decayed uses below which nothing is copied.
-        num_candidates_max: Prefixes that are counted; the coldest make room.
+        num_candidates_max: Limit of counted prefixes; the coldest are dropped.
     """
 
     budget_bytes: int

@@ -4,7 +4,7 @@ Prefill produces what decode consumes. Every interval the loop is told how press
 in instances' worth of work, and asks which split would leave the most pressed stage least pressed.
 
     need of a stage = instances that are busy + work that waits, spread over the horizon
-                      + of prefill, work that the threshold keeps at home and that went away
+                      + of prefill, offloaded work below the threshold
     pressure of a split = max(prefill need / num_prefill, decode need / num_decode)
 
 A move costs: the instance drains, is converted and starts with nothing. So the loop acts only when
@@ -79,7 +79,7 @@ class StageLoad:
     """Observation of a stage.
 
     Attributes:
-        busy_instances: Instances' worth of work under way, what home was spared included.
+        busy_instances: Running work in instances, offloaded work below the threshold included.
         waiting_ns: Work that waits, in time of one instance.
     """
 

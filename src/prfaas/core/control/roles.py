@@ -45,7 +45,7 @@ class Roles:
 
     Args:
         roles: Of each at first.
-        loop: Says when an instance changes; None keeps all as they are.
+        loop: Decides role changes; None changes nothing.
     """
 
     def __init__(self, roles: Sequence[Role], loop: RoleLoop | None = None) -> None:

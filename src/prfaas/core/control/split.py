@@ -47,7 +47,7 @@ class Split:
         at_first: Their roles.
         loop: Changes roles; None keeps them.
         decode_slots: Requests that an instance decodes at a time; 0 is unknown.
-        plans: What the planner says of splits; None without.
+        plans: The planner's answers for splits; None without.
     """
 
     def __init__(

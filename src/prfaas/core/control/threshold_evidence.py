@@ -15,7 +15,7 @@ from typing import NamedTuple
 from prfaas.units import BITS_PER_BYTE, NS_PER_S
 
 NUM_KEPT = 512
-"""Requests that are looked at: enough for the shares of work, few enough to follow the day."""
+"""Number of recent requests: enough for the shares of work, few enough to follow the day."""
 NUM_FOR_HALF = 128
 """Requests after which plan and evidence count alike."""
 
@@ -71,7 +71,7 @@ class Balance:
         return max(1, round(exp((1 - weight) * log(self._planned) + weight * log(found))))
 
     def _balanced(self, num_local: float, num_remote: float, bits_per_s: float) -> int:
-        """Go up from the shortest request until home is the busiest."""
+        """Increase the threshold from the shortest request until local prefill is the busiest."""
         ns_per_byte = BITS_PER_BYTE * NS_PER_S / bits_per_s
         local_ns = sum([w.local_ns for w in self._recent if w.remote_ns is None]) / num_local
         movable = [w for w in self._recent if w.remote_ns is not None]

@@ -33,7 +33,7 @@ class LoopSettings:
         reach_max: Farthest that one run goes at full step.
         span: The threshold stays within the planned one divided and multiplied by this.
         utilisation_high: Share of the link above which the remote side counts as pressed, unless
-            waiting is longer at home.
+            the local wait is longer.
         wait_gap_ns: Difference between both waits below which neither side is pressed.
         wait_gap_ratio: The same as a share of the shorter wait: where both sides are late, no
             threshold helps.
@@ -132,7 +132,7 @@ class ThresholdLoop:
         # Both have to agree: a trend without a gap is noise, and a gap that closes will be gone.
         if gap_ns < -limit and ahead < -limit:
             return -1
-        # A full link alone is no harm: it has to cost more waiting than there is at home.
+        # A full link alone is no reason: its wait has to exceed the local one.
         full = utilisation > settings.utilisation_high and gap_ns > 0
         return 1 if (full or gap_ns > limit) and ahead > limit else 0
 

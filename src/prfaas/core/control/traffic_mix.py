@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 NUM_MIN = 50
-"""Fewer requests say too little."""
+"""Minimum sample size."""
 NUM_MAX = 1000
 """Number of requests that are kept."""
 

@@ -78,7 +78,8 @@ class DecodeFlow:
     """Requests in transit to decode, those that wait for it, and those that decode.
 
     Args:
-        stale_after_ns: Age beyond which the room is unknown, ns: no request has queued since.
+        stale_after_ns: Age beyond which the free capacity is unknown, ns: no request has queued
+            since.
     """
 
     def __init__(self, stale_after_ns: int) -> None:

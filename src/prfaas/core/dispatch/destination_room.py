@@ -1,4 +1,4 @@
-"""Room in destination pools for blocks in transit."""
+"""Free memory in destination pools for blocks in transit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Rooms:
         self._capacity[pool] = num_bytes
 
     def fits(self, pool: str, layout: Layout | None, have_tokens: int, final_tokens: int) -> bool:
-        """Return True if the pool has room for the blocks between two lengths of a prompt.
+        """Return True if the pool has free memory for the blocks between two lengths of a prompt.
 
         Args:
             pool: Destination.

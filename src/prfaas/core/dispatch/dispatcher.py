@@ -43,7 +43,7 @@ class Dispatcher:
     """Decides for every request, from reports and from what open requests have booked.
 
     Args:
-        home: The PD cluster.
+        home: Name of the PD cluster.
         remotes: PrfaaS clusters.
         settings: How requests are routed.
     """
@@ -62,7 +62,7 @@ class Dispatcher:
         """Requests that were admitted and have not ended."""
         self.expected = ExpectedTimes(self.requests, self._routes)
         self.spared_ns = 0
-        """Prefill that was offloaded although the threshold keeps it at home, ns of an instance."""
+        """Offloaded prefill below the threshold, ns of an instance."""
 
     # What there is
 
@@ -76,7 +76,7 @@ class Dispatcher:
             self.requests.lanes.set_ready(name, ready=ready, now_ns=now_ns)
 
     def describe(self, name: str, *, num_tokens_max: int, layout_id: bytes | None) -> None:
-        """An instance that prefills says what it takes; a layout of None is not known."""
+        """Set the limits of a prefill instance; a layout of None is unknown."""
         instance = self._stage_of[name].instances[name]
         instance.num_tokens_max, instance.layout_id = num_tokens_max, layout_id
 
@@ -100,7 +100,7 @@ class Dispatcher:
         self._stage_of[name].book.report(name, observed_at_ns, num_waiting)
 
     def report_loads(self, observed_at_ns: int, num_waiting: Iterable[tuple[str, int]]) -> None:
-        """The same of several instances that were looked at together."""
+        """The same for several instances observed together."""
         for name, waiting in num_waiting:
             self._stage_of[name].book.report(name, observed_at_ns, waiting)
 

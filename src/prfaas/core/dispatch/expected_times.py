@@ -19,7 +19,7 @@ class ExpectedTimes:
 
     def prefill_ns(self, request_id: int) -> int | None:
         """Expected time from sending a prefill to its answer, by a plan or by what was observed of
-        its cluster; None while neither says."""
+        its cluster; None while both are unknown."""
         routed = self._requests.route_of(request_id)
         if routed is None:
             return None

@@ -190,7 +190,7 @@ class LoadBook:
         return len(self._order)
 
     def num_jobs(self, name: str) -> int:
-        """Jobs that this gateway sent to an instance and has not heard the end of."""
+        """Jobs that this gateway sent to an instance without an observed end."""
         return len(self._loads[name].jobs)
 
     def pending_ns(self, name: str) -> int:

@@ -102,7 +102,7 @@ class Links:
         self._links: dict[tuple[str, str], Link] = {}
 
     def between(self, source: str, destination: str) -> Link:
-        """The link; down until somebody says that it is up."""
+        """The link; down until it is reported up."""
         try:
             return self._links[source, destination]
         except KeyError:

@@ -1,6 +1,6 @@
 """Open requests: what each has booked, from its route to its end.
 
-    Routed ─► prefill queue, link, room in the pool ─► prefilled, landed ─► decode ─► end
+    Routed ─► prefill queue, link, memory in pool ─► prefilled, landed ─► decode ─► end
                  │                                                           ▲
                  └── fell back, or lost its pulled prefix: booked anew ──────┘
 
@@ -54,7 +54,7 @@ class OpenRequests:
     Methods that name a request which is not open change nothing.
 
     Args:
-        home: The PD cluster.
+        home: Name of the PD cluster.
         routes: Instances, links and expected times, which requests are booked with.
         admission: Learns from first tokens how late predictions are.
     """
@@ -92,12 +92,12 @@ class OpenRequests:
         return None if entry is None else entry.routed
 
     def prefills(self, request_id: int) -> str | None:
-        """The instance that prefills a request; None once the end was heard of."""
+        """The prefill instance of a request; None after its end."""
         entry = self._entries.get(request_id)
         return entry.routed.prefill if entry is not None and entry.prefilling else None
 
     def decoder_of(self, request_id: int) -> str | None:
-        """The instance that was chosen to decode a request; None if there is none."""
+        """The decode instance of a request; None without one."""
         entry = self._entries.get(request_id)
         return None if entry is None else entry.decode or entry.routed.decode
 

@@ -21,7 +21,7 @@ class PrefillTimes:
     """Times of prefills by cluster, and what is learnt about them. All times in ns.
 
     Args:
-        home: The PD cluster.
+        home: Name of the PD cluster.
         remotes: PrfaaS clusters.
         settings: How requests are routed.
     """

@@ -1,4 +1,4 @@
-"""The routes that a request could take: an instance at home, and one in each PrfaaS cluster."""
+"""Possible routes of a request: an instance in the PD cluster, and one in each PrfaaS cluster."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RouteFinder:
     """Instances, links and expected times, and the routes through them.
 
     Args:
-        home: The PD cluster.
+        home: Name of the PD cluster.
         remotes: PrfaaS clusters.
         settings: How requests are routed.
     """
@@ -84,7 +84,7 @@ class RouteFinder:
         return Considered(arrival.num_tokens_to_fit, options, at_home, self.home.weights)
 
     def note(self, option: RouteOption) -> None:
-        """A request was admitted: it is evidence for the threshold of the link looked at."""
+        """Use an admitted request as evidence for the threshold of its link."""
         costs, facts = option.cluster.costs, option.facts
         if costs is None or self._settings.policy is not PolicyName.ADAPTIVE:
             return

@@ -21,7 +21,7 @@ class RouteOption(NamedTuple):
             when none can.
         away: Instance of the PrfaaS cluster that would prefill; None when none can.
         link: From its pool to the PD cluster's.
-        facts: What a policy looks at.
+        facts: Inputs of a policy.
         prediction: Of both paths.
         signals: What the prediction was made from.
         candidates: In the PrfaaS cluster, the first ones that were scored.
@@ -87,7 +87,7 @@ class Considered(NamedTuple):
     """All routes that were considered for a request.
 
     Attributes:
-        num_tokens: What the scorers were told of the prompt's length, tokens.
+        num_tokens: Length of the prompt for the scorers, tokens.
         options: Through each PrfaaS cluster; at least one.
         at_home: Candidates in the PD cluster, the first ones that were scored.
         home_weights: Of their scores.
@@ -111,6 +111,6 @@ class Considered(NamedTuple):
 
     @property
     def best(self) -> RouteOption:
-        """The one to take; its `obstacle` says if its remote path is barred."""
+        """The selected one; `obstacle` has the reason if its remote path is barred."""
         options = self.options
         return options[0] if len(options) == 1 else min(options, key=lambda option: option.rank)

@@ -72,7 +72,7 @@ OBSTACLES = (Reason.NO_PREFILL_INSTANCE, Reason.LAYOUT_MISMATCH, Reason.LINK_DOW
 class Pick(NamedTuple):
     """The chosen candidate, or what was in the way of the one that got furthest.
 
-    `looked_at` are the first `SHOWN_MAX` that were looked at, chosen or not.
+    `looked_at` are the first `SHOWN_MAX` candidates, selected or not.
     """
 
     candidate: Candidate | None

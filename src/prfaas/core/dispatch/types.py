@@ -129,7 +129,7 @@ class Arrival(NamedTuple):
         tenant: Whose it is.
         may_ship: True if its tenant may use the links.
         layout: Of its blocks; None while unknown, and then they fit into every pool.
-        streams: True if its first token is seen; only such requests tell how long decode takes.
+        streams: True if its first token is observed; only such requests measure decode.
         hashes: Hash chain of a single prompt, for who looks cached prefixes up; empty with several.
     """
 
@@ -199,7 +199,7 @@ class Refusal(StrEnum):
 
 
 class Refused(NamedTuple):
-    """A request that is not let in.
+    """A refused request.
 
     Attributes:
         reason: Why.

@@ -29,7 +29,7 @@ LOAD_READY = 0.6
 TOUCHED_PER_KEY = 32
 MOVED_PER_KEY = 8
 MOVED_MIN = 4096
-"""Old slots that are looked at by each write."""
+"""Old slots that each write moves."""
 
 
 class _Slots:
@@ -50,12 +50,12 @@ class _Slots:
         self.values[start:end] = 0
 
     def clear(self, keys: Keys) -> None:
-        """Take the values of keys away."""
+        """Remove the values of keys."""
         places = self.find(keys)
         self.values[places[places >= 0]] = 0
 
     def find(self, keys: Keys) -> Places:
-        """Slot of each key, -1 where there is none."""
+        """Slot of each key, -1 without one."""
         place = keys & self._mask
         there = self.keys[place]
         found = place.astype(np.int64)
@@ -113,7 +113,7 @@ class BlockTable:
         return 12 * sum(len(slots) for slots in (self._slots, self._old, self._next) if slots)
 
     def get(self, keys: Keys) -> Values:
-        """Value of each key, 0 where there is none."""
+        """Value of each key, 0 without one."""
         values = _read(self._slots, keys)
         if self._old is not None:
             rest = np.flatnonzero(values == 0)
@@ -125,7 +125,7 @@ class BlockTable:
 
         Args:
             keys: Distinct.
-            values: 0 takes a value away.
+            values: 0 removes a value.
             num_live: Keys that have a value in all, about; sizes the next table.
         """
         self._make_room(len(keys), num_live)

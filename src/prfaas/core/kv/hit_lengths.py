@@ -16,7 +16,7 @@ from prfaas.core.kv.blocks import CacheGroup, GroupKind, Layout
 Holders = Callable[[CacheGroup, Sequence[bytes]], Values]
 """Numbers of the sets of sources that hold blocks of a group, by the blocks' hashes."""
 CHUNK = 64
-"""Blocks looked at first: most prompts end, or are unknown, there."""
+"""Blocks of the first lookup: most prompts end, or are unknown, within them."""
 CHUNK_GROWTH = 4
 
 

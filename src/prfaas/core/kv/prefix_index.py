@@ -31,7 +31,7 @@ class SourceState(StrEnum):
 
     EXACT = "exact"
     INCOMPLETE = "incomplete"
-    """The source holds more than the index knows: a hit is at least what the index says."""
+    """The source may hold more than the index: a hit is a lower bound."""
     DEGRADED = "degraded"
     """The stream broke: what the source held then is a hint."""
     REBUILDING = "rebuilding"
@@ -39,7 +39,7 @@ class SourceState(StrEnum):
 
     @property
     def is_live(self) -> bool:
-        """Return True if every event was heard, so that a hit is certain."""
+        """Return True if every event was received, so that a hit is certain."""
         return self in (SourceState.EXACT, SourceState.INCOMPLETE)
 
 

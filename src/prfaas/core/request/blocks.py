@@ -11,7 +11,7 @@ from prfaas.core.resilience.circuit_breaker import Told
 from prfaas.core.transfer.transfer_state import LINK_FAULTS, TransferEnd
 
 POOL_DOWN = "pool_down"
-"""A pool is not heard any more."""
+"""The event stream of a pool is lost."""
 TIMEOUT = "timeout"
 """No pool has reported an end."""
 UNKNOWN = "unknown"

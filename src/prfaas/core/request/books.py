@@ -42,7 +42,7 @@ class DispatcherBooks(ABC):
         found = self.route_again(number, avoid, now_ns)
         if isinstance(found, Refused):
             return self.spared(avoid)
-        # Where instances only decode, who decodes prefills what has not arrived; if none is left,
+        # With separate roles the decode instance prefills missing blocks; without one,
         # one that prefills decodes as well.
         name = found.decode or self.choose_decode(number, avoid) or found.prefill
         self.fall_back(number, now_ns)

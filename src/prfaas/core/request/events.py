@@ -121,7 +121,7 @@ class PullNotAsked(Event):
 
 @dataclass(frozen=True, slots=True)
 class PoolLost(Event):
-    """A pool at an end of these blocks' way is not heard any more: they cannot be followed."""
+    """The event stream of one of the two pools is lost: the blocks cannot be tracked."""
 
     blocks: Blocks
 

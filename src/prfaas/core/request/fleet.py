@@ -70,7 +70,7 @@ class Breakers(Protocol):
         """Something is sent to an engine or over a link."""
 
     def ended(self, target: str | tuple[str, str], told: Told, now_ns: int) -> None:
-        """It ended, which says this of the target."""
+        """Record its end for the breaker of the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Limits:
         transfer_timeout_ns: Time for which an engine waits for a pull.
         ttft_max_ns: Target of the time to first token; None is no target.
         legs_max: Decode legs: a prompt that breaks engines does not get to break all of them.
-        looks: Looks at a route over a link in the time that it was predicted to take.
+        looks: Number of checks of a route over a link within its predicted time.
         look_ns_max: Longest time between two of them.
     """
 

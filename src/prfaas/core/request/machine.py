@@ -394,7 +394,7 @@ class RequestLife:
         """Close every book."""
         self.stage, self.outcome = _ENDED, outcome
         if self._suspects:
-            # What several engines fail at and none serves is the request's fault.
+            # A failure on several engines without success counts against none of them.
             is_alone = outcome is Outcome.FAILED and len(set(self._suspects)) == 1
             if outcome is Outcome.FINISHED or is_alone:
                 self._blame(now_ns)

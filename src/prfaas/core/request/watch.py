@@ -14,7 +14,7 @@ from prfaas.core.resilience.late_routes import SOONER_RATIO, RemotePath, leaves,
 from prfaas.units import NS_PER_S
 
 LOOK_NS_MIN = NS_PER_S // 10
-"""Shortest time between two looks at a route."""
+"""Minimum time between two checks of a route."""
 
 
 class Alarm(StrEnum):
@@ -60,7 +60,7 @@ class PrefillWatch:
         """Time of the next check."""
 
     def look(self, now_ns: int) -> Alarm | None:
-        """Return the reason to leave the prefill; None if there is none yet."""
+        """Return the reason to abandon the prefill; None without one."""
         if now_ns >= self._ends_at_ns:
             return Alarm.TIMEOUT
         if self._look_at_ns is None or now_ns < self._look_at_ns:
@@ -109,7 +109,7 @@ class RouteWatch:
         """Time of the next check."""
 
     def look(self, now_ns: int) -> Alarm | None:
-        """Return the reason to leave the route; None if there is none yet."""
+        """Return the reason to abandon the route; None without one."""
         if now_ns < self.wakes_at_ns:
             return None
         self.wakes_at_ns = now_ns + self._pause_ns

@@ -30,7 +30,7 @@ class Guards:
 
     Args:
         targets: Engines and links.
-        gate: Keeps requests away.
+        gate: Bars requests.
         changed: Called with a target and the states of its breaker before and after a change.
         needed: Groups of engines that can stand in for each other; one of each is never barred.
     """

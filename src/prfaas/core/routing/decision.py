@@ -24,7 +24,7 @@ class Reason(StrEnum):
     NO_PREFILL_INSTANCE = "no_prefill_instance"
     LAYOUT_MISMATCH = "layout_mismatch"
     NOT_OFFLOADABLE = "not_offloadable"
-    """The request needs something that only one engine alone can give, prompt logprobs say."""
+    """The request needs a single engine, for instance for prompt logprobs."""
     LINK_LIMIT = "link_limit"
     """Its tenant has used its share of the links."""
     NO_ROOM = "no_room"
@@ -107,7 +107,7 @@ class Decision(NamedTuple):
     Attributes:
         path: LOCAL or REMOTE.
         reason: Why, as a label.
-        num_new_tokens: Incremental length the rule looked at, tokens.
+        num_new_tokens: Incremental length of the rule, tokens.
         offload_threshold: The threshold it was compared with, tokens.
         predicted_local_ns: Predicted time to first token of the local path; None if unknown.
         predicted_remote_ns: The same for the remote path.
@@ -128,7 +128,7 @@ class Decision(NamedTuple):
 
     @property
     def explanation(self) -> str:
-        """The reason as a person would say it."""
+        """The reason as text for people."""
         compared = f"{self.num_new_tokens:,} new tokens against {self.offload_threshold:,}"
         words = _WORDS[self.reason].format(compared=compared, predictions=self._predictions)
         if self.detail:

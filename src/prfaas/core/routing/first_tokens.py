@@ -58,7 +58,7 @@ class FirstTokens:
         self._paces.answered(request_id, at_ns)
 
     def drop(self, request_id: int) -> None:
-        """Its first token says nothing of the path that it was sent on."""
+        """Its TTFT does not measure its original path."""
         self._paces.drop(request_id)
 
     def sooner_at_home(
@@ -77,7 +77,7 @@ class FirstTokens:
             cluster: The PrfaaS cluster.
             local_ns: Nominal work at the PD instance, this request's included.
             remote_ns: The same at the PrfaaS instance.
-            own_ns: Nominal work of this request at home.
+            own_ns: Nominal local work of this request.
             num_decoding: Requests that the PD instance decodes.
             now_ns: Time.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from prfaas.core.routing.calibration import Calibration, CalibrationSettings, Expected
 
 NOMINAL_NS_PER_TOKEN = 100_000
-"""Orders instances by their load where no profile tells how fast they are."""
+"""Orders instances by their load without profiles."""
 PACE = CalibrationSettings(factor_max=10_000.0, dead_band=1.0, noise_ns=0)
 
 

@@ -120,7 +120,7 @@ class AdaptiveSettings:
             it the threshold stays: what has to be late shall not make the other path late too.
             Where both paths miss the target, the one that misses it by less is taken.
         lost_ratio: Targets from which on the usual path counts as lost. Then the other path is
-            filled up to the whole target: its headroom would save nobody.
+            filled up to the whole target: its headroom would have no benefit.
     """
 
     margin_ratio: float = 0.10
@@ -198,7 +198,7 @@ def make_policy(
     bandwidth: Bandwidth = Bandwidth.SCARCE,
     ttft_max_ns: int | None = None,
 ) -> Policy:
-    """The policy of a name; only `adaptive` looks at the target of the time to first token."""
+    """The policy of a name; only `adaptive` uses the TTFT target."""
     match name:
         case PolicyName.LOCAL:
             return LocalPolicy(offload_threshold)

@@ -78,10 +78,10 @@ class Prediction(NamedTuple):
     """Time from now to the first token on each path, ns; None is unknown.
 
     Attributes:
-        local_ns: At home.
-        remote_ns: Away.
+        local_ns: Local path.
+        remote_ns: Remote path.
         missing: Why one is unknown.
-        computed_ns: Until prefill ends away, link and decode left out.
+        computed_ns: Until the end of remote prefill, without link and decode.
         local_decode_ns: Part of `local_ns` that is the wait for decode.
         remote_decode_ns: The same of `remote_ns`.
         pull_tokens: Prefix that the PrfaaS cluster holds and that `local_ns` counts on fetching.

@@ -60,7 +60,7 @@ class OutgoingBlock:
         data: Its bytes.
         tenant: Whose transfer it is.
         is_inherited: True if it came here from elsewhere, or was computed from such a block.
-        has_arrived: The receiver said so, or nobody wants it any more.
+        has_arrived: True if it is acknowledged, or not wanted any more.
     """
 
     transfer_id: bytes

@@ -52,8 +52,8 @@ class Pace(NamedTuple):
     """Result of a measurement.
 
     Attributes:
-        bits_per_s: The ceiling from now on; 0 is none.
-        restart: Congestion control should look at the path anew.
+        bits_per_s: The ceiling from now on; 0 is no ceiling.
+        restart: True if congestion control should restart.
     """
 
     bits_per_s: int
@@ -64,13 +64,13 @@ class Pacer:
     """The ceiling of one link.
 
     Args:
-        budget_bits_per_s: The operator's; the ceiling is never above it. 0 is none.
+        budget_bits_per_s: The operator's limit; the ceiling is never above it. 0 is no limit.
     """
 
     def __init__(self, budget_bits_per_s: int = 0) -> None:
         self._budget = budget_bits_per_s
         self.bits_per_s = budget_bits_per_s
-        """The ceiling; 0 is none."""
+        """The ceiling; 0 is no ceiling."""
         self.slack = 1.0
         """Sum of the connections' shares, relative to the ceiling."""
         self._num_slow = 0

@@ -27,7 +27,7 @@ class Refusal(StrEnum):
     MISSING = "missing"
     MALFORMED = "malformed"
     UNKNOWN_SIGNER = "unknown_signer"
-    """Signed by nobody on the list of gateways, or not by whom it says."""
+    """It is not signed by a listed gateway, or the signature is invalid."""
     EXPIRED = "expired"
     TOO_LONG = "too_long"
     """Valid for longer than any ticket may be."""
@@ -43,7 +43,7 @@ class Refusal(StrEnum):
     OVERSIZED = "oversized"
     """More bytes came than it allows."""
     NO_ROOM = "no_room"
-    """It allows more bytes than there is room for."""
+    """It allows more bytes than the free memory."""
     BUSY = "busy"
     """Too many tickets are in use."""
     PURGING = "purging"
@@ -53,7 +53,7 @@ class Refusal(StrEnum):
 
 
 class TicketRefusedError(PeerError):
-    """A ticket does not allow what is asked; `reason` says why."""
+    """A ticket does not allow a request; `reason` has the reason."""
 
     def __init__(self, reason: Refusal, message: str) -> None:
         super().__init__(f"ticket refused ({reason.value}): {message}")

@@ -71,7 +71,7 @@ def _mend(simulation: RunParts, failure: Failure) -> None:
 
 
 def _cluster(simulation: RunParts, failure: Failure) -> str:
-    """The cluster a failure is about; the first PrfaaS cluster unless it says."""
+    """The cluster of a failure; the first PrfaaS cluster by default."""
     return failure.cluster or next(iter(simulation.transports), "")
 
 

@@ -36,7 +36,7 @@ def too_early(heard: Heard, needed_ns: dict[News, int]) -> list[str]:
     """One line for each kind of news that was told before it could be known.
 
     Args:
-        heard: What was noted.
+        heard: The recorded reports.
         needed_ns: How long each kind takes, ns.
     """
     return [

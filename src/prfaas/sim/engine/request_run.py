@@ -76,7 +76,7 @@ class RunResources(Protocol):
     Attributes:
         setup: What the run depends on.
         clock: Virtual time.
-        front: The dispatcher and what it is told.
+        front: The dispatcher and its inputs.
         guards: Breakers.
         fleet: What the machines of all requests share.
         alarms: Of all requests.

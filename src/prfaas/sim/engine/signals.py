@@ -38,7 +38,7 @@ class _Watch:
 
 
 class Telemetry:
-    """Observes a simulation, tells its gateway, and moves the threshold.
+    """Observes a simulation, reports to its gateway, and adjusts the threshold.
 
     Args:
         simulation: What is observed.

@@ -246,7 +246,7 @@ class Simulation:
         self.open[request.index].transfer_ended(TransferEnd.COMMITTED)
 
     def _pulled(self, request: Request) -> None:
-        """A prefix is at home that a request waits for."""
+        """A prefix that a request waits for has arrived in the PD pool."""
         run = self.open[request.index]
         blocks = run.routed.hit_tokens // self.setup.blocks.tokens
         self.front.caches.pools[self.setup.name].store(request.block_ids[:blocks])

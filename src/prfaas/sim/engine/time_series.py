@@ -56,7 +56,7 @@ class Series:
     """Samples of a simulation, at most `NUM_SAMPLES_MAX`.
 
     Args:
-        simulation: What is looked at.
+        simulation: The observed simulation.
         roles: Which PD instances do what.
     """
 

@@ -15,7 +15,7 @@ from prfaas.units import NS_PER_S
 
 Runs = Mapping[str, RunFigures]
 
-# Okabe-Ito colours, told apart with any colour vision, legible on white and on black.
+# Okabe-Ito colours, distinguishable with any colour vision, legible on white and on black.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 _PART_COLOURS = {
     "lost_attempts": "#d55e00",

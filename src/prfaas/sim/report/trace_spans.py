@@ -42,7 +42,7 @@ def spans_of(attempt: Attempt, costs: Costs, until_ns: int) -> list[Span]:
 
     Args:
         attempt: A recorded one.
-        costs: Say where chunks end.
+        costs: Ends of chunks.
         until_ns: End of the run, for what had not ended.
     """
     start, routed = attempt.started_at_ns, attempt.routed

@@ -119,7 +119,7 @@ class Caches:
     def hits(self, request: Request) -> dict[str, Hit]:
         """Hits of each pool, and of each instance with its own memory.
 
-        Blocks of the request itself that are at home count too.
+        Blocks of the request itself in the PD pool count too.
         """
         found = {}
         if request.block_ids:
@@ -163,7 +163,7 @@ class Caches:
         return 0 if found is None else found.num_tokens
 
     def keep(self, request: Request, num_tokens: int) -> None:
-        """The first tokens of a prompt have arrived at home, of a transfer that was cut."""
+        """Add the first tokens of a prompt from a cut transfer to the PD pool."""
         if not self.pools[self.home].is_up:
             return
         whole = num_tokens // self.block_tokens

@@ -18,7 +18,7 @@ from prfaas.sim.system.setup import ClusterSetup
 
 @dataclass(slots=True)
 class _Transfer:
-    """Blocks of one request. `present_tokens` of its prompt are at home already."""
+    """Blocks of one request. `present_tokens` of its prompt are already in the PD pool."""
 
     shipped_bytes: int
     present_tokens: int
@@ -26,7 +26,7 @@ class _Transfer:
 
 
 Ended = Callable[[bool], None]
-"""Told whether a copy has landed or was lost."""
+"""Called with True if a copy has landed, False if it was lost."""
 
 
 class Transport:
@@ -35,8 +35,8 @@ class Transport:
     Args:
         clock: Virtual time.
         cluster: The PrfaaS cluster.
-        on_landed: All blocks of a hand-off are at home.
-        on_pulled: A prefix is at home that a request waits for.
+        on_landed: Called when all blocks of a hand-off have arrived.
+        on_pulled: A prefix that a request waits for has arrived in the PD pool.
         on_change: The link was found dead (False) or alive (True).
         told_after_ns: From the link's recovery, or a pool's failure, until it is known.
     """
@@ -109,7 +109,7 @@ class Transport:
         self.home.add(flow, flow.promised_bytes, last=True)
 
     def copy(self, num_bytes: int, ended: Ended) -> None:
-        """Copy blocks home."""
+        """Copy blocks to the PD cluster."""
         flow = self.home.open(None, num_bytes, Purpose.COPY)
         self._copies[flow] = ended
         self.home.add(flow, num_bytes, last=True)
@@ -117,7 +117,7 @@ class Transport:
     # Endings
 
     def arrived_tokens(self, request: Request) -> int:
-        """Leading tokens of a prompt that are usable at home, those that were there included.
+        """Usable leading tokens of a prompt in the PD pool, earlier ones included.
 
         Attention blocks are of use one by one; a model with linear state can resume only at the
         state's checkpoint, which comes last.

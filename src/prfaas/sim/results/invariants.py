@@ -162,7 +162,7 @@ def _promised(sim: Simulation) -> int:
 
 
 def _oracle(sim: Simulation) -> list[str]:
-    """A failed pool closes its connections, so that it is heard of sooner than a cut."""
+    """A failed pool closes its connections, so its failure is noticed sooner than a cut."""
     delay_ns = sim.setup.signals.delay_ns
     silence_ns = [cluster.link.dead_after_ns for cluster in sim.setup.prfaas]
     if any(failure.kind is FailureKind.POOL for failure in sim.setup.failures):

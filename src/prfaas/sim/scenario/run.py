@@ -68,7 +68,7 @@ def run(
 def _seldom_collecting() -> Iterator[None]:
     """Requests stay to the end of a run; to search them for cycles is in vain, then too.
 
-    What the run leaves counts as old afterwards: the next full collection looks at it.
+    Objects of the run count as old afterwards: the next full collection covers them.
     """
     before = gc.get_threshold()
     gc.set_threshold(_ALLOCATIONS_PER_COLLECTION, *before[1:])
@@ -130,6 +130,6 @@ def find_knee(
 
 
 def _results_at(scenario: Scenario, scale: float) -> Results:
-    """Figures at another rate; the run before makes room first."""
+    """Figures at another rate; the previous run is freed first."""
     gc.collect()
     return run(scenario.with_rate_scaled(scale)).results

@@ -70,7 +70,7 @@ def load_scenario(path: Path, overrides: Sequence[str] = ()) -> Scenario:
         overrides: Settings such as "workload.rate=3".
 
     Raises:
-        ConfigError: The file or its plan is wrong; the message says what and where.
+        ConfigError: The file or its plan is invalid; the message has the place and the reason.
     """
     tables = read_toml(path)
     _refuse_others(path, tables)

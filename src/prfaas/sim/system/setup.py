@@ -114,7 +114,7 @@ class BlockSetup:
 
     Attributes:
         tokens: Tokens of a block.
-        checkpoint_blocks: Room of a checkpoint of linear state, in blocks; 0 is a model without.
+        checkpoint_blocks: Size of a checkpoint of linear state, in blocks; 0 is a model without.
     """
 
     tokens: int = 512
@@ -206,7 +206,7 @@ class RolesSetup:
 
     Attributes:
         settings: Limits of the long-term loop.
-        plans: What the planner says of splits; None without.
+        plans: The planner's answers for splits; None without.
     """
 
     settings: RoleSettings

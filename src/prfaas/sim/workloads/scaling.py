@@ -21,7 +21,7 @@ class Workload:
         block_tokens: Tokens of a block.
         prompt_scale: Prompts become so many times as long; common prefixes do too.
         output_scale: Factor of output lengths.
-        tenants: Share of each tenant, in any unit. Empty keeps what the source says. Requests that
+        tenants: Share of each tenant, in any unit. Empty keeps those of the source. Requests that
             follow each other have one tenant.
     """
 
