@@ -242,7 +242,7 @@ def _refused(found: Refused) -> PrfaasError:
         return UnavailableError("no engine of a PD cluster can take this request; try again")
     return RejectedError(
         "the first token is predicted to come too late; the gateway accepts only requests that "
-        "it can serve in time; try again in {found.retry_after_s} s",
+        f"it can serve in time; try again in {found.retry_after_s} s",
         found.reason.value,
         found.retry_after_s,
     )
