@@ -118,7 +118,7 @@ def test_an_instance_that_stalls_is_left_after_the_timeout_and_goes_on_later() -
     assert simulation.reactions.fallbacks == {"prefill/timeout": 1}
     patient = played(replace(base, failures=(stalls,)), [1000, 1000])
     assert sum(patient.reactions.fallbacks.values()) == len(patient.reactions.touched) == 2
-    assert all(r.first_token_at_ns < 5 * S for r in patient.requests)
+    assert all(r.first_token_at_ns < 8 * S for r in patient.requests)
 
 
 def test_prefill_beside_decode_makes_its_steps_longer() -> None:

@@ -90,7 +90,7 @@ class Limits:
     transfer_timeout_ns: int
     ttft_max_ns: int | None = None
     legs_max: int = 3
-    looks: int = 20
+    looks: float = 20
     look_ns_max: int = NS_PER_S
 
 

@@ -103,7 +103,7 @@ class RouteWatch:
         self._fleet, self._number, self._local, self.of = fleet, number, local, of
         self._link, self._path = link, path
         limits = fleet.limits
-        pause_ns = min(path.predicted_ns // limits.looks, limits.look_ns_max)
+        pause_ns = min(round(path.predicted_ns / limits.looks), limits.look_ns_max)
         self._pause_ns = max(pause_ns, LOOK_NS_MIN)
         self.wakes_at_ns = path.started_at_ns + self._pause_ns
         """Time of the next check."""

@@ -11,7 +11,7 @@ from prfaas.sim.system.setup import Failure, FailureKind
 from prfaas.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from prfaas.sim.engine.run_parts import RunParts
+    from prfaas.sim.engine.request_run import RunParts
 
 
 def schedule(simulation: RunParts, failures: tuple[Failure, ...]) -> None:

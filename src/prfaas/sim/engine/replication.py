@@ -13,7 +13,7 @@ from prfaas.core.routing.predictions import CostModel
 from prfaas.sim.system.request import Request
 
 if TYPE_CHECKING:
-    from prfaas.sim.engine.run_parts import RunParts
+    from prfaas.sim.engine.request_run import RunParts
 
 
 class Copier:

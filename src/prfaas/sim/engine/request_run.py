@@ -70,8 +70,8 @@ _FOUND_ALL = Finished(_ALL, _ALL)
 _PREFILLING, _ENDED = Stage.PREFILLING, Stage.ENDED
 
 
-class RunResources(Protocol):
-    """Services that execute the actions of all requests.
+class RunParts(Protocol):
+    """A run in progress: its parts, as used by requests, signals, loops and failures.
 
     Attributes:
         setup: What the run depends on.
@@ -81,7 +81,10 @@ class RunResources(Protocol):
         fleet: What the machines of all requests share.
         alarms: Of all requests.
         reactions: Counts of what was done about failures.
+        open: Requests under way, by index.
         transports: Links by PrfaaS cluster.
+        locals: Prefill instances of the PD cluster, by name.
+        remotes: Prefill instances of the PrfaaS clusters, by name.
         decoders: Decode instances, by name.
     """
 
@@ -92,8 +95,15 @@ class RunResources(Protocol):
     fleet: Fleet
     alarms: Alarms
     reactions: Reactions
+    open: dict[int, RequestRun]
     transports: dict[str, Transport]
+    locals: dict[str, PrefillInstance]
+    remotes: dict[str, PrefillInstance]
     decoders: dict[str, DecodeInstance]
+
+    @property
+    def busy(self) -> bool:
+        """Return True while requests are under way or yet to come."""
 
     def prefill_instance(self, name: str) -> PrefillInstance:
         """An instance that prefills."""
@@ -123,6 +133,7 @@ class RequestRun:
     __slots__ = (
         "_events",
         "_found_tokens",
+        "_is_reporting",
         "_parts",
         "_waits_for",
         "decoder",
@@ -133,7 +144,7 @@ class RequestRun:
         "wakes_at_ns",
     )
 
-    def __init__(self, parts: RunResources, request: Request, routed: Routed) -> None:
+    def __init__(self, parts: RunParts, request: Request, routed: Routed) -> None:
         self._parts, self.request, self.routed = parts, request, routed
         self.is_remote = routed.decision.path is Path.REMOTE
         home = routed.destination
@@ -146,8 +157,9 @@ class RequestRun:
         self._found_tokens = _ALL
         self._waits_for: Movement | None = None
         """Blocks that a leg waits for."""
-        self._events: list[AnyEvent] | None = None
-        """Events that are being reported."""
+        self._is_reporting = False
+        self._events: list[AnyEvent] = []
+        """Events that came up while another one was reported."""
         self.wakes_at_ns: int | None = None
         """Time of the machine's next alarm."""
 
@@ -159,15 +171,16 @@ class RequestRun:
 
     def _report(self, event: AnyEvent) -> None:
         """Execute the actions of an event; events that occur meanwhile follow."""
-        if self._events is not None:
+        if self._is_reporting:
             self._events.append(event)
             return
-        self._events = events = [event]
-        life, clock = self.life, self._parts.clock
-        for each in events:
-            for action in life.step(each, clock.now_ns):
+        self._is_reporting, life, now_ns = True, self.life, self._parts.clock.now_ns
+        for action in life.step(event, now_ns):
+            _DO[type(action)](self, action)
+        while self._events:
+            for action in life.step(self._events.pop(0), now_ns):
                 _DO[type(action)](self, action)
-        self._events = None
+        self._is_reporting = False
         if life.stage is _ENDED:
             self._parts.ended(self)
         elif self._waits_for is not None and not self._waits_for.is_coming:

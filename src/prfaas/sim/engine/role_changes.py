@@ -17,7 +17,7 @@ from prfaas.sim.system.request import Request
 from prfaas.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from prfaas.sim.engine.run_parts import RunParts
+    from prfaas.sim.engine.request_run import RunParts
 
 Instance = TypeVar("Instance", PrefillInstance, DecodeInstance)
 

@@ -11,7 +11,7 @@ from prfaas.sim.resources.shared_link import SharedLink
 
 if TYPE_CHECKING:
     from prfaas.sim.engine.replication import Copier
-    from prfaas.sim.engine.run_parts import RunParts
+    from prfaas.sim.engine.request_run import RunParts
 
 
 class Observation(NamedTuple):

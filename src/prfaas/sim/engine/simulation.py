@@ -39,8 +39,9 @@ from prfaas.sim.system.clock import Clock
 from prfaas.sim.system.request import Request
 from prfaas.sim.system.setup import ClusterSetup, Setup
 
-_LOOKS = 2
-"""Number of checks of a route within its predicted time; the gateway checks more often."""
+_LOOKS = 1 / 1.26
+"""Number of checks of a route within its predicted time: the first one is when the route can be
+late by its prediction (`core/resilience/late_routes.py`). The gateway checks more often."""
 
 
 class Simulation:

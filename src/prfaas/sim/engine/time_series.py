@@ -13,8 +13,8 @@ from prfaas.sim.resources.prefill_instance import PrefillInstance
 from prfaas.units import NS_PER_S
 
 if TYPE_CHECKING:
+    from prfaas.sim.engine.request_run import RunParts
     from prfaas.sim.engine.role_changes import Roles
-    from prfaas.sim.engine.run_parts import RunParts
 
 NUM_SAMPLES_MAX = 2_000
 """Even, so that the grid stays regular when every second sample is dropped."""

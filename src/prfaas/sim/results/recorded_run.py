@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from prfaas.core.dispatch.types import Routed
 from prfaas.core.request.events import Outcome
 from prfaas.core.routing.decision import Path
-from prfaas.sim.engine.request_run import RequestRun
-from prfaas.sim.engine.run_parts import RunParts
+from prfaas.sim.engine.request_run import RequestRun, RunParts
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.system.request import UNSET, Request
 from prfaas.sim.system.setup import Setup
