@@ -164,7 +164,7 @@ async def test_an_engine_that_is_slow_to_say_it_is_well_stays_ready(
             ready.append(engine.is_ready)
         raise TimeoutError
 
-    monkeypatch.setattr(world.gateway.engines, "_get", no_answer)
+    monkeypatch.setattr(world.gateway.engines.probes, "_get", no_answer)
     await until(lambda: not engine.is_ready)
     assert ready == [True] * 3
     assert engine.num_missed == 3

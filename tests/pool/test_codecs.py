@@ -15,15 +15,11 @@ from prfaas.pool.codec import kernels, loading
 from prfaas.pool.codec.exponent_window import coded_bytes_max, decode, encode
 from prfaas.pool.codec.loading import Kernels
 
+from .bfloat16_numbers import normal
+
 BF16 = "bfloat16"
 SPECIALS = [0x7F80, 0xFF80, 0x7FC0, 0x7F81, 0xFFFF, 0x0001, 0x8001, 0x007F, 0x0000, 0x8000, 0x3F80]
 """Infinities, NaNs with payloads, denormals, zeros, one."""
-
-
-def normal(num_values: int, scale: float = 1.0, seed: int = 0) -> bytes:
-    """Normal numbers in bfloat16."""
-    values = np.random.default_rng(seed).standard_normal(num_values) * scale
-    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 
 def coded(data: bytes, planes: Planes | None = None) -> bytes | None:

@@ -27,9 +27,9 @@ from prfaas.wire.identity import identity_in
 from prfaas.wire.messages.codec import encode as frame
 from prfaas.wire.messages.link import Decodes, Join, PoolHello, Resumed
 
+from .bfloat16_numbers import normal
 from .conftest import World
 from .sites import LAYOUT, LOOPBACK, NAMED, Peer, Site, dial, offer, seal, until
-from .test_codecs import normal
 
 BLOCK_BYTES = 5 * FRAGMENT_BYTES + 10
 """The last fragment of a block is an odd one."""
