@@ -115,6 +115,8 @@ def start_pool(settings: Settings, name: str, *more: str, port: int) -> Pool:
     command = [sys.executable, "-m", "prfaas", "pool", "--name", name]
     command += ["--listen", f"127.0.0.1:{port}", "--admin", f"127.0.0.1:{admin}"]
     command += ["--memory", f"{settings.memory_bytes}B", "--socket", str(folder / f"{name}.sock")]
+    # What the kernels of the codec take is the same for every pool node, and not of blocks.
+    command += ["--link-codec", "raw"]
     command += ["--disk", str(folder / name), "--disk-limit", f"{settings.disk_bytes}B"]
     command += ["--identities", str(folder), "--gateway", "gateway", *more]
     with (folder / f"{name}.log").open("ab") as log:

@@ -84,7 +84,7 @@ def test_an_identity_that_is_there_is_kept_and_said_to_be(prfaas: Prfaas, tmp_pa
     first = identity_in(tmp_path / "identities", "gateway").certificate.read_bytes()
     code, _, errors = prfaas(*args, "--address", "gw.example.net")
     assert code == 0
-    assert "gateway had an identity, which is kept as it is" in errors
+    assert "gateway has an identity, which is not changed" in errors
     assert identity_in(tmp_path / "identities", "gateway").certificate.read_bytes() == first
 
 

@@ -104,7 +104,7 @@ def test_a_cache_layout_in_the_environment_is_compared(prfaas: Prfaas, laptop: P
         ),
         (["--kv-transfer-config", "{}"], "--kv-transfer-config cannot be set here: prfaas sets"),
         (["--kv-transfer-config.kv_role", "x"], "--kv-transfer-config cannot be set here"),
-        (["--port", "1"], "--port cannot be set here: the gateway looks for the engine at"),
+        (["--port", "1"], "--port cannot be set here: the gateway connects to the engine at"),
         (["--served-model-name", "x"], "--served-model-name cannot be set here: clients ask"),
         (["--weight-transfer-config", "{}"], "--weight-transfer-config cannot be set here"),
         (["--no-enable-prefix-caching"], "--enable-prefix-caching is 'no' and has to be 'yes'"),
