@@ -52,7 +52,7 @@ def demo_requests() -> list[DemoRequest]:
         DemoRequest("document of 6K", f"Explain this.\n\n{document('wire/identity.py', 6000)}"),
         DemoRequest("  a question on it", "Which of these files may other users read?", 3),
         DemoRequest("chat: thresholds", f"{chat} And how long is long? Please be specific."),
-        DemoRequest("document of 12K", f"Find the bug.\n\n{document('pool', 12000)}"),
+        DemoRequest("document of 12K", f"Find the bug.\n\n{document('pool/receive', 12000)}"),
         DemoRequest("chat: caches", "What does a prefix cache keep of a linear-attention layer?"),
         DemoRequest(
             "document of 4K", f"Shorten this.\n\n{document('core/kv/prefix_index.py', 4000)}"
