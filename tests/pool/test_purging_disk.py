@@ -1,4 +1,4 @@
-"""What came from a pool that proved wrong leaves the disk tier, whatever breaks meanwhile."""
+"""Blocks of a pool that proved wrong leave the disk tier, whatever breaks meanwhile."""
 
 import asyncio
 import struct
@@ -36,18 +36,24 @@ from .purges import (
     ship,
     store,
 )
-from .sites import LAYOUT, PROMPT, content, subscribe, until
+from .sites import LAYOUT, PROMPT, Peer, Site, content, subscribe, until
+
+
+async def with_blocks_on_disk(world: World, folder: Path) -> tuple[Site, Peer]:
+    """A PD site with blocks that came and blocks of its own on disk, and a gateway at its pool."""
+    _, pd, prefill, decode = await world.two_sites(disk=folder, disk_bytes=1 << 20)
+    gateway = await subscribe(pd, world.identities)
+    await ship(prefill, pd)
+    await store(decode, OWN)
+    await on_disk(pd)
+    return pd, gateway
 
 
 async def test_what_was_purged_from_disk_does_not_come_back_with_the_next_start(
     world: World, tmp_path: Path
 ) -> None:
     folder = tmp_path / "disk"
-    _, pd, prefill, decode = await world.two_sites(disk=folder, disk_bytes=1 << 20)
-    gateway = await subscribe(pd, world.identities)
-    await ship(prefill, pd)
-    await store(decode, OWN)
-    await on_disk(pd)
+    pd, gateway = await with_blocks_on_disk(world, folder)
     assert (await ask(gateway)).problem == ""
     again = await restarted(world, pd, folder)
     assert again.held() == set(OWN)
@@ -58,11 +64,7 @@ async def test_a_purge_that_broke_off_is_finished_by_the_next(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "disk"
-    _, pd, prefill, decode = await world.two_sites(disk=folder, disk_bytes=1 << 20)
-    gateway = await subscribe(pd, world.identities)
-    await ship(prefill, pd)
-    await store(decode, OWN)
-    await on_disk(pd)
+    pd, gateway = await with_blocks_on_disk(world, folder)
     with monkeypatch.context() as broken:
         broken.setattr(SegmentFiles, "erase", fails)
         assert "no space" in (await ask(gateway)).problem
@@ -80,11 +82,7 @@ async def test_a_purge_that_could_not_mark_the_disk_does_so_when_asked_again(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "disk"
-    _, pd, prefill, decode = await world.two_sites(disk=folder, disk_bytes=1 << 20)
-    gateway = await subscribe(pd, world.identities)
-    await ship(prefill, pd)
-    await store(decode, OWN)
-    await on_disk(pd)
+    pd, gateway = await with_blocks_on_disk(world, folder)
     with monkeypatch.context() as broken:
         broken.setattr(SegmentFiles, "erase", fails)
         assert "no space" in (await ask(gateway)).problem
