@@ -1,4 +1,4 @@
-"""What the codec of links does on one core, by the CPU time of its thread.
+"""Rates of the codec of links on one core, by the CPU time of its thread.
 
     python -m benchmarks.link.codec_rates
 

@@ -1,4 +1,4 @@
-"""What lossless coding does to a link, in the WAN lab. Needs root.
+"""Links with and without lossless coding, in the WAN lab. Needs root.
 
     python -m benchmarks.link.codecs [--rows 1,2,3] [--repeats 3]
 

@@ -220,7 +220,7 @@ class Sender:
         }
 
     def codec(self) -> dict[str, object]:
-        """What coding did so far."""
+        """Counts of coding so far."""
         value = self.metrics.registry.get_sample_value
         labels = {"peer": "pd-pool", "direction": "sent"}
         switch = self.link._coding._switch

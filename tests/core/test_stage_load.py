@@ -14,7 +14,7 @@ from prfaas.units import NS_PER_S
 
 @dataclass
 class Sent:
-    """What was sent to every instance."""
+    """Requests sent to each instance."""
 
     jobs: int = 0
     waiting_ns: int = 0

@@ -71,7 +71,7 @@ def setup_of(directory: Path) -> Setup:
 
 
 def faults(kind: Kind, times: Times) -> tuple[Failure, ...]:
-    """What breaks in a round."""
+    """Fault of a round."""
     at_ns, for_ns = round(times.quiet_s * NS_PER_S), round(times.broken_s * NS_PER_S)
     slow = CONNECTIONS * SLOW_BITS_PER_S / LINK_BITS_PER_S
     return {

@@ -32,7 +32,7 @@ PROMPT_TOKENS = (3_000, 6_100, 4_200)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What came of one prompt.
+    """Outcome of one prompt.
 
     Attributes:
         path: Where it was prefilled, with the reason of a fallback.

@@ -207,13 +207,13 @@ def test_both_drivers_act_alike(rules: Rules, events: list[Event]) -> None:
 
 
 def _same_state(live: Run, simulated: Run) -> None:
-    """What is not an action has to be the same as well: books, and what is known of links."""
+    """Books and the known state of links have to be the same as well."""
     assert held(live.world) == held(simulated.world)
     assert signals(live.world, live.now_ns) == signals(simulated.world, simulated.now_ns)
 
 
 def _kinds_of_signals(run: Run) -> Iterator[str]:
-    """What is known of the links: whose rate, and how busy."""
+    """Rate and utilisation of the links, as far as they are known."""
     for state, _ in signals(run.world, run.now_ns):
         if state is None:
             yield "unknown"

@@ -117,7 +117,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Counted:
-    """What a pool node reads off a link: what it delivered since the last reading, as a rate, what
+    """Reading of a link by its pool node: bytes delivered since the last reading, as a rate, what
     has arrived of open transfers, and whether bytes wait."""
 
     bits_per_s: int
@@ -179,7 +179,7 @@ def held(world: World) -> tuple[int, int]:
 
 
 def signals(world: World, now_ns: int) -> list[tuple[LinkState | None, float]]:
-    """What is known of the links."""
+    """State of the links, as far as it is known."""
     books = [world.dispatcher.links.between(cluster, PD_POOL).book for cluster in CLUSTERS]
     return [(book.latest(now_ns), book.mean_utilisation(now_ns)) for book in books]
 

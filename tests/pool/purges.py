@@ -1,4 +1,4 @@
-"""What tests of purges share: blocks by where they came from, and a purge with its answer."""
+"""Shared by tests of purges: blocks by where they came from, and a purge with its answer."""
 
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,9 @@ from .sites import LAYOUT, PROMPT, Engine, Peer, Site, until
 
 SOURCE = "prfaas-pool"
 OWN = [BlockKey(0, bytes([n]) * 32) for n in range(100, 104)]
-"""What an engine at home computed from nothing that came from elsewhere."""
+"""Computed by a local engine from nothing that came from elsewhere."""
 AFTER = [BlockKey(0, bytes([n]) * 32) for n in range(110, 114)]
-"""What it computed from what came."""
+"""Computed by it from blocks that came."""
 RECEIVED = {"direction": "received"}
 
 

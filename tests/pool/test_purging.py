@@ -1,4 +1,4 @@
-"""What came from a pool that proved wrong leaves the pool, and stays away."""
+"""Blocks of a pool that proved wrong leave the pool, and stay away."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a run does about failures and delays, by the machine that leads requests in the gateway."""
+"""Reactions of a run to failures and delays, by the machine that leads requests in the gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How to draw an event of every kind that the life of a request knows."""
+"""Random events of every kind that the life of a request knows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from prfaas.core.request.events import (
 from prfaas.core.transfer.transfer_state import TransferEnd
 
 OUTCOMES = [outcome for outcome in Outcome if outcome.value not in ("running", "finished")]
-"""How a request ends without its answer."""
+"""Ends of a request without its answer."""
 MAKERS: dict[type[Event], Callable[[Random], AnyEvent]] = {
     Begun: lambda _: Begun(),
     PrefillDone: lambda _: PrefillDone(),
