@@ -26,14 +26,18 @@ def die_with_parent() -> None:
 
 
 def members(group: int) -> list[int]:
-    """Processes of a group; empty once all are gone."""
+    """Processes of a group; empty once all are gone.
+
+    A process whose first thread has ended is shown as a zombie (proc(5)) while its other threads
+    go on and hold its memory, files and locks; it counts until the last of them has ended.
+    """
     found = []
     for entry in PROC.iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 # The name in parentheses may hold anything; what follows it may not.
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[2]) == group and fields[0] != "Z":
+                if int(fields[2]) == group and (fields[0] != "Z" or int(fields[17]) > 1):
                     found.append(int(entry.name))
     return found
 
