@@ -1,0 +1,1 @@
+"""Canonical blocks: the bytes of a block as the model has them, independent of ranks."""

@@ -1,0 +1,101 @@
+"""The canonical block of a cache group: layers, their parts, and the order of the bytes.
+
+A canonical block is the data of all layers of the group, one layer after the other in the order of
+the model. A layer is its parts, one after the other: attention has `kv`, a latent `latent`, linear
+state `conv` and `state`. A part repeats a row `outer` times, and a row is its sections, one after
+the other. A section is `units` pieces of equal size that ranks divide among themselves: heads of
+attention, heads of a recurrent state, channels of a convolution.
+
+| layer | part | outer | sections (units x bytes of a unit) |
+|---|---|---|---|
+| attention, head-major cache (`LBHNC`) | kv | 1 | kv: KV heads x (tokens x K and V of a head) |
+| attention, token-major cache (`LBNHC`) | kv | tokens | kv: KV heads x (K and V of a head) |
+| MLA | latent | 1 | latent: 1 x (tokens x latent) |
+| gated delta net, KDA | conv | kept steps | q, k, v: heads x (head size x item) |
+| gated delta net, KDA | state | 1 | state: heads x state of a head |
+| Mamba-2 | conv | kept steps | x: heads, B and C: groups |
+| short convolution | conv | kept steps | x: channels |
+
+Every rank has all sections of a row, each with its own units (`shards.py`). Padding of pages and
+copies of replicated heads are in rows of host memory only, never in a canonical block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from prfaas.core.kv.planes import Plane, Planes, merged
+
+
+class Section(NamedTuple):
+    """Neighbouring units that ranks divide among themselves.
+
+    Attributes:
+        name: Such as `kv` or `q`.
+        units: Number in the whole model, at least 1; 1 is never divided.
+        unit_bytes: Size of each in one row of its part.
+    """
+
+    name: str
+    units: int
+    unit_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in one row of the part."""
+        return self.units * self.unit_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Numbers of one type of a layer.
+
+    Attributes:
+        name: Such as `kv`, `latent`, `conv` or `state`.
+        dtype: Name of the type as in PyTorch, such as `bfloat16`.
+        outer: Number of rows, each with all sections.
+        sections: The sections of a row, in order.
+    """
+
+    name: str
+    dtype: str
+    outer: int
+    sections: tuple[Section, ...]
+
+    def __post_init__(self) -> None:
+        """Reject sizes below 1."""
+        sizes = [self.outer, *(n for s in self.sections for n in (s.units, s.unit_bytes))]
+        if min(sizes) < 1 or not self.sections:
+            raise ValueError(f"part {self.name}: sizes {sizes}; the least is 1")
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in a canonical block."""
+        return self.outer * sum(section.num_bytes for section in self.sections)
+
+    @property
+    def words(self) -> str:
+        """Sections with their units and the bytes of a unit, in any order of the bytes."""
+        sizes = [f"{s.name} {s.units}x{self.outer * s.unit_bytes}" for s in self.sections]
+        return f"{self.name}({', '.join(sizes)})"
+
+
+LayerParts = tuple[Part, ...]
+"""The parts of a layer, in order."""
+
+
+def layer_bytes(layer: LayerParts) -> int:
+    """Return the size of a layer in a canonical block."""
+    return sum(part.num_bytes for part in layer)
+
+
+def block_bytes(layers: Sequence[LayerParts]) -> int:
+    """Return the size of a canonical block: the unique bytes of its layers."""
+    return sum(layer_bytes(layer) for layer in layers)
+
+
+def block_planes(layers: Sequence[LayerParts]) -> Planes:
+    """Return the dtype planes of a canonical block."""
+    return merged(Plane(part.dtype, part.num_bytes) for layer in layers for part in layer)

@@ -1,0 +1,183 @@
+"""Canonical blocks: rows of any ranks hold the same block, and it has the model's unique bytes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas.core.kv.canonical.copies import RankPages, Run, page_bytes, row_runs
+from prfaas.core.kv.canonical.parts import (
+    LayerParts,
+    Part,
+    Section,
+    block_bytes,
+    block_planes,
+)
+from prfaas.core.kv.canonical.pieces import FRAGMENTS_MAX, Pieces, pieces
+from prfaas.core.kv.canonical.shards import divides, shard
+from prfaas.core.kv.planes import Plane
+from tests.core.kv.canonical.model_kinds import (
+    Site,
+    attention,
+    delta_net,
+    latent,
+    mamba2,
+    read,
+    write,
+)
+
+pytestmark = pytest.mark.timeout(120)
+SIZES = (1, 2, 4, 8)
+HEADS = st.sampled_from((1, 2, 3, 4, 5, 7, 8, 16))
+DTYPES = {"bfloat16": 2, "float8_e4m3fn": 1, "float32": 4}
+
+
+@st.composite
+def layers_of(draw: st.DrawFn) -> LayerParts:
+    kind = draw(st.sampled_from(("kv", "latent", "gdn", "mamba2", "short")))
+    small = st.integers(1, 3)
+    if kind == "kv":
+        dtype = draw(st.sampled_from(sorted(DTYPES)))
+        cell = 2 * draw(small) * DTYPES[dtype]
+        by_token = draw(st.booleans())
+        return attention(draw(HEADS), draw(small), cell, by_token=by_token, dtype=dtype)
+    if kind == "latent":
+        return latent(draw(small), draw(small))
+    if kind == "gdn":
+        return delta_net(draw(HEADS), draw(HEADS), draw(small), draw(small))
+    if kind == "mamba2":
+        return mamba2(draw(HEADS), draw(st.sampled_from((1, 2, 8))), draw(small), 2, draw(small))
+    return (Part("conv", "bfloat16", draw(small), (Section("x", draw(HEADS) * 8, 2),)),)
+
+
+@st.composite
+def sites(draw: st.DrawFn, num_layers: int) -> Site:
+    cuts = sorted(draw(st.sets(st.integers(1, max(1, num_layers - 1)), max_size=2)))
+    ends = [0, *(cut for cut in cuts if cut < num_layers), num_layers]
+    stages = tuple(tuple(range(a, b)) for a, b in pairwise(ends))
+    return Site(draw(st.sampled_from(SIZES)), stages, draw(st.sampled_from((0, 5, 64))))
+
+
+@given(st.data())
+def test_rows_of_any_ranks_and_stages_convert_into_each_other(data: st.DataObject) -> None:
+    """rows(TP a, PP b) -> canonical -> rows(TP c, PP d) -> canonical; all replicas are written."""
+    layers = data.draw(st.lists(layers_of(), min_size=1, max_size=4))
+    one, other = (data.draw(sites(len(layers))) for _ in range(2))
+    num_bytes = block_bytes(layers)
+    block = np.random.default_rng(num_bytes).integers(1, 256, num_bytes, np.uint8)
+
+    found = read(one.row(block, layers, 0x77), one.pieces(layers), num_bytes)
+    assert (found == block).all()
+    empty = np.zeros_like(other.row(block, layers, 0))
+    row = write(found, empty, other.pieces(layers))
+    assert (row == other.row(block, layers, 0)).all()
+    assert (read(row, other.pieces(layers), num_bytes) == block).all()
+
+
+@pytest.mark.parametrize("other", SIZES)
+@pytest.mark.parametrize("one", SIZES)
+@pytest.mark.parametrize(
+    "layers",
+    [
+        pytest.param([attention(2, 16, 64, by_token=True, dtype="bfloat16")] * 3, id="2 heads"),
+        pytest.param([attention(3, 4, 24, by_token=False, dtype="bfloat16")], id="3 heads"),
+        pytest.param([latent(16, 36)] * 2, id="MLA"),
+        pytest.param([delta_net(4, 8, 8, 3), delta_net(4, 8, 8, 3)], id="GDN"),
+        pytest.param([mamba2(8, 1, 4, 6, 3)], id="Mamba-2, one group"),
+    ],
+)
+def test_every_pair_of_sizes_converts(layers: list[LayerParts], one: int, other: int) -> None:
+    whole = tuple(range(len(layers)))
+    a, b = Site(one, (whole,), 8), Site(other, (whole,), 0)
+    num_bytes = block_bytes(layers)
+    block = np.random.default_rng(1).integers(1, 256, num_bytes, np.uint8)
+    row = b.row(block, layers, 0)
+    found = read(a.row(block, layers, 0x55), a.pieces(layers), num_bytes)
+    assert (write(found, np.zeros_like(row), b.pieces(layers)) == row).all()
+
+
+def test_replicated_heads_travel_once() -> None:
+    """Qwen3-Next: 12 attention layers with 2 KV heads of 256, in blocks of 16 tokens, at TP 8."""
+    layers = [attention(2, 16, 2 * 256 * 2, by_token=True, dtype="bfloat16")] * 12
+    in_memory = sum(8 * page_bytes(layer, 8) for layer in layers)
+    assert (in_memory, block_bytes(layers)) == (1_572_864, 393_216)
+    found = Site(8, (tuple(range(12)),), 0).pieces(layers)
+    assert sum(size for piece in found.reads for _, size in piece.places) == 393_216
+    assert sum(size for piece in found.writes for _, size in piece.places) == 1_572_864
+
+
+@pytest.mark.parametrize("by_token", [True, False])
+def test_one_rank_holds_the_block_as_it_is(by_token: bool) -> None:
+    """No copy more than before: one piece for the whole row, as long as pages have no padding."""
+    layers = [attention(4, 8, 64, by_token=by_token, dtype="bfloat16")] * 5
+    found = Site(1, (tuple(range(5)),), 0).pieces(layers)
+    assert found.is_straight
+    assert found.reads == ((0, ((0, block_bytes(layers)),)),)
+
+
+def test_heads_that_no_rank_divides_leave_slots_empty() -> None:
+    assert [shard(5, rank, 4) for rank in range(4)] == [(0, 2, 2), (2, 2, 2), (4, 1, 2), (5, 0, 2)]
+    assert [shard(3, rank, 8).first for rank in range(8)] == [0, 0, 0, 1, 1, 1, 2, 2]
+    assert [divides(units, 8) for units in (1, 2, 3, 8, 12, 16)] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_a_block_has_the_planes_of_its_parts() -> None:
+    assert block_planes([delta_net(2, 4, 8, 3)]) == (
+        Plane("bfloat16", 3 * (2 + 2 + 4) * 16),
+        Plane("float32", 4 * 8 * 8 * 4),
+    )
+
+
+def test_a_layer_without_a_rank_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"layers \[1\] of 2 lie in no rank"):
+        row_runs([latent(1, 4)] * 2, [RankPages(0, 1, {0: 0})])
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        ([Run(0, 0, 60)], "60 bytes are named; a block has 64"),
+        ([Run(0, 0, 32), Run(40, 40, 24)], "byte 32 of the block is missing"),
+        ([Run(0, 0, 40), Run(64, 32, 32)], "byte 32 of the block is missing, or named twice"),
+        ([Run(0, 0, 64), Run(64, 0, 32)], "parts of different sizes at byte 0"),
+        ([Run(100, 0, 64)], "of rows of 128"),
+        ([Run(0, 0, 32), Run(16, 32, 32)], "byte 16 of the row is named twice"),
+        ([Run(0, 0, 0, 4), Run(0, 0, 64)], "of rows of 128"),
+        ([Run(0, 0, 1, FRAGMENTS_MAX + 1)], "the limit is 262144"),
+    ],
+)
+def test_runs_that_are_not_a_block_are_refused(runs: list[Run], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        pieces(runs, 64, 128)
+
+
+@given(st.lists(st.builds(Run, *[st.integers(0, 40)] * 6), max_size=6))
+def test_runs_are_a_block_or_refused(runs: list[Run]) -> None:
+    """What an engine announces is never trusted: accepted runs stay in the row and in the block."""
+    try:
+        found: Pieces = pieces(runs, 64, 128)
+    except ValueError:
+        return
+    places = sorted(place for piece in found.reads for place in piece.places)
+    assert [at for at, _ in places] == [
+        sum(size for _, size in places[:n]) for n in range(len(places))
+    ]
+    for at, parts in found.writes:
+        assert at + sum(size for _, size in parts) <= 128
+        assert all(place + size <= 64 for place, size in parts)
+
+
+def test_sizes_below_one_are_refused() -> None:
+    with pytest.raises(ValueError, match="the least is 1"):
+        Part("kv", "bfloat16", 1, (Section("kv", 0, 4),))
