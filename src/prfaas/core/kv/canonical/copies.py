@@ -22,7 +22,7 @@ class Run(NamedTuple):
         row_offset: Place of the first fragment in a row.
         block_offset: Place of the first fragment in a canonical block.
         size: Size of a fragment.
-        count: Number of fragments.
+        fragments: Number of fragments.
         row_stride: Distance of neighbours in the row.
         block_stride: Distance of neighbours in the block.
     """
@@ -30,7 +30,7 @@ class Run(NamedTuple):
     row_offset: int
     block_offset: int
     size: int
-    count: int = 1
+    fragments: int = 1
     row_stride: int = 0
     block_stride: int = 0
 
@@ -89,10 +89,10 @@ def _part_runs(part: Part, rank: RankPages, row_at: int, block_at: int) -> Itera
     row_stride = _rank_row_bytes(part, rank.tp_size)
     block_stride = part.num_bytes // part.outer
     for section in part.sections:
-        first, count, slots = shard(section.units, rank.tp_rank, rank.tp_size)
-        if count:
+        first, num, slots = shard(section.units, rank.tp_rank, rank.tp_size)
+        if num:
             at = block_at + first * section.unit_bytes
-            size = count * section.unit_bytes
+            size = num * section.unit_bytes
             yield Run(row_at, at, size, part.outer, row_stride, block_stride)
         row_at += slots * section.unit_bytes
         block_at += section.num_bytes

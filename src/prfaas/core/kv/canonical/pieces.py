@@ -63,7 +63,7 @@ def pieces(runs: Sequence[Run], block_bytes: int, row_bytes: int) -> Pieces:
         ValueError: The runs are more than FRAGMENTS_MAX fragments, reach beyond the row or the
             block, leave a part of the block out, or overlap without being replicas.
     """
-    num = sum(run.count for run in runs)
+    num = sum(run.fragments for run in runs)
     if num > FRAGMENTS_MAX:
         raise ValueError(f"{num} fragments; the limit is {FRAGMENTS_MAX}")
     every = list(_fragments(runs))
@@ -85,8 +85,8 @@ def pieces(runs: Sequence[Run], block_bytes: int, row_bytes: int) -> Pieces:
 
 
 def _fragments(runs: Iterable[Run]) -> Iterator[_Fragment]:
-    for row, block, size, count, row_stride, block_stride in runs:
-        for number in range(count):
+    for row, block, size, num, row_stride, block_stride in runs:
+        for number in range(num):
             yield _Fragment(row + number * row_stride, block + number * block_stride, size)
 
 

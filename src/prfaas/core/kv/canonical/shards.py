@@ -18,12 +18,12 @@ class Shard(NamedTuple):
 
     Attributes:
         first: Number of the first.
-        count: How many; 0 if all slots are padding.
+        num: How many; 0 if all slots are padding.
         slots: Places for units in the memory of a rank, the same for all ranks, at least 1.
     """
 
     first: int
-    count: int
+    num: int
     slots: int
 
 
