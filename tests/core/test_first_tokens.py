@@ -15,7 +15,7 @@ from prfaas.core.dispatch.types import (
 )
 from prfaas.core.routing.calibration import CalibrationSettings
 from prfaas.core.routing.decision import Path, Reason
-from prfaas.core.routing.first_tokens import UNSEEN_RATIO, Compared, FirstTokens
+from prfaas.core.routing.first_tokens import UNSEEN_RATIO, Compared, FirstTokens, Work
 from prfaas.core.routing.observed_rates import PACE
 from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
@@ -30,7 +30,7 @@ def seen(home: float | None, away: float | None, count: int = PACE.num_min) -> F
     for number in range(count):
         for cluster, factor in (("pd", home), ("far", away)):
             if factor is not None:
-                found.sent(number, cluster, WORK, -round(factor * WORK))
+                found.sent(number, cluster, Work(WORK, WORK), -round(factor * WORK))
                 found.came(number, 0)
     return found
 
@@ -41,11 +41,10 @@ def compare(
     """With so many prompts at either instance, this one included."""
     return found.sooner_at_home(
         "far",
-        local_ns=local * WORK,
-        remote_ns=remote * WORK,
-        own_ns=WORK,
-        num_decoding=num_decoding,
-        now_ns=now_ns,
+        Work(WORK, local * WORK),
+        Work(WORK, remote * WORK),
+        num_decoding,
+        now_ns,
     )
 
 
@@ -78,8 +77,8 @@ def test_too_little_overrules_nothing() -> None:
 
 def test_a_home_that_was_not_seen_counts_as_slow() -> None:
     found = seen(home=None, away=1.0)
-    assert compare(found, remote=round(UNSEEN_RATIO)) is None
-    assert compare(found, remote=round(UNSEEN_RATIO) + 1) is not None
+    assert compare(found, local=2, remote=2 * round(UNSEEN_RATIO)) is None
+    assert compare(found, local=2, remote=2 * round(UNSEEN_RATIO) + 1) is not None
 
 
 def test_what_is_old_or_contradicts_itself_overrules_nothing() -> None:
@@ -87,7 +86,7 @@ def test_what_is_old_or_contradicts_itself_overrules_nothing() -> None:
     assert compare(found, now_ns=STALE_NS) is not None
     assert compare(found, now_ns=STALE_NS + 1) is None
     for number in range(100, 150):
-        found.sent(number, "far", WORK, 0)
+        found.sent(number, "far", Work(WORK, WORK), 0)
         found.came(number, WORK * (100 if number % 2 else 1))
     assert compare(found, now_ns=WORK * 100) is None
 
@@ -95,7 +94,7 @@ def test_what_is_old_or_contradicts_itself_overrules_nothing() -> None:
 def test_what_was_dropped_teaches_nothing() -> None:
     found = FirstTokens("pd")
     for number in range(20):
-        found.sent(number, "far", WORK, 0)
+        found.sent(number, "far", Work(WORK, WORK), 0)
         found.drop(number)
         found.came(number, 9 * WORK)
     assert compare(found) is None

@@ -30,13 +30,18 @@ QUIET = SignalSetup(interval_ns=1000 * NS_PER_S, loop_interval_ns=1000 * NS_PER_
 
 
 def linear_costs(
-    *, local_ns: int = MS, remote_ns: int = MS, token_bytes: int = 1000, state_bytes: int = 0
+    *,
+    local_ns: int = MS,
+    remote_ns: int = MS,
+    token_bytes: int = 1000,
+    state_bytes: int = 0,
+    fixed_ns: int = 0,
 ) -> Costs:
-    """Prefill times and bytes in proportion to tokens."""
+    """Prefill times and bytes in proportion to tokens, and a fixed time of each prefill."""
     tokens = range(NUM_TOKENS_MAX + 1)
     return Costs(
-        [n * local_ns for n in tokens],
-        [n * remote_ns for n in tokens],
+        [fixed_ns + n * local_ns for n in tokens],
+        [fixed_ns + n * remote_ns for n in tokens],
         [state_bytes + n * token_bytes for n in tokens],
         state_bytes,
         chunk_tokens=1000,

@@ -34,6 +34,7 @@ from prfaas.core.dispatch.types import (
 )
 from prfaas.core.routing.calibration import Calibration
 from prfaas.core.routing.decision import Decision, Path, Reason
+from prfaas.core.routing.first_tokens import Work
 from prfaas.core.routing.policies import PolicyName
 
 RETRY_UNSERVED_S = 1
@@ -211,17 +212,16 @@ class Dispatcher:
         )
         compared = first_tokens.sooner_at_home(
             option.cluster.name,
-            local_ns=own_ns + self.load(home.name).pending_ns(home.name),
-            remote_ns=away_ns + self.load(away.name).pending_ns(away.name),
-            own_ns=own_ns,
-            num_decoding=self.requests.num_streaming(home.name),
-            now_ns=now_ns,
+            Work(own_ns, own_ns + self.load(home.name).pending_ns(home.name)),
+            Work(away_ns, away_ns + self.load(away.name).pending_ns(away.name)),
+            self.requests.num_streaming(home.name),
+            now_ns,
         )
         if compared is None:
             return decision
         return decision._replace(
             path=Path.LOCAL,
-            reason=Reason.FASTER_LOCAL,
+            reason=Reason.TRIED_LOCAL if compared.is_trial else Reason.FASTER_LOCAL,
             predicted_local_ns=compared.local_ns,
             predicted_remote_ns=compared.remote_ns,
             unpredicted=None,

@@ -30,7 +30,9 @@ class ExpectedTimes:
     def local_prefill_ns(self, name: str, num_new_tokens: int, now_ns: int) -> int | None:
         """Expected time of a prefill that is sent to a PD instance now; None is unknown."""
         wait_ns = self._requests.wait_ns(name, now_ns)
-        return None if wait_ns is None else self._times.with_queue_ns(wait_ns, num_new_tokens)
+        return (
+            None if wait_ns is None else self._times.with_queue_ns(wait_ns, num_new_tokens, now_ns)
+        )
 
     def local_path_ns(
         self, request_id: int, name: str, held_tokens: int, now_ns: int

@@ -20,7 +20,8 @@ from prfaas.core.dispatch.route_finder import RouteFinder
 from prfaas.core.dispatch.route_options import RouteOption
 from prfaas.core.dispatch.types import Arrival, HomeCluster, Routed
 from prfaas.core.routing.calibration import Expected
-from prfaas.core.routing.decision import Decision, Path
+from prfaas.core.routing.decision import Decision, Path, Reason
+from prfaas.core.routing.first_tokens import Work
 from prfaas.core.routing.predictions import DecodeWait, no_wait
 from prfaas.units import NS_PER_S
 
@@ -364,8 +365,10 @@ class OpenRequests:
         wait_ns = book.wait_ns(name, now_ns) or 0
         self._times.sent(request_id, routed.cluster, wait_ns, routed.num_tokens_to_prefill, now_ns)
         if self._times.first_tokens is not None and not routed.pulls:
-            queued_ns = book.pending_ns(name)
-            self._times.first_tokens.sent(request_id, routed.cluster, queued_ns, now_ns)
+            work = Work(self._work_ns(routed), book.pending_ns(name))
+            is_trial = routed.decision.reason is Reason.TRIED_LOCAL
+            times = self._times.first_tokens
+            times.sent(request_id, routed.cluster, work, now_ns, is_trial=is_trial)
 
     def _withdraw(self, request_id: int, entry: _Open, now_ns: int) -> None:
         """End the wait for the prefill."""

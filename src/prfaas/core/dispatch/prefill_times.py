@@ -1,7 +1,7 @@
 """Expected times of prefills: by the costs of a plan, corrected, or by observation alone.
 
 with a plan       costs of the cluster x the factor of its calibration
-without one       a nominal time per token, x the rate that is learnt of the cluster
+without one       a nominal time per token, corrected by what is learnt of the cluster
 policy observed   as without a plan; first tokens of both paths are observed as well
 """
 
@@ -79,8 +79,8 @@ class PrefillTimes:
     ) -> None:
         """A prefill is sent to a cluster, behind `wait_ns` of work that counts its own."""
         if self._rates is not None:
-            nominal_ns = max(wait_ns, num_new_tokens * NOMINAL_NS_PER_TOKEN)
-            self._rates.sent(request_id, cluster, nominal_ns, now_ns)
+            own_ns = num_new_tokens * NOMINAL_NS_PER_TOKEN
+            self._rates.sent(request_id, cluster, own_ns, wait_ns, now_ns)
 
     def answered(self, request_id: int, now_ns: int) -> None:
         """A prefill has answered."""
@@ -98,7 +98,12 @@ class PrefillTimes:
         """Expected duration of a prefill by the rate of its cluster; None while it is unknown."""
         return None if self._rates is None else self._rates.expected_ns(request_id)
 
-    def with_queue_ns(self, wait_ns: int, num_new_tokens: int) -> int | None:
+    def with_queue_ns(self, wait_ns: int, num_new_tokens: int, now_ns: int) -> int | None:
         """Expected duration of a prefill in the PD cluster behind a queue; None is unknown."""
-        work_ns = wait_ns + self.local_ns(num_new_tokens)
-        return work_ns if self._rates is None else self._rates.estimated_ns(self._home, work_ns)
+        own_ns = self.local_ns(num_new_tokens)
+        if self._rates is None:
+            return wait_ns + own_ns
+        if not self._rates.has_enough(self._home):
+            return None
+        found = self._rates.estimate(self._home, own_ns, wait_ns + own_ns, now_ns)
+        return None if found is None else found.ns

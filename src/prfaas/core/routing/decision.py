@@ -35,6 +35,8 @@ class Reason(StrEnum):
     ALWAYS_REMOTE = "always_remote"
     FASTER_LOCAL = "faster_local"
     """Above the threshold, but the local path is predicted to be clearly faster."""
+    TRIED_LOCAL = "tried_local"
+    """Above the threshold, but tried locally to observe the time of such a length (`observed`)."""
     FASTER_REMOTE = "faster_remote"
     """Below the threshold, but the remote path is predicted to be clearly faster."""
 
@@ -61,6 +63,7 @@ _WORDS = {
     Reason.ALWAYS_LOCAL: "the policy prefills every request locally ({compared})",
     Reason.ALWAYS_REMOTE: "the policy offloads every request ({compared})",
     Reason.FASTER_LOCAL: "long ({compared}), but predicted faster locally{predictions}",
+    Reason.TRIED_LOCAL: "long ({compared}), but tried locally, to see how long that takes",
     Reason.FASTER_REMOTE: "short ({compared}), but predicted faster remotely{predictions}",
 }
 

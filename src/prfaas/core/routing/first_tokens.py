@@ -1,6 +1,6 @@
 """Observed times to the first token, by the cluster that prefills: routing without a plan.
 
-    request ──► tokens queued and its own, at either instance ──► time per token of the cluster
+    request ──► tokens queued and its own, at either instance ──► expected time of the cluster
                                                                       ▲
     first token of a stream ──────────────────────────────────────────┘
 
@@ -13,28 +13,47 @@ them.
 Nothing is overruled without enough recent first tokens of the remote path, which only requests that
 take it bring: after `CalibrationSettings.stale_after_ns` without one, the threshold alone decides
 until there is one again. A PD cluster of which too little was seen counts as slow.
+
+Where only short prompts are prefilled locally, nothing shows how long a long one would take. So a
+long prompt is *tried* locally now and then: while nothing is prefilled or decoded there, if what
+was seen allows that it is sooner, and not much later at worst. A few trials of a length are enough;
+one that was slower ends them for `LIFETIME_NS`.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
+from prfaas.core.routing.length_times import Estimate
 from prfaas.core.routing.observed_rates import PACE, Paces
 
 UNSEEN_RATIO = 4.0
-"""Time of a local prefill against one away, while too few were observed at home. PrfaaS clusters
-have the faster accelerators; even those are slower when this many prompts queue there."""
+"""Time of a local prefill against a remote one, while too few local ones were observed. PrfaaS
+clusters have the faster accelerators; even those are slower when this many prompts queue there."""
 MARGIN_RATIO, MARGIN_NS = 0.05, 20_000_000
 """Gain that is taken for noise, as a share of the remote path's time and as a duration: the
-threshold stays. A prompt that was kept at home by mistake corrects the rate of its cluster."""
+threshold stays. A prompt that was kept local by mistake corrects the estimate of its cluster."""
+TRIALS = 3
+"""Local prefills of similar length after which such a length counts as seen."""
+TRIAL_EVERY = PACE.num_min
+"""Remote first tokens between two trials."""
+TRIAL_RATIO_MAX = 8.0
+"""By how much a trial may be slower than the remote path, by what was seen at worst."""
 
 
 class Compared(NamedTuple):
-    """Expected times to the first token, ns."""
+    """Expected times to the first token, ns; `is_trial`: the prompt is prefilled locally to see."""
 
     local_ns: int
     remote_ns: int
+    is_trial: bool = False
+
+
+class Work(NamedTuple):
+    """Nominal work of a request on a path: its own, and of its instance with it, ns."""
+
+    own_ns: int
+    queued_ns: int
 
 
 class FirstTokens:
@@ -45,13 +64,15 @@ class FirstTokens:
     """
 
     def __init__(self, home: str) -> None:
-        self._home = home
-        # From the first sample on: what was expected before it was no expectation.
-        self._paces = Paces(replace(PACE, num_min=1))
+        self._home, self._paces = home, Paces()
+        self._num_since_trial = 0
 
-    def sent(self, request_id: int, cluster: str, queued_ns: int, now_ns: int) -> None:
-        """A prefill is sent to a cluster; `queued_ns` is its instance's nominal work with it."""
-        self._paces.sent(request_id, cluster, queued_ns, now_ns)
+    def sent(
+        self, request_id: int, cluster: str, work: Work, now_ns: int, *, is_trial: bool = False
+    ) -> None:
+        """A prefill is sent to a cluster."""
+        self._num_since_trial = 0 if is_trial else self._num_since_trial + (cluster != self._home)
+        self._paces.sent(request_id, cluster, *work, now_ns)
 
     def came(self, request_id: int, at_ns: int) -> None:
         """The first token of a request came."""
@@ -62,22 +83,14 @@ class FirstTokens:
         self._paces.drop(request_id)
 
     def sooner_at_home(
-        self,
-        cluster: str,
-        *,
-        local_ns: int,
-        remote_ns: int,
-        own_ns: int,
-        num_decoding: int,
-        now_ns: int,
+        self, cluster: str, local: Work, remote: Work, num_decoding: int, now_ns: int
     ) -> Compared | None:
         """Compare both paths of a request that would be offloaded.
 
         Args:
             cluster: The PrfaaS cluster.
-            local_ns: Nominal work at the PD instance, this request's included.
-            remote_ns: The same at the PrfaaS instance.
-            own_ns: Nominal local work of this request.
+            local: Its work at the PD instance.
+            remote: Its work at the PrfaaS instance.
             num_decoding: Requests that the PD instance decodes.
             now_ns: Time.
 
@@ -85,14 +98,35 @@ class FirstTokens:
             Both times if the prompt is to be prefilled locally, delays of others left out; None if
             not.
         """
-        away_ns = self._paces.proven_ns(cluster, remote_ns, now_ns)
-        if away_ns is None:
+        away = self._paces.proven(cluster, *remote, now_ns)
+        if away is None:
             return None
-        seen = self._paces.proven_ns(self._home, local_ns, now_ns)
-        unseen_ns = round(away_ns * UNSEEN_RATIO * local_ns / max(remote_ns, 1))
-        here_ns = unseen_ns if seen is None else seen
-        delay_ns = num_decoding * here_ns * own_ns / max(local_ns, 1)
-        margin_ns = max(MARGIN_NS, MARGIN_RATIO * away_ns)
-        if here_ns + delay_ns + margin_ns >= away_ns:
-            return None
-        return Compared(here_ns, away_ns)
+        own_ns, queued_ns = local
+        is_idle = own_ns == queued_ns and not num_decoding
+        seen = self._paces.estimate(self._home, *local, now_ns)
+        known = seen if seen is not None and self._is_known(seen) else None
+        here_ns = round(away.ns * UNSEEN_RATIO * queued_ns / max(remote.queued_ns, 1))
+        if known is not None:
+            # Nobody queues for what no prompt of this length has shown.
+            here_ns = known.ns if is_idle or known.num_near else known.high_ns
+        delay_ns = num_decoding * here_ns * own_ns / max(queued_ns, 1)
+        margin_ns = max(MARGIN_NS, MARGIN_RATIO * away.ns)
+        if here_ns + delay_ns + margin_ns < away.ns:
+            return Compared(here_ns, away.ns)
+        if is_idle and self._is_worth_a_trial(seen, here_ns, away.ns - margin_ns):
+            return Compared(here_ns, away.ns, is_trial=True)
+        return None
+
+    def _is_known(self, seen: Estimate) -> bool:
+        """Return True if enough was seen of the PD cluster, without contradictions."""
+        is_enough = seen.num_near >= TRIALS or self._paces.has_enough(self._home)
+        return is_enough and seen.is_current and seen.error_ratio <= PACE.error_max
+
+    def _is_worth_a_trial(self, seen: Estimate | None, here_ns: int, limit_ns: float) -> bool:
+        """Return True if a local prefill would show whether it is sooner, and costs little."""
+        if self._num_since_trial < TRIAL_EVERY:
+            return False
+        if seen is None:
+            return here_ns <= TRIAL_RATIO_MAX * limit_ns
+        is_open = seen.num_near < TRIALS and seen.low_ns < limit_ns
+        return is_open and seen.high_ns <= TRIAL_RATIO_MAX * limit_ns

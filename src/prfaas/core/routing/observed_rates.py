@@ -1,43 +1,63 @@
-"""Observed prefill rates, for deployments without a plan to predict from.
+"""Observed prefill times, for deployments without a plan to predict from.
 
-Work is counted in a nominal time per token; how many times as long prefills really take is learnt
-by cluster, with the calibration that corrects predictions of a plan. It says when a prefill that
-has not answered is hardly going to; `first_tokens` routes by it.
+Work is counted in a nominal time per token; the fixed cost and the cost of each token are learnt by
+cluster (`length_times`). The estimate detects a prefill that has stalled; `first_tokens` routes by
+it.
 """
 
 from __future__ import annotations
 
-from prfaas.core.routing.calibration import Calibration, CalibrationSettings, Expected
+from typing import NamedTuple
+
+from prfaas.core.routing.calibration import CalibrationSettings
+from prfaas.core.routing.length_times import Estimate, LengthTimes
 
 NOMINAL_NS_PER_TOKEN = 100_000
 """Orders instances by their load without profiles."""
-PACE = CalibrationSettings(factor_max=10_000.0, dead_band=1.0, noise_ns=0)
+PACE = CalibrationSettings()
+"""Minimum number of observations, their age, and the error that refutes them."""
+
+
+class _Sent(NamedTuple):
+    """A prefill without an answer; `expected` is of the moment at which it was sent."""
+
+    times: LengthTimes
+    own_ns: int
+    queued_ns: int
+    expected: Estimate | None
+    at_ns: int
 
 
 class Paces:
-    """Rates of clusters, and prefills that were sent to them and have not answered.
+    """Times of clusters, and prefills that were sent to them and have not answered."""
 
-    Args:
-        settings: Of the factors.
-    """
+    def __init__(self) -> None:
+        self._by_cluster: dict[str, LengthTimes] = {}
+        self._open: dict[int, _Sent] = {}
 
-    def __init__(self, settings: CalibrationSettings = PACE) -> None:
-        self._settings = settings
-        self._by_cluster: dict[str, Calibration] = {}
-        self._open: dict[int, tuple[Calibration, Expected]] = {}
+    def sent(self, request_id: int, cluster: str, own_ns: int, queued_ns: int, now_ns: int) -> None:
+        """A prefill is sent to a cluster.
 
-    def sent(self, request_id: int, cluster: str, nominal_ns: int, now_ns: int) -> None:
-        """A prefill is sent to a cluster; `nominal_ns` is the work before it and its own."""
-        pace = self._by_cluster.setdefault(cluster, Calibration(self._settings))
-        expected_ns = max(round(nominal_ns * pace.factor), 1)
-        self._open[request_id] = pace, pace.expect(expected_ns, now_ns)
+        Args:
+            request_id: The request.
+            cluster: The cluster.
+            own_ns: Its own nominal work.
+            queued_ns: Nominal work of its instance, its own included.
+            now_ns: Time.
+        """
+        times = self._by_cluster.setdefault(cluster, LengthTimes(PACE))
+        own_ns = max(own_ns, 1)
+        queued_ns = max(queued_ns, own_ns)
+        expected = times.estimate(own_ns, queued_ns, now_ns)
+        self._open[request_id] = _Sent(times, own_ns, queued_ns, expected, now_ns)
 
     def answered(self, request_id: int, now_ns: int) -> None:
-        """A prefill has answered: its cluster's rate is learnt from."""
+        """A prefill has answered: its cluster's times are learnt."""
         found = self._open.pop(request_id, None)
         if found is not None:
-            pace, expected = found
-            pace.observe(expected, now_ns)
+            times = found.times
+            seen = times.observed(found.queued_ns, found.expected, found.at_ns, now_ns)
+            times.observe(found.own_ns, seen)
 
     def drop(self, request_id: int) -> None:
         """Discard a prefill without an observation."""
@@ -46,20 +66,24 @@ class Paces:
     def expected_ns(self, request_id: int) -> int | None:
         """Expected duration of a prefill that has not answered, ns; None while nothing is known."""
         found = self._open.get(request_id)
-        if found is None or found[0].num_samples < PACE.num_min:
+        if found is None or found.expected is None or found.times.num_samples < PACE.num_min:
             return None
-        return found[1].predicted_ns
+        return found.expected.ns
 
-    def estimated_ns(self, cluster: str, nominal_ns: int) -> int | None:
-        """Expected duration of that much work in a cluster, ns; None while nothing is known."""
-        pace = self._by_cluster.get(cluster)
-        if pace is None or pace.num_samples < PACE.num_min:
-            return None
-        return round(nominal_ns * pace.factor)
+    def estimate(self, cluster: str, own_ns: int, queued_ns: int, now_ns: int) -> Estimate | None:
+        """Expected duration of a prefill behind a queue; None while nothing is known."""
+        times = self._by_cluster.get(cluster)
+        return None if times is None else times.estimate(max(own_ns, 1), queued_ns, now_ns)
 
-    def proven_ns(self, cluster: str, nominal_ns: int, now_ns: int) -> int | None:
-        """Like `estimated_ns`; also None while samples are old or inconsistent."""
-        pace = self._by_cluster.get(cluster)
-        if pace is None or pace.num_samples < PACE.num_min or not pace.is_proven(now_ns):
+    def has_enough(self, cluster: str) -> bool:
+        """Return True if enough of a cluster was observed."""
+        times = self._by_cluster.get(cluster)
+        return times is not None and times.num_samples >= PACE.num_min
+
+    def proven(self, cluster: str, own_ns: int, queued_ns: int, now_ns: int) -> Estimate | None:
+        """Like `estimate`; also None while observations are few, old or inconsistent."""
+        times = self._by_cluster.get(cluster)
+        if times is None or not times.is_fresh(now_ns):
             return None
-        return max(round(nominal_ns * pace.factor), 1)
+        found = times.estimate(max(own_ns, 1), queued_ns, now_ns)
+        return found if found is not None and found.error_ratio <= PACE.error_max else None
