@@ -188,7 +188,7 @@ class Gateway:
         fetcher = Fetcher(tickets, self.pools.pull)
         self.loops = Loops(deployment, self.driver, fetcher, self.transfers, profiles, self.journal)
         self.pulse = Pulse(self.driver, self.guards, self.journal, self.loops.all)
-        self.metrics.control.watch_loops(lambda: float(self.pulse.frozen))
+        self.metrics.control.watch_loops(lambda: self.pulse.frozen)
         control = Control(
             deployment,
             self.driver,
@@ -311,7 +311,7 @@ class Gateway:
         self.connections = Connections(
             self._runner.server, connections_max(self._table.requests_max), tls
         )
-        self.metrics.connections.watch(self.connections)
+        self.metrics.watch_connections(self.connections)
         await self.engines.probes.all_probed()
         address = split_address(self._table.listen)
         try:

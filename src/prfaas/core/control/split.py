@@ -72,9 +72,13 @@ class Split:
         """An instance takes work of some kind, or none."""
         self.roles.set_usable(self._index[name], usable=usable)
 
+    def role_of(self, name: str) -> Role:
+        """Return the role of an instance, the old one until a change is done."""
+        return self.roles.all[self._index[name]]
+
     def prefills(self, name: str) -> bool:
         """Return True if an instance has the role to prefill."""
-        return self.roles.all[self._index[name]] is Role.PREFILL
+        return self.role_of(name) is Role.PREFILL
 
     def is_changing(self, name: str) -> bool:
         """Return True if an instance drains before it takes another role."""

@@ -189,9 +189,7 @@ class Control:
         split = self._driver.split
         if split is None or name not in split:
             return None
-        return ("prefill" if split.prefills(name) else "decode") + (
-            ", draining" if split.is_changing(name) else ""
-        )
+        return split.role_of(name).value + (", draining" if split.is_changing(name) else "")
 
     def _link_state(self, link: Link) -> JsonObject:
         measured = self._pools.telemetry().get((link.source, link.destination))

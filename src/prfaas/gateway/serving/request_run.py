@@ -108,7 +108,7 @@ class RequestRun:
             record.pulled(num_pulled)
             link = self._plan.routed.source, self._plan.routed.destination
             outcome = self.life.blocks.pull_outcome
-            self._parts.metrics.pulls.ended(link, outcome, num_pulled)
+            self._parts.metrics.control.pulled(link, outcome, num_pulled)
         if self._suspicion is not None:
             self._parts.suspects.left(self._suspicion)
         self._moving.close()

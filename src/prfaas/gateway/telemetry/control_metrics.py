@@ -7,26 +7,19 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
-
 from prfaas.core.control.role_loop import Role
-from prfaas.core.control.split import Split
 from prfaas.core.dispatch.links import Link
 from prfaas.core.routing.calibration import Calibration
 from prfaas.gateway.routing.change_log import Entry
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.transfer_tracker import TransferView
+from prfaas.gateway.telemetry.families import Families, show_state
 from prfaas.gateway.telemetry.request_record import Record
 from prfaas.units import BYTES_PER_TB, NS_PER_S
 
 
 def _backlog_s(driver: Driver, cluster: str) -> float:
     return driver.backlog_ns(cluster) / NS_PER_S
-
-
-def _rtt_s(link: Link) -> float:
-    """A link that nobody has measured yet has no round trip; zero would be one."""
-    return link.book.rtt_ns / NS_PER_S or math.nan
 
 
 LINK_GAUGES: Mapping[str, tuple[str, Callable[[Link], float]]] = {
@@ -49,7 +42,7 @@ LINK_GAUGES: Mapping[str, tuple[str, Callable[[Link], float]]] = {
     ),
     "route_link_rtt_seconds": (
         "Round trip of a link used by decisions; NaN while unknown",
-        _rtt_s,
+        lambda link: link.book.rtt_ns / NS_PER_S or math.nan,
     ),
 }
 
@@ -72,60 +65,50 @@ PREDICTION_GAUGES: Mapping[str, tuple[str, Callable[[Calibration], float]]] = {
 
 
 class ControlMetrics:
-    """Gauges of what routing knows, and counters of what it found and moved.
+    """Gauges of what routing knows, and counters of what it found and moved."""
 
-    Args:
-        registry: Where they are shown.
-    """
-
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, make: Families) -> None:
         ends = ("source", "destination")
         self._links = {
-            name: Gauge(f"prfaas_{name}", what, ends, registry=registry)
-            for name, (what, _) in LINK_GAUGES.items()
+            name: make.gauge(name, what, *ends) for name, (what, _) in LINK_GAUGES.items()
         }
         self._predictions = {
-            name: Gauge(f"prfaas_{name}", what, ("path", "cluster"), registry=registry)
+            name: make.gauge(name, what, "path", "cluster")
             for name, (what, _) in PREDICTION_GAUGES.items()
         }
-        self._loop_actions = Counter(
-            "prfaas_loop_actions",
+        self._loop_actions = make.counter(
+            "loop_actions",
             "Changes by the control loops, breakers and the operator",
-            ("loop", "action"),
-            registry=registry,
+            *("loop", "action"),
         )
-        self._frozen = Gauge(
-            "prfaas_loops_frozen", "1 while the loops are frozen", registry=registry
-        )
-        self._roles = Gauge(
-            "prfaas_engine_role",
+        self._frozen = make.gauge("loops_frozen", "1 while the loops are frozen")
+        self._roles = make.gauge(
+            "engine_role",
             "1 at the role of a PD engine, if engines have roles",
-            ("engine", "role"),
-            registry=registry,
+            *("engine", "role"),
         )
-        self._backlog = Gauge(
-            "prfaas_prefill_backlog_seconds",
+        self._backlog = make.gauge(
+            "prefill_backlog_seconds",
             "Unfinished prefill work of a cluster, in seconds of one engine; "
             "without a plan a prompt token counts as 0.1 ms",
-            ("cluster",),
-            registry=registry,
+            "cluster",
         )
-        self._hits = Counter(
-            "prfaas_prefix_hit_tokens",
+        self._hits = make.counter(
+            "prefix_hit_tokens",
             "Prompt tokens that a cluster held when the request was routed",
-            ("cluster",),
-            registry=registry,
+            "cluster",
         )
-        self._looked_up = Counter(
-            "prfaas_prefix_lookup_tokens",
-            "Prompt tokens that were looked up in the clusters' caches",
-            registry=registry,
+        self._looked_up = make.counter(
+            "prefix_lookup_tokens", "Prompt tokens that were looked up in the clusters' caches"
         )
-        self._cost = Counter(
-            "prfaas_kv_cost",
-            "Price of the KV cache that arrived, in the currency of the plan",
-            ends,
-            registry=registry,
+        self._cost = make.counter(
+            "kv_cost", "Price of the KV cache that arrived, in the currency of the plan", *ends
+        )
+        self._pulls = make.counter(
+            "pulls", "Pulls of prefixes for requests, by outcome", *ends, "outcome"
+        )
+        self._pulled = make.counter(
+            "pulled_tokens", "Prompt tokens that engines loaded after a pull", *ends
         )
         self._home = ""
         self._prices: dict[tuple[str, str], float] = {}
@@ -145,9 +128,8 @@ class ControlMetrics:
             self._backlog.labels(cluster).set_function(partial(_backlog_s, driver, cluster))
         if driver.split is not None:
             for engine in driver.split.names:
-                for role in Role:
-                    gauge = self._roles.labels(engine, role.value)
-                    gauge.set_function(partial(_has_role, driver.split, engine, role))
+                role_of = partial(driver.split.role_of, engine)
+                show_state(self._roles, engine, states=Role, read=role_of)
 
     def watch_loops(self, is_frozen: Callable[[], float]) -> None:
         """Show whether the loops stand still."""
@@ -173,6 +155,7 @@ class ControlMetrics:
         price = self._prices.get(link, 0.0)
         self._cost.labels(*link).inc(transfer.num_bytes * price / BYTES_PER_TB)
 
-
-def _has_role(split: Split, engine: str, role: Role) -> float:
-    return float(split.prefills(engine) is (role is Role.PREFILL))
+    def pulled(self, link: tuple[str, str], outcome: str, num_tokens: int) -> None:
+        """A request that had a prefix pulled is over, and did not compute these tokens."""
+        self._pulls.labels(*link, outcome).inc()
+        self._pulled.labels(*link).inc(num_tokens)

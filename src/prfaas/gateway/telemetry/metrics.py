@@ -6,24 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import Counter, Gauge, generate_latest
 
 from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
 from prfaas.core.request.events import Outcome
-from prfaas.core.resilience.circuit_breaker import Breaker, BreakerState
+from prfaas.core.resilience.circuit_breaker import BreakerState
 from prfaas.core.resilience.guards import Guards, label_of
 from prfaas.core.routing.decision import Path
-from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.engines.engine_client import Engines
+from prfaas.gateway.http.connections import Closed, Connections
 from prfaas.gateway.pools.layout_check import LayoutCheck
 from prfaas.gateway.pools.pool_client import Pools
 from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.routing.transfer_tracker import TransferView
-from prfaas.gateway.telemetry.connection_metrics import ConnectionMetrics
 from prfaas.gateway.telemetry.control_metrics import ControlMetrics
 from prfaas.gateway.telemetry.event_metrics import EventMetrics
 from prfaas.gateway.telemetry.fallback_reasons import label
-from prfaas.gateway.telemetry.pull_metrics import PullMetrics
+from prfaas.gateway.telemetry.families import Families, show_state
 from prfaas.gateway.telemetry.request_record import Record
 from prfaas.gateway.telemetry.tenant_metrics import TenantMetrics
 from prfaas.units import NS_PER_S
@@ -62,84 +61,86 @@ class Metrics:
     """All metrics of one gateway, in a registry of their own."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.tenants = TenantMetrics(self.registry)
-        self.control = ControlMetrics(self.registry)
-        self.events = EventMetrics(self.registry)
-        self.connections = ConnectionMetrics(self.registry)
-        self.pulls = PullMetrics(self.registry)
+        make = Families()
+        self.registry = make.registry
+        self.tenants = TenantMetrics(make)
+        self.control = ControlMetrics(make)
+        self.events = EventMetrics(make)
         self.identity_ends = identity_gauge("gateway", self.registry)
-        self._requests = self._counter("requests", "Requests by outcome", "path", "outcome")
-        self._decisions = self._counter("route_decisions", "Routing decisions", "path", "reason")
-        self._fallbacks = self._counter(
+        self._requests = make.counter("requests", "Requests by outcome", "path", "outcome")
+        self._decisions = make.counter("route_decisions", "Routing decisions", "path", "reason")
+        self._fallbacks = make.counter(
             "fallback",
             "Offloaded requests that fell back to local compute; stage decode: requests that "
             "another engine continued",
             "stage",
             "reason",
         )
-        self._kv_bytes = self._counter(
+        self._kv_bytes = make.counter(
             "kv_bytes", "Bytes of KV cache that arrived", "source", "destination"
         )
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens", "path")
-        self._cached_tokens = self._counter(
+        self._prompt_tokens = make.counter("prompt_tokens", "Prompt tokens", "path")
+        self._cached_tokens = make.counter(
             "cached_tokens", "Prompt tokens that were cached before the request", "path"
         )
-        self._transfer = self._histogram(
+        self._transfer = make.histogram(
             "kv_transfer_seconds", "From a transfer's opening to its last block", _WAN_SECONDS
         )
-        self._ttft = self._histogram(
+        self._ttft = make.histogram(
             "time_to_first_token_seconds", "From request to first token, streams", _LATENCY, "path"
         )
-        self._e2e = self._histogram(
+        self._e2e = make.histogram(
             "e2e_request_latency_seconds", "From request to last byte", _LATENCY, "path"
         )
-        self._off = self._histogram(
+        self._off = make.histogram(
             "ttft_over_predicted_ratio",
             "Time to first token divided by its prediction",
             _RATIOS,
             "path",
         )
-        self._refused = self._counter(
+        self._refused = make.counter(
             "requests_refused",
             "Requests that no engine could serve, or not within the target",
             "reason",
         )
-        self._in_flight = self._gauge("requests_in_flight", "Requests being served")
-        self._connected = self._gauge(
+        self._in_flight = make.gauge("requests_in_flight", "Requests being served")
+        self._connected = make.gauge(
             "pool_connected", "1 while the event stream of a pool is connected", "pool"
         )
-        self._blocks = self._gauge("index_blocks", "Known blocks of a pool", "pool")
-        self._index = self._gauge("index_state", "1 at the index's state", "pool", "state")
-        self._ready = self._gauge("engine_ready", "1 while an engine is ready", "engine")
-        self._layout = self._gauge(
+        self._blocks = make.gauge("index_blocks", "Known blocks of a pool", "pool")
+        self._index = make.gauge("index_state", "1 at the index's state", "pool", "state")
+        self._ready = make.gauge("engine_ready", "1 while an engine is ready", "engine")
+        self._layout = make.gauge(
             "layout_mismatch",
             "Facts in which an engine's KV layout differs from the PD cluster's; 0 if none does",
             "engine",
         )
-        self._retries = self._counter("retries", "Retried legs", "outcome")
-        self._suspects = self._counter(
+        self._retries = make.counter("retries", "Retried legs", "outcome")
+        self._suspects = make.counter(
             "suspect_prompts",
             "Requests on an engine when it died, by outcome",
             "outcome",
         )
-        self._rehearsals = self._counter(
+        self._rehearsals = make.counter(
             "rehearsals", "Rehearsals of requests by the decode engine before a prefill", "outcome"
         )
-        self._breaker = self._gauge("breaker_state", "1 at a breaker's state", "target", "state")
+        self._breaker = make.gauge("breaker_state", "1 at a breaker's state", "target", "state")
+        self._connections = make.gauge("client_connections", "Open connections of clients")
+        self._closed = make.counter(
+            "client_connections_closed",
+            "Connections of clients that the gateway closed before they ended",
+            "reason",
+        )
 
     def watch(self, engines: Engines, pools: Pools, index: PrefixIndex, driver: Driver) -> None:
         """Read the gauges from the live objects whenever somebody scrapes."""
         self.control.watch(driver)
         for engine in engines.by_name.values():
-            self._ready.labels(engine.name).set_function(partial(_is_ready, engine))
+            self._ready.labels(engine.name).set_function(partial(getattr, engine, "is_ready"))
         for pool in pools.names():
             self._connected.labels(pool).set_function(partial(pools.is_live, pool))
             self._blocks.labels(pool).set_function(partial(index.num_blocks, pool))
-            for state in SourceState:
-                self._index.labels(pool, state.value).set_function(
-                    partial(_is_at, index, pool, state)
-                )
+            show_state(self._index, pool, states=SourceState, read=partial(index.state, pool))
 
     def watch_layouts(self, engines: Engines, layouts: LayoutCheck) -> None:
         """Show whose blocks cannot be used."""
@@ -149,9 +150,15 @@ class Metrics:
     def watch_guards(self, guards: Guards) -> None:
         """Show the states of the breakers."""
         for target, breaker in guards.breakers.items():
-            for state in BreakerState:
-                gauge = self._breaker.labels(label_of(target), state.value)
-                gauge.set_function(partial(_breaker_is_at, breaker, state))
+            read = partial(getattr, breaker, "state")
+            show_state(self._breaker, label_of(target), states=BreakerState, read=read)
+
+    def watch_connections(self, connections: Connections) -> None:
+        """Show how many there are, and count those that the gateway closes."""
+        self._connections.set_function(lambda: connections.num_open)
+        for why in Closed:
+            self._closed.labels(why.value)
+        connections.on_closed = lambda why: self._closed.labels(why.value).inc()
 
     def retried(self, outcome: str) -> None:
         """A leg was run again ("made"), or would have been ("over_budget")."""
@@ -225,17 +232,6 @@ class Metrics:
         """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def _counter(self, name: str, what: str, *labels: str) -> Counter:
-        return Counter(f"prfaas_{name}", what, labels, registry=self.registry)
-
-    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
-        return Gauge(f"prfaas_{name}", what, labels, registry=self.registry)
-
-    def _histogram(
-        self, name: str, what: str, buckets: tuple[float, ...], *labels: str
-    ) -> Histogram:
-        return Histogram(f"prfaas_{name}", what, labels, buckets=buckets, registry=self.registry)
-
 
 def _sum(metric: Counter | Gauge, **labels: str) -> int:
     """Sum of a metric over the series with these labels."""
@@ -257,15 +253,3 @@ def _by_link(metric: Counter) -> dict[tuple[str, str], int]:
         for sample in family.samples
         if not sample.name.endswith("_created")
     }
-
-
-def _is_ready(engine: Engine) -> float:
-    return float(engine.is_ready)
-
-
-def _breaker_is_at(breaker: Breaker, state: BreakerState) -> float:
-    return float(breaker.state is state)
-
-
-def _is_at(index: PrefixIndex, pool: str, state: SourceState) -> float:
-    return float(index.state(pool) is state)

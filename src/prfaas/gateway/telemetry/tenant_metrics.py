@@ -5,51 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
-
+from prfaas.gateway.telemetry.families import Families
 from prfaas.gateway.telemetry.request_record import Record
 from prfaas.gateway.tenancy.tenants import Tenant, Tenants
 
 
 class TenantMetrics:
-    """Counters by tenant.
+    """Counters by tenant."""
 
-    Args:
-        registry: Where they are shown.
-    """
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-        self._requests = self._counter("requests", "Requests by outcome", "outcome")
-        self._rejected = self._counter("rejected", "Requests refused with 429", "reason")
-        self._tokens = self._counter("tokens", "Tokens of requests", "kind")
-        self._shipped = self._counter("link_bytes", "Bytes that transfers were signed for")
-        self._in_flight = Gauge(
-            "prfaas_tenant_requests_in_flight",
+    def __init__(self, make: Families) -> None:
+        self._requests = make.counter("tenant_requests", "Requests by outcome", "tenant", "outcome")
+        self._rejected = make.counter(
+            "tenant_rejected", "Requests refused with 429", "tenant", "reason"
+        )
+        self._tokens = make.counter("tenant_tokens", "Tokens of requests", "tenant", "kind")
+        self._shipped = make.counter(
+            "tenant_link_bytes", "Bytes that transfers were signed for", "tenant"
+        )
+        self._in_flight = make.gauge(
+            "tenant_requests_in_flight",
             "Requests being served, counted by their prompts times n",
-            ("tenant",),
-            registry=registry,
+            "tenant",
         )
-        self._held = Gauge(
-            "prfaas_tenant_requests_held",
-            "Requests that wait in the gateway for a slot",
-            ("tenant",),
-            registry=registry,
+        self._held = make.gauge(
+            "tenant_requests_held", "Requests that wait in the gateway for a slot", "tenant"
         )
-        self._unauthorized = Counter(
-            "prfaas_unauthorized", "Requests without a valid key", registry=registry
-        )
+        self._unauthorized = make.counter("unauthorized", "Requests without a valid key")
 
     def watch(self, tenants: Tenants, num_held: Callable[[str], int]) -> None:
-        """Read gauges whenever somebody scrapes.
-
-        Args:
-            tenants: All tenants.
-            num_held: Requests of a tenant that wait, by its name.
-        """
+        """Read gauges whenever somebody scrapes; `num_held` counts a tenant's waiting requests."""
         for name, tenant in tenants.by_name.items():
             self._in_flight.labels(name).set_function(partial(_num_in_flight, tenant))
-            self._held.labels(name).set_function(partial(_as_float, num_held, name))
+            self._held.labels(name).set_function(partial(num_held, name))
 
     def unauthorized(self) -> None:
         """A request had no valid key."""
@@ -70,13 +57,6 @@ class TenantMetrics:
         for kind, count in counts:
             self._tokens.labels(record.tenant, kind).inc(count)
 
-    def _counter(self, name: str, what: str, *labels: str) -> Counter:
-        return Counter(f"prfaas_tenant_{name}", what, ("tenant", *labels), registry=self._registry)
 
-
-def _as_float(count: Callable[[str], int], tenant: str) -> float:
-    return float(count(tenant))
-
-
-def _num_in_flight(tenant: Tenant) -> float:
-    return float(tenant.quota.num_in_flight)
+def _num_in_flight(tenant: Tenant) -> int:
+    return tenant.quota.num_in_flight
