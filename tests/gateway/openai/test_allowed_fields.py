@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from prfaas.errors import RequestError
-from prfaas.gateway.openai.allowed_fields import DROPPED_FIELDS, KNOWN_FIELDS, allowed
+from prfaas.gateway.openai.fields import (
+    DROPPED_FIELDS,
+    KNOWN_FIELDS,
+    REFUSED,
+    Trait,
+    allowed,
+    fields_with,
+)
 from prfaas.gateway.openai.requests import Api, request_from
 from prfaas.gateway.tenancy.api_keys import key_hash, new_key
 from tests.gateway.conftest import World, running
@@ -84,3 +91,13 @@ async def _status(world: World, **fields: Any) -> int:
         f"{world.url}/v1/completions", json=body, headers=headers
     ) as response:
         return response.status
+
+
+def test_a_refused_field_that_is_null_is_left_out() -> None:
+    assert allowed({"prompt": "x"} | dict.fromkeys(REFUSED)) == {"prompt": "x"}
+
+
+def test_every_trait_is_of_some_field_and_each_field_is_known() -> None:
+    for trait in Trait:
+        assert fields_with(trait)
+        assert fields_with(trait) <= KNOWN_FIELDS

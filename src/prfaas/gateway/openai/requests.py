@@ -1,7 +1,7 @@
 """Client bodies, checked and stripped, as one frozen request.
 
 Nothing that steers the engines' caches or transfers gets past this module: such keys are removed,
-wherever vLLM would read them. Other fields pass by an allow-list (`openai/allowed_fields.py`).
+wherever vLLM would read them. Other fields pass by an allow-list (`openai/fields.py`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,18 @@ from enum import StrEnum
 
 from prfaas.errors import RequestError
 from prfaas.gateway.http.json_codec import JsonObject, from_json, is_deeper_than, num_containers
-from prfaas.gateway.openai.allowed_fields import allowed
-from prfaas.gateway.openai.bodies import ChatFields, CompletionFields, Fields
+from prfaas.gateway.openai.fields import (
+    STRICT,
+    ChatFields,
+    CompletionFields,
+    Fields,
+    RequestRules,
+    Trait,
+    allowed,
+    fields_with,
+)
 from prfaas.gateway.openai.media import check_media
 from prfaas.gateway.openai.messages import has_other_parts, parse_messages
-from prfaas.gateway.openai.request_rules import STRICT, RequestRules
 from prfaas.gateway.openai.tools import parse_tools
 from prfaas.gateway.openai.validation import bad, shown, typed
 
@@ -30,23 +37,8 @@ NUM_PROMPTS_MAX = 128
 DEFAULT_MAX_TOKENS = 16
 """Default output limit of the completions API."""
 
-_CHAT_ENDPOINT_KEYS = frozenset(
-    {
-        "tools",
-        "prompt_logprobs",
-        "logprob_token_ids",
-        "reasoning_effort",
-        "include_reasoning",
-        "return_prompt_text",
-        "return_token_ids",
-        "truncate_prompt_tokens",
-        "media_io_kwargs",
-        "mm_processor_kwargs",
-    }
-)
-_UNSPLITTABLE_KEYS = frozenset(
-    {"echo", "prompt_logprobs", "use_beam_search", "truncate_prompt_tokens", "suffix"}
-)
+_CHAT_ENDPOINT_KEYS = fields_with(Trait.ENDPOINT)
+_UNSPLITTABLE_KEYS = fields_with(Trait.WHOLE)
 
 
 class Api(StrEnum):

@@ -15,47 +15,14 @@ from dataclasses import replace
 
 from prfaas.gateway.http.answer_limits import ANSWER_BYTES_MAX, AnswerTooLongError
 from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.openai.fields import Trait, fields_with
 from prfaas.gateway.openai.requests import ClientRequest
 
-_KEPT_KEYS = frozenset(
-    {
-        "model",
-        "prompt",
-        "messages",
-        "stream",
-        "stream_options",
-        "max_tokens",
-        "max_completion_tokens",
-        "n",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "seed",
-        "repetition_penalty",
-        "logit_bias",
-        "allowed_token_ids",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "min_tokens",
-        "skip_special_tokens",
-        "add_special_tokens",
-        "add_generation_prompt",
-        "continue_final_message",
-        "documents",
-        "chat_template_kwargs",
-        "tool_choice",
-        "priority",
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-    }
-)
-"""Fields that apply to each next token separately, given all earlier tokens."""
+_KEPT_KEYS = fields_with(Trait.EACH) | {
+    *("priority", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+}
+"""Fields that apply to each next token separately; those by name are there if an operator lists
+them."""
 _ID_BYTES = 32
 """Memory of a token id."""
 _OFF = (None, False, 0, {"type": "text"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.openai.fields import Trait, fields_with
 from prfaas.gateway.openai.requests import Api, ClientRequest
 from prfaas.gateway.routing.transfer_tracker import TransferView
 from prfaas.gateway.tokenization.prompt_encoder import Prompt
@@ -10,24 +11,7 @@ from prfaas.gateway.tokenization.prompt_encoder import Prompt
 COMPLETIONS_PATH = "/v1/completions"
 CHAT_PATH = "/v1/chat/completions"
 
-_CHAT_ONLY_KEYS = frozenset(
-    {
-        "messages",
-        "logprobs",
-        "top_logprobs",
-        "max_completion_tokens",
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
-        "echo",
-        "add_generation_prompt",
-        "add_special_tokens",
-        "continue_final_message",
-        "documents",
-        "chat_template",
-        "chat_template_kwargs",
-    }
-)
+_CHAT_ONLY_KEYS = fields_with(Trait.CHAT)
 
 
 def wait_order(transfer: TransferView | None, wait_ms: int) -> JsonObject | None:

@@ -26,6 +26,7 @@ from prfaas.errors import EngineError
 from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.http.answer_limits import read_answer
 from prfaas.gateway.http.json_codec import JsonObject, to_json
+from prfaas.gateway.openai.fields import Trait, fields_with
 from prfaas.gateway.openai.requests import ClientRequest
 from prfaas.gateway.serving.leg_requests import decode_body
 from prfaas.gateway.serving.request_state import Exchange
@@ -43,20 +44,7 @@ NUM_CHOICES = 2
 """More than one choice is refused, or is not, whatever their number."""
 GREEDY_BELOW = 1e-5
 """Temperature below which vLLM samples greedily; without one the model's default counts."""
-_UNSEEN = frozenset(
-    {
-        *("model", "messages", "prompt", "stream", "stream_options", "user", "seed"),
-        *("max_tokens", "max_completion_tokens"),
-    }
-)
-"""Fields that the gateway has checked itself."""
-_RENDERED = frozenset(
-    {
-        *("add_generation_prompt", "continue_final_message", "add_special_tokens"),
-        *("chat_template_kwargs", "documents"),
-    }
-)
-"""Fields of the template: the gateway renders it."""
+_UNSEEN, _RENDERED = fields_with(Trait.OURS), fields_with(Trait.TEMPLATE)
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "top_p": (1e-6, 1.0),

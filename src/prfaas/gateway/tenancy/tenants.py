@@ -9,7 +9,7 @@ from prfaas.config.deployment import Deployment
 from prfaas.config.tenants import TenantTable
 from prfaas.core.admission.fair_share import FairSettings
 from prfaas.core.admission.quotas import Limits, Quota
-from prfaas.gateway.openai.request_rules import STRICT, RequestRules
+from prfaas.gateway.openai.fields import STRICT, RequestRules
 from prfaas.gateway.tenancy.api_keys import KeyRing
 from prfaas.gateway.tenancy.cache_salt import deployment_secret, salt_of
 from prfaas.units import BITS_PER_BYTE

@@ -1,0 +1,214 @@
+"""Fields of a request body: the table of those that reach an engine, with types and traits.
+
+vLLM ignores what it does not know and obeys what it does: `priority` moves a request ahead of
+others, `data_parallel_rank` picks its GPUs, `logits_processors` names code. A field reaches an
+engine if it is in the structs here, or if the operator lists it for everybody or for a tenant. A
+field of type `Any` is passed on unread. `null` counts as absent. Whatever the gateway does by a
+field's name is a `Trait` in the table.
+
+References:
+    vLLM 0.32, `entrypoints/openai/chat_completion/protocol.py` and `completion/protocol.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+
+from prfaas.gateway.http.json_codec import JsonObject
+from prfaas.gateway.openai.validation import bad, shown
+
+NUM_CHOICES_MAX = 128
+TOP_LOGPROBS_MAX = 1000
+NumTop = Annotated[int, msgspec.Meta(ge=-1, le=TOP_LOGPROBS_MAX)]
+
+
+class Trait(Enum):
+    """Effect of a field on the course of a request."""
+
+    EACH = auto()
+    """It applies to each next token separately, given all earlier ones: another engine can continue
+    the answer."""
+    OURS = auto()
+    """The gateway reads and checks it; a rehearsal leaves it out."""
+    TEMPLATE = auto()
+    """The gateway renders the chat template with it."""
+    CHAT = auto()
+    """It means something else, or nothing, in a completion that stands for a chat."""
+    ENDPOINT = auto()
+    """A chat with it needs the engine's chat endpoint."""
+    WHOLE = auto()
+    """A request with it is prefilled and decoded by one engine."""
+
+
+_T = Trait
+
+
+class Fields(msgspec.Struct):
+    """Fields of both APIs."""
+
+    model: Annotated[Any, _T.EACH, _T.OURS] = None
+    stream: Annotated[bool | None, _T.EACH, _T.OURS] = None
+    stream_options: Annotated[dict[str, Any] | None, _T.EACH, _T.OURS] = None
+    user: Annotated[str | None, _T.EACH, _T.OURS] = None
+    n: Annotated[Annotated[int, msgspec.Meta(ge=1, le=NUM_CHOICES_MAX)] | None, _T.EACH] = None
+    best_of: int | None = None
+    max_tokens: Annotated[int | None, _T.EACH, _T.OURS] = None
+    echo: Annotated[bool | None, _T.CHAT, _T.WHOLE] = None
+    add_special_tokens: Annotated[bool | None, _T.EACH, _T.CHAT, _T.TEMPLATE] = None
+    response_format: dict[str, Any] | None = None
+    # Sampling.
+    seed: Annotated[int | None, _T.EACH, _T.OURS] = None
+    temperature: Annotated[float | None, _T.EACH] = None
+    top_p: Annotated[float | None, _T.EACH] = None
+    top_k: Annotated[int | None, _T.EACH] = None
+    min_p: Annotated[float | None, _T.EACH] = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: Annotated[float | None, _T.EACH] = None
+    repetition_detection: Any = None
+    length_penalty: Any = None
+    logit_bias: Annotated[dict[str, Any] | None, _T.EACH] = None
+    allowed_token_ids: Annotated[Any, _T.EACH] = None
+    bad_words: Any = None
+    use_beam_search: Annotated[bool | None, _T.WHOLE] = None
+    structured_outputs: Any = None
+    thinking_token_budget: Any = None
+    vllm_xargs: dict[str, Any] | None = None
+    # The end of the answer.
+    min_tokens: Annotated[int | None, _T.EACH] = None
+    stop: Annotated[str | list[str] | None, _T.EACH] = None
+    stop_token_ids: Annotated[Any, _T.EACH] = None
+    include_stop_str_in_output: Any = None
+    ignore_eos: Annotated[bool | None, _T.EACH] = None
+    # Details of prompt and answer.
+    truncate_prompt_tokens: Annotated[Any, _T.ENDPOINT, _T.WHOLE] = None
+    truncation_side: Any = None
+    prompt_logprobs: Annotated[int | None, _T.ENDPOINT, _T.WHOLE] = None
+    logprob_token_ids: Annotated[Any, _T.ENDPOINT] = None
+    return_token_ids: Annotated[Any, _T.ENDPOINT] = None
+    return_token_offsets: Any = None
+    return_tokens_as_token_ids: Any = None
+    return_token_strs: Any = None
+    skip_special_tokens: Annotated[Any, _T.EACH] = None
+    spaces_between_special_tokens: Any = None
+
+
+class CompletionFields(Fields):
+    """A completion; `prompt` is read by `requests.py`, which knows the vocabulary."""
+
+    prompt: Annotated[Any, _T.EACH, _T.OURS] = None
+    logprobs: NumTop | None = None
+    suffix: Annotated[str | None, _T.WHOLE] = None
+
+
+class ChatFields(Fields):
+    """A chat completion; `messages.py` and `tools.py` read what templates get."""
+
+    messages: Annotated[Any, _T.EACH, _T.CHAT, _T.OURS] = None
+    max_completion_tokens: Annotated[int | None, _T.EACH, _T.CHAT, _T.OURS] = None
+    logprobs: Annotated[bool | None, _T.CHAT] = None
+    top_logprobs: Annotated[NumTop | None, _T.CHAT] = None
+    reasoning_effort: Annotated[str | None, _T.ENDPOINT] = None
+    include_reasoning: Annotated[Any, _T.ENDPOINT] = None
+    return_prompt_text: Annotated[Any, _T.ENDPOINT] = None
+    media_io_kwargs: Annotated[Any, _T.ENDPOINT] = None
+    mm_processor_kwargs: Annotated[Any, _T.ENDPOINT] = None
+    tools: Annotated[Any, _T.CHAT, _T.ENDPOINT] = None
+    tool_choice: Annotated[Any, _T.EACH, _T.CHAT] = None
+    parallel_tool_calls: Annotated[Any, _T.CHAT] = None
+    documents: Annotated[list[Any] | None, _T.EACH, _T.CHAT, _T.TEMPLATE] = None
+    add_generation_prompt: Annotated[bool | None, _T.EACH, _T.CHAT, _T.TEMPLATE] = None
+    continue_final_message: Annotated[bool | None, _T.EACH, _T.CHAT, _T.TEMPLATE] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, _T.EACH, _T.CHAT, _T.TEMPLATE] = None
+
+
+_TYPES = {
+    name: kind
+    for fields in (CompletionFields, ChatFields)
+    for name, kind in get_type_hints(fields, include_extras=True).items()
+}
+KNOWN_FIELDS = frozenset(_TYPES)
+"""Fields of all endpoints: the engine ignores fields of the other API."""
+CONTROL_FIELDS = frozenset(
+    {"kv_transfer_params", "cache_salt", "ec_transfer_params", "kv_hints", "request_id"}
+)
+CONTROL_PREFIX = "bootstrap_"
+"""They steer caches and transfers: removed from every body, whatever an operator lists."""
+DROPPED_FIELDS = frozenset(
+    {
+        *("audio", "function_call", "functions", "metadata", "modalities", "moderation"),
+        *("prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+        *("safety_identifier", "service_tier", "store", "verbosity", "web_search_options"),
+    }
+)
+"""OpenAI's, which no engine reads: removed, so that its clients work unchanged."""
+REFUSED = ("chat_template", "prompt_embeds")
+"""A program for the template engine, and tensors for the model: neither is taken from clients."""
+NAMES_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRules:
+    """Additional rights of a tenant's requests, set by the operator.
+
+    Attributes:
+        fields: Further fields that reach an engine.
+        media_domains: Hosts in lower case that engines may fetch media from.
+    """
+
+    fields: frozenset[str] = frozenset()
+    media_domains: frozenset[str] = frozenset()
+
+
+STRICT = RequestRules()
+"""No additional fields."""
+
+
+def fields_with(trait: Trait) -> frozenset[str]:
+    """Return the names of the fields that have a trait."""
+    found = {name: getattr(kind, "__metadata__", ()) for name, kind in _TYPES.items()}
+    return frozenset(name for name, traits in found.items() if trait in traits)
+
+
+def is_control(name: str) -> bool:
+    """Return True for a field that steers an engine's caches or transfers."""
+    return name in CONTROL_FIELDS or name.startswith(CONTROL_PREFIX)
+
+
+def allowed(body: JsonObject, more: Collection[str] = ()) -> JsonObject:
+    """A body without the fields that are for no engine.
+
+    Args:
+        body: As the client sent it.
+        more: Fields that the operator allows besides.
+
+    Raises:
+        RequestError: 400, naming the fields that are not allowed.
+    """
+    known = KNOWN_FIELDS.union(more)
+    taken = known.union(DROPPED_FIELDS, REFUSED)
+    unknown = [
+        name
+        for name, value in body.items()
+        if name not in taken and not is_control(name) and value is not None
+    ]
+    if unknown:
+        names = ", ".join(map(shown, unknown[:NAMES_SHOWN]))
+        raise bad(
+            f"{names} cannot be set here: leave it out, or have the operator list it under "
+            "gateway.request_fields or the tenant's request_fields",
+            unknown[0][:80],
+        )
+    for name in REFUSED:
+        if body.get(name) is not None:
+            raise bad(f"{name} is not accepted from clients", name)
+    kept = {name: value for name, value in body.items() if name in known and not is_control(name)}
+    # vLLM merges this object into the very dictionary that carries kv_transfer_params.
+    if isinstance(extra := kept.get("vllm_xargs"), dict):
+        kept["vllm_xargs"] = {name: v for name, v in extra.items() if not is_control(name)}
+    return kept
