@@ -22,28 +22,36 @@ class ConfigError(PrfaasError):
     """The operator has to change something before this can work."""
 
 
+ERROR_TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    408: "RequestTimeoutError",
+    409: "ConflictError",
+    413: "RequestEntityTooLargeError",
+    415: "UnsupportedMediaTypeError",
+    429: "TooManyRequestsError",
+    502: "BadGatewayError",
+    503: "ServiceUnavailableError",
+    504: "GatewayTimeoutError",
+}
+"""OpenAI's `error.type` by HTTP status."""
+
+
 class RequestError(PrfaasError):
     """The client sent something that cannot be served.
 
     Args:
         message: What is wrong, with the value and the limit.
-        status: HTTP status of the answer, 400-499.
+        status: HTTP status of the answer: one of `ERROR_TYPES`.
         param: Name of the offending request field, if one field is to blame.
-        error_type: OpenAI's `error.type`.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 400,
-        param: str | None = None,
-        error_type: str = "BadRequestError",
-    ) -> None:
+    def __init__(self, message: str, *, status: int = 400, param: str | None = None) -> None:
         super().__init__(message)
-        self.status = status
-        self.param = param
-        self.error_type = error_type
+        self.status, self.param = status, param
+        self.error_type = ERROR_TYPES[status]
 
 
 class PeerError(PrfaasError):

@@ -94,18 +94,12 @@ class Access:
         if self._operators.owner(key):
             return
         if self._tenants.default is None and self._tenants.of_key(key) is not None:
-            raise RequestError(
-                "this is for operators; a tenant's key does not open it",
-                status=403,
-                error_type="PermissionDeniedError",
-            )
+            raise RequestError("this is for operators; a tenant's key does not open it", status=403)
         if self._operators:
             raise _unauthorized(key, "an operator's key")
         if self._tenants.default is None and not self._is_local:
             raise RequestError(
-                "this is for operators, and gateway.operator_keys names no key",
-                status=401,
-                error_type="AuthenticationError",
+                "this is for operators, and gateway.operator_keys names no key", status=401
             )
         if self._is_local and not _LOCAL_HOST.fullmatch(host):
             # The name of a web page elsewhere may lead here; its scripts send that name.
@@ -113,7 +107,6 @@ class Access:
                 f"without gateway.operator_keys this answers to 127.0.0.1 and localhost, not to "
                 f"{host[:80]!r}; ask for it by one of these, or set a key",
                 status=403,
-                error_type="PermissionDeniedError",
             )
 
 
@@ -126,8 +119,4 @@ def _key(request: web.Request) -> str:
 
 def _unauthorized(key: str, wanted: str) -> RequestError:
     what = "the key is not known here" if key else "there is no key"
-    return RequestError(
-        f'{what}; send {wanted} as "Authorization: Bearer KEY"',
-        status=401,
-        error_type="AuthenticationError",
-    )
+    return RequestError(f'{what}; send {wanted} as "Authorization: Bearer KEY"', status=401)

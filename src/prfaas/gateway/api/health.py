@@ -157,7 +157,7 @@ class Views:
         record = self.records.find(request.match_info["request_id"])
         if record is None:
             message = f"no such request among the last {RECORDS_MAX}"
-            raise RequestError(message, status=404, error_type="NotFoundError")
+            raise RequestError(message, status=404)
         return json_response(as_json(record))
 
 

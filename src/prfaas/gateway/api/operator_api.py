@@ -101,7 +101,7 @@ class ControlApi:
         record = self.records.find(request.match_info["request_id"])
         if record is None:
             message = f"no such request among the last {RECORDS_MAX}, or several whose id begins so"
-            raise RequestError(message, status=404, error_type="NotFoundError")
+            raise RequestError(message, status=404)
         return json_response(explain(record))
 
     async def _loops(self, request: web.Request) -> web.Response:
@@ -140,7 +140,6 @@ async def _body(request: web.Request, kind: type[T]) -> T:
         raise RequestError(
             f"Content-Type has to be application/json, got {request.content_type[:80]!r}",
             status=415,
-            error_type="UnsupportedMediaTypeError",
         )
     data = await read_small(request, BODY_BYTES_MAX)
     try:

@@ -75,9 +75,7 @@ class Console:
         """The state, once a second; all pages get the same reading."""
         if self._live.num_followers >= self._pages_max:
             raise RequestError(
-                f"{self._pages_max} consoles are open, which is the limit; close one",
-                status=429,
-                error_type="TooManyRequestsError",
+                f"{self._pages_max} consoles are open, which is the limit; close one", status=429
             )
         with self._live.following(), contextlib.suppress(ConnectionResetError):
             response, number = web.StreamResponse(headers=STREAM_HEADERS), 0

@@ -63,9 +63,7 @@ class WhatIf:
         overrides = overrides_of(settings)
         if self._num_waiting >= WAITING_MAX:
             raise RequestError(
-                f"{WAITING_MAX} planner questions wait, which is the limit; try again",
-                status=429,
-                error_type="TooManyRequestsError",
+                f"{WAITING_MAX} planner questions wait, which is the limit; try again", status=429
             )
         self._num_waiting += 1
         try:
@@ -74,11 +72,7 @@ class WhatIf:
             raise RequestError(str(error)) from None
         except BrokenProcessPool:
             self.close()
-            raise RequestError(
-                "the planner's process ended; try again",
-                status=503,
-                error_type="ServiceUnavailableError",
-            ) from None
+            raise RequestError("the planner's process ended; try again", status=503) from None
         finally:
             self._num_waiting -= 1
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 
-from prfaas.errors import EngineError, PrfaasError, RequestError
+from prfaas.errors import ERROR_TYPES, EngineError, PrfaasError, RequestError
 from prfaas.gateway.http.rejections import (
     REASON_HEADER,
     PromptBreaksEnginesError,
@@ -53,17 +53,13 @@ def error_body(error: Exception) -> dict[str, object]:
         case RequestError():
             return error_object(str(error), error.error_type, error.param, status)
         case web.HTTPRequestEntityTooLarge():
-            message, kind = error.text or error.reason, "RequestEntityTooLargeError"
+            message, kind = error.text or error.reason, ERROR_TYPES[status]
         case web.HTTPException():
             message, kind = error.reason, type(error).__name__.removeprefix("HTTP") + "Error"
-        case UnavailableError():
-            message, kind = str(error), "ServiceUnavailableError"
-        case TimedOutError():
-            message, kind = str(error), "GatewayTimeoutError"
         case PromptBreaksEnginesError():
             message, kind = str(error), "PromptBreaksEnginesError"
         case PrfaasError():
-            message, kind = str(error), "BadGatewayError"
+            message, kind = str(error), ERROR_TYPES.get(status, ERROR_TYPES[502])
         case _:
             message, kind = "the gateway failed; see its log", "InternalServerError"
     return error_object(message, kind, None, status)

@@ -25,6 +25,6 @@ class RejectedError(RequestError):
     """
 
     def __init__(self, message: str, reason: str, retry_after_s: int) -> None:
-        super().__init__(message, status=429, error_type="TooManyRequestsError")
+        super().__init__(message, status=429)
         self.reason = reason
         self.retry_after_s = retry_after_s

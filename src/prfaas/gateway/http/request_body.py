@@ -36,9 +36,7 @@ async def read_body(request: web.Request) -> bytes:
         if not limit.expired():
             raise
         raise RequestError(
-            f"the request body did not arrive within {timeout_s:g} s; send it faster",
-            status=408,
-            error_type="RequestTimeoutError",
+            f"the request body did not arrive within {timeout_s:g} s; send it faster", status=408
         ) from None
     except web.RequestPayloadError:
         raise RequestError("the request body does not match its Content-Encoding") from None
@@ -53,11 +51,7 @@ async def read_small(request: web.Request, bytes_max: int) -> bytes:
     said = request.content_length or 0
     data = b"" if said > bytes_max else await read_body(request)
     if max(said, len(data)) > bytes_max:
-        raise RequestError(
-            f"the body has more than {bytes_max} bytes",
-            status=413,
-            error_type="RequestEntityTooLargeError",
-        )
+        raise RequestError(f"the body has more than {bytes_max} bytes", status=413)
     return data
 
 

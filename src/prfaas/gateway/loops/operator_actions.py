@@ -112,7 +112,6 @@ class Control:
                 f"cluster {cluster} is the only PD cluster that is on: without it nothing could "
                 "decode; to keep requests out, stop the gateway",
                 status=409,
-                error_type="ConflictError",
             )
         old = self._driver.is_on(cluster)
         self._driver.set_cluster(cluster, time.monotonic_ns(), on=on)
@@ -232,8 +231,4 @@ class Control:
 
 def _unknown(kind: str, name: str, known: list[str]) -> RequestError:
     shown = ", ".join(known) or "none"
-    return RequestError(
-        f"there is no {kind} {name[:80]!r}; there are: {shown}",
-        status=404,
-        error_type="NotFoundError",
-    )
+    return RequestError(f"there is no {kind} {name[:80]!r}; there are: {shown}", status=404)

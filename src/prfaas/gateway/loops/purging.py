@@ -83,9 +83,7 @@ class Purging:
         """
         if self._tasks:
             raise RequestError(
-                "a purge is running at this gateway; try again after its end",
-                status=409,
-                error_type="ConflictError",
+                "a purge is running at this gateway; try again after its end", status=409
             )
         task = asyncio.create_task(self._run(source, is_dry=is_dry))
         self._tasks.add(task)
@@ -197,5 +195,4 @@ def _unknown(source: str, known: list[str]) -> RequestError:
         f"there is no pool {source[:80]!r}, and no block came from such a pool; known pools: "
         f"{', '.join(known) or 'none'}",
         status=404,
-        error_type="NotFoundError",
     )

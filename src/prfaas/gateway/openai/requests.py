@@ -240,7 +240,6 @@ def check_model(body: JsonObject, model: str, adapters: Collection[str] = ()) ->
         f"{' and adapters that /v1/models lists' if adapters else ''}.",
         status=404,
         param="model",
-        error_type="NotFoundError",
     )
 
 

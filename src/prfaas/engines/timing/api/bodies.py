@@ -83,7 +83,6 @@ def read_body(data: bytes, model: str) -> tuple[Body, Mapping[str, Any]]:
             f"The model `{body.model[:256]}` does not exist.",
             status=404,
             param="model",
-            error_type="NotFoundError",
         )
     return body, raw
 
