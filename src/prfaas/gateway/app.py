@@ -52,7 +52,6 @@ from prfaas.gateway.serving.decode_leg import DecodeLeg
 from prfaas.gateway.serving.moving_blocks import Movers
 from prfaas.gateway.serving.prefill_leg import PrefillLeg
 from prfaas.gateway.serving.rehearsal import Rehearsal
-from prfaas.gateway.serving.request_flow import Flow
 from prfaas.gateway.serving.request_legs import Parts as RunParts
 from prfaas.gateway.serving.routing_step import Planner
 from prfaas.gateway.serving.stream_handover import Ending
@@ -245,20 +244,18 @@ class Gateway:
         )
         times = Limits(limits.prefill_timeout, limits.transfer_timeout, limits.ttft_max)
         self.fleet = Fleet(self.driver, self.guards, times)
-        self._flow = Flow(
+        self.parts = RunParts(
             holding=holding,
             planner=planner,
-            parts=RunParts(
-                fleet=self.fleet,
-                engines=self.engines,
-                prefill_leg=PrefillLeg(self.engines, model, deployment.routing, tickets),
-                decode_leg=DecodeLeg(self.engines, limits.transfer_timeout // NS_PER_MS),
-                ending=Ending(self._prompts, model),
-                movers=Movers(self.pools, self.transfers, fetcher),
-                rehearsal=Rehearsal(self.engines, self.metrics.rehearsed),
-                suspects=Suspects(self.metrics.suspect),
-                metrics=self.metrics,
-            ),
+            fleet=self.fleet,
+            engines=self.engines,
+            prefill_leg=PrefillLeg(self.engines, model, deployment.routing, tickets),
+            decode_leg=DecodeLeg(self.engines, limits.transfer_timeout // NS_PER_MS),
+            ending=Ending(self._prompts, model),
+            movers=Movers(self.pools, self.transfers, fetcher),
+            rehearsal=Rehearsal(self.engines, self.metrics.rehearsed),
+            suspects=Suspects(self.metrics.suspect),
+            metrics=self.metrics,
         )
         self._generation = Generation(
             table=deployment.gateway,
@@ -266,7 +263,7 @@ class Gateway:
             vocab_size=self._prompts.vocab_size,
             chat_endpoint=deployment.needs_chat_endpoint,
             door=self._door,
-            flow=self._flow,
+            parts=self.parts,
             metrics=self.metrics,
             records=self.records,
             tracing=self._tracing,

@@ -107,7 +107,7 @@ async def test_prompts_beside_it_are_cleared_by_their_first_token(spared: World)
     spared.prefill.script = die
     assert (await spared.post(BODY))[0] == 200
     assert await spared.metric('prfaas_suspect_prompts_total{outcome="cleared"}') == 1
-    quarantine: Quarantine = spared.gateway._flow.parts.suspects._quarantine
+    quarantine: Quarantine = spared.gateway.parts.suspects._quarantine
     assert len(quarantine) == 0
 
 
@@ -153,7 +153,7 @@ async def test_one_prompt_that_many_sent_is_suspect_of_one_death_alone(spared: W
     await until(lambda: len(spared.prefill.calls) == 3)
     gate.set()
     assert [status for status, _ in await asyncio.gather(*posts)] == [200] * 3
-    assert len(spared.gateway._flow.parts.suspects._quarantine) == 0
+    assert len(spared.gateway.parts.suspects._quarantine) == 0
 
 
 async def test_a_suspect_whose_answer_takes_long_holds_up_no_other_one(

@@ -115,7 +115,7 @@ async def test_an_engine_that_does_not_answer_a_rehearsal_is_not_asked_again_for
     assert await world.metric('prfaas_rehearsals_total{outcome="unknown"}') == 1
     assert await world.metric('prfaas_rehearsals_total{outcome="skipped"}') == 2
     monkeypatch.setattr(rehearsal, "UNKNOWN_S", 0.0)
-    world.gateway._flow.parts.rehearsal._unknown.clear()
+    world.gateway.parts.rehearsal._unknown.clear()
     for k in range(2):
         assert (await world.post(completion(top_k=9 + k)))[0] == 200
     assert num_asked == 3

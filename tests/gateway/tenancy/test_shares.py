@@ -259,7 +259,7 @@ async def test_one_tenants_thousand_prompts_leave_room_for_anothers_one(start: A
     async with start({"sequences_max": 256}) as world:
         world.decode.script = hang
         many = [asyncio.create_task(post(world, "red", prompt=["a"] * 128)) for _ in range(8)]
-        holding = world.gateway._flow.holding
+        holding = world.gateway.parts.holding
         await until(lambda: holding.num_held("red") == 7 and len(world.decode.calls) == 1)
         assert await world.metric('prfaas_tenant_requests_held{tenant="red"}') == 7
         one = asyncio.create_task(post(world, "blue", prompt="hello"))
@@ -350,7 +350,7 @@ async def test_the_connection_of_a_held_request_may_close(start: Any) -> None:
                 headers=headers,
                 timeout=timeout,
             )
-        await until(lambda: world.gateway._flow.holding.num_held("blue") == 0)
+        await until(lambda: world.gateway.parts.holding.num_held("blue") == 0)
         await cancelled(first)
         await until(lambda: ended(world, 2))
         assert len(world.decode.calls) == 1

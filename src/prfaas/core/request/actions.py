@@ -124,5 +124,7 @@ AnyAction = (
     | Fail
     | WakeAt
 )
+OnEngine = StartPrefill | StartDecode | HoldBack | ContinueOn
+"""Actions that name an engine."""
 ACTIONS: tuple[type[Action], ...] = get_args(AnyAction)
 """All kinds of actions."""

@@ -23,7 +23,8 @@ from prfaas.gateway.http.rejections import RejectedError
 from prfaas.gateway.http.request_body import read
 from prfaas.gateway.http.responses import ClientGoneError, ClientStream
 from prfaas.gateway.openai.requests import Api, parse_request
-from prfaas.gateway.serving.request_flow import Flow
+from prfaas.gateway.serving.request_legs import Parts
+from prfaas.gateway.serving.request_run import serve
 from prfaas.gateway.serving.request_state import Exchange, reply_headers
 from prfaas.gateway.telemetry.metrics import Metrics
 from prfaas.gateway.telemetry.request_record import Record
@@ -43,18 +44,10 @@ class Generation:
     """Serves chat and completions.
 
     Attributes:
-        table: Limits of the gateway.
-        model: Name of the model that is served.
         vocab_size: Token ids have to be below this.
         chat_endpoint: True if every chat goes to the engines' chat endpoint.
-        door: Lets requests in.
-        flow: Serves them.
-        metrics: Count them.
-        records: Remember them.
-        tracing: Traces them.
         on_end: Observer of every request that has ended.
         adapters: Names of the adapters that can be asked for now.
-        charging: Charges tenants for it.
     """
 
     table: GatewayTable
@@ -62,7 +55,7 @@ class Generation:
     vocab_size: int
     chat_endpoint: bool
     door: Door
-    flow: Flow
+    parts: Parts
     metrics: Metrics
     records: Records
     tracing: Tracing
@@ -138,7 +131,7 @@ class Generation:
         record.parsed(stream=client.stream, num_sequences=client.num_sequences)
         entry.widen(client.num_sequences)
         exchange = Exchange(client, request[TENANT], record, stream, trace, self.metrics)
-        return await self.flow.serve(exchange)
+        return await serve(self.parts, exchange)
 
     def _end(self, record: Record, tenant: Tenant) -> None:
         self.charging.settle(tenant, record)

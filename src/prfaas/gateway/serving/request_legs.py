@@ -23,6 +23,7 @@ from prfaas.core.request.fleet import Fleet
 from prfaas.core.request.machine import RequestLife
 from prfaas.core.request.states import Stage
 from prfaas.errors import EngineError
+from prfaas.gateway.admission.engine_slots import Holding
 from prfaas.gateway.admission.quarantine import Suspects
 from prfaas.gateway.engines.engine import (
     INTERNAL_ERROR,
@@ -39,7 +40,7 @@ from prfaas.gateway.serving.moving_blocks import Movers, MovingBlocks
 from prfaas.gateway.serving.prefill_leg import PrefillGivenUpError, PrefillLeg
 from prfaas.gateway.serving.rehearsal import Rehearsal
 from prfaas.gateway.serving.request_state import Exchange
-from prfaas.gateway.serving.routing_step import Plan
+from prfaas.gateway.serving.routing_step import Plan, Planner
 from prfaas.gateway.serving.stream_handover import Ending
 from prfaas.gateway.telemetry.metrics import Metrics
 from prfaas.units import NS_PER_S
@@ -50,17 +51,14 @@ class Parts:
     """Services that execute the actions of all requests.
 
     Attributes:
+        holding: Holds back what engines would only queue.
         fleet: What the machines of all requests share.
-        engines: State of engines.
-        prefill_leg: Runs the prefill leg.
-        decode_leg: Runs the decode leg.
         ending: Ends and continues streams that engines left.
-        movers: Move blocks.
-        rehearsal: Asks engines whether they take a request.
         suspects: Keep prompts that break engines from further ones.
-        metrics: Count.
     """
 
+    holding: Holding
+    planner: Planner
     fleet: Fleet
     engines: Engines
     prefill_leg: PrefillLeg
@@ -73,15 +71,7 @@ class Parts:
 
 
 class Legs:
-    """Runs the legs of one request.
-
-    Args:
-        parts: What runs them.
-        exchange: The request.
-        plan: Its route.
-        life: State of the request.
-        moving: Its transfers.
-    """
+    """Runs the legs of one request."""
 
     def __init__(
         self,

@@ -9,25 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import assert_never
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from aiohttp import web
 
-from prfaas.core.request.actions import (
-    Abort,
-    AnyAction,
-    ContinueOn,
-    Fail,
-    FellBack,
-    HoldBack,
-    Release,
-    Retry,
-    StartDecode,
-    StartPrefill,
-    StartPull,
-    StopPrefill,
-    WakeAt,
-)
+from prfaas.core.request import actions
 from prfaas.core.request.events import (
     AnyEvent,
     Begun,
@@ -40,6 +27,7 @@ from prfaas.core.request.events import (
     TurnCame,
     Woke,
 )
+from prfaas.core.request.executor import Executor
 from prfaas.core.request.machine import RequestLife
 from prfaas.errors import EngineError
 from prfaas.gateway.engines.engine import Engine
@@ -50,26 +38,37 @@ from prfaas.gateway.serving.routing_step import Plan
 from prfaas.units import NS_PER_S
 
 
-class RequestRun:
-    """Carries out the actions for one request.
+async def serve(parts: Parts, exchange: Exchange) -> web.StreamResponse:
+    """Answer one request: wait for a slot, decide, and carry out the decision.
 
-    Args:
-        parts: By what.
-        exchange: The request.
-        plan: Where it goes.
+    Raises:
+        RequestError: The client's fault.
+        UnavailableError: No engine could take it.
+        EngineError: An engine broke after its answer had begun.
     """
+    async with parts.holding.slots(exchange.tenant.name, exchange.client.num_sequences):
+        parts.fleet.retries.deposit(time.monotonic_ns())
+        try:
+            plan = await parts.planner.plan(exchange.client, exchange.tenant, exchange.record)
+        finally:
+            parts.metrics.decided(exchange.record)
+        return await RequestRun(parts, exchange, plan).answer()
+
+
+class RequestRun(Executor):
+    """Carries out the actions for one request."""
 
     def __init__(self, parts: Parts, exchange: Exchange, plan: Plan) -> None:
         self._parts, self._exchange, self._plan = parts, exchange, plan
         if plan.layout is not None:
             exchange.usage.cache_end = plan.layout.last_whole_block(plan.prompt.num_tokens)
         self.life = RequestLife(plan.route, parts.fleet)
-        self._next: AnyAction | None = None
-        """The leg, or what comes instead of one, that the machine asked for last."""
         self._events: deque[AnyEvent] = deque()
         """Events that are being reported; the first one's actions are being done."""
         self._moving = MovingBlocks(parts.movers, exchange, self._report)
         self._legs = Legs(parts, exchange, plan, self.life, self._moving)
+        self._next: Callable[[], Awaitable[web.StreamResponse | None]] = self._legs.give_up
+        """The leg, or what comes instead of one, that the machine asked for last."""
         self._timer: asyncio.TimerHandle | None = None
         self._suspicion: bytes | None = None
         """Digest of the prompt while it runs as one after which an engine died."""
@@ -88,7 +87,7 @@ class RequestRun:
             self._suspicion = await self._parts.suspects.enter(plan.prompt)
             self._report(Begun())
             while True:
-                found = await self._leg()
+                found = await self._next()
                 if found is not None:
                     return found
         except EngineError:
@@ -114,13 +113,14 @@ class RequestRun:
         self._moving.close()
         self._legs.close()
         exchange.on_finished = None
+        self._next = self._legs.give_up
 
     def _num_of_use(self, cached_tokens: int | None) -> int:
         """Tokens of a pulled prefix that an engine used."""
         routed = self._plan.routed
         return max(0, min(cached_tokens or 0, routed.hit_tokens) - routed.facts.pd_hit_tokens)
 
-    # Events and actions
+    # Events and actions: those that begin something are kept for `answer`, others done at once
 
     def _report(self, event: AnyEvent) -> None:
         """Execute the actions of an event; events that occur meanwhile follow."""
@@ -130,49 +130,50 @@ class RequestRun:
         try:
             while self._events:
                 for action in self.life.step(self._events[0], time.monotonic_ns()):
-                    self._do(action)
+                    self.methods[type(action)](self, action)
                 self._events.popleft()
         finally:
             self._events.clear()
 
-    def _do(self, action: AnyAction) -> None:
-        """Execute immediate actions; keep the others for `_leg`."""
-        match action:
-            case StartPrefill() | StartDecode() | ContinueOn() | HoldBack() | Fail():
-                self._next = action
-            case StartPull():
-                if not self._moving.fetch(self._plan):
-                    self._report(PullNotAsked())
-            case StopPrefill():
-                self._legs.stop_prefill()
-            case Abort(blocks, why):
-                self._moving.abort(blocks, why)
-            case Release(blocks):
-                self._moving.release(blocks)
-            case FellBack():
-                self._exchange.fall_back(action)
-            case Retry(is_allowed):
-                self._parts.metrics.retried("made" if is_allowed else "over_budget")
-            case WakeAt(at_ns):
-                self._set_timer(at_ns)
-            case _:
-                assert_never(action)
+    def _start_prefill(self, action: actions.StartPrefill) -> None:
+        self._next = partial(self._legs.prefill, self._engine(action))
 
-    async def _leg(self) -> web.StreamResponse | None:
-        """Run what the machine asked for last; the answer, if it gave one."""
-        by_name = self._parts.engines.by_name
-        match self._next:
-            case StartPrefill(name):
-                await self._legs.prefill(by_name[name])
-            case StartDecode(name):
-                return await self._legs.decode(by_name[name])
-            case ContinueOn(name, after_ns):
-                return await self._legs.continue_on(by_name[name], after_ns)
-            case HoldBack(name):
-                await self._hold_back(by_name[name])
-            case _:
-                return await self._legs.give_up()
-        return None
+    def _start_decode(self, action: actions.StartDecode) -> None:
+        self._next = partial(self._legs.decode, self._engine(action))
+
+    def _continue_on(self, action: actions.ContinueOn) -> None:
+        self._next = partial(self._legs.continue_on, self._engine(action), action.after_ns)
+
+    def _hold_back(self, action: actions.HoldBack) -> None:
+        self._next = partial(self._await_turn, self._engine(action))
+
+    def _fail(self, _: actions.Fail) -> None:
+        self._next = self._legs.give_up
+
+    def _start_pull(self, _: actions.StartPull) -> None:
+        if not self._moving.fetch(self._plan):
+            self._report(PullNotAsked())
+
+    def _stop_prefill(self, _: actions.StopPrefill) -> None:
+        self._legs.stop_prefill()
+
+    def _abort(self, action: actions.Abort) -> None:
+        self._moving.abort(action.blocks, action.why)
+
+    def _release(self, action: actions.Release) -> None:
+        self._moving.release(action.blocks)
+
+    def _fell_back(self, action: actions.FellBack) -> None:
+        self._exchange.fall_back(action)
+
+    def _retry(self, action: actions.Retry) -> None:
+        self._parts.metrics.retried("made" if action.is_allowed else "over_budget")
+
+    def _wake_at(self, action: actions.WakeAt) -> None:
+        self._set_timer(action.at_ns)
+
+    def _engine(self, action: actions.OnEngine) -> Engine:
+        return self._parts.engines.by_name[action.engine]
 
     def _set_timer(self, at_ns: int | None) -> None:
         if self._timer is not None:
@@ -189,7 +190,7 @@ class RequestRun:
         else:
             self._report(Woke())
 
-    async def _hold_back(self, engine: Engine) -> None:
+    async def _await_turn(self, engine: Engine) -> None:
         """An engine failed before the first token: if it died, its prompt is suspect.
 
         Raises:

@@ -8,25 +8,10 @@ waits for blocks that are in transit, and computes what does not come.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from prfaas.core.dispatch.types import Routed
-from prfaas.core.request.actions import (
-    Abort,
-    Action,
-    ContinueOn,
-    Fail,
-    FellBack,
-    HoldBack,
-    Release,
-    Retry,
-    StartDecode,
-    StartPrefill,
-    StartPull,
-    StopPrefill,
-    WakeAt,
-)
+from prfaas.core.request import actions
 from prfaas.core.request.blocks import Movement, told_of_link
 from prfaas.core.request.events import (
     AnyEvent,
@@ -45,6 +30,7 @@ from prfaas.core.request.events import (
     TurnCame,
     Woke,
 )
+from prfaas.core.request.executor import Executor
 from prfaas.core.request.fleet import Fleet
 from prfaas.core.request.machine import RequestLife, Route
 from prfaas.core.request.states import Stage
@@ -121,7 +107,7 @@ class RunParts(Protocol):
         """A request is over."""
 
 
-class RequestRun:
+class RequestRun(Executor):
     """Carries out the actions for one request.
 
     Args:
@@ -175,11 +161,12 @@ class RequestRun:
             self._events.append(event)
             return
         self._is_reporting, life, now_ns = True, self.life, self._parts.clock.now_ns
+        do = self.methods
         for action in life.step(event, now_ns):
-            _DO[type(action)](self, action)
+            do[type(action)](self, action)
         while self._events:
             for action in life.step(self._events.pop(0), now_ns):
-                _DO[type(action)](self, action)
+                do[type(action)](self, action)
         self._is_reporting = False
         if life.stage is _ENDED:
             self._parts.ended(self)
@@ -190,12 +177,12 @@ class RequestRun:
             else:
                 self._compute()
 
-    def _start_pull(self, _action: Action) -> None:
+    def _start_pull(self, _: actions.StartPull) -> None:
         routed = self.routed
         transport = self._parts.transports[routed.source]
         transport.pull(self.request, routed.shipped_bytes, routed.present_tokens)
 
-    def _start_prefill(self, action: StartPrefill) -> None:
+    def _start_prefill(self, action: actions.StartPrefill) -> None:
         parts = self._parts
         if parts.guards.unsettled:
             parts.guards.began(action.engine, parts.clock.now_ns)
@@ -205,25 +192,25 @@ class RequestRun:
         else:
             self._prefill()
 
-    def _stop_prefill(self, _action: Action) -> None:
+    def _stop_prefill(self, _: actions.StopPrefill) -> None:
         parts, name = self._parts, self.routed.prefill
         parts.prefill_instance(name).withdraw(self.request)
         self.request.attempt += 1
         self._waits_for = None
         parts.guards.ended(name, Told.NOTHING, parts.clock.now_ns)
 
-    def _start_decode(self, action: StartDecode) -> None:
+    def _start_decode(self, action: actions.StartDecode) -> None:
         self._decode_on(action.engine)
 
-    def _hold_back(self, _action: Action) -> None:
+    def _hold_back(self, _: actions.HoldBack) -> None:
         # Instances do not die of prompts here.
         self._report(_TURN_CAME)
 
-    def _continue_on(self, action: ContinueOn) -> None:
+    def _continue_on(self, action: actions.ContinueOn) -> None:
         self.decoder = ""
         self._parts.clock.after(action.after_ns, self._decode_on, action.engine)
 
-    def _abort(self, _action: Action) -> None:
+    def _abort(self, _: actions.Abort) -> None:
         """Keep blocks that have arrived."""
         transport = self._parts.transports[self.routed.source]
         self._keep_what_came()
@@ -234,16 +221,19 @@ class RequestRun:
         arrived_tokens = transport.arrived_tokens(self.request)
         self._parts.front.caches.keep(self.request, arrived_tokens)
 
-    def _fell_back(self, action: FellBack) -> None:
+    def _fell_back(self, action: actions.FellBack) -> None:
         self._parts.reactions.fell_back(self.request.index, action)
 
-    def _retry(self, action: Retry) -> None:
+    def _retry(self, action: actions.Retry) -> None:
         self._parts.reactions.retried(is_allowed=action.is_allowed)
 
-    def _nothing(self, _action: Action) -> None:
-        """Pools forget what no request waits for, and the outcome tells of a failure."""
+    def _release(self, _: actions.Release) -> None:
+        """Nothing: pools forget what no request waits for."""
 
-    def _wake_at(self, action: WakeAt) -> None:
+    def _fail(self, _: actions.Fail) -> None:
+        """Nothing: the outcome tells of a failure."""
+
+    def _wake_at(self, action: actions.WakeAt) -> None:
         at_ns = self.wakes_at_ns = action.at_ns
         if at_ns is not None:
             self._parts.alarms.set(self, at_ns)
@@ -386,19 +376,3 @@ class RequestRun:
         parts.guards.ended(name, Told.FAILED, parts.clock.now_ns)
         why = f"{name} is down"
         self._report(EngineBroke(DecodeFailure.UNREACHABLE, had_request, why=why))
-
-
-_DO: dict[type[Action], Callable[[RequestRun, Any], None]] = {
-    StartPull: RequestRun._start_pull,
-    StartPrefill: RequestRun._start_prefill,
-    StopPrefill: RequestRun._stop_prefill,
-    StartDecode: RequestRun._start_decode,
-    HoldBack: RequestRun._hold_back,
-    ContinueOn: RequestRun._continue_on,
-    Abort: RequestRun._abort,
-    Release: RequestRun._nothing,
-    FellBack: RequestRun._fell_back,
-    Retry: RequestRun._retry,
-    Fail: RequestRun._nothing,
-    WakeAt: RequestRun._wake_at,
-}
