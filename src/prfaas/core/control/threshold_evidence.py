@@ -8,6 +8,7 @@ link has least to do. With every request the plan counts less and the evidence m
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from math import exp, log
 from typing import NamedTuple
@@ -39,12 +40,19 @@ class Work(NamedTuple):
 class Balance:
     """Recent requests through one link, and the threshold that they ask for.
 
+    Requests are kept in order of length with their sums, so the threshold costs O(`NUM_KEPT`)
+    additions, and a request O(log `NUM_KEPT`) comparisons.
+
     Args:
         planned: t of the plan, tokens.
     """
 
     def __init__(self, planned: int) -> None:
-        self._recent: deque[Work] = deque(maxlen=NUM_KEPT)
+        self._recent: deque[Work] = deque()
+        self._movable: list[Work] = []
+        """Those that can go to either cluster, the shortest first."""
+        self._fixed_ns = self._remote_ns = self._shipped_bytes = 0
+        """Local work of the others; remote work and bytes of those that can move."""
         self.replan(planned)
 
     def replan(self, planned: int) -> None:
@@ -52,9 +60,24 @@ class Balance:
         self._planned, self._num_seen = max(planned, 1), 0
 
     def note(self, work: Work) -> None:
-        """Add a request."""
+        """Add a request; the oldest is forgotten once there are `NUM_KEPT`."""
+        if len(self._recent) == NUM_KEPT:
+            oldest = self._recent.popleft()
+            if oldest.remote_ns is not None:
+                del self._movable[bisect_left(self._movable, oldest)]
+            self._add(oldest, -1)
         self._recent.append(work)
+        if work.remote_ns is not None:
+            insort(self._movable, work)
+        self._add(work, 1)
         self._num_seen += 1
+
+    def _add(self, work: Work, sign: int) -> None:
+        if work.remote_ns is None:
+            self._fixed_ns += sign * work.local_ns
+        else:
+            self._remote_ns += sign * work.remote_ns
+            self._shipped_bytes += sign * work.shipped_bytes
 
     def threshold(self, num_local: float, num_remote: float, bits_per_s: float) -> int:
         """Return the threshold that plan and evidence give together, tokens.
@@ -73,13 +96,10 @@ class Balance:
     def _balanced(self, num_local: float, num_remote: float, bits_per_s: float) -> int:
         """Increase the threshold from the shortest request until local prefill is the busiest."""
         ns_per_byte = BITS_PER_BYTE * NS_PER_S / bits_per_s
-        local_ns = sum([w.local_ns for w in self._recent if w.remote_ns is None]) / num_local
-        movable = [w for w in self._recent if w.remote_ns is not None]
-        movable.sort()
-        remote_ns = sum([w.remote_ns or 0 for w in movable]) / num_remote
-        link_ns = sum([w.shipped_bytes for w in movable]) * ns_per_byte
+        local_ns, remote_ns = self._fixed_ns / num_local, self._remote_ns / num_remote
+        link_ns = self._shipped_bytes * ns_per_byte
         threshold = 1
-        for num_new_tokens, own_ns, away_ns, shipped_bytes in movable:
+        for num_new_tokens, own_ns, away_ns, shipped_bytes in self._movable:
             local_ns += own_ns / num_local
             if local_ns > remote_ns and local_ns > link_ns:
                 break
