@@ -84,6 +84,19 @@ class LinkGoodput:
             self.sample(filled_at_ns, until, is_busy=is_busy, rtt_ns=rtt_ns)
         self.sample(now_ns, delivered_bytes, is_busy=is_busy, rtt_ns=rtt_ns)
 
+    def change_rate(
+        self, now_ns: int, delivered_bytes: float, *, is_busy: bool, rtt_ns: int
+    ) -> None:
+        """End a time of steady rate, and of bytes that wait or of none; `is_busy` from now on."""
+        if self._busy_since_ns is not None:
+            self.sample_steady(now_ns, delivered_bytes, is_busy=True, rtt_ns=rtt_ns)
+        self._sampled_at_ns, self._delivered_bytes = now_ns, delivered_bytes
+        if not is_busy:
+            self._busy_since_ns = self.filled_at_ns = None
+        elif self._busy_since_ns is None:
+            self._busy_since_ns = now_ns
+            self.filled_at_ns = now_ns + FILL_ROUND_TRIPS * rtt_ns
+
     @property
     def bits_per_s(self) -> int:
         """Goodput, at least 1; 0 until the link was filled once."""

@@ -215,12 +215,13 @@ class SharedLink:
 
     def _count_active(self, change: int) -> None:
         """A flow has bytes to send, or no more."""
-        is_same_rate = self._num_active and self._num_active + change and not self._is_limited
-        if not is_same_rate:
-            self._sample()
+        was_busy = self._num_active > 0
         self._num_active += change
-        if not is_same_rate:
-            self._sample()
+        is_busy = self._num_active > 0
+        if self._is_limited or is_busy is not was_busy:
+            self.goodput.change_rate(
+                self._moved_at_ns, self.sent_bytes, is_busy=is_busy, rtt_ns=self._rtt_ns
+            )
 
     def _deactivate(self, flow: Flow) -> None:
         flow.version += 1
