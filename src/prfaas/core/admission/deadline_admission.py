@@ -31,6 +31,9 @@ class Admission:
     retry_after_s: int = 0
 
 
+_ADMITTED = Admission(admitted=True)
+
+
 def admit(predicted_ttft_ns: int | None, ttft_max_ns: int | None) -> Admission:
     """Admit requests that are predicted to meet the target, or without prediction or target.
 
@@ -39,7 +42,7 @@ def admit(predicted_ttft_ns: int | None, ttft_max_ns: int | None) -> Admission:
         ttft_max_ns: Target.
     """
     if predicted_ttft_ns is None or ttft_max_ns is None or predicted_ttft_ns <= ttft_max_ns:
-        return Admission(admitted=True)
+        return _ADMITTED
     over_s = -(-(predicted_ttft_ns - ttft_max_ns) // NS_PER_S)
     return Admission(admitted=False, retry_after_s=min(over_s, RETRY_AFTER_S_MAX))
 
@@ -94,7 +97,7 @@ class AdmissionControl:
             now_ns: Time.
         """
         if self._target_ns is None:
-            return Admission(admitted=True)
+            return _ADMITTED
         within_ns = self._target_ns - self._margins[path].margin_ns
         found = admit(predicted_ns, self._fair.limit(tenant, within_ns, now_ns))
         if found.admitted:

@@ -35,6 +35,8 @@ class _Load:
     """Work of all jobs."""
     mean_ns: int = 0
     """Work of one job, from the last one sent."""
+    sent_at_ns: int = 0
+    """When the last job was sent."""
     foreign_ns: int = 0
     """Work that others sent, as of the last report."""
     ended: deque[tuple[int, int]] = field(default_factory=deque)
@@ -79,7 +81,7 @@ class LoadBook:
         start_ns = max(load.free_at_ns, now_ns + load.work_ns - _first_ns(load))
         load.jobs[job] = _Job(now_ns, work_ns)
         load.work_ns += work_ns
-        load.mean_ns = load.work_ns // len(load.jobs)
+        load.sent_at_ns, load.mean_ns = now_ns, load.work_ns // len(load.jobs)
         self._move(load, start_ns + work_ns)
 
     def done(self, name: str, job: int, now_ns: int) -> int | None:
@@ -206,7 +208,7 @@ class LoadBook:
     def _compare(self, load: _Load, observed_at_ns: int, num_waiting: int) -> None:
         """A report against what is known."""
         jobs, ended = load.jobs, load.ended
-        later = _sent_after(load, observed_at_ns) if jobs else ()
+        later = _sent_after(load, observed_at_ns) if load.sent_at_ns > observed_at_ns else ()
         num_own = len(jobs) - len(later)
         while num_own > num_waiting + 1:
             load.work_ns -= jobs.pop(next(iter(jobs))).work_ns

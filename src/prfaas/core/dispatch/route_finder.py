@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from prfaas.core.control.threshold_evidence import Work
 from prfaas.core.dispatch.destination_room import Rooms
 from prfaas.core.dispatch.instances import Instance, Stage
-from prfaas.core.dispatch.links import Links
+from prfaas.core.dispatch.links import Link, Links
 from prfaas.core.dispatch.prefill_times import PrefillTimes
 from prfaas.core.dispatch.route_options import Considered, RouteOption
 from prfaas.core.dispatch.scoring import MIXED_WEIGHTS, PREFILL_WEIGHTS, Candidate
@@ -16,6 +16,7 @@ from prfaas.core.routing.calibration import corrected
 from prfaas.core.routing.decision import Path, Reason, RoutingFacts
 from prfaas.core.routing.policies import PolicyName
 from prfaas.core.routing.predictions import (
+    NO_PROFILE,
     DecodeWait,
     PathSignals,
     Prediction,
@@ -181,44 +182,41 @@ class RouteFinder:
             device_only_tokens=held - present,
             away_device_only_tokens=there - pullable,
         )
-        found = predict(facts, signals, remote.costs, decode_wait)
-        if remote.costs is not None:
-            found = self._weighed(
-                found, facts, signals, remote, decode_wait, link.book.mean_utilisation(now_ns)
-            )
-            times = self.times
-            away_factor = times.remote_calibrations[remote.name].factor
-            found = corrected(found, signals, times.local_calibration.factor, away_factor)
+        found = self._predict(facts, signals, remote, decode_wait, link, now_ns)
         return RouteOption(remote, home, away, link, facts, found, signals, candidates)
 
-    def _weighed(
+    def _predict(
         self,
-        found: Prediction,
         facts: RoutingFacts,
         signals: PathSignals,
         remote: RemoteCluster,
         decode_wait: DecodeWait,
-        utilisation: float,
+        link: Link,
+        now_ns: int,
     ) -> Prediction:
-        """Cost of bytes, and the choice between a pull and a local prefill of a prefix."""
-        costs, settings = remote.costs, self._settings
-        assert costs is not None  # noqa: S101 (asked before)
-        ns_per_byte = settings.ns_per_byte(remote.price_per_tb)
-        delay_ns_per_byte = 0.0
-        link = signals.link
-        if settings.policy is PolicyName.ADAPTIVE and link is not None and link.bits_per_s:
+        """Times of both paths, the cost of bytes, and a pulled prefix where that is faster."""
+        costs, settings, times = remote.costs, self._settings, self.times
+        if costs is None:
+            return NO_PROFILE
+        ns_per_byte, delay_ns_per_byte = link.ns_per_byte, 0.0
+        state, is_adaptive = signals.link, settings.policy is PolicyName.ADAPTIVE
+        if is_adaptive and state is not None and state.bits_per_s:
             # In a queue that is busy for a share u of the time, a second of work delays the others
             # by u / (1 - u) seconds in all.
-            use = min(utilisation, UTILISATION_MAX)
-            delay_ns_per_byte = BITS_PER_BYTE * NS_PER_S / link.bits_per_s * use / (1 - use)
-        if ns_per_byte or delay_ns_per_byte:
-            shipped = costs.shipped_bytes(facts.num_prompt_tokens, facts.present_tokens)
-            found = found._replace(
-                bytes_ns=round(shipped * ns_per_byte), delay_ns=round(shipped * delay_ns_per_byte)
-            )
-        if settings.pulls and settings.policy is PolicyName.ADAPTIVE:
-            return with_pull(found, facts, signals, costs, ns_per_byte, decode_wait)
-        return found
+            use = min(link.book.mean_utilisation(now_ns), UTILISATION_MAX)
+            delay_ns_per_byte = BITS_PER_BYTE * NS_PER_S / state.bits_per_s * use / (1 - use)
+        found = predict(
+            facts,
+            signals,
+            costs,
+            decode_wait,
+            ns_per_byte=ns_per_byte,
+            delay_ns_per_byte=delay_ns_per_byte,
+        )
+        if settings.pulls and is_adaptive:
+            found = with_pull(found, facts, signals, costs, ns_per_byte, decode_wait)
+        away_factor = times.remote_calibrations[remote.name].factor
+        return corrected(found, signals, times.local_calibration.factor, away_factor)
 
 
 def _obstacle(arrival: Arrival, splits: bool, found: Reason | None) -> Reason | None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp, log
+from typing import NamedTuple
 
 from prfaas.core.routing.predictions import PathSignals, Prediction
 from prfaas.units import NS_PER_S
@@ -47,8 +48,7 @@ class CalibrationSettings:
     proven_first: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(NamedTuple):
     """A prediction that waits for its observation.
 
     Attributes:

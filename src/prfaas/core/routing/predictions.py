@@ -117,15 +117,27 @@ def predict(
     signals: PathSignals,
     costs: CostModel | None,
     decode_wait: DecodeWait = no_wait,
+    *,
+    ns_per_byte: float = 0.0,
+    delay_ns_per_byte: float = 0.0,
 ) -> Prediction:
     """Predict both paths; without a cost model neither.
 
     The remote path ships while it computes: it ends when the last bytes have left after prefill,
     or when the link has worked off its backlog and all bytes of this request, whichever is later.
+
+    Args:
+        facts: Of the request.
+        signals: Queues and link.
+        costs: Compute and bytes; None is unknown.
+        decode_wait: What decode adds.
+        ns_per_byte: Worth of a shipped byte, as time.
+        delay_ns_per_byte: Delay that a shipped byte causes to other transfers, in all.
     """
     if costs is None:
         return NO_PROFILE
     prompt, local_ns, computed_ns = facts.num_prompt_tokens, None, None
+    shipped = costs.shipped_bytes(prompt, facts.present_tokens)
     local_decode_ns = remote_decode_ns = 0
     if signals.local_wait_ns is not None:
         local_ns = signals.local_wait_ns + costs.local_prefill_ns(facts.num_new_tokens)
@@ -134,7 +146,7 @@ def predict(
     if signals.remote_wait_ns is not None:
         away_ns = costs.remote_prefill_ns(prompt - facts.prfaas_hit_tokens)
         computed_ns = signals.remote_wait_ns + away_ns
-    remote_ns = _remote(facts, signals, costs, computed_ns)
+    remote_ns = _remote(facts, signals, costs, computed_ns, shipped)
     if remote_ns is not None:
         remote_decode_ns = decode_wait(remote_ns)
         remote_ns += remote_decode_ns
@@ -145,13 +157,20 @@ def predict(
         remote_ns,
         missing,
         computed_ns,
-        local_decode_ns=local_decode_ns,
-        remote_decode_ns=remote_decode_ns,
+        0,
+        round(shipped * ns_per_byte),
+        round(shipped * delay_ns_per_byte),
+        local_decode_ns,
+        remote_decode_ns,
     )
 
 
 def _remote(
-    facts: RoutingFacts, signals: PathSignals, costs: CostModel, computed_ns: int | None
+    facts: RoutingFacts,
+    signals: PathSignals,
+    costs: CostModel,
+    computed_ns: int | None,
+    shipped: int,
 ) -> int | None:
     _, wait_ns, link, num_open = signals
     if wait_ns is None or computed_ns is None or link is None:
@@ -161,7 +180,6 @@ def _remote(
     ns_per_byte = BITS_PER_BYTE * NS_PER_S / max(rate, 1.0)  # a dead link: centuries, not unknown
     after_compute = computed_ns + costs.tail_bytes(prompt, present) * ns_per_byte
     link_free_ns = max(wait_ns, backlog * ns_per_byte)
-    shipped = costs.shipped_bytes(prompt, present)
     after_link = link_free_ns + shipped * ns_per_byte
     # Transfers share the link: a long one is overtaken by those that come later.
     shared_ns = shipped * ns_per_byte * (1 + num_open)
