@@ -55,6 +55,7 @@ from prfaas.gateway.serving.rehearsal import Rehearsal
 from prfaas.gateway.serving.request_legs import Parts as RunParts
 from prfaas.gateway.serving.routing_step import Planner
 from prfaas.gateway.serving.stream_handover import Ending
+from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.telemetry.metrics import Metrics
 from prfaas.gateway.telemetry.request_records import Records
 from prfaas.gateway.telemetry.tracing import Tracing
@@ -170,78 +171,34 @@ class Gateway:
             self.metrics.events.failed,
             events,
         )
-        self._watch()
-        holding = holding_for(deployment, self.tenants, self.engines)
-        self.metrics.tenants.watch(self.tenants, holding.num_held)
-        self._access = Access(deployment.gateway, self.tenants, self.metrics.tenants.unauthorized)
-        self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
-        self._views = Views(
-            model,
-            self.engines,
-            self.pools,
-            self.layouts,
-            self.metrics,
-            self.records,
-            self._door,
-        )
-        fetcher = Fetcher(tickets, self.pools.pull)
-        self.loops = Loops(deployment, self.driver, fetcher, self.transfers, profiles, self.journal)
-        self.pulse = Pulse(self.driver, self.guards, self.journal, self.loops.all)
-        self.metrics.control.watch_loops(lambda: self.pulse.frozen)
-        control = Control(
+        live = LiveParts(
             deployment,
+            self.index,
             self.driver,
             self.engines,
             self.pools,
             self.layouts,
             self.guards,
-            self.pulse,
             self.journal,
-        )
-        self._control = ControlApi(
-            control,
-            self.journal,
+            self.metrics,
             self.records,
-            Purging(
-                self.engines,
-                self.pools,
-                self.driver,
-                self.journal,
-                self.engine_events.forgotten,
-            ),
         )
-        self._console = Console(
-            Parts(
-                deployment,
-                self.engines,
-                self.pools,
-                self.layouts,
-                self.index,
-                self.metrics,
-                self.records,
-                control,
-                self.journal,
-                self.driver.price_per_tb,
-            ),
-            deployment.gateway.consoles_max,
+        self.metrics.events.watch(self.index, self.engine_events.names())
+        self.metrics.watch(
+            self.engines, self.pools, self.index, self.driver, self.layouts, self.guards
         )
-        planner = Planner(
-            self.engines,
-            self.pools,
-            self._prompts,
-            self.driver,
-            self.layouts,
-            self.loops.copier,
-        )
-        self._lookup = KvLookup(
-            deployment,
-            planner,
-            self.tenants,
-            self.index,
-            self.driver,
-            frozenset(self.engine_events.names()),
-            self._prompts.vocab_size,
-        )
+        holding = holding_for(deployment, self.tenants, self.engines)
+        self.metrics.tenants.watch(self.tenants, holding.num_held)
+        self._access = Access(deployment.gateway, self.tenants, self.metrics.tenants.unauthorized)
+        self._door = Door(Places(deployment.gateway.requests_max, fairness(deployment)))
+        fetcher = Fetcher(tickets, self.pools.pull)
+        self.loops = Loops(deployment, self.driver, fetcher, self.transfers, profiles, self.journal)
+        self.pulse = Pulse(self.driver, self.guards, self.journal, self.loops.all)
+        self.metrics.control.watch_loops(lambda: self.pulse.frozen)
+        control = Control(live, self.pulse)
+        planner = Planner(live, self._prompts, self.loops.copier)
+        self._control = ControlApi(live, control, Purging(live, self.engine_events.forgotten))
+        self._console = Console(Parts(live, control), deployment.gateway.consoles_max)
         times = Limits(limits.prefill_timeout, limits.transfer_timeout, limits.ttft_max)
         self.fleet = Fleet(self.driver, self.guards, times)
         self.parts = RunParts(
@@ -257,31 +214,21 @@ class Gateway:
             suspects=Suspects(self.metrics.suspect),
             metrics=self.metrics,
         )
-        self._generation = Generation(
-            table=deployment.gateway,
-            model=model,
-            vocab_size=self._prompts.vocab_size,
-            chat_endpoint=deployment.needs_chat_endpoint,
-            door=self._door,
-            parts=self.parts,
-            metrics=self.metrics,
-            records=self.records,
-            tracing=self._tracing,
-            on_end=self.loops.ended,
-            adapters=self.engines.adapters,
+        followed = frozenset(self.engine_events.names())
+        self._pages = (
+            Generation(
+                live, self.parts, self._prompts, self._door, self._tracing, self.loops.ended
+            ),
+            TokenApi(live, self._prompts, self._door),
+            Views(live, self._door),
+            KvLookup(live, planner, self.tenants, followed, self._prompts.vocab_size),
+            self._console,
+            self._control,
         )
-        self._tokens = TokenApi(model, self._prompts, self.engines, self._door)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._client_tls = ClientTls.of(deployment.gateway.tls)
-
-    def _watch(self) -> None:
-        """Have the metrics read what the parts know."""
-        self.metrics.events.watch(self.index, self.engine_events.names())
-        self.metrics.watch(self.engines, self.pools, self.index, self.driver)
-        self.metrics.watch_layouts(self.engines, self.layouts)
-        self.metrics.watch_guards(self.guards)
 
     async def start(self) -> str:
         """Connect to everything and take requests.
@@ -373,10 +320,6 @@ class Gateway:
         app.on_response_prepare.append(name_server)
         app.on_response_prepare.append(add_limit_headers)
         app.on_response_prepare.append(self._door.add_headers)
-        self._generation.add_to(app.router)
-        self._tokens.add_to(app.router)
-        self._views.add_to(app.router)
-        self._console.add_to(app.router)
-        self._control.add_to(app.router)
-        self._lookup.add_to(app.router)
+        for page in self._pages:
+            page.add_to(app.router)
         return app

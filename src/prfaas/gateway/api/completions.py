@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from http.client import responses
 
 from aiohttp import web
 
-from prfaas.config.deployment import GatewayTable
 from prfaas.core.request.events import Outcome
 from prfaas.errors import PrfaasError
 from prfaas.gateway.admission.charging import Charging
@@ -26,11 +25,12 @@ from prfaas.gateway.openai.requests import Api, parse_request
 from prfaas.gateway.serving.request_legs import Parts
 from prfaas.gateway.serving.request_run import serve
 from prfaas.gateway.serving.request_state import Exchange, reply_headers
-from prfaas.gateway.telemetry.metrics import Metrics
+from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.telemetry.request_record import Record
-from prfaas.gateway.telemetry.request_records import Records, log_fields
+from prfaas.gateway.telemetry.request_records import log_fields
 from prfaas.gateway.telemetry.tracing import Trace, Tracing
 from prfaas.gateway.tenancy.tenants import Tenant
+from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
 from prfaas.logs import log_event
 from prfaas.units import NS_PER_S
 
@@ -44,29 +44,25 @@ class Generation:
     """Serves chat and completions.
 
     Attributes:
-        vocab_size: Token ids have to be below this.
-        chat_endpoint: True if every chat goes to the engines' chat endpoint.
         on_end: Observer of every request that has ended.
-        adapters: Names of the adapters that can be asked for now.
     """
 
-    table: GatewayTable
-    model: str
-    vocab_size: int
-    chat_endpoint: bool
-    door: Door
+    live: LiveParts
     parts: Parts
-    metrics: Metrics
-    records: Records
+    prompts: PromptMaker
+    door: Door
     tracing: Tracing
     on_end: Callable[[Record], None]
-    adapters: Callable[[], Collection[str]] = tuple
     charging: Charging = field(default_factory=Charging)
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
         router.add_post("/v1/chat/completions", self._chat)
         router.add_post("/v1/completions", self._completions)
+
+    @property
+    def _model(self) -> str:
+        return self.live.deployment.model.name
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, Api.CHAT)
@@ -79,9 +75,9 @@ class Generation:
         tenant = request[TENANT]
         record = Record(request_id(request), api.value, tenant.name)
         stream = ClientStream(request)
-        trace = self.tracing.begin(record, request.headers, self.model)
-        self.records.add(record)
-        self.metrics.began()
+        trace = self.tracing.begin(record, request.headers, self._model)
+        self.live.records.add(record)
+        self.live.metrics.began()
         try:
             return await self._in_time(request, api, record, stream, trace)
         except (PrfaasError, web.HTTPException) as error:
@@ -94,12 +90,12 @@ class Generation:
             return await _fail(error, record, stream)
         finally:
             self._end(record, tenant)
-            trace.end(record, self.model)
+            trace.end(record, self._model)
 
     async def _in_time(
         self, request: web.Request, api: Api, record: Record, stream: ClientStream, trace: Trace
     ) -> web.StreamResponse:
-        limit = time_limit(request, self.table.request_timeout)
+        limit = time_limit(request, self.live.deployment.gateway.request_timeout)
         record.limit(round(limit.seconds * NS_PER_S))
         try:
             async with asyncio.timeout(limit.seconds):
@@ -121,22 +117,22 @@ class Generation:
         parse = partial(
             parse_request,
             api=api,
-            model=self.model,
-            vocab_size=self.vocab_size,
-            chat_endpoint=self.chat_endpoint,
+            model=self._model,
+            vocab_size=self.prompts.vocab_size,
+            chat_endpoint=self.live.deployment.needs_chat_endpoint,
             rules=request[TENANT].rules,
-            adapters=self.adapters(),
+            adapters=self.live.engines.adapters(),
         )
         client = await read(request, parse)
         record.parsed(stream=client.stream, num_sequences=client.num_sequences)
         entry.widen(client.num_sequences)
-        exchange = Exchange(client, request[TENANT], record, stream, trace, self.metrics)
+        exchange = Exchange(client, request[TENANT], record, stream, trace, self.live.metrics)
         return await serve(self.parts, exchange)
 
     def _end(self, record: Record, tenant: Tenant) -> None:
         self.charging.settle(tenant, record)
         record.close()
-        self.metrics.ended(record)
+        self.live.metrics.ended(record)
         self.on_end(record)
         log_event(_log, logging.INFO, "request_ended", **log_fields(record))
 

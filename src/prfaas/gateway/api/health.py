@@ -12,17 +12,15 @@ from prfaas.config.clusters import ClusterRole
 from prfaas.errors import RequestError
 from prfaas.gateway.api.auth import OPERATOR
 from prfaas.gateway.api.entrance import Door
-from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.http.errors import error_response
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.http.rejections import UnavailableError
 from prfaas.gateway.http.request_body import query_number
 from prfaas.gateway.http.responses import json_response
 from prfaas.gateway.openai.requests import check_model
-from prfaas.gateway.pools.layout_check import LayoutCheck
-from prfaas.gateway.pools.pool_client import Pools
-from prfaas.gateway.telemetry.metrics import CONTENT_TYPE, Metrics
-from prfaas.gateway.telemetry.request_records import RECORDS_MAX, Records, as_json
+from prfaas.gateway.telemetry.live_parts import LiveParts
+from prfaas.gateway.telemetry.metrics import CONTENT_TYPE
+from prfaas.gateway.telemetry.request_records import RECORDS_MAX, as_json
 
 _LIMIT_DEFAULT = 100
 PARTS = "parts"
@@ -30,24 +28,9 @@ PARTS = "parts"
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """Read-only pages.
+    """Read-only pages."""
 
-    Attributes:
-        model: Name of the model that is served.
-        engines: Who is ready.
-        pools: Pools with event streams.
-        layouts: Whose blocks differ.
-        metrics: What was counted.
-        records: What happened lately.
-        door: True if requests are admitted.
-    """
-
-    model: str
-    engines: Engines
-    pools: Pools
-    layouts: LayoutCheck
-    metrics: Metrics
-    records: Records
+    live: LiveParts
     door: Door
 
     def add_to(self, router: web.UrlDispatcher) -> None:
@@ -62,32 +45,37 @@ class Views:
         router.add_get("/control/requests/{request_id}", self._request)
         router.add_get("/control/links", self._links)
 
+    @property
+    def _name(self) -> str:
+        """Name of the model that is served."""
+        return self.live.deployment.model.name
+
     async def _version(self, _: web.Request) -> web.Response:
         return json_response({"version": __version__})
 
     async def _models(self, _: web.Request) -> web.Response:
-        adapters = sorted(self.engines.adapters())
+        adapters = sorted(self.live.engines.adapters())
         cards = [self._card(), *(self._adapter_card(name) for name in adapters)]
         return json_response({"object": "list", "data": cards})
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        if check_model({"model": name}, self.model, self.engines.adapters()):
+        if check_model({"model": name}, self._name, self.live.engines.adapters()):
             return json_response(self._adapter_card(name))
         return json_response(self._card())
 
     def _adapter_card(self, name: str) -> JsonObject:
         """An adapter; where its files lie is no client's business."""
-        return self._card() | {"id": name, "root": name, "parent": self.model}
+        return self._card() | {"id": name, "root": name, "parent": self._name}
 
     def _card(self) -> JsonObject:
-        ready = self.engines.choose(ClusterRole.PD)
+        ready = self.live.engines.choose(ClusterRole.PD)
         return {
-            "id": self.model,
+            "id": self._name,
             "object": "model",
             "created": int(time.time()),
             "owned_by": "prfaas",
-            "root": self.model,
+            "root": self._name,
             "parent": None,
             "max_model_len": ready.max_model_len if ready else None,
         }
@@ -102,43 +90,45 @@ class Views:
         full = request.query.get("full")
         missing = [] if full is None else self._missing()
         missing += self._mismatches() if full is not None and full != PARTS else []
-        if not missing and self.engines.choose(ClusterRole.PD) is None:
-            return error_response(self.engines.nobody(), {})
+        if not missing and self.live.engines.choose(ClusterRole.PD) is None:
+            return error_response(self.live.engines.nobody(), {})
         if missing:
             names = ", ".join(missing) if request.get(OPERATOR) else _unnamed(len(missing))
             return error_response(UnavailableError(f"not there: {names}"), {})
         return json_response({"status": "ready"})
 
     def _missing(self) -> list[str]:
-        engines = self.engines.by_name.values()
+        engines = self.live.engines.by_name.values()
         missing = [f"engine {engine.name}" for engine in engines if not engine.is_ready]
-        missing += [f"pool {pool}" for pool in self.pools.names() if not self.pools.is_live(pool)]
+        missing += [
+            f"pool {pool}" for pool in self.live.pools.names() if not self.live.pools.is_live(pool)
+        ]
         missing += [
             f"KV layout of engine {engine.name}"
             for engine in engines
-            if self.pools.layout(engine.pool, engine.name) is None
+            if self.live.pools.layout(engine.pool, engine.name) is None
         ]
         by_role = {role: {e.pool for e in engines if e.role is role} for role in ClusterRole}
         missing += [
             f"link {source} to {destination}"
             for source in sorted(by_role[ClusterRole.PRFAAS])
             for destination in sorted(by_role[ClusterRole.PD])
-            if not self.pools.link_up(source, destination)
+            if not self.live.pools.link_up(source, destination)
         ]
         return missing
 
     def _mismatches(self) -> list[str]:
         return [
             f"KV blocks of engine {each.engine} that {each.reference} can use ({each.words})"
-            for each in self.layouts.mismatches()
+            for each in self.live.layouts.mismatches()
         ]
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=self.live.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _requests(self, request: web.Request) -> web.Response:
         limit = query_number(request, "limit", _LIMIT_DEFAULT, 1, RECORDS_MAX)
-        records = [as_json(record) for record in self.records.latest(limit)]
+        records = [as_json(record) for record in self.live.records.latest(limit)]
         return json_response({"requests": records})
 
     async def _links(self, _: web.Request) -> web.Response:
@@ -146,15 +136,15 @@ class Views:
             {
                 "source": source,
                 "destination": destination,
-                "is_up": self.pools.link_up(source, destination),
+                "is_up": self.live.pools.link_up(source, destination),
                 **{name: getattr(measured, name) for name in measured.__struct_fields__},
             }
-            for (source, destination), measured in self.pools.telemetry().items()
+            for (source, destination), measured in self.live.pools.telemetry().items()
         ]
         return json_response({"links": links})
 
     async def _request(self, request: web.Request) -> web.Response:
-        record = self.records.find(request.match_info["request_id"])
+        record = self.live.records.find(request.match_info["request_id"])
         if record is None:
             message = f"no such request among the last {RECORDS_MAX}"
             raise RequestError(message, status=404)

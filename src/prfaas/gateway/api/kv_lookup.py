@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from prfaas.config.clusters import ClusterTable
-from prfaas.config.deployment import Deployment
 from prfaas.core.dispatch.types import Arrival, Refused, Routed
 from prfaas.core.kv.blocks import GroupKind
-from prfaas.core.kv.prefix_index import PrefixIndex, Tier
+from prfaas.core.kv.prefix_index import Tier
 from prfaas.errors import RequestError
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.http.request_body import read
 from prfaas.gateway.http.responses import json_response
 from prfaas.gateway.openai.requests import Api, parse_object, parse_request
-from prfaas.gateway.routing.dispatch_driver import Driver
 from prfaas.gateway.serving.routing_step import Planner
+from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.telemetry.request_records import decision_json
 from prfaas.gateway.tenancy.tenants import Tenant, Tenants
 
@@ -34,20 +33,13 @@ class KvLookup:
     """Answers it.
 
     Attributes:
-        deployment: Who there is.
-        planner: Tokenises and hashes as for a request.
-        tenants: Whose salt is hashed with.
-        index: Knows who holds what.
-        driver: Decides.
         followed: Engines whose KV events are followed.
         vocab_size: Token ids that the model knows.
     """
 
-    deployment: Deployment
+    live: LiveParts
     planner: Planner
     tenants: Tenants
-    index: PrefixIndex
-    driver: Driver
     followed: frozenset[str]
     vocab_size: int
 
@@ -68,7 +60,7 @@ class KvLookup:
     async def _answer(self, request: web.Request, body: JsonObject) -> web.Response:
         tenant = self._tenant(request.query.get("tenant"))
         api = Api.CHAT if "messages" in body else Api.COMPLETIONS
-        model = self.deployment.model.name
+        model = self.live.deployment.model.name
         data = json.dumps({"model": model} | body).encode()
         client = parse_request(data, api, model, self.vocab_size, rules=tenant.rules)
         tokenised = await self.planner.tokenise(client, tenant, is_charged=False)
@@ -88,7 +80,7 @@ class KvLookup:
         return known[name]
 
     def _found(self, arrival: Arrival) -> JsonObject:
-        hits, hints = self.driver.cached(arrival)
+        hits, hints = self.live.driver.cached(arrival)
         layout = arrival.layout
         return {
             "num_prompt_tokens": arrival.num_prompt_tokens,
@@ -103,9 +95,9 @@ class KvLookup:
                     ],
                     "engines": self._engines(arrival, table, hits, hints),
                 }
-                for name, table in self.deployment.clusters.items()
+                for name, table in self.live.deployment.clusters.items()
             ],
-            "decision": _foreseen(self.driver.foresee(arrival, time.monotonic_ns())),
+            "decision": _foreseen(self.live.driver.foresee(arrival, time.monotonic_ns())),
         }
 
     def _engines(
@@ -124,8 +116,8 @@ class KvLookup:
         return {
             "name": name,
             "tiers": [str(tier.name).lower() for tier in tiers],
-            "state": self.index.state(name).value,
-            "num_blocks_known": self.index.num_blocks(name),
+            "state": self.live.index.state(name).value,
+            "num_blocks_known": self.live.index.num_blocks(name),
             "hit_tokens": hits.get(name, 0),
             "hint_tokens": hints.get(name, 0),
             "groups": self._groups(arrival, name, tiers),
@@ -142,7 +134,9 @@ class KvLookup:
                 "tokens_per_block": group.tokens_per_block,
                 "num_blocks": arrival.num_prompt_tokens // group.tokens_per_block,
                 "num_blocks_held": (
-                    held := self.index.num_held(name, arrival.layout, group, arrival.hashes, tiers)
+                    held := self.live.index.num_held(
+                        name, arrival.layout, group, arrival.hashes, tiers
+                    )
                 ),
                 # A checkpoint stands for all tokens before it; it has no length of its own.
                 "num_tokens_held": None

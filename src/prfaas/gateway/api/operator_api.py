@@ -14,9 +14,10 @@ from prfaas.gateway.http.request_body import query_number, read_small
 from prfaas.gateway.http.responses import json_response
 from prfaas.gateway.loops.operator_actions import THRESHOLD_MAX, Control
 from prfaas.gateway.loops.purging import Purging
-from prfaas.gateway.routing.change_log import ENTRIES_MAX, Entry, Journal
+from prfaas.gateway.routing.change_log import ENTRIES_MAX, Entry
 from prfaas.gateway.telemetry.explain import explain
-from prfaas.gateway.telemetry.request_records import RECORDS_MAX, Records
+from prfaas.gateway.telemetry.live_parts import LiveParts
+from prfaas.gateway.telemetry.request_records import RECORDS_MAX
 
 BODY_BYTES_MAX = 4096
 _LIMIT_DEFAULT = 100
@@ -60,18 +61,10 @@ class PurgeBody(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class ControlApi:
-    """Pages that show and change what the control plane does.
+    """Pages that show and change what the control plane does."""
 
-    Attributes:
-        control: Changes it.
-        journal: What was changed.
-        records: Recent requests.
-        purging: Runs purges.
-    """
-
+    live: LiveParts
     control: Control
-    journal: Journal
-    records: Records
     purging: Purging
 
     def add_to(self, router: web.UrlDispatcher) -> None:
@@ -95,10 +88,10 @@ class ControlApi:
     async def _decisions(self, request: web.Request) -> web.Response:
         limit = query_number(request, "limit", _LIMIT_DEFAULT, 1, ENTRIES_MAX)
         after = query_number(request, "after", 0, 0, _NUMBER_MAX)
-        return _entries(self.journal.latest(limit, after))
+        return _entries(self.live.journal.latest(limit, after))
 
     async def _explanation(self, request: web.Request) -> web.Response:
-        record = self.records.find(request.match_info["request_id"])
+        record = self.live.records.find(request.match_info["request_id"])
         if record is None:
             message = f"no such request among the last {RECORDS_MAX}, or several whose id begins so"
             raise RequestError(message, status=404)

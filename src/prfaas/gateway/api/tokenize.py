@@ -9,30 +9,22 @@ from aiohttp import web
 from prfaas.config.clusters import ClusterRole
 from prfaas.gateway.api.auth import TENANT
 from prfaas.gateway.api.entrance import Door
-from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.http.request_body import read
 from prfaas.gateway.http.responses import json_response
 from prfaas.gateway.openai.requests import Api, check_model, parse_object, request_from, token_ids
 from prfaas.gateway.openai.validation import bad, shown
+from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.gateway.tokenization.prompt_encoder import PromptMaker
 
 
 @dataclass(frozen=True, slots=True)
 class TokenApi:
-    """Serves both. They count as requests of their tenant; of the tokens, a sixteenth counts.
+    """Serves both. They count as requests of their tenant; of the tokens, a sixteenth counts."""
 
-    Attributes:
-        model: Name of the model that is served.
-        prompts: Tokenises.
-        engines: Know how long a sequence may be.
-        door: Lets requests in.
-    """
-
-    model: str
+    live: LiveParts
     prompts: PromptMaker
-    engines: Engines
     door: Door
 
     def add_to(self, router: web.UrlDispatcher) -> None:
@@ -61,13 +53,15 @@ class TokenApi:
         if api is Api.COMPLETIONS and not isinstance(body.get("prompt"), str):
             raise bad(f"prompt must be a string, got {shown(body.get('prompt'))}", "prompt")
         vocab_size, rules = self.prompts.vocab_size, tenant.rules
-        adapters = self.engines.adapters()
-        client = request_from(body, api, self.model, vocab_size, rules=rules, adapters=adapters)
+        adapters = self.live.engines.adapters()
+        client = request_from(
+            body, api, self.live.deployment.model.name, vocab_size, rules=rules, adapters=adapters
+        )
         if not client.is_exact:
             raise bad("only text is tokenised here, and it is not truncated", "messages")
-        engine = self.engines.choose(ClusterRole.PD)
+        engine = self.live.engines.choose(ClusterRole.PD)
         if engine is None:
-            raise self.engines.nobody()
+            raise self.live.engines.nobody()
         max_model_len = engine.max_model_len
         prompt = await self.prompts.prompt(client, tenant, None, max_model_len)
         return list(prompt.token_ids), max_model_len
@@ -75,7 +69,7 @@ class TokenApi:
     async def _detokenize(self, request: web.Request) -> web.Response:
         with self.door.enter(request[TENANT]):
             body = await read(request, parse_object)
-            check_model(body, self.model, self.engines.adapters())
+            check_model(body, self.live.deployment.model.name, self.live.engines.adapters())
             ids = token_ids(body.get("tokens"), self.prompts.vocab_size, "tokens")
             text, _ = await self.prompts.words(ids, request[TENANT])
         return json_response({"prompt": text})

@@ -28,15 +28,13 @@ class Console:
     """The console of one gateway.
 
     Args:
-        parts: What it shows.
         pages_max: Pages that may be open at once.
     """
 
     def __init__(self, parts: Parts, pages_max: int) -> None:
-        self._parts = parts
-        self._pages_max = pages_max
+        self._parts, self._pages_max = parts, pages_max
         self._history = History()
-        self._what_if = WhatIf(parts.deployment.routing.plan)
+        self._what_if = WhatIf(parts.live.deployment.routing.plan)
         self._live = LiveState(lambda: encode_event(parts.state(self._history)))
         self._pulse: asyncio.Task[None] | None = None
 

@@ -6,22 +6,17 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from prfaas.config.deployment import Deployment
-from prfaas.core.kv.prefix_index import PrefixIndex, SourceState
+from prfaas.core.kv.prefix_index import SourceState
 from prfaas.core.request.events import Outcome
 from prfaas.gateway.console.alarms import WINDOW_S, Alarm, Facts, alarms
 from prfaas.gateway.console.history import History, LinkSample, Sample
 from prfaas.gateway.console.link_rate import LinkFlow
-from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.loops.operator_actions import Control
-from prfaas.gateway.pools.layout_check import LayoutCheck
-from prfaas.gateway.pools.pool_client import Pools
-from prfaas.gateway.routing.change_log import Journal
 from prfaas.gateway.routing.pool_state import LinkName
-from prfaas.gateway.telemetry.metrics import Metrics
+from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.telemetry.request_record import Record
-from prfaas.gateway.telemetry.request_records import Records, as_json
+from prfaas.gateway.telemetry.request_records import as_json
 from prfaas.units import BYTES_PER_TB, NS_PER_MS
 
 RECENT_S = 60.0
@@ -31,37 +26,20 @@ CHANGES_SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The live parts of a gateway.
+    """Reads the live parts of a gateway.
 
     Attributes:
-        deployment: What is served.
-        engines: Who is ready.
-        pools: Reports of pools and links.
-        layouts: Whose blocks differ.
-        index: What the pools hold.
-        metrics: What was counted.
-        records: Recent requests.
         control: Thresholds, and what operators changed.
-        journal: Recent changes.
-        price_per_tb: Price of 10**12 bytes by link, in the currency of the plan; 0 without a price.
         flows: Bytes delivered by each link, kept from look to look.
     """
 
-    deployment: Deployment
-    engines: Engines
-    pools: Pools
-    layouts: LayoutCheck
-    index: PrefixIndex
-    metrics: Metrics
-    records: Records
+    live: LiveParts
     control: Control
-    journal: Journal
-    price_per_tb: Mapping[LinkName, float]
     flows: dict[LinkName, LinkFlow] = field(default_factory=dict)
 
     def sample(self) -> Sample:
         """This instant, for the history."""
-        counted = self.metrics.totals()
+        counted = self.live.metrics.totals()
         return Sample(
             at_unix_s=round(time.time(), 3),
             num_in_flight=counted.num_in_flight,
@@ -79,20 +57,20 @@ class Parts:
         sample, status = self.sample(), self.control.status()
         return {
             "at": now,
-            "model": self.deployment.model.name,
-            "policy": self.deployment.routing.effective_policy.value,
+            "model": self.live.deployment.model.name,
+            "policy": self.live.deployment.routing.effective_policy.value,
             "loops": status["loops"],
             "clusters": self._clusters(status),
             "sample": sample.as_json(),
             "recent": _recent(self._since(now - RECENT_S)),
             "alarms": [_alarm(found) for found in alarms(history, sample, self._facts(now))],
-            "changes": [entry.as_json() for entry in self.journal.latest(CHANGES_SHOWN)],
-            "requests": [as_json(r) for r in self.records.latest(REQUESTS_SHOWN)],
+            "changes": [entry.as_json() for entry in self.live.journal.latest(CHANGES_SHOWN)],
+            "requests": [as_json(r) for r in self.live.records.latest(REQUESTS_SHOWN)],
         }
 
     def _clusters(self, status: JsonObject) -> list[JsonObject]:
         engines = {engine["name"]: engine for engine in status["engines"]}
-        tables = self.deployment.clusters
+        tables = self.live.deployment.clusters
         return [
             cluster
             | {
@@ -108,11 +86,11 @@ class Parts:
     def _pool(self, name: str) -> JsonObject:
         return {
             "name": name,
-            "is_live": self.pools.is_live(name),
-            "index_state": self.index.state(name).value,
-            "num_blocks": self.index.num_blocks(name),
-            "num_leased": self.pools.num_leased(name),
-            "leased_bytes": self.pools.leased_bytes(name),
+            "is_live": self.live.pools.is_live(name),
+            "index_state": self.live.index.state(name).value,
+            "num_blocks": self.live.index.num_blocks(name),
+            "num_leased": self.live.pools.num_leased(name),
+            "leased_bytes": self.live.pools.leased_bytes(name),
             "tiers": [
                 {
                     "name": tier,
@@ -120,21 +98,21 @@ class Parts:
                     "capacity_bytes": use.capacity_bytes,
                     "num_blocks": use.num_blocks,
                 }
-                for tier, use in self.pools.tiers(name).items()
+                for tier, use in self.live.pools.tiers(name).items()
             ],
         }
 
     def _links(self, moved: Mapping[LinkName, int]) -> dict[str, LinkSample]:
-        measured = self.pools.telemetry()
+        measured = self.live.pools.telemetry()
         found = {}
         for link in self.control.links():
             ends = link.source, link.destination
             seen = measured.get(ends)
-            kv_bytes, price = moved.get(ends, 0), self.price_per_tb.get(ends, 0.0)
+            kv_bytes, price = moved.get(ends, 0), self.live.driver.price_per_tb.get(ends, 0.0)
             flow = self.flows.setdefault(ends, LinkFlow())
             flow.look(time.monotonic(), seen.arrived_bytes if seen else 0)
             found[">".join(ends)] = LinkSample(
-                up=self.pools.link_up(*ends),
+                up=self.live.pools.link_up(*ends),
                 goodput_bits_per_s=seen.goodput_bits_per_s if seen else 0,
                 rtt_ms=round(seen.rtt_ns / NS_PER_MS, 3) if seen else 0.0,
                 queued_bytes=seen.queued_bytes if seen else 0,
@@ -149,11 +127,13 @@ class Parts:
 
     def _facts(self, now: float) -> Facts:
         decided = [r for r in self._since(now - WINDOW_S) if r.decision is not None]
-        states = {name: self.index.state(name) for name in self.pools.names()}
+        states = {name: self.live.index.state(name) for name in self.live.pools.names()}
         predictions = self.control.predictions()
         return Facts(
-            missing_engines=[e.name for e in self.engines.by_name.values() if not e.is_ready],
-            silent_pools=[name for name in self.pools.names() if not self.pools.is_live(name)],
+            missing_engines=[e.name for e in self.live.engines.by_name.values() if not e.is_ready],
+            silent_pools=[
+                name for name in self.live.pools.names() if not self.live.pools.is_live(name)
+            ],
             index_states={n: s.value for n, s in states.items() if s is not SourceState.EXACT},
             num_long=sum(_is_long(record) for record in decided),
             num_decided=len(decided),
@@ -161,15 +141,15 @@ class Parts:
             refuted=[_path_of(each) for each in predictions if each["is_refuted"]],
             expected_bits_per_s={
                 f"{source}>{destination}": float(seen.budget_bits_per_s)
-                for (source, destination), seen in self.pools.telemetry().items()
+                for (source, destination), seen in self.live.pools.telemetry().items()
             },
-            mismatches={each.engine: each.words for each in self.layouts.mismatches()},
+            mismatches={each.engine: each.words for each in self.live.layouts.mismatches()},
         )
 
     def _since(self, at_unix_s: float) -> list[Record]:
         """Records that began after an instant, the newest first."""
         found = []
-        for record in self.records.newest_first():
+        for record in self.live.records.newest_first():
             if record.started_unix_s < at_unix_s:
                 break
             found.append(record)

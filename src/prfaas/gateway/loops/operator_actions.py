@@ -5,18 +5,13 @@ from __future__ import annotations
 import time
 
 from prfaas.config.clusters import ClusterRole
-from prfaas.config.deployment import Deployment
 from prfaas.core.dispatch.links import Link
-from prfaas.core.resilience.guards import Guards
 from prfaas.errors import RequestError
 from prfaas.gateway.engines.engine import Engine
-from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.loops.ticker import Pulse
-from prfaas.gateway.pools.layout_check import LayoutCheck
-from prfaas.gateway.pools.pool_client import Pools
-from prfaas.gateway.routing.change_log import Entry, Journal, Loop
-from prfaas.gateway.routing.dispatch_driver import Driver
+from prfaas.gateway.routing.change_log import Entry, Loop
+from prfaas.gateway.telemetry.live_parts import LiveParts
 
 THRESHOLD_MAX = 100_000_000
 _BY_HAND = "as the operator asked"
@@ -26,34 +21,10 @@ _NOBODY_LEFT = (
 
 
 class Control:
-    """The operator's hand on the loops, engines and clusters.
+    """The operator's hand on the loops, engines and clusters."""
 
-    Args:
-        deployment: Who there is.
-        driver: What decides.
-        engines: Whose state is shown.
-        pools: The same.
-        layouts: Whose blocks differ.
-        guards: The same.
-        pulse: Runs the loops.
-        journal: Observer of every change.
-    """
-
-    def __init__(
-        self,
-        deployment: Deployment,
-        driver: Driver,
-        engines: Engines,
-        pools: Pools,
-        layouts: LayoutCheck,
-        guards: Guards,
-        pulse: Pulse,
-        journal: Journal,
-    ) -> None:
-        self._deployment = deployment
-        self._driver, self._engines, self._pools = driver, engines, pools
-        self._layouts = layouts
-        self._guards, self._pulse, self._journal = guards, pulse, journal
+    def __init__(self, live: LiveParts, pulse: Pulse) -> None:
+        self._live, self._pulse = live, pulse
 
     # Changes
 
@@ -84,10 +55,10 @@ class Control:
         Raises:
             RequestError: There is no such engine.
         """
-        if engine not in self._engines.by_name:
-            raise _unknown("engine", engine, list(self._engines.by_name))
-        old = self._driver.is_drained(engine)
-        self._driver.set_drained(engine, time.monotonic_ns(), drained=drained)
+        if engine not in self._live.engines.by_name:
+            raise _unknown("engine", engine, list(self._live.engines.by_name))
+        old = self._live.driver.is_drained(engine)
+        self._live.driver.set_drained(engine, time.monotonic_ns(), drained=drained)
         words = {True: "drained", False: "in use"}
         action = "drain" if drained else "resume"
         why = _NOBODY_LEFT if drained and not self._is_anybody_left() else _BY_HAND
@@ -99,13 +70,13 @@ class Control:
         Raises:
             RequestError: There is no such cluster, or nobody would be left to decode.
         """
-        clusters = self._deployment.clusters
+        clusters = self._live.deployment.clusters
         if cluster not in clusters:
             raise _unknown("cluster", cluster, list(clusters))
         left = [
             name
             for name, table in clusters.items()
-            if table.role is ClusterRole.PD and name != cluster and self._driver.is_on(name)
+            if table.role is ClusterRole.PD and name != cluster and self._live.driver.is_on(name)
         ]
         if not on and clusters[cluster].role is ClusterRole.PD and not left:
             raise RequestError(
@@ -113,8 +84,8 @@ class Control:
                 "decode; to keep requests out, stop the gateway",
                 status=409,
             )
-        old = self._driver.is_on(cluster)
-        self._driver.set_cluster(cluster, time.monotonic_ns(), on=on)
+        old = self._live.driver.is_on(cluster)
+        self._live.driver.set_cluster(cluster, time.monotonic_ns(), on=on)
         words = {True: "on", False: "off"}
         why = _BY_HAND if on or self._is_anybody_left() else _NOBODY_LEFT
         return self._note(words[on], f"cluster {cluster}", words[old], words[on], why)
@@ -123,7 +94,7 @@ class Control:
 
     def status(self) -> JsonObject:
         """Loops, predictions, links, clusters, engines and pools."""
-        routing = self._deployment.routing
+        routing = self._live.deployment.routing
         return {
             "policy": routing.effective_policy.value,
             "loops": {
@@ -136,19 +107,20 @@ class Control:
             "predictions": self.predictions(),
             "links": [self._link_state(link) for link in self.links()],
             "clusters": [
-                {"name": name, "role": table.role.value, "is_on": self._driver.is_on(name)}
-                for name, table in self._deployment.clusters.items()
+                {"name": name, "role": table.role.value, "is_on": self._live.driver.is_on(name)}
+                for name, table in self._live.deployment.clusters.items()
             ],
             "engines": self._engine_states(),
-            "layout_mismatches": [each.as_json() for each in self._layouts.mismatches()],
+            "layout_mismatches": [each.as_json() for each in self._live.layouts.mismatches()],
             "pools": [
-                {"name": pool, "is_live": self._pools.is_live(pool)} for pool in self._pools.names()
+                {"name": pool, "is_live": self._live.pools.is_live(pool)}
+                for pool in self._live.pools.names()
             ],
         }
 
     def predictions(self) -> list[JsonObject]:
         """Corrections of predictions, by path; none without a plan."""
-        if self._deployment.routing.plan is None:
+        if self._live.deployment.routing.plan is None:
             return []
         now_ns = time.monotonic_ns()
         return [
@@ -161,13 +133,13 @@ class Control:
                 "is_proven": found.is_proven(now_ns),
                 "is_refuted": found.is_refuted,
             }
-            for (path, cluster), found in self._driver.dispatcher.calibrations.items()
+            for (path, cluster), found in self._live.driver.dispatcher.calibrations.items()
         ]
 
     def _engine_states(self) -> list[JsonObject]:
         return [
-            self._engine_state(self._engines.by_name[name]) | {"cluster": cluster}
-            for cluster, table in self._deployment.clusters.items()
+            self._engine_state(self._live.engines.by_name[name]) | {"cluster": cluster}
+            for cluster, table in self._live.deployment.clusters.items()
             for name in table.engines
         ]
 
@@ -176,8 +148,8 @@ class Control:
             "name": engine.name,
             "role": self._role_of(engine.name),
             "is_ready": engine.is_ready,
-            "is_drained": self._driver.is_drained(engine.name),
-            "breaker": self._guards.breakers[engine.name].state.value,
+            "is_drained": self._live.driver.is_drained(engine.name),
+            "breaker": self._live.guards.breakers[engine.name].state.value,
             "num_in_flight": engine.num_in_flight,
             "num_waiting": engine.load.num_waiting,
             "num_running": engine.load.num_running,
@@ -185,18 +157,18 @@ class Control:
         }
 
     def _role_of(self, name: str) -> str | None:
-        split = self._driver.split
+        split = self._live.driver.split
         if split is None or name not in split:
             return None
         return split.role_of(name).value + (", draining" if split.is_changing(name) else "")
 
     def _link_state(self, link: Link) -> JsonObject:
-        measured = self._pools.telemetry().get((link.source, link.destination))
+        measured = self._live.pools.telemetry().get((link.source, link.destination))
         return {
             "source": link.source,
             "destination": link.destination,
             "is_up": link.up,
-            "breaker": self._guards.breakers[link.source, link.destination].state.value,
+            "breaker": self._live.guards.breakers[link.source, link.destination].state.value,
             "offload_threshold": link.policy.offload_threshold,
             "promised_bytes": link.book.promised_bytes,
             "coding_ratio": round(measured.coding_ratio, 3) if measured else 1.0,
@@ -204,7 +176,7 @@ class Control:
 
     def links(self) -> list[Link]:
         """Links that exist; the dispatcher also knows one to nowhere when there is no PrfaaS."""
-        return [link for link in self._driver.dispatcher.links if link.source]
+        return [link for link in self._live.driver.dispatcher.links if link.source]
 
     def _link(self, source: str, destination: str) -> Link:
         links = self.links()
@@ -216,7 +188,7 @@ class Control:
 
     def _is_anybody_left(self) -> bool:
         """Return True if the operator lets any PD engine take requests."""
-        return not all(map(self._driver.is_barred, self._engines.names(ClusterRole.PD)))
+        return not all(map(self._live.driver.is_barred, self._live.engines.names(ClusterRole.PD)))
 
     def _note(
         self,
@@ -226,7 +198,7 @@ class Control:
         new: int | str | None,
         why: str = _BY_HAND,
     ) -> Entry:
-        return self._journal.note(Loop.OPERATOR, action, what, old=old, new=new, why=why)
+        return self._live.journal.note(Loop.OPERATOR, action, what, old=old, new=new, why=why)
 
 
 def _unknown(kind: str, name: str, known: list[str]) -> RequestError:

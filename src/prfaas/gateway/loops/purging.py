@@ -15,11 +15,9 @@ from dataclasses import dataclass, replace
 
 from prfaas.errors import EngineError, PeerError, RequestError
 from prfaas.gateway.engines.engine import Engine
-from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.http.json_codec import JsonObject
-from prfaas.gateway.pools.pool_client import Pools
-from prfaas.gateway.routing.change_log import Entry, Journal, Loop
-from prfaas.gateway.routing.dispatch_driver import Driver
+from prfaas.gateway.routing.change_log import Entry, Loop
+from prfaas.gateway.telemetry.live_parts import LiveParts
 
 TRIES_MAX, TRIES_FREE = 40, 4
 """Attempts to reset an engine, and attempts before it gets no new requests: an engine cannot be
@@ -51,24 +49,12 @@ class Purging:
     """Runs purges, one at a time.
 
     Args:
-        engines: Forget.
-        pools: Drop blocks.
-        driver: Holds an engine's requests back while it has to forget.
-        journal: Observer of purges.
+        live: Pools drop blocks, and engines forget; one gets no requests while it has to forget.
         on_forgotten: Called with the name of each engine that has forgotten.
     """
 
-    def __init__(
-        self,
-        engines: Engines,
-        pools: Pools,
-        driver: Driver,
-        journal: Journal,
-        on_forgotten: Callable[[str], None],
-    ) -> None:
-        self._on_forgotten = on_forgotten
-        self._engines, self._pools = engines, pools
-        self._driver, self._journal = driver, journal
+    def __init__(self, live: LiveParts, on_forgotten: Callable[[str], None]) -> None:
+        self._live, self._on_forgotten = live, on_forgotten
         self._tasks: set[asyncio.Task[JsonObject]] = set()
 
     async def purge(self, source: str, *, is_dry: bool) -> JsonObject:
@@ -97,28 +83,28 @@ class Purging:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run(self, source: str, *, is_dry: bool) -> JsonObject:
-        if is_dry or source not in self._pools.names():
+        if is_dry or source not in self._live.pools.names():
             found = await self._at_pools(source, is_dry=True)
-            if source not in self._pools.names() and not any(p.num_blocks for p in found):
-                raise _unknown(source, self._pools.names())
+            if source not in self._live.pools.names() and not any(p.num_blocks for p in found):
+                raise _unknown(source, self._live.pools.names())
             if is_dry:
                 return _report(source, found, {}, None)
         found = await self._at_pools(source, is_dry=False)
-        names = list(self._engines.by_name)
+        names = list(self._live.engines.by_name)
         problems = await asyncio.gather(
-            *(self._forget(engine) for engine in self._engines.by_name.values())
+            *(self._forget(engine) for engine in self._live.engines.by_name.values())
         )
         found = list(await asyncio.gather(*(self._end_at(pool, source) for pool in found)))
         forgot = dict(zip(names, problems, strict=True))
         return _report(source, found, forgot, self._note(source, found, forgot))
 
     async def _at_pools(self, source: str, *, is_dry: bool) -> list[PoolPurge]:
-        names = self._pools.names()
+        names = self._live.pools.names()
         return list(await asyncio.gather(*(self._at(pool, source, is_dry) for pool in names)))
 
     async def _at(self, pool: str, source: str, is_dry: bool) -> PoolPurge:
         try:
-            told = await self._pools.purge(pool, source, is_dry=is_dry)
+            told = await self._live.pools.purge(pool, source, is_dry=is_dry)
         except PeerError as error:
             return PoolPurge(pool, problem=str(error))
         return PoolPurge(
@@ -133,7 +119,7 @@ class Purging:
     async def _end_at(self, pool: PoolPurge, source: str) -> PoolPurge:
         """End a purge at a pool node; it is not done if blocks were taken again before."""
         try:
-            was_barred = await self._pools.end_purge(pool.name, source)
+            was_barred = await self._live.pools.end_purge(pool.name, source)
         except PeerError as error:
             return replace(pool, problem=pool.problem or f"at its end: {error}")
         return pool if was_barred or pool.problem else replace(pool, problem=TAKEN_AGAIN)
@@ -143,25 +129,25 @@ class Purging:
         is_held = False
         try:
             for number in range(TRIES_MAX):
-                if await self._engines.forget(engine):
+                if await self._live.engines.forget(engine):
                     self._on_forgotten(engine.name)
                     return ""
-                if number == TRIES_FREE and not self._driver.is_drained(engine.name):
+                if number == TRIES_FREE and not self._live.driver.is_drained(engine.name):
                     is_held = True
-                    self._driver.set_drained(engine.name, time.monotonic_ns(), drained=True)
+                    self._live.driver.set_drained(engine.name, time.monotonic_ns(), drained=True)
                 await asyncio.sleep(RETRY_S)
         except EngineError as error:
             return str(error)
         finally:
             if is_held:
-                self._driver.set_drained(engine.name, time.monotonic_ns(), drained=False)
+                self._live.driver.set_drained(engine.name, time.monotonic_ns(), drained=False)
         return f"it would not in {TRIES_MAX} attempts: blocks are being loaded; ask again"
 
     def _note(self, source: str, found: list[PoolPurge], forgot: dict[str, str]) -> Entry:
         failed = [pool.name for pool in found if pool.problem]
         failed += [name for name, problem in forgot.items() if problem]
         left = f"; NOT DONE at {', '.join(failed)}: ask again" if failed else ""
-        return self._journal.note(
+        return self._live.journal.note(
             Loop.OPERATOR,
             "purge",
             f"source {source}",

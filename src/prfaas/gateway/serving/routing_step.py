@@ -16,14 +16,11 @@ from prfaas.core.routing.decision import Path, Reason
 from prfaas.errors import PrfaasError
 from prfaas.gateway.admission.charging import reserve
 from prfaas.gateway.engines.engine import Engine
-from prfaas.gateway.engines.engine_client import Engines
 from prfaas.gateway.http.rejections import RejectedError, UnavailableError
 from prfaas.gateway.loops.replication import Copier
 from prfaas.gateway.openai.requests import Api, ClientRequest
 from prfaas.gateway.openai.validation import bad
-from prfaas.gateway.pools.layout_check import LayoutCheck
-from prfaas.gateway.pools.pool_client import Pools
-from prfaas.gateway.routing.dispatch_driver import Driver
+from prfaas.gateway.telemetry.live_parts import LiveParts
 from prfaas.gateway.telemetry.request_record import Record
 from prfaas.gateway.tenancy.tenants import Tenant
 from prfaas.gateway.tenancy.tokenised import tokenising_cost
@@ -76,29 +73,13 @@ class Planner:
     """Decides where requests go.
 
     Args:
-        engines: Who is ready.
-        pools: Their layouts.
+        live: Engines, pools and the driver.
         prompts: Tokenises.
-        driver: Decides.
-        layouts: Names what differs between the engines' blocks.
         copier: Counts misses of the PD cluster; None without replication.
     """
 
-    def __init__(
-        self,
-        engines: Engines,
-        pools: Pools,
-        prompts: PromptMaker,
-        driver: Driver,
-        layouts: LayoutCheck,
-        copier: Copier | None = None,
-    ) -> None:
-        self._layouts = layouts
-        self._copier = copier
-        self._engines = engines
-        self._pools = pools
-        self._prompts = prompts
-        self._driver = driver
+    def __init__(self, live: LiveParts, prompts: PromptMaker, copier: Copier | None = None) -> None:
+        self._live, self._prompts, self._copier = live, prompts, copier
         self._numbers = itertools.count()
 
     async def plan(self, client: ClientRequest, tenant: Tenant, record: Record) -> Plan:
@@ -118,7 +99,7 @@ class Planner:
             record.explain(ADAPTER)
         _count(plan, tenant, record)
         longest = max(map(len, prompt.sequences))
-        decode = self._engines.by_name[plan.route.decode]
+        decode = self._live.engines.by_name[plan.route.decode]
         reserve(client, max(0, decode.max_model_len - longest), tenant, record)
         return plan
 
@@ -136,9 +117,9 @@ class Planner:
             RequestError: The prompt cannot be rendered.
             UnavailableError: No PD engine is ready.
         """
-        first = self._engines.choose(ClusterRole.PD)
+        first = self._live.engines.choose(ClusterRole.PD)
         if first is None:
-            raise self._engines.nobody()
+            raise self._live.engines.nobody()
         # Engines come and go while the prompt is tokenised: it is judged by the facts of now.
         layout, max_model_len = self._layout(first), first.max_model_len
         # Blocks of an adapter lie in no pool, so nobody asks for their names.
@@ -172,14 +153,14 @@ class Planner:
 
     def _layout(self, first: Engine) -> Layout | None:
         """Layout of an engine that decodes, of the first that is known."""
-        others = (e for e in self._engines.by_name.values() if e.role is ClusterRole.PD)
-        layouts = (self._pools.layout(engine.pool, engine.name) for engine in (first, *others))
+        others = (e for e in self._live.engines.by_name.values() if e.role is ClusterRole.PD)
+        layouts = (self._live.pools.layout(engine.pool, engine.name) for engine in (first, *others))
         return next((layout for layout in layouts if layout is not None), None)
 
     def _decide(self, arrival: Arrival, prompt: Prompt, record: Record) -> Plan:
-        found, considered = self._driver.route(arrival, time.monotonic_ns())
+        found, considered = self._live.driver.route(arrival, time.monotonic_ns())
         is_mismatch = found.decision.reason is Reason.LAYOUT_MISMATCH
-        record.decided(found, considered, self._layouts.words() if is_mismatch else "")
+        record.decided(found, considered, self._live.layouts.words() if is_mismatch else "")
         if isinstance(found, Refused):
             raise _refused(found)
         if self._copier is not None:
@@ -188,7 +169,7 @@ class Planner:
         record.decode_on(decode)
         apart = found.prefill != decode and self._is_shared(arrival, found)
         prefill = found.prefill if apart else ""
-        pool_of = {name: self._engines.by_name[name].pool for name in (decode, found.prefill)}
+        pool_of = {name: self._live.engines.by_name[name].pool for name in (decode, found.prefill)}
         route = Route(
             number=arrival.request_id,
             routed=found,
@@ -201,9 +182,9 @@ class Planner:
         return Plan(arrival, prompt, route)
 
     def _decoder(self, arrival: Arrival, found: Routed) -> str:
-        name = found.decode or self._driver.choose_decode(arrival.request_id)
+        name = found.decode or self._live.driver.choose_decode(arrival.request_id)
         if name is None:
-            self._driver.end(arrival.request_id, time.monotonic_ns())
+            self._live.driver.end(arrival.request_id, time.monotonic_ns())
             raise UnavailableError("no engine of a PD cluster can decode; try again")
         return name
 
@@ -215,7 +196,7 @@ class Planner:
             return True
         if arrival.offloadable and arrival.hashes and (shippable or 0) > found.present_tokens:
             return True
-        self._driver.fall_back(arrival.request_id, time.monotonic_ns())
+        self._live.driver.fall_back(arrival.request_id, time.monotonic_ns())
         return False
 
 

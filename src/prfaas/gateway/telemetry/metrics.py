@@ -132,23 +132,25 @@ class Metrics:
             "reason",
         )
 
-    def watch(self, engines: Engines, pools: Pools, index: PrefixIndex, driver: Driver) -> None:
+    def watch(
+        self,
+        engines: Engines,
+        pools: Pools,
+        index: PrefixIndex,
+        driver: Driver,
+        layouts: LayoutCheck,
+        guards: Guards,
+    ) -> None:
         """Read the gauges from the live objects whenever somebody scrapes."""
         self.control.watch(driver)
         for engine in engines.by_name.values():
             self._ready.labels(engine.name).set_function(partial(getattr, engine, "is_ready"))
+            num_differences = partial(layouts.num_differences, engine.name)
+            self._layout.labels(engine.name).set_function(num_differences)
         for pool in pools.names():
             self._connected.labels(pool).set_function(partial(pools.is_live, pool))
             self._blocks.labels(pool).set_function(partial(index.num_blocks, pool))
             show_state(self._index, pool, states=SourceState, read=partial(index.state, pool))
-
-    def watch_layouts(self, engines: Engines, layouts: LayoutCheck) -> None:
-        """Show whose blocks cannot be used."""
-        for name in engines.by_name:
-            self._layout.labels(name).set_function(partial(layouts.num_differences, name))
-
-    def watch_guards(self, guards: Guards) -> None:
-        """Show the states of the breakers."""
         for target, breaker in guards.breakers.items():
             read = partial(getattr, breaker, "state")
             show_state(self._breaker, label_of(target), states=BreakerState, read=read)
