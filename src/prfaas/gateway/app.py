@@ -80,8 +80,6 @@ async def serve(
     """Run a gateway until `stop` is set.
 
     Args:
-        deployment: What to serve.
-        endpoints: Where its parts are.
         stop: Ends the gateway once its requests are served, or `gateway.drain_timeout` is over.
         on_listening: Called with the base URL once requests are taken.
 
@@ -112,11 +110,7 @@ class Gateway:
     """All parts of a gateway, put together.
 
     Args:
-        deployment: What to serve.
-        endpoints: Where its parts are.
         poll_s: Time between two polls of an engine.
-        timing: Times of the pool subscriptions.
-        events: Times of the subscriptions to engines' KV events.
 
     Raises:
         ConfigError: The tokenizer, an identity or the salt is missing.

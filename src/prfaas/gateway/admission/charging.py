@@ -56,9 +56,7 @@ def reserve(client: ClientRequest, room: int, tenant: Tenant, record: Record) ->
     """Charge the output that a request declares; `Charging.settle` charges what it had made.
 
     Args:
-        client: The request.
         room: Tokens left for an answer by the model's length.
-        tenant: Whose it is.
         record: Takes what was charged, and the most there can be.
     """
     each = room if client.max_tokens is None else client.max_tokens

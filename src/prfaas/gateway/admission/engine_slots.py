@@ -25,7 +25,6 @@ class Holding:
     can start.
 
     Args:
-        weights: By tenant.
         num_slots: Sequences that engines which are ready run at once; 0 without any.
     """
 

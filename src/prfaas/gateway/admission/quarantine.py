@@ -57,7 +57,6 @@ class Suspects:
         """An engine died with a prompt in it; wait until another one may be tried.
 
         Args:
-            prompt: Of a request that the engine had.
             death: Requests that report the same one are in the same engine.
             num_legs: Requests that the engine had when it died, at least 1.
 

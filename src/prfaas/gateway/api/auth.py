@@ -37,8 +37,6 @@ class Access:
     """The rules.
 
     Args:
-        table: Where the gateway listens, and the operators' keys.
-        tenants: Who may ask.
         on_refused: Called for every request without a right.
     """
 

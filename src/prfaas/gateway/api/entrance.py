@@ -30,12 +30,7 @@ _WORDS = {
 
 
 class Entry:
-    """A request that was admitted, with all its sequences.
-
-    Args:
-        places: Of the gateway; it has one.
-        tenant: Whose it is; it counts once.
-    """
+    """A request that was admitted, with all its sequences."""
 
     def __init__(self, places: Places, tenant: Tenant) -> None:
         self._places, self._tenant = places, tenant
@@ -72,11 +67,7 @@ class Entry:
 
 
 class Door:
-    """Admits requests.
-
-    Args:
-        places: Of the gateway.
-    """
+    """Admits requests."""
 
     def __init__(self, places: Places) -> None:
         self._places = places

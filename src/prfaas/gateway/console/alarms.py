@@ -39,7 +39,6 @@ class Alarm:
     Attributes:
         name: One of a bounded set.
         subject: The part that it is about; empty for the deployment.
-        severity: How bad.
         text: For people: what, the value, what to do.
     """
 

@@ -35,9 +35,7 @@ class Asset:
 
     Attributes:
         content_type: Without the charset, which is UTF-8.
-        body: As it is.
         packed: Compressed with gzip.
-        etag: Changes with the body.
     """
 
     content_type: str

@@ -17,7 +17,6 @@ class LinkSample:
     """One link at one instant.
 
     Attributes:
-        up: True if it is connected.
         goodput_bits_per_s: While it has something to send; 0 while unknown.
         rtt_ms: Of its last ping.
         queued_bytes: Waiting for a connection.

@@ -11,9 +11,6 @@ class LiveState:
     """The state as an event, at most one reading an interval however many pages are open.
 
     Nothing is read while nobody follows. Who is slow gets the newest and misses what lay between.
-
-    Args:
-        read: The state of this moment, as an event.
     """
 
     def __init__(self, read: Callable[[], bytes]) -> None:

@@ -25,11 +25,7 @@ LENGTHS = (1024, 8192, 32_768, 131_072)
 
 
 class Console:
-    """The console of one gateway.
-
-    Args:
-        pages_max: Pages that may be open at once.
-    """
+    """The console of one gateway."""
 
     def __init__(self, parts: Parts, pages_max: int) -> None:
         self._parts, self._pages_max = parts, pages_max

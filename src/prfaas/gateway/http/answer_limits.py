@@ -15,12 +15,7 @@ An answer of 20,000 tokens with 20 log probabilities each fits, vLLM's metrics a
 
 
 class AnswerTooLongError(EngineError):
-    """An engine's answer exceeds the limit.
-
-    Args:
-        what: Was too long.
-        bytes_max: What it may have.
-    """
+    """An engine's answer exceeds the limit."""
 
     def __init__(self, what: str, bytes_max: int) -> None:
         super().__init__(

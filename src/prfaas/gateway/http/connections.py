@@ -78,11 +78,7 @@ def raise_descriptor_limit() -> None:
 
 
 def connections_max(requests_max: int) -> int:
-    """Connections that leave descriptors for what their requests need.
-
-    Args:
-        requests_max: Requests in flight.
-    """
+    """Connections that leave descriptors for what their requests need."""
     most = PLACES_EACH * requests_max
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // DESCRIPTORS_EACH))
@@ -92,7 +88,6 @@ class Connections:
     """All connections of clients; makes those that come in.
 
     Args:
-        server: Serves them.
         limit: Most of them at once, handshakes included.
         tls: Certificate for clients; None serves plain HTTP.
     """
@@ -197,12 +192,7 @@ class Connections:
 
 
 class Connection(PlainHandler):
-    """One connection of a client.
-
-    Args:
-        server: Serves it.
-        connections: All of them.
-    """
+    """One connection of a client."""
 
     __slots__ = ("_connections", "_head_limit")
 

@@ -22,7 +22,6 @@ class TimeLimit:
 
     Attributes:
         seconds: From its arrival to its last byte.
-        source: Who has set it.
     """
 
     seconds: float

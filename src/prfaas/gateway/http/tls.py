@@ -43,9 +43,6 @@ def _load(context: ssl.SSLContext, table: ClientTlsTable) -> None:
 class ClientTls:
     """The certificate that a gateway shows its clients.
 
-    Args:
-        table: `[gateway.tls]`.
-
     Raises:
         ConfigError: The files cannot be used.
     """

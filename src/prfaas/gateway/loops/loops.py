@@ -20,14 +20,6 @@ from prfaas.gateway.telemetry.request_record import Record
 class Loops:
     """The long-term loop, and replication.
 
-    Args:
-        deployment: Which loops run.
-        driver: What they act on.
-        fetcher: Asks pools for copies.
-        transfers: Follow copies.
-        profiles: What they weigh with.
-        journal: Receives their actions.
-
     Raises:
         ConfigError: The plan is one of another deployment.
     """

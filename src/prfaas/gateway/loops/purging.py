@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+
+from msgspec.structs import asdict, replace
 
 from prfaas.errors import EngineError, PeerError, RequestError
 from prfaas.gateway.engines.engine import Engine
 from prfaas.gateway.http.json_codec import JsonObject
 from prfaas.gateway.routing.change_log import Entry, Loop
 from prfaas.gateway.telemetry.live_parts import LiveParts
+from prfaas.wire.messages.gateway import Purged
 
 TRIES_MAX, TRIES_FREE = 40, 4
 """Attempts to reset an engine, and attempts before it gets no new requests: an engine cannot be
@@ -27,22 +29,6 @@ TAKEN_AGAIN = (
     "it accepted blocks of the source again before all engines were reset: it was restarted, or "
     "the reset took more than two minutes; run the purge again"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PoolPurge:
-    """Result of a purge at one pool node."""
-
-    name: str
-    num_blocks: int = 0
-    host_bytes: int = 0
-    disk_bytes: int = 0
-    num_transfers: int = 0
-    problem: str = ""
-
-    def as_json(self) -> JsonObject:
-        """Form of `/control/purge`."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 class Purging:
@@ -62,7 +48,6 @@ class Purging:
 
         Args:
             source: Name of the pool; one that the deployment has no longer will do.
-            is_dry: Only count.
 
         Raises:
             RequestError: Nobody knows of such a pool, or a purge is under way.
@@ -85,7 +70,9 @@ class Purging:
     async def _run(self, source: str, *, is_dry: bool) -> JsonObject:
         if is_dry or source not in self._live.pools.names():
             found = await self._at_pools(source, is_dry=True)
-            if source not in self._live.pools.names() and not any(p.num_blocks for p in found):
+            if source not in self._live.pools.names() and not any(
+                pool.num_blocks for pool in found.values()
+            ):
                 raise _unknown(source, self._live.pools.names())
             if is_dry:
                 return _report(source, found, {}, None)
@@ -94,35 +81,30 @@ class Purging:
         problems = await asyncio.gather(
             *(self._forget(engine) for engine in self._live.engines.by_name.values())
         )
-        found = list(await asyncio.gather(*(self._end_at(pool, source) for pool in found)))
+        ends = (self._end_at(pool, source, told) for pool, told in found.items())
+        found = dict(zip(found, await asyncio.gather(*ends), strict=True))
         forgot = dict(zip(names, problems, strict=True))
         return _report(source, found, forgot, self._note(source, found, forgot))
 
-    async def _at_pools(self, source: str, *, is_dry: bool) -> list[PoolPurge]:
+    async def _at_pools(self, source: str, *, is_dry: bool) -> dict[str, Purged]:
+        """Result of a purge at each pool node."""
         names = self._live.pools.names()
-        return list(await asyncio.gather(*(self._at(pool, source, is_dry) for pool in names)))
+        found = await asyncio.gather(*(self._at(pool, source, is_dry) for pool in names))
+        return dict(zip(names, found, strict=True))
 
-    async def _at(self, pool: str, source: str, is_dry: bool) -> PoolPurge:
+    async def _at(self, pool: str, source: str, is_dry: bool) -> Purged:
         try:
-            told = await self._live.pools.purge(pool, source, is_dry=is_dry)
+            return await self._live.pools.purge(pool, source, is_dry=is_dry)
         except PeerError as error:
-            return PoolPurge(pool, problem=str(error))
-        return PoolPurge(
-            pool,
-            told.num_blocks,
-            told.host_bytes,
-            told.disk_bytes,
-            told.num_transfers,
-            told.problem,
-        )
+            return Purged(0, 0, 0, 0, 0, str(error))
 
-    async def _end_at(self, pool: PoolPurge, source: str) -> PoolPurge:
+    async def _end_at(self, pool: str, source: str, told: Purged) -> Purged:
         """End a purge at a pool node; it is not done if blocks were taken again before."""
         try:
-            was_barred = await self._live.pools.end_purge(pool.name, source)
+            was_barred = await self._live.pools.end_purge(pool, source)
         except PeerError as error:
-            return replace(pool, problem=pool.problem or f"at its end: {error}")
-        return pool if was_barred or pool.problem else replace(pool, problem=TAKEN_AGAIN)
+            return replace(told, problem=told.problem or f"at its end: {error}")
+        return told if was_barred or told.problem else replace(told, problem=TAKEN_AGAIN)
 
     async def _forget(self, engine: Engine) -> str:
         """Have an engine forget; why it did not, or nothing."""
@@ -143,8 +125,8 @@ class Purging:
                 self._live.driver.set_drained(engine.name, time.monotonic_ns(), drained=False)
         return f"it would not in {TRIES_MAX} attempts: blocks are being loaded; ask again"
 
-    def _note(self, source: str, found: list[PoolPurge], forgot: dict[str, str]) -> Entry:
-        failed = [pool.name for pool in found if pool.problem]
+    def _note(self, source: str, found: dict[str, Purged], forgot: dict[str, str]) -> Entry:
+        failed = [name for name, told in found.items() if told.problem]
         failed += [name for name, problem in forgot.items() if problem]
         left = f"; NOT DONE at {', '.join(failed)}: ask again" if failed else ""
         return self._live.journal.note(
@@ -153,9 +135,9 @@ class Purging:
             f"source {source}",
             why=f"as the operator asked{left}",
             numbers={
-                "blocks": sum(pool.num_blocks for pool in found),
-                "bytes": sum(pool.host_bytes + pool.disk_bytes for pool in found),
-                "transfers": sum(pool.num_transfers for pool in found),
+                "blocks": sum(told.num_blocks for told in found.values()),
+                "bytes": sum(told.host_bytes + told.disk_bytes for told in found.values()),
+                "transfers": sum(told.num_transfers for told in found.values()),
                 "engines": sum(not problem for problem in forgot.values()),
                 "not_done": len(failed),
             },
@@ -163,17 +145,23 @@ class Purging:
 
 
 def _report(
-    source: str, found: list[PoolPurge], forgot: dict[str, str], entry: Entry | None
+    source: str, found: dict[str, Purged], forgot: dict[str, str], entry: Entry | None
 ) -> JsonObject:
-    problems = [pool.problem for pool in found] + list(forgot.values())
+    problems = [told.problem for told in found.values()] + list(forgot.values())
     return {
         "source": source,
         "dry_run": entry is None,
         "is_complete": not any(problems),
-        "pools": [pool.as_json() for pool in found],
+        "pools": [_at_pool(name, told) for name, told in found.items()],
         "engines": [{"name": name, "problem": problem} for name, problem in forgot.items()],
         "decision": entry and entry.as_json(),
     }
+
+
+def _at_pool(name: str, told: Purged) -> JsonObject:
+    counts = asdict(told)
+    del counts["job"]
+    return {"name": name} | counts
 
 
 def _unknown(source: str, known: list[str]) -> RequestError:

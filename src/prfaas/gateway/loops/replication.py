@@ -40,15 +40,7 @@ class _Open:
 
 
 class Copier:
-    """Counts misses that another pool would have served, and has the hot ones copied.
-
-    Args:
-        driver: Knows the links.
-        transfers: Follow the copies.
-        fetcher: Asks pools for them.
-        settings: Budget of a link in one interval, and decay.
-        journal: Receives copies.
-    """
+    """Counts misses that another pool would have served, and has the hot ones copied."""
 
     turns_each_beat = False
 

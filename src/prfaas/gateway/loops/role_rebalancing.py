@@ -12,13 +12,7 @@ from prfaas.units import NS_PER_S
 
 
 class Reroling:
-    """Changes roles of PD engines.
-
-    Args:
-        driver: What roles act on.
-        split: Who has which.
-        journal: Observer of every change.
-    """
+    """Changes roles of PD engines."""
 
     turns_each_beat = True
 

@@ -39,14 +39,7 @@ class Beaten(Protocol):
 
 
 class Pulse:
-    """The loops of a gateway.
-
-    Args:
-        driver: What they move.
-        guards: Their breakers half open with time.
-        journal: Receives their actions.
-        loops: Further ones.
-    """
+    """The loops of a gateway."""
 
     def __init__(
         self, driver: Driver, guards: Guards, journal: Journal, loops: Sequence[Beaten] = ()

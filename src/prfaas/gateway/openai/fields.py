@@ -184,7 +184,6 @@ def allowed(body: JsonObject, more: Collection[str] = ()) -> JsonObject:
     """A body without the fields that are for no engine.
 
     Args:
-        body: As the client sent it.
         more: Fields that the operator allows besides.
 
     Raises:

@@ -53,7 +53,6 @@ class ClientRequest:
     """One request, checked.
 
     Attributes:
-        api: Which API.
         body: What the client sent, control keys removed.
         prompts: Prompts of a completions request: text or token ids each. Empty for chat.
         messages: Messages of a chat request, text parts joined. Empty for completions.
@@ -133,13 +132,9 @@ def request_from(
     """Check a body.
 
     Args:
-        body: As the client sent it.
-        api: Which API it was sent to.
-        model: Name of the model that is served.
         vocab_size: Token ids have to be below this.
         chat_endpoint: Every chat needs the engines' chat endpoint.
         rules: What its tenant may send beyond what everybody may.
-        num_bytes: Of the body, if that is known.
         adapters: Names of adapters, which may be asked for instead of the model.
 
     Raises:
@@ -215,11 +210,6 @@ def parse_object(data: bytes) -> JsonObject:
 
 def check_model(body: JsonObject, model: str, adapters: Collection[str] = ()) -> bool:
     """Check that the model that is asked for is served; put in its name if none is asked for.
-
-    Args:
-        body: Of a request.
-        model: Name of the model.
-        adapters: Names of its adapters.
 
     Returns:
         True if it is an adapter.

@@ -37,7 +37,6 @@ def typed(value: object, kind: Any, place: str = "") -> Any:
     """A decoded JSON value as a type of `msgspec`.
 
     Args:
-        value: The value.
         kind: The type; JSON's integers count as numbers, its true and false do not.
         place: Field that has the value; "" for the whole body.
 

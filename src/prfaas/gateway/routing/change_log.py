@@ -36,13 +36,10 @@ class Entry:
 
     Attributes:
         number: Counts up from 1.
-        at_unix_s: When.
-        loop: Who.
         action: What kind; one of few words.
         what: Which part of the deployment.
         old: Its previous value; None without one.
         new: Its value from here on.
-        why: In words.
         numbers: What it was decided from, by name with unit.
     """
 
@@ -62,11 +59,7 @@ class Entry:
 
 
 class Journal:
-    """The last changes, the oldest forgotten first.
-
-    Args:
-        on_entry: Counts them.
-    """
+    """The last changes, the oldest forgotten first."""
 
     def __init__(self, on_entry: Callable[[Entry], None] = lambda _: None) -> None:
         self._on_entry = on_entry

@@ -40,9 +40,6 @@ class Driver(DispatcherBooks):
     """Keeps the dispatcher's view of the deployment up to date, and asks it.
 
     Args:
-        deployment: Who there is.
-        profiles: Their profiles from the operator's plan.
-        index: What the pools hold.
         calibration: Limits of the corrections of predictions; None takes the usual ones.
     """
 
@@ -199,12 +196,7 @@ class Driver(DispatcherBooks):
     # Requests
 
     def route(self, arrival: Arrival, now_ns: int) -> tuple[Routed | Refused, Considered]:
-        """Decide for a request, and return the routes that were considered with the decision.
-
-        Args:
-            arrival: The request; its cached prefix is looked up here.
-            now_ns: Time.
-        """
+        """Decide for a request, and return the routes that were considered with the decision."""
         number, found_now = arrival.request_id, self._looked_up(arrival)
         considered = self.dispatcher.consider(found_now, now_ns)
         found = self.dispatcher.decide(found_now, considered, now_ns)
@@ -242,7 +234,6 @@ class Driver(DispatcherBooks):
         """The engine that decodes a request, chosen when first asked for.
 
         Args:
-            number: The request.
             avoid: Engine that was tried already.
 
         Returns:

@@ -25,8 +25,6 @@ def make_dispatcher(
     """Make the dispatcher of a deployment.
 
     Args:
-        deployment: The deployment file.
-        profiles: Profiles of the clusters from the operator's plan.
         has_roles: PD engines prefill or decode, and none does both.
         calibration: Limits of the corrections of predictions; None takes the usual ones.
     """

@@ -26,9 +26,6 @@ class TransferView:
 
     Attributes:
         transfer_id: 16 bytes.
-        source: Pool that sends.
-        destination: Pool that receives.
-        report: Called with its ends.
         trace: W3C context for what its pools do; empty if nobody records it.
         ended: How it ended, by pool.
         is_judged: True if its link was judged by its end.

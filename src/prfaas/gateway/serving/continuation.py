@@ -68,11 +68,7 @@ def stop_strings(client: ClientRequest) -> list[str]:
 
 
 class Answer:
-    """State of one streamed answer: generated tokens, and the part sent to the client.
-
-    Args:
-        stops: Stop strings of the request.
-    """
+    """State of one streamed answer: generated tokens, and the part sent to the client."""
 
     def __init__(self, stops: list[str]) -> None:
         self._stops = stops
@@ -114,9 +110,6 @@ class Answer:
 
     def move(self, texts: list[str]) -> int:
         """The engine is gone: go on behind the last token whose text is complete.
-
-        Args:
-            texts: What each token gave.
 
         Returns:
             Tokens that another engine is given as a part of its prompt.

@@ -37,8 +37,6 @@ class LegBrokenError(EngineError):
     Attributes:
         reason: One of a bounded set; labels a metric.
         status: HTTP status, if the engine gave one.
-        body: Its error object.
-        retry_after: Its `Retry-After`.
     """
 
     def __init__(
@@ -63,7 +61,6 @@ class DecodeLeg:
     """Runs decode legs.
 
     Attributes:
-        engines: Posts the leg.
         transfer_timeout_ms: How long the engine waits for blocks in transit.
     """
 
@@ -81,8 +78,6 @@ class DecodeLeg:
         """Decode on `engine` and relay its answer, an error included.
 
         Args:
-            engine: Where.
-            exchange: The request.
             client: What of it is left to do.
             prompt: All tokens so far.
             awaited: Blocks in transit to `engine`.

@@ -46,11 +46,8 @@ def decode_body(
     """The decode leg.
 
     Args:
-        client: What was asked.
-        prompt: Its token ids, and its tenant's salt.
         max_model_len: Of the engine; bounds a chat without a limit of its own.
         transfer: What the engine's tier has to know about blocks in transit; None for none.
-        with_ids: Request the ids of the engine's tokens.
 
     Returns:
         Path on the engine, and body.

@@ -19,13 +19,7 @@ from prfaas.wire.frames import TRANSFER_ID_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Movers:
-    """Services that move blocks for all requests.
-
-    Attributes:
-        pools: Receive aborts of transfers.
-        transfers: Follow transfers.
-        fetcher: Asks pools for prefixes.
-    """
+    """Services that move blocks for all requests."""
 
     pools: Pools
     transfers: Transfers
@@ -33,13 +27,7 @@ class Movers:
 
 
 class MovingBlocks:
-    """The transfers of one request.
-
-    Args:
-        movers: What moves blocks.
-        exchange: The request.
-        report: Takes events of the transfers.
-    """
+    """The transfers of one request."""
 
     def __init__(
         self, movers: Movers, exchange: Exchange, report: Callable[[AnyEvent], None]

@@ -33,7 +33,6 @@ class PrefillGivenUpError(EngineError):
     """The prefill did not happen.
 
     Attributes:
-        kind: Why.
         may_have_died: True if the engine had the prompt, and may have ended over it.
     """
 
@@ -48,14 +47,7 @@ class PrefillFailedError(PrefillGivenUpError, SuspectError):
 
 @dataclass(frozen=True, slots=True)
 class PrefillLeg:
-    """Runs prefill legs.
-
-    Attributes:
-        engines: Posts the leg.
-        model: Name of the model.
-        limits: Timeouts.
-        tickets: Signs what may move.
-    """
+    """Runs prefill legs."""
 
     engines: Engines
     model: str
@@ -73,10 +65,7 @@ class PrefillLeg:
         """Compute the prompt's KV cache on `engine` and have it pushed.
 
         Args:
-            plan: Of the request.
-            engine: Where.
             transfer: To the pool of the engine that decodes.
-            headers: Of the leg.
             awaited: A prefix in transit to `engine`.
 
         Returns:

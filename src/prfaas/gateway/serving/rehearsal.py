@@ -58,7 +58,6 @@ class Rehearsal:
     """Asks engines whether they take requests; what they took once is not asked again.
 
     Args:
-        engines: Are asked.
         count: Called with the outcome: "passed", "refused", "unknown", or "skipped" where the
             engine did not answer another one lately.
     """

@@ -29,14 +29,7 @@ class Exchange:
     """State of one request.
 
     Attributes:
-        client: What was asked.
-        tenant: Whose it is.
-        record: Takes what happens.
-        stream: Where a stream is written to.
         trace: Its place in a trace, and the headers of it that go to both legs.
-        metrics: Count what happens.
-        usage: Corrects the token counts.
-        replies: Translates the engine's answer.
         answer: What has been sent of a stream that another engine could continue; None for others.
         on_first_token: Called once a leg, when its first token has come.
         on_finished: Called once, when the answer is complete.

@@ -29,13 +29,7 @@ from prfaas.gateway.tokenization.prompt_encoder import Prompt, PromptMaker
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One request with its tokens and its route.
-
-    Attributes:
-        arrival: As it was routed.
-        prompt: Token ids.
-        route: Engines and pools.
-    """
+    """One request with its tokens and its route."""
 
     arrival: Arrival
     prompt: Prompt
@@ -56,7 +50,6 @@ class Tokenised(NamedTuple):
     """A prompt, and the facts of the moment at which it was tokenised.
 
     Attributes:
-        prompt: Token ids.
         layout: What its hashes were made for; None if no engine's is known.
         max_model_len: Of the engine that would decode, tokens.
     """
@@ -73,8 +66,6 @@ class Planner:
     """Decides where requests go.
 
     Args:
-        live: Engines, pools and the driver.
-        prompts: Tokenises.
         copier: Counts misses of the PD cluster; None without replication.
     """
 
@@ -107,11 +98,6 @@ class Planner:
         self, client: ClientRequest, tenant: Tenant, *, is_charged: bool = True
     ) -> Tokenised:
         """Render and tokenise a request.
-
-        Args:
-            client: The request.
-            tenant: Its tenant.
-            is_charged: True if the tenant pays for tokenising.
 
         Raises:
             RequestError: The prompt cannot be rendered.

@@ -20,12 +20,7 @@ from prfaas.gateway.tokenization.prompt_encoder import Prompt, PromptMaker
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Continues and ends streams.
-
-    Attributes:
-        prompts: Knows the tokenizer.
-        model: Name of the model.
-    """
+    """Continues and ends streams."""
 
     prompts: PromptMaker
     model: str

@@ -18,7 +18,6 @@ class Usage:
     caches follows from that: the rest of the prompt, up to the last block that it fills.
 
     Attributes:
-        record: Takes the counts.
         cached_max: Upper bound; None on the local path.
         decode_cached: What the decode leg found, once known.
         cache_end: Where the last whole block of the prompt ends, tokens; None while not known.

@@ -32,7 +32,6 @@ class Trace:
     Attributes:
         headers: W3C context for both legs.
         tracer: Makes the spans below; None where nothing is recorded.
-        span: Of the whole request.
         transfer: Of its transfer, once that has begun.
     """
 
@@ -95,7 +94,6 @@ class Tracing:
 
     Args:
         table: Where to; None sends nothing and passes the client's context on.
-        service: Name of this gateway.
     """
 
     def __init__(self, table: TracingTable | None, service: str) -> None:
@@ -107,13 +105,7 @@ class Tracing:
         self._tracer = self._provider.get_tracer("prfaas") if self._provider else None
 
     def begin(self, record: Record, headers: Mapping[str, str], model: str) -> Trace:
-        """A request came in.
-
-        Args:
-            record: The request.
-            headers: The client's.
-            model: What is served.
-        """
+        """A request came in."""
         context = _context_in(headers)
         if self._tracer is None:
             return Trace(context)
@@ -139,11 +131,9 @@ class Part:
     """A stretch of a request's time, ns since it came in.
 
     Attributes:
-        name: What happened.
         from_ns: When it began.
         to_ns: When it ended.
         engine: Who did it, if an engine did.
-        attributes: Of its span.
     """
 
     name: str

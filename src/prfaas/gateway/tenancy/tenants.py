@@ -25,10 +25,8 @@ class Tenant:
     Attributes:
         name: In the deployment file; for operators only.
         cache_salt: Makes its blocks its own. Secret.
-        quota: What it has used.
         link_weight: Its share of a link against the others'.
         link_bytes_per_s: What its blocks may take of a link; 0 is no limit.
-        rules: What its requests may hold.
     """
 
     name: str
@@ -41,9 +39,6 @@ class Tenant:
 
 class Tenants:
     """All tenants, found by key.
-
-    Args:
-        deployment: Who there is.
 
     Raises:
         ConfigError: The secret that salts come from cannot be made or read.

@@ -18,7 +18,6 @@ def pieces(
     Args:
         tokenizer: A fast tokenizer of `transformers`.
         prompt_ids: What came before: it decides about spaces and half characters.
-        token_ids: The answer.
         skip_special: Special tokens give no text.
 
     Raises:

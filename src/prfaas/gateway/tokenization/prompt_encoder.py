@@ -93,7 +93,6 @@ class PromptMaker:
     `Encoder`.
 
     Args:
-        path: Checkpoint directory or name.
         is_shared: True if there are several tenants. Short texts of a single one are tokenised on
             the event loop.
 
@@ -141,7 +140,6 @@ class PromptMaker:
         the caller does not wait for the end.
 
         Args:
-            client: The request.
             tenant: Whose it is: its salt begins the hash chain.
             layout: What to hash for; None skips hashing.
             max_model_len: Text that cannot possibly fit is refused untokenised, and the rest of a

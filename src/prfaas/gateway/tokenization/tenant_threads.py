@@ -61,8 +61,6 @@ class TenantThreads:
         ends.
 
         Args:
-            tenant: Its tenant.
-            work: What to do there.
             on_end: Called on the event loop when work that has begun ends, before its caller
                 continues, and also if that was cancelled.
         """

@@ -67,7 +67,6 @@ class Encoder:
         Args:
             text: Text to encode; role markers in it count as such.
             special: True to add the tokens that the model wants around a text.
-            naming: Names of its blocks.
             tokens_max: Limit on the tokens; None for none.
 
         Raises:

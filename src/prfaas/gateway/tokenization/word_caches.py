@@ -37,11 +37,7 @@ def forget_words(tokenizer: Any) -> None:
 
 
 def keeps_words_by_thread(core: Any) -> bool:
-    """Return True if `fastokens` caches this tokenizer's words in the calling thread alone.
-
-    Args:
-        core: A `tokenizers.Tokenizer`.
-    """
+    """Return True if `fastokens` caches this tokenizer's words in the calling thread alone."""
     model = core.model
     if type(model).__name__ != "BPE" or core.pre_tokenizer is None:
         return False
