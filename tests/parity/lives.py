@@ -18,7 +18,9 @@ from prfaas.core.resilience.circuit_breaker import Told
 from prfaas.core.routing.decision import Path
 from prfaas.units import NS_PER_S
 
-from .worlds import BLOCK_TOKENS, HOME, PD_POOL, GatewayWorld, SimulatorWorld, held
+from .gateway_world import GatewayWorld
+from .rules import BLOCK_TOKENS, HOME, PD_POOL, held
+from .simulator_world import SimulatorWorld
 
 LIMITS = Limits(prefill_timeout_ns=20 * NS_PER_S, transfer_timeout_ns=10 * NS_PER_S)
 

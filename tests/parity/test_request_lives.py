@@ -27,17 +27,10 @@ from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
 from tests.core.request.drawn_events import MAKERS, flip
 
+from .gateway_world import GatewayWorld
 from .lives import Lives
-from .worlds import (
-    AWAY,
-    CLUSTERS,
-    HOME,
-    NUM_BLOCKS_MAX,
-    Counted,
-    GatewayWorld,
-    Rules,
-    SimulatorWorld,
-)
+from .rules import AWAY, CLUSTERS, HOME, NUM_BLOCKS_MAX, Counted, Rules
+from .simulator_world import SimulatorWorld
 
 HISTORIES, SHARDS = 2000, 8
 Draw = random.Random

@@ -18,7 +18,8 @@ from prfaas.core.routing.decision import Path
 from prfaas.core.routing.policies import PolicyName
 from prfaas.units import NS_PER_S
 
-from .worlds import (
+from .gateway_world import GatewayWorld
+from .rules import (
     AWAY,
     BLOCK_TOKENS,
     CLUSTERS,
@@ -29,13 +30,12 @@ from .worlds import (
     POOLS,
     Action,
     Counted,
-    GatewayWorld,
     Rules,
-    SimulatorWorld,
     World,
     held,
     signals,
 )
+from .simulator_world import SimulatorWorld
 
 EVERYBODY = HOME + AWAY
 HOLDERS = POOLS + EVERYBODY

@@ -1,0 +1,212 @@
+"""The gateway's driver in a world of its own.
+
+It gets engines' health, pool states with telemetry, and prompts as hash chains, which it looks up
+in its prefix index, which has pools and engines' own memories.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from prfaas.config.deployment import Deployment
+from prfaas.core.control.role_loop import Role, RoleLoop, StageLoad
+from prfaas.core.control.roles import Roles
+from prfaas.core.dispatch.dispatcher import Dispatcher
+from prfaas.core.dispatch.types import Arrival, ThresholdMoved
+from prfaas.core.kv.blocks import BlockKey, CacheGroup, GroupKind, Layout
+from prfaas.core.kv.prefix_index import PrefixIndex, Tier
+from prfaas.core.routing.policies import PolicyName
+from prfaas.gateway.loops.role_rebalancing import Reroling
+from prfaas.gateway.routing.change_log import Journal
+from prfaas.gateway.routing.dispatch_driver import Driver
+from prfaas.gateway.routing.pool_state import PoolView
+from prfaas.gateway.routing.profiles import Profiles
+from prfaas.pool.send.link_meter import LinkMeter
+from prfaas.wire.sockets import TcpInfo
+
+from .rules import (
+    AWAY,
+    BLOCK_TOKENS,
+    CALIBRATION,
+    CLUSTERS,
+    COSTS,
+    EAGER,
+    HOME,
+    PD_POOL,
+    PLANNED_BITS_PER_S,
+    POOLS,
+    PRICES_PER_TB,
+    RTT_NS,
+    THRESHOLD,
+    Action,
+    Counted,
+    Delivered,
+    Rules,
+    block_ids,
+    working,
+)
+
+LAYOUT = Layout(b"L" * 32, BLOCK_TOKENS, "7", (CacheGroup(0, GroupKind.FULL_ATTENTION, 512, 1024),))
+
+
+class GatewayWorld:
+    """The gateway's `Driver`, fed as `Engines`, `Subscription` and `Planner` feed it."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self._index = PrefixIndex()
+        for pool in POOLS:
+            self._index.end_snapshot(pool)
+        profiles = Profiles(
+            COSTS,
+            dict.fromkeys(CLUSTERS, COSTS),
+            dict.fromkeys(CLUSTERS, PLANNED_BITS_PER_S),
+            PRICES_PER_TB,
+        )
+        self.driver = Driver(_deployment(rules), profiles, self._index, CALIBRATION)
+        self._away = {
+            pool: PoolView(is_live=True, layouts=dict.fromkeys(names, LAYOUT))
+            for pool, names in CLUSTERS.items()
+        }
+        self._meters = {cluster: (LinkMeter(), Delivered()) for cluster in CLUSTERS}
+        self._arrived: dict[str, int] = {}
+        pd = PoolView(is_live=True, layouts=dict.fromkeys(HOME, LAYOUT))
+        for pool, view in {PD_POOL: pd, **self._away}.items():
+            self.driver.pool_seen(pool, view, 0)
+        if self.driver.split is not None:
+            self.driver.split.roles = Roles(rules.roles, RoleLoop(THRESHOLD, EAGER))
+            self._reroling = Reroling(self.driver, self.driver.split, Journal())
+        for name in (*HOME, *AWAY):
+            self.forget(name)
+            self.driver.engine_ready(name, 10**6, 0)
+
+    def arrive(self, number: int, family: int, num_blocks: int, now_ns: int, again: bool) -> Action:
+        num_tokens = num_blocks * BLOCK_TOKENS + 1
+        hashes = [_hash(block) for block in block_ids(family, num_blocks)]
+        arrival = Arrival(
+            number,
+            num_tokens,
+            num_tokens,
+            shippable_tokens=LAYOUT.last_boundary(num_tokens),
+            layout=LAYOUT,
+            hashes=hashes,
+        )
+        if again:
+            return self.driver.route_again(number, "", now_ns)
+        return self.driver.route(arrival, now_ns)[0]
+
+    def prefilled(self, number: int, now_ns: int) -> None:
+        self.driver.prefilled(number, now_ns)
+
+    def landed(self, number: int, now_ns: int) -> None:
+        self.driver.transfer_over(number, now_ns)
+
+    def first_token(self, number: int, now_ns: int) -> None:
+        self.driver.dispatcher.requests.first_token(number, now_ns)
+
+    def ready(self, number: int, now_ns: int) -> None:
+        self.driver.dispatcher.requests.prompt_ready(number, now_ns)
+
+    def end(self, number: int, now_ns: int) -> None:
+        self.driver.end(number, now_ns)
+
+    def store(self, holder: str, family: int, num_blocks: int) -> None:
+        keys = [BlockKey(0, _hash(block)) for block in block_ids(family, num_blocks)]
+        tier = Tier.HOST if holder in POOLS else Tier.DEVICE
+        self._index.add(holder, LAYOUT.layout_id, keys, tier)
+
+    def forget(self, engine: str) -> None:
+        self._index.begin_snapshot(engine)
+        self._index.end_snapshot(engine)
+
+    def set_ready(self, name: str, ready: bool, now_ns: int) -> None:
+        if ready:
+            self.driver.engine_ready(name, 10**6, now_ns)
+        else:
+            self.driver.engine_gone(name, now_ns)
+
+    def report_load(self, name: str, num_waiting: int, now_ns: int) -> None:
+        self.driver.engine_seen(name, num_waiting, now_ns)
+
+    def set_link(self, cluster: str, up: bool, now_ns: int) -> list[int]:
+        self._away[cluster] = replace(self._away[cluster], links={PD_POOL: up}, telemetry={})
+        return self.driver.pool_seen(cluster, self._away[cluster], now_ns)
+
+    def count_link(self, cluster: str, seen: Counted, now_ns: int) -> None:
+        meter, delivered = self._meters[cluster]
+        acked = TcpInfo(RTT_NS, 10, 0, delivered.go_on(seen.bits_per_s, now_ns), 0)
+        meter.sample(now_ns, [acked], int(seen.is_busy), 0)
+        self._arrived[cluster] = seen.arrived_bytes
+
+    def report_link(self, cluster: str, now_ns: int) -> None:
+        if cluster not in self._arrived:
+            return
+        meter, _ = self._meters[cluster]
+        telemetry = meter.telemetry(now_ns, open_arrived_bytes=self._arrived[cluster])
+        self._away[cluster] = replace(self._away[cluster], telemetry={PD_POOL: telemetry})
+        self.driver.pool_seen(cluster, self._away[cluster], now_ns)
+
+    def choose_decode(self, number: int) -> int | None:
+        name = self.driver.choose_decode(number)
+        return None if name is None else HOME.index(name)
+
+    def weigh(self, prefill: StageLoad, decode: StageLoad, now_ns: int) -> list[Role]:
+        self._reroling.weigh(prefill, decode, now_ns)
+        return self.look(now_ns)
+
+    def report_queue(self, name: str, running: int, waiting: int, now_ns: int) -> None:
+        self.driver.engine_seen(name, waiting, now_ns, running)
+
+    def turn(self, now_ns: int) -> list[Role]:
+        self._reroling.turn(now_ns)
+        return self.look(now_ns)
+
+    def look(self, now_ns: int) -> list[Role]:
+        self._reroling.beat(now_ns)
+        return working(self._reroling.roles)
+
+    def tick(self, now_ns: int) -> list[ThresholdMoved]:
+        return self.driver.tick(now_ns)
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        return self.driver.dispatcher
+
+
+def _hash(block: int) -> bytes:
+    return block.to_bytes(32, "big")
+
+
+def _deployment(rules: Rules) -> Deployment:
+    routing: dict[str, Any] = {
+        "offload_threshold": THRESHOLD,
+        "policy": rules.policy.value,
+        "plan": "given.toml",
+        "short_term_loop": rules.moving_threshold,
+        "reroling": rules.split,
+        "pull": rules.pulls and rules.policy is PolicyName.ADAPTIVE,
+        "bandwidth": rules.bandwidth.value,
+    }
+    roles = [role.value for role in rules.roles] if rules.split else ["both"] * len(HOME)
+    home = {name: {"pool": PD_POOL, "role": role} for name, role in zip(HOME, roles, strict=True)}
+    away = {
+        name: {
+            "role": "prfaas",
+            "pools": {name: {}},
+            "engines": {engine: {"pool": name} for engine in engines},
+        }
+        for name, engines in CLUSTERS.items()
+    }
+    if rules.second_price is not None:
+        routing["second_price"] = rules.second_price
+    if rules.ttft_max_s is not None:
+        routing["ttft_max"] = f"{rules.ttft_max_s}s"
+    return Deployment.model_validate(
+        {
+            "model": {"name": "tiny", "path": "nowhere"},
+            "routing": routing,
+            "security": {"identities": "nowhere"},
+            "clusters": {PD_POOL: {"role": "pd", "pools": {PD_POOL: {}}, "engines": home}, **away},
+        }
+    )

@@ -1,0 +1,175 @@
+"""Two worlds for the drivers of the core, side by side without sockets: what both are given.
+
+A `World` takes events in plain words and hands them to its driver in the driver's own: the
+gateway's (`gateway_world.py`) or the simulator's (`simulator_world.py`). Both read the same
+counters of links; a reading that is not reported is one that was lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from prfaas.core.control.role_loop import Role, RoleSettings, StageLoad
+from prfaas.core.control.roles import Roles
+from prfaas.core.dispatch.dispatcher import Dispatcher
+from prfaas.core.dispatch.types import Refused, Routed, ThresholdMoved
+from prfaas.core.routing.calibration import CalibrationSettings
+from prfaas.core.routing.cost_tables import Costs
+from prfaas.core.routing.policies import Bandwidth, PolicyName
+from prfaas.core.routing.predictions import LinkState
+from prfaas.units import NS_PER_S
+
+PD_POOL = "pd"
+BLOCK_TOKENS = 512
+THRESHOLD = 4000
+PLANNED_BITS_PER_S = 2e9
+RTT_NS = 30_000_000
+PRICES_PER_TB = {"far": 80.0, "prfaas": 20.0}
+SECOND_PRICE = 0.001
+"""Of a second, where bytes have a price: the dearer link then costs 80 ns a byte."""
+HOME = ("p00000", "p00001", "p00002")
+CLUSTERS = {"far": ("r00000", "r00001"), "prfaas": ("r00002", "r00003", "r00004")}
+"""PrfaaS clusters; each has one pool of its name."""
+AWAY = tuple(name for names in CLUSTERS.values() for name in names)
+POOLS = (PD_POOL, *CLUSTERS)
+NUM_BLOCKS_MAX = 40
+"""Blocks of the longest prompt; of a prompt one more token follows its blocks."""
+
+EAGER = RoleSettings(patience_ns=0, dwell_ns=NS_PER_S, smoothing_ns=NS_PER_S, conversion_ns=0)
+CALIBRATION = CalibrationSettings(proven_first=True)
+"""As the simulator has it."""
+Action = Routed | Refused
+COSTS = Costs(
+    local_ns=[300_000 * n for n in range(200)],
+    remote_ns=[100_000 * n for n in range(200)],
+    bytes_of=[500_000 + 20_000 * n for n in range(200)],
+    state_bytes=500_000,
+    chunk_tokens=2048,
+)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How both route."""
+
+    policy: PolicyName
+    ttft_max_s: int | None
+    moving_threshold: bool
+    pulls: bool = False
+    """A prefill at home may fetch a prefix from a PrfaaS cluster."""
+    abundant: bool = False
+    """The paper's rule for abundant bandwidth, where the policy is the paper's."""
+    priced: bool = False
+    """Bytes have a price."""
+    split: bool = False
+    """One PD instance prefills and the others decode, instead of all doing both."""
+
+    @property
+    def bandwidth(self) -> Bandwidth:
+        """Regime of the paper's rule."""
+        is_abundant = self.abundant and self.policy is PolicyName.PAPER
+        return Bandwidth.ABUNDANT if is_abundant else Bandwidth.SCARCE
+
+    @property
+    def second_price(self) -> float | None:
+        """Price of a second of a request."""
+        return SECOND_PRICE if self.priced else None
+
+    @property
+    def roles(self) -> list[Role]:
+        """Of PD instances that do not do both."""
+        return [Role.PREFILL] + [Role.DECODE] * (len(HOME) - 1)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Reading of a link by its pool node: bytes delivered since the last reading, as a rate, what
+    has arrived of open transfers, and whether bytes wait."""
+
+    bits_per_s: int
+    arrived_bytes: int
+    is_busy: bool
+
+
+class World(Protocol):
+    """Events that every driver understands."""
+
+    rules: Rules
+
+    def arrive(self, number: int, family: int, num_blocks: int, now_ns: int, again: bool) -> Action:
+        """A prompt of `num_blocks` blocks, equal to all of its family as far as they reach."""
+
+    def prefilled(self, number: int, now_ns: int) -> None: ...
+    def landed(self, number: int, now_ns: int) -> None: ...
+    def ready(self, number: int, now_ns: int) -> None: ...
+    def first_token(self, number: int, now_ns: int) -> None: ...
+    def end(self, number: int, now_ns: int) -> None: ...
+    def store(self, holder: str, family: int, num_blocks: int) -> None:
+        """A pool, or an engine's own memory, has the first blocks of a family."""
+
+    def forget(self, engine: str) -> None:
+        """An engine's own memory is empty."""
+
+    def set_ready(self, name: str, ready: bool, now_ns: int) -> None: ...
+    def report_load(self, name: str, num_waiting: int, now_ns: int) -> None: ...
+    def set_link(self, cluster: str, up: bool, now_ns: int) -> list[int]: ...
+    def count_link(self, cluster: str, seen: Counted, now_ns: int) -> None:
+        """The pool node of a cluster reads the counters of its link."""
+
+    def report_link(self, cluster: str, now_ns: int) -> None:
+        """The last reading, if any, reaches the driver."""
+
+    def choose_decode(self, number: int) -> int | None:
+        """Index of the PD instance that decodes an open request."""
+
+    def weigh(self, prefill: StageLoad, decode: StageLoad, now_ns: int) -> list[Role]:
+        """One interval of the long-term loop; the roles that instances take work in."""
+
+    def report_queue(self, name: str, running: int, waiting: int, now_ns: int) -> None:
+        """A PD instance reports what it has."""
+
+    def turn(self, now_ns: int) -> list[Role]:
+        """One interval of the long-term loop, by what instances reported; the roles as above."""
+
+    def look(self, now_ns: int) -> list[Role]:
+        """A draining instance is looked at; the same."""
+
+    def tick(self, now_ns: int) -> list[ThresholdMoved]: ...
+    @property
+    def dispatcher(self) -> Dispatcher: ...
+
+
+def held(world: World) -> tuple[int, int]:
+    """Open requests, and bytes promised to the links."""
+    return len(world.dispatcher.requests), world.dispatcher.promised_bytes
+
+
+def signals(world: World, now_ns: int) -> list[tuple[LinkState | None, float]]:
+    """State of the links, as far as it is known."""
+    books = [world.dispatcher.links.between(cluster, PD_POOL).book for cluster in CLUSTERS]
+    return [(book.latest(now_ns), book.mean_utilisation(now_ns)) for book in books]
+
+
+class Delivered:
+    """Bytes that a link has delivered, from the rates of its readings."""
+
+    def __init__(self) -> None:
+        self.num_bytes, self._at_ns = 0, 0
+
+    def go_on(self, bits_per_s: int, now_ns: int) -> int:
+        """Deliver at a rate since the last reading; all so far."""
+        self.num_bytes += bits_per_s * (now_ns - self._at_ns) // (8 * NS_PER_S)
+        self._at_ns = now_ns
+        return self.num_bytes
+
+
+def block_ids(family: int, num_blocks: int) -> tuple[int, ...]:
+    """Blocks of a prompt: those of one family share their beginning."""
+    return tuple(1000 * family + n for n in range(num_blocks))
+
+
+def working(roles: Roles) -> list[Role]:
+    """The role that every instance works in; one that drains has none."""
+    changing = roles.change.index if roles.change else None
+    return [role for index, role in enumerate(roles.all) if index != changing]
