@@ -7,13 +7,13 @@ from statistics import mean
 
 from benchmarks.agreement.measured import LOADS, Cell, planned, wander_of
 from prfaas.planner import formatting as w
-from prfaas.planner.solve.search import Stage
+from prfaas.planner.solve.search import Bottleneck
 
 _SHORT = {
-    Stage.PRFAAS_COMPUTE: "PrfaaS prefill",
-    Stage.PRFAAS_NETWORK: "link",
-    Stage.PD_PREFILL: "PD-P",
-    Stage.PD_DECODE: "PD-D",
+    Bottleneck.PRFAAS_COMPUTE: "PrfaaS prefill",
+    Bottleneck.PRFAAS_NETWORK: "link",
+    Bottleneck.PD_PREFILL: "PD-P",
+    Bottleneck.PD_DECODE: "PD-D",
 }
 
 

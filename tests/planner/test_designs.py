@@ -12,7 +12,7 @@ from prfaas.planner.hardware.profiles import DecodeProfile
 from prfaas.planner.model.kv_geometry import kv_bytes_at
 from prfaas.planner.problem import Problem
 from prfaas.planner.solve import sensitivity
-from prfaas.planner.solve.search import Stage, optimum
+from prfaas.planner.solve.search import Bottleneck, optimum
 from prfaas.planner.solve.sensitivity import Swing
 from prfaas.planner.solve.throughput import Mode
 
@@ -45,7 +45,9 @@ def test_a_second_cluster_on_a_thin_link_adds_what_the_link_carries(problem: Pro
 
 def test_the_link_binds_when_it_is_thin(problem: Problem) -> None:
     found = optimum(sensitivity.with_bandwidth(problem, 0.05), Mode.EXACT)
-    assert found.capacity_per_s[Stage.PRFAAS_NETWORK] == pytest.approx(found.rate_per_s, rel=0.01)
+    assert found.capacity_per_s[Bottleneck.PRFAAS_NETWORK] == pytest.approx(
+        found.rate_per_s, rel=0.01
+    )
 
 
 def test_transfers_on_their_way_hold_no_decode_memory(problem: Problem) -> None:

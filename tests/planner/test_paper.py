@@ -15,7 +15,7 @@ from prfaas.planner.model.kv_geometry import kv_bytes
 from prfaas.planner.problem import Problem
 from prfaas.planner.solve import designs
 from prfaas.planner.solve.latency import service_ttft
-from prfaas.planner.solve.search import Stage, at_threshold, optimum
+from prfaas.planner.solve.search import Bottleneck, at_threshold, optimum
 from prfaas.planner.solve.throughput import Mode, cluster_egress, kv_throughput
 from prfaas.planner.workload.prompt_lengths import mean_length
 
@@ -108,7 +108,7 @@ def test_table_6_prfaas_pd(problem: Problem) -> None:
     assert found.rate_per_s == pytest.approx(3.24, rel=0.01)
     assert found.offload_fraction == pytest.approx(0.496, abs=0.003)
     assert 12e9 <= found.egress_bits_per_s <= 13e9
-    assert found.binding is Stage.PRFAAS_COMPUTE
+    assert found.binding is Bottleneck.PRFAAS_COMPUTE
 
 
 def test_table_6_homogeneous(problem: Problem) -> None:

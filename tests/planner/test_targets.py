@@ -19,7 +19,7 @@ from prfaas.planner.sizing import fleet
 from prfaas.planner.sizing.confidence import few_long_prompts
 from prfaas.planner.solve.designs import DEAD_PER_S
 from prfaas.planner.solve.latency import queued_ttft
-from prfaas.planner.solve.search import Stage, optimum
+from prfaas.planner.solve.search import Bottleneck, optimum
 from prfaas.planner.solve.throughput import Mode
 from prfaas.planner.solve.within_target import best_operation
 
@@ -50,7 +50,7 @@ def test_a_target_is_met_at_the_rate_that_is_printed() -> None:
     problem = found.question.problem
     for design in (found.exact.prfaas, found.exact.equal_gpus):
         ours = design.operation
-        rate = ours.capacity_per_s[Stage.TTFT_TARGET]
+        rate = ours.capacity_per_s[Bottleneck.TTFT_TARGET]
         assert ours.rate_per_s == rate
         assert 0.5 < rate < 3.2
         p90 = queued_ttft(problem, ours, rate * (1 - 1e-9)).p90

@@ -14,7 +14,7 @@ from prfaas.planner.sizing.obstacles import doubt, obstacle
 from prfaas.planner.solve import designs, latency, sensitivity
 from prfaas.planner.solve.designs import Design, gain_at_equal_cost
 from prfaas.planner.solve.latency import Latency, Transfer
-from prfaas.planner.solve.search import Operation, Stage
+from prfaas.planner.solve.search import Bottleneck, Operation
 from prfaas.planner.solve.sensitivity import BreakEvenPrice, ShadowValue, Swing
 from prfaas.planner.solve.throughput import Mode
 
@@ -65,7 +65,7 @@ class Latencies:
     overlapped: dict[str, Latency]
     queued: dict[str, Latency]
     arrival_per_s: float
-    overloaded: dict[str, Stage]
+    overloaded: dict[str, Bottleneck]
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _latencies(question: Question, comparison: Comparison) -> Latencies:
     if load is None:
         load = DEFAULT_LOAD_RATIO * comparison.prfaas.operation.rate_per_s
     service, overlapped, queued = {}, {}, {}
-    overloaded: dict[str, Stage] = {}
+    overloaded: dict[str, Bottleneck] = {}
     for design in comparison.all:
         found = design.operation
         if not found.rate_per_s or not load:

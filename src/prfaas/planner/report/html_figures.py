@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from prfaas.planner import formatting as w
 from prfaas.planner.answer.plan import Plan
 from prfaas.planner.solve.curves import Curve, against_split, against_threshold, best_of_each_split
-from prfaas.planner.solve.search import Stage
+from prfaas.planner.solve.search import Bottleneck
 
 # Okabe-Ito colours, distinguishable with any colour vision.
 _COLOURS = {
@@ -68,11 +68,11 @@ def split_figure(plan: Plan) -> Any:
 
 
 _ON_BAR = {
-    Stage.PRFAAS_COMPUTE: "white",
-    Stage.PRFAAS_NETWORK: "#1f2328",
-    Stage.PD_PREFILL: "#1f2328",
-    Stage.PD_DECODE: "white",
-    Stage.TTFT_TARGET: "white",
+    Bottleneck.PRFAAS_COMPUTE: "white",
+    Bottleneck.PRFAAS_NETWORK: "#1f2328",
+    Bottleneck.PD_PREFILL: "#1f2328",
+    Bottleneck.PD_DECODE: "white",
+    Bottleneck.TTFT_TARGET: "white",
 }
 """Colour of the text on each stage's bar, dark on the light ones."""
 
@@ -82,11 +82,11 @@ def stages_figure(plan: Plan) -> Any:
     found = plan.exact.prfaas.operation
     finite = {s: c for s, c in found.capacity_per_s.items() if np.isfinite(c)}
     colours = {
-        Stage.PRFAAS_COMPUTE: _COLOURS["PrfaaS"],
-        Stage.PRFAAS_NETWORK: "#56b4e9",
-        Stage.PD_PREFILL: _COLOURS["PD-P"],
-        Stage.PD_DECODE: _COLOURS["PD-D"],
-        Stage.TTFT_TARGET: "#7f3f98",
+        Bottleneck.PRFAAS_COMPUTE: _COLOURS["PrfaaS"],
+        Bottleneck.PRFAAS_NETWORK: "#56b4e9",
+        Bottleneck.PD_PREFILL: _COLOURS["PD-P"],
+        Bottleneck.PD_DECODE: _COLOURS["PD-D"],
+        Bottleneck.TTFT_TARGET: "#7f3f98",
     }
     figure = go.Figure()
     figure.add_bar(

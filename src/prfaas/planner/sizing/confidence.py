@@ -8,7 +8,7 @@ import numpy as np
 
 from prfaas.planner.model.kv_geometry import FloatArray
 from prfaas.planner.problem import Problem
-from prfaas.planner.solve.search import Operation, Stage
+from prfaas.planner.solve.search import Bottleneck, Operation
 
 REQUESTS = 16_000
 """Number of requests for the variation of a load: a long simulation, or an hour at 4 req/s."""
@@ -54,18 +54,18 @@ def load_variation(problem: Problem, found: Operation) -> float:
 
 def _near_limit(
     problem: Problem, found: Operation
-) -> Iterator[tuple[Stage, FloatArray, FloatArray]]:
+) -> Iterator[tuple[Bottleneck, FloatArray, FloatArray]]:
     """Prefill stages near their limit, with the load of each length and its weight."""
     tokens, weight = problem.workload.lengths.sample()
     high = problem.workload.lengths.high
     threshold = high if found.offload_threshold is None else found.offload_threshold
     for stages, side, profile in (
         (
-            (Stage.PRFAAS_COMPUTE, Stage.PRFAAS_NETWORK),
+            (Bottleneck.PRFAAS_COMPUTE, Bottleneck.PRFAAS_NETWORK),
             tokens > threshold,
             problem.prfaas[0].prefill if problem.prfaas else None,
         ),
-        ((Stage.PD_PREFILL,), tokens <= threshold, problem.pd.prefill),
+        ((Bottleneck.PD_PREFILL,), tokens <= threshold, problem.pd.prefill),
     ):
         near = [s for s in stages if found.rate_per_s and found.slack(s) < _NEAR]
         if profile is None or not near or not side.any():

@@ -13,7 +13,7 @@ from prfaas.planner.sizing.cures import cure_of_demand
 from prfaas.planner.sizing.fleet import INSTANCES_MAX, Fleet, Sizing
 from prfaas.planner.solve.designs import DEAD_PER_S, Design
 from prfaas.planner.solve.latency import Latency, Transfer, service_ttft
-from prfaas.planner.solve.search import Operation, Stage, optimum
+from prfaas.planner.solve.search import Bottleneck, Operation, optimum
 from prfaas.planner.solve.throughput import Mode
 from prfaas.planner.solve.within_target import best_operation
 
@@ -30,7 +30,7 @@ def obstacle(
         if untargeted.rate_per_s < DEAD_PER_S:
             dead = untargeted.binding
             if untargeted.decode_per_s < DEAD_PER_S:
-                dead = Stage.PD_DECODE
+                dead = Bottleneck.PD_DECODE
             rate = f"{untargeted.rate_per_s:.2g} req/s" if untargeted.rate_per_s else "nothing"
             return f"{dead.value} sustains {rate}, whatever the target: {_cure(problem, dead)}"
         if target is not None:
@@ -139,13 +139,13 @@ def fleet_in_words(problem: Problem, fleet: Fleet) -> str:
     )
 
 
-def _cure(problem: Problem, dead: Stage) -> str:
+def _cure(problem: Problem, dead: Bottleneck) -> str:
     """Return the need of a stage that sustains nothing."""
-    if dead is Stage.PD_DECODE:
+    if dead is Bottleneck.PD_DECODE:
         context = problem.workload.mean_context
         size = float(kv_bytes_at(problem.geometry, np.array([context]))[0])
         return f"a sequence needs {size / 1e9:,.3g} GB of KV memory of a decode instance"
-    if dead is Stage.PD_PREFILL:
+    if dead is Bottleneck.PD_PREFILL:
         kept = "" if problem.num_prefill is None else " (search.num_prefill)"
         return f"no instance{kept} is left for local prompts of {problem.pd.name}; it takes one"
     if not any(cluster.num_instances for cluster in problem.prfaas):

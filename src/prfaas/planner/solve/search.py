@@ -18,7 +18,7 @@ _TIE = 1e-9
 _TIGHT = 0.005  # of the capacity: a stage with less slack binds
 
 
-class Stage(StrEnum):
+class Bottleneck(StrEnum):
     """A stage that can bind."""
 
     PRFAAS_COMPUTE = "PrfaaS prefill"
@@ -87,17 +87,17 @@ class Operation:
     rate_per_s: float
     egress_bits_per_s: float
     cluster_shares: tuple[float, ...]
-    capacity_per_s: dict[Stage, float]
+    capacity_per_s: dict[Bottleneck, float]
 
     @property
-    def binding(self) -> Stage:
+    def binding(self) -> Bottleneck:
         """The stage that limits Λ."""
         return min(self.capacity_per_s, key=lambda stage: self.capacity_per_s[stage])
 
     @property
-    def narrowest(self) -> Stage:
+    def narrowest(self) -> Bottleneck:
         """The stage with the lowest capacity, targets aside."""
-        stages = [stage for stage in self.capacity_per_s if stage is not Stage.TTFT_TARGET]
+        stages = [stage for stage in self.capacity_per_s if stage is not Bottleneck.TTFT_TARGET]
         return min(stages, key=lambda stage: self.capacity_per_s[stage])
 
     @property
@@ -108,7 +108,7 @@ class Operation:
         ]
         return f"{', '.join(others)} and {last} bind" if others else f"{last} binds"
 
-    def slack(self, stage: Stage) -> float:
+    def slack(self, stage: Bottleneck) -> float:
         """Share of a stage's capacity that is idle at Λ_max, in [0, 1]."""
         capacity = self.capacity_per_s[stage]
         if capacity <= 0:  # a stage without instances has no capacity that could be idle
@@ -208,7 +208,9 @@ def _shares(carried: FloatArray) -> tuple[float, ...]:
     return tuple((carried / total).tolist())
 
 
-def _capacities(problem: Problem, grid: SearchGrid, row: int, column: int) -> dict[Stage, float]:
+def _capacities(
+    problem: Problem, grid: SearchGrid, row: int, column: int
+) -> dict[Bottleneck, float]:
     terms = grid.terms
     p = float(terms.offload_fraction[column])
     compute = network = np.inf
@@ -222,10 +224,10 @@ def _capacities(problem: Problem, grid: SearchGrid, row: int, column: int) -> di
         compute, network = (together, network) if compute <= network else (compute, together)
     local = grid.pd_prefill[row, column] / (1 - p) if p < 1 - 1e-12 else np.inf
     return {
-        Stage.PRFAAS_COMPUTE: float(compute),
-        Stage.PRFAAS_NETWORK: float(network),
-        Stage.PD_PREFILL: float(local),
-        Stage.PD_DECODE: float(grid.decode[row, column]),
+        Bottleneck.PRFAAS_COMPUTE: float(compute),
+        Bottleneck.PRFAAS_NETWORK: float(network),
+        Bottleneck.PD_PREFILL: float(local),
+        Bottleneck.PD_DECODE: float(grid.decode[row, column]),
     }
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from prfaas.planner.problem import Problem
 from prfaas.planner.solve.latency import share_in_time
 from prfaas.planner.solve.search import (
+    Bottleneck,
     Operation,
     SearchGrid,
-    Stage,
     allowed_rates,
     operation,
     optimum,
@@ -37,8 +37,8 @@ def best_operation(problem: Problem, mode: Mode) -> Operation:
 def within_target(problem: Problem, mode: Mode, grid: SearchGrid) -> Operation:
     """The point of a grid with the highest rate at which the TTFT target is met.
 
-    Without a target, the point with the highest Λ. `Stage.TTFT_TARGET` of the answer has the rate
-    at which the target binds; it is 0 when the target is missed without any load.
+    Without a target, the point with the highest Λ. `Bottleneck.TTFT_TARGET` of the answer has the
+    rate at which the target binds; it is 0 when the target is missed without any load.
     """
     target = problem.ttft_p90_s
     best, best_rate = optimum(problem, mode, grid), 0.0
@@ -104,5 +104,5 @@ def bounded(found: Operation, rate_per_s: float) -> Operation:
         found,
         rate_per_s=rate_per_s,
         egress_bits_per_s=found.egress_bits_per_s * share,
-        capacity_per_s={**found.capacity_per_s, Stage.TTFT_TARGET: rate_per_s},
+        capacity_per_s={**found.capacity_per_s, Bottleneck.TTFT_TARGET: rate_per_s},
     )
