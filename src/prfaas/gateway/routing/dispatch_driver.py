@@ -28,11 +28,11 @@ from prfaas.gateway.routing.dispatcher_setup import (
     clusters_of,
     link_prices,
     make_dispatcher,
+    make_split,
     pools_of,
 )
 from prfaas.gateway.routing.pool_state import LinkName, PoolView
 from prfaas.gateway.routing.profiles import Profiles
-from prfaas.gateway.routing.role_assignment import make_split
 from prfaas.wire.messages.gateway import LinkTelemetry
 
 

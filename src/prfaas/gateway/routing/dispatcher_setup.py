@@ -1,12 +1,13 @@
-"""The dispatcher of a deployment: its clusters, links and settings, from file and plan."""
+"""The dispatcher of a deployment: its clusters, links, roles and settings, from file and plan."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prfaas.config.clusters import ClusterRole, ClusterTable
+from prfaas.config.clusters import ClusterRole, ClusterTable, EngineRole
 from prfaas.config.deployment import Deployment
-from prfaas.core.control.split import decode_name
+from prfaas.core.control.role_loop import Role, RoleLoop, RoleSettings
+from prfaas.core.control.split import Split, decode_name
 from prfaas.core.dispatch.dispatcher import Dispatcher
 from prfaas.core.dispatch.types import DispatchSettings, HomeCluster, Member, RemoteCluster
 from prfaas.core.routing.calibration import CalibrationSettings
@@ -60,6 +61,25 @@ def make_dispatcher(
             calibration=calibration or CalibrationSettings(),
         ),
     )
+
+
+def make_split(deployment: Deployment, profiles: Profiles) -> Split | None:
+    """The split that a deployment file gives; None where engines do both."""
+    engines = {
+        name: engine.role
+        for cluster in deployment.with_role(ClusterRole.PD)
+        for name, engine in cluster.engines.items()
+    }
+    if EngineRole.BOTH in engines.values():
+        return None
+    routing = deployment.routing
+    loop = None
+    if routing.reroling:
+        # An assignment changes at once: the engine keeps what it has loaded.
+        settings = RoleSettings(conversion_ns=0).paced(routing.reroling_dwell)
+        loop = RoleLoop(routing.offload_threshold, settings)
+    roles = [Role(role.value) for role in engines.values()]
+    return Split(list(engines), roles, loop, profiles.decode_slots, profiles.plans)
 
 
 def link_prices(deployment: Deployment, profiles: Profiles) -> dict[LinkName, float]:
