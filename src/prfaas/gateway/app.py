@@ -17,6 +17,7 @@ from prfaas.core.request.blocks import told_of_link
 from prfaas.core.request.fleet import Fleet, Limits
 from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.errors import ConfigError
+from prfaas.gateway.admission.charging import Charging
 from prfaas.gateway.admission.engine_slots import holding_for
 from prfaas.gateway.admission.quarantine import Suspects
 from prfaas.gateway.api.auth import Access
@@ -208,10 +209,17 @@ class Gateway:
             suspects=Suspects(self.metrics.suspect),
             metrics=self.metrics,
         )
+        self.charging = Charging()
         followed = frozenset(self.engine_events.names())
         self._pages = (
             Generation(
-                live, self.parts, self._prompts, self._door, self._tracing, self.loops.ended
+                live,
+                self.parts,
+                self._prompts,
+                self._door,
+                self._tracing,
+                self.charging,
+                self.loops.ended,
             ),
             TokenApi(live, self._prompts, self._door),
             Views(live, self._door),

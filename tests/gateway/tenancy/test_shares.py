@@ -100,7 +100,7 @@ async def test_an_abandoned_answer_without_a_limit_is_not_charged_the_rest_of_th
 
 async def test_an_abandoned_answer_costs_what_the_engine_can_have_made(start: Any) -> None:
     async with start(tokens_per_minute=10_000_000) as world:
-        charging = world.gateway._generation.charging
+        charging = world.gateway.charging
         charging._rate.observe(100, 1, 10**9)
         world.decode.script = hang
         asking = asyncio.create_task(post(world, "red", prompt="hi", n=2, max_tokens=1000))
@@ -115,7 +115,7 @@ async def test_an_abandoned_answer_costs_what_the_engine_can_have_made(start: An
 
 async def test_a_stream_that_stalls_is_charged_on(start: Any) -> None:
     async with start() as world:
-        world.gateway._generation.charging._rate.observe(10**9, 1, 10**9)
+        world.gateway.charging._rate.observe(10**9, 1, 10**9)
         world.decode.words = ("a", " b", " c", " d")
         world.decode.script = stream_then_hang(2)
         headers = {"Authorization": f"Bearer {KEYS['red']}"}

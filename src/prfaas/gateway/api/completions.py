@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from http.client import responses
 
@@ -52,8 +52,8 @@ class Generation:
     prompts: PromptMaker
     door: Door
     tracing: Tracing
+    charging: Charging
     on_end: Callable[[Record], None]
-    charging: Charging = field(default_factory=Charging)
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
