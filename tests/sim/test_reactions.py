@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from prfaas.core.request.events import Outcome
+from prfaas.core.resilience.quarantine import PAUSE_NS
 from prfaas.core.routing.policies import PolicyName
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.results.invariants import check
@@ -44,7 +45,9 @@ def played(setup: Setup, prompts: list[int], output: int = 1) -> Simulation:
 def test_legs_of_instances_that_die_run_again() -> None:
     found = example("retry").results
     made = found.retries["made"]
-    assert made == found.fallbacks["decode/unreachable"] > found.num_touched > 10
+    legs = {name: n for name, n in found.fallbacks.items() if name.startswith("decode/")}
+    assert legs == found.fallbacks
+    assert made == sum(legs.values()) > found.num_touched > 10
     assert lost(found) == 0
 
 
@@ -104,7 +107,7 @@ def test_a_prefill_that_dies_is_done_by_who_decodes() -> None:
     dies = Failure(FailureKind.PREFILL, at_ns=500 * MS, for_ns=100 * S)
     simulation = played(replace(system(num_prefill=2), failures=(dies,)), [1000])
     (request,) = simulation.requests
-    assert request.first_token_at_ns == 500 * MS + 1000 * MS
+    assert request.first_token_at_ns == 500 * MS + PAUSE_NS + 1000 * MS
     assert simulation.reactions.fallbacks == {"prefill/unreachable": 1}
 
 
@@ -122,12 +125,12 @@ def test_an_instance_that_stalls_is_left_after_the_timeout_and_goes_on_later() -
 
 
 def test_prefill_beside_decode_makes_its_steps_longer() -> None:
-    # A chunk of 1,000 tokens takes 1 s: while one is computed, a step takes 1.01 s.
+    # A chunk of 1,000 tokens takes 1 s: the step in which one is computed takes 1.01 s.
     dies = Failure(FailureKind.PREFILL, at_ns=1050 * MS, for_ns=100 * S)
     setup = replace(system(num_prefill=1, step_ns=STEP_NS), failures=(dies,))
-    first, second = played(setup, [1000, 1000], output=21).requests
+    first, second = played(setup, [1000, 1000], output=101).requests
     # The second prompt is computed by who decodes the first, whose stream stands still meanwhile.
-    assert second.first_token_at_ns == 2050 * MS
+    assert second.first_token_at_ns == 1050 * MS + PAUSE_NS + 1000 * MS + STEP_NS
     assert first.finished_at_ns > second.first_token_at_ns
 
 
@@ -139,3 +142,55 @@ def test_an_engine_waits_for_blocks_only_so_long() -> None:
     (request,) = simulation.requests
     assert request.ttft_ns <= 4 * S
     assert simulation.reactions.num_recomputed == 1
+
+
+def test_instances_that_prefill_and_decode_do_a_chunk_in_every_step() -> None:
+    # Three prompts of 1 s; the first one's stream stands still while the next are computed.
+    mixed = system(num_prefill=1, num_decode=0, step_ns=STEP_NS)
+    first, second, third = played(mixed, [1000, 1000, 1000], output=21).requests
+    assert first.first_token_at_ns == S
+    # A chunk and a step of the first one's batch.
+    assert second.first_token_at_ns == 2 * S + STEP_NS
+    assert third.first_token_at_ns == 3 * S + 2 * STEP_NS
+    assert first.finished_at_ns == third.first_token_at_ns + 18 * STEP_NS
+    assert played(mixed, [1000, 1000]).reactions.num_recomputed == 0
+
+
+def test_a_stream_of_an_instance_that_freezes_goes_on_once_three_checks_are_missed() -> None:
+    freezes = Failure(FailureKind.FREEZE, at_ns=1505 * MS, for_ns=100 * S)
+    base = system(num_prefill=2, num_decode=0, step_ns=STEP_NS)
+    simulation = played(replace(base, failures=(freezes,)), [1000], output=101)
+    (request,) = simulation.requests
+    assert simulation.reactions.fallbacks == {"decode/unreachable": 1}
+    assert request.had_tokens == 51
+    gone_at_ns = 1505 * MS + base.signals.frozen_after_ns
+    assert request.finished_at_ns == gone_at_ns + 1051 * MS + 49 * STEP_NS
+
+
+def test_a_short_freeze_only_delays() -> None:
+    freezes = Failure(FailureKind.FREEZE, at_ns=1505 * MS, for_ns=5 * S)
+    setup = replace(system(num_decode=2, step_ns=STEP_NS), failures=(freezes,))
+    simulation = played(setup, [1000], output=101)
+    assert not simulation.reactions.touched
+    assert simulation.requests[0].finished_at_ns == 7 * S
+
+
+def test_a_dead_instance_is_noticed_by_the_next_request_or_the_next_health_check() -> None:
+    for index, arrives_at_ns in enumerate((1010 * MS, 2 * S)):
+        dies = Failure(FailureKind.PRFAAS, at_ns=S, for_ns=100 * S)
+        setup = replace(system(policy=PolicyName.REMOTE), failures=(dies,))
+        simulation = Simulation(setup, requests_at([arrives_at_ns], [1000]))
+        simulation.run()
+        check(simulation)
+        assert simulation.reactions.fallbacks == ({} if index else {"prefill/unreachable": 1})
+
+
+def test_prompts_that_an_instance_died_with_run_again_one_after_the_other() -> None:
+    # All three are in the instance when it dies; each waits until the one before has a token.
+    dies = Failure(FailureKind.DECODE, at_ns=900 * MS, for_ns=100 * S)
+    base = system(num_prefill=3, num_decode=0, step_ns=STEP_NS)
+    setup = replace(base, failures=(dies, replace(dies, index=1)))
+    simulation = played(setup, [1000, 1000])
+    one, other = sorted(r.first_token_at_ns for r in simulation.requests)
+    assert one == 900 * MS + PAUSE_NS + S
+    assert other == one + S + STEP_NS

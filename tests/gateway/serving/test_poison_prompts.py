@@ -17,6 +17,7 @@ from prfaas.core.resilience.quarantine import Quarantine
 from prfaas.gateway.admission import quarantine
 from prfaas.gateway.app import Gateway
 from prfaas.gateway.engines.endpoints import Endpoints
+from prfaas.units import NS_PER_S
 from tests.gateway.conftest import World, deployment_for, until
 from tests.gateway.prompts import LONG
 from tests.gateway.scripted_engine import ScriptedEngine, hang
@@ -48,7 +49,7 @@ async def dead(
 @pytest.fixture
 async def spared(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """A world whose second PD engine is ready as well, and where no suspect survives by time."""
-    monkeypatch.setattr(quarantine, "SURVIVED_S", 600.0)
+    monkeypatch.setattr(quarantine, "SURVIVED_NS", 600 * NS_PER_S)
     world.spare.healthy = True
     await until(lambda: world.gateway.engines.by_name["spare"].is_ready)
     return world
@@ -159,7 +160,7 @@ async def test_one_prompt_that_many_sent_is_suspect_of_one_death_alone(spared: W
 async def test_a_suspect_whose_answer_takes_long_holds_up_no_other_one(
     spared: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quarantine, "SURVIVED_S", 0.05)
+    monkeypatch.setattr(quarantine, "SURVIVED_NS", NS_PER_S // 20)
     gate, end = asyncio.Event(), asyncio.Event()
 
     async def crash(engine: ScriptedEngine, request: web.Request, body: Any) -> web.StreamResponse:

@@ -20,6 +20,10 @@ from prfaas.units import NS_PER_S
 
 Death = tuple[str, int]
 """One death of an engine: its name, and how often it had been lost by then."""
+PAUSE_NS = NS_PER_S // 2
+"""Wait before a prompt is given to another engine after one died with it."""
+SURVIVED_NS = 5 * NS_PER_S
+"""Time after which a suspect that runs holds up no other one."""
 DEATHS_MAX = 2
 """Engines that one prompt may be in when they die."""
 SUSPECTS_MAX = 4096

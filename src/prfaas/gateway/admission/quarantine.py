@@ -9,15 +9,17 @@ import time
 from array import array
 from collections.abc import Callable
 
-from prfaas.core.resilience.quarantine import DEATHS_MAX, Death, Quarantine
+from prfaas.core.resilience.quarantine import (
+    DEATHS_MAX,
+    PAUSE_NS,
+    SURVIVED_NS,
+    Death,
+    Quarantine,
+)
 from prfaas.gateway.http.rejections import PromptBreaksEnginesError, UnavailableError
 from prfaas.gateway.tokenization.prompt_encoder import Prompt
 from prfaas.units import NS_PER_S
 
-PAUSE_S = 0.5
-"""Wait before a prompt is given to another engine after one died with it."""
-SURVIVED_S = 5.0
-"""Time after which a suspect that runs holds up no other one."""
 TURN_S = 60.0
 """Longest that a suspect waits for its turn."""
 KEY_BYTES = 32
@@ -71,7 +73,7 @@ class Suspects:
         self._quarantine.killed(digest, death, num_legs, time.monotonic_ns())
         self._changed.set()
         if not self._refused_s(digest):
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(PAUSE_NS / NS_PER_S)
         return await self._turn(digest)
 
     def cleared(self, digest: bytes) -> None:
@@ -97,7 +99,7 @@ class Suspects:
                     self._check(digest)
                     if self._quarantine.begin(digest):
                         loop = asyncio.get_running_loop()
-                        loop.call_later(SURVIVED_S, self._survived, digest)
+                        loop.call_later(SURVIVED_NS / NS_PER_S, self._survived, digest)
                         return digest
                     self._changed.clear()
                     await self._changed.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from prfaas.sim.resources.decode_instance import DecodeInstance
 from prfaas.sim.resources.pool_caches import Pool
 from prfaas.sim.resources.prefill_instance import PrefillInstance
 from prfaas.sim.resources.transport import Transport
@@ -31,6 +32,7 @@ def in_words(failure: Failure) -> str:
         FailureKind.DECODE: f"PD-D instance {failure.index} down",
         FailureKind.POOL: "pool down",
         FailureKind.STALL: f"instance {failure.index} stalled",
+        FailureKind.FREEZE: f"PD-D instance {failure.index} frozen",
     }[failure.kind]
     what += f" ({failure.cluster})" if failure.cluster else ""
     start, end = failure.at_ns / NS_PER_S, (failure.at_ns + failure.for_ns) / NS_PER_S
@@ -45,11 +47,17 @@ def _break(simulation: RunParts, failure: Failure) -> None:
         case FailureKind.PREFILL | FailureKind.PRFAAS:
             _fail_prefill(simulation, _prefill_instance(simulation, failure))
         case FailureKind.DECODE:
-            _fail_decode(simulation, simulation.front.decode_names[failure.index])
+            _fail_decode(simulation, list(simulation.decoders)[failure.index])
         case FailureKind.POOL:
             _fail_pool(simulation, failure)
         case FailureKind.STALL:
             _prefill_instance(simulation, failure).stall()
+        case FailureKind.FREEZE:
+            name = list(simulation.decoders)[failure.index]
+            simulation.decoders[name].freeze()
+            simulation.lane(name).stall()
+            noticed_after_ns = simulation.setup.signals.frozen_after_ns
+            simulation.clock.after(noticed_after_ns, _frozen, (simulation, name))
 
 
 def _mend(simulation: RunParts, failure: Failure) -> None:
@@ -59,8 +67,8 @@ def _mend(simulation: RunParts, failure: Failure) -> None:
                 transport.set_capacity(1.0)
         case FailureKind.PREFILL | FailureKind.PRFAAS:
             _mend_prefill(simulation, _prefill_instance(simulation, failure))
-        case FailureKind.DECODE:
-            name = simulation.front.decode_names[failure.index]
+        case FailureKind.DECODE | FailureKind.FREEZE:
+            name = list(simulation.decoders)[failure.index]
             simulation.decoders[name].recover()
             simulation.lane(name).recover()
             simulation.front.set_ready(name, ready=True, now_ns=simulation.clock.now_ns)
@@ -120,8 +128,9 @@ def _prefill_instance(simulation: RunParts, failure: Failure) -> PrefillInstance
 
 
 def _fail_prefill(simulation: RunParts, instance: PrefillInstance) -> None:
-    """A prefill instance stops, and its connections close."""
-    simulation.front.set_ready(instance.name, ready=False, now_ns=simulation.clock.now_ns)
+    """A prefill instance stops, and its connections close: the gateway hears of it from those, else
+    from the next request, or the next health check."""
+    simulation.clock.after(simulation.setup.signals.gone_after_ns, _probe, (simulation, instance))
     simulation.front.caches.devices.clear(instance.name)
     for job in instance.fail():
         if job.attempt == job.request.attempt:
@@ -134,10 +143,26 @@ def _mend_prefill(simulation: RunParts, instance: PrefillInstance) -> None:
     simulation.front.set_ready(instance.name, ready=True, now_ns=simulation.clock.now_ns)
 
 
-def _fail_decode(simulation: RunParts, name: str) -> None:
+def _fail_decode(simulation: RunParts, name: str, *, is_dead: bool = True) -> None:
     """A decode instance stops, and its connections close."""
-    simulation.front.set_ready(name, ready=False, now_ns=simulation.clock.now_ns)
-    simulation.decoders[name].fail()
+    decoder = simulation.decoders[name]
+    simulation.clock.after(simulation.setup.signals.gone_after_ns, _probe, (simulation, decoder))
+    decoder.fail()
     simulation.lane(name).fail()
     for run in [run for run in simulation.open.values() if run.decoder == name]:
-        run.broke(had_request=True)
+        run.broke(had_request=is_dead)
+
+
+def _frozen(parts: tuple[RunParts, str]) -> None:
+    """The gateway gives up an instance that still does not answer, and ends its legs."""
+    simulation, name = parts
+    if simulation.decoders[name].is_frozen:
+        simulation.front.set_ready(name, ready=False, now_ns=simulation.clock.now_ns)
+        _fail_decode(simulation, name, is_dead=False)
+
+
+def _probe(parts: tuple[RunParts, PrefillInstance | DecodeInstance]) -> None:
+    """A health check finds an instance that is still down."""
+    simulation, instance = parts
+    if not instance.up:
+        simulation.front.set_ready(instance.name, ready=False, now_ns=simulation.clock.now_ns)

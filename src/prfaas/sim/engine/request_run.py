@@ -41,6 +41,7 @@ from prfaas.core.transfer.transfer_state import TransferEnd
 from prfaas.sim.engine.alarms import Alarms
 from prfaas.sim.engine.dispatch_driver import Front
 from prfaas.sim.engine.reactions import Reactions
+from prfaas.sim.engine.suspects import Suspects
 from prfaas.sim.resources.decode_instance import DecodeInstance
 from prfaas.sim.resources.prefill_instance import Job, PrefillInstance
 from prfaas.sim.resources.transport import Transport
@@ -67,6 +68,7 @@ class RunParts(Protocol):
         fleet: What the machines of all requests share.
         alarms: Of all requests.
         reactions: Counts of what was done about failures.
+        suspects: Prompts that instances died with.
         open: Requests under way, by index.
         transports: Links by PrfaaS cluster.
         locals: Prefill instances of the PD cluster, by name.
@@ -81,6 +83,7 @@ class RunParts(Protocol):
     fleet: Fleet
     alarms: Alarms
     reactions: Reactions
+    suspects: Suspects
     open: dict[int, RequestRun]
     transports: dict[str, Transport]
     locals: dict[str, PrefillInstance]
@@ -135,8 +138,10 @@ class RequestRun(Executor):
         self.is_remote = routed.decision.path is Path.REMOTE
         home = routed.destination
         pools = (routed.source if self.is_remote else home), home
-        # Who decodes is chosen once it is needed.
-        route = Route(request.index, routed, "", routed.prefill, pools, request.num_prompt_tokens)
+        # Where instances only decode, one is chosen once it is needed.
+        decode = routed.decode or ""
+        prefill = "" if routed.prefill == decode else routed.prefill
+        route = Route(request.index, routed, decode, prefill, pools, request.num_prompt_tokens)
         self.life = RequestLife(route, parts.fleet)
         self.decoder = ""
         """Instance that has the request to decode."""
@@ -202,9 +207,12 @@ class RequestRun(Executor):
     def _start_decode(self, action: actions.StartDecode) -> None:
         self._decode_on(action.engine)
 
-    def _hold_back(self, _: actions.HoldBack) -> None:
-        # Instances do not die of prompts here.
-        self._report(_TURN_CAME)
+    def _hold_back(self, action: actions.HoldBack) -> None:
+        self._parts.suspects.killed(self, action.engine)
+
+    def turn_came(self, *, is_refused: bool = False) -> None:
+        """A prompt that an instance died with may be tried again, or may not."""
+        self._report(Stopped(Outcome.FAILED) if is_refused else _TURN_CAME)
 
     def _continue_on(self, action: actions.ContinueOn) -> None:
         self.decoder = ""
@@ -273,6 +281,7 @@ class RequestRun(Executor):
         """The instance that prefills died, or is not there."""
         parts, name = self._parts, self.routed.prefill
         parts.guards.ended(name, Told.FAILED, parts.clock.now_ns)
+        parts.front.set_ready(name, ready=False, now_ns=parts.clock.now_ns)
         why = f"{name} is down"
         self._report(PrefillFailed(PrefillFailure.UNREACHABLE, may_have_died, why=why))
 
@@ -345,7 +354,7 @@ class RequestRun(Executor):
         held = parts.front.caches.held_at_home(request)
         self._found_tokens, request.num_hit_tokens = held, held
         request.num_new_tokens = request.num_prompt_tokens - held
-        parts.reactions.num_recomputed += 1
+        parts.reactions.num_recomputed += self.decoder != self.routed.prefill
         chunks = parts.chunks(request.num_new_tokens + request.had_tokens)
         parts.lane(self.decoder).submit(Job(request, request.attempt, chunks))
 
@@ -359,6 +368,7 @@ class RequestRun(Executor):
         """Decode has admitted the request and streams its first token."""
         if self.request.first_token_at_ns == UNSET:
             self.request.first_token_at_ns = self._parts.clock.now_ns
+        self._parts.suspects.cleared(self.request.index)
         self._report(_FIRST_TOKEN)
 
     def finished(self) -> None:
@@ -374,5 +384,9 @@ class RequestRun(Executor):
         parts, name = self._parts, self.decoder
         self.decoder, self._waits_for = "", None
         parts.guards.ended(name, Told.FAILED, parts.clock.now_ns)
-        why = f"{name} is down"
-        self._report(EngineBroke(DecodeFailure.UNREACHABLE, had_request, why=why))
+        is_broken = had_request and self.life.stage is Stage.STREAMING
+        if not is_broken:
+            # A stream that breaks does not tell why; one that is not answered does.
+            parts.front.set_ready(name, ready=False, now_ns=parts.clock.now_ns)
+        kind = DecodeFailure.BROKEN if is_broken else DecodeFailure.UNREACHABLE
+        self._report(EngineBroke(kind, had_request, why=f"{name} is down"))

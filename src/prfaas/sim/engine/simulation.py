@@ -29,6 +29,7 @@ from prfaas.sim.engine.replication import Copier
 from prfaas.sim.engine.request_run import RequestRun
 from prfaas.sim.engine.role_changes import Roles
 from prfaas.sim.engine.signals import Telemetry
+from prfaas.sim.engine.suspects import Suspects
 from prfaas.sim.engine.time_series import Series
 from prfaas.sim.resources.decode_instance import NEVER, DecodeInstance
 from prfaas.sim.resources.prefill_instance import Job, PrefillInstance
@@ -62,6 +63,7 @@ class Simulation:
         self.front = Front(setup)
         self.open: dict[int, RequestRun] = {}
         self.alarms, self.reactions = Alarms(self.clock), Reactions()
+        self.suspects = Suspects(self.clock)
         self.guards = _guards(self.front, self.reactions.changed)
         routing = setup.routing
         times = routing.prefill_timeout_ns or NEVER, routing.transfer_timeout_ns or NEVER
@@ -71,14 +73,16 @@ class Simulation:
             self.front, self.guards, Limits(*times, ttft_ns, looks=_LOOKS, look_ns_max=NEVER)
         )
         self.transports = {cluster.name: self._transport(cluster) for cluster in setup.prfaas}
-        self.locals = {n: self._prefill_instance(n) for n in self.front.prefill_names}
+        self._lanes: dict[str, PrefillInstance] = {}
+        decoders = self.front.decode_names or self.front.prefill_names
+        self.decoders = {n: self._decode_instance(n) for n in decoders}
+        local = self._prefill_instance if self.front.has_roles else self.lane
+        self.locals = {n: local(n) for n in self.front.prefill_names}
         self.remotes = {
             name: self._prfaas_instance(name, self.transports[cluster])
             for cluster, names in self.front.prfaas_names.items()
             for name in names
         }
-        self.decoders = {n: self._decode_instance(n) for n in self.front.decode_names}
-        self._lanes: dict[str, PrefillInstance] = {}
         self.roles = Roles(self)
         self._arrivals = Arrivals(self.clock, requests, self._come, on_progress)
         self.copier = Copier(self) if setup.placement.copies is not None else None
@@ -279,8 +283,9 @@ class Simulation:
         memory = instance_of(name)
         self._started(job, self.setup.name, memory, lambda new: self.chunks(new + had))
         num_tokens, work_ns = job.chunks[-1]
-        share = min(1.0, self.setup.costs.chunk_tokens / num_tokens) if num_tokens else 0.0
-        self.decoders[name].compute(work_ns * share)
+        num_steps = -(-num_tokens // self.setup.costs.chunk_tokens)
+        step_ns = self.decoders[name].compute(work_ns / num_steps if num_steps else 0.0)
+        job.chunks = [(num_tokens, work_ns + round(num_steps * step_ns))]
 
     def _lane_done(self, name: str, job: Job) -> None:
         self.decoders[name].compute(0.0)
@@ -294,6 +299,7 @@ class Simulation:
 
     def ended(self, run: RequestRun) -> None:
         """A request that was admitted is over."""
+        self.suspects.left(run.request.index)
         if self.open.pop(run.request.index, None) is not None:
             self._end(run.request, run.life.outcome)
 

@@ -51,7 +51,7 @@ class DecodeInstance:
         on_first: Callable[[Request], None],
         on_done: Callable[[Request], None],
     ) -> None:
-        self.name, self.up = name, True
+        self.name, self.up, self.is_frozen = name, True, False
         self.kv_used_bytes = self.num_running_most = 0
         self.batch_ns = 0.0
         self._clock, self._step_ns, self._limits = clock, step_ns, limits
@@ -85,11 +85,16 @@ class DecodeInstance:
         self._admit()
         self._plan_next()
 
-    def compute(self, chunk_ns: float) -> None:
-        """Prefill beside the batch from now on, in chunks that take so long; 0 is not any more."""
+    def compute(self, chunk_ns: float) -> float:
+        """Prefill beside the batch from now on, in chunks that take so long; 0 is not any more.
+
+        Returns:
+            Time of a step of the batch without a chunk, ns: 0 without a batch.
+        """
         self._advance()
         self._chunk_ns = chunk_ns
         self._plan_next()
+        return self._pace_ns - chunk_ns if self._running else 0.0
 
     def fail(self) -> None:
         """Stop. Clients keep the tokens that they have."""
@@ -100,12 +105,20 @@ class DecodeInstance:
         self.kv_used_bytes = 0
         self._running.clear()
         self._waiting.clear()
-        self._context_sum, self.up = 0.0, False
+        self._context_sum, self._chunk_ns, self.up = 0.0, 0.0, False
         self._leave_at_ns = NEVER
 
     def recover(self) -> None:
         """Work again."""
         self.up = True
+        self.freeze(on=False)
+
+    def freeze(self, *, on: bool = True) -> None:
+        """Stop without losing what it has, or go on."""
+        self._advance()
+        self.is_frozen = on
+        self._admit()
+        self._plan_next()
 
     def _has_room(self, size: int) -> bool:
         capacity = self._limits.kv_capacity_bytes
@@ -117,10 +130,10 @@ class DecodeInstance:
         elapsed, self._stepped_at_ns = now_ns - self._stepped_at_ns, now_ns
         if self._running:
             self.batch_ns += elapsed * len(self._running)
-            self._steps += elapsed / self._pace_ns
+            self._steps += 0.0 if self.is_frozen else elapsed / self._pace_ns
 
     def _admit(self) -> None:
-        if not self._waiting:
+        if not self._waiting or self.is_frozen:
             return
         running, batch_max = self._running, self._limits.batch_max
         while self._waiting and len(running) < batch_max:
@@ -136,7 +149,7 @@ class DecodeInstance:
             self.num_running_most = max(self.num_running_most, len(running))
 
     def _plan_next(self) -> None:
-        if not self._running:
+        if not self._running or self.is_frozen:
             self._leave_at_ns = NEVER
             return
         batch, steps = len(self._running), self._steps

@@ -113,6 +113,8 @@ class PrefillInstance:
     def recover(self) -> None:
         """Work again."""
         self.up = True
+        if self.is_stalled:
+            self.resume()
 
     def stall(self) -> None:
         """Take jobs, and get nowhere with any."""

@@ -36,6 +36,7 @@ def make_failures(
             FailureKind.PRFAAS: counts.get(cluster, 0),
             FailureKind.PREFILL: num_prefill,
             FailureKind.DECODE: num_pd_instances - num_prefill,
+            FailureKind.FREEZE: num_pd_instances - num_prefill,
             FailureKind.STALL: num_prefill if cluster == home else counts.get(cluster, 0),
         }
         count = of.get(table.kind, table.index + 1)
@@ -50,7 +51,7 @@ def _check_cluster(table: FailureTable, names: list[str], home: str) -> str:
     """The cluster a failure is about."""
     known = [*names, home] if table.kind in (FailureKind.POOL, FailureKind.STALL) else names
     cluster = table.cluster or (names[0] if names else "")
-    if table.kind in (FailureKind.PREFILL, FailureKind.DECODE):
+    if table.kind in (FailureKind.PREFILL, FailureKind.DECODE, FailureKind.FREEZE):
         known = [home]
         cluster = table.cluster or home
     if cluster not in known:

@@ -144,6 +144,7 @@ _OF_FAILURE = {
         FailureKind.PRFAAS,
         FailureKind.DECODE,
         FailureKind.STALL,
+        FailureKind.FREEZE,
     ),
     "capacity": (FailureKind.LINK,),
     "keep_disk": (FailureKind.POOL,),
@@ -156,8 +157,9 @@ class FailureTable(_Table):
     """`[[failure]]`: something breaks and recovers."""
 
     kind: FailureKind
-    """link, prefill, prfaas, decode, pool, or stall: an instance that prefills accepts requests and
-    completes none, without any other sign."""
+    """link, prefill, prfaas, decode, pool, stall: an instance that prefills accepts requests and
+    completes none, without any other sign, or freeze: an instance that decodes stops, and answers
+    no health check."""
     at: Seconds
     """Start of the failure."""
     duration: Seconds

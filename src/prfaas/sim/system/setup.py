@@ -28,6 +28,8 @@ class FailureKind(StrEnum):
     """The pool of a cluster: its cache, and its links."""
     STALL = "stall"
     """An instance that prefills takes requests and ends none; nothing else tells."""
+    FREEZE = "freeze"
+    """An instance that decodes stops, and its connections stay open; health checks miss it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +168,17 @@ class SignalSetup:
         delay_ns: From an observation to the gateway.
         stale_after_ns: Age beyond which a signal counts as unknown.
         loop_interval_ns: Between two moves of the threshold.
+        gone_after_ns: From the death of an instance to the health check that finds it, unless a
+            request does: half of the interval.
+        frozen_after_ns: The same for an instance that freezes: the third check without an answer.
     """
 
     interval_ns: int = NS_PER_S // 2
     delay_ns: int = NS_PER_S // 20
     stale_after_ns: int = 3 * NS_PER_S
     loop_interval_ns: int = 5 * NS_PER_S
+    gone_after_ns: int = NS_PER_S // 2
+    frozen_after_ns: int = 13 * NS_PER_S // 2
 
 
 @dataclass(frozen=True, slots=True)
