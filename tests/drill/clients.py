@@ -12,12 +12,9 @@ import aiohttp
 from prfaas.engines.timing.api.vocabulary import Vocabulary
 from prfaas.engines.timing.content import Answer
 
+from .load import NUM_PREFIXES, PREFIX_TOKENS, lengths
 from .site import MODEL
 
-LONG_RATIO = 0.1
-SHORT_TOKENS, LONG_TOKENS = (64, 800), (3000, 7000)
-NUM_PREFIXES, PREFIX_TOKENS = 6, 2048
-OUTPUT_TOKENS = (16, 48)
 TRIES_MAX = 6
 RETRY_S = 0.1
 LIMIT_S = 60.0
@@ -71,8 +68,13 @@ class Clients:
     def __post_init__(self) -> None:
         self._chance = random.Random(self.seed)
         self._vocabulary = Vocabulary(str(self.model))
+        self.begin(self.seed)
         self._prefixes = [self._tokens(PREFIX_TOKENS) for _ in range(NUM_PREFIXES)]
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, seed: int) -> None:
+        """Send the requests of a seed from now on."""
+        self._load = lengths(seed)
 
     async def run(self, per_s: float) -> None:
         """Send so many requests a second, until cancelled."""
@@ -92,19 +94,14 @@ class Clients:
     def _tokens(self, count: int) -> list[int]:
         return self._chance.choices(self._vocabulary.spoken, k=count)
 
-    def _prompt(self) -> list[int]:
-        if self._chance.random() >= LONG_RATIO:
-            return self._tokens(self._chance.randint(*SHORT_TOKENS))
-        prefix = self._chance.choice(self._prefixes) if self._chance.random() < 0.5 else []
-        return prefix + self._tokens(self._chance.randint(*LONG_TOKENS))
-
     def _expected(self, prompt: list[int], num_tokens: int) -> str:
         answer = Answer(prompt)
         tokens = [answer.next(self._vocabulary.spoken) for _ in range(num_tokens)]
         return "".join(self._vocabulary.texts[token] for token in tokens)
 
     async def _one(self, http: aiohttp.ClientSession, number: int) -> None:
-        prompt, num_tokens = self._prompt(), self._chance.randint(*OUTPUT_TOKENS)
+        num_own, prefix, num_tokens = next(self._load)
+        prompt = ([] if prefix is None else self._prefixes[prefix]) + self._tokens(num_own)
         body = {
             "model": MODEL,
             "prompt": prompt,

@@ -1,10 +1,14 @@
 """Kill, cut and stall parts of a serving deployment under load, and look at what clients notice.
 
-python -m tests.drill.serving [--per-s 20] [--only KIND ...] [--keep DIRECTORY]
+python -m tests.drill.serving [--per-s 20] [--only KIND ...] [--rounds N] [--gateways 1]
+    [--slower 2] [--keep DIRECTORY]
+
+Round number n of a fault sends the requests of seed n, as `tests.drill.simulated` does.
 """
 
 import argparse
 import asyncio
+import itertools
 import sys
 import tempfile
 import time
@@ -34,6 +38,8 @@ class Kind(StrEnum):
     DESTINATION_POOL = "kill -9 of the PD pool node"
     FROZEN_ENGINE = "decode engine frozen (SIGSTOP)"
     CUT = "link cut"
+    SILENT = "link silent"
+    """Nothing passes, and no connection ends."""
     SLOW = "link slowed below its plan"
     GATEWAY = "kill -9 of a gateway replica"
     """After the slowed link, which looks for what is still held: what the transfers of a dead
@@ -103,6 +109,7 @@ async def strike(site: Site, kind: Kind, times: Times) -> float:
     }
     switches: dict[Kind, tuple[Callable[[], None], Callable[[], None]]] = {
         Kind.CUT: (site.cut, site.plug_in),
+        Kind.SILENT: (site.silence, site.plug_in),
         Kind.SLOW: (site.slow, site.quicken),
         Kind.STALL: (site.stall, site.flow),
         Kind.FROZEN_ENGINE: (site.freeze, site.thaw),
@@ -167,8 +174,9 @@ async def until_nothing_held(site: Site) -> None:
         raise AssertionError(f"after {WHOLE_S} s there are still {held}") from None
 
 
-async def drill(site: Site, clients: Clients, kind: Kind, times: Times) -> Round:
+async def drill(site: Site, clients: Clients, kind: Kind, times: Times, seed: int) -> Round:
     """One fault, with load before, during and after it."""
+    clients.begin(seed)
     await asyncio.sleep(times.quiet_s)
     began_at_s, first = time.monotonic(), len(clients.calls)
     usual_s = max((call.wait_s for call in clients.calls if call.ended_at_s), default=0.0)
@@ -215,19 +223,27 @@ async def run(
     times: Times = Times(),
     prefill: tuple[str, ...] = PREFILL,
     tell: Callable[[Round], None] = lambda _: None,
+    num_rounds: int = 1,
+    num_gateways: int = 2,
+    slower: float = 1.0,
 ) -> list[Round]:
-    """Start everything, and drill every kind of fault once."""
+    """Start everything, and drill every kind of fault, some rounds each.
+
+    Engines that are `slower` get as many requests fewer, so that they are as busy: that leaves more
+    time to the processes of a machine that is busy otherwise.
+    """
     rounds = []
-    async with running(directory, prefill) as site:
-        clients = Clients(site.gateways, site.model)
-        load = asyncio.create_task(clients.run(per_s))
-        try:
-            for kind in kinds:
-                rounds.append(await drill(site, clients, kind, times))
+    async with running(directory, prefill, slower) as site:
+        clients = Clients(site.gateways[:num_gateways], site.model)
+        for seed, kind in itertools.product(range(1, num_rounds + 1), kinds):
+            load = asyncio.create_task(clients.run(per_s / slower))
+            try:
+                rounds.append(await drill(site, clients, kind, times, seed))
                 tell(rounds[-1])
-        finally:
-            load.cancel()
-            await asyncio.gather(load, return_exceptions=True)
+            finally:
+                # A round begins without a queue of the one before.
+                load.cancel()
+                await asyncio.gather(load, return_exceptions=True)
     return rounds
 
 
@@ -252,6 +268,9 @@ def main() -> int:
     )
     parser.add_argument("--per-s", type=float, default=PER_S)
     parser.add_argument("--only", type=Kind, nargs="*", choices=list(Kind), default=list(Kind))
+    parser.add_argument("--rounds", type=int, default=1, help="of each fault")
+    parser.add_argument("--gateways", type=int, choices=(1, 2), default=2, help="clients use these")
+    parser.add_argument("--slower", type=float, default=1.0, help="factor of the engines' times")
     parser.add_argument("--keep", type=Path, help="where logs stay; a directory made for it")
     arguments = parser.parse_args()
     print(HEAD, flush=True)
@@ -264,7 +283,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         directory = arguments.keep or Path(scratch)
         directory.mkdir(exist_ok=True)
-        rounds = asyncio.run(run(directory, arguments.only, arguments.per_s, tell=tell))
+        rounds = asyncio.run(
+            run(
+                directory,
+                arguments.only,
+                arguments.per_s,
+                tell=tell,
+                num_rounds=arguments.rounds,
+                num_gateways=arguments.gateways,
+                slower=arguments.slower,
+            )
+        )
     return any(one.problems for one in rounds)
 
 

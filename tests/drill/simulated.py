@@ -1,40 +1,53 @@
-"""Faults of the drill in the simulator, with the drill's plan and load: requests touched.
+"""Faults of the drill in the simulator, with its plan and the same requests: how many are touched.
 
-python -m tests.drill.simulated
+python -m tests.drill.simulated [--rounds 10] [--slower 2]
 
-The simulator has no instance that prefills and decodes: the PD cluster has two of each kind, and a
-decode engine that dies is one of both. Decode steps are longer by the prefills of short prompts,
-which engines of the drill run in the same steps. Mean, minimum and maximum of 100 seeds.
+The PD instances prefill and decode, as those of the drill do, behind one gateway. Compare with
+
+python -m tests.drill.serving --gateways 1 --rounds 10 --slower 2 --only KIND ...
 """
 
-import random
+import argparse
 import tempfile
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from statistics import mean
 
 from prfaas.core.routing.policies import PolicyName
 from prfaas.sim.engine.simulation import Simulation
 from prfaas.sim.results.invariants import check
 from prfaas.sim.scenario.scenario_loader import load_scenario
 from prfaas.sim.system.request import Request
-from prfaas.sim.system.setup import DecodeLimits, Failure, FailureKind, Setup
+from prfaas.sim.system.setup import (
+    BlockSetup,
+    CacheSetup,
+    DecodeLimits,
+    Failure,
+    FailureKind,
+    Setup,
+)
 from prfaas.units import NS_PER_S
 
-from .clients import LONG_RATIO, LONG_TOKENS, OUTPUT_TOKENS, PREFIX_TOKENS, SHORT_TOKENS
+from .load import PREFIX_TOKENS, lengths
 from .serving import PER_S, Kind, Times
-from .site import PLAN, SLOW_BITS_PER_S
+from .site import SLOW_BITS_PER_S, plan_text
 
-SEEDS = range(100)
+TIMES = Times()
 SHOWN = (
     Kind.NOTHING,
     Kind.PREFILL_ENGINE,
     Kind.DECODE_ENGINE,
+    Kind.FROZEN_ENGINE,
     Kind.SOURCE_POOL,
     Kind.CUT,
+    Kind.SILENT,
     Kind.SLOW,
 )
-LINK_BITS_PER_S, CONNECTIONS = 1e9, 2
+LINK_BITS_PER_S, BLOCK_TOKENS = 1e9, 64
+RESET_NS = NS_PER_S // 20
+"""Until a pool node has told the gateway that the connections of a link were reset."""
 SCENARIO = """
 title = "The drill"
 plan = "plan.toml"
@@ -43,7 +56,7 @@ rate = 20
 duration = "18s"
 [routing]
 threshold = 2000
-prefill_instances = 2
+prefill_instances = 1
 prefill_timeout = "60s"
 transfer_timeout = "5s"
 [link]
@@ -51,74 +64,85 @@ rtt = "1ms"
 """
 
 
-def setup_of(directory: Path) -> Setup:
-    """The drill's system: two instances that prefill and two that decode in the PD cluster."""
-    (directory / "plan.toml").write_text(PLAN.replace("instances = 2\ngpus", "instances = 4\ngpus"))
+def setup_of(directory: Path, kind: Kind, times: Times, slower: float) -> Setup:
+    """The drill's system and a fault."""
+    (directory / "plan.toml").write_text(plan_text(slower=slower))
     (directory / "drill.toml").write_text(SCENARIO)
     setup = load_scenario(directory / "drill.toml").setup
-    prfaas = replace(setup.prfaas[0], num_instances=2)
-    routing = replace(setup.routing, policy=PolicyName.PAPER)
-    prefill_ns = setup.costs.local_prefill_ns(sum(SHORT_TOKENS) // 2)
-    busy = PER_S / 2 * (1 - LONG_RATIO) * prefill_ns / NS_PER_S
+    cache, link = CacheSetup(host_blocks=None, device_blocks=0), setup.prfaas[0].link
+    if kind is Kind.CUT:
+        link = replace(link, dead_after_ns=RESET_NS)
     return replace(
         setup,
-        prfaas=(prfaas,),
-        num_decode=2,
-        routing=routing,
+        prfaas=(replace(setup.prfaas[0], link=link, cache=cache),),
+        num_prefill=2,
+        num_decode=0,
+        routing=replace(setup.routing, policy=PolicyName.PAPER),
         decode=DecodeLimits(64),
-        step_ns=lambda batch, context: round(setup.step_ns(batch, context) / (1 - busy)),
+        cache=cache,
+        blocks=BlockSetup(BLOCK_TOKENS, checkpoint_blocks=1),
+        failures=tuple(faults(kind, times, slower)),
     )
 
 
-def faults(kind: Kind, times: Times) -> tuple[Failure, ...]:
+def faults(kind: Kind, times: Times, slower: float) -> Iterator[Failure]:
     """Fault of a round."""
-    at_ns, for_ns = round(times.quiet_s * NS_PER_S), round(times.broken_s * NS_PER_S)
-    slow = CONNECTIONS * SLOW_BITS_PER_S / LINK_BITS_PER_S
-    return {
-        Kind.NOTHING: (),
-        Kind.PREFILL_ENGINE: (Failure(FailureKind.PRFAAS, at_ns, for_ns),),
-        Kind.DECODE_ENGINE: (
-            Failure(FailureKind.DECODE, at_ns, for_ns),
-            Failure(FailureKind.PREFILL, at_ns, for_ns),
-        ),
-        Kind.SOURCE_POOL: (Failure(FailureKind.POOL, at_ns, for_ns),),
-        Kind.CUT: (Failure(FailureKind.LINK, at_ns, for_ns),),
-        Kind.SLOW: (Failure(FailureKind.LINK, at_ns, for_ns, capacity_ratio=slow),),
-    }[kind]
+    of = {
+        Kind.PREFILL_ENGINE: FailureKind.PRFAAS,
+        Kind.DECODE_ENGINE: FailureKind.DECODE,
+        Kind.FROZEN_ENGINE: FailureKind.FREEZE,
+        Kind.SOURCE_POOL: FailureKind.POOL,
+        Kind.CUT: FailureKind.LINK,
+        Kind.SILENT: FailureKind.LINK,
+        Kind.SLOW: FailureKind.LINK,
+    }
+    left = SLOW_BITS_PER_S / slower / LINK_BITS_PER_S if kind is Kind.SLOW else 0.0
+    if kind in of:
+        at_ns, for_ns = round(times.quiet_s * NS_PER_S), round(times.broken_s * NS_PER_S)
+        yield Failure(of[kind], at_ns, for_ns, capacity_ratio=left)
 
 
-def requests(seed: int, times: Times) -> list[Request]:
-    """The drill's clients: one request after the other, one in ten long."""
-    chance, found = random.Random(seed), []
-    for index in range(round((2 * times.quiet_s + times.broken_s) * PER_S)):
-        lengths = LONG_TOKENS if chance.random() < LONG_RATIO else SHORT_TOKENS
-        prompt, output = chance.randint(*lengths), chance.randint(*OUTPUT_TOKENS)
-        if lengths is LONG_TOKENS and chance.random() < 0.5:
-            prompt += PREFIX_TOKENS
-        found.append(Request(index, round(index / PER_S * NS_PER_S), prompt, output))
+def requests(seed: int, times: Times, per_s: float) -> list[Request]:
+    """The requests of a round of the drill."""
+    found, number = [], round((2 * times.quiet_s + times.broken_s) * per_s)
+    for index, (num_own, prefix, num_output) in enumerate(islice(lengths(seed), number)):
+        num_prompt = num_own + (0 if prefix is None else PREFIX_TOKENS)
+        names = [(index + 1) * 1000 + block for block in range(-(-num_prompt // BLOCK_TOKENS))]
+        if prefix is not None:
+            shared = PREFIX_TOKENS // BLOCK_TOKENS
+            names[:shared] = [-prefix * 1000 - block - 1 for block in range(shared)]
+        at_ns = round(index / per_s * NS_PER_S)
+        found.append(Request(index, at_ns, num_prompt, num_output, block_ids=tuple(names)))
     return found
 
 
-def touched(setup: Setup, kind: Kind, times: Times) -> list[int]:
-    """Requests that left their route, by seed."""
-    found = []
-    for seed in SEEDS:
-        broken = replace(setup, failures=faults(kind, times))
-        simulation = Simulation(broken, requests(seed, times))
-        simulation.run()
-        check(simulation)
-        found.append(len(simulation.reactions.touched))
-    return found
+def played(kind: Kind, seed: int, times: Times = TIMES, slower: float = 1.0) -> Simulation:
+    """A round, of engines that are `slower` and have as many requests fewer."""
+    with tempfile.TemporaryDirectory() as directory:
+        setup = setup_of(Path(directory), kind, times, slower)
+    simulation = Simulation(setup, requests(seed, times, PER_S / slower))
+    simulation.run()
+    check(simulation)
+    return simulation
 
 
 def main() -> None:
-    times = Times()
-    print("| fault | requests touched: mean | minimum | maximum |\n|---|---:|---:|---:|")
-    with tempfile.TemporaryDirectory() as directory:
-        setup = setup_of(Path(directory))
-        for kind in SHOWN:
-            found = touched(setup, kind, times)
-            print(f"| {kind} | {mean(found):.1f} | {min(found)} | {max(found)} |", flush=True)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--slower", type=float, default=1.0)
+    parser.add_argument("--only", type=Kind, nargs="*", choices=SHOWN, default=SHOWN)
+    arguments = parser.parse_args()
+    print("| fault | rounds | requests touched | of each round | why |\n|---|---:|---:|---|---|")
+    for kind in arguments.only:
+        seeds = range(1, arguments.rounds + 1)
+        rounds = [played(kind, seed, slower=arguments.slower) for seed in seeds]
+        found = [len(one.reactions.touched) for one in rounds]
+        why = sum((one.reactions.fallbacks for one in rounds), start=Counter[str]())
+        reasons = ", ".join(f"{reason} {count}" for reason, count in why.most_common())
+        each = ", ".join(map(str, found))
+        print(f"| {kind} | {len(found)} | {sum(found)} | {each} | {reasons} |", flush=True)
 
 
 if __name__ == "__main__":

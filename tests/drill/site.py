@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from string import Template
 
 import aiohttp
 
@@ -23,14 +24,15 @@ DECODE = ("pd-0", "pd-1")
 POOLS = ("prfaas-pool", "pd-pool")
 MODEL = "timing-drill"
 MAX_MODEL_LEN = 16384
-SLOW_BITS_PER_S = 500_000
+SLOW_BITS_PER_S = 8_000_000
+PROXY_BYTES = 16 << 10
 HELD = ("pool_leased_blocks", "pool_pinned_blocks", "pool_promised_bytes", "open_transfers")
 
 PLAN = """
 title = "A drill: quick enough for two cores, slow enough to be hit"
 [model]
 name = "drill"
-kv_bytes_per_token = "64B"
+kv_bytes_per_token = "512B"
 kv_state = "4KiB"
 [workload]
 distribution = "lengths"
@@ -38,16 +40,16 @@ lengths = [100, 8000]
 output_tokens = 32
 [[prfaas]]
 name = "prfaas"
-instances = 2
+instances = $num_prefill
 gpus_per_instance = 1
-prefill = { source = "made up", lengths = [64, 8000], seconds = [0.005, 0.3] }
+prefill = { source = "made up", lengths = [64, 8000], seconds = [$remote_s] }
 link = { bandwidth = "1Gbps" }
 [pd]
 name = "pd"
 instances = 2
 gpus_per_instance = 1
-prefill = { source = "made up", lengths = [64, 8000], seconds = [0.006, 0.4] }
-decode = { source = "made up", batches = [1, 64], step = [["25ms"], ["30ms"]] }
+prefill = { source = "made up", lengths = [64, 8000], seconds = [$local_s] }
+decode = { source = "made up", batches = [1, 64], step = [["$step_ms"], ["$full_ms"]] }
 [search]
 chunk = 512
 """
@@ -78,7 +80,7 @@ plan = "{home}/plan.toml"
 block_tokens = 64
 max_model_len = {max_model_len}
 [clusters.{name}.pools.{name}-pool]
-memory = "128MiB"
+memory = "512MiB"
 """
 
 ENGINE = """
@@ -88,10 +90,20 @@ host_memory = "32MiB"
 """
 
 
-def write_files(home: Path, prefill: tuple[str, ...]) -> Path:
+def plan_text(num_prefill: int = len(PREFILL), slower: float = 1.0) -> str:
+    """The plan of engines that take `slower` times as long."""
+    return Template(PLAN).substitute(
+        num_prefill=num_prefill,
+        remote_s=f"{0.005 * slower}, {0.3 * slower}",
+        local_s=f"{0.006 * slower}, {0.4 * slower}",
+        step_ms=f"{25 * slower:g}ms",
+        full_ms=f"{30 * slower:g}ms",
+    )
+
+
+def write_files(home: Path, prefill: tuple[str, ...], slower: float = 1.0) -> Path:
     """The deployment file, and the plan that it names."""
-    plan = PLAN.replace("instances = 2", f"instances = {len(prefill)}", 1)
-    (home / "plan.toml").write_text(plan)
+    (home / "plan.toml").write_text(plan_text(len(prefill), slower))
     text = DEPLOYMENT.format(home=home, model=MODEL)
     for cluster, engines in (("prfaas", prefill), ("pd", DECODE)):
         text += CLUSTER.format(name=cluster, home=home, max_model_len=MAX_MODEL_LEN)
@@ -112,6 +124,7 @@ class Site:
         engines: Base URLs by name.
         model: Checkpoint directory.
         http: For questions.
+        slower: Factor of the engines' times; the slowed link is as much slower.
     """
 
     def __init__(
@@ -122,7 +135,9 @@ class Site:
         feeds: dict[str, FaultProxy],
         model: Path,
         http: aiohttp.ClientSession,
+        slower: float = 1.0,
     ) -> None:
+        self.slower = slower
         self.supervisor, self.gateways, self.wire, self.feeds = supervisor, gateways, wire, feeds
         self.model, self.http = model, http
 
@@ -154,17 +169,22 @@ class Site:
         self.wire.is_plugged = False
         self.wire.strike(Fault.RESET)
 
+    def silence(self) -> None:
+        """Drop all that is sent between the pools, and let no new connection through."""
+        self.wire.is_plugged = False
+        self.wire.strike(Fault.HALF_OPEN)
+
     def plug_in(self) -> None:
         """Let the pools connect again."""
         self.wire.is_plugged = True
 
     def slow(self) -> None:
-        """Let each connection between the pools carry far less than the plan says of the link."""
-        self.wire.read_bits_per_s = SLOW_BITS_PER_S
+        """Let the link between the pools carry far less than the plan says."""
+        self.wire.link_bits_per_s = round(SLOW_BITS_PER_S / self.slower)
 
     def quicken(self) -> None:
         """Let them carry what they can."""
-        self.wire.read_bits_per_s = 0
+        self.wire.link_bits_per_s = 0
 
     def stall(self) -> None:
         """Deliver nothing more to the first gateway of what the pools tell."""
@@ -242,11 +262,13 @@ class Site:
 
 
 @asynccontextmanager
-async def running(home: Path, prefill: tuple[str, ...] = PREFILL) -> AsyncIterator[Site]:
+async def running(
+    home: Path, prefill: tuple[str, ...] = PREFILL, slower: float = 1.0
+) -> AsyncIterator[Site]:
     """Start everything, and stop it."""
-    file = write_files(home, prefill)
+    file = write_files(home, prefill, slower)
     topology = await laid_out(file)
-    wire = FaultProxy(topology.pools["pd-pool"])
+    wire = FaultProxy(topology.pools["pd-pool"], buffer_bytes=PROXY_BYTES)
     feeds = {pool: FaultProxy(address) for pool, address in topology.pools.items()}
     for proxy in (wire, *feeds.values()):
         await proxy.open()
@@ -262,7 +284,7 @@ async def running(home: Path, prefill: tuple[str, ...] = PREFILL) -> AsyncIterat
     urls, model = [topology.gateway_url, other.gateway_url], Path(topology.deployment.model.path)
     try:
         async with started(stages) as supervisor, aiohttp.ClientSession() as http:
-            yield Site(supervisor, urls, wire, feeds, model, http)
+            yield Site(supervisor, urls, wire, feeds, model, http, slower)
     finally:
         for proxy in (wire, *feeds.values()):
             await proxy.close()

@@ -115,6 +115,16 @@ async def test_a_slow_reader_takes_its_time(rig: Rig) -> None:
     assert loop.time() - began >= 0.15
 
 
+async def test_connections_share_the_rate_of_a_slow_link(rig: Rig) -> None:
+    first, second = await rig.client(), await rig.client()
+    rig.proxy.link_bits_per_s = 8 * 100_000
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await asyncio.gather(first.echo(bytes(8000)), second.echo(bytes(8000)))
+    # Each by itself would have taken half as long.
+    assert loop.time() - began >= 0.15
+
+
 async def test_unplugged_it_resets_whoever_comes(rig: Rig) -> None:
     rig.proxy.is_plugged = False
     client = await rig.client()

@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import socket
 import struct
+import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 CHUNK_BYTES = 1 << 16
+PIECE_BYTES = 1 << 12
+"""Most that is taken of a connection at once while all of them share a rate."""
 _LINGER_RESET = struct.pack("ii", 1, 0)
 
 
@@ -43,18 +46,24 @@ class FaultProxy:
 
     Args:
         target: Host and port that connections are relayed to; may be changed.
+        buffer_bytes: Bytes of a connection that it may hold, twice; 0 is the system's choice. A
+            sender takes what lies there for delivered, which hides a slow link of small transfers.
 
     Attributes:
         is_plugged: True if new connections are taken; they are reset otherwise.
         read_bits_per_s: Rate at which bytes towards the target are taken, each connection for
             itself; 0 is unlimited. A small one is a slow reader.
+        link_bits_per_s: The same for all connections together, as of a slow link.
         num_bytes: Carried towards the target so far.
     """
 
-    def __init__(self, target: tuple[str, int]) -> None:
+    def __init__(self, target: tuple[str, int], *, buffer_bytes: int = 0) -> None:
         self.target = target
+        self._buffer_bytes = buffer_bytes
         self.is_plugged = True
-        self.read_bits_per_s = 0
+        self.read_bits_per_s = self.link_bits_per_s = 0
+        self._free_at_s = 0.0
+        """Instant at which the link has carried what was taken so far."""
         self.num_bytes = 0
         self._connections: list[_Relayed] = []
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -75,7 +84,11 @@ class FaultProxy:
 
     async def open(self) -> None:
         """Start to listen on a free port of loopback."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        listener = socket.create_server(("127.0.0.1", 0))
+        if self._buffer_bytes:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer_bytes)
+        limit = self._buffer_bytes or CHUNK_BYTES
+        self._server = await asyncio.start_server(self._serve, sock=listener, limit=limit)
 
     async def close(self) -> None:
         """End everything."""
@@ -139,7 +152,7 @@ class FaultProxy:
         is_forth: bool,
     ) -> None:
         with contextlib.suppress(OSError):
-            while data := await reader.read(CHUNK_BYTES):
+            while data := await reader.read(PIECE_BYTES if self.link_bits_per_s else CHUNK_BYTES):
                 await connection.held.wait()
                 if is_forth:
                     data = await self._towards_target(connection, data)
@@ -151,6 +164,10 @@ class FaultProxy:
         self.num_bytes += len(data)
         if self.read_bits_per_s:
             await asyncio.sleep(len(data) * 8 / self.read_bits_per_s)
+        if self.link_bits_per_s:
+            now_s = time.monotonic()
+            self._free_at_s = max(self._free_at_s, now_s) + len(data) * 8 / self.link_bits_per_s
+            await asyncio.sleep(self._free_at_s - now_s)
         if not connection.corrupts:
             return data
         connection.corrupts = False
