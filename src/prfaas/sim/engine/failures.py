@@ -56,8 +56,8 @@ def _break(simulation: RunParts, failure: Failure) -> None:
             name = list(simulation.decoders)[failure.index]
             simulation.decoders[name].freeze()
             simulation.lane(name).stall()
-            noticed_after_ns = simulation.setup.signals.frozen_after_ns
-            simulation.clock.after(noticed_after_ns, _frozen, (simulation, name))
+            after_ns = simulation.setup.signals.frozen_after_ns
+            simulation.clock.after(after_ns, lambda name: _give_up(simulation, name), name)
 
 
 def _mend(simulation: RunParts, failure: Failure) -> None:
@@ -130,7 +130,7 @@ def _prefill_instance(simulation: RunParts, failure: Failure) -> PrefillInstance
 def _fail_prefill(simulation: RunParts, instance: PrefillInstance) -> None:
     """A prefill instance stops, and its connections close: the gateway hears of it from those, else
     from the next request, or the next health check."""
-    simulation.clock.after(simulation.setup.signals.gone_after_ns, _probe, (simulation, instance))
+    _check_soon(simulation, instance)
     simulation.front.caches.devices.clear(instance.name)
     for job in instance.fail():
         if job.attempt == job.request.attempt:
@@ -145,24 +145,25 @@ def _mend_prefill(simulation: RunParts, instance: PrefillInstance) -> None:
 
 def _fail_decode(simulation: RunParts, name: str, *, is_dead: bool = True) -> None:
     """A decode instance stops, and its connections close."""
-    decoder = simulation.decoders[name]
-    simulation.clock.after(simulation.setup.signals.gone_after_ns, _probe, (simulation, decoder))
-    decoder.fail()
+    _check_soon(simulation, simulation.decoders[name])
+    simulation.decoders[name].fail()
     simulation.lane(name).fail()
     for run in [run for run in simulation.open.values() if run.decoder == name]:
         run.broke(had_request=is_dead)
 
 
-def _frozen(parts: tuple[RunParts, str]) -> None:
-    """The gateway gives up an instance that still does not answer, and ends its legs."""
-    simulation, name = parts
+def _give_up(simulation: RunParts, name: str) -> None:
+    """The gateway ends the legs of an instance that still does not answer."""
     if simulation.decoders[name].is_frozen:
         simulation.front.set_ready(name, ready=False, now_ns=simulation.clock.now_ns)
         _fail_decode(simulation, name, is_dead=False)
 
 
-def _probe(parts: tuple[RunParts, PrefillInstance | DecodeInstance]) -> None:
-    """A health check finds an instance that is still down."""
-    simulation, instance = parts
-    if not instance.up:
-        simulation.front.set_ready(instance.name, ready=False, now_ns=simulation.clock.now_ns)
+def _check_soon(simulation: RunParts, instance: PrefillInstance | DecodeInstance) -> None:
+    """Have a health check find an instance that is still down then."""
+
+    def check(name: str) -> None:
+        if not instance.up:
+            simulation.front.set_ready(name, ready=False, now_ns=simulation.clock.now_ns)
+
+    simulation.clock.after(simulation.setup.signals.gone_after_ns, check, instance.name)

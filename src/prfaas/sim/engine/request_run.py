@@ -208,11 +208,11 @@ class RequestRun(Executor):
         self._decode_on(action.engine)
 
     def _hold_back(self, action: actions.HoldBack) -> None:
-        self._parts.suspects.killed(self, action.engine)
+        self._parts.suspects.killed(self.request.index, action.engine)
 
-    def turn_came(self, *, is_refused: bool = False) -> None:
+    def turn_came(self, *, may_run: bool) -> None:
         """A prompt that an instance died with may be tried again, or may not."""
-        self._report(Stopped(Outcome.FAILED) if is_refused else _TURN_CAME)
+        self._report(_TURN_CAME if may_run else Stopped(Outcome.FAILED))
 
     def _continue_on(self, action: actions.ContinueOn) -> None:
         self.decoder = ""
@@ -368,7 +368,7 @@ class RequestRun(Executor):
         """Decode has admitted the request and streams its first token."""
         if self.request.first_token_at_ns == UNSET:
             self.request.first_token_at_ns = self._parts.clock.now_ns
-        self._parts.suspects.cleared(self.request.index)
+        self._parts.suspects.left(self.request.index, is_cleared=True)
         self._report(_FIRST_TOKEN)
 
     def finished(self) -> None:

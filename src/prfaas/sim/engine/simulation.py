@@ -63,7 +63,9 @@ class Simulation:
         self.front = Front(setup)
         self.open: dict[int, RequestRun] = {}
         self.alarms, self.reactions = Alarms(self.clock), Reactions()
-        self.suspects = Suspects(self.clock)
+        self.suspects = Suspects(
+            self.clock, lambda index, may_run: self.open[index].turn_came(may_run=may_run)
+        )
         self.guards = _guards(self.front, self.reactions.changed)
         routing = setup.routing
         times = routing.prefill_timeout_ns or NEVER, routing.transfer_timeout_ns or NEVER
