@@ -87,11 +87,13 @@ class Times:
         quiet_s: Before the fault, and once all is well again.
         broken_s: From the fault to the repair.
         restarts: Whether what was killed is started anew; else it stays away.
+        until_late: Slow the link until a path is left for being late, however short the round is.
     """
 
     quiet_s: float = 4.0
     broken_s: float = 10.0
     restarts: bool = True
+    until_late: bool = False
 
 
 async def strike(site: Site, kind: Kind, times: Times) -> float:
@@ -126,7 +128,7 @@ async def strike(site: Site, kind: Kind, times: Times) -> float:
         num_late = await site.num_late()
         begin()
         await asyncio.sleep(times.broken_s)
-        if kind is Kind.SLOW:
+        if kind is Kind.SLOW and times.until_late:
             await until_late(site, num_late)
         end()
     elif kind is Kind.ROLL:

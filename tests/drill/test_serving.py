@@ -10,7 +10,7 @@ from .serving import Kind, Times, run
 @pytest.mark.timeout(240)
 async def test_clients_notice_nothing(tmp_path: Path) -> None:
     kinds = [Kind.SLOW, Kind.CUT, Kind.DECODE_ENGINE, Kind.GATEWAY]
-    times = Times(quiet_s=1.0, broken_s=2.0, restarts=False)
+    times = Times(quiet_s=1.0, broken_s=2.0, restarts=False, until_late=True)
     rounds = await run(tmp_path, kinds, per_s=10.0, times=times, prefill=("prfaas-0",))
     assert {one.kind: one.problems for one in rounds if one.problems} == {}
     assert [one.num_wrong for one in rounds] == [0, 0, 0, 0]
